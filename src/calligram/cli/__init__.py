@@ -1,0 +1,1 @@
+"""The command line: verbs that parse, call one library function and print."""

@@ -1,0 +1,51 @@
+"""``calligram demo``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calligram.cli.screen import bars, console, print_report
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the demo's collection, run and pictures.")] = Path("demo"),
+    images: Annotated[int, typer.Option(min=50, help="Scenes to draw.")] = 2000,
+    seed: Annotated[int, typer.Option(help="Of the scenes and of training.")] = 0,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe, as key=value.")] = None,
+) -> None:
+    """Draw scenes, train a matcher on them, measure it beside an oracle, and show what it finds."""
+    from calligram.data.collection import MANIFEST, Collection
+    from calligram.data.scenes.generate import generate_scenes
+    from calligram.evaluation.retrieval import evaluate_retrieval
+    from calligram.evaluation.sheets import draw_sheet
+    from calligram.recipes.catalog import recipe_named
+    from calligram.recipes.config import resolve
+    from calligram.recipes.plan import Surroundings, device_named, run_recipe
+    from calligram.training.curves import draw_curves
+    from calligram.training.runs import Run
+
+    began = time.perf_counter()
+    folder = out / "scenes"
+    if (folder / MANIFEST).is_file():
+        collection = Collection.open(folder)
+    else:
+        collection = generate_scenes(folder, images=images, seed=seed, track=bars)
+    console.print(f"[bold]1.[/] {images} scenes with captions: {folder}")
+    recipe = recipe_named("vse")
+    settings = resolve(recipe.defaults, [f"seed={seed}", *(set_ or [])])
+    run_folder = out / "run"
+    around = Surroundings(device_named(), track=bars)
+    run_recipe(recipe, settings, collection, run_folder, resume=run_folder.exists(), around=around)
+    draw_curves(run_folder)
+    console.print(f"[bold]2.[/] trained: {run_folder} (curves.png, metrics.jsonl)")
+    matcher, inputs = Run.open(run_folder).load()
+    pairing = collection.sentences("test")
+    report = evaluate_retrieval(matcher.to(around.device), inputs, pairing)
+    draw_sheet(matcher, inputs, pairing, out / "found.png")
+    print_report(report, f"[bold]3.[/] measured on {report.images} test images it never saw")
+    console.print(f"[bold]4.[/] captions with the five images found first: {out / 'found.png'}")
+    console.print(f"{time.perf_counter() - began:.0f} seconds")

@@ -1,0 +1,50 @@
+"""``calligram evaluate``."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calligram.cli.screen import bars, console, print_report
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
+    split: Annotated[str, typer.Option(help="train, dev, test or all.")] = "test",
+    folds: Annotated[int, typer.Option(help="Mean over this many equal folds of the images (5 for COCO's 1K).")] = 1,
+    within: Annotated[bool, typer.Option(help="Also retrieve images by images and texts by texts.")] = False,
+    identities: Annotated[bool, typer.Option(help="Match by identity instead of by image (person search).")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    sheet: Annotated[Path | None, typer.Option(help="Draw queries with their first five images into this PNG.")] = None,
+    record: Annotated[Path | None, typer.Option(help="Append the result as a line to this .jsonl file.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+) -> None:
+    """Measure a run's matcher: recall, ranks and precision in both directions."""
+    from calligram.data.collection import Collection
+    from calligram.evaluation.retrieval import evaluate_retrieval
+    from calligram.evaluation.sheets import draw_sheet
+    from calligram.recipes.plan import device_named
+    from calligram.recipes.results import append, result_line
+    from calligram.training.runs import Run
+
+    began = time.perf_counter()
+    opened, source = Run.open(run), Collection.open(collection)
+    matcher, inputs = opened.load()
+    matcher.to(device_named(device))
+    pairing = source.identities(split) if identities else source.sentences(split)
+    report = evaluate_retrieval(matcher, inputs, pairing, folds=folds, within_modality=within, track=bars)
+    if record is not None:
+        append(record, result_line(opened, source, split, report, seconds=time.perf_counter() - began))
+    if sheet is not None:
+        draw_sheet(matcher, inputs, pairing, sheet)
+    if as_json:
+        typer.echo(json.dumps(report.as_dict()))
+    else:
+        print_report(report, f"{run} on {source.name}, {split}")
+        if sheet is not None:
+            console.print(f"queries with their first five images: {sheet}")

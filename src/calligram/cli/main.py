@@ -1,0 +1,86 @@
+"""``calligram``: the verbs, and how errors are shown."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+import calligram
+from calligram.cli import (
+    data_verbs,
+    demo_verb,
+    evaluate_verb,
+    list_verb,
+    results_verbs,
+    train_verb,
+)
+from calligram.cli.screen import console, errors
+from calligram.errors import UserError, unknown
+
+
+class Verbs(TyperGroup):
+    """Suggests the nearest verb for a misspelt one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the verb."""
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            raise unknown("command", args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=Verbs,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Learn which image and which text belong together: train matchers, measure them, search with them.",
+)
+app.command("demo")(demo_verb.demo)
+app.command("scenes")(data_verbs.scenes)
+app.command("import")(data_verbs.import_)
+app.command("info")(data_verbs.info)
+app.command("list")(list_verb.list_)
+app.command("train")(train_verb.train)
+app.command("evaluate")(evaluate_verb.evaluate)
+app.command("reproduce")(results_verbs.reproduce)
+app.command("report")(results_verbs.report)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(calligram.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Options of the command itself."""
+
+
+def main() -> None:
+    """Run the command line; what a user can mend is said in a line, without a traceback."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("calligram").setLevel(logging.INFO)
+    warnings.filterwarnings("ignore", module="PIL")
+    try:
+        app()
+    except UserError as error:
+        errors.print(f"[bold red]error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    finally:
+        console.show_cursor(True)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")

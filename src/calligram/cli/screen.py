@@ -1,0 +1,81 @@
+"""What the command line draws: bars for long work, tables of metrics."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:  # importing them takes seconds, and help should not
+    from calligram.evaluation.ranking import Direction
+    from calligram.evaluation.retrieval import Report, Retrieval
+
+T = TypeVar("T")
+
+console = Console(highlight=False)
+errors = Console(stderr=True)
+
+
+def bars(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+    """A progress bar on a terminal; a line every ten seconds elsewhere."""
+    if total is None and hasattr(items, "__len__"):
+        total = len(items)
+    if errors.is_terminal:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=errors, transient=True) as progress:
+            task = progress.add_task(label, total=total, rate="")
+            began = time.monotonic()
+            for done, item in enumerate(items, 1):
+                yield item
+                spent = time.monotonic() - began
+                progress.update(task, completed=done, rate=f"{done / spent:.0f}/s" if spent > 1 else "")
+        return
+    began = said = time.monotonic()
+    for done, item in enumerate(items, 1):
+        yield item
+        now = time.monotonic()
+        if now - said > 10:
+            said = now
+            of = f" of {total}" if total else ""
+            print(f"{label}: {done}{of}, {done / (now - began):.1f}/s", file=sys.stderr, flush=True)
+
+
+def print_report(report: Report, title: str) -> None:
+    """Metrics as a table, with the oracle's beside where it is known."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "R@1", "R@5", "R@10", "median", "mean rank", "mAP@R", "queries"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    rows: list[tuple[str, Retrieval | None]] = [
+        ("", report.retrieval),
+        (", every true pair counts", report.true),
+        (", oracle", report.oracle),
+    ]
+    for name, key in (("text to image", "t2i"), ("image to text", "i2t")):
+        for suffix, part in rows:
+            if part is not None:
+                table.add_row(*_row(name + suffix, getattr(part, key)), style="dim" if "oracle" in suffix else None)
+    for key, name in (("i2i", "image to image"), ("t2t", "text to text")):
+        if key in report.within:
+            table.add_row(*_row(name, report.within[key]))
+    console.print(table)
+    folds = f", mean of {report.folds} folds" if report.folds > 1 else ""
+    console.print(f"rsum {report.retrieval.rsum:.1f}  ({report.images} images, {report.texts} texts{folds})")
+    if report.oracle is not None:
+        share = 100 * report.retrieval.t2i.r1 / report.oracle.t2i.r1
+        console.print(f"text-to-image R@1 is {share:.0f}% of what an oracle that knows every fact would get")
+
+
+def _row(name: str, d: Direction) -> tuple[str, ...]:
+    recalls = (f"{value:.1f}" for value in (d.r1, d.r5, d.r10))
+    return (name, *recalls, f"{d.medr:.0f}", f"{d.meanr:.1f}", f"{d.map_r:.1f}", str(d.queries))

@@ -1,0 +1,38 @@
+"""``calligram train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calligram.cli.screen import bars, console
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help='A recipe; "calligram list" shows them.')],
+    collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
+    out: Annotated[Path, typer.Option(help="Folder for the run.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting, as key=value; may be repeated.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings, applied before --set.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --out.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+) -> None:
+    """Train a matcher; the run folder gets settings, metrics, curves, the best matcher and the last state."""
+    from calligram.data.collection import Collection
+    from calligram.recipes.catalog import recipe_named
+    from calligram.recipes.config import resolve
+    from calligram.recipes.plan import Surroundings, device_named, run_recipe
+    from calligram.training.curves import draw_curves
+    from calligram.training.distributed import Processes
+
+    chosen = recipe_named(recipe)
+    settings = resolve(chosen.defaults, set_ or [], config)
+    processes = Processes.join()
+    around = Surroundings(device_named(device), processes, bars)
+    best = run_recipe(chosen, settings, Collection.open(collection), out, resume=resume, around=around)
+    if processes.first:
+        draw_curves(out)
+        console.print(f"best on dev: rsum {best['rsum']:.1f} in epoch {best['epoch'] + 1:.0f}; the matcher is in {out}")
+        console.print(f'measure it with "calligram evaluate {out} {collection} --split test"')

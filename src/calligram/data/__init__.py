@@ -1,0 +1,1 @@
+"""What exists, and what matches what. Imports nothing else of ours but errors and progress."""

@@ -1,0 +1,250 @@
+"""A collection on disk: Parquet tables, pictures, feature arrays and a manifest, seen as pairings."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from PIL import Image
+
+from calligram.data.arrays import StoredFeatures
+from calligram.data.draft import Value
+from calligram.data.matches import Matches
+from calligram.data.pairing import Pairing, Texts, Visuals
+from calligram.data.pictures import PictureError, decode
+from calligram.errors import UserError, unknown
+
+Ints = NDArray[np.int64]
+
+FORMAT = "calligram-collection"
+VERSION = 1
+MANIFEST = "collection.json"
+SPLITS = ("train", "dev", "test")
+IMAGE_COLUMNS = ("id", "path", "shard", "offset", "bytes", "width", "height", "split", "identity")
+
+
+class Collection:
+    """Images, captions, regions and phrases as columns, and what matches what.
+
+    Tables refer to each other by row number: ``matches`` holds (image, caption), ``regions`` an image, ``phrases`` a
+    caption, ``groundings`` (phrase, region). ``docs/design.md`` lists every column.
+    """
+
+    def __init__(self, folder: Path, manifest: Mapping[str, object]) -> None:
+        """Use ``Collection.open``."""
+        self.folder = folder
+        self.manifest = manifest
+        self._tables: dict[str, pa.Table] = {}
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Collection:
+        """Open the collection in ``folder``.
+
+        Raises:
+            UserError: when there is none, it is damaged, or it was written by a newer version.
+        """
+        path = Path(folder)
+        if not (path / MANIFEST).is_file():
+            raise UserError(
+                f"{path} is not a collection (it has no {MANIFEST}); "
+                f'make one with "calligram import FORMAT SOURCE {path}" or "calligram scenes {path}"'
+            )
+        try:
+            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{path / MANIFEST} is damaged ({error}); import the collection again") from error
+        if manifest.get("format") != FORMAT:
+            raise UserError(f"{path / MANIFEST} does not describe a {FORMAT}")
+        if int(manifest.get("version", 0)) > VERSION:
+            raise UserError(
+                f"{path} has collection version {manifest['version']}, this calligram reads up to {VERSION}; upgrade it"
+            )
+        return cls(path, manifest)
+
+    @property
+    def name(self) -> str:
+        """Short name, as results report it."""
+        return str(self.manifest["name"])
+
+    def table(self, name: str) -> pa.Table:
+        """A table by name: images, captions, matches, regions, phrases, groundings, also_true or problems."""
+        if name not in self._tables:
+            file = self.folder / f"{name}.parquet"
+            if not file.is_file():
+                raise UserError(f"collection {self.folder} has no {name}")
+            try:
+                self._tables[name] = pq.read_table(file, memory_map=True)
+            except (pa.ArrowException, OSError) as error:
+                raise UserError(f"{file} is damaged ({error}); import the collection again") from error
+        return self._tables[name]
+
+    def has(self, name: str) -> bool:
+        """Whether a table exists and has rows."""
+        return (self.folder / f"{name}.parquet").is_file() and len(self.table(name)) > 0
+
+    def column(self, table: str, name: str) -> list[Value]:
+        """One column as plain values."""
+        values: list[Value] = self.table(table).column(name).to_pylist()
+        return values
+
+    def numbers(self, table: str, name: str, missing: int = -1) -> Ints:
+        """One column of whole numbers as an array, nulls as ``missing``."""
+        filled = pc.fill_null(self.table(table).column(name), missing)
+        return np.asarray(filled.to_numpy(), dtype=np.int64)
+
+    @property
+    def metadata_columns(self) -> tuple[str, ...]:
+        """Columns of ``images`` that came with the source."""
+        names = self.table("images").column_names
+        return tuple(n for n in names if n not in IMAGE_COLUMNS and not n.startswith("features."))
+
+    @cached_property
+    def pictures(self) -> StoredPictures:
+        """Opens images by row."""
+        return StoredPictures(self)
+
+    @cached_property
+    def features(self) -> dict[str, StoredFeatures]:
+        """Feature arrays by name."""
+        listed = self.manifest.get("features", {})
+        assert isinstance(listed, dict)
+        return {
+            name: StoredFeatures([self.folder / f for f in files], self.numbers("images", f"features.{name}"))
+            for name, files in listed.items()
+        }
+
+    def splits(self) -> dict[str, int]:
+        """Number of images in each split; images in none are under the empty name."""
+        counts: dict[str, int] = {}
+        for split in self.column("images", "split"):
+            key = str(split) if split else ""
+            counts[key] = counts.get(key, 0) + 1
+        return counts
+
+    def images_in(self, split: str) -> Ints:
+        """Rows of the images of a split; ``all`` gives every image."""
+        if split == "all":
+            return np.arange(len(self.table("images")))
+        rows = np.flatnonzero(np.array([s == split for s in self.column("images", "split")], dtype=bool))
+        if not len(rows):
+            raise unknown("split", split, {*(s for s in self.splits() if s), "all"})
+        return rows
+
+    def visuals(self, rows: Ints) -> Visuals:
+        """These images as visual items."""
+        ids = self.table("images").column("id").take(pa.array(rows)).to_pylist()
+        return Visuals(tuple(ids), self.pictures, np.asarray(rows, dtype=np.int64), None, self.features)
+
+    def texts(self, rows: Ints) -> Texts:
+        """These captions as texts."""
+        part = self.table("captions").take(pa.array(rows))
+        return Texts(tuple(part.column("id").to_pylist()), tuple(part.column("text").to_pylist()))
+
+    def _matches(self, table: str) -> Matches:
+        shape = (len(self.table("images")), len(self.table("captions")))
+        return Matches(self.numbers(table, "image"), self.numbers(table, "caption"), shape)
+
+    def sentences(self, split: str) -> Pairing:
+        """Images of a split x the captions of those images. Images without captions are there too."""
+        images = self.images_in(split)
+        matches = self._matches("matches")
+        of_image, of_caption = matches.pairs()
+        captions = np.unique(of_caption[np.isin(of_image, images)])
+        also = self._matches("also_true").select(images, captions) if self.has("also_true") else None
+        return Pairing(self.visuals(images), self.texts(captions), matches.select(images, captions), also)
+
+    def identities(self, split: str) -> Pairing:
+        """Images of a split x their captions, matched by the identity both show (person search)."""
+        by_image = self.sentences(split)
+        identity = self.numbers("images", "identity")[by_image.visuals.rows]
+        if (identity < 0).all():
+            raise UserError(f"collection {self.folder} has no identities in split {split}")
+        visual, text = by_image.matches.pairs()
+        of_text = np.full(len(by_image.texts), -1, dtype=np.int64)
+        of_text[text] = identity[visual]
+        return Pairing(by_image.visuals, by_image.texts, Matches.from_groups(identity, of_text))
+
+    def phrases(self, split: str, source: str = "truth") -> Pairing:
+        """Regions of a split x the phrases that speak of them."""
+        images = self.images_in(split)
+        regions = self.table("regions")
+        wanted = np.isin(self.numbers("regions", "image"), images)
+        wanted &= np.array([s == source for s in self.column("regions", "source")], dtype=bool)
+        rows = np.flatnonzero(wanted)
+        boxes = np.stack([regions.column(c).to_numpy()[rows] for c in ("x0", "y0", "x1", "y1")], axis=1)
+        grounded = Matches(
+            self.numbers("groundings", "region"),
+            self.numbers("groundings", "phrase"),
+            (len(regions), len(self.table("phrases"))),
+        )
+        of_region, of_phrase = grounded.pairs()
+        texts = np.unique(of_phrase[np.isin(of_region, rows)])
+        part = self.table("phrases").take(pa.array(texts))
+        visuals = Visuals(
+            tuple(regions.column("id").take(pa.array(rows)).to_pylist()),
+            self.pictures,
+            self.numbers("regions", "image")[rows],
+            boxes.astype(np.float32),
+        )
+        named = Texts(tuple(part.column("id").to_pylist()), tuple(part.column("text").to_pylist()))
+        return Pairing(visuals, named, grounded.select(rows, texts))
+
+
+class StoredPictures:
+    """The pictures of a collection: files, or members of tar shards read at their offsets."""
+
+    def __init__(self, collection: Collection) -> None:
+        """Open nothing yet; shards are opened when first read, once in each process."""
+        self._folder = collection.folder
+        table = collection.table("images")
+        self._ids = table.column("id")
+        self._paths = table.column("path")
+        self._shard = collection.numbers("images", "shard")
+        self._offset = collection.numbers("images", "offset")
+        self._bytes = collection.numbers("images", "bytes")
+        shards = collection.manifest.get("shards", [])
+        assert isinstance(shards, list)
+        self._shards = [str(s) for s in shards]
+        self._open: dict[tuple[int, int], int] = {}
+
+    def path(self, row: int) -> Path | None:
+        """Where the picture lies as a file of its own, None when it is in a shard or there is none."""
+        name = self._paths[row].as_py()
+        return None if name is None or self._shard[row] >= 0 else self._folder / name
+
+    def read(self, row: int) -> bytes:
+        """The picture's bytes as they came."""
+        name = self._paths[row].as_py()
+        if name is None:
+            raise PictureError(f"image {self._ids[row]} has no picture, only features")
+        if self._shard[row] < 0:
+            try:
+                return (self._folder / str(name)).read_bytes()
+            except OSError as error:
+                raise PictureError(f"image {self._ids[row]}: {error.strerror}: {self._folder / name}") from error
+        return os.pread(self._descriptor(int(self._shard[row])), int(self._bytes[row]), int(self._offset[row]))
+
+    def _descriptor(self, shard: int) -> int:
+        # Keyed by process: a forked reader must not share file objects with its parent.
+        key = (os.getpid(), shard)
+        if key not in self._open:
+            try:
+                self._open[key] = os.open(self._folder / self._shards[shard], os.O_RDONLY)
+            except OSError as error:
+                raise PictureError(f"shard {self._folder / self._shards[shard]}: {error.strerror}") from error
+        return self._open[key]
+
+    def open(self, row: int) -> Image.Image:
+        """The image upright, as RGB."""
+        try:
+            return decode(self.read(row))
+        except PictureError as error:
+            raise PictureError(f"image {self._ids[row]}: {error}") from error

@@ -1,0 +1,111 @@
+"""What a reader hands over: records by id, not yet checked or stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class FileAt:
+    """A picture in a file of its own."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class MemberAt:
+    """A picture inside an uncompressed tar: ``size`` bytes from ``offset``."""
+
+    tar: Path
+    name: str
+    offset: int
+    size: int
+
+
+@dataclass
+class ImageRecord:
+    """One image. ``at`` is None where only features are known."""
+
+    id: str
+    at: FileAt | MemberAt | None
+    split: str | None = None
+    identity: int | None = None
+    metadata: dict[str, Value] = field(default_factory=dict)
+    feature_rows: dict[str, int] = field(default_factory=dict)
+    """row of this image in each of the draft's feature arrays"""
+    size: tuple[int, int] | None = None
+    """width and height the source states; its boxes are in these pixels, and are scaled to the picture's own pixels
+    when written. None where the boxes are in the picture's pixels already."""
+
+
+@dataclass(slots=True)
+class CaptionRecord:
+    """One text and the images it describes: any number of them."""
+
+    id: str
+    text: str
+    images: tuple[str, ...]
+    metadata: dict[str, Value] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RegionRecord:
+    """A box in an image, in pixels of ``ImageRecord.size`` (or of the picture when that is None).
+
+    In a stored collection boxes are always in pixels of the stored, upright picture.
+    """
+
+    id: str
+    image: str
+    box: tuple[float, float, float, float]
+    source: str = "truth"
+    label: str | None = None
+    attribute: str | None = None
+    score: float | None = None
+    identity: int | None = None
+
+
+@dataclass(slots=True)
+class PhraseRecord:
+    """Characters ``start`` to ``end`` of a caption, and the regions they speak of.
+
+    A phrase whose words its caption does not hold (an annotation of another wording) has ``start`` and ``end`` of -1
+    and its own ``text``: it can still be looked for in images, but it has no place in the caption.
+    """
+
+    id: str
+    caption: str
+    start: int
+    end: int
+    kind: str = ""
+    """type of entity as the source names it"""
+    entity: str = ""
+    """name of the thing, shared by phrases that speak of the same one"""
+    regions: tuple[str, ...] = ()
+    text: str = ""
+    """only where the caption does not hold the words"""
+
+
+@dataclass
+class Draft:
+    """Everything a reader found, in order. Cross references are by id."""
+
+    name: str
+    images: list[ImageRecord] = field(default_factory=list)
+    captions: list[CaptionRecord] = field(default_factory=list)
+    regions: list[RegionRecord] = field(default_factory=list)
+    phrases: list[PhraseRecord] = field(default_factory=list)
+    features: dict[str, list[Path]] = field(default_factory=dict)
+    """named arrays, each a stack of ``.npy`` files"""
+    made: frozenset[Path] = frozenset()
+    """those of the arrays that the reader wrote itself: moved into the collection, never referenced"""
+    also_true: NDArray[np.int64] | None = None
+    """(N, 2) rows of ``images`` and ``captions`` that are true together, where the source knows them all"""
+    about: dict[str, Value] = field(default_factory=dict)
+    """facts about the source for the manifest: generator, seed, licence"""

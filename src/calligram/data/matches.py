@@ -1,0 +1,131 @@
+"""Which visual items match which texts: the one relation that training, mining and evaluation share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
+
+Ints = NDArray[np.int64]
+
+
+class Matches:
+    """A sparse, many-to-many relation between V visual items and T texts.
+
+    Nothing is assumed of it: an item may have no partner, a text may match several images, two images may share one.
+    """
+
+    def __init__(self, visual: ArrayLike, text: ArrayLike, shape: tuple[int, int]) -> None:
+        visual, text = np.asarray(visual, dtype=np.int64), np.asarray(text, dtype=np.int64)
+        if visual.shape != text.shape or visual.ndim != 1:
+            raise ValueError(f"visual and text must be lists of equal length, got {visual.shape} and {text.shape}")
+        for name, index, size in (("visual", visual, shape[0]), ("text", text, shape[1])):
+            if index.size and (index.min() < 0 or index.max() >= size):
+                raise ValueError(f"{name} indices must lie in 0..{size - 1}, got {index.min()}..{index.max()}")
+        self._rows = csr_matrix((np.ones(len(visual), dtype=np.int32), (visual, text)), shape=shape)
+        self._rows.sum_duplicates()
+        self._rows.data[:] = 1
+        self._columns = self._rows.tocsc()
+        self._columns.sort_indices()
+
+    @classmethod
+    def from_pairs(cls, pairs: Iterable[tuple[int, int]], shape: tuple[int, int]) -> Matches:
+        """From index pairs (visual, text); a pair given twice counts once."""
+        array = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
+        return cls(array[:, 0], array[:, 1], shape)
+
+    @classmethod
+    def from_groups(cls, visual: Sequence[int] | Ints, text: Sequence[int] | Ints) -> Matches:
+        """Match items of equal label, as identities do. A negative label matches nothing."""
+        visual, text = np.asarray(visual, dtype=np.int64), np.asarray(text, dtype=np.int64)
+        order = np.argsort(text, kind="stable")
+        start, stop = np.searchsorted(text[order], visual, "left"), np.searchsorted(text[order], visual, "right")
+        count = np.where(visual >= 0, stop - start, 0)
+        rows = np.repeat(np.arange(len(visual)), count)
+        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        return cls(rows, order[np.repeat(start, count) + within], (len(visual), len(text)))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(V, T)."""
+        return int(self._rows.shape[0]), int(self._rows.shape[1])
+
+    def __len__(self) -> int:
+        """Number of matching pairs."""
+        return int(self._rows.nnz)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Matches):
+            return NotImplemented
+        return self.shape == other.shape and (self._rows != other._rows).nnz == 0
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Matches({len(self)} pairs, {self.shape[0]} visuals x {self.shape[1]} texts)"
+
+    @property
+    def T(self) -> Matches:  # noqa: N802  the name every array library uses
+        """The same relation with texts as rows."""
+        visual, text = self.pairs()
+        return Matches(text, visual, (self.shape[1], self.shape[0]))
+
+    def texts_of(self, visual: int) -> Ints:
+        """Texts that match one visual item, ascending."""
+        return self._slice(self._rows, visual)
+
+    def visuals_of(self, text: int) -> Ints:
+        """Visual items that match one text, ascending."""
+        return self._slice(self._columns, text)
+
+    @staticmethod
+    def _slice(matrix: csr_matrix, index: int) -> Ints:
+        found: Ints = matrix.indices[matrix.indptr[index] : matrix.indptr[index + 1]].astype(np.int64)
+        return found
+
+    def pairs(self) -> tuple[Ints, Ints]:
+        """All matches as two aligned lists, by visual item and then by text."""
+        visual = np.repeat(np.arange(self.shape[0]), np.diff(self._rows.indptr))
+        return visual.astype(np.int64), self._rows.indices.astype(np.int64)
+
+    def counts(self) -> tuple[Ints, Ints]:
+        """How many texts each visual item has, and how many visual items each text."""
+        return np.diff(self._rows.indptr).astype(np.int64), np.diff(self._columns.indptr).astype(np.int64)
+
+    def target(self, visuals: Ints, texts: Ints) -> NDArray[np.int8]:
+        """The block of the relation over these items as (I, T): +1 a match, -1 not."""
+        block = self._rows[visuals][:, texts].toarray()
+        return np.where(block > 0, 1, -1).astype(np.int8)
+
+    def select(self, visuals: Ints, texts: Ints) -> Matches:
+        """The relation among these items, renumbered by their place in the two lists."""
+        block = self._rows[visuals][:, texts].tocoo()
+        return Matches(block.row, block.col, (len(visuals), len(texts)))
+
+    def minus(self, other: Matches) -> Matches:
+        """The pairs that are not in ``other``."""
+        rest = (self._rows - self._rows.multiply(other._rows)).tocoo()
+        kept = rest.data > 0
+        return Matches(rest.row[kept], rest.col[kept], self.shape)
+
+    def groups(self) -> tuple[Ints, Ints]:
+        """A class label for each item: items connected by any chain of matches share one.
+
+        Labels are numbered in the order of the visual items, then of texts without a partner.
+        """
+        v, t = self.shape
+        visual, text = self.pairs()
+        graph = csr_matrix((np.ones(len(visual)), (visual, text + v)), shape=(v + t, v + t))
+        labels = connected_components(graph, directed=False)[1]
+        _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+        renumbered = np.argsort(np.argsort(first))[inverse].astype(np.int64)
+        return renumbered[:v], renumbered[v:]
+
+    def shared_texts(self) -> Matches:
+        """Visual items that have a text in common, each item with itself left out: (V, V)."""
+        together = (self._rows @ self._rows.T).tocoo()
+        off = together.row != together.col
+        return Matches(together.row[off], together.col[off], (self.shape[0], self.shape[0]))

@@ -1,0 +1,121 @@
+"""Two lists of items and the matches between them: all that a trainer or an evaluator needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from calligram.data.arrays import StoredFeatures
+from calligram.data.matches import Matches
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class Pictures(Protocol):
+    """Opens images by row number."""
+
+    def open(self, row: int) -> Image.Image:
+        """The image upright, as RGB."""
+        ...
+
+
+@dataclass(frozen=True)
+class Visuals:
+    """Images, or regions of images, in a fixed order."""
+
+    ids: tuple[str, ...]
+    pictures: Pictures
+    rows: Ints
+    """row of each item's image in ``pictures``"""
+    boxes: Floats | None = None
+    """(N, 4) for regions, in pixels of the image"""
+    features: Mapping[str, StoredFeatures] = field(default_factory=dict)
+    """arrays stored with the collection, addressed by image row"""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def open(self, index: int) -> Image.Image:
+        """The image, or the part of it inside the region's box."""
+        image = self.pictures.open(int(self.rows[index]))
+        if self.boxes is None:
+            return image
+        x0, y0, x1, y1 = self.boxes[index]
+        left, top = int(np.floor(x0)), int(np.floor(y0))
+        return image.crop((left, top, max(left + 1, int(np.ceil(x1))), max(top + 1, int(np.ceil(y1)))))
+
+    def select(self, index: Ints) -> Visuals:
+        """The items at these places, in this order."""
+        return Visuals(
+            tuple(self.ids[i] for i in index),
+            self.pictures,
+            self.rows[index],
+            None if self.boxes is None else self.boxes[index],
+            self.features,
+        )
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Captions, phrases or pseudo-sentences, in a fixed order."""
+
+    ids: tuple[str, ...]
+    strings: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def select(self, index: Ints) -> Texts:
+        """The texts at these places, in this order."""
+        return Texts(tuple(self.ids[i] for i in index), tuple(self.strings[i] for i in index))
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Visual items, texts, and which belong together."""
+
+    visuals: Visuals
+    texts: Texts
+    matches: Matches
+    also_true: Matches | None = None
+    """every pair that is true, where the source knows it (scenes do); a superset of ``matches``"""
+
+    def __post_init__(self) -> None:
+        if self.matches.shape != (len(self.visuals), len(self.texts)):
+            raise ValueError(f"matches are {self.matches.shape} for {len(self.visuals)} x {len(self.texts)} items")
+
+    def select(self, visuals: Sequence[int] | Ints) -> Pairing:
+        """These visual items with the texts that match any of them."""
+        chosen = np.asarray(visuals, dtype=np.int64)
+        rows, columns = self.matches.pairs()
+        texts = np.unique(columns[np.isin(rows, chosen)])
+        return Pairing(
+            self.visuals.select(chosen),
+            self.texts.select(texts),
+            self.matches.select(chosen, texts),
+            None if self.also_true is None else self.also_true.select(chosen, texts),
+        )
+
+    def join_equal_texts(self) -> Pairing:
+        """Treat texts that read the same as one text with all their images.
+
+        Two images captioned "a dog runs" are otherwise each other's false negatives in training.
+        """
+        keys = [" ".join(string.lower().split()) for string in self.texts.strings]
+        _, first, inverse = np.unique(np.array(keys, dtype=object), return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+
+        def joined(matches: Matches) -> Matches:
+            visual, text = matches.pairs()
+            return Matches(visual, place[inverse[text]], (len(self.visuals), len(order)))
+
+        also = None if self.also_true is None else joined(self.also_true)
+        return Pairing(self.visuals, self.texts.select(np.sort(first)), joined(self.matches), also)

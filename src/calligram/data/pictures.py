@@ -1,0 +1,115 @@
+"""Decoding of picture files as people have them: rotated, animated, 16-bit, CMYK, transparent, broken, huge."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+MAX_MEGAPIXELS = 150
+"""Larger pictures are refused: decoding one would take half a gigabyte and more."""
+
+# Pillow warns from 89 megapixels on; up to our own limit there is nothing to warn of.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm"})
+
+
+class PictureError(ValueError):
+    """Why a picture cannot be used."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a full decode found: the upright size, and what had to be converted."""
+
+    width: int
+    height: int
+    notes: tuple[str, ...]
+
+
+def decode(source: bytes | Path) -> Image.Image:
+    """Read a picture upright and as RGB.
+
+    EXIF rotation is applied, transparency laid on white, 16-bit grey scaled to 8, an animation gives its first frame.
+
+    Raises:
+        PictureError: when it is empty, broken, truncated, not a picture, or larger than ``MAX_MEGAPIXELS``.
+    """
+    with _open(source) as image:
+        try:
+            return _as_rgb(ImageOps.exif_transpose(image))
+        except Exception as error:  # decoders given damaged bytes raise whatever they stumble over
+            raise PictureError(str(error) or type(error).__name__) from error
+
+
+def probe(source: bytes | Path) -> Probe:
+    """Decode far enough to know that the picture is whole, and report its upright size.
+
+    JPEGs are decoded at an eighth of their size: all bytes are read, most of the arithmetic is saved.
+    """
+    with _open(source) as image:
+        width, height = image.size
+        try:
+            notes = _notes(image)
+            turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+            image.draft("RGB", (max(1, width // 8), max(1, height // 8)))
+            image.load()
+        except Exception as error:  # decoders given damaged bytes raise whatever they stumble over
+            raise PictureError(str(error) or type(error).__name__) from error
+    return Probe(height, width, notes) if turned else Probe(width, height, notes)
+
+
+def _open(source: bytes | Path) -> Image.Image:
+    if isinstance(source, bytes):
+        if not source:
+            raise PictureError("the file is empty")
+        opened: io.BytesIO | Path = io.BytesIO(source)
+    else:
+        if not source.is_file():
+            raise PictureError("no such file")
+        if source.stat().st_size == 0:
+            raise PictureError("the file is empty")
+        opened = source
+    try:
+        image = Image.open(opened)
+    except UnidentifiedImageError as error:
+        raise PictureError("not a picture in a known format") from error
+    except Image.DecompressionBombError as error:
+        raise PictureError(f"larger than {MAX_MEGAPIXELS} megapixels") from error
+    except Exception as error:  # as above: headers are damaged in as many ways
+        raise PictureError(str(error) or type(error).__name__) from error
+    if image.width * image.height > MAX_MEGAPIXELS * 1_000_000:
+        image.close()
+        raise PictureError(f"{image.width} x {image.height} pixels; at most {MAX_MEGAPIXELS} megapixels are read")
+    return image
+
+
+def _notes(image: Image.Image) -> tuple[str, ...]:
+    notes = []
+    if getattr(image, "n_frames", 1) > 1:
+        notes.append("animated: the first frame is used")
+    if image.mode.startswith("I"):
+        notes.append("16-bit: scaled to 8")
+    if image.mode == "CMYK":
+        notes.append("CMYK: converted to RGB")
+    return tuple(notes)
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "RGB":
+        image.load()
+        return image
+    if image.mode.startswith("I") or image.mode == "F":
+        values = np.asarray(image, dtype=np.float64)
+        top = 65535.0 if image.mode.startswith("I") and values.max(initial=0) > 255 else 255.0
+        return Image.fromarray((values.clip(0, top) / top * 255 + 0.5).astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        layer = image.convert("RGBA")
+        white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, layer).convert("RGB")
+    return image.convert("RGB")

@@ -1,0 +1,142 @@
+"""Bottom-up attention ``.tsv``: boxes and features of detected regions, in base64, one image a line."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calligram.data.draft import Draft, ImageRecord, RegionRecord
+from calligram.data.problems import Problems
+from calligram.data.readers.found_images import FoundImages
+from calligram.data.readers.source import Source
+from calligram.errors import UserError
+
+REGIONS = "regions"
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One image as the file lists it: where its line begins, and what the line says of its size."""
+
+    file: Path
+    offset: int
+    image: str
+    size: tuple[int, int]
+    boxes: int
+    width: int
+    """values of each box's features"""
+
+
+def read_bottom_up(source: Source, problems: Problems) -> Draft:
+    """Read one ``.tsv`` or all of a folder: an image for each line, without captions.
+
+    The files hold tens of gigabytes, so they are passed twice: once to learn how many images and boxes there are, once
+    to stream the features into an array. Images with fewer boxes than others are filled up with zeros.
+
+    Raises:
+        UserError: when there is no such file or no usable line.
+    """
+    files = [source.path] if source.path.is_file() else sorted(source.path.glob("*.tsv"))
+    if not files:
+        raise UserError(
+            f"no SPLIT_caps.txt and no .tsv in {source.path}; expected SCAN's or bottom-up attention's files"
+        )
+    assert source.scratch is not None, "streaming features needs a scratch folder"
+    lines = _usable(files, problems)
+    if not lines:
+        raise UserError(f"no line of {', '.join(f.name for f in files)} has the six fields of bottom-up attention")
+    most = max(line.boxes for line in lines)
+    if any(line.boxes < most for line in lines):
+        problems.note("images with fewer boxes", lines[0].image, f"up to {most}; the others are filled up with zeros")
+    target = source.scratch / "bottom-up.npy"
+    draft = Draft(source.path.stem, features={REGIONS: [target]}, made=frozenset({target}))
+    array = np.lib.format.open_memmap(target, "w+", np.float32, (len(lines), most, lines[0].width))
+    found = FoundImages(source.images, problems) if source.images else None
+    for row, (line, boxes, features) in enumerate(_decoded(lines, problems)):
+        array[row, : line.boxes] = features
+        _add_image(draft, line, boxes, row, found, problems)
+    array.flush()
+    return draft
+
+
+def _usable(files: Sequence[Path], problems: Problems) -> list[Line]:
+    """Lines with six fields whose lengths agree, the first of each image."""
+    lines: dict[str, Line] = {}
+    for file in files:
+        for number, (offset, cells) in enumerate(_cells(file), start=1):
+            item = f"{file.name} line {number}"
+            line = _line(file, offset, cells)
+            width = next(iter(lines.values())).width if lines else None
+            if line is None or width not in (None, line.width):
+                problems.skip("unreadable row", item, "not image_id, w, h, num_boxes, boxes, features of one width")
+            elif line.image in lines:
+                problems.skip("image id used twice", item, f"{line.image}; the first is kept")
+            else:
+                lines[line.image] = line
+    return list(lines.values())
+
+
+def _cells(file: Path) -> Iterator[tuple[int, list[bytes]]]:
+    # Split by hand: the csv module refuses fields of this length.
+    with file.open("rb") as opened:
+        offset = 0
+        for line in opened:
+            if line.strip():
+                yield offset, line.rstrip(b"\r\n").split(b"\t")
+            offset += len(line)
+
+
+def _line(file: Path, offset: int, cells: Sequence[bytes]) -> Line | None:
+    try:
+        image, (width, height, boxes) = cells[0].decode(), (int(c) for c in cells[1:4])
+    except ValueError:
+        return None
+    if len(cells) != 6 or not image or min(width, height, boxes) < 1:
+        return None
+    values = _decoded_bytes(cells[5]) / 4 / boxes
+    if _decoded_bytes(cells[4]) != boxes * 16 or values < 1 or values % 1:
+        return None
+    return Line(file, offset, image, (width, height), boxes, int(values))
+
+
+def _decoded_bytes(text: bytes) -> int:
+    return len(text) // 4 * 3 - text[-2:].count(b"=")
+
+
+def _decoded(lines: Sequence[Line], problems: Problems) -> Iterator[tuple[Line, Floats, Floats]]:
+    for line in lines:
+        with line.file.open("rb") as opened:
+            opened.seek(line.offset)
+            cells = opened.readline().rstrip(b"\r\n").split(b"\t")
+        try:
+            boxes, features = (np.frombuffer(base64.b64decode(c, validate=True), dtype="<f4") for c in cells[4:6])
+        except (binascii.Error, ValueError) as error:
+            problems.skip("unreadable row", f"{line.file.name}: {line.image}", str(error))
+            continue
+        if not (np.isfinite(boxes).all() and np.isfinite(features).all()):
+            problems.skip("features that are not numbers", line.image, "NaN or infinite")
+            continue
+        yield line, boxes.reshape(line.boxes, 4), features.reshape(line.boxes, line.width)
+
+
+def _add_image(
+    draft: Draft, line: Line, boxes: Floats, row: int, found: FoundImages | None, problems: Problems
+) -> None:
+    width, height = line.size
+    right, bottom = boxes[:, 2:].max(axis=0)
+    # Some forks write height before width; the boxes tell. A pixel of slack is for those that count from 1.
+    if (right > width + 1 or bottom > height + 1) and right <= height + 1 and bottom <= width + 1:
+        problems.note("width and height swapped", line.image, f"boxes reach {right:.0f}, {bottom:.0f}")
+        width, height = height, width
+    at = found.at(line.image) if found else None
+    draft.images.append(ImageRecord(line.image, at, feature_rows={REGIONS: row}, size=(width, height)))
+    for number, (x0, y0, x1, y1) in enumerate(boxes.tolist()):
+        region = RegionRecord(f"{line.image}/box{number}", line.image, (x0, y0, x1, y1), source="bottom-up")
+        draft.regions.append(region)

@@ -1,0 +1,72 @@
+"""Every format that can be imported, and the import itself."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from calligram.data.collection import Collection
+from calligram.data.placing import Placing
+from calligram.data.problems import Problems
+from calligram.data.readers.coco import read_coco
+from calligram.data.readers.cuhk_pedes import read_cuhk_pedes
+from calligram.data.readers.entities import read_entities_collection
+from calligram.data.readers.flickr8k import read_flickr8k
+from calligram.data.readers.folder import read_folder
+from calligram.data.readers.karpathy import read_karpathy
+from calligram.data.readers.scan import read_scan
+from calligram.data.readers.source import Reader, Source
+from calligram.data.readers.splits import SHARES, assign_missing
+from calligram.data.writing import refuse_existing, write_collection
+from calligram.errors import UserError, unknown
+from calligram.progress import Track, silent
+
+READERS: Mapping[str, Reader] = {
+    "folder": read_folder,
+    "flickr8k": read_flickr8k,
+    "karpathy": read_karpathy,
+    "coco": read_coco,
+    "entities": read_entities_collection,
+    "cuhk-pedes": read_cuhk_pedes,
+    "scan": read_scan,
+}
+
+
+def import_collection(
+    format: str,
+    source: Path,
+    dest: Path,
+    *,
+    images: Path | None = None,
+    strict: bool = False,
+    placing: Placing = "link",
+    overwrite: bool = False,
+    split: tuple[float, float, float] | None = SHARES,
+    track: Track = silent,
+) -> tuple[Collection, Problems]:
+    """Read ``source`` and store it as a collection in ``dest``.
+
+    Args:
+        images: where the pictures lie, when not in a usual place beside the captions.
+        strict: refuse at the first item that would be skipped or mended.
+        split: shares of train, dev and test for a source that has captions and no splits; None leaves it unsplit.
+
+    Raises:
+        UserError: when the format is not known, the source is not of it, or nothing in it can be used.
+    """
+    if format not in READERS:
+        raise unknown("format", format, READERS)
+    if not source.exists():
+        raise UserError(f"{source} does not exist; give the file or folder to import")
+    if source.resolve().is_relative_to(dest.resolve()):
+        raise UserError(f"the destination {dest} holds the source {source}; choose another destination")
+    refuse_existing(dest, overwrite)
+    problems = Problems(strict=strict)
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{dest.name}.reading-", dir=dest.parent) as scratch:
+        draft = READERS[format](Source(source, images, Path(scratch)), problems)
+        if split is not None:
+            assign_missing(draft, split)
+        collection = write_collection(draft, dest, problems, placing=placing, overwrite=overwrite, track=track)
+    return collection, problems

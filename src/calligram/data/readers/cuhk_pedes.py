@@ -1,0 +1,72 @@
+"""CUHK-PEDES: descriptions of people, matched by the person and not by the picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord
+from calligram.data.problems import Problems
+from calligram.data.readers.found_images import FoundImages, pictures_beside
+from calligram.data.readers.json_records import Record, list_of, number_of, read_records, text_of
+from calligram.data.readers.source import Source, needed_file
+from calligram.data.readers.splits import canonical
+
+ORDER = (("train", 34054), ("dev", 3078), ("test", 3074))
+"""Images of each split, in the order in which ``caption_all.json`` lists them."""
+
+
+def read_cuhk_pedes(source: Source, problems: Problems) -> Draft:
+    """Read ``reid_raw.json``, or ``caption_all.json``, which is the same without splits.
+
+    Without splits the complete file of 40,206 records is split in its order, as published. Any other number cannot be,
+    and is left to the general rule: by a hash of the person, so that nobody is in two splits.
+    """
+    file = source.path
+    if not file.is_file():
+        file = needed_file([source.path], "reid_raw.json", "caption_all.json", what="CUHK-PEDES captions")
+    found = pictures_beside(file.parent, source.images, ("imgs", "images"), problems)
+    records = read_records(file, problems)
+    draft = Draft("cuhk-pedes", about={"source": f"CUHK-PEDES, {file.name}"})
+    if not any("split" in record for record in records):
+        _split_by_order(records, file, problems)
+    for number, record in enumerate(records):
+        _add_image(draft, record, f"{file.name} record {number}", found, problems)
+    _note_people_in_two_splits(draft, problems)
+    return draft
+
+
+def _split_by_order(records: list[Record], file: Path, problems: Problems) -> None:
+    if len(records) != sum(count for _, count in ORDER):
+        problems.note("no splits", file.name, f"{len(records)} records, not the published 40206: split by person")
+        return
+    names = [split for split, count in ORDER for _ in range(count)]
+    records[:] = [{**record, "split": split} for record, split in zip(records, names, strict=True)]
+
+
+def _add_image(draft: Draft, record: Record, item: str, found: FoundImages, problems: Problems) -> None:
+    image = text_of(record, "file_path")
+    if not image:
+        problems.skip("record without a file_path", item)
+        return
+    at = found.at(image)
+    if at is None:
+        count = len(list_of(record, "captions"))
+        problems.skip("missing image file", image, f"not in {found.root}; its {count} captions go with it")
+        return
+    person = number_of(record, "id")
+    if person is None or person < 0:
+        problems.mend("record without a person's id", image, f"got {record.get('id')!r}; it matches its captions alone")
+    split = canonical(text_of(record, "split"), image, problems)
+    draft.images.append(ImageRecord(image, at, split, person if person is None or person >= 0 else None))
+    for number, text in enumerate(list_of(record, "captions")):
+        draft.captions.append(CaptionRecord(f"{image}#{number}", str(text), (image,)))
+
+
+def _note_people_in_two_splits(draft: Draft, problems: Problems) -> None:
+    splits: dict[int, set[str]] = {}
+    for record in draft.images:
+        if record.identity is not None and record.split:
+            splits.setdefault(record.identity, set()).add(record.split)
+    for person, names in splits.items():
+        if len(names) > 1:
+            problems.note("person in two splits", str(person), ", ".join(sorted(names)))

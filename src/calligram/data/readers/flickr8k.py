@@ -1,0 +1,141 @@
+"""Flickr8k: packed as tars with ``captions.tsv``, or as the original text files beside a folder of images."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path, PurePosixPath
+
+from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, MemberAt
+from calligram.data.problems import Problems
+from calligram.data.readers.entity_files import read_entities
+from calligram.data.readers.entity_records import join_entities
+from calligram.data.readers.found_images import is_picture, pictures_beside
+from calligram.data.readers.lines import read_lines, read_text
+from calligram.data.readers.source import Source, first_file
+from calligram.data.readers.tars import members
+from calligram.errors import UserError
+
+Rows = list[tuple[str, str, str]]
+"""image id, number of the caption, text"""
+
+SPLIT_FILES = {
+    "train": ("train.txt", "Flickr_8k.trainImages.txt"),
+    "dev": ("dev.txt", "val.txt", "Flickr_8k.devImages.txt"),
+    "test": ("test.txt", "Flickr_8k.testImages.txt"),
+}
+IMAGE_FOLDERS = ("Flicker8k_Dataset", "Flickr8k_Dataset", "images", "Images")
+ENTITIES = ("entities.tar.gz", "entities.tgz", "entities.tar")
+
+
+def read_flickr8k(source: Source, problems: Problems) -> Draft:
+    """Read either layout, and join Flickr30K Entities onto it where they lie beside it.
+
+    An image's id is its file name without the suffix, in both layouts.
+    """
+    folders = [source.folder, source.folder / "Flickr8k_text"]
+    rows = _caption_rows(folders, problems)
+    at = _pictures(source, problems)
+    splits = _splits(folders, problems)
+    sizes = _sizes(source.folder, problems)
+    draft = Draft("flickr8k", about={"source": "Flickr8k, Hodosh, Young and Hockenmaier (2013)"})
+    for image in dict.fromkeys([*at, *(row[0] for row in rows), *splits]):
+        if image in at:
+            draft.images.append(ImageRecord(image, at[image], splits.get(image), size=sizes.get(image)))
+        else:
+            problems.skip("missing image file", image, "captions or a split name it")
+    captions_of = _add_captions(draft, rows)
+    entities = first_file([source.folder], *ENTITIES)
+    if entities is None and (source.folder / "Sentences").is_dir():
+        entities = source.folder
+    if entities is not None:
+        join_entities(draft, captions_of, read_entities(entities, problems), problems)
+        draft.about["entities"] = "Flickr30K Entities, Plummer et al. (2015)"
+    return draft
+
+
+def _add_captions(draft: Draft, rows: Rows) -> dict[str, list[CaptionRecord]]:
+    """Add every caption, and return them by image."""
+    captions_of: dict[str, list[CaptionRecord]] = {}
+    for image, number, text in rows:
+        caption = CaptionRecord(f"{image}#{number}", text.strip(), (image,))
+        draft.captions.append(caption)
+        captions_of.setdefault(image, []).append(caption)
+    return captions_of
+
+
+def _caption_rows(folders: list[Path], problems: Problems) -> Rows:
+    file = first_file(folders, "captions.tsv", "Flickr8k.token.txt")
+    if file is None:
+        raise UserError(
+            f"no captions.tsv or Flickr8k.token.txt in {folders[0]}; "
+            "for captions in another form use the format 'folder'"
+        )
+    rows: Rows = []
+    for number, line in enumerate(read_text(file, problems).split("\n"), start=1):
+        row = _caption_row(line.rstrip("\r"), file.suffix == ".tsv")
+        if row is None and line.strip():
+            problems.skip("unreadable caption row", f"{file.name} line {number}", line[:80])
+        elif row is not None and row != ("id", "number", "caption"):
+            rows.append(row)
+    return rows
+
+
+def _caption_row(line: str, packed: bool) -> tuple[str, str, str] | None:
+    cells = line.split("\t")
+    if packed:
+        return (cells[0], cells[1], cells[2]) if len(cells) == 3 and cells[0] else None
+    name, mark, number = cells[0].rpartition("#")
+    return (_id(name), number, cells[1]) if len(cells) == 2 and mark else None
+
+
+def _id(name: str) -> str:
+    """File name without a picture's suffix.
+
+    The original captions name one file ``….jpg.1``, which does not exist; it must not be taken for its neighbour.
+    """
+    path = PurePosixPath(name.strip())
+    return path.stem if is_picture(Path(path.name)) else path.name
+
+
+def _pictures(source: Source, problems: Problems) -> dict[str, FileAt | MemberAt]:
+    at: dict[str, FileAt | MemberAt] = {}
+    tars = sorted((source.images or source.folder).glob("images*.tar"))
+    for tar in tars:
+        for member in members(tar, problems):
+            image = _id(PurePosixPath(member.name).name)
+            if image in at:
+                problems.skip("image id used twice", image, f"again in {tar.name}")
+            at.setdefault(image, member)
+    if tars:
+        return at
+    found = pictures_beside(source.folder, source.images, IMAGE_FOLDERS, problems)
+    return {path.stem: FileAt(path) for path in found.paths.values()}
+
+
+def _splits(folders: list[Path], problems: Problems) -> dict[str, str]:
+    splits: dict[str, str] = {}
+    for split, names in SPLIT_FILES.items():
+        file = first_file(folders, *names)
+        if file is None:
+            problems.note("no split file", split, f"none of {', '.join(names)} in {folders[0]}")
+            continue
+        for image in map(_id, read_lines(file, problems)):
+            if splits.get(image, split) != split:
+                problems.mend("image in two splits", image, f"{splits[image]} and {split}; the first is kept")
+            splits.setdefault(image, split)
+    return splits
+
+
+def _sizes(folder: Path, problems: Problems) -> dict[str, tuple[int, int]]:
+    file = folder / "sizes.csv"
+    sizes: dict[str, tuple[int, int]] = {}
+    if not file.is_file():
+        return sizes
+    for row in csv.reader(read_lines(file, problems)[1:]):
+        try:
+            image, width, height = row[0], int(row[1]), int(row[2])
+        except (ValueError, IndexError):
+            problems.mend("unreadable size", f"{file.name}: {','.join(row)}")
+            continue
+        sizes[image] = (width, height)
+    return sizes

@@ -1,0 +1,130 @@
+"""A folder of pictures with captions beside them: a ``.txt`` for each, or one table for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord
+from calligram.data.problems import Problems
+from calligram.data.readers.captions_table import SUFFIXES, CaptionRow, read_table
+from calligram.data.readers.columns import Described, add_metadata, identity_numbers
+from calligram.data.readers.found_images import FoundImages, is_picture, walk
+from calligram.data.readers.lines import read_lines
+from calligram.data.readers.source import Source
+from calligram.data.readers.splits import NAMES, canonical
+from calligram.errors import UserError
+
+PREFERRED = ("captions", "metadata")
+"""Names of the table that win where a folder holds several."""
+
+
+def read_folder(source: Source, problems: Problems) -> Draft:
+    """Read every picture under a folder; its id is its path in the folder.
+
+    Captions come from ``photo.txt`` or ``photo.jpg.txt`` (one a line) and from one table at the top of the folder,
+    whose columns ``split`` and ``identity`` are understood and whose further columns become metadata. Without a split
+    in the table, top folders that are all named as splits (``train``, ``val``, ...) give it.
+    """
+    table = _table(source)
+    found = FoundImages(source.images or source.folder, problems)
+    if not len(found):
+        raise UserError(f"no pictures found in {found.root}; say where they are with --images FOLDER")
+    rows = list(_sidecars(found, table, problems))
+    rows += read_table(table, problems) if table else []
+    draft = Draft(source.folder.resolve().name)
+    for name, path in found.paths.items():
+        if _is_text(name):
+            draft.images.append(ImageRecord(name, FileAt(path)))
+        else:
+            problems.skip("file name is not UTF-8", ascii(name), "rename it")
+    _describe(draft, rows, found, problems)
+    if not any(record.split for record in draft.images):
+        _splits_from_folders(draft)
+    return draft
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _table(source: Source) -> Path | None:
+    """The table of captions, if there is one."""
+    if source.path.is_file():
+        if source.path.suffix.lower() not in SUFFIXES:
+            raise UserError(f"{source.path} is not a table of captions; give a folder or a {', '.join(SUFFIXES)} file")
+        return source.path
+    tables = sorted(p for p in source.path.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    for name in PREFERRED:
+        preferred = [p for p in tables if p.stem.lower() == name]
+        tables = preferred or tables
+    if len(tables) > 1:
+        raise UserError(
+            f"{source.path} holds {', '.join(p.name for p in tables)}; name the one with the captions as the source"
+        )
+    return tables[0] if tables else None
+
+
+def _sidecars(found: FoundImages, table: Path | None, problems: Problems) -> Iterator[CaptionRow]:
+    """Captions in a ``.txt`` of the picture's name. What else lies in the folder is counted, not lost in silence."""
+    beside = {path.with_suffix(".txt"): name for name, path in reversed(found.paths.items())}
+    beside |= {path.with_name(path.name + ".txt"): name for name, path in found.paths.items()}
+    aside: dict[str, list[Path]] = {}
+    for path in walk(found.root, problems):
+        if path in beside:
+            texts = read_lines(path, problems)
+            if not texts:
+                problems.note("empty caption file", path.relative_to(found.root).as_posix())
+            yield CaptionRow(path.relative_to(found.root).as_posix(), beside[path], texts)
+        elif not is_picture(path) and path != table:
+            aside.setdefault(path.suffix.lower(), []).append(path)
+    for suffix, paths in aside.items():
+        first = ascii(paths[0].relative_to(found.root).as_posix()).strip("'")
+        problems.note(f"{suffix or 'other'} files that are no picture's: not read", first, f"{len(paths)} in all")
+
+
+def _describe(draft: Draft, rows: Sequence[CaptionRow], found: FoundImages, problems: Problems) -> None:
+    """Add captions, splits, identities and metadata of all rows to the images they name."""
+    by_path = {record.at.path: record for record in draft.images if isinstance(record.at, FileAt)}
+    numbers = identity_numbers([row.identity for row in rows if row.identity is not None])
+    seen: dict[str, set[str]] = {record.id: set() for record in draft.images}
+    described: list[Described] = []
+    for row in rows:
+        path = found.find(row.image)
+        image = by_path.get(path) if path else None
+        if image is None:
+            problems.skip("row without its picture", row.line, f"{row.image} is not in {found.root}")
+            continue
+        _set_split(image, row, problems)
+        if row.identity is not None:
+            image.identity = numbers[row.identity]
+        known = seen[image.id]
+        one = Described(image, further=row.further)
+        for text in row.captions:
+            if text in known:
+                problems.skip("caption given twice", row.line, f"of {image.id}: {text[:60]}")
+                continue
+            one.captions.append(CaptionRecord(f"{image.id}#{len(known)}", text, (image.id,)))
+            known.add(text)
+        draft.captions += one.captions
+        described.append(one)
+    add_metadata(described)
+
+
+def _set_split(image: ImageRecord, row: CaptionRow, problems: Problems) -> None:
+    split = canonical(row.split, row.line, problems)
+    if split and image.split and split != image.split:
+        problems.mend("image in two splits", image.id, f"{image.split} and {split}; the first is kept")
+    image.split = image.split or split
+
+
+def _splits_from_folders(draft: Draft) -> None:
+    tops = {PurePosixPath(record.id).parts[0].lower() for record in draft.images if "/" in record.id}
+    if len(tops) > 1 and tops <= NAMES.keys() and all("/" in record.id for record in draft.images):
+        for record in draft.images:
+            record.split = NAMES[PurePosixPath(record.id).parts[0].lower()]
+        draft.about["splits"] = "by the top folder"

@@ -1,0 +1,83 @@
+"""The picture files of a folder, looked up by path, by name or by name without suffix."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from calligram.data.collection import MANIFEST
+from calligram.data.draft import FileAt
+from calligram.data.pictures import SUFFIXES
+from calligram.data.problems import Problems
+from calligram.errors import UserError
+
+
+def walk(root: Path, problems: Problems) -> Iterator[Path]:
+    """Every file under ``root`` in a fixed order, but for hidden ones and those of a collection kept there."""
+
+    def unreadable(error: OSError) -> None:
+        problems.skip("unreadable folder", str(error.filename), str(error.strerror))
+
+    for folder, inside, files in os.walk(root, onerror=unreadable):
+        inside[:] = sorted(d for d in inside if not d.startswith(".") and not Path(folder, d, MANIFEST).is_file())
+        for name in sorted(files):
+            if not name.startswith("."):
+                yield Path(folder, name)
+
+
+def is_picture(path: Path) -> bool:
+    """Whether the name ends as a picture's does."""
+    return path.suffix.lower() in SUFFIXES
+
+
+class FoundImages:
+    """Pictures under a folder by the names that caption files use for them."""
+
+    def __init__(self, root: Path, problems: Problems) -> None:
+        self.root = root
+        self.paths = {path.relative_to(root).as_posix(): path for path in walk(root, problems) if is_picture(path)}
+        self._by_name = _unique((path.name, path) for path in self.paths.values())
+        self._by_stem = _unique((path.stem, path) for path in self.paths.values())
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def find(self, name: str) -> Path | None:
+        """The picture with this relative path, or the only one with this file name or stem."""
+        plain = name.replace("\\", "/").removeprefix("./")
+        by_path = self.paths.get(plain)
+        last = plain.rsplit("/", 1)[-1]
+        return by_path or self._by_name.get(last) or self._by_stem.get(last)
+
+    def at(self, name: str) -> FileAt | None:
+        """As ``find``, for an image record."""
+        path = self.find(name)
+        return FileAt(path) if path else None
+
+
+def _unique(named: Iterable[tuple[str, Path]]) -> dict[str, Path]:
+    pairs = list(named)
+    count = Counter(name for name, _ in pairs)
+    return {name: path for name, path in pairs if count[name] == 1}
+
+
+def pictures_beside(folder: Path, named: Path | None, guesses: Iterable[str], problems: Problems) -> FoundImages:
+    """The pictures in the folder the user named, or else in the first likely one beside the captions.
+
+    Raises:
+        UserError: when there are none, saying where they were looked for.
+    """
+    if named is not None:
+        if not named.is_dir():
+            raise UserError(f"{named} is not a folder; --images takes the folder that holds the pictures")
+        places = [named]
+    else:
+        places = [folder / guess for guess in guesses] + [folder]
+    for place in places:
+        if place.is_dir() and len(found := FoundImages(place, problems)):
+            return found
+    raise UserError(
+        f"no pictures found in {', '.join(str(p) for p in places)}; say where they are with --images FOLDER"
+    )

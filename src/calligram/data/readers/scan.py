@@ -1,0 +1,137 @@
+"""SCAN's ``*_precomp`` folders: captions, image ids and region features of each split, without pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord
+from calligram.data.problems import Problems
+from calligram.data.readers.bottom_up import REGIONS, read_bottom_up
+from calligram.data.readers.found_images import FoundImages
+from calligram.data.readers.lines import read_json, read_lines, read_text
+from calligram.data.readers.scan_layout import layout
+from calligram.data.readers.source import Source
+from calligram.data.readers.splits import canonical
+from calligram.errors import UserError
+
+WHOLE = "images"
+"""Name of stored features that have no regions."""
+
+
+def read_scan(source: Source, problems: Problems) -> Draft:
+    """Read every split of a precomp folder, bottom-up ``.tsv`` files, or both where captions lie beside ``.tsv``.
+
+    The arrays stay on disk and are memory-mapped. With a folder of pictures and ``id_mapping.json`` (id to file name)
+    the images get their pictures too. Unlike SCAN's own loader this one never cuts ``dev`` to 5,000 captions.
+    """
+    if source.path.is_file() or not list(source.path.glob("*_caps.txt")):
+        return read_bottom_up(source, problems)
+    splits = _splits(source.path, problems)
+    if list(source.path.glob("*.tsv")) and not list(source.path.glob("*_ims.npy")):
+        draft = read_bottom_up(source, problems)
+        for split in splits:
+            _join_captions(draft, source.path, split, problems)
+        return draft
+    draft = Draft(source.path.resolve().name, about={"source": "SCAN precomputed features"})
+    pictures = _Pictures(_names(source.path, problems), FoundImages(source.images, problems) if source.images else None)
+    start = 0
+    for split in splits:
+        start += _read_split(draft, source.path, split, start, pictures, problems)
+    if len(draft.features) > 1:
+        raise UserError(f"{source.path}: some features have regions and some have not; import them one by one")
+    return draft
+
+
+def _splits(folder: Path, problems: Problems) -> list[str]:
+    found = sorted(path.name.removesuffix("_caps.txt") for path in folder.glob("*_caps.txt"))
+    if {"test", "testall"} <= set(found):
+        # COCO's test of 1,000 images is the beginning of its testall of 5,000: both would hold those images twice.
+        problems.note("split left aside", "test", "testall begins with it")
+        found.remove("test")
+    return sorted(found, key=lambda name: (name != "train", name.startswith("test"), name))
+
+
+@dataclass
+class _Pictures:
+    """File names of images by their ids, and the files, where they are known."""
+
+    names: dict[str, str]
+    found: FoundImages | None
+
+    def record(self, key: str, split: str | None, feature_rows: dict[str, int]) -> ImageRecord:
+        name = self.names.get(key, key)
+        return ImageRecord(name, self.found.at(name) if self.found else None, split, feature_rows=feature_rows)
+
+
+def _names(folder: Path, problems: Problems) -> dict[str, str]:
+    file = folder / "id_mapping.json"
+    value = read_json(file, problems) if file.is_file() else {}
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
+
+
+def _read_split(draft: Draft, folder: Path, split: str, start: int, pictures: _Pictures, problems: Problems) -> int:
+    """Add one split; returns how many rows its array has, so that the next one starts after them."""
+    file = folder / f"{split}_ims.npy"
+    array = _array(file)
+    captions, ids = _captions(folder, split, problems), _ids(folder, split, problems)
+    laid = layout(split, len(captions), array, ids)
+    kind = REGIONS if array.ndim == 3 else WHOLE
+    known = _split_name(split, problems)
+    records = [
+        pictures.record(laid.ids[n] if laid.ids else f"{split}/{n}", known, {kind: start + int(row)})
+        for n, row in enumerate(laid.rows)
+    ]
+    draft.images += records
+    for number, (text, of) in enumerate(zip(captions, laid.image_of_caption, strict=True)):
+        draft.captions.append(CaptionRecord(f"{split}#{number}", text, (records[int(of)].id,)))
+    draft.features.setdefault(kind, []).append(file)
+    return len(array)
+
+
+def _join_captions(draft: Draft, folder: Path, split: str, problems: Problems) -> None:
+    """Give captions to images that are known by their id."""
+    captions, ids = _captions(folder, split, problems), _ids(folder, split, problems)
+    if ids is None:
+        raise UserError(f"{folder / split}_ids.txt is missing; captions beside .tsv files need the ids of their images")
+    distinct = list(dict.fromkeys(ids))
+    laid = layout(split, len(captions), np.empty((len(distinct), 1)), ids)
+    known = _split_name(split, problems)
+    wanted = set(distinct)
+    for record in draft.images:
+        if record.id in wanted:
+            record.split = known
+    for number, (text, of) in enumerate(zip(captions, laid.image_of_caption, strict=True)):
+        draft.captions.append(CaptionRecord(f"{split}#{number}", text, (distinct[int(of)],)))
+
+
+def _split_name(split: str, problems: Problems) -> str | None:
+    return canonical("test" if split == "testall" else split, f"{split}_caps.txt", problems)
+
+
+def _captions(folder: Path, split: str, problems: Problems) -> list[str]:
+    # Blank lines stay: the place of a caption says whose it is.
+    text = read_text(folder / f"{split}_caps.txt", problems)
+    return [line.strip() for line in text.removesuffix("\n").split("\n")]
+
+
+def _ids(folder: Path, split: str, problems: Problems) -> list[str] | None:
+    file = folder / f"{split}_ids.txt"
+    return read_lines(file, problems) if file.is_file() else None
+
+
+def _array(file: Path) -> NDArray[np.generic]:
+    if not file.is_file():
+        raise UserError(f"{file} is missing; a precomp folder has SPLIT_caps.txt and SPLIT_ims.npy for each split")
+    try:
+        array: NDArray[np.generic] = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(f"{file} is not a whole .npy array of numbers ({error})") from error
+    if array.ndim not in (2, 3) or not len(array) or array.dtype.kind != "f":
+        raise UserError(
+            f"{file} must hold floats of shape (images, regions, D) or (images, D), got {array.dtype} {array.shape}"
+        )
+    return array

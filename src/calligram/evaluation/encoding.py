@@ -1,0 +1,87 @@
+"""Running a matcher over a pairing: encodings, and scores in tiles."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from calligram.data.pairing import Pairing, Texts, Visuals
+from calligram.features.inputs import Inputs
+from calligram.models.matcher import Encoded, Matcher, stack
+from calligram.progress import Track, silent
+
+Floats = NDArray[np.float32]
+
+SCORE_BYTES = 1 << 30
+"""A score matrix larger than this is kept in a temporary file instead of memory."""
+
+
+class EncodedPairing(NamedTuple):
+    """Both sides of a pairing as a matcher sees them."""
+
+    images: Encoded
+    texts: Encoded
+
+
+def _device(matcher: Matcher) -> torch.device:
+    return next(matcher.parameters()).device
+
+
+@torch.no_grad()
+def encode_images(
+    matcher: Matcher, inputs: Inputs, visuals: Visuals, *, batch: int = 128, track: Track = silent
+) -> Encoded:
+    """Encode each image once. Encodings stay on the matcher's device."""
+    device = _device(matcher)
+    rows = inputs.images.load(visuals, track)
+    chunks = np.array_split(np.arange(len(visuals)), max(1, -(-len(visuals) // batch)))
+    pieces = [
+        matcher.encode_images(inputs.images.finish(rows.take(chunk).to(device)))
+        for chunk in track(chunks, "encoding images", len(chunks))
+    ]
+    return stack(pieces)
+
+
+@torch.no_grad()
+def encode_texts(matcher: Matcher, inputs: Inputs, texts: Texts, *, batch: int = 512, track: Track = silent) -> Encoded:
+    """Encode texts in order of length, so that little of a batch is padding, and put them back in order."""
+    device = _device(matcher)
+    rows = inputs.texts.load(texts.strings)
+    order = np.argsort(rows.lengths, kind="stable")
+    chunks = np.array_split(order, max(1, -(-len(order) // batch)))
+    pieces = []
+    for chunk in track(chunks, "encoding texts", len(chunks)):
+        words, mask = rows.take(chunk)
+        pieces.append(matcher.encode_texts(words.to(device), mask.to(device)))
+    back = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
+    return stack(pieces).rows(back)
+
+
+def encode_pairing(matcher: Matcher, inputs: Inputs, pairing: Pairing, track: Track = silent) -> EncodedPairing:
+    """Encode both sides."""
+    return EncodedPairing(
+        encode_images(matcher, inputs, pairing.visuals, track=track),
+        encode_texts(matcher, inputs, pairing.texts, track=track),
+    )
+
+
+@torch.no_grad()
+def score_matrix(
+    matcher: Matcher, encoded: EncodedPairing, *, rows: int = 256, budget: int = SCORE_BYTES, track: Track = silent
+) -> Floats:
+    """All scores (I, T), computed ``rows`` images at a time."""
+    shape = (len(encoded.images.vectors), len(encoded.texts.vectors))
+    if shape[0] * shape[1] * 4 <= budget:
+        scores: Floats = np.empty(shape, dtype=np.float32)
+    else:
+        with tempfile.TemporaryFile() as file:  # the mapping keeps the unnamed file alive
+            scores = np.memmap(file, dtype=np.float32, mode="w+", shape=shape)
+    starts = range(0, shape[0], rows)
+    for start in track(starts, "scoring", len(starts)):
+        part = encoded.images.rows(slice(start, start + rows))
+        scores[start : start + rows] = matcher.score(part, encoded.texts).float().cpu().numpy()
+    return scores

@@ -1,0 +1,133 @@
+"""Pixels as model input: resized on the host, kept as bytes, augmented and normalised on the device."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from calligram.data.pairing import Visuals
+from calligram.progress import Track, silent
+
+Ints = NDArray[np.int64]
+
+CACHE_BYTES = 4 << 30
+"""Decoded images are kept in memory up to this much; past it they are decoded again when needed."""
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Random changes to training images, drawn on the device from the step's seed."""
+
+    crop: float = 1.0
+    """smallest share of the area a random crop keeps; 1 keeps all"""
+    flip: bool = False
+    """mirror half of the images; harmful where captions say left and right"""
+    jitter: float = 0.0
+    """largest relative change of brightness, contrast and saturation"""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Change float images (N, 3, H, W) in 0..1."""
+        if self.crop < 1 or self.flip:
+            images = self._crop_and_flip(images)
+        if self.jitter > 0:
+            images = self._jitter(images)
+        return images
+
+    def _crop_and_flip(self, images: Tensor) -> Tensor:
+        n, device = len(images), images.device
+        side = torch.empty(n, device=device).uniform_(self.crop, 1).sqrt()
+        ratio = torch.empty(n, device=device).uniform_(-1, 1).mul(0.2 * (1 - self.crop)).exp()
+        width, height = (side * ratio).clamp(max=1), (side / ratio).clamp(max=1)
+        mirror = torch.ones(n, device=device)
+        if self.flip:
+            mirror = torch.where(torch.rand(n, device=device) < 0.5, -mirror, mirror)
+        theta = torch.zeros(n, 2, 3, device=device)
+        theta[:, 0, 0], theta[:, 1, 1] = width * mirror, height
+        theta[:, 0, 2] = (1 - width) * (2 * torch.rand(n, device=device) - 1)
+        theta[:, 1, 2] = (1 - height) * (2 * torch.rand(n, device=device) - 1)
+        grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid.to(images.dtype), padding_mode="border", align_corners=False)
+
+    def _jitter(self, images: Tensor) -> Tensor:
+        def factor() -> Tensor:
+            change = torch.empty(len(images), 1, 1, 1, device=images.device, dtype=images.dtype)
+            return change.uniform_(1 - self.jitter, 1 + self.jitter)
+
+        grey = (images * images.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
+        images = grey + (images - grey) * factor()
+        mean = images.mean((1, 2, 3), keepdim=True)
+        return (mean + (images - mean) * factor()).mul(factor()).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class PixelInput:
+    """Resizes to a square of ``size`` and normalises by ``mean`` and ``std``."""
+
+    size: int = 128
+    fit: Literal["squash", "crop"] = "squash"
+    """squash keeps all of the picture and distorts it; crop keeps the middle square"""
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: tuple[float, float, float] = (0.25, 0.25, 0.25)
+
+    def resize(self, image: Image.Image) -> NDArray[np.uint8]:
+        """One RGB image to (3, size, size)."""
+        if self.fit == "crop":
+            side = min(image.size)
+            left, top = (image.width - side) // 2, (image.height - side) // 2
+            image = image.crop((left, top, left + side, top + side))
+        if image.size != (self.size, self.size):
+            image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, reducing_gap=3.0)
+        return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
+
+    def load(self, visuals: Visuals, track: Track = silent, budget: int = CACHE_BYTES) -> PixelRows:
+        """All images of ``visuals``, decoded now if they fit ``budget`` bytes and on demand otherwise."""
+        return PixelRows(self, visuals, track, budget)
+
+    def images(self, images: list[Image.Image]) -> Tensor:
+        """Raw pictures as the bytes that ``finish`` takes: (N, 3, size, size)."""
+        return torch.from_numpy(np.stack([self.resize(image) for image in images]))
+
+    def finish(self, pixels: Tensor, augment: Augment | None = None) -> Tensor:
+        """Bytes (N, 3, H, W) on any device to normalised floats there."""
+        images = pixels.float().div_(255)
+        if augment is not None:
+            images = augment(images)
+        mean, std = (images.new_tensor(v).view(1, 3, 1, 1) for v in (self.mean, self.std))
+        return ((images - mean) / std).contiguous(memory_format=torch.channels_last)
+
+
+class PixelRows:
+    """The images of a list of visuals as rows of bytes."""
+
+    def __init__(self, source: PixelInput, visuals: Visuals, track: Track, budget: int) -> None:
+        self._source, self._visuals = source, visuals
+        self._cache: Tensor | None = None
+        shape = (len(visuals), 3, source.size, source.size)
+        if int(np.prod(shape)) <= budget:
+            self._cache = torch.empty(shape, dtype=torch.uint8)
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                decoded = pool.map(self._decode, range(len(visuals)))
+                for row, pixels in enumerate(track(decoded, "decoding images", len(visuals))):
+                    self._cache[row] = torch.from_numpy(pixels)
+
+    def __len__(self) -> int:
+        return len(self._visuals)
+
+    def _decode(self, row: int) -> NDArray[np.uint8]:
+        return self._source.resize(self._visuals.open(row))
+
+    def take(self, rows: Ints) -> Tensor:
+        """These images: (N, 3, size, size) bytes."""
+        if self._cache is not None:
+            return self._cache[torch.from_numpy(rows)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return torch.from_numpy(np.stack(list(pool.map(self._decode, rows.tolist()))))

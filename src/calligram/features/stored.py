@@ -1,0 +1,56 @@
+"""Feature arrays that came with a collection as model input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from calligram.data.pairing import Visuals
+from calligram.errors import UserError, unknown
+from calligram.features.pixels import Augment
+from calligram.progress import Track, silent
+
+
+@dataclass(frozen=True)
+class StoredInput:
+    """Reads the array ``name`` of the collection; there is nothing here that could compute it for a new picture."""
+
+    name: str
+
+    def load(self, visuals: Visuals, track: Track = silent) -> StoredRows:
+        """The stored rows of these images, still on disk."""
+        del track
+        if self.name not in visuals.features:
+            raise unknown("stored feature", self.name, visuals.features)
+        return StoredRows(visuals, self.name)
+
+    def images(self, images: list[Image.Image]) -> Tensor:
+        """Refuse: a raw picture has no stored features."""
+        raise UserError(
+            f"this matcher reads the stored features '{self.name}', which came with its collection; "
+            "a new picture has none. Train on pixels to search with pictures"
+        )
+
+    def finish(self, rows: Tensor, augment: Augment | None = None) -> Tensor:
+        """As stored."""
+        del augment
+        return rows
+
+
+class StoredRows:
+    """Rows of a memory-mapped array."""
+
+    def __init__(self, visuals: Visuals, name: str) -> None:
+        self._features, self._rows = visuals.features[name], visuals.rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, rows: NDArray[np.int64]) -> Tensor:
+        """These images' features: (N, ...) float32."""
+        return torch.from_numpy(self._features.take(self._rows[rows]))

@@ -1,0 +1,86 @@
+"""Words and their numbers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+SPECIAL = ("<pad>", "<start>", "<end>", "<unk>")
+PAD, START, END, UNKNOWN = range(4)
+
+# Words with inner apostrophes; characters of scripts written without spaces stand alone.
+_WORD = re.compile(r"[぀-ヿ㐀-鿿豈-﫿]|[^\W_]+(?:['’][^\W_]+)?")
+
+
+def tokenise(text: str) -> list[str]:
+    """Lower-case words of a text; punctuation is dropped.
+
+    >>> tokenise("A dog's red ball, 2 cats.")
+    ['a', "dog's", 'red', 'ball', '2', 'cats']
+    """
+    return _WORD.findall(text.lower().replace("’", "'"))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Word <-> number, saved with the matcher. Texts become ``<start> words <end>``, cut to ``max_words``."""
+
+    words: tuple[str, ...]
+    """all words, the four special ones first"""
+    max_words: int = 60
+
+    @classmethod
+    def build(cls, texts: Iterable[str], min_count: int = 4, max_words: int = 60) -> Vocabulary:
+        """Keep words seen at least ``min_count`` times, most frequent first. Build it from training text only."""
+        counts = Counter(word for text in texts for word in tokenise(text))
+        kept = sorted((w for w, n in counts.items() if n >= min_count), key=lambda w: (-counts[w], w))
+        return cls((*SPECIAL, *kept), max_words)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @cached_property
+    def number_of(self) -> dict[str, int]:
+        """Number of each word."""
+        return {word: number for number, word in enumerate(self.words)}
+
+    def encode(self, text: str) -> list[int]:
+        """Numbers of one text's words."""
+        inner = [self.number_of.get(word, UNKNOWN) for word in tokenise(text)]
+        return [START, *inner[: self.max_words], END]
+
+    def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Numbers (N, W) and the mask of real words."""
+        return TextRows(self, strings).take(np.arange(len(strings)))
+
+    def load(self, strings: Sequence[str]) -> TextRows:
+        """Texts encoded once, to be taken in batches."""
+        return TextRows(self, strings)
+
+
+class TextRows:
+    """Encoded texts of different lengths."""
+
+    def __init__(self, vocabulary: Vocabulary, strings: Sequence[str]) -> None:
+        self._rows = [np.array(vocabulary.encode(s), dtype=np.int64) for s in strings]
+        self.lengths = np.array([len(r) for r in self._rows], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Numbers (N, W), padded to the longest of these, and their mask."""
+        lengths = self.lengths[rows]
+        numbers = np.full((len(rows), int(lengths.max(initial=1))), PAD, dtype=np.int64)
+        for place, row in enumerate(rows):
+            numbers[place, : lengths[place]] = self._rows[row]
+        mask = np.arange(numbers.shape[1]) < lengths[:, None]
+        return torch.from_numpy(numbers), torch.from_numpy(mask)

@@ -1,0 +1,89 @@
+"""Pieces that matchers are built from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions with a shortcut; the first may halve the image."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(channels, channels, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels:
+            self.shortcut = nn.Sequential(
+                nn.AvgPool2d(stride, stride, ceil_mode=True) if stride > 1 else nn.Identity(),
+                nn.Conv2d(channels_in, channels, 1, bias=False),
+                nn.BatchNorm2d(channels),
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, C_in, H, W) -> (N, C, H / stride, W / stride)."""
+        return torch.relu(self.body(images) + self.shortcut(images))
+
+
+class SmallCNN(nn.Module):
+    """A small residual network for training from scratch: a stem and one block per entry of ``channels``.
+
+    The stem and every block after the first halve the image. The map is pooled to ``grid`` x ``grid`` cells, which
+    keeps where things are: captions speak of left and right.
+    """
+
+    def __init__(self, channels: tuple[int, ...], grid: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, channels[0], 5, 2, 2, bias=False), nn.BatchNorm2d(channels[0]), nn.ReLU(inplace=True)
+        )
+        pairs = zip((channels[0], *channels[:-1]), channels, strict=True)
+        self.blocks = nn.Sequential(
+            *(ResidualBlock(before, after, 1 if i == 0 else 2) for i, (before, after) in enumerate(pairs))
+        )
+        self.pool = nn.AdaptiveAvgPool2d(grid)
+        self.dim = channels[-1] * grid * grid
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, 3, H, W) -> (N, dim)."""
+        features: Tensor = self.pool(self.blocks(self.stem(images)))
+        return features.flatten(1)
+
+
+class RecurrentText(nn.Module):
+    """Word table and GRU; a text's vector is the last state (vse++), or the mean or maximum over its words."""
+
+    def __init__(
+        self, words: int, word_dim: int, dim: int, *, bidirectional: bool, pooling: str, dropout: float
+    ) -> None:
+        super().__init__()
+        if pooling not in ("last", "mean", "max"):
+            raise ValueError(f"pooling must be last, mean or max, got {pooling!r}")
+        self.words = nn.Embedding(words, word_dim, padding_idx=0)
+        nn.init.uniform_(self.words.weight, -0.1, 0.1)
+        self.dropout = nn.Dropout(dropout)
+        self.gru = nn.GRU(word_dim, dim, batch_first=True, bidirectional=bidirectional)
+        self.pooling = pooling
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        """Word numbers (N, W) and their mask -> (N, dim); both directions of the GRU are averaged."""
+        lengths = mask.sum(1).clamp(min=1)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.dropout(self.words(words)), lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        packed_states, last = self.gru(packed)
+        if self.pooling == "last":
+            return last.mean(0)  # type: ignore[no-any-return]
+        states, _ = nn.utils.rnn.pad_packed_sequence(packed_states, batch_first=True, total_length=words.shape[1])
+        if self.gru.bidirectional:
+            states = (states[..., : self.gru.hidden_size] + states[..., self.gru.hidden_size :]) / 2
+        real = mask.unsqueeze(-1)
+        if self.pooling == "max":
+            return states.masked_fill(~real, -torch.inf).amax(1)
+        return (states * real).sum(1) / lengths.unsqueeze(1)

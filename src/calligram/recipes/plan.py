@@ -1,0 +1,126 @@
+"""What a recipe makes of its settings and a collection, and how that becomes a run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import calligram
+from calligram.data.collection import Collection
+from calligram.errors import UserError
+from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.features.inputs import Inputs
+from calligram.models.matcher import Matcher
+from calligram.progress import Track, silent
+from calligram.recipes.config import as_plain
+from calligram.training.distributed import Processes
+from calligram.training.loop import Loop, Stage, train
+from calligram.training.runs import Run
+
+
+class Plan(NamedTuple):
+    """Everything a run needs."""
+
+    matcher: Matcher
+    inputs: Inputs
+    stages: tuple[Stage, ...]
+    loop: Loop
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a run takes place."""
+
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    processes: Processes = field(default_factory=Processes)
+    track: Track = silent
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named way to train."""
+
+    name: str
+    about: str
+    defaults: Any
+    """the recipe's settings dataclass with its default values"""
+    plan: Callable[[Any, Collection, Surroundings], Plan]
+
+
+def device_named(name: str = "auto") -> torch.device:
+    """A device by name; ``auto`` is the accelerator if there is one, this process's own where there are several."""
+    if name == "auto":
+        local = os.environ.get("LOCAL_RANK", "0")
+        return torch.device(f"cuda:{local}" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device '{name}'; known: auto, cpu, cuda, cuda:0, cuda:1, ...") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device '{name}' is not there: this machine's torch sees no CUDA device; use --device cpu")
+    return device
+
+
+def run_recipe(
+    recipe: Recipe,
+    settings: Any,
+    collection: Collection,
+    out: Path,
+    *,
+    resume: bool = False,
+    around: Surroundings | None = None,
+    command: str = "",
+) -> dict[str, float]:
+    """Train a recipe into the folder ``out``; returns the dev metrics of the best epoch."""
+    around = around or Surroundings(device_named())
+    for split in ("train", "dev"):
+        if not collection.splits().get(split):
+            raise UserError(
+                f"collection {collection.folder} has no {split} split; training learns from train and chooses on dev. "
+                "Give your captions file a column 'split' with train, dev and test"
+            )
+    about = {
+        "recipe": recipe.name,
+        "settings": as_plain(settings),
+        "collection": collection.name,
+        "command": command or shlex.join(sys.argv),
+        "calligram": calligram.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": device_name(around.device),
+    }
+    run = Run.create(out, about, resume=resume) if around.processes.first else Run(out)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(int(settings.seed))
+        plan = recipe.plan(settings, collection, around)
+    plan.matcher.to(around.device)
+    if around.processes.first:
+        run.describe(plan.matcher, plan.inputs)
+    dev = collection.sentences("dev")
+
+    def evaluate(matcher: Matcher) -> Mapping[str, float]:
+        found = evaluate_retrieval(matcher, plan.inputs, dev).retrieval
+        return {
+            "rsum": found.rsum,
+            **{f"i2t_r{k}": getattr(found.i2t, f"r{k}") for k in (1, 5, 10)},
+            **{f"t2i_r{k}": getattr(found.t2i, f"r{k}") for k in (1, 5, 10)},
+        }
+
+    return train(
+        plan.matcher, plan.stages, run, evaluate, loop=plan.loop, processes=around.processes, track=around.track
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """What results call the hardware."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.get_num_threads()} CPU threads ({platform.machine()})"

@@ -1,0 +1,112 @@
+"""``docs/results.md`` and its pictures, made from the lines of results."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from calligram.recipes.results import Result, read_results
+
+HEAD = """# Results
+
+Made by `calligram report` from `results/*.jsonl`; nothing here is typed. Each line there holds the command, seed, data,
+hardware and commit. Recalls are percentages on the test split; checkpoints and settings were chosen on dev. Rows of
+several seeds show mean and standard deviation.
+"""
+
+
+def write_report(results: Path, docs: Path) -> Path:
+    """Write ``docs/results.md`` and ``docs/results-rsum.png``."""
+    found = read_results(results)
+    groups = _grouped(found)
+    parts = [HEAD]
+    for collection in dict.fromkeys(r.collection for r in found):
+        chosen = {key: rows for key, rows in groups.items() if rows[0].collection == collection}
+        parts.append(f"\n## {collection}\n\n" + _table(chosen))
+    if found:
+        _draw(groups, docs / "results-rsum.png")
+        parts.append("\n![Sum of recalls by row](results-rsum.png)\n")
+    for file, section in ((results / "claims.jsonl", _claims), (results / "bench.json", _bench)):
+        if file.is_file():
+            parts.append(section(file))
+    docs.mkdir(parents=True, exist_ok=True)
+    target = docs / "results.md"
+    target.write_text("".join(parts), encoding="utf-8")
+    return target
+
+
+def _name(result: Result) -> str:
+    settings = ", ".join(f"{k}={_short(v)}" for k, v in result.settings.items())
+    members = f" (ensemble of {result.members})" if result.members > 1 else ""
+    return f"{result.recipe}{members}" + (f": {settings}" if settings else "")
+
+
+def _short(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _grouped(found: Sequence[Result]) -> dict[tuple[str, ...], list[Result]]:
+    groups: dict[tuple[str, ...], list[Result]] = defaultdict(list)
+    for result in found:
+        groups[(result.collection, result.split, _name(result), result.hardware)].append(result)
+    return groups
+
+
+def _table(groups: dict[tuple[str, ...], list[Result]]) -> str:
+    lines = [
+        "| recipe and settings | i2t R@1/5/10 | t2i R@1/5/10 | rsum | oracle t2i R@1 | seeds | seconds | hardware |\n",
+        "|---|---|---|---|---|---|---|---|\n",
+    ]
+    for rows in sorted(groups.values(), key=lambda g: -mean(r.rsum for r in g)):
+        first = rows[0]
+        sums = [r.rsum for r in rows]
+        spread = f" ± {stdev(sums):.1f}" if len(sums) > 1 else ""
+        recalls = [
+            " / ".join(f"{mean(getattr(r, side)[k] for r in rows):.1f}" for k in ("r1", "r5", "r10"))
+            for side in ("i2t", "t2i")
+        ]
+        oracle = f"{first.oracle['r1']:.1f}" if first.oracle else ""
+        cells = [_name(first), *recalls, f"{mean(sums):.1f}{spread}", oracle, str(len(rows))]
+        cells += [f"{mean(r.seconds for r in rows):.0f}", first.hardware]
+        lines.append("| " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
+def _claims(file: Path) -> str:
+    lines = ["\n## Claims\n\n", "| paper | collection | claim | verdict | numbers |\n", "|---|---|---|---|---|\n"]
+    for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        numbers = "; ".join(f"{k}: {_short(v)}" for k, v in row["numbers"].items())
+        cells = (row["paper"], row.get("collection", ""), row["claim"], f"**{row['verdict']}**", numbers)
+        lines.append("| " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
+def _bench(file: Path) -> str:
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    lines = [f"\n## Speed\n\n`make bench` on {content['hardware']}, commit {content['commit']}.\n\n"]
+    lines += ["| what | value | unit |\n", "|---|---|---|\n"]
+    lines += [f"| {row['what']} | {row['value']:g} | {row['unit']} |\n" for row in content["rows"]]
+    return "".join(lines)
+
+
+def _draw(groups: dict[tuple[str, ...], list[Result]], file: Path) -> None:
+    from matplotlib.figure import Figure
+
+    ordered = sorted(groups.items(), key=lambda g: (g[0][0], mean(r.rsum for r in g[1])))
+    figure = Figure(figsize=(9, 1 + 0.32 * len(ordered)), layout="constrained")
+    axis = figure.subplots()
+    collections = list(dict.fromkeys(key[0] for key, _ in ordered))
+    for place, (key, rows) in enumerate(ordered):
+        axis.barh(place, mean(r.rsum for r in rows), color=f"C{collections.index(key[0]) % 10}")
+        axis.scatter([r.rsum for r in rows], [place] * len(rows), s=8, color="black", zorder=3)
+    labels = [f"{key[2]}  [{key[0]}]" for key, _ in ordered]
+    axis.set_yticks(
+        range(len(ordered)), [label if len(label) < 70 else label[:67] + "..." for label in labels], fontsize=7
+    )
+    axis.set(xlabel="rsum on test (bars: mean over seeds, dots: seeds)", xlim=(0, 600))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)

@@ -1,0 +1,162 @@
+"""Runs what a paper's claims need, within a budget, and judges them."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from calligram.data.collection import Collection
+from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.recipes.catalog import recipe_named
+from calligram.recipes.claims import Claim, Row, Study, Verdict, judge
+from calligram.recipes.config import changed, resolve
+from calligram.recipes.plan import Surroundings, device_named, run_recipe
+from calligram.recipes.results import Result, append, read_results, result_line
+from calligram.training.runs import Run, write_whole
+
+Say = Callable[[str], None]
+
+
+def reproduce(
+    study: Study,
+    collection: Collection,
+    *,
+    results: Path,
+    runs: Path,
+    seeds: int = 3,
+    budget_minutes: float | None = None,
+    changes: tuple[str, ...] = (),
+    around: Surroundings | None = None,
+    say: Say = lambda line: None,
+) -> list[Verdict]:
+    """Train and test the rows that are not in ``results`` yet, then write the verdicts.
+
+    One seed of every row comes first, in the study's order; then further seeds, for the claims with the smallest
+    difference first. No new row starts after the budget; the next call goes on.
+
+    Args:
+        runs: folder for the run folders; a row that was stopped is resumed there.
+        changes: settings for every row, such as a shortened schedule; they are part of the recorded settings.
+    """
+    around = around or Surroundings(device_named())
+    began = time.monotonic()
+    for row, seed in _wanted(study, collection, results, seeds, changes):
+        if budget_minutes is not None and time.monotonic() - began > 60 * budget_minutes:
+            say("the budget is spent; the same command goes on from here")
+            break
+        say(f"{study.paper}: {row.name}, seed {seed}")
+        result = _run(study, row, seed, collection, runs, changes, around)
+        append(results / f"{study.paper}.jsonl", result)
+        say(f"  rsum {result.rsum:.1f} on test")
+    verdicts = judged(study, collection.name, results, changes)
+    _store(verdicts, results / "claims.jsonl")
+    return verdicts
+
+
+def _key(study: Study, row: Row) -> str:
+    return f"{study.paper}: {row.name}"
+
+
+def _done(study: Study, collection: str, results: Path, changes: tuple[str, ...]) -> dict[str, dict[int, Result]]:
+    """Results that stand for this study's rows on this collection, by row and seed."""
+    found: dict[str, dict[int, Result]] = {row.name: {} for row in study.rows}
+    for result in read_results(results) if results.is_dir() else []:
+        for row in study.rows:
+            if result.study == _key(study, row) and result.collection == collection:
+                wanted = _settings_of(row, changes)
+                if wanted == result.settings:
+                    found[row.name][result.seed] = result
+    return found
+
+
+def _settings_of(row: Row, changes: tuple[str, ...]) -> dict[str, object]:
+    defaults = recipe_named(row.recipe).defaults
+    plain: dict[str, object] = json.loads(json.dumps(changed(resolve(defaults, [*changes, *row.changes]), defaults)))
+    return plain
+
+
+def _wanted(
+    study: Study, collection: Collection, results: Path, seeds: int, changes: tuple[str, ...]
+) -> Iterator[tuple[Row, int]]:
+    """Rows and seeds still to be run, the most telling first; asks the results again after each."""
+    possible = {row.name for row in study.rows if not row.needs or collection.has(row.needs)}
+    for row in study.rows:
+        if row.name in possible and 0 not in _done(study, collection.name, results, changes)[row.name]:
+            yield row, 0
+    for seed in range(1, seeds):
+        for claim in _closest_first(study, collection.name, results, changes):
+            for name in (claim.better, claim.worse):
+                if name in possible and seed not in _done(study, collection.name, results, changes)[name]:
+                    yield study.row(name), seed
+
+
+def _closest_first(study: Study, collection: str, results: Path, changes: tuple[str, ...]) -> list[Claim]:
+    done = _done(study, collection, results, changes)
+
+    def distance(claim: Claim) -> float:
+        if not (done[claim.better] and done[claim.worse]):
+            return math.inf
+        return abs(_value(done[claim.better][0], claim.metric) - _value(done[claim.worse][0], claim.metric))
+
+    return sorted((c for c in study.claims if not c.needs), key=distance)
+
+
+def _value(result: Result, metric: str) -> float:
+    if metric == "rsum":
+        return result.rsum
+    direction, _, name = metric.partition(".")
+    return float(getattr(result, direction)[name])
+
+
+def _run(
+    study: Study,
+    row: Row,
+    seed: int,
+    collection: Collection,
+    runs: Path,
+    changes: tuple[str, ...],
+    around: Surroundings,
+) -> Result:
+    recipe = recipe_named(row.recipe)
+    settings = resolve(recipe.defaults, [*changes, *row.changes, f"seed={seed}"])
+    plain = "".join(c if c.isalnum() else "-" for c in f"{study.paper}-{row.name}-{collection.name}-{seed}")
+    out = runs / plain
+    began = time.perf_counter()
+    flags = " ".join(f"--set {c}" for c in (*changes, *row.changes, f"seed={seed}"))
+    command = f"calligram train {row.recipe} {collection.folder} --out {out} {flags}"
+    run_recipe(recipe, settings, collection, out, resume=out.exists(), around=around, command=command)
+    seconds = time.perf_counter() - began
+    run = Run.open(out)
+    matcher, inputs = run.load()
+    report = evaluate_retrieval(matcher.to(around.device), inputs, collection.sentences("test"))
+    shutil.rmtree(out / "state", ignore_errors=True)
+    return result_line(run, collection, "test", report, seconds=seconds, study=_key(study, row))
+
+
+def judged(study: Study, collection: str, results: Path, changes: tuple[str, ...] = ()) -> list[Verdict]:
+    """Verdicts from the results there are."""
+    done = _done(study, collection, results, changes)
+    return [
+        judge(
+            claim,
+            study,
+            {name: [_value(r, claim.metric) for _, r in sorted(by_seed.items())] for name, by_seed in done.items()},
+            collection,
+        )
+        for claim in study.claims
+    ]
+
+
+def _store(verdicts: list[Verdict], file: Path) -> None:
+    """Replace this study's verdicts on this collection, keep all others."""
+    new = [json.dumps(asdict(v), ensure_ascii=False) for v in verdicts]
+    same = {(v.paper, v.collection) for v in verdicts}
+    old = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    kept = [line for line in old if (json.loads(line)["paper"], json.loads(line).get("collection", "")) not in same]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, "\n".join([*kept, *new]) + "\n")

@@ -1,0 +1,124 @@
+"""Results as lines of JSON: measured by a command, never typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from calligram.data.collection import Collection
+from calligram.errors import UserError
+from calligram.evaluation.retrieval import Report
+from calligram.recipes.catalog import recipe_named
+from calligram.recipes.config import changed, from_plain
+from calligram.training.runs import Run
+
+ASSETS = "CALLIGRAM_ASSETS"
+"""The one environment variable: a folder with ``flickr8k/``, ``models/`` and ``text/``."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of ``results/*.jsonl``."""
+
+    recipe: str
+    settings: dict[str, Any]
+    """those that differ from the recipe's defaults"""
+    seed: int
+    collection: str
+    split: str
+    i2t: dict[str, Any]
+    t2i: dict[str, Any]
+    rsum: float
+    seconds: float
+    """training time where it is known, evaluation otherwise"""
+    hardware: str
+    commit: str
+    command: str
+    members: int = 1
+    """matchers whose scores were averaged; more than one is an ensemble"""
+    localization: dict[str, float] | None = None
+    oracle: dict[str, Any] | None = None
+    study: str = ""
+    """paper and row this run was made for by ``calligram reproduce``"""
+    pictures: list[str] = field(default_factory=list)
+
+
+def result_line(
+    run: Run, collection: Collection, split: str, report: Report, *, seconds: float, study: str = ""
+) -> Result:
+    """A result from a run and its report."""
+    about = run.about
+    recipe = recipe_named(about["recipe"])
+    settings = from_plain(recipe.defaults, about["settings"])
+    different = {k: v for k, v in changed(settings, recipe.defaults).items() if k != "seed"}
+    return Result(
+        recipe.name,
+        json.loads(json.dumps(different)),
+        int(about["settings"]["seed"]),
+        collection.name,
+        split,
+        _rounded(asdict(report.retrieval.i2t)),
+        _rounded(asdict(report.retrieval.t2i)),
+        round(report.retrieval.rsum, 2),
+        round(seconds, 1),
+        about["device"],
+        commit(),
+        recorded_command(about["command"]),
+        oracle=_rounded(asdict(report.oracle.t2i)) if report.oracle else None,
+        study=study,
+    )
+
+
+def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: round(v, 2) if isinstance(v, float) else v for k, v in values.items()}
+
+
+def append(file: Path, result: Result) -> None:
+    """Add one line."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    line = {k: v for k, v in asdict(result).items() if v not in (None, "", [])}
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def read_results(folder: Path) -> list[Result]:
+    """All results of ``folder``; claims have a file of their own."""
+    found = []
+    for file in sorted(folder.glob("*.jsonl")):
+        if file.name == "claims.jsonl":
+            continue
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                found.append(Result(**json.loads(line)))
+            except (ValueError, TypeError) as error:
+                raise UserError(f"{file}, line {number} is not a result ({error})") from error
+    return found
+
+
+def recorded_command(command: str = "") -> str:
+    """A command as anyone can repeat it: the program's name without its folder, assets by their variable."""
+    words = shlex.split(command) if command else list(sys.argv)
+    words[0] = Path(words[0]).name
+    assets = os.environ.get(ASSETS)
+    plain = shlex.join(words)
+    return plain.replace(str(Path(assets).resolve()), f"${ASSETS}").replace(assets, f"${ASSETS}") if assets else plain
+
+
+def commit() -> str:
+    """The checked-out commit, with a mark when files differ from it; ``unknown`` outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
+            cwd=here, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.stdout.strip()

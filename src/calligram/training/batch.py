@@ -1,0 +1,115 @@
+"""What an objective is handed: distinct images and texts with their targets, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from calligram.data.pairing import Pairing
+from calligram.features.inputs import Inputs
+from calligram.features.pixels import Augment
+from calligram.progress import Track, silent
+from calligram.training.distributed import Processes
+from calligram.training.samplers import PairSampler, derived_seed
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One row per distinct item. With several processes, items are this process's share and targets the whole
+    batch's.
+    """
+
+    images: Tensor
+    texts: Tensor
+    text_mask: Tensor
+    image_target: Tensor
+    """(I, T): +1 match, -1 negative, 0 ignored"""
+    text_target: Tensor
+    """(T, I)"""
+    image_groups: Tensor
+    """(I,) class labels: items connected by matches share one"""
+    text_groups: Tensor
+    """(T,)"""
+
+
+class Batches:
+    """Draws batches of a pairing: decoding and padding run one batch ahead of the device."""
+
+    def __init__(
+        self,
+        pairing: Pairing,
+        inputs: Inputs,
+        sampler: PairSampler,
+        *,
+        augment: Augment | None = None,
+        device: torch.device | str = "cpu",
+        processes: Processes | None = None,
+        ignore_also_true: bool = False,
+        track: Track = silent,
+    ) -> None:
+        """Args:
+        ignore_also_true: pairs that are true without being annotated become neither positives nor negatives.
+        """
+        self.pairing, self.inputs, self.sampler, self.augment = pairing, inputs, sampler, augment
+        self.device, self.processes = torch.device(device), processes or Processes()
+        self._also_true = pairing.also_true if ignore_also_true else None
+        self._images = inputs.images.load(pairing.visuals, track)
+        self._texts = inputs.texts.load(pairing.texts.strings)
+        self._image_groups, self._text_groups = pairing.matches.groups()
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    @property
+    def groups(self) -> int:
+        """Number of classes that ``Batch.image_groups`` and ``Batch.text_groups`` come from."""
+        return int(max(self._image_groups.max(initial=-1), self._text_groups.max(initial=-1))) + 1
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Batches of one epoch from ``start`` on."""
+        drawn = self.sampler.epoch(number)[start:]
+        with ThreadPoolExecutor(1) as ahead:
+            coming = ahead.submit(self._host, drawn[0]) if drawn else None
+            for step in range(len(drawn)):
+                assert coming is not None
+                host = coming.result()
+                coming = ahead.submit(self._host, drawn[step + 1]) if step + 1 < len(drawn) else None
+                yield self._on_device(host, derived_seed(self.sampler.seed, "augment", number, start + step))
+
+    def _host(self, pairs: Ints) -> Batch:
+        images, texts = (np.unique(pairs[:, side]) for side in (0, 1))
+        target = self.pairing.matches.target(images, texts)
+        if self._also_true is not None:
+            target[(target < 0) & (self._also_true.target(images, texts) > 0)] = 0
+        mine_images, mine_texts = self.processes.share(images), self.processes.share(texts)
+        words, mask = self._texts.take(mine_texts)
+        return Batch(
+            self._images.take(mine_images),
+            words,
+            mask,
+            torch.from_numpy(target),
+            torch.from_numpy(np.ascontiguousarray(target.T)),
+            torch.from_numpy(self._image_groups[images]),
+            torch.from_numpy(self._text_groups[texts]),
+        )
+
+    def _on_device(self, host: Batch, seed: int) -> Batch:
+        def move(tensor: Tensor) -> Tensor:
+            if self.device.type == "cuda":
+                return tensor.pin_memory().to(self.device, non_blocking=True)
+            return tensor.to(self.device)
+
+        batch = Batch(*(move(getattr(host, name)) for name in Batch.__dataclass_fields__))
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(derived_seed(seed, self.processes.rank))
+            images = self.inputs.images.finish(batch.images, self.augment)
+        return Batch(images, *(getattr(batch, name) for name in list(Batch.__dataclass_fields__)[1:]))

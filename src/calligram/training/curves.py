@@ -1,0 +1,30 @@
+"""A run's metrics as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from calligram.training.runs import Run
+
+
+def draw_curves(folder: Path) -> Path:
+    """Draw the training loss and the dev recalls over the steps into ``curves.png`` of the run."""
+    from matplotlib.figure import Figure
+
+    rows = Run(folder).metrics()
+    losses = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    dev = [(row["step"], row["dev"]) for row in rows if "dev" in row]
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot(*zip(*losses, strict=True), linewidth=0.8) if losses else None
+    left.set(title="training loss", xlabel="step")
+    for key in ("i2t_r1", "t2i_r1", "i2t_r10", "t2i_r10"):
+        if dev and key in dev[0][1]:
+            style = "-" if key.startswith("i2t") else "--"
+            right.plot([s for s, _ in dev], [m[key] for _, m in dev], style, label=key.replace("_r", " R@"))
+    right.set(title="dev recall, %", xlabel="step", ylim=(0, 100))
+    if dev:
+        right.legend(frameon=False, fontsize=8)
+    target = folder / "curves.png"
+    figure.savefig(target, dpi=110)
+    return target

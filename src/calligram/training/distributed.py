@@ -1,0 +1,112 @@
+"""Several processes that train one matcher: each encodes its share of a batch, all see the whole.
+
+Every process computes the loss of the whole batch from gathered encodings. The gather passes back the sum of all
+processes' gradients and parameters get the mean over processes; together this is the gradient that one process would
+get from the joined batch, for encoders, pair scores and training-only weights alike. Batch normalisation is the
+exception: it uses each process's own share.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from calligram.models.matcher import Encoded
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process's place among all of them."""
+
+    rank: int = 0
+    count: int = 1
+
+    @classmethod
+    def join(cls) -> Processes:
+        """Join the group that ``torchrun`` announced in the environment, or stand alone."""
+        count = int(os.environ.get("WORLD_SIZE", "1"))
+        if count > 1 and not dist.is_initialized():
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        return cls(int(os.environ.get("RANK", "0")), count)
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files and prints."""
+        return self.rank == 0
+
+    def share(self, rows: Ints) -> Ints:
+        """This process's contiguous part of the rows of a batch."""
+        return np.array_split(rows, self.count)[self.rank]
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Replace gradients by their mean over processes."""
+        if self.count == 1:
+            return
+        for parameter in parameters:
+            if not parameter.requires_grad:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= self.count
+
+    def same(self, modules: Iterable[nn.Module]) -> None:
+        """Give every process the first one's weights."""
+        if self.count > 1:
+            for module in modules:
+                for tensor in (*module.parameters(), *module.buffers()):
+                    dist.broadcast(tensor.data, 0)
+
+    def agree(self, value: float) -> float:
+        """The first process's number, in all of them."""
+        if self.count == 1:
+            return value
+        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+        box = torch.tensor([value], dtype=torch.float64, device=device)
+        dist.broadcast(box, 0)
+        return float(box)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, tensor: Tensor) -> Tensor:
+        pieces = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(pieces, tensor.contiguous())
+        return torch.stack(pieces)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> Tensor:
+        total = grads[0].contiguous()
+        dist.all_reduce(total)
+        return total[dist.get_rank()]
+
+
+def gather(encoded: Encoded) -> Encoded:
+    """The encodings of all processes, in order, with gradients back to each; unchanged in a single process."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return encoded
+    return Encoded(*(None if t is None else _gather_rows(t) for t in encoded))  # type: ignore[arg-type]
+
+
+def _gather_rows(tensor: Tensor) -> Tensor:
+    """Join along the first axis; shares may differ in length, and in the second axis where texts do."""
+    shape = torch.tensor(tensor.shape[:2], device=tensor.device)
+    shapes = [torch.empty_like(shape) for _ in range(dist.get_world_size())]
+    dist.all_gather(shapes, shape)
+    rows = [int(s[0]) for s in shapes]
+    wide = max(int(s[1]) for s in shapes) - tensor.shape[1] if tensor.ndim > 2 or tensor.dtype == torch.bool else 0
+    padding = [0] * (2 * (tensor.ndim - 2)) + [0, wide, 0, max(rows) - tensor.shape[0]]
+    as_float = tensor.float() if tensor.dtype == torch.bool else tensor
+    joined: Tensor = _Gather.apply(F.pad(as_float, padding))  # type: ignore[no-untyped-call]
+    out = torch.cat([joined[i, :n] for i, n in enumerate(rows)])
+    return out > 0 if tensor.dtype == torch.bool else out

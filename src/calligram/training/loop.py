@@ -1,0 +1,307 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from calligram.errors import UserError
+from calligram.models.matcher import Matcher
+from calligram.progress import Track, silent
+from calligram.training.averaging import Average
+from calligram.training.batch import Batch
+from calligram.training.collapse import Watch
+from calligram.training.distributed import Processes
+from calligram.training.objectives import Objective
+from calligram.training.runs import Run, optimizer_tensors, restore_optimizer
+from calligram.training.samplers import derived_seed
+from calligram.training.tensorboard import Curves
+
+log = logging.getLogger(__name__)
+
+Precision = Literal["fp32", "bf16", "fp16"]
+Evaluate = Callable[[Matcher], Mapping[str, float]]
+
+
+class Feed(Protocol):
+    """A source of batches that can be entered anywhere."""
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        ...
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Batches of an epoch, the same each time it is asked."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of training with one objective, one optimiser and one set of frozen parts."""
+
+    name: str
+    epochs: int
+    objective: Objective
+    batches: Feed
+    optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+    """from parameter groups"""
+    lr: float
+    part_lr: Mapping[str, float] = field(default_factory=dict)
+    """factor on the learning rate for sub-modules of the matcher, by name; the longest name wins"""
+    frozen: Sequence[str] = ()
+    """sub-modules of the matcher kept fixed, in evaluation mode"""
+    schedule: Callable[[float], float] = lambda progress: 1.0
+    """factor on the learning rate at ``progress`` 0..1 of the stage"""
+    clip: float | None = 2.0
+    """largest norm of the gradient"""
+    accumulate: int = 1
+    """batches per step"""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What holds for a whole run."""
+
+    seed: int = 0
+    precision: Precision = "fp32"
+    average: float = 0.0
+    """decay of the weight average that is evaluated and saved; 0 uses the weights themselves"""
+    select_by: str = "rsum"
+    """metric of ``evaluate`` that chooses the best epoch; higher is better"""
+    save_steps: int = 0
+    """also save the state every so many steps; it is always saved after an epoch"""
+    log_steps: int = 10
+
+
+def train(
+    matcher: Matcher,
+    stages: Sequence[Stage],
+    run: Run,
+    evaluate: Evaluate,
+    *,
+    loop: Loop = Loop(),  # noqa: B008  frozen
+    processes: Processes = Processes(),  # noqa: B008  frozen
+    track: Track = silent,
+) -> dict[str, float]:
+    """Train through all stages and leave the best and the last state in ``run``; go on where an earlier call stopped.
+
+    Randomness in a step depends on (seed, stage, epoch, step) alone, so a run that was killed and resumed takes the
+    same steps as one that was not.
+
+    Returns:
+        The dev metrics of the best epoch.
+    """
+    device = next(matcher.parameters()).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        return _Training(matcher, stages, run, evaluate, loop, processes, track).go()
+
+
+class _Training:
+    """The state of one call of ``train``."""
+
+    def __init__(
+        self,
+        matcher: Matcher,
+        stages: Sequence[Stage],
+        run: Run,
+        evaluate: Evaluate,
+        loop: Loop,
+        processes: Processes,
+        track: Track,
+    ) -> None:
+        self.matcher, self.stages, self.run, self.evaluate = matcher, stages, run, evaluate
+        self.loop, self.processes, self.track = loop, processes, track
+        self.device = next(matcher.parameters()).device
+        self.average = Average(matcher, loop.average) if loop.average else None
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=loop.precision == "fp16")
+        self.watch = Watch()
+        self.step = 0
+        self.best: dict[str, float] = {}
+        self.curves = Curves(run.folder) if processes.first else None
+
+    def go(self) -> dict[str, float]:
+        self.processes.same([self.matcher, *(s.objective for s in self.stages)])
+        restored = self.run.load_state()
+        tensors, position = restored if restored else ({}, {"stage": 0, "epoch": 0, "batch": 0})
+        if restored:
+            self._restore(tensors, position)
+        for number in range(int(position["stage"]), len(self.stages)):
+            resumed = number == position["stage"]
+            self._run_stage(number, tensors if resumed else {}, position if resumed else {"epoch": 0, "batch": 0})
+        if self.curves:
+            self.curves.close()
+        return self.best
+
+    def _restore(self, tensors: Mapping[str, Mapping[str, Tensor]], position: Mapping[str, Any]) -> None:
+        log.info("resuming at step %d", position["step"])
+        self.matcher.load_state_dict(dict(tensors["matcher"]))
+        if self.average:
+            self.average.restore(tensors["average"], int(position["average_steps"]))
+        self.scaler.load_state_dict(position["scaler"])
+        self.step, self.best = int(position["step"]), dict(position["best"])
+
+    def _run_stage(self, number: int, tensors: Mapping[str, Any], position: Mapping[str, Any]) -> None:
+        stage = self.stages[number]
+        objective = stage.objective.to(self.device)
+        optimizer = stage.optimizer(_groups(self.matcher, stage))
+        if "objective" in tensors:
+            objective.load_state_dict(tensors["objective"])
+        if "optimizer" in tensors:
+            restore_optimizer(optimizer, tensors["optimizer"])
+        for epoch in range(int(position["epoch"]), stage.epochs):
+            start = int(position["batch"]) if epoch == position["epoch"] else 0
+            self._run_epoch(number, epoch, start, optimizer)
+            self._end_epoch(number, epoch, optimizer)
+
+    def _run_epoch(self, number: int, epoch: int, start: int, optimizer: torch.optim.Optimizer) -> None:
+        stage = self.stages[number]
+        self.matcher.train()
+        _freeze(self.matcher, stage.frozen)
+        stage.objective.train()
+        total = len(stage.batches)
+        label = f"{stage.name} {epoch + 1}/{stage.epochs}"
+        began = time.perf_counter()
+        batches = stage.batches.epoch(derived_seed(number, epoch), start)
+        for place, batch in enumerate(self.track(batches, label, total - start), start):
+            progress = (epoch * total + place) / (stage.epochs * total)
+            self._set_rate(stage, optimizer, progress)
+            torch.manual_seed(derived_seed(self.loop.seed, "step", number, epoch, place, self.processes.rank))
+            terms = self._backward(stage, batch)
+            stepped = (place + 1) % stage.accumulate == 0 or place + 1 == total
+            if stepped:
+                self._update(stage, optimizer)
+            self._report(stage, epoch, terms, optimizer, (place - start + 1) / (time.perf_counter() - began))
+            # Gradients on their way to a step are not part of the state, so it is saved between steps only.
+            if self.loop.save_steps and stepped and self.step % self.loop.save_steps == 0 and place + 1 < total:
+                self._save(number, epoch, place + 1, optimizer)
+
+    def _set_rate(self, stage: Stage, optimizer: torch.optim.Optimizer, progress: float) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = stage.lr * group["factor"] * stage.schedule(progress)
+
+    def _backward(self, stage: Stage, batch: Batch) -> dict[str, Tensor]:
+        with self._autocast():
+            terms: dict[str, Tensor] = stage.objective(self.matcher, batch)
+            loss = torch.stack(list(terms.values())).sum() / stage.accumulate
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return {"loss": loss.detach() * stage.accumulate, **{k: v.detach() for k, v in terms.items()}}
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.loop.precision == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16 if self.loop.precision == "bf16" else torch.float16)
+
+    def _update(self, stage: Stage, optimizer: torch.optim.Optimizer) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.processes.average_gradients(parameters)
+        if stage.clip is not None:
+            self.scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(parameters, stage.clip)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        if self.average:
+            self.average.update(self.matcher)
+
+    def _report(
+        self, stage: Stage, epoch: int, terms: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, rate: float
+    ) -> None:
+        # Reading a number off an accelerator waits for it, so most steps are only looked at now and then.
+        if self.device.type != "cpu" and self.step % self.loop.log_steps:
+            return
+        values = {name: float(value) for name, value in terms.items()}
+        self.watch.look(self.step, values, stage.objective.spread)
+        if self.processes.first and self.step % self.loop.log_steps == 0:
+            row = {"step": self.step, "stage": stage.name, "epoch": epoch, **values}
+            row |= {"lr": max(g["lr"] for g in optimizer.param_groups), "steps_per_second": round(rate, 3)}
+            self.run.log(row)
+            if self.curves:
+                self.curves.add(self.step, {f"train/{k}": v for k, v in values.items()})
+
+    def _end_epoch(self, number: int, epoch: int, optimizer: torch.optim.Optimizer) -> None:
+        stage = self.stages[number]
+        metrics: dict[str, float] = {}
+        if self.processes.first:
+            metrics = self._evaluate()
+            self.run.log({"step": self.step, "stage": stage.name, "epoch": epoch, "dev": metrics})
+            log.info(
+                "%s %d/%d: dev %s %.1f",
+                stage.name,
+                epoch + 1,
+                stage.epochs,
+                self.loop.select_by,
+                metrics.get(self.loop.select_by, math.nan),
+            )
+            if self.curves:
+                self.curves.add(self.step, {f"dev/{k}": v for k, v in metrics.items()})
+        value = self.processes.agree(metrics.get(self.loop.select_by, math.nan))
+        if math.isnan(value):
+            raise UserError(f"evaluation gave no '{self.loop.select_by}'; it gave: {', '.join(sorted(metrics))}")
+        if value > self.best.get(self.loop.select_by, -math.inf):
+            self.best = {**metrics, self.loop.select_by: value, "epoch": epoch, "step": self.step}
+            if self.processes.first:
+                self.run.save_best(self.average.weights if self.average else self.matcher.state_dict())
+        last = epoch + 1 == stage.epochs
+        self._save(number + last, 0 if last else epoch + 1, 0, None if last else optimizer)
+
+    def _evaluate(self) -> dict[str, float]:
+        own = {k: v.clone() for k, v in self.matcher.state_dict().items()} if self.average else {}
+        if self.average:
+            self.matcher.load_state_dict(self.average.weights)
+        self.matcher.eval()
+        with torch.no_grad():
+            metrics = dict(self.evaluate(self.matcher))
+        if self.average:
+            self.matcher.load_state_dict(own)
+        return metrics
+
+    def _save(self, stage: int, epoch: int, batch: int, optimizer: torch.optim.Optimizer | None) -> None:
+        if not self.processes.first:
+            return
+        tensors: dict[str, Mapping[str, Tensor]] = {"matcher": self.matcher.state_dict()}
+        if optimizer is not None:
+            tensors["optimizer"] = optimizer_tensors(optimizer)
+            tensors["objective"] = self.stages[stage].objective.state_dict()
+        if self.average:
+            tensors["average"] = self.average.weights
+        position = {
+            "stage": stage, "epoch": epoch, "batch": batch, "step": self.step, "best": self.best,
+            "average_steps": self.average.steps if self.average else 0, "scaler": self.scaler.state_dict(),
+        }  # fmt: skip
+        self.run.save_state(self.step, tensors, position)
+
+
+def _groups(matcher: Matcher, stage: Stage) -> list[dict[str, Any]]:
+    """Parameter groups by learning-rate factor: the matcher's parts, then the objective's own weights."""
+    names = dict(matcher.named_modules())
+    for part in (*stage.part_lr, *stage.frozen):
+        if part not in names:
+            raise UserError(
+                f"stage {stage.name}: the matcher has no part '{part}'; it has: {', '.join(filter(None, names))}"
+            )
+    by_factor: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in matcher.named_parameters():
+        fixed = any(name.startswith(f"{part}.") for part in stage.frozen)
+        parameter.requires_grad_(not fixed)
+        if not fixed:
+            within = [part for part in stage.part_lr if name.startswith(f"{part}.")]
+            factor = stage.part_lr[max(within, key=len)] if within else 1.0
+            by_factor.setdefault(factor, []).append(parameter)
+    groups = [{"params": params, "factor": factor} for factor, params in by_factor.items()]
+    own = [p for p in stage.objective.parameters() if p.requires_grad]
+    return [*groups, {"params": own, "factor": 1.0}] if own else groups
+
+
+def _freeze(matcher: Matcher, frozen: Sequence[str]) -> None:
+    # Batch normalisation in a frozen part must not go on adapting its statistics.
+    for name in frozen:
+        matcher.get_submodule(name).eval()

@@ -1,0 +1,170 @@
+"""The folder of a run: settings, metrics, the best matcher, and the state to go on from after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from calligram.errors import UserError
+from calligram.features.inputs import Inputs
+from calligram.models import catalog
+from calligram.models.matcher import Matcher
+
+RUN, INPUTS, MATCHER, BEST, METRICS = "run.json", "inputs.json", "matcher.json", "best.safetensors", "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder. All files are replaced whole, so a kill leaves the old or the new one."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: Path, about: Mapping[str, object], *, resume: bool) -> Run:
+        """Start a run, or take one up again.
+
+        Raises:
+            UserError: when the folder is in use, or a resumed run had other settings.
+        """
+        run = cls(folder)
+        if (folder / RUN).is_file():
+            if not resume:
+                raise UserError(f"{folder} already holds a run; give --resume to go on with it, or another --out")
+            before = json.loads((folder / RUN).read_text(encoding="utf-8"))
+            for key in ("recipe", "settings", "collection"):
+                if before.get(key) != json.loads(json.dumps(about[key])):
+                    raise UserError(
+                        f"{folder} was started with other {key}: {_difference(before.get(key), about[key])}; "
+                        "resume with the same, or choose another --out"
+                    )
+        elif folder.exists() and any(folder.iterdir()):
+            raise UserError(f"{folder} exists and is not a run; choose another --out")
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / RUN, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """A finished or stopped run that has a matcher."""
+        if not (folder / RUN).is_file():
+            raise UserError(f'{folder} is not a run (it has no {RUN}); make one with "calligram train"')
+        if not (folder / BEST).is_file():
+            raise UserError(f"{folder} has no checkpoint yet; let it finish an epoch, or go on with --resume")
+        return cls(folder)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Recipe, settings, collection and versions."""
+        content: dict[str, Any] = json.loads((self.folder / RUN).read_text(encoding="utf-8"))
+        return content
+
+    def describe(self, matcher: Matcher, inputs: Inputs) -> None:
+        """Store what a matcher is and what it is fed."""
+        write_whole(self.folder / MATCHER, json.dumps(catalog.describe(matcher), indent=1) + "\n")
+        inputs.save(self.folder / INPUTS)
+
+    def load(self) -> tuple[Matcher, Inputs]:
+        """The best matcher and its inputs."""
+        matcher = catalog.load(self.folder / MATCHER, self.folder / BEST)
+        return matcher, Inputs.read(self.folder / INPUTS)
+
+    def save_best(self, weights: Mapping[str, Tensor]) -> None:
+        """Store the weights that scored best on dev."""
+        _save_tensors(weights, self.folder / BEST)
+
+    def log(self, row: Mapping[str, object]) -> None:
+        """Append one line of metrics."""
+        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of metrics."""
+        file = self.folder / METRICS
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+        return [json.loads(line) for line in lines]
+
+    def save_state(
+        self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], position: Mapping[str, object]
+    ) -> None:
+        """Store everything training needs to go on from ``step``: named groups of tensors and a JSON position."""
+        states = self.folder / "state"
+        target, partial = states / f"{step:09d}", states / f".{step:09d}.partial"
+        for leftover in (target, partial):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for name, group in tensors.items():
+            _save_tensors(group, partial / f"{name}.safetensors")
+        metrics = self.folder / METRICS
+        size = metrics.stat().st_size if metrics.is_file() else 0
+        write_whole(partial / "position.json", json.dumps({**position, "metrics_bytes": size}) + "\n")
+        partial.rename(target)
+        write_whole(states / "LATEST", target.name)
+        for old in states.iterdir():
+            if old.is_dir() and old != target:
+                shutil.rmtree(old)
+
+    def load_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None:
+        """The latest state, with metrics cut back to where it was taken; None when there is none."""
+        pointer = self.folder / "state" / "LATEST"
+        if not pointer.is_file():
+            (self.folder / METRICS).unlink(missing_ok=True)
+            return None
+        folder = self.folder / "state" / pointer.read_text(encoding="utf-8").strip()
+        position = json.loads((folder / "position.json").read_text(encoding="utf-8"))
+        if (self.folder / METRICS).is_file():
+            os.truncate(self.folder / METRICS, int(position["metrics_bytes"]))
+        return {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}, position
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Replace a file in one step: readers see the old text or the new."""
+    partial = file.with_name(f".{file.name}.partial")
+    with partial.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)
+
+
+def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    partial = file.with_name(f".{file.name}.partial")
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial)
+    partial.replace(file)
+
+
+def _difference(before: object, now: object) -> str:
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = [k for k in {**before, **now} if before.get(k) != json.loads(json.dumps(now.get(k)))]
+        return ", ".join(f"{k} was {before.get(k)!r}, now {now.get(k)!r}" for k in keys)
+    return f"{before!r}, now {now!r}"
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """An optimiser's state as named tensors: ``number.name`` for each parameter."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for number, values in state.items()
+        for name, value in values.items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what ``optimizer_tensors`` took; learning rates come from the schedule."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, name = key.split(".", 1)
+        state.setdefault(int(number), {})[name] = value
+    whole = optimizer.state_dict()
+    whole["state"] = state
+    optimizer.load_state_dict(whole)

@@ -1,0 +1,29 @@
+"""A hundred scenes with their captions, without pictures: enough for every kind of sentence to occur."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from calligram.data.scenes.captions import write_captions
+from calligram.data.scenes.casting import cast_of, identities_for
+from calligram.data.scenes.composing import compose_scene
+from calligram.data.scenes.sentence import Caption
+from calligram.data.scenes.truth import View
+from calligram.data.scenes.world import Scene
+
+
+@pytest.fixture(scope="session")
+def scenes() -> list[Scene]:
+    cast = cast_of("scenes", 5, 100)
+    return [compose_scene(5, i, identities_for("scenes", i, cast)) for i in range(100)]
+
+
+@pytest.fixture(scope="session")
+def captions(scenes: list[Scene]) -> list[tuple[int, Caption]]:
+    """Each caption with the row of the scene it was written for."""
+    written = []
+    for row, scene in enumerate(scenes):
+        written += [(row, c) for c in write_captions(random.Random(row), View.of(scene), 5)]
+    return written

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import random
+import re
+
+from calligram.data.scenes.captions import write_captions
+from calligram.data.scenes.kinds import KINDS, SETTINGS, TIMES
+from calligram.data.scenes.look import PEOPLE
+from calligram.data.scenes.nouns import GENERAL, NAMES
+from calligram.data.scenes.truth import View
+from calligram.data.scenes.wording import PLACES, SCENES, WHEN
+
+
+def test_captions_have_articles_spaces_and_stops_in_order(captions):
+    for _, caption in captions:
+        text = caption.text
+        assert not re.search(r"\ba [aeiou]|\ban [^aeiou]", text, re.IGNORECASE), text
+        assert not re.search(r"  | ,|,,|\.\.", text), text
+        assert re.fullmatch(r"[A-Z].*[a-z]\.", text), text
+
+
+def test_verbs_agree_with_their_subjects(captions):
+    for _, caption in captions:
+        for span in caption.spans:
+            follows = caption.text[span.end :].split(" ")[1:2]
+            wrong = ("is", "stands", "runs") if len(span.things) > 1 else ("are", "stand", "run")
+            assert not follows or follows[0] not in wrong, caption.text
+
+
+def test_spans_are_whole_noun_phrases(captions):
+    starts = r"(a|an|two|three|four|five|six)\b"
+    for _, caption in captions:
+        assert len(caption.spans) == len(caption.query.patterns)
+        for span in caption.spans:
+            words = caption.text[span.start : span.end]
+            assert re.match(starts, words, re.IGNORECASE), words
+            assert words == words.strip(" ,.")
+
+
+def test_a_span_names_the_things_it_points_to(scenes, captions):
+    for row, caption in captions:
+        for span in caption.spans:
+            words = caption.text[span.start : span.end].lower()
+            kind = scenes[row].things[span.things[0]].kind
+            names = [noun for noun in (*NAMES[kind], *GENERAL.get(kind, ()))]
+            assert any((n.many if len(span.things) > 1 else n.one) in words for n in names), (words, kind)
+
+
+def test_captions_of_a_scene_differ(scenes):
+    for row, scene in enumerate(scenes[:30]):
+        texts = [c.text for c in write_captions(random.Random(row), View.of(scene), 5)]
+        assert len(set(texts)) == 5
+
+
+def test_as_many_captions_as_asked_for_even_where_little_can_be_said(scenes):
+    barest = min(scenes, key=lambda s: len(s.things))
+    assert len(write_captions(random.Random(0), View.of(barest), 20)) == 20
+
+
+def test_there_are_words_for_every_kind_setting_and_time():
+    assert set(NAMES) == {*KINDS, *PEOPLE}
+    assert set(PLACES) == set(SCENES) == set(SETTINGS)
+    assert set(WHEN) == set(TIMES)
+
+
+def test_words_for_a_place_are_true_of_it():
+    assert all(setting in true_of for setting, words in PLACES.items() for _, true_of in words)

@@ -1,0 +1,166 @@
+"""Every kind of bad picture, really made."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from calligram.data.pictures import PictureError, decode, probe
+
+LEFT, RIGHT = (250, 20, 20), (20, 20, 250)
+
+
+def two_halves(width: int = 64, height: int = 32) -> Image.Image:
+    """Red on the left, blue on the right."""
+    picture = Image.new("RGB", (width, height), RIGHT)
+    picture.paste(LEFT, (0, 0, width // 2, height))
+    return picture
+
+
+def encoded(picture: Image.Image, kind: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that claims a size and holds next to nothing."""
+    size = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(b"\0" * 9))
+
+
+def near(pixel: object, colour: tuple[int, int, int], slack: int = 40) -> bool:
+    return bool(np.abs(np.array(pixel) - np.array(colour)).max() <= slack)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
+def test_a_whole_picture_decodes_to_rgb_and_its_size_is_known(kind: str) -> None:
+    data = encoded(two_halves(), kind)
+    assert (probe(data).width, probe(data).height) == (64, 32)
+    image = decode(data)
+    assert image.mode == "RGB"
+    assert near(image.getpixel((4, 4)), LEFT)
+
+
+def test_a_file_is_read_as_its_bytes_are(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    file.write_bytes(encoded(two_halves(), "PNG"))
+    assert np.array_equal(np.asarray(decode(file)), np.asarray(decode(file.read_bytes())))
+
+
+def test_an_exif_rotated_picture_is_turned_upright() -> None:
+    """Orientation 6: the camera was held so that the left of the stored pixels is up."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(two_halves(), "JPEG", exif=exif, quality=95)
+    assert (probe(data).width, probe(data).height) == (32, 64)
+    image = decode(data)
+    assert image.size == (32, 64)
+    assert near(image.getpixel((16, 8)), LEFT)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_truncated_picture_is_refused_by_probe_and_decode(kind: str) -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (128, 128, 3), dtype=np.uint8))
+    data = encoded(noise, kind)
+    for read in (probe, decode):
+        with pytest.raises(PictureError):
+            read(data[: len(data) // 2])
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").touch()
+    for source in (b"", tmp_path / "a.jpg"):
+        with pytest.raises(PictureError, match="the file is empty"):
+            probe(source)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PictureError, match="no such file"):
+        decode(tmp_path / "none.jpg")
+
+
+def test_a_file_that_is_no_picture_is_refused() -> None:
+    with pytest.raises(PictureError, match="not a picture in a known format"):
+        probe(b"hello, this is a letter")
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("side", [12_500, 60_000])
+def test_a_huge_picture_is_refused_before_it_is_decoded(side: int) -> None:
+    with pytest.raises(PictureError, match="megapixels"):
+        probe(png_header(side, side))
+
+
+def test_a_large_picture_below_our_limit_gives_no_warning(tmp_path: Path) -> None:
+    """In a process of its own, as pytest puts its own filters before every other."""
+    (tmp_path / "large.png").write_bytes(png_header(11_000, 10_000))
+    code = "import pathlib, sys; from calligram.data import pictures; pictures._open(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(tmp_path / "large.png")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_an_animation_gives_its_first_frame_and_is_noted() -> None:
+    frames = [Image.new("RGB", (16, 16), colour) for colour in (LEFT, RIGHT)]
+    data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert probe(data).notes == ("animated: the first frame is used",)
+    assert near(decode(data).getpixel((3, 3)), LEFT)
+
+
+def test_cmyk_becomes_rgb_and_is_noted() -> None:
+    data = encoded(two_halves().convert("CMYK"), "JPEG", quality=95)
+    assert probe(data).notes == ("CMYK: converted to RGB",)
+    assert near(decode(data).getpixel((4, 4)), LEFT, slack=60)
+
+
+def test_sixteen_bit_grey_is_scaled_and_not_cut_off() -> None:
+    grey = np.full((8, 8), 32768, dtype=np.uint16)
+    grey[0, 0] = 65535
+    data = encoded(Image.fromarray(grey), "PNG")
+    assert probe(data).notes == ("16-bit: scaled to 8",)
+    image = decode(data)
+    assert image.getpixel((4, 4)) == (128, 128, 128)
+    assert image.getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_transparency_is_laid_on_white() -> None:
+    assert decode(encoded(Image.new("RGBA", (4, 4), (255, 0, 0, 0)), "PNG")).getpixel((1, 1)) == (255, 255, 255)
+
+
+def test_a_transparent_palette_is_laid_on_white() -> None:
+    picture = Image.new("P", (4, 4), 0)
+    picture.putpalette([0, 0, 0, 255, 255, 255])
+    assert decode(encoded(picture, "GIF", transparency=0)).getpixel((1, 1)) == (255, 255, 255)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P"])
+def test_other_modes_become_rgb(mode: str) -> None:
+    assert decode(encoded(two_halves().convert(mode), "PNG")).mode == "RGB"
+
+
+@pytest.mark.filterwarnings("ignore:Tag data larger:UserWarning")
+def test_damaged_bytes_never_raise_anything_but_picture_errors() -> None:
+    rng = np.random.default_rng(0)
+    for kind in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"):
+        whole = encoded(two_halves(), kind)
+        for _ in range(25):
+            data = bytearray(whole)
+            for place in rng.integers(0, len(data), 6):
+                data[place] = rng.integers(256)
+            for read in (probe, decode):
+                with contextlib.suppress(PictureError):
+                    read(bytes(data))

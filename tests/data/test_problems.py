@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from calligram.data.problems import Problems
+from calligram.errors import UserError
+
+
+def test_summary_counts_each_kind_and_names_the_first_items() -> None:
+    problems = Problems()
+    for number in range(5):
+        problems.skip("unusable image", f"{number}.jpg", "empty")
+    problems.note("animated", "a.gif")
+    assert problems.summary() == [
+        "5 skipped: unusable image (0.jpg, 1.jpg, 2.jpg, ...)",
+        "1 noted: animated (a.gif)",
+    ]
+
+
+def test_strict_refuses_the_first_skipped_item_and_says_which() -> None:
+    problems = Problems(strict=True)
+    with pytest.raises(UserError, match=r"unusable image: a\.jpg: the file is empty \(refused because of --strict"):
+        problems.skip("unusable image", "a.jpg", "the file is empty")
+
+
+def test_strict_refuses_a_mended_item_too() -> None:
+    with pytest.raises(UserError, match="without it the item is kept, mended"):
+        Problems(strict=True).mend("unknown split", "a.jpg")
+
+
+def test_strict_lets_notes_pass() -> None:
+    problems = Problems(strict=True)
+    problems.note("animated", "a.gif")
+    assert [p.skipped for p in problems.found] == [False]
+
+
+def test_rows_hold_every_field() -> None:
+    problems = Problems()
+    problems.mend("unknown split", "a.jpg", "'x'")
+    assert problems.rows() == [{"kind": "unknown split", "item": "a.jpg", "detail": "'x'", "skipped": False}]

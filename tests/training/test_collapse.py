@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from calligram.errors import UserError
+from calligram.models.matcher import Encoded
+from calligram.training.collapse import Watch
+from calligram.training.objectives import Spread
+
+
+def spread_of(vectors: torch.Tensor) -> Spread:
+    return Spread.of(Encoded(vectors), Encoded(torch.eye(4)))
+
+
+def test_spread_is_zero_for_equal_vectors_and_large_for_different_ones():
+    assert float(spread_of(torch.ones(4, 3)).images) == pytest.approx(0, abs=1e-6)
+    assert float(spread_of(torch.eye(4)).images) == pytest.approx(0.75)
+
+
+def test_a_lasting_collapse_stops_with_advice():
+    watch = Watch(patience=5)
+    with pytest.raises(UserError, match=r"embeddings collapsed: at step 4 all images .*warmup_epochs=2"):
+        for step in range(10):
+            watch.look(step, {"loss": 0.4}, spread_of(torch.ones(4, 3)))
+
+
+def test_a_passing_one_does_not():
+    watch = Watch(patience=5)
+    for step in range(20):
+        watch.look(step, {"loss": 0.4}, spread_of(torch.eye(4) if step % 4 == 3 else torch.ones(4, 3)))
+    assert watch._below < 5
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_broken_loss_is_named(value):
+    with pytest.raises(UserError, match=r"not finite at step 7 \(ranking="):
+        Watch().look(7, {"loss": 1.0, "ranking": value}, None)

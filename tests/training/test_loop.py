@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from calligram.data.collection import Collection
+from calligram.errors import UserError
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.training.runs import Run
+
+SMALL = (
+    "batch=4", "dim=16", "image.size=16", "image.channels=4,8", "image.grid=2", "text.word_dim=8", "text.min_count=1",
+    "average=0.9", "image.jitter=0.1", "text.dropout=0.2", "lr=0.01",
+)  # fmt: skip
+
+
+def run(collection: Collection, out: Path, *changes: str, resume: bool = False) -> dict[str, float]:
+    recipe = RECIPES["vse"]
+    settings = resolve(recipe.defaults, [*SMALL, *changes])
+    return run_recipe(recipe, settings, collection, out, resume=resume, around=Surroundings(torch.device("cpu")))
+
+
+def numbers(folder: Path) -> list[dict[str, object]]:
+    return [{k: v for k, v in row.items() if k != "steps_per_second"} for row in Run(folder).metrics()]
+
+
+def test_training_learns_the_tiny_collection(tiny, tmp_path):
+    best = run(tiny, tmp_path / "run", "epochs=40", "batch=14", "image.crop=1", "image.jitter=0", "text.dropout=0")
+    assert best["t2i_r1"] > 60  # chance is 1 in 6
+
+
+def test_the_same_seed_gives_the_same_weights_to_the_bit(tiny, tmp_path):
+    for name in ("one", "two"):
+        run(tiny, tmp_path / name, "epochs=3", "warmup_epochs=1")
+    assert numbers(tmp_path / "one") == numbers(tmp_path / "two")
+    one, two = (load_file(tmp_path / name / "best.safetensors") for name in ("one", "two"))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+    run(tiny, tmp_path / "other", "epochs=3", "warmup_epochs=1", "seed=1")
+    assert numbers(tmp_path / "one") != numbers(tmp_path / "other")
+
+
+@pytest.mark.parametrize("wait_for", [1, 4, 9])
+def test_a_run_killed_with_signal_9_and_resumed_ends_with_the_same_numbers(tiny, tmp_path, wait_for):
+    changes = ("epochs=5", "warmup_epochs=2", "save_steps=1")
+    whole = run(tiny, tmp_path / "whole", *changes)
+    out = tmp_path / "killed"
+    flags = [flag for change in (*SMALL, *changes) for flag in ("--set", change)]
+    command = ["train", "vse", str(tiny.folder), "--out", str(out), "--device", "cpu", *flags]
+    victim = subprocess.Popen(
+        [sys.executable, "-c", "from calligram.cli.main import main; main()", *command],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+    )  # fmt: skip
+    pointer = out / "state" / "LATEST"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and victim.poll() is None:
+        if pointer.is_file() and int(pointer.read_text() or 0) >= wait_for:
+            break
+        time.sleep(0.001)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    assert victim.returncode == -signal.SIGKILL, "the run ended before it could be killed"
+    resumed = run(tiny, out, *changes, resume=True)
+    assert resumed == whole
+    assert numbers(out) == numbers(tmp_path / "whole")
+    one, two = (load_file(folder / "best.safetensors") for folder in (out, tmp_path / "whole"))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_a_finished_run_resumes_to_its_own_result(tiny, tmp_path):
+    first = run(tiny, tmp_path / "run", "epochs=2")
+    assert run(tiny, tmp_path / "run", "epochs=2", resume=True) == first
+
+
+def test_a_run_is_not_overwritten_and_not_resumed_with_other_settings(tiny, tmp_path):
+    run(tiny, tmp_path / "run", "epochs=1")
+    with pytest.raises(UserError, match="already holds a run; give --resume"):
+        run(tiny, tmp_path / "run", "epochs=1")
+    with pytest.raises(UserError, match=r"started with other settings: epochs was 1, now 2"):
+        run(tiny, tmp_path / "run", "epochs=2", resume=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("mine")
+    with pytest.raises(UserError, match="exists and is not a run"):
+        run(tiny, tmp_path / "other", "epochs=1")
+
+
+def test_a_run_folder_is_self_contained_and_without_pickle(tiny, tmp_path):
+    run(tiny, tmp_path / "run", "epochs=1")
+    moved = tmp_path / "moved"
+    (tmp_path / "run").rename(moved)
+    matcher, inputs = Run.open(moved).load()
+    words, mask = inputs.texts.texts(["a red disc"])
+    assert matcher.encode_texts(words, mask).vectors.shape == (1, 16)
+    kinds = {file.suffix for file in moved.rglob("*") if file.is_file() and "tensorboard" not in file.parts}
+    assert kinds <= {".json", ".jsonl", ".safetensors", ""}
+    assert json.loads((moved / "run.json").read_text())["settings"]["epochs"] == 1
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_do(tiny, tmp_path):
+    with pytest.raises(UserError, match=r"not finite at step \d+ .*--set lr="):
+        run(tiny, tmp_path / "run", "epochs=50", "lr=1e30", "optim.clip=none", "average=0", "optim.optimizer=sgd")
+
+
+def test_parts_can_have_their_own_rate_and_unknown_parts_are_named(tiny, tmp_path):
+    start = run(tiny, tmp_path / "fixed", "epochs=1", "optim.parts=image:0", "average=0")
+    assert start["rsum"] > 0
+    with pytest.raises(UserError, match="has no part 'imge'; it has: image"):
+        run(tiny, tmp_path / "typo", "epochs=1", "optim.parts=imge:0.1")
+
+
+@pytest.mark.parametrize("precision", ["bf16"])
+def test_lower_precision_trains(tiny, tmp_path, precision):
+    assert run(tiny, tmp_path / "run", "epochs=2", f"precision={precision}")["rsum"] > 0
+
+
+def test_accumulating_two_batches_takes_half_the_steps(tiny, tmp_path):
+    once = run(tiny, tmp_path / "one", "epochs=1", "warmup_epochs=0")
+    twice = run(tiny, tmp_path / "two", "epochs=1", "warmup_epochs=0", "optim.accumulate=2")
+    assert twice["step"] == -(-once["step"] // 2)
