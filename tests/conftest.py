@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from calligram.data.writing import write_collection
 COLOURS = ("red", "green", "blue", "yellow", "white", "black")
 
 
-def tiny_draft(folder: Path, repeats: int = 1) -> Draft:
+def _tiny_draft(folder: Path, repeats: int = 1) -> Draft:
     """Six images per repeat, a coloured disc on grey each; all of them in train, and again in dev and test."""
     draft = Draft("tiny")
     for split in ("train", "dev", "test"):
@@ -27,7 +28,9 @@ def tiny_draft(folder: Path, repeats: int = 1) -> Draft:
             ImageDraw.Draw(picture).ellipse((8, 4, 32, 28), fill=colour)
             picture.save(folder / f"{image_id}.png")
             draft.images.append(
-                ImageRecord(image_id, FileAt(folder / f"{image_id}.png"), split, identity=number % 2, metadata={"n": number})
+                ImageRecord(
+                    image_id, FileAt(folder / f"{image_id}.png"), split, identity=number % 2, metadata={"n": number}
+                )
             )
             draft.regions.append(RegionRecord(f"{image_id}/disc", image_id, (8, 4, 33, 29), label="disc"))
             for turn, text in enumerate((f"a {colour} disc", f"the round thing is {colour}")):
@@ -43,11 +46,17 @@ def tiny_draft(folder: Path, repeats: int = 1) -> Draft:
 
 
 @pytest.fixture(scope="session")
+def tiny_draft() -> Callable[..., Draft]:
+    """Makes the collection's draft in a folder, for tests that change or repeat it."""
+    return _tiny_draft
+
+
+@pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Collection:
     """The collection, written once."""
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "pictures").mkdir()
-    return write_collection(tiny_draft(folder / "pictures"), folder / "collection")
+    return write_collection(_tiny_draft(folder / "pictures"), folder / "collection")
 
 
 @pytest.fixture(scope="session")
@@ -64,10 +73,79 @@ def stored_tiny(tmp_path_factory: pytest.TempPathFactory) -> Collection:
     """The same with a feature array, three parts of four numbers per image, for matchers without a CNN."""
     folder = tmp_path_factory.mktemp("stored")
     (folder / "pictures").mkdir()
-    draft = tiny_draft(folder / "pictures")
+    draft = _tiny_draft(folder / "pictures")
     values = np.random.default_rng(0).normal(size=(len(draft.images), 3, 4)).astype(np.float32)
     np.save(folder / "colour.npy", values)
     draft.features["colour"] = [folder / "colour.npy"]
     for row, image in enumerate(draft.images):
         image.feature_rows["colour"] = row
     return write_collection(draft, folder / "collection")
+
+
+CAPTIONS = [
+    *(text for c in COLOURS for text in (f"a {c} disc", f"the round thing is {c}")), "a warm colour", "snow",
+]  # fmt: skip
+TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.fixture(scope="session")
+def tiny_clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random CLIP as the hub would hold it: weights, byte pairs and preprocessing."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel, CLIPTokenizer
+
+    folder = tmp_path_factory.mktemp("clip")
+    learnt = Tokenizer(models.BPE(continuing_subword_prefix="", end_of_word_suffix="</w>"))
+    learnt.pre_tokenizer = pre_tokenizers.Whitespace()
+    special = ["<|startoftext|>", "<|endoftext|>"]
+    learnt.train_from_iterator(
+        CAPTIONS, trainers.BpeTrainer(special_tokens=special, end_of_word_suffix="</w>", show_progress=False)
+    )
+    learnt.model.save(str(folder))
+    tokenizer = CLIPTokenizer.from_pretrained(str(folder), model_max_length=12)
+    tokenizer.save_pretrained(folder)
+    text = {"vocab_size": len(tokenizer), "max_position_embeddings": 12, "bos_token_id": 0, "eos_token_id": 1}
+    vision = {"image_size": 16, "patch_size": 4}
+    torch.manual_seed(0)
+    CLIPModel(
+        CLIPConfig(text_config={**TINY, **text}, vision_config={**TINY, **vision}, projection_dim=16)
+    ).save_pretrained(folder)
+    CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_siglip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random SigLIP with a tokenizer of word pieces."""
+    import torch
+    from transformers import SiglipConfig, SiglipImageProcessorPil, SiglipModel
+
+    from calligram.features.wordpieces import WordPieces
+
+    folder = tmp_path_factory.mktemp("siglip")
+    pieces = WordPieces.train(CAPTIONS, min_count=1, max_pieces=12)
+    pieces.tokenizer.save_pretrained(folder)
+    text = {"vocab_size": len(pieces), "max_position_embeddings": 12, "projection_size": 32}
+    torch.manual_seed(0)
+    SiglipModel(
+        SiglipConfig(text_config={**TINY, **text}, vision_config={**TINY, "image_size": 16, "patch_size": 4})
+    ).save_pretrained(folder)
+    SiglipImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random BERT with its tokenizer."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    from calligram.features.wordpieces import WordPieces
+
+    folder = tmp_path_factory.mktemp("bert")
+    pieces = WordPieces.train(CAPTIONS, min_count=1, max_pieces=20)
+    pieces.tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    BertModel(BertConfig(**TINY, vocab_size=len(pieces), max_position_embeddings=20)).save_pretrained(folder)
+    return folder

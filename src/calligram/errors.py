@@ -10,6 +10,10 @@ class UserError(Exception):
     """Something the user can mend: shown by the command line without a traceback."""
 
 
+class NotFiniteError(UserError):
+    """Numbers that cannot be compared."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """Say that ``name`` is not a known ``kind``, suggest the nearest, and list what there is.
 

@@ -5,6 +5,7 @@ import pytest
 from sklearn.metrics import average_precision_score, top_k_accuracy_score
 
 from calligram.data.matches import Matches
+from calligram.errors import NotFiniteError
 from calligram.evaluation import ranking
 from calligram.evaluation.ranking import mean_of, recall_at, relevant_ranks, summarise
 
@@ -63,7 +64,7 @@ def test_a_constant_scorer_is_last_and_a_perfect_one_first():
 def test_scores_that_are_not_finite_are_refused(bad):
     scores, _, matches = random_case(6, ties=False)
     scores[3, 4] = bad
-    with pytest.raises(ValueError, match="1 scores are not finite, the first in row 3"):
+    with pytest.raises(NotFiniteError, match="1 scores are not finite, the first in row 3"):
         relevant_ranks(scores, matches)
 
 

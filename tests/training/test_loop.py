@@ -20,7 +20,7 @@ from calligram.recipes.plan import Surroundings, run_recipe
 from calligram.training.runs import Run
 
 SMALL = (
-    "batch=4", "dim=16", "image.size=16", "image.channels=4,8", "image.grid=2", "text.word_dim=8", "text.min_count=1",
+    "batch=4", "dim=16", "image.size=16", "image.channels=4,8", "text.word_dim=8", "text.hidden=16", "text.min_count=1",
     "average=0.9", "image.jitter=0.1", "text.dropout=0.2", "lr=0.01",
 )  # fmt: skip
 

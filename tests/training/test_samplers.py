@@ -13,12 +13,14 @@ def random_matches(seed: int = 0) -> Matches:
     return Matches(*np.nonzero(rng.random((40, 90)) < 0.05), (40, 90))
 
 
-def test_an_epoch_takes_every_pair_once():
+@pytest.mark.parametrize("texts", [1, 2, 5])
+def test_an_epoch_takes_every_pair_once(texts):
     matches = random_matches()
-    sampler = PairSampler(matches, 5, seed=0)
+    sampler = PairSampler(matches, 5, seed=0, texts=texts)
     pairs = [tuple(p) for batch in sampler.epoch(3) for p in batch]
     assert len(pairs) == len(set(pairs))
-    assert len(matches) - len(pairs) < 5 / 2
+    assert len(matches) - len(pairs) < 5 / 2 * texts
+    assert len(sampler.epoch(3)) == len(sampler)
     assert set(pairs) <= set(zip(*(side.tolist() for side in matches.pairs()), strict=True))
 
 
@@ -26,6 +28,14 @@ def test_batches_of_equally_captioned_images_hold_distinct_images():
     matches = Matches(np.repeat(np.arange(20), 5), np.arange(100), (20, 100))
     for batch in PairSampler(matches, 10, seed=1).epoch(0):
         assert len(set(batch[:, 0])) == len(batch)
+
+
+def test_an_image_comes_with_the_asked_number_of_texts():
+    matches = Matches(np.repeat(np.arange(20), 5), np.arange(100), (20, 100))
+    for batch in PairSampler(matches, 10, seed=1, texts=3, per_image=True).epoch(0):
+        images, counts = np.unique(batch[:, 0], return_counts=True)
+        assert len(images) == 10
+        assert set(counts) == {3}
 
 
 def test_an_epoch_of_images_takes_each_image_once_and_another_text_each_time():
@@ -47,5 +57,5 @@ def test_epochs_differ_and_repeat():
 def test_too_little_to_learn_from_is_said():
     with pytest.raises(UserError, match="at least 2 matching pairs, this split has 1"):
         PairSampler(Matches([0], [0], (3, 3)), 4, seed=0)
-    with pytest.raises(UserError, match="batch must be at least 2 pairs, got 1"):
+    with pytest.raises(UserError, match="batch must be at least 2 images, got 1"):
         PairSampler(random_matches(), 1, seed=0)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from calligram.cli.screen import bars, console
 
@@ -66,7 +67,7 @@ def import_(
     splits = ", ".join(f"{name or 'in no split'} {count}" for name, count in made.splits().items())
     console.print(f"images: {splits}")
     for line in problems.summary():
-        console.print(f"[yellow]{line}[/]")
+        console.print(f"[yellow]{escape(line)}[/]")
 
 
 def info(
@@ -82,10 +83,11 @@ def info(
 
     opened = Collection.open(collection)
     for line in summarise(opened).lines():
-        console.print(line)
+        console.print(escape(line))
     target = sheet or collection / "sheet.png"
     sample_sheet(opened, target)
     console.print(f"samples: {target}")
     if problems and opened.has("problems"):
         for row in opened.table("problems").to_pylist():
-            console.print(f"{'skipped' if row['skipped'] else 'noted'}: {row['kind']}: {row['item']} {row['detail']}")
+            what = "skipped" if row["skipped"] else "noted"
+            console.print(escape(f"{what}: {row['kind']}: {row['item']} {row['detail']}"))

@@ -13,7 +13,7 @@ from calligram.cli.screen import bars, console, print_report
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the demo's collection, run and pictures.")] = Path("demo"),
-    images: Annotated[int, typer.Option(min=50, help="Scenes to draw.")] = 2000,
+    images: Annotated[int, typer.Option(min=500, help="Scenes to draw, 200 of them for dev and 200 for test.")] = 8400,
     seed: Annotated[int, typer.Option(help="Of the scenes and of training.")] = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe, as key=value.")] = None,
 ) -> None:
@@ -33,10 +33,11 @@ def demo(
     if (folder / MANIFEST).is_file():
         collection = Collection.open(folder)
     else:
-        collection = generate_scenes(folder, images=images, seed=seed, track=bars)
+        splits = (1 - 400 / images, 200 / images, 200 / images)
+        collection = generate_scenes(folder, images=images, seed=seed, size=96, splits=splits, track=bars)
     console.print(f"[bold]1.[/] {images} scenes with captions: {folder}")
     recipe = recipe_named("vse")
-    settings = resolve(recipe.defaults, [f"seed={seed}", *(set_ or [])])
+    settings = resolve(recipe.defaults, ["epochs=5", f"seed={seed}", *(set_ or [])])
     run_folder = out / "run"
     around = Surroundings(device_named(), track=bars)
     run_recipe(recipe, settings, collection, run_folder, resume=run_folder.exists(), around=around)

@@ -16,8 +16,10 @@ from calligram.cli import (
     demo_verb,
     evaluate_verb,
     list_verb,
+    regions_verb,
     results_verbs,
     train_verb,
+    words_verb,
 )
 from calligram.cli.screen import console, errors
 from calligram.errors import UserError, unknown
@@ -45,7 +47,9 @@ app.command("demo")(demo_verb.demo)
 app.command("scenes")(data_verbs.scenes)
 app.command("import")(data_verbs.import_)
 app.command("info")(data_verbs.info)
+app.command("regions")(regions_verb.regions)
 app.command("list")(list_verb.list_)
+app.command("words")(words_verb.words)
 app.command("train")(train_verb.train)
 app.command("evaluate")(evaluate_verb.evaluate)
 app.command("reproduce")(results_verbs.reproduce)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
@@ -23,7 +23,7 @@ errors = Console(stderr=True)
 
 def bars(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
     """A progress bar on a terminal; a line every ten seconds elsewhere."""
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     if errors.is_terminal:
         columns = (

@@ -77,7 +77,7 @@ class Collection:
     def table(self, name: str) -> pa.Table:
         """A table by name: images, captions, matches, regions, phrases, groundings, also_true or problems."""
         if name not in self._tables:
-            file = self.folder / f"{name}.parquet"
+            file = self._file(name)
             if not file.is_file():
                 raise UserError(f"collection {self.folder} has no {name}")
             try:
@@ -88,7 +88,13 @@ class Collection:
 
     def has(self, name: str) -> bool:
         """Whether a table exists and has rows."""
-        return (self.folder / f"{name}.parquet").is_file() and len(self.table(name)) > 0
+        return self._file(name).is_file() and len(self.table(name)) > 0
+
+    def _file(self, name: str) -> Path:
+        # Tables that were replaced after the import have other names, which the manifest gives.
+        replaced = self.manifest.get("tables", {})
+        assert isinstance(replaced, dict)
+        return self.folder / str(replaced.get(name, f"{name}.parquet"))
 
     def column(self, table: str, name: str) -> list[Value]:
         """One column as plain values."""
@@ -204,6 +210,7 @@ class StoredPictures:
     def __init__(self, collection: Collection) -> None:
         """Open nothing yet; shards are opened when first read, once in each process."""
         self._folder = collection.folder
+        self.cache = collection.folder / "cache"
         table = collection.table("images")
         self._ids = table.column("id")
         self._paths = table.column("path")

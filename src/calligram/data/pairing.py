@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,13 @@ Floats = NDArray[np.float32]
 
 class Pictures(Protocol):
     """Opens images by row number."""
+
+    cache: Path
+    """folder for what is computed from these pictures"""
+
+    def read(self, row: int) -> bytes:
+        """The picture's bytes as they came."""
+        ...
 
     def open(self, row: int) -> Image.Image:
         """The image upright, as RGB."""

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from calligram.data.pairing import Pairing, Texts, Visuals
-from calligram.features.inputs import Inputs
+from calligram.data.pairing import Pairing
+from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.models.matcher import Encoded, Matcher, stack
 from calligram.progress import Track, silent
 
@@ -27,18 +27,29 @@ class EncodedPairing(NamedTuple):
     texts: Encoded
 
 
+class LoadedPairing(NamedTuple):
+    """Both sides of a pairing as prepared inputs, for encoding them more than once."""
+
+    images: ImageRows
+    texts: TextRows
+
+
+def load_pairing(inputs: Inputs, pairing: Pairing, track: Track = silent) -> LoadedPairing:
+    """Decode images and encode words, once."""
+    return LoadedPairing(inputs.images.load(pairing.visuals, track), inputs.texts.load(pairing.texts.strings))
+
+
 def _device(matcher: Matcher) -> torch.device:
     return next(matcher.parameters()).device
 
 
 @torch.no_grad()
 def encode_images(
-    matcher: Matcher, inputs: Inputs, visuals: Visuals, *, batch: int = 128, track: Track = silent
+    matcher: Matcher, inputs: Inputs, rows: ImageRows, *, batch: int = 128, track: Track = silent
 ) -> Encoded:
     """Encode each image once. Encodings stay on the matcher's device."""
     device = _device(matcher)
-    rows = inputs.images.load(visuals, track)
-    chunks = np.array_split(np.arange(len(visuals)), max(1, -(-len(visuals) // batch)))
+    chunks = np.array_split(np.arange(len(rows)), max(1, -(-len(rows) // batch)))
     pieces = [
         matcher.encode_images(inputs.images.finish(rows.take(chunk).to(device)))
         for chunk in track(chunks, "encoding images", len(chunks))
@@ -47,10 +58,9 @@ def encode_images(
 
 
 @torch.no_grad()
-def encode_texts(matcher: Matcher, inputs: Inputs, texts: Texts, *, batch: int = 512, track: Track = silent) -> Encoded:
+def encode_texts(matcher: Matcher, rows: TextRows, *, batch: int = 512, track: Track = silent) -> Encoded:
     """Encode texts in order of length, so that little of a batch is padding, and put them back in order."""
     device = _device(matcher)
-    rows = inputs.texts.load(texts.strings)
     order = np.argsort(rows.lengths, kind="stable")
     chunks = np.array_split(order, max(1, -(-len(order) // batch)))
     pieces = []
@@ -61,11 +71,10 @@ def encode_texts(matcher: Matcher, inputs: Inputs, texts: Texts, *, batch: int =
     return stack(pieces).rows(back)
 
 
-def encode_pairing(matcher: Matcher, inputs: Inputs, pairing: Pairing, track: Track = silent) -> EncodedPairing:
+def encode_pairing(matcher: Matcher, inputs: Inputs, loaded: LoadedPairing, track: Track = silent) -> EncodedPairing:
     """Encode both sides."""
     return EncodedPairing(
-        encode_images(matcher, inputs, pairing.visuals, track=track),
-        encode_texts(matcher, inputs, pairing.texts, track=track),
+        encode_images(matcher, inputs, loaded.images, track=track), encode_texts(matcher, loaded.texts, track=track)
     )
 
 

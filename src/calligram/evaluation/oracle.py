@@ -1,9 +1,9 @@
 """What a scorer would get that knows every fact of every scene, and nothing else.
 
-It scores true pairs above false ones and cannot tell true pairs apart. Its metrics are expectations over a random
-order of
-equally true items, so a caption that fits m images finds its own first with probability 1 / m. No matcher that only
-knows what captions say can do better on average.
+It scores true pairs above false ones and cannot tell true pairs apart; its metrics are expectations over a random order
+of equally true items, so a caption that fits m images finds its own first with probability 1 / m. It is a yardstick and
+no bound: a matcher that has learnt how captions are written, that of two true ones the more specific is likelier to be
+an image's own, can do better from image to text.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calligram.data.matches import Matches
+from calligram.errors import NotFiniteError
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
@@ -53,7 +54,7 @@ def relevant_ranks(scores: Floats, relevant: Matches, ignore: Matches | None = N
         ignore: (Q, C), columns taken out of a row's ranking, such as the query itself.
 
     Raises:
-        ValueError: when a score is NaN or infinite; comparisons with NaN are false and would make it look perfect.
+        NotFiniteError: when a score is NaN or infinite; comparisons with NaN are false and would make it look perfect.
     """
     if scores.shape != relevant.shape:
         raise ValueError(f"scores are {scores.shape} but matches are {relevant.shape}")
@@ -79,7 +80,7 @@ def _refuse_non_finite(block: Floats, first: int) -> None:
     if not finite.all():
         row = int(np.flatnonzero(~finite.all(axis=1))[0])
         count = int((~finite).sum())
-        raise ValueError(f"{count} scores are not finite, the first in row {first + row}; they cannot be ranked")
+        raise NotFiniteError(f"{count} scores are not finite, the first in row {first + row}; they cannot be ranked")
 
 
 def _block_ranks(block: Floats, rows: Ints, columns: Ints) -> Ints:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
-from calligram.evaluation.encoding import encode_pairing, score_matrix
+from calligram.evaluation.encoding import LoadedPairing, encode_pairing, load_pairing, score_matrix
 from calligram.evaluation.oracle import oracle
 from calligram.evaluation.ranking import Direction, mean_of, relevant_ranks, summarise
 from calligram.features.inputs import Inputs
@@ -111,13 +111,18 @@ def evaluate_retrieval(
     *,
     folds: int = 1,
     within_modality: bool = False,
+    loaded: LoadedPairing | None = None,
     track: Track = silent,
 ) -> Report:
-    """Measure a matcher on a pairing, in both directions and beside what the pairing knows to be true."""
+    """Measure a matcher on a pairing, in both directions and beside what the pairing knows to be true.
+
+    Args:
+        loaded: the pairing's prepared inputs, where they are used again and again as dev is in training.
+    """
     if not len(pairing.matches):
         raise UserError("this split has no captions; there is nothing to measure")
     matcher.eval()
-    encoded = encode_pairing(matcher, inputs, pairing, track)
+    encoded = encode_pairing(matcher, inputs, loaded or load_pairing(inputs, pairing, track), track)
     scores = score_matrix(matcher, encoded, track=track)
     found = in_folds(scores, pairing, folds) if folds > 1 else retrieval(scores, pairing.matches)
     others: dict[str, Direction] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from calligram.data.pairing import Pairing
-from calligram.evaluation.encoding import encode_pairing, score_matrix
+from calligram.evaluation.encoding import encode_pairing, load_pairing, score_matrix
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
 
@@ -19,7 +19,7 @@ def draw_sheet(
     """Draw randomly chosen texts with their first images; a green frame marks a match, a blue one a true image."""
     from matplotlib.figure import Figure
 
-    scores = score_matrix(matcher, encode_pairing(matcher, inputs, pairing))
+    scores = score_matrix(matcher, encode_pairing(matcher, inputs, load_pairing(inputs, pairing)))
     chosen = np.random.default_rng(seed).choice(len(pairing.texts), min(queries, len(pairing.texts)), replace=False)
     figure = Figure(figsize=(2.6 + 1.9 * first, 1.9 * len(chosen)), layout="constrained")
     axes = figure.subplots(len(chosen), first + 1, squeeze=False, width_ratios=[1.4, *[1] * first])

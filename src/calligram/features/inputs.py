@@ -1,13 +1,12 @@
-"""How raw pictures and strings become model input; saved with a matcher, so that a query is prepared as training
-was.
-"""
+"""From raw pictures and strings to model input; saved with a matcher, so that queries are prepared as training was."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +15,11 @@ from torch import Tensor
 
 from calligram.data.pairing import Visuals
 from calligram.errors import UserError, unknown
+from calligram.features.backbone_input import BackboneInput
 from calligram.features.pixels import Augment, PixelInput
 from calligram.features.stored import StoredInput
 from calligram.features.vocabulary import Vocabulary
+from calligram.features.wordpieces import WordPieces
 from calligram.progress import Track
 
 Ints = NDArray[np.int64]
@@ -33,7 +34,34 @@ class ImageRows(Protocol):
         ...
 
 
-class ImageInput(Protocol):
+class TextRows(Protocol):
+    """Texts of a pairing, ready to be taken in batches."""
+
+    lengths: Ints
+    """tokens of each text, for batches of equal length"""
+
+    def __len__(self) -> int: ...
+    def take(self, rows: Ints) -> tuple[Tensor, Tensor]:
+        """Padded numbers and their mask."""
+        ...
+
+
+class Saved(Protocol):
+    """What can be written beside a matcher and read back."""
+
+    kind: ClassVar[str]
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write what does not fit into JSON into ``folder`` and return the rest."""
+        ...
+
+    @classmethod
+    def read(cls, folder: Path, content: Mapping[str, Any]) -> Any:
+        """The inverse of ``save``."""
+        ...
+
+
+class ImageInput(Saved, Protocol):
     """From pictures to what ``Matcher.encode_images`` takes, in a part done once on the host and one on the device."""
 
     def load(self, visuals: Visuals, track: Track) -> ImageRows:
@@ -49,32 +77,53 @@ class ImageInput(Protocol):
         ...
 
 
-IMAGE_INPUTS: dict[str, type[PixelInput] | type[StoredInput]] = {"pixels": PixelInput, "stored": StoredInput}
+class TextInput(Saved, Protocol):
+    """From strings to what ``Matcher.encode_texts`` takes."""
+
+    @property
+    def blank(self) -> int:
+        """Number that hides a word in training."""
+        ...
+
+    def load(self, strings: Sequence[str]) -> TextRows:
+        """Many texts, encoded once."""
+        ...
+
+    def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """A few texts: padded numbers and their mask."""
+        ...
+
+
+IMAGE_INPUTS: Mapping[str, type[ImageInput]] = {cls.kind: cls for cls in (PixelInput, StoredInput, BackboneInput)}
+TEXT_INPUTS: Mapping[str, type[TextInput]] = {cls.kind: cls for cls in (Vocabulary, WordPieces)}
 
 
 @dataclass(frozen=True)
 class Inputs:
     """Both sides."""
 
-    images: PixelInput | StoredInput
-    texts: Vocabulary
+    images: ImageInput
+    texts: TextInput
 
-    def save(self, file: Path) -> None:
-        """Write as JSON."""
-        kind = next(name for name, cls in IMAGE_INPUTS.items() if isinstance(self.images, cls))
-        content = {"images": {"kind": kind, **asdict(self.images)}, "texts": {"kind": "words", **asdict(self.texts)}}
-        file.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    def save(self, folder: Path) -> None:
+        """Write into ``folder``: ``inputs.json``, and files beside it where a side needs them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            side: {"kind": part.kind, **part.save(folder)}
+            for side, part in (("images", self.images), ("texts", self.texts))
+        }
+        (folder / "inputs.json").write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
-    def read(cls, file: Path) -> Inputs:
+    def read(cls, folder: Path) -> Inputs:
         """Read what ``save`` wrote."""
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = json.loads((folder / "inputs.json").read_text(encoding="utf-8"))
             images, texts = dict(content["images"]), dict(content["texts"])
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{file} does not hold a matcher's inputs ({error})") from error
-        kind = images.pop("kind")
-        if kind not in IMAGE_INPUTS:
-            raise unknown("image input", kind, IMAGE_INPUTS)
-        plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in images.items()}
-        return cls(IMAGE_INPUTS[kind](**plain), Vocabulary(tuple(texts["words"]), int(texts["max_words"])))
+            raise UserError(f"{folder} does not hold a matcher's inputs ({error})") from error
+        kinds = images.pop("kind"), texts.pop("kind")
+        for side, kind, known in (("image", kinds[0], IMAGE_INPUTS), ("text", kinds[1], TEXT_INPUTS)):
+            if kind not in known:
+                raise unknown(f"{side} input", kind, known)
+        return cls(IMAGE_INPUTS[kinds[0]].read(folder, images), TEXT_INPUTS[kinds[1]].read(folder, texts))

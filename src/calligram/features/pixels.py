@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -72,11 +74,27 @@ class Augment:
 class PixelInput:
     """Resizes to a square of ``size`` and normalises by ``mean`` and ``std``."""
 
+    kind: ClassVar[str] = "pixels"
+
     size: int = 128
     fit: Literal["squash", "crop"] = "squash"
     """squash keeps all of the picture and distorts it; crop keeps the middle square"""
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.25, 0.25, 0.25)
+    views: Literal["one", "flip", "ten"] = "one"
+    """what is seen outside training: the picture, also mirrored, or corners and middle at 7/8 size and mirrored"""
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """All of it, as JSON holds it."""
+        del folder
+        return asdict(self)
+
+    @classmethod
+    def read(cls, folder: Path, content: Mapping[str, Any]) -> PixelInput:
+        """From what ``save`` gave."""
+        del folder
+        plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
+        return cls(**plain)
 
     def resize(self, image: Image.Image) -> NDArray[np.uint8]:
         """One RGB image to (3, size, size)."""
@@ -97,12 +115,36 @@ class PixelInput:
         return torch.from_numpy(np.stack([self.resize(image) for image in images]))
 
     def finish(self, pixels: Tensor, augment: Augment | None = None) -> Tensor:
-        """Bytes (N, 3, H, W) on any device to normalised floats there."""
+        """Bytes (N, 3, H, W) on any device to normalised floats there; without ``augment`` in all views, if several.
+
+        Several views come as (N, V, 3, H, W); ``with_views`` averages over them.
+        """
         images = pixels.float().div_(255)
         if augment is not None:
             images = augment(images)
         mean, std = (images.new_tensor(v).view(1, 3, 1, 1) for v in (self.mean, self.std))
-        return ((images - mean) / std).contiguous(memory_format=torch.channels_last)
+        images = ((images - mean) / std).contiguous(memory_format=torch.channels_last)
+        return images if augment is not None or self.views == "one" else self._all_views(images)
+
+    def _all_views(self, images: Tensor) -> Tensor:
+        if self.views == "flip":
+            return torch.stack([images, images.flip(-1)], dim=1)
+        side = self.size * 7 // 8
+        far, middle = self.size - side, (self.size - side) // 2
+        crops = [
+            images[..., y : y + side, x : x + side]
+            for y, x in ((0, 0), (0, far), (far, 0), (far, far), (middle, middle))
+        ]
+        whole = [F.interpolate(c, size=(self.size, self.size), mode="bilinear", align_corners=False) for c in crops]
+        return torch.stack([view for c in whole for view in (c, c.flip(-1))], dim=1)
+
+
+def with_views(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Encode images (N, 3, H, W), or views of them (N, V, 3, H, W) and average over the views."""
+    if images.ndim == 4:
+        return encode(images)
+    encoded = encode(images.flatten(0, 1))
+    return encoded.unflatten(0, images.shape[:2]).mean(1)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class PixelRows:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +23,20 @@ from calligram.progress import Track, silent
 class StoredInput:
     """Reads the array ``name`` of the collection; there is nothing here that could compute it for a new picture."""
 
+    kind: ClassVar[str] = "stored"
+
     name: str
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """The name."""
+        del folder
+        return {"name": self.name}
+
+    @classmethod
+    def read(cls, folder: Path, content: Mapping[str, Any]) -> StoredInput:
+        """From what ``save`` gave."""
+        del folder
+        return cls(str(content["name"]))
 
     def load(self, visuals: Visuals, track: Track = silent) -> StoredRows:
         """The stored rows of these images, still on disk."""
@@ -54,3 +70,8 @@ class StoredRows:
     def take(self, rows: NDArray[np.int64]) -> Tensor:
         """These images' features: (N, ...) float32."""
         return torch.from_numpy(self._features.take(self._rows[rows]))
+
+
+def real_parts(parts: Tensor) -> Tensor:
+    """Which parts (N, R, D) are there: True but for those that are zero throughout, which fill up short lists."""
+    return (parts != 0).any(-1)

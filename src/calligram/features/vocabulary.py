@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +35,8 @@ def tokenise(text: str) -> list[str]:
 class Vocabulary:
     """Word <-> number, saved with the matcher. Texts become ``<start> words <end>``, cut to ``max_words``."""
 
+    kind: ClassVar[str] = "words"
+
     words: tuple[str, ...]
     """all words, the four special ones first"""
     max_words: int = 60
@@ -43,6 +47,22 @@ class Vocabulary:
         counts = Counter(word for text in texts for word in tokenise(text))
         kept = sorted((w for w, n in counts.items() if n >= min_count), key=lambda w: (-counts[w], w))
         return cls((*SPECIAL, *kept), max_words)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """All words, in order."""
+        del folder
+        return {"words": list(self.words), "max_words": self.max_words}
+
+    @classmethod
+    def read(cls, folder: Path, content: Mapping[str, Any]) -> Vocabulary:
+        """From what ``save`` gave."""
+        del folder
+        return cls(tuple(content["words"]), int(content["max_words"]))
+
+    @property
+    def blank(self) -> int:
+        """Number that hides a word in training."""
+        return UNKNOWN
 
     def __len__(self) -> int:
         return len(self.words)
@@ -59,14 +79,14 @@ class Vocabulary:
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Numbers (N, W) and the mask of real words."""
-        return TextRows(self, strings).take(np.arange(len(strings)))
+        return WordRows(self, strings).take(np.arange(len(strings)))
 
-    def load(self, strings: Sequence[str]) -> TextRows:
+    def load(self, strings: Sequence[str]) -> WordRows:
         """Texts encoded once, to be taken in batches."""
-        return TextRows(self, strings)
+        return WordRows(self, strings)
 
 
-class TextRows:
+class WordRows:
     """Encoded texts of different lengths."""
 
     def __init__(self, vocabulary: Vocabulary, strings: Sequence[str]) -> None:

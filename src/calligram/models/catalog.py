@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from calligram.errors import UserError, unknown
 from calligram.models.matcher import Matcher
+from calligram.models.pretrained import Pretrained, PretrainedSettings
 from calligram.models.vse import VSE, VSESettings
 
 
@@ -23,7 +24,10 @@ class Kind(NamedTuple):
     settings: type[Any]
 
 
-MATCHERS: Mapping[str, Kind] = {"vse": Kind(VSE, VSESettings)}
+MATCHERS: Mapping[str, Kind] = {
+    "vse": Kind(VSE, VSESettings),
+    "pretrained": Kind(Pretrained, PretrainedSettings),
+}
 
 
 def describe(matcher: Matcher) -> dict[str, object]:

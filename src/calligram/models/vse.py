@@ -8,8 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from calligram.features.backbones import Backbone, BackboneOutput
+from calligram.features.pixels import with_views
 from calligram.models.layers import RecurrentText, SmallCNN
 from calligram.models.matcher import EmbeddingMatcher, Encoded
+from calligram.models.text_encoders import BertText
 
 
 @dataclass(frozen=True)
@@ -20,17 +23,23 @@ class VSESettings:
     """number of words, special ones included"""
     dim: int = 1024
     """size of the joint space"""
-    image: Literal["cnn", "features"] = "cnn"
-    """a small CNN on pixels, or a linear map of stored features"""
+    image: Literal["cnn", "features", "backbone"] = "cnn"
+    """a small CNN on pixels, a linear map of stored features, or a trained backbone"""
+    backbone: str = ""
+    """architecture of the backbone, as ``Backbone.description`` gives it"""
     feature_dim: int = 2048
     """size of stored features"""
     channels: tuple[int, ...] = (32, 64, 128, 256)
     """width of the CNN's blocks"""
-    grid: int = 2
-    """cells per side that the CNN's last map is pooled to"""
+    text: Literal["gru", "bert"] = "gru"
+    """word table and GRU, or a BERT-like encoder"""
+    encoder: str = ""
+    """architecture of the text encoder, as ``describe_architecture`` gives it"""
     word_dim: int = 300
+    hidden: int = 1024
+    """size of the GRU's state"""
     bidirectional: bool = False
-    pooling: Literal["last", "mean", "max"] = "last"
+    pooling: Literal["last", "mean", "max", "cls"] = "last"
     """how a text's states become its vector"""
     dropout: float = 0.0
     """share of word-vector entries set to zero in training"""
@@ -48,33 +57,51 @@ class VSE(EmbeddingMatcher):
     def __init__(self, settings: VSESettings) -> None:
         super().__init__()
         self.settings = settings
-        self.image: nn.Module
-        features = settings.feature_dim
-        if settings.image == "cnn":
-            self.image = SmallCNN(settings.channels, settings.grid)
-            features = self.image.dim
-        else:
-            self.image = nn.Identity()
+        self.image, features = _image_branch(settings)
         self.project = nn.Linear(features, settings.dim)
         nn.init.xavier_uniform_(self.project.weight)
         nn.init.zeros_(self.project.bias)
-        self.text = RecurrentText(
-            settings.vocabulary,
-            settings.word_dim,
-            settings.dim,
-            bidirectional=settings.bidirectional,
-            pooling=settings.pooling,
-            dropout=settings.dropout,
-        )
+        self.text = _text_branch(settings)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Pixels (N, 3, H, W), or features (N, D) or (N, R, D)."""
-        if self.settings.image == "features" and images.ndim == 3:
+        """Pixels (N, 3, H, W) or views of them (N, V, 3, H, W); or features (N, D) or (N, R, D)."""
+        if self.settings.image != "features":
+            return Encoded(with_views(self._from_pixels, images))
+        if images.ndim == 3:
             real = images.new_ones(images.shape[:2]) if mask is None else mask.to(images.dtype)
             images = (images * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
-        return Encoded(self.project(self.image(images)))
+        return Encoded(self.project(images))
+
+    def _from_pixels(self, images: Tensor) -> Tensor:
+        seen = self.image(images)
+        return self.project(seen.vectors if isinstance(seen, BackboneOutput) else seen)  # type: ignore[no-any-return]
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Word numbers (N, W)."""
         mask = torch.ones_like(texts, dtype=torch.bool) if mask is None else mask
         return Encoded(self.text(texts, mask))
+
+
+def _image_branch(settings: VSESettings) -> tuple[nn.Module, int]:
+    """What comes before the linear map, and the size of what it gives."""
+    if settings.image == "cnn":
+        network = SmallCNN(settings.channels)
+        return network, network.dim
+    if settings.image == "backbone":
+        backbone = Backbone.from_description(settings.backbone)
+        return backbone, backbone.dim
+    return nn.Identity(), settings.feature_dim
+
+
+def _text_branch(settings: VSESettings) -> nn.Module:
+    if settings.text == "bert":
+        return BertText(settings.encoder, settings.dim, settings.pooling, settings.dropout)
+    return RecurrentText(
+        settings.vocabulary,
+        settings.word_dim,
+        settings.hidden,
+        settings.dim,
+        bidirectional=settings.bidirectional,
+        pooling=settings.pooling,
+        dropout=settings.dropout,
+    )

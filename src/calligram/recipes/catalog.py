@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calligram.errors import unknown
-from calligram.recipes import vse
+from calligram.recipes import pretrained, vse
 from calligram.recipes.plan import Recipe
 
 RECIPES: Mapping[str, Recipe] = {
@@ -13,6 +13,12 @@ RECIPES: Mapping[str, Recipe] = {
     for recipe in (
         Recipe(
             "vse", "image branch and GRU into one space, triplet or InfoNCE loss (vse++)", vse.VSERecipe(), vse.plan
+        ),
+        Recipe(
+            "pretrained",
+            "a dual encoder of transformers (CLIP, SigLIP, ...), as it is or fine-tuned",
+            pretrained.PretrainedRecipe(),
+            pretrained.plan,
         ),
     )
 }

@@ -20,10 +20,12 @@ class Optimisation:
     weight_decay: Annotated[float, "pull of weights towards zero"] = 0.01
     schedule: Annotated[Literal["cosine", "step", "constant"], "course of the learning rate over a stage"] = "cosine"
     step_at: Annotated[float, "share of the stage after which 'step' divides the rate by ten"] = 0.5
-    warmup: Annotated[float, "share of the stage in which the rate rises from zero"] = 0.0
+    warmup: Annotated[float, "share of the stage in which the rate rises from zero"] = 0.1
     clip: Annotated[float | None, "largest norm of the gradient, or none"] = 2.0
     accumulate: Annotated[int, "batches per step"] = 1
     parts: Annotated[tuple[str, ...], "factors on the rate by part of the matcher, as image:0.1,text:1"] = ()
+
+    frozen: Annotated[tuple[str, ...], "parts of the matcher that are not trained"] = ()
 
     def __post_init__(self) -> None:
         if self.accumulate < 1:
@@ -37,7 +39,8 @@ class Optimisation:
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True, weight_decay=self.weight_decay)
         kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
-        return kind(groups, lr=0.0, weight_decay=self.weight_decay)
+        fused = all(p.device.type == "cuda" for group in groups for p in group["params"])
+        return kind(groups, lr=0.0, weight_decay=self.weight_decay, fused=fused)
 
     def factor(self) -> Callable[[float], float]:
         """Factor on the learning rate at a progress of 0..1."""

@@ -16,14 +16,15 @@ import torch
 import calligram
 from calligram.data.collection import Collection
 from calligram.errors import UserError
+from calligram.evaluation.encoding import load_pairing
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
-from calligram.recipes.config import as_plain
+from calligram.recipes.config import as_plain, resolve
 from calligram.training.distributed import Processes
-from calligram.training.loop import Loop, Stage, train
-from calligram.training.runs import Run
+from calligram.training.loop import Evaluate, Loop, Stage, train
+from calligram.training.runs import METRICS, Run
 
 
 class Plan(NamedTuple):
@@ -105,18 +106,42 @@ def run_recipe(
     if around.processes.first:
         run.describe(plan.matcher, plan.inputs)
     dev = collection.sentences("dev")
+    loaded = load_pairing(plan.inputs, dev, around.track)
 
     def evaluate(matcher: Matcher) -> Mapping[str, float]:
-        found = evaluate_retrieval(matcher, plan.inputs, dev).retrieval
+        found = evaluate_retrieval(matcher, plan.inputs, dev, loaded=loaded).retrieval
         return {
             "rsum": found.rsum,
             **{f"i2t_r{k}": getattr(found.i2t, f"r{k}") for k in (1, 5, 10)},
             **{f"t2i_r{k}": getattr(found.t2i, f"r{k}") for k in (1, 5, 10)},
         }
 
+    if not plan.stages:
+        return _as_it_is(run, plan.matcher, evaluate, around.processes)
     return train(
         plan.matcher, plan.stages, run, evaluate, loop=plan.loop, processes=around.processes, track=around.track
     )
+
+
+def _as_it_is(run: Run, matcher: Matcher, evaluate: Evaluate, processes: Processes) -> dict[str, float]:
+    """A run without training: measured and saved as it is."""
+    if not processes.first:
+        return {}
+    found = dict(evaluate(matcher.eval()))
+    run.save_best(matcher.state_dict())
+    (run.folder / METRICS).unlink(missing_ok=True)
+    run.log({"step": 0, "dev": found})
+    return {**found, "epoch": -1, "step": 0}
+
+
+def train_recipe(
+    recipe: str, collection: Collection, out: str | os.PathLike[str], *settings: str, resume: bool = False
+) -> dict[str, float]:
+    """Train a recipe by name, with settings as ``key=value``; returns the dev metrics of the best epoch."""
+    from calligram.recipes.catalog import recipe_named
+
+    chosen = recipe_named(recipe)
+    return run_recipe(chosen, resolve(chosen.defaults, settings), collection, Path(out), resume=resume)
 
 
 def device_name(device: torch.device) -> str:

@@ -1,35 +1,48 @@
-"""Recipe ``vse``: a visual-semantic embedding, from pixels or stored features, with hinge or softmax loss."""
+"""Recipe ``vse``: a visual-semantic embedding from pixels, a backbone or stored features, by hinge or softmax loss."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 from calligram.data.collection import Collection
 from calligram.errors import UserError
-from calligram.features.inputs import Inputs
+from calligram.features.backbone_input import BackboneInput
+from calligram.features.backbones import Backbone, pixel_input
+from calligram.features.inputs import ImageInput, Inputs, TextInput
 from calligram.features.pixels import Augment, PixelInput
 from calligram.features.stored import StoredInput
 from calligram.features.vocabulary import Vocabulary
+from calligram.features.word_vectors import initial_table
+from calligram.features.wordpieces import WordPieces
+from calligram.models.layers import RecurrentText
+from calligram.models.text_encoders import BertText, load_text_encoder
 from calligram.models.vse import VSE, VSESettings
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
+from calligram.recipes.stages import PairLoss, pair_stages
 from calligram.training.batch import Batches
-from calligram.training.loop import Loop, Precision, Stage
-from calligram.training.objectives import InfoNCEObjective, Objective, RankingObjective
+from calligram.training.loop import Loop, Precision
 from calligram.training.samplers import PairSampler
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ImageSettings:
     """The image side."""
 
-    features: Annotated[str, "name of feature arrays stored with the collection; empty trains a CNN on pixels"] = ""
-    size: Annotated[int, "side of the square that pictures are resized to"] = 64
+    backbone: Annotated[str, "folder or hub name of a vision model; empty trains a small CNN from scratch"] = ""
+    train: Annotated[bool, "train the backbone too, instead of storing its features once"] = False
+    features: Annotated[str, "name of feature arrays stored with the collection, instead of pixels"] = ""
+    size: Annotated[int, "side of the square pictures are resized to; 0 for the backbone's own, or 96"] = 0
     fit: Annotated[Literal["squash", "crop"], "keep all of the picture, distorted, or its middle square"] = "squash"
-    channels: Annotated[tuple[int, ...], "width of the CNN's blocks"] = (32, 64, 128, 256)
-    grid: Annotated[int, "cells per side that the CNN's last map is pooled to"] = 4
-    crop: Annotated[float, "smallest share of a picture that a random training crop keeps"] = 0.7
+    views: Annotated[Literal["one", "flip", "ten"], "outside training: as it is, also mirrored, or ten crops"] = "one"
+    channels: Annotated[tuple[int, ...], "width of the small CNN's blocks"] = (16, 48, 96, 192)
+    crop: Annotated[float, "smallest share of a picture that a random training crop keeps"] = 0.9
     flip: Annotated[bool, "mirror half of the training pictures; harmful where captions say left and right"] = False
     jitter: Annotated[float, "largest random change of brightness, contrast and saturation"] = 0.0
 
@@ -38,30 +51,35 @@ class ImageSettings:
 class TextSettings:
     """The text side."""
 
+    encoder: Annotated[str, "folder or hub name of a BERT-like encoder; empty trains a word table and a GRU"] = ""
+    vectors: Annotated[str, "file of word vectors that the word table starts from"] = ""
     min_count: Annotated[int, "words seen less often in the training captions are unknown"] = 2
     max_words: Annotated[int, "longer captions are cut"] = 60
-    word_dim: Annotated[int, "size of word vectors"] = 300
-    bidirectional: Annotated[bool, "read captions both ways"] = True
-    pooling: Annotated[Literal["last", "mean", "max"], "how a caption's states become its vector"] = "max"
-    dropout: Annotated[float, "share of word-vector entries set to zero in training"] = 0.1
+    word_dim: Annotated[int, "size of word vectors"] = 64
+    hidden: Annotated[int, "size of the GRU's state; a linear map follows where it is not dim"] = 256
+    bidirectional: Annotated[bool, "read captions both ways"] = False
+    pooling: Annotated[Literal["last", "mean", "max", "cls"], "how a caption's states become its vector"] = "mean"
+    dropout: Annotated[float, "share of word-vector entries set to zero in training"] = 0.0
+    blank: Annotated[float, "share of words hidden in training"] = 0.0
 
 
 @dataclass(frozen=True)
 class VSERecipe:
-    """Settings of ``vse``."""
+    """Settings of ``vse``; the defaults suit a small network trained from scratch on a few thousand pictures."""
 
     seed: Annotated[int, "source of all randomness"] = 0
-    epochs: Annotated[int, "passes over the training pairs, warm-up included"] = 30
+    epochs: Annotated[int, "passes over the training pairs, warm-up included"] = 12
     warmup_epochs: Annotated[int, "first epochs that use all negatives before top_k hardest ones"] = 2
-    batch: Annotated[int, "pairs in a batch, over all processes"] = 128
-    epoch_of: Annotated[Literal["pairs", "images"], "an epoch takes all pairs, or one pair of every image"] = "pairs"
-    loss: Annotated[Literal["ranking", "infonce"], "triplet hinge or symmetric InfoNCE"] = "ranking"
+    batch: Annotated[int, "images in a batch, over all processes"] = 64
+    texts: Annotated[int, "captions that come with each image of a batch"] = 3
+    epoch_of: Annotated[Literal["pairs", "images"], "an epoch takes all pairs, or every image once"] = "images"
+    loss: Annotated[Literal["ranking", "infonce"], "triplet hinge or symmetric InfoNCE"] = "infonce"
     margin: Annotated[float, "of the hinge"] = 0.2
     top_k: Annotated[int | None, "hardest negatives per anchor that count, or none for all"] = 1
     temperature: Annotated[float, "of InfoNCE at the start; it is learnt"] = 0.07
     ignore_also_true: Annotated[bool, "leave out negatives known to be true; scenes know them"] = False
-    lr: Annotated[float, "learning rate"] = 5e-4
-    dim: Annotated[int, "size of the joint space"] = 512
+    lr: Annotated[float, "learning rate"] = 4e-3
+    dim: Annotated[int, "size of the joint space"] = 256
     precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
     average: Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none"] = 0.99
     save_steps: Annotated[int, "save the state every so many steps, besides after every epoch; 0 for not"] = 0
@@ -79,57 +97,79 @@ class VSERecipe:
 def plan(settings: VSERecipe, collection: Collection, around: Surroundings) -> Plan:
     """Inputs, matcher and stages."""
     train = collection.sentences("train").join_equal_texts()
-    vocabulary = Vocabulary.build(train.texts.strings, settings.text.min_count, settings.text.max_words)
-    image = settings.image
-    source = StoredInput(image.features) if image.features else PixelInput(image.size, image.fit)
-    inputs = Inputs(source, vocabulary)
-    feature_dim = collection.features[image.features].row_shape[-1] if image.features in collection.features else 0
-    matcher = VSE(
-        VSESettings(
-            vocabulary=len(vocabulary),
-            dim=settings.dim,
-            image="features" if image.features else "cnn",
-            feature_dim=feature_dim,
-            channels=image.channels,
-            grid=image.grid,
-            word_dim=settings.text.word_dim,
-            bidirectional=settings.text.bidirectional,
-            pooling=settings.text.pooling,
-            dropout=settings.text.dropout,
-        )
-    )
-    sampler = PairSampler(train.matches, settings.batch, settings.seed, per_image=settings.epoch_of == "images")
+    image, text = settings.image, settings.text
+    backbone = Backbone.load(image.backbone).to(around.device) if image.backbone else None
+    inputs = Inputs(_image_input(image, backbone), _text_input(text, train.texts.strings))
+    matcher = _matcher(settings, collection, inputs, backbone)
+    per_image = settings.epoch_of == "images"
     batches = Batches(
         train,
         inputs,
-        sampler,
+        PairSampler(train.matches, settings.batch, settings.seed, texts=settings.texts, per_image=per_image),
         augment=Augment(image.crop, image.flip, image.jitter),
+        blank=text.blank,
         device=around.device,
         processes=around.processes,
         ignore_also_true=settings.ignore_also_true,
         track=around.track,
     )
     loop = Loop(settings.seed, settings.precision, settings.average, save_steps=settings.save_steps)
-    return Plan(matcher, inputs, stages(settings, batches), loop)
+    loss = PairLoss(settings.loss, settings.margin, settings.top_k, settings.warmup_epochs, settings.temperature)
+    optim = settings.optim
+    return Plan(matcher, inputs, pair_stages(loss, settings.epochs, batches, optim, settings.lr, optim.frozen), loop)
 
 
-def stages(settings: VSERecipe, batches: Batches) -> tuple[Stage, ...]:
-    """One stage, or a warm-up with all negatives before the hardest ones."""
+def _image_input(image: ImageSettings, backbone: Backbone | None) -> ImageInput:
+    if image.features:
+        return StoredInput(image.features)
+    if backbone is None:
+        return PixelInput(image.size or 96, image.fit, views=image.views)
+    pixels = replace(pixel_input(image.backbone, image.size or None, image.fit), views=image.views)
+    return pixels if image.train else BackboneInput(backbone.eval(), pixels, Path(image.backbone).name)
 
-    def stage(name: str, epochs: int, objective: Objective) -> Stage:
-        optim = settings.optim
-        return Stage(
-            name, epochs, objective, batches, optim.build, settings.lr, optim.part_lr(), (), optim.factor(), optim.clip,
-            optim.accumulate,
-        )  # fmt: skip
 
-    if settings.loss == "infonce":
-        return (stage("infonce", settings.epochs, InfoNCEObjective(settings.temperature)),)
-    warm = 0 if settings.top_k is None else min(settings.warmup_epochs, settings.epochs)
-    hard = RankingObjective(settings.margin, settings.top_k)
-    every = RankingObjective(settings.margin)
-    return tuple(
-        stage(name, epochs, objective)
-        for name, epochs, objective in (("warm-up", warm, every), ("ranking", settings.epochs - warm, hard))
-        if epochs
+def _text_input(text: TextSettings, strings: Sequence[str]) -> TextInput:
+    if text.encoder:
+        return WordPieces.load_pretrained(text.encoder, text.max_words)
+    return Vocabulary.build(strings, text.min_count, text.max_words)
+
+
+def _matcher(settings: VSERecipe, collection: Collection, inputs: Inputs, backbone: Backbone | None) -> VSE:
+    """The matcher, starting from the backbone's, the encoder's or the word vectors' weights where they are given."""
+    text = settings.text
+    description, encoder = load_text_encoder(text.encoder) if text.encoder else ("", {})
+    words = inputs.texts if isinstance(inputs.texts, Vocabulary) else None
+    shape = VSESettings(
+        vocabulary=len(words) if words else 0,
+        dim=settings.dim,
+        channels=settings.image.channels,
+        text="bert" if description else "gru",
+        encoder=description,
+        word_dim=text.word_dim,
+        hidden=text.hidden,
+        bidirectional=text.bidirectional,
+        pooling=text.pooling,
+        dropout=text.dropout,
     )
+    matcher = VSE(_with_image(shape, settings.image, collection, backbone))
+    if matcher.settings.image == "backbone" and backbone is not None:
+        matcher.image.load_state_dict(backbone.state_dict())
+    if isinstance(matcher.text, BertText):
+        matcher.text.model.load_state_dict(encoder)
+    elif text.vectors and words and isinstance(matcher.text, RecurrentText):
+        table = initial_table(words, Path(text.vectors), text.word_dim)
+        log.info("word vectors for %d of %d words", table.found, len(words))
+        matcher.text.words.weight.data.copy_(table.vectors)
+    return matcher
+
+
+def _with_image(
+    shape: VSESettings, image: ImageSettings, collection: Collection, backbone: Backbone | None
+) -> VSESettings:
+    if image.features:
+        return replace(shape, image="features", feature_dim=collection.features[image.features].row_shape[-1])
+    if backbone is None:
+        return shape
+    if image.train:
+        return replace(shape, image="backbone", backbone=backbone.description)
+    return replace(shape, image="features", feature_dim=backbone.dim)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -50,15 +50,18 @@ class Batches:
         sampler: PairSampler,
         *,
         augment: Augment | None = None,
+        blank: float = 0.0,
         device: torch.device | str = "cpu",
         processes: Processes | None = None,
         ignore_also_true: bool = False,
         track: Track = silent,
     ) -> None:
         """Args:
+        blank: share of words that are hidden.
         ignore_also_true: pairs that are true without being annotated become neither positives nor negatives.
         """
         self.pairing, self.inputs, self.sampler, self.augment = pairing, inputs, sampler, augment
+        self.blank = blank
         self.device, self.processes = torch.device(device), processes or Processes()
         self._also_true = pairing.also_true if ignore_also_true else None
         self._images = inputs.images.load(pairing.visuals, track)
@@ -91,7 +94,7 @@ class Batches:
             target[(target < 0) & (self._also_true.target(images, texts) > 0)] = 0
         mine_images, mine_texts = self.processes.share(images), self.processes.share(texts)
         words, mask = self._texts.take(mine_texts)
-        return Batch(
+        host = (
             self._images.take(mine_images),
             words,
             mask,
@@ -100,16 +103,22 @@ class Batches:
             torch.from_numpy(self._image_groups[images]),
             torch.from_numpy(self._text_groups[texts]),
         )
+        # Pinned here, in the thread that runs ahead, so that the copy to the device need not wait.
+        return Batch(*(tensor.pin_memory() if self.device.type == "cuda" else tensor for tensor in host))
 
     def _on_device(self, host: Batch, seed: int) -> Batch:
-        def move(tensor: Tensor) -> Tensor:
-            if self.device.type == "cuda":
-                return tensor.pin_memory().to(self.device, non_blocking=True)
-            return tensor.to(self.device)
-
-        batch = Batch(*(move(getattr(host, name)) for name in Batch.__dataclass_fields__))
+        batch = Batch(*(getattr(host, n).to(self.device, non_blocking=True) for n in Batch.__dataclass_fields__))
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(derived_seed(seed, self.processes.rank))
             images = self.inputs.images.finish(batch.images, self.augment)
-        return Batch(images, *(getattr(batch, name) for name in list(Batch.__dataclass_fields__)[1:]))
+            texts = self._with_blanks(batch.texts, batch.text_mask) if self.blank else batch.texts
+        return replace(batch, images=images, texts=texts)
+
+    def _with_blanks(self, texts: Tensor, mask: Tensor) -> Tensor:
+        """Hide words at random; the first and the last of a text are marks of its ends and stay."""
+        inner = mask.clone()
+        inner[:, 0] = False
+        inner[torch.arange(len(mask), device=mask.device), mask.sum(1) - 1] = False
+        hidden = inner & (torch.rand(texts.shape, device=texts.device) < self.blank)
+        return texts.masked_fill(hidden, self.inputs.texts.blank)

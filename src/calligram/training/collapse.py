@@ -8,6 +8,12 @@ from collections.abc import Mapping
 from calligram.errors import UserError
 from calligram.training.objectives import Spread
 
+ADVICE = "lower the learning rate (--set lr=...), clip gradients (--set optim.clip=1), or use --set precision=fp32"
+
+
+def _listed(names: list[str], terms: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={terms[name]}" for name in names)
+
 
 class Watch:
     """Looks at the loss of every step and at the spread of the vectors.
@@ -25,10 +31,7 @@ class Watch:
         """Raise when the loss is not finite or the embeddings have collapsed."""
         broken = [name for name, value in terms.items() if not math.isfinite(value)]
         if broken:
-            raise UserError(
-                f"the loss is not finite at step {step} ({', '.join(f'{n}={terms[n]}' for n in broken)}); "
-                "lower the learning rate (--set lr=...), clip gradients (--set clip=1), or use --set precision=fp32"
-            )
+            raise UserError(f"the loss is not finite at step {step} ({_listed(broken, terms)}); {ADVICE}")
         if spread is None:
             return
         self._seen += 1

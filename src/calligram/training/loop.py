@@ -13,12 +13,12 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from calligram.errors import UserError
+from calligram.errors import NotFiniteError, UserError
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.training.averaging import Average
 from calligram.training.batch import Batch
-from calligram.training.collapse import Watch
+from calligram.training.collapse import ADVICE, Watch
 from calligram.training.distributed import Processes
 from calligram.training.objectives import Objective
 from calligram.training.runs import Run, optimizer_tensors, restore_optimizer
@@ -258,8 +258,11 @@ class _Training:
         if self.average:
             self.matcher.load_state_dict(self.average.weights)
         self.matcher.eval()
-        with torch.no_grad():
-            metrics = dict(self.evaluate(self.matcher))
+        try:
+            with torch.no_grad():
+                metrics = dict(self.evaluate(self.matcher))
+        except NotFiniteError as error:
+            raise UserError(f"the matcher's scores are not finite at step {self.step} ({error}); {ADVICE}") from error
         if self.average:
             self.matcher.load_state_dict(own)
         return metrics

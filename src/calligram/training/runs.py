@@ -19,7 +19,7 @@ from calligram.features.inputs import Inputs
 from calligram.models import catalog
 from calligram.models.matcher import Matcher
 
-RUN, INPUTS, MATCHER, BEST, METRICS = "run.json", "inputs.json", "matcher.json", "best.safetensors", "metrics.jsonl"
+RUN, INPUTS, MATCHER, BEST, METRICS = "run.json", "inputs", "matcher.json", "best.safetensors", "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,11 @@ class Run:
         if (self.folder / METRICS).is_file():
             os.truncate(self.folder / METRICS, int(position["metrics_bytes"]))
         return {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}, position
+
+
+def load_run(folder: str | os.PathLike[str]) -> tuple[Matcher, Inputs]:
+    """The best matcher of a run folder and the inputs it is fed."""
+    return Run.open(Path(folder)).load()
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -26,10 +26,10 @@ def write_caption(rng: random.Random, view: View) -> Caption:
     """Write one caption. It may claim a wrong number where a general word covers more; the caller checks."""
     groups = _groups(rng, view)
     wanted = rng.choice((1, 1, 2, 2, 2, 3)) if len(groups) > 1 else 1
-    rich = rng.choice((0.0, 0.3, 0.6, 1.0)) if wanted > 1 else rng.choice((0.2, 0.6, 1.0))
+    rich = rng.choice((0.0, 0.3, 0.6)) if wanted > 1 else rng.choice((0.2, 0.6, 1.0))
     told = [name_things(rng, view.facts, group, rich) for group in groups[:wanted]]
     sentence = Sentence()
-    place, when = _place(rng, view, sentence, 0.4 if wanted > 1 else 0.6), _when(rng, view, sentence)
+    place, when = _place(rng, view, sentence, 0.75), _when(rng, view, sentence)
     form = rng.random()
     if form < 0.12:
         _write_scene(sentence, told, view, when)
@@ -70,7 +70,7 @@ def _place(rng: random.Random, view: View, sentence: Sentence, often: float) -> 
 
 
 def _when(rng: random.Random, view: View, sentence: Sentence) -> str:
-    if rng.random() > (0.2 if view.time == "day" else 0.45):
+    if rng.random() > (0.3 if view.time == "day" else 0.6):
         return ""
     sentence.times = (view.time,)
     return rng.choice(WHEN[view.time])
@@ -117,7 +117,7 @@ def _tell_pose(rng: random.Random, sentence: Sentence, view: View, plain: bool) 
     """Mostly say what the subject does, where it does anything."""
     subject = sentence.phrases[0]
     pose = _common_pose(view, subject)
-    if not pose or pose == "riding" or rng.random() > 0.75:
+    if not pose or pose == "riding" or rng.random() > 0.5:
         return False
     sentence.claim(0, "pose", pose)
     _add_deed(sentence, subject, pose, plain)
@@ -169,4 +169,4 @@ def _link(rng: random.Random, view: View, subject: Phrase, other: Phrase) -> str
     for staged in ("holding", "riding", "on"):
         if staged in common:
             return staged
-    return rng.choice(sorted(common)) if common and rng.random() < 0.85 else ""
+    return rng.choice(sorted(common)) if common and rng.random() < 0.5 else ""

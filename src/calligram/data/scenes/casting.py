@@ -9,7 +9,7 @@ from calligram.data.scenes.composing import Member
 from calligram.data.scenes.look import Look, sample_cast
 from calligram.data.scenes.making import Kind
 
-_BLOCK: dict[str, tuple[int, int]] = {"scenes": (10, 3), "people": (7, 2)}
+_BLOCK: dict[str, tuple[int, int]] = {"scenes": (10, 4), "people": (7, 2)}
 """images in a block, and people who appear in them"""
 
 

@@ -15,7 +15,7 @@ from calligram.data.scenes.world import Facts, Scene
 Member = tuple[int, Look]
 T = TypeVar("T")
 
-_UNITS = {1: 0.08, 2: 0.42, 3: 0.36, 4: 0.14}
+_UNITS = {1: 0.3, 2: 0.5, 3: 0.2}
 _TRIES = 14
 
 
@@ -97,7 +97,7 @@ def _spot(rng: random.Random, unit: Unit, setting: str) -> Spot:
     if setting == "street" and unit.parts[0].facts["kind"] in ("car", "bus", "truck"):
         low, high = 0.76, 0.83
     y = rng.uniform(low, high)
-    scale = 0.9 if unit.row == "sky" else 0.74 + 0.26 * (y - 0.62) / 0.34
+    scale = 1.0 if unit.row == "sky" else 0.84 + 0.28 * (y - 0.62) / 0.34
     return Spot(rng.uniform(0.08, 0.92), y, scale, rng.random() < 0.5)
 
 

@@ -1,0 +1,44 @@
+# Everything runs in .venv, built here from constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check format bench report clean
+
+demo: .venv/core  ## set up, draw scenes, train, measure, show
+	$(BIN)/calligram demo
+
+test: check  ## set up, then lint, types and tests
+	$(BIN)/python -m pytest
+
+check: .venv/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/dev  ## measure speed and memory into results/bench.json
+	$(BIN)/python bench/run.py
+
+report: .venv/core  ## docs/results.md from results/
+	$(BIN)/calligram report
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv .venv
+
+# torch first and alone: its constraint then holds for whatever else asks for it.
+.venv/core: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) torch
+	$(PIP) -e .
+	touch $@
+
+.venv/dev: .venv/core
+	$(PIP) -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv demo build dist

@@ -1,0 +1,198 @@
+"""How much of the truth proposals reach: recall of annotated boxes among the first k proposals of a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calligram.data.boxes import iou, union_box
+from calligram.data.collection import Collection
+from calligram.data.tables import AXES
+from calligram.errors import UserError
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+COUNTS = (10, 36, 100, 200)
+NEVER = np.iinfo(np.int64).max
+"""rank of a box that no proposal reaches"""
+
+
+@dataclass(frozen=True)
+class BoxesInImages:
+    """Boxes and the row of each one's image, in the order of their rank where they are proposals."""
+
+    boxes: Floats
+    """(N, 4)"""
+    images: Ints
+    """(N,)"""
+
+
+@dataclass(frozen=True)
+class SourceRecall:
+    """One method of proposing, or several together."""
+
+    source: str
+    recall: dict[int, float | None]
+    """percent of the targets reached within k boxes of each source; None where fewer than k were asked for"""
+    boxes: float
+    """mean number of boxes an image"""
+    seconds: float | None = None
+    """time an image took, where it is known"""
+
+
+@dataclass(frozen=True)
+class RecallReport:
+    """Recall of every source of a collection, and of all of them together."""
+
+    collection: str
+    split: str
+    images: int
+    phrases: int
+    threshold: float
+    rows: list[SourceRecall]
+
+
+def first_hits(targets: BoxesInImages, proposals: BoxesInImages, threshold: float = 0.5) -> Ints:
+    """For each target the rank of the first proposal in its image with an IoU of at least ``threshold``: (N,).
+
+    Ranks start at one; ``NEVER`` where there is no such proposal.
+    """
+    ranks = np.full(len(targets.boxes), NEVER, dtype=np.int64)
+    order = np.argsort(proposals.images, kind="stable")
+    images, boxes = proposals.images[order], proposals.boxes[order]
+    for image in np.unique(targets.images):
+        start, end = np.searchsorted(images, [image, image + 1])
+        where = np.flatnonzero(targets.images == image)
+        if end > start:
+            reached = iou(targets.boxes[where], boxes[start:end]) >= threshold
+            ranks[where] = np.where(reached.any(axis=1), reached.argmax(axis=1) + 1, NEVER)
+    return ranks
+
+
+def recall_within(ranks: Ints, k: int) -> float:
+    """Percent of targets whose first hit is among the first ``k`` proposals."""
+    return 100 * float((ranks <= k).mean())
+
+
+def phrase_targets(collection: Collection, images: Ints, source: str = "truth") -> BoxesInImages:
+    """One box for each phrase and image: the smallest around all regions of the phrase there.
+
+    That is the protocol of phrase localization (pl-clc): a phrase for several people has several boxes and is found by
+    one around them all. Phrases without a region are left out.
+    """
+    table = collection.table("regions")
+    of_source = np.array([s == source for s in collection.column("regions", "source")], dtype=bool)
+    of_image = collection.numbers("regions", "image")
+    boxes = np.stack([table.column(axis).to_numpy() for axis in AXES], axis=1).astype(np.float32)
+    region, phrase = collection.numbers("groundings", "region"), collection.numbers("groundings", "phrase")
+    used = of_source[region] & np.isin(of_image[region], images)
+    grouped: dict[tuple[int, int], list[int]] = {}
+    for r, p in zip(region[used].tolist(), phrase[used].tolist(), strict=True):
+        grouped.setdefault((int(of_image[r]), p), []).append(r)
+    keys = sorted(grouped)
+    joined = [union_box(boxes[grouped[key]]) for key in keys]
+    return BoxesInImages(
+        np.array(joined, dtype=np.float32).reshape(-1, 4), np.array([image for image, _ in keys], dtype=np.int64)
+    )
+
+
+def proposal_recall(
+    collection: Collection, split: str = "test", counts: Sequence[int] = COUNTS, threshold: float = 0.5
+) -> RecallReport:
+    """Recall of the phrases' boxes for every source of proposals in the collection and for their union.
+
+    Only images that every source has looked at count, so that the rows can be compared. The union at k has the first k
+    boxes of every source.
+
+    Raises:
+        UserError: when there is nothing to compare.
+    """
+    sources = _sources(collection)
+    rows = collection.images_in(split)
+    looked = {name: np.intersect1d(rows, images) for name, images in sources.items()}
+    looked = {name: images for name, images in looked.items() if len(images)}
+    if not looked:
+        raise UserError(
+            f"no proposals for split {split} of {collection.folder}; "
+            f'find some with "calligram regions {collection.folder} --proposals edgeboxes --split {split}"'
+        )
+    for images in looked.values():
+        rows = np.intersect1d(rows, images)
+    targets = phrase_targets(collection, rows)
+    if not len(targets.boxes):
+        raise UserError(f"split {split} of {collection.folder} has no phrases with boxes in the images looked at")
+    found = {name: _proposals(collection, name, rows) for name in looked}
+    ranks = {name: first_hits(targets, boxes, threshold) for name, boxes in found.items()}
+    limits = {name: _limit(collection, name, found[name]) for name in looked}
+    report = [
+        SourceRecall(
+            name,
+            {k: recall_within(ranks[name], k) if k <= limits[name] else None for k in counts},
+            len(found[name].boxes) / len(rows),
+            _seconds(collection, name),
+        )
+        for name in looked
+    ]
+    if len(looked) > 1:
+        report.append(_union(ranks, limits, found, counts, len(rows)))
+    return RecallReport(collection.name, split, len(rows), len(targets.boxes), threshold, report)
+
+
+def _sources(collection: Collection) -> dict[str, Ints]:
+    """Every source but the truth, with the images it has looked at."""
+    listed = _recorded(collection)
+    table = collection.table("proposals") if collection.has("proposals") else None
+    found: dict[str, Ints] = {}
+    for name in listed:
+        assert table is not None
+        of = np.array([s == name for s in table.column("source").to_pylist()], dtype=bool)
+        found[name] = np.asarray(table.column("image").to_numpy(), dtype=np.int64)[of]
+    of_region = np.array([str(s) for s in collection.column("regions", "source")], dtype=object)
+    for name in sorted(set(of_region.tolist()) - set(listed) - {"truth"}):
+        found[name] = np.unique(collection.numbers("regions", "image")[of_region == name])
+    return found
+
+
+def _proposals(collection: Collection, source: str, rows: Ints) -> BoxesInImages:
+    table, images = collection.table("regions"), collection.numbers("regions", "image")
+    chosen = np.isin(images, rows) & np.array([s == source for s in collection.column("regions", "source")], dtype=bool)
+    boxes = np.stack([table.column(axis).to_numpy()[chosen] for axis in AXES], axis=1)
+    return BoxesInImages(boxes.astype(np.float32), images[chosen])
+
+
+def _union(
+    ranks: Mapping[str, Ints],
+    limits: Mapping[str, int],
+    found: Mapping[str, BoxesInImages],
+    counts: Sequence[int],
+    images: int,
+) -> SourceRecall:
+    best = np.min(list(ranks.values()), axis=0)
+    most = max(limits.values())
+    return SourceRecall(
+        "union",
+        {k: recall_within(best, k) if k <= most else None for k in counts},
+        sum(len(f.boxes) for f in found.values()) / images,
+    )
+
+
+def _limit(collection: Collection, source: str, found: BoxesInImages) -> int:
+    """How many regions of an image were asked for; where nobody knows, how many an image has at most."""
+    about = _recorded(collection).get(source)
+    return int(about["settings"]["top"]) if about else int(np.bincount(found.images).max(initial=0))
+
+
+def _seconds(collection: Collection, source: str) -> float | None:
+    about = _recorded(collection).get(source)
+    return float(about["seconds"]) / max(int(about["images"]), 1) if about else None
+
+
+def _recorded(collection: Collection) -> dict[str, Any]:
+    listed = collection.manifest.get("proposals", {})
+    assert isinstance(listed, dict)
+    return listed

@@ -1,0 +1,83 @@
+"""What a ``transformers`` model is, as a line of JSON, so that a saved matcher needs neither the hub nor a path."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from calligram.errors import UserError
+
+# Where a model came from, how its file was stored, and names of classes we do not use. A dtype would be obeyed when the
+# model is built again, and half-precision weights cannot be trained.
+_LEFT_OUT = frozenset(
+    ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "id2label", "label2id")
+)
+
+
+def describe_architecture(config: Any) -> str:
+    """A configuration as JSON, complete, so that later defaults of ``transformers`` do not change it."""
+    return json.dumps(_kept({**config.to_dict(), "model_type": config.model_type}), sort_keys=True)
+
+
+def described_architecture(description: str) -> Any:
+    """The configuration that ``describe_architecture`` was given."""
+    from transformers import AutoConfig
+
+    content = json.loads(description)
+    return AutoConfig.for_model(content.pop("model_type"), **content)
+
+
+def load_model(kind: Any, name: str, *, what: str, may_miss: tuple[str, ...] = ()) -> Any:
+    """Trained weights of a folder or a hub name, in float32.
+
+    Args:
+        kind: class with ``from_pretrained``, such as ``AutoModel``.
+        what: what the model is to be, for errors.
+        may_miss: beginnings of weights that need not be in the file.
+
+    Raises:
+        UserError: when there is no such model, or the file lacks weights, which would otherwise start at random.
+    """
+    try:
+        with quiet():
+            model, report = kind.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise not_loaded(what, name, error) from error
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(may_miss))
+    if missing:
+        raise UserError(f"{what} '{name}' lacks weights: {', '.join(missing[:3])} and {len(missing)} in all")
+    return model
+
+
+def not_loaded(what: str, name: str, error: Exception) -> UserError:
+    """Say that something could not be loaded, with the first line of the reason."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        reason = "there is no such folder"
+    hint = "give a folder or a hub name in transformers format"
+    return UserError(f"{what} '{name}' could not be loaded ({reason}); {hint}")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep ``transformers`` from printing bars and reports."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _kept(content: dict[str, Any]) -> dict[str, Any]:
+    return {k: _kept(v) if isinstance(v, dict) else v for k, v in content.items() if k not in _LEFT_OUT}

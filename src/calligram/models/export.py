@@ -1,0 +1,143 @@
+"""Matchers as ONNX files, compared with the matcher through onnxruntime before they are left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from calligram.errors import UserError
+from calligram.features.inputs import Inputs
+from calligram.models.graphs import Given, Graph, ImageGraph, TextGraph
+from calligram.models.matcher import EmbeddingMatcher, Matcher
+
+TOLERANCE = 1e-4
+"""largest difference of any entry of a unit vector"""
+LARGE = 1 << 30
+"""weights past this many bytes go into a file beside the graph, since a graph's own file ends at twice as many"""
+
+
+def export_onnx(matcher: Matcher, inputs: Inputs, out: Path) -> dict[str, Any]:
+    """Write ``image.onnx``, ``text.onnx``, ``inputs/`` and ``README.json`` into the new folder ``out``.
+
+    Vectors come out at length one, so that a score is a dot product.
+
+    Returns:
+        What ``README.json`` says.
+
+    Raises:
+        UserError: when the score is more than a cosine, when a graph differs from the matcher by more than
+            ``TOLERANCE``, or when ``out`` is there. Nothing is left behind then.
+    """
+    if not isinstance(matcher, EmbeddingMatcher):
+        raise UserError("only a matcher whose score is the cosine of two vectors can be exported; this one reranks")
+    if out.exists():
+        raise UserError(f"{out} is there already; choose another folder")
+    _needed()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as partial:
+        folder = Path(partial) / out.name
+        inputs.save(folder / "inputs")
+        about = _write(copy.deepcopy(matcher).cpu().eval(), inputs, folder)
+        (folder / "README.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        folder.rename(out)
+    return about
+
+
+def _needed() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(f'export needs {error.name}; install it with "pip install calligram[export]"') from None
+
+
+def _write(matcher: EmbeddingMatcher, inputs: Inputs, folder: Path) -> dict[str, Any]:
+    image, text = ImageGraph(matcher, inputs.images).eval(), TextGraph(matcher, inputs.texts).eval()
+    return {
+        "format": "calligram onnx",
+        "score": "dot product of an image's and a text's vector, which have length one; higher is better",
+        "image": _exported(image, folder / "image.onnx"),
+        "text": _exported(text, folder / "text.onnx"),
+        "preparation": "inputs/inputs.json: how pictures become pixels and texts become numbers",
+    }
+
+
+def _exported(graph: Graph, file: Path) -> dict[str, Any]:
+    """Write a graph, run what was written on inputs of several shapes, and compare."""
+    try:
+        with torch.no_grad(), _quiet():
+            _export(graph, file)
+    except Exception as error:  # the exporter raises all kinds for operators it does not know
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise UserError(f"the {file.stem} side could not be exported to ONNX ({reason[0]})") from error
+    samples = graph.samples()
+    difference = max(_difference(graph, sample, file) for sample in samples)
+    if not difference <= TOLERANCE:
+        raise UserError(
+            f"the {file.stem} side in ONNX differs from the matcher by {difference:.1e}, more than {TOLERANCE:.0e}; "
+            "nothing was written"
+        )
+    inputs = {given.name: _described(given, tensor) for given, tensor in zip(graph.given, samples[0], strict=True)}
+    with torch.no_grad():
+        output = {"type": "float32", "shape": ["batch", graph(*samples[0]).shape[1]]}
+    return {"file": file.name, "inputs": inputs, "output": {"vectors": output}, "largest_difference": difference}
+
+
+def _described(given: Given, tensor: Tensor) -> dict[str, Any]:
+    shape = ["batch", "length"] if given.longest else ["batch", *tensor.shape[1:]]
+    limit = {"longest": given.longest} if given.longest else {}
+    return {"type": str(tensor.dtype).removeprefix("torch."), "shape": shape, **limit, "about": given.about}
+
+
+def _export(graph: Graph, file: Path) -> None:
+    sample = graph.samples()[0]
+    batch = torch.export.Dim("batch")
+    axes = [
+        {0: batch, 1: torch.export.Dim("length", min=2, max=given.longest)} if given.longest else {0: batch}
+        for given in graph.given
+    ]
+    torch.onnx.export(
+        graph,
+        sample,
+        file,
+        dynamo=True,
+        verbose=False,
+        input_names=[given.name for given in graph.given],
+        output_names=["vectors"],
+        dynamic_shapes=tuple(axes),
+        external_data=sum(p.nbytes for p in graph.parameters()) > LARGE,
+    )
+
+
+def _difference(graph: Graph, sample: tuple[Tensor, ...], file: Path) -> float:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    fed = {given.name: tensor.numpy() for given, tensor in zip(graph.given, sample, strict=True)}
+    with torch.no_grad():
+        return float((torch.from_numpy(session.run(None, fed)[0]) - graph.reference(*sample)).abs().max())
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's advice to its own developers off the screen."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,57 @@
+"""The recurrent text branch on padded words, for runtimes that cannot pack sequences."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from calligram.models.layers import RecurrentText
+
+
+class PaddedText(nn.Module):
+    """Computes what a ``RecurrentText`` does, in evaluation mode, without packing.
+
+    Each direction of the GRU runs over all places; backwards, a text's own words are turned round first and its padding
+    stays behind them, so that no state of a real word has seen padding.
+    """
+
+    def __init__(self, text: RecurrentText) -> None:
+        super().__init__()
+        self.words, self.project, self.pooling = text.words, text.project, text.pooling
+        suffixes = ("", "_reverse") if text.gru.bidirectional else ("",)
+        self.directions = nn.ModuleList(_one_way(text.gru, suffix) for suffix in suffixes)
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        """Word numbers (N, W) and their mask -> (N, dim)."""
+        vectors, lengths = self.words(words), mask.sum(1, keepdim=True).clamp(min=1)
+        runs = [self.directions[0](vectors)[0]]
+        if len(self.directions) > 1:
+            runs.append(self.directions[1](_turned(vectors, lengths))[0])
+        return self.project(self._pooled(runs, mask, lengths))  # type: ignore[no-any-return]
+
+    def _pooled(self, runs: list[Tensor], mask: Tensor, lengths: Tensor) -> Tensor:
+        if self.pooling == "last":  # of either direction, the state after the text's last step
+            return torch.stack([_at(states, lengths - 1) for states in runs]).mean(0)
+        states = runs[0] if len(runs) == 1 else (runs[0] + _turned(runs[1], lengths)) / 2
+        real = mask.unsqueeze(-1)
+        if self.pooling == "max":
+            return states.masked_fill(~real, -torch.inf).amax(1)
+        return (states * real).sum(1) / lengths
+
+
+def _one_way(gru: nn.GRU, suffix: str) -> nn.GRU:
+    one = nn.GRU(gru.input_size, gru.hidden_size, batch_first=True)
+    weights = {name: getattr(gru, f"{name}{suffix}") for name in one.state_dict()}
+    one.load_state_dict(weights)
+    return one
+
+
+def _turned(states: Tensor, lengths: Tensor) -> Tensor:
+    """The first ``lengths`` (N, 1) places of (N, W, D) in reverse order, the others where they are."""
+    places = torch.arange(states.shape[1], device=states.device).unsqueeze(0)
+    order = torch.where(places < lengths, lengths - 1 - places, places)
+    return states.gather(1, order.unsqueeze(-1).expand(-1, -1, states.shape[2]))
+
+
+def _at(states: Tensor, places: Tensor) -> Tensor:
+    return states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[2])).squeeze(1)

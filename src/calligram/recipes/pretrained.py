@@ -1,0 +1,115 @@
+"""Recipe ``pretrained``: a dual encoder of ``transformers``, as it is or fine-tuned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from calligram.data.collection import Collection
+from calligram.errors import UserError
+from calligram.features.backbones import pixel_input
+from calligram.features.inputs import Inputs
+from calligram.features.pixels import Augment, PixelInput
+from calligram.features.wordpieces import WordPieces
+from calligram.models.pretrained import Pretrained, load_pretrained, text_positions
+from calligram.recipes.optimisation import Optimisation
+from calligram.recipes.plan import Plan, Surroundings
+from calligram.recipes.stages import PairLoss, pair_stages
+from calligram.training.batch import Batches
+from calligram.training.loop import Loop, Precision
+from calligram.training.samplers import PairSampler
+
+
+@dataclass(frozen=True)
+class PictureSettings:
+    """The image side; size and normalisation are the model's own."""
+
+    fit: Annotated[
+        Literal["own", "squash", "crop"], "the model's own way, all of the picture, or its middle square"
+    ] = "own"
+    crop: Annotated[float, "smallest share of a picture that a random training crop keeps"] = 0.7
+    flip: Annotated[bool, "mirror half of the training pictures; harmful where captions say left and right"] = False
+    jitter: Annotated[float, "largest random change of brightness, contrast and saturation"] = 0.0
+
+
+@dataclass(frozen=True)
+class PretrainedRecipe:
+    """Settings of ``pretrained``."""
+
+    model: Annotated[str, "folder or hub name of a dual encoder, such as openai/clip-vit-base-patch32"] = ""
+    seed: Annotated[int, "source of all randomness"] = 0
+    epochs: Annotated[int, "passes over the training pairs; 0 takes the model as it is"] = 5
+    warmup_epochs: Annotated[int, "first epochs that use all negatives before top_k hardest ones"] = 0
+    batch: Annotated[int, "images in a batch, over all processes"] = 128
+    texts: Annotated[int, "captions that come with each image of a batch"] = 1
+    epoch_of: Annotated[Literal["pairs", "images"], "an epoch takes all pairs, or every image once"] = "pairs"
+    loss: Annotated[Literal["ranking", "infonce"], "triplet hinge or symmetric InfoNCE"] = "infonce"
+    margin: Annotated[float, "of the hinge"] = 0.2
+    top_k: Annotated[int | None, "hardest negatives per anchor that count, or none for all"] = 1
+    temperature: Annotated[float | None, "of InfoNCE at the start; none for the model's own"] = None
+    ignore_also_true: Annotated[bool, "leave out negatives known to be true; scenes know them"] = False
+    lr: Annotated[float, "learning rate; optim.parts=model.vision_model:0.1 and the like change it by part"] = 1e-5
+    frozen: Annotated[tuple[str, ...], "parts kept as they are, such as model.vision_model"] = ()
+    max_pieces: Annotated[int, "longer captions are cut; the model may have a lower limit"] = 77
+    precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
+    average: Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none"] = 0.99
+    save_steps: Annotated[int, "save the state every so many steps, besides after every epoch; 0 for not"] = 0
+    image: PictureSettings = field(default_factory=PictureSettings)
+    optim: Optimisation = field(default_factory=lambda: Optimisation(warmup=0.05))
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0:
+            raise UserError(f"epochs must be at least 0, got {self.epochs}")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k must be at least 1 or none, got {self.top_k}")
+
+
+def plan(settings: PretrainedRecipe, collection: Collection, around: Surroundings) -> Plan:
+    """Inputs, matcher and stages; no stages when the model is taken as it is."""
+    if not settings.model:
+        raise UserError("recipe pretrained needs a model: give --set model= with a folder or a hub name")
+    pieces = WordPieces.load_pretrained(settings.model, settings.max_pieces)
+    matcher, own_temperature = load_pretrained(settings.model, pieces.pad)
+    limit = min(pieces.max_pieces, text_positions(matcher.model.config))
+    inputs = Inputs(_pixels(settings, matcher), WordPieces(pieces.tokenizer, limit))
+    loop = Loop(settings.seed, settings.precision, settings.average, save_steps=settings.save_steps)
+    if not settings.epochs:
+        return Plan(matcher, inputs, (), loop)
+    # InfoNCE's temperature is kept above 0.01, where SigLIP's lies, and would not learn below.
+    temperature = max(0.01, own_temperature) if settings.temperature is None else settings.temperature
+    loss = PairLoss(settings.loss, settings.margin, settings.top_k, settings.warmup_epochs, temperature)
+    batches = _batches(settings, collection, inputs, around)
+    stages = pair_stages(loss, settings.epochs, batches, settings.optim, settings.lr, settings.frozen)
+    return Plan(matcher, inputs, stages, loop)
+
+
+def _pixels(settings: PretrainedRecipe, matcher: Pretrained) -> PixelInput:
+    size = getattr(matcher.model.config.vision_config, "image_size", None)
+    fit = settings.image.fit
+    if fit == "own":
+        fit = "crop" if _crops(settings.model) else "squash"
+    return pixel_input(settings.model, size, fit)
+
+
+def _crops(name: str) -> bool:
+    from transformers import AutoImageProcessor
+
+    try:
+        return bool(getattr(AutoImageProcessor.from_pretrained(name), "do_center_crop", False))
+    except (OSError, ValueError, ImportError):
+        return False
+
+
+def _batches(settings: PretrainedRecipe, collection: Collection, inputs: Inputs, around: Surroundings) -> Batches:
+    train = collection.sentences("train").join_equal_texts()
+    per_image = settings.epoch_of == "images"
+    return Batches(
+        train,
+        inputs,
+        PairSampler(train.matches, settings.batch, settings.seed, texts=settings.texts, per_image=per_image),
+        augment=Augment(settings.image.crop, settings.image.flip, settings.image.jitter),
+        device=around.device,
+        processes=around.processes,
+        ignore_also_true=settings.ignore_also_true,
+        track=around.track,
+    )

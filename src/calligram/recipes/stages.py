@@ -1,0 +1,45 @@
+"""The stages of recipes that train a matcher with one loss over pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from calligram.recipes.optimisation import Optimisation
+from calligram.training.loop import Feed, Stage
+from calligram.training.objectives import InfoNCEObjective, Objective, RankingObjective
+
+
+@dataclass(frozen=True)
+class PairLoss:
+    """A loss over pairs."""
+
+    kind: Literal["ranking", "infonce"]
+    margin: float
+    top_k: int | None
+    """hardest negatives per anchor that count in the ranking loss"""
+    warmup_epochs: int
+    """first epochs of the ranking loss, with all negatives"""
+    temperature: float
+
+
+def pair_stages(
+    loss: PairLoss, epochs: int, batches: Feed, optim: Optimisation, lr: float, frozen: tuple[str, ...] = ()
+) -> tuple[Stage, ...]:
+    """One stage, or a warm-up with all negatives before the hardest ones."""
+
+    def stage(name: str, epochs: int, objective: Objective) -> Stage:
+        return Stage(
+            name, epochs, objective, batches, optim.build, lr, optim.part_lr(), frozen, optim.factor(), optim.clip,
+            optim.accumulate,
+        )  # fmt: skip
+
+    if loss.kind == "infonce":
+        return (stage("infonce", epochs, InfoNCEObjective(loss.temperature)),)
+    warm = 0 if loss.top_k is None else min(loss.warmup_epochs, epochs)
+    hard, every = RankingObjective(loss.margin, loss.top_k), RankingObjective(loss.margin)
+    return tuple(
+        stage(name, epochs, objective)
+        for name, epochs, objective in (("warm-up", warm, every), ("ranking", epochs - warm, hard))
+        if epochs
+    )

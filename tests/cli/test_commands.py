@@ -1,0 +1,137 @@
+"""The command as a user runs it: real processes, real files, what is printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+SMALL = [
+    flag
+    for change in (
+        "batch=6", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8", "text.min_count=1",
+    )
+    for flag in ("--set", change)
+]  # fmt: skip
+
+
+def calligram(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from calligram.cli.main import main; main()", *map(str, arguments)],
+        capture_output=True, text=True, cwd=cwd, timeout=120,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained") / "run"
+    done = calligram("train", "vse", tiny.folder, "--out", out, "--set", "epochs=2", *SMALL)
+    assert done.returncode == 0, done.stderr
+    return out, done
+
+
+def test_training_leaves_a_run_and_says_what_to_do_next(trained):
+    out, done = trained
+    assert f"calligram evaluate {out}" in done.stdout.replace("\n", "")
+    assert {"run.json", "matcher.json", "inputs", "best.safetensors", "metrics.jsonl", "curves.png"} <= {
+        f.name for f in out.iterdir()
+    }
+
+
+def test_evaluation_prints_the_json_that_others_read(trained, tiny):
+    done = calligram("evaluate", trained[0], tiny.folder, "--split", "test", "--json")
+    found = json.loads(done.stdout)
+    assert {"r1", "r5", "r10", "medr", "meanr"} <= set(found["i2t"])
+    assert found["rsum"] == pytest.approx(sum(found[d][k] for d in ("i2t", "t2i") for k in ("r1", "r5", "r10")))
+
+
+def test_evaluation_prints_a_table_draws_a_sheet_and_records(trained, tiny, tmp_path):
+    done = calligram(
+        "evaluate", trained[0], tiny.folder, "--folds", "2", "--within", "--sheet", tmp_path / "sheet.png",
+        "--record", tmp_path / "results" / "a.jsonl",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "text to image" in done.stdout
+    assert "mean of 2 folds" in done.stdout
+    assert (tmp_path / "sheet.png").is_file()
+    line = json.loads((tmp_path / "results" / "a.jsonl").read_text())
+    assert {"recipe", "settings", "seed", "collection", "split", "i2t", "t2i", "rsum", "members", "seconds", "hardware",
+            "commit", "command"} <= set(line)  # fmt: skip
+    assert line["settings"]["epochs"] == 2
+    done = calligram("report", "--results", tmp_path / "results", "--docs", tmp_path / "docs")
+    assert done.returncode == 0, done.stderr
+    assert "## tiny" in (tmp_path / "docs" / "results.md").read_text()
+
+
+def test_identities_can_be_asked_for(trained, tiny):
+    done = calligram("evaluate", trained[0], tiny.folder, "--identities", "--json")
+    assert json.loads(done.stdout)["t2i"]["queries"] == 14
+
+
+def test_a_folder_of_pictures_becomes_a_collection_with_problems_counted(tmp_path):
+    source = tmp_path / "photos"
+    source.mkdir()
+    for name in ("a", "b", "c"):
+        Image.new("RGB", (30, 20), "red").save(source / f"{name}.jpg")
+        (source / f"{name}.txt").write_text(f"picture {name}\nanother of {name}\n")
+    (source / "broken.jpg").write_bytes(b"not a picture")
+    done = calligram("import", "folder", source, tmp_path / "collection")
+    assert done.returncode == 0, done.stderr
+    assert "3 images, 6 captions" in done.stdout
+    assert "1 skipped: unusable image (broken.jpg)" in done.stdout
+    done = calligram("info", tmp_path / "collection", "--problems")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "collection" / "sheet.png").is_file()
+    assert "broken.jpg" in done.stdout
+    done = calligram("import", "folder", source, tmp_path / "strict", "--strict")
+    assert done.returncode == 2
+    assert "--strict" in done.stderr
+    assert not (tmp_path / "strict").exists()
+
+
+def test_scenes_are_drawn(tmp_path):
+    done = calligram("scenes", tmp_path / "scenes", "--images", "30", "--size", "32")
+    assert done.returncode == 0, done.stderr
+    assert "30 images and 150 captions" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "unknown command 'trian'; did you mean 'train'?"),
+        (["train", "vsee", "{tiny}", "--out", "x"], "unknown recipe 'vsee'; did you mean 'vse'?"),
+        (
+            ["train", "vse", "{tiny}", "--out", "x", "--set", "epoch=2"],
+            "unknown setting 'epoch'; did you mean 'epochs'?",
+        ),
+        (["train", "vse", "nowhere", "--out", "x"], "nowhere is not a collection"),
+        (["train", "vse", "{tiny}", "--out", "x", "--device", "gpu"], "unknown device 'gpu'; known: auto, cpu, cuda"),
+        (["evaluate", "nowhere", "{tiny}"], "nowhere is not a run"),
+        (["evaluate", "{run}", "{tiny}", "--split", "tset"], "unknown split 'tset'; did you mean 'test'?"),
+        (["evaluate", "{run}", "{tiny}", "--folds", "4"], "6 images cannot be cut into 4 equal folds"),
+        (["import", "flikr8k", "x", "y"], "unknown format 'flikr8k'; did you mean 'flickr8k'?"),
+        (["reproduce", "vse", "{tiny}"], "no claims are listed for paper 'vse'"),
+        (["report", "--results", "nowhere"], "nowhere is not a folder of results"),
+        (["list", "vsee"], "did you mean 'vse'?"),
+    ],
+)
+def test_errors_name_what_is_wrong_without_a_traceback(arguments, message, trained, tiny, tmp_path):
+    filled = [a.format(tiny=tiny.folder, run=trained[0]) for a in arguments]
+    done = calligram(*filled, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+
+
+def test_everything_there_is_can_be_listed():
+    done = calligram("list")
+    assert all(word in done.stdout for word in ("vse", "flickr8k", "cuhk-pedes", "vse++"))
+    done = calligram("list", "vse")
+    assert "optim.weight_decay" in done.stdout
+    assert calligram("--version").stdout.strip()

@@ -1,0 +1,199 @@
+"""Regions of a whole collection: incremental, replaced, resumed after a real kill."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from calligram.data.collection import Collection
+from calligram.data.region_writing import images_with
+from calligram.errors import UserError
+from calligram.features.regions import extraction
+from calligram.features.regions.chunks import images_done, scratch
+from calligram.features.regions.edge_boxes import EdgeBoxes
+from calligram.features.regions.extraction import Task, add_regions
+from calligram.features.regions.pooling import Pooling
+from calligram.features.regions.windows import Windows
+from calligram.features.roi import roi_pool
+from calligram.features.stored import StoredInput, real_parts
+
+
+class Counting:
+    """Windows that remember how many pictures they saw."""
+
+    def __init__(self, most=5):
+        self.windows, self.calls = Windows(most), 0
+        self.settings = self.windows.settings
+
+    def __call__(self, image):
+        self.calls += 1
+        return self.windows(image)
+
+
+@pytest.fixture
+def copy(tiny, tmp_path):
+    shutil.copytree(tiny.folder, tmp_path / "copy")
+    return Collection.open(tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    from transformers import ResNetConfig, ResNetModel
+
+    folder = tmp_path_factory.mktemp("backbone") / "tiny"
+    torch.manual_seed(0)
+    config = ResNetConfig(embedding_size=4, hidden_sizes=[4, 6], depths=[1, 1], layer_type="basic")
+    ResNetModel(config).save_pretrained(folder)
+    return str(folder)
+
+
+def test_only_images_without_these_regions_are_looked_at(copy):
+    first = Counting()
+    added = add_regions(copy, Task(first, "grid", 5), "test")
+    assert (added.images, added.regions, added.earlier, first.calls) == (6, 30, 0, 6)
+    again = Counting()
+    assert add_regions(added.collection, Task(again, "grid", 5), "test").earlier == 6
+    assert again.calls == 0
+    rest = Counting()
+    added = add_regions(added.collection, Task(rest, "grid", 5))
+    assert (added.images, added.earlier, rest.calls) == (12, 6, 12)
+    assert len(images_with(added.collection, "grid")) == 18
+
+
+def test_other_settings_replace(copy):
+    after = add_regions(copy, Task(Counting(), "grid", 5)).collection
+    added = add_regions(after, Task(Counting(), "grid", 3), "dev")
+    assert (added.images, added.earlier) == (6, 0)
+    assert added.collection.column("regions", "source").count("grid") == 18
+    assert added.collection.column("regions", "source").count("truth") == 18
+
+
+def test_rows_say_what_was_found(copy):
+    after = add_regions(copy, Task(EdgeBoxes(4), "edges", 4), "train").collection
+    rows = [r for r in after.table("regions").to_pylist() if r["source"] == "edges"]
+    assert rows[0]["id"] == "train-0/edges/0"
+    assert all(0 <= r["x0"] < r["x1"] <= 40 and 0 <= r["y0"] < r["y1"] <= 32 for r in rows)
+    assert all(r["score"] > 0 and r["label"] is None for r in rows)
+    words = {r["attribute"].split()[1] for r in rows if r["image"] == 0}
+    assert "red" in words
+
+
+def test_features_are_pooled_from_the_backbones_map(copy, backbone):
+    pooling = Pooling.load(backbone, 64)
+    after = add_regions(copy, Task(Windows(3), "grid", 5, pooling)).collection
+    stored = after.features["grid"]
+    assert stored.row_shape == (5, pooling.backbone.dim)
+    row = 7
+    image = after.pictures.open(row)
+    with torch.no_grad():
+        grid = pooling.backbone(pooling.pixels.finish(pooling.pixels.images([image]))).grid
+    shares = Windows(3)(image).boxes / np.array([40, 32, 40, 32], dtype=np.float32)
+    expected = roi_pool(grid, torch.from_numpy(shares)[None])[0]
+    taken = torch.from_numpy(stored.take(np.array([row])))
+    torch.testing.assert_close(taken[0, :3], expected, rtol=2e-3, atol=2e-3)
+    assert (taken[0, 3:] == 0).all()
+    rows = StoredInput("grid").load(after.sentences("test").visuals)
+    assert real_parts(rows.take(np.arange(2))).tolist() == [[True] * 3 + [False] * 2] * 2
+
+
+def test_unreadable_pictures_are_counted_and_tried_again(copy):
+    path = copy.pictures.path(2)
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(b"broken")
+    added = add_regions(copy, Task(Counting(), "grid", 5))
+    assert added.images == 17
+    assert len(added.bad) == 1
+    assert "train-2" in added.bad[0]
+    path.write_bytes(content)
+    added = add_regions(added.collection, Task(Counting(), "grid", 5))
+    assert (added.images, added.bad) == (1, [])
+
+
+def test_a_failure_in_the_middle_keeps_finished_chunks(copy, monkeypatch):
+    monkeypatch.setattr(extraction, "CHUNK", 4)
+
+    def one_thing(found):
+        raise RuntimeError(found)
+
+    class Failing(Counting):
+        def __call__(self, image):
+            if self.calls == 14:
+                one_thing("out of luck")
+            return super().__call__(image)
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        add_regions(copy, Task(Failing(), "grid", 5))
+    assert not Collection.open(copy.folder).has("proposals")
+    rest = Counting()
+    added = add_regions(copy, Task(rest, "grid", 5))
+    assert added.images == 18
+    assert 4 <= rest.calls < 18
+    assert not list((copy.folder / ".regions").glob("grid@*"))
+
+
+SLOW = """
+import sys, time
+from calligram.data.collection import Collection
+from calligram.features.regions import extraction
+from calligram.features.regions.windows import Windows
+
+class Slow(Windows):
+    def __call__(self, image):
+        time.sleep(0.1)
+        return super().__call__(image)
+
+extraction.CHUNK = 2
+extraction.add_regions(Collection.open(sys.argv[1]), extraction.Task(Slow(5), "grid", 5))
+"""
+
+
+def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(copy, tmp_path):
+    shutil.copytree(copy.folder, tmp_path / "whole")
+    process = subprocess.Popen([sys.executable, "-c", SLOW, str(copy.folder)])
+    deadline = time.monotonic() + 30
+    while len(list((copy.folder / ".regions").glob("grid@*/*.npz"))) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not Collection.open(copy.folder).has("proposals")
+    counting = Counting(5)
+    resumed = add_regions(Collection.open(copy.folder), Task(counting, "grid", 5)).collection
+    assert 0 < counting.calls <= 12
+    whole = add_regions(Collection.open(tmp_path / "whole"), Task(Counting(5), "grid", 5)).collection
+    assert resumed.table("regions").equals(whole.table("regions"))
+    assert resumed.table("proposals").equals(whole.table("proposals"))
+
+
+def test_a_run_that_died_after_storing_does_not_store_twice(copy, monkeypatch):
+    task = Task(Counting(), "grid", 5)
+    monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: None)
+    after = add_regions(copy, task, "test").collection
+    monkeypatch.undo()
+    assert list((copy.folder / ".regions").glob("grid@*/*.npz"))
+    again = add_regions(after, task)
+    assert again.images == 12
+    assert len(again.collection.table("regions")) == 18 + 18 * 5
+
+
+def test_two_processes_do_not_do_the_same_work(copy):
+    with (
+        scratch(copy.folder, "grid", "k"),
+        pytest.raises(UserError, match="another process is looking for the regions 'grid'"),
+        scratch(copy.folder, "grid", "k"),
+    ):
+        pass
+
+
+def test_damaged_chunks_are_done_again(tmp_path):
+    (tmp_path / "000000.npz").write_bytes(b"PK nothing")
+    assert len(images_done(tmp_path, np.zeros(0, np.int64))) == 0
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,101 @@
+"""Backbones of several families, tiny and random, saved to disk and loaded as a user's would be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from calligram.errors import UserError
+from calligram.features.backbones import Backbone, pixel_input
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def configurations() -> dict[str, nn.Module]:
+    import transformers as t
+
+    vision = {**SMALL, "image_size": 32, "patch_size": 8}
+    text = {**SMALL, "vocab_size": 20}
+    return {
+        "mobilenet": t.MobileNetV2Model(t.MobileNetV2Config(depth_multiplier=0.1, image_size=32)),
+        "resnet": t.ResNetModel(
+            t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+        ),
+        "vit": t.ViTModel(t.ViTConfig(**vision)),
+        "dinov2": t.Dinov2Model(t.Dinov2Config(**vision)),
+        "clip": t.CLIPModel(t.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)),
+        "siglip": t.SiglipModel(t.SiglipConfig(text_config=text, vision_config=vision)),
+    }
+
+
+@pytest.fixture(scope="module", params=["mobilenet", "resnet", "vit", "dinov2", "clip", "siglip"])
+def folder(request, tmp_path_factory):
+    torch.manual_seed(0)
+    target = tmp_path_factory.mktemp(request.param)
+    configurations()[request.param].save_pretrained(target)
+    return target
+
+
+def test_every_family_gives_a_vector_and_a_grid(folder):
+    backbone = Backbone.load(str(folder)).eval()
+    found = backbone(torch.randn(2, 3, 32, 32))
+    assert found.vectors.shape == (2, backbone.dim)
+    assert found.grid.shape[:2] == (2, backbone.dim)
+    assert found.grid.shape[2] == found.grid.shape[3] >= 1
+    assert torch.isfinite(found.vectors).all()
+
+
+def test_an_architecture_is_rebuilt_from_its_description_and_weights(folder):
+    backbone = Backbone.load(str(folder)).eval()
+    again = Backbone.from_description(backbone.description).eval()
+    again.load_state_dict(backbone.state_dict())
+    pixels = torch.randn(1, 3, 32, 32)
+    torch.testing.assert_close(again(pixels).vectors, backbone(pixels).vectors)
+    assert again.fingerprint == backbone.fingerprint
+
+
+def test_a_saved_backbone_loads_as_itself(folder, tmp_path):
+    backbone = Backbone.load(str(folder)).eval()
+    backbone.save(tmp_path / "again")
+    assert Backbone.load(str(tmp_path / "again")).fingerprint == backbone.fingerprint
+
+
+def test_patches_keep_their_places():
+    """A grid of a model that looks at patches alone has the patch's own values in its cell."""
+    import transformers as t
+
+    torch.manual_seed(0)
+    model = t.ViTModel(t.ViTConfig(**{**SMALL, "num_hidden_layers": 0}, image_size=32, patch_size=8)).eval()
+    plain = torch.zeros(1, 3, 32, 32)
+    spot = plain.clone()
+    spot[..., 8:16, 24:32] = 1  # row 1, column 3
+    with torch.no_grad():
+        change = (Backbone(model)(spot).grid - Backbone(model)(plain).grid).abs().sum(1)[0]
+    assert change.argmax().item() == 1 * 4 + 3
+
+
+def test_preprocessing_is_read_from_beside_the_weights(tmp_path):
+    content = {
+        "image_mean": [0.1, 0.2, 0.3],
+        "image_std": [1, 1, 1],
+        "size": {"shortest_edge": 256},
+        "crop_size": {"height": 64},
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(content))
+    assert pixel_input(str(tmp_path)).mean == (0.1, 0.2, 0.3)
+    assert pixel_input(str(tmp_path)).size == 64
+    assert pixel_input(str(tmp_path), size=48).size == 48
+
+
+def test_what_is_no_backbone_is_said(tmp_path):
+    with pytest.raises(UserError, match="could not be loaded .*folder or a hub name of a vision model"):
+        Backbone.load(str(tmp_path))
+
+
+def test_the_real_mobilenet_tells_photographs_apart(assets):
+    backbone = Backbone.load(str(assets / "models" / "mobilenet_v2_1.0_224")).eval()
+    assert backbone.dim == 1280
+    assert pixel_input(str(assets / "models" / "mobilenet_v2_1.0_224")).std == (0.5, 0.5, 0.5)

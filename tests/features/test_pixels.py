@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from calligram.errors import UserError
+from calligram.features.inputs import Inputs
+from calligram.features.pixels import Augment, PixelInput
+from calligram.features.stored import StoredInput
+from calligram.features.vocabulary import Vocabulary
+
+
+def test_squash_keeps_all_and_crop_keeps_the_middle():
+    wide = Image.fromarray(np.repeat(np.arange(120, dtype=np.uint8)[None, :, None], 40, 0).repeat(3, 2))
+    squashed, cropped = (PixelInput(40, fit).resize(wide) for fit in ("squash", "crop"))
+    assert squashed.shape == cropped.shape == (3, 40, 40)
+    assert squashed[0, 0, -1] - squashed[0, 0, 0] > 100
+    assert np.array_equal(cropped[0], np.repeat(np.arange(40, 80)[None], 40, 0))
+
+
+def test_normalisation_is_that_of_the_definition():
+    pixels = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
+    source = PixelInput(4, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    found = source.finish(pixels)
+    for c, (mean, std) in enumerate(zip(source.mean, source.std, strict=True)):
+        torch.testing.assert_close(found[:, c], (pixels[:, c] / 255 - mean) / std)
+
+
+def test_images_decoded_on_demand_equal_those_kept_in_memory(tiny):
+    visuals = tiny.sentences("train").visuals
+    kept, asked = PixelInput(20).load(visuals), PixelInput(20).load(visuals, budget=0)
+    rows = np.array([3, 0, 5])
+    assert torch.equal(kept.take(rows), asked.take(rows))
+    assert torch.equal(kept.take(rows)[0], PixelInput(20).images([visuals.open(3)])[0])
+
+
+def test_augmentation_without_strength_changes_nothing():
+    images = torch.rand(3, 3, 8, 8)
+    assert torch.equal(Augment()(images), images)
+
+
+def test_a_flip_mirrors_and_a_crop_stays_inside():
+    images = torch.rand(64, 3, 8, 8)
+    flipped = Augment(flip=True)(images)
+    same = [torch.allclose(a, b, atol=1e-5) for a, b in zip(flipped, images, strict=True)]
+    mirrored = [torch.allclose(a, b.flip(-1), atol=1e-5) for a, b in zip(flipped, images, strict=True)]
+    assert all(s != m for s, m in zip(same, mirrored, strict=True))
+    assert 10 < sum(mirrored) < 54
+    gradient = torch.linspace(0, 1, 32).expand(64, 3, 32, 32)
+    cropped = Augment(crop=0.5)(gradient)
+    assert cropped.min() >= 0
+    assert cropped.max() <= 1
+    span = cropped[:, 0, 0, -1] - cropped[:, 0, 0, 0]
+    assert (span < 1).any()
+    assert (span > 0.5).all()
+
+
+def test_jitter_keeps_pictures_in_range():
+    changed = Augment(jitter=0.4)(torch.rand(8, 3, 6, 6))
+    assert changed.min() >= 0
+    assert changed.max() <= 1
+
+
+@pytest.mark.parametrize("images", [PixelInput(32, "crop"), StoredInput("regions")])
+def test_inputs_are_saved_and_read_back(tmp_path, images):
+    inputs = Inputs(images, Vocabulary.build(["a dog"], 1, max_words=7))
+    inputs.save(tmp_path)
+    assert Inputs.read(tmp_path) == inputs
+
+
+def test_damaged_inputs_and_missing_features_are_said(tmp_path, tiny):
+    (tmp_path / "inputs.json").write_text("{")
+    with pytest.raises(UserError, match="does not hold a matcher's inputs"):
+        Inputs.read(tmp_path)
+    with pytest.raises(UserError, match="unknown stored feature 'regions'"):
+        StoredInput("regions").load(tiny.sentences("train").visuals)
+    with pytest.raises(UserError, match="a new picture has none"):
+        StoredInput("regions").images([Image.new("RGB", (4, 4))])

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from calligram.data.writing import write_collection
+from calligram.errors import UserError
+from calligram.features import backbone_input
+from calligram.features.backbone_input import BackboneInput
+from calligram.features.backbones import Backbone
+from calligram.features.pixels import PixelInput
+from calligram.features.store import FeatureStore, content_key
+
+
+def tiny_backbone() -> Backbone:
+    import transformers
+
+    torch.manual_seed(0)
+    return Backbone(
+        transformers.MobileNetV2Model(transformers.MobileNetV2Config(depth_multiplier=0.1, image_size=32))
+    ).eval()
+
+
+def rows(count: int, start: int = 0) -> np.ndarray:
+    return np.arange(start, start + count, dtype=np.float16)[:, None].repeat(3, 1)
+
+
+def test_rows_are_found_again_by_content_over_several_parts(tmp_path):
+    store = FeatureStore(tmp_path, {"a": 1})
+    store.append(["x", "y"], rows(2))
+    store.append(["z"], rows(1, 7))
+    again = FeatureStore(tmp_path, {"a": 1})
+    assert again.take(["z", "x"])[:, 0].tolist() == [7, 0]
+    assert "y" in again
+    assert "w" not in again
+
+
+def test_other_settings_have_another_store(tmp_path):
+    FeatureStore(tmp_path, {"a": 1}).append(["x"], rows(1))
+    assert len(FeatureStore(tmp_path, {"a": 2})) == 0
+
+
+def test_a_part_that_was_cut_short_does_not_count_and_damage_is_said(tmp_path):
+    store = FeatureStore(tmp_path, {})
+    store.append(["x"], rows(1))
+    (store.folder / "000001.npy").write_bytes(b"half a fi")
+    again = FeatureStore(tmp_path, {})
+    assert len(again) == 1
+    again.append(["y"], rows(1, 5))
+    assert again.take(["y"])[0, 0] == 5
+    (store.folder / "000000.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        FeatureStore(tmp_path, {})
+
+
+def test_features_are_computed_once_and_only_for_new_pictures(tiny_draft, tmp_path, monkeypatch):
+    (tmp_path / "pictures").mkdir()
+    draft = tiny_draft(tmp_path / "pictures")
+    collection = write_collection(draft, tmp_path / "collection")
+    source = BackboneInput(tiny_backbone(), PixelInput(32), "tiny")
+    ran: list[int] = []
+    original = BackboneInput._run
+    monkeypatch.setattr(BackboneInput, "_run", lambda self, pixels: ran.append(len(pixels)) or original(self, pixels))
+    train, test = (collection.sentences(s).visuals for s in ("train", "test"))
+    found = source.load(train).take(np.arange(6))
+    assert sum(ran) == 6
+    # The pictures of the test split are the same bytes under other names.
+    again = source.load(test).take(np.arange(6))
+    assert sum(ran) == 6
+    assert torch.equal(found, again)
+    alone = source.images([train.open(2)])
+    torch.testing.assert_close(alone[0], found[2].float(), rtol=1e-2, atol=1e-2)
+
+
+def test_extraction_killed_with_signal_9_goes_on_where_it_was(tiny_draft, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    collection = write_collection(tiny_draft(tmp_path / "pictures", repeats=8), tmp_path / "collection")
+    script = """
+import sys, time
+from calligram.data.collection import Collection
+from calligram.features import backbone_input
+from calligram.features.backbone_input import BackboneInput
+from calligram.features.backbones import Backbone
+from calligram.features.pixels import PixelInput
+backbone_input.PART = 8
+slow = BackboneInput._run
+BackboneInput._run = lambda self, pixels: (time.sleep(0.05), slow(self, pixels))[1]
+collection = Collection.open(sys.argv[1])
+backbone = Backbone.load(sys.argv[2]).eval()
+BackboneInput(backbone, PixelInput(32), "tiny", batch=4).load(collection.sentences("train").visuals)
+"""
+    tiny_backbone().save(tmp_path / "backbone")
+    victim = subprocess.Popen([sys.executable, "-c", script, str(collection.folder), str(tmp_path / "backbone")])
+    cache = collection.folder / "cache"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and len(list(cache.glob("*/*.json"))) < 2 and victim.poll() is None:
+        time.sleep(0.005)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    assert victim.returncode == -signal.SIGKILL
+    kept = sum(len(json.loads(f.read_text())) for f in cache.glob("*/*.json"))
+    assert kept >= 16
+    source = BackboneInput(Backbone.load(str(tmp_path / "backbone")).eval(), PixelInput(32), "tiny", batch=4)
+    visuals = collection.sentences("train").visuals
+    store = FeatureStore(cache, source._about())
+    assert len(store) == kept
+    source.fill(store, visuals, lambda items, label, total=None: iter(items))
+    fresh = FeatureStore(tmp_path / "fresh", {})
+    source.fill(fresh, visuals, lambda items, label, total=None: iter(items))
+    keys = [content_key(visuals.pictures.read(int(r))) for r in visuals.rows]
+    np.testing.assert_allclose(store.take(keys), fresh.take(keys), rtol=1e-2, atol=1e-3)
+    assert backbone_input.PART == 512

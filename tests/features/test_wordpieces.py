@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from calligram.errors import UserError
+from calligram.features.inputs import Inputs
+from calligram.features.pixels import PixelInput
+from calligram.features.wordpieces import PieceRows, WordPieces, learn_pieces
+
+TEXTS = ["A red disc", "the round thing is blue and the round thing is red", "", "discs"]
+
+
+def test_batches_are_padded_to_their_longest_and_masked(tiny_bert):
+    pieces = WordPieces.load_pretrained(str(tiny_bert))
+    rows = pieces.load(TEXTS)
+    assert len(rows) == 4
+    assert rows.lengths[0] == 5
+    assert rows.lengths[2] == 2  # start and end
+    numbers, mask = rows.take(np.array([2, 0]))
+    assert numbers.shape == mask.shape == (2, 5)
+    assert mask.sum(1).tolist() == [2, 5]
+    assert numbers[~mask].unique().tolist() == [pieces.pad]
+    assert numbers.dtype == torch.int64
+    together, whole = pieces.texts(TEXTS)
+    assert torch.equal(together[0][whole[0]], numbers[1])
+
+
+def test_long_texts_are_cut_and_keep_their_end(tiny_bert):
+    pieces = WordPieces.load_pretrained(str(tiny_bert), max_pieces=6)
+    assert max(pieces.load(TEXTS).lengths) == 6
+    assert {numbers[-1] for numbers in pieces.encode(TEXTS)} == {pieces.tokenizer.sep_token_id}
+    assert WordPieces.load_pretrained(str(tiny_bert), max_pieces=500).max_pieces == 20
+
+
+@pytest.mark.parametrize("model", ["tiny_bert", "tiny_clip", "tiny_siglip"])
+def test_saved_with_a_matcher_it_needs_its_origin_no_more(model, request, tmp_path):
+    pieces = WordPieces.load_pretrained(str(request.getfixturevalue(model)), max_pieces=7)
+    Inputs(PixelInput(), pieces).save(tmp_path / "inputs")
+    (tmp_path / "inputs").rename(tmp_path / "moved")
+    again = Inputs.read(tmp_path / "moved").texts
+    assert isinstance(again, WordPieces)
+    assert again.max_pieces == 7
+    assert all(torch.equal(one, two) for one, two in zip(again.texts(TEXTS), pieces.texts(TEXTS), strict=True))
+
+
+def test_pieces_learnt_from_captions_spell_words_never_seen():
+    pieces = WordPieces.train(["a red disc", "a blue disc"] * 3, size=60, min_count=1)
+    spelt = pieces.tokenizer.convert_ids_to_tokens(pieces.encode(["A RED discusses"])[0])
+    assert spelt[:3] == ["[CLS]", "a", "red"]
+    assert spelt[3] == "disc"
+    assert len(pieces) <= 60
+    assert pieces.blank == pieces.tokenizer.mask_token_id
+
+
+def test_learning_twice_gives_the_same_pieces_though_many_are_equally_frequent():
+    texts = [f"{a}{b} {b}{a}" for a in "abcdefgh" for b in "xyzuvw"]
+    assert len({tuple(learn_pieces(texts, 90, 1)) for _ in range(10)}) == 1
+
+
+def test_pieces_by_hand():
+    """Of aab, aab and ab: a b is seen three times, then a ab twice, then the word's beginning before aab twice."""
+    found = learn_pieces(["aab aab ab"], 100, 2)
+    assert found[5:9] == ["a", "b", "##a", "##b"]
+    assert found[9:] == ["##ab", "##aab", "aab"]
+
+
+def test_a_tokenizer_that_is_not_there_is_named():
+    with pytest.raises(UserError, match=r"tokenizer '/nowhere' could not be loaded \(there is no such folder\)"):
+        WordPieces.load_pretrained("/nowhere")
+
+
+def test_no_rows_make_an_empty_batch():
+    numbers, mask = PieceRows([], 0).take(np.array([], dtype=np.int64))
+    assert numbers.shape == mask.shape == (0, 1)

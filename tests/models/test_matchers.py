@@ -1,0 +1,110 @@
+"""What every matcher owes its callers; a new one is added to the list."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from calligram.errors import UserError
+from calligram.models import catalog
+from calligram.models.matcher import Encoded, Matcher, stack, unit
+from calligram.models.vse import VSE, VSESettings
+
+SMALL = {
+    "vse": VSESettings(vocabulary=30, dim=12, channels=(4, 8), word_dim=6, hidden=10),
+    "vse, both ways": VSESettings(
+        vocabulary=30, dim=12, image="features", feature_dim=5, word_dim=6, hidden=12, bidirectional=True, pooling="max"
+    ),
+    "vse, mean": VSESettings(vocabulary=30, dim=12, channels=(4,), word_dim=6, hidden=12, pooling="mean"),
+}
+
+
+def build(name: str) -> Matcher:
+    torch.manual_seed(0)
+    return VSE(SMALL[name]).eval()
+
+
+def images(matcher: Matcher, count: int) -> torch.Tensor:
+    return torch.randn(count, 3, 5) if matcher.settings.image == "features" else torch.randn(count, 3, 16, 16)
+
+
+def texts(count: int, longest: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+    lengths = torch.randint(2, longest + 1, (count,))
+    lengths[0] = longest
+    mask = torch.arange(longest) < lengths[:, None]
+    return torch.randint(4, 30, (count, longest)) * mask, mask
+
+
+@pytest.fixture(params=SMALL)
+def matcher(request: pytest.FixtureRequest) -> Matcher:
+    return build(request.param)
+
+
+def test_score_pairs_is_the_diagonal_of_score_and_tiles_are_the_whole(matcher, monkeypatch):
+    one, two = matcher.encode_images(images(matcher, 4)), matcher.encode_texts(*texts(4))
+    grid = matcher.score(one, two)
+    assert grid.shape == (4, 4)
+    torch.testing.assert_close(matcher.score_pairs(one, two), grid.diagonal())
+    monkeypatch.setattr(type(matcher), "tile", 3)
+    torch.testing.assert_close(Matcher.score(matcher, one, two), grid)
+
+
+def test_a_text_alone_equals_the_text_padded_in_a_batch(matcher):
+    words, mask = texts(5)
+    together = matcher.encode_texts(words, mask).vectors
+    for i in range(5):
+        length = int(mask[i].sum())
+        alone = matcher.encode_texts(words[i : i + 1, :length], mask[i : i + 1, :length]).vectors
+        torch.testing.assert_close(alone[0], together[i])
+
+
+def test_permuting_images_permutes_rows(matcher):
+    pictures = images(matcher, 5)
+    order = torch.tensor([3, 1, 4, 0, 2])
+    torch.testing.assert_close(
+        matcher.encode_images(pictures[order]).vectors, matcher.encode_images(pictures).vectors[order]
+    )
+
+
+def test_saved_and_loaded_it_scores_the_same(matcher, tmp_path):
+    catalog.save(matcher, tmp_path / "matcher.json", tmp_path / "best.safetensors")
+    again = catalog.load(tmp_path / "matcher.json", tmp_path / "best.safetensors")
+    words = texts(3)
+    assert torch.equal(again.encode_texts(*words).vectors, matcher.encode_texts(*words).vectors)
+    assert again.settings == matcher.settings
+
+
+def test_gradients_reach_every_weight(matcher):
+    matcher.train()
+    one, two = matcher.encode_images(images(matcher, 4)), matcher.encode_texts(*texts(4))
+    matcher.score(one, two).square().sum().backward()
+    missing = [n for n, p in matcher.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]
+    assert not missing
+
+
+def test_masked_parts_of_stored_features_do_not_count():
+    matcher = build("vse, both ways")
+    features = torch.randn(2, 4, 5)
+    mask = torch.tensor([[True, True, False, False], [True, True, True, True]])
+    shorter = matcher.encode_images(features[:1, :2]).vectors
+    torch.testing.assert_close(matcher.encode_images(features, mask).vectors[:1], shorter)
+
+
+def test_stacking_pads_parts_and_keeps_masks():
+    pieces = [Encoded(torch.ones(2, 3), torch.ones(2, k, 3), torch.ones(2, k, dtype=torch.bool)) for k in (1, 4)]
+    joined = stack(pieces)
+    assert joined.parts is not None
+    assert joined.mask is not None
+    assert joined.parts.shape == (4, 4, 3)
+    assert joined.mask.sum(1).tolist() == [1, 1, 4, 4]
+
+
+def test_unit_vectors_of_zero_stay_zero():
+    assert torch.equal(unit(torch.zeros(1, 3)), torch.zeros(1, 3))
+
+
+def test_wrong_descriptions_are_named():
+    with pytest.raises(UserError, match="unknown matcher 'vsa'; did you mean 'vse'"):
+        catalog.build({"matcher": "vsa", "settings": {}})
+    with pytest.raises(UserError, match="unknown setting of matcher vse 'dims'; did you mean 'dim'"):
+        catalog.build({"matcher": "vse", "settings": {"dims": 3}})

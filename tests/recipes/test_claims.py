@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from calligram.errors import UserError
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.claims import STUDIES, Claim, Row, Study, judge
+from calligram.recipes.config import resolve
+from calligram.recipes.report import write_report
+from calligram.recipes.reproduce import judged, reproduce
+from calligram.recipes.results import Result, append, read_results, recorded_command
+
+SMALL = (
+    "batch=6", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8", "text.min_count=1",
+    "epochs=1",
+)  # fmt: skip
+STUDY = Study(
+    "paper",
+    (
+        Row("new", "vse"),
+        Row("old", "vse", ("top_k=none",)),
+        Row("truth", "vse", ("ignore_also_true=true",), "also_true"),
+    ),
+    (
+        Claim("new beats old", "new", "old"),
+        Claim("truth helps", "truth", "new"),
+        Claim("on COCO it does too", "", "", needs="MS-COCO"),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "verdict"),
+    [
+        ([110, 111, 112], [100, 101, 102], "holds"),
+        ([100, 101, 102], [110, 111, 112], "fails"),
+        ([100, 110, 120], [99, 109, 119], "noise"),
+        ([130], [100, 101, 102], "holds"),
+        ([102], [100, 101, 102], "noise"),
+        ([130], [100], "noise"),
+        ([], [100], "not run"),
+    ],
+)
+def test_a_difference_under_two_standard_errors_is_noise(new, old, verdict):
+    assert judge(STUDY.claims[0], STUDY, {"new": new, "old": old}, "c").verdict == verdict
+
+
+def test_the_standard_error_by_hand():
+    """Standard deviations of 1 over three seeds each: sqrt(1/3 + 1/3) = 0.816."""
+    found = judge(STUDY.claims[0], STUDY, {"new": [4, 5, 6], "old": [1, 2, 3]}, "c")
+    assert found.numbers["difference"] == 3
+    assert found.numbers["standard_error"] == 0.82
+
+
+@pytest.mark.parametrize("paper", STUDIES)
+def test_rows_of_studies_are_valid_before_anything_is_run(paper):
+    for row in STUDIES[paper].rows:
+        resolve(RECIPES[row.recipe].defaults, [*row.changes, "seed=1"])
+
+
+def test_a_claim_about_rows_that_are_not_there_is_refused():
+    with pytest.raises(ValueError, match="compares rows that are not there"):
+        Study("p", (Row("a", "vse"),), (Claim("a beats b", "a", "b"),))
+
+
+def test_rows_are_run_once_and_the_budget_is_kept(tiny, tmp_path):
+    said: list[str] = []
+    options = {"results": tmp_path / "results", "runs": tmp_path / "runs", "changes": SMALL, "say": said.append}
+    reproduce(STUDY, tiny, budget_minutes=0, **options)
+    assert "budget is spent" in said[-1]
+    assert read_results(tmp_path / "results") == []
+    verdicts = reproduce(STUDY, tiny, seeds=2, **options)
+    lines = read_results(tmp_path / "results")
+    assert [(r.study, r.seed) for r in lines] == [
+        ("paper: new", 0), ("paper: old", 0), ("paper: new", 1), ("paper: old", 1),
+    ]  # fmt: skip
+    assert [v.verdict for v in verdicts][1:] == ["not run", "not run"]
+    assert lines[1].settings["top_k"] is None
+    assert lines[0].command.startswith("calligram train vse")
+    said.clear()
+    reproduce(STUDY, tiny, seeds=2, **options)
+    assert len(read_results(tmp_path / "results")) == 4
+    assert not said
+    stored = [json.loads(line) for line in (tmp_path / "results" / "claims.jsonl").read_text().splitlines()]
+    assert [s["verdict"] for s in stored] == [v.verdict for v in judged(STUDY, "tiny", tmp_path / "results", SMALL)]
+    report = write_report(tmp_path / "results", tmp_path / "docs").read_text()
+    assert "## tiny" in report
+    assert "new beats old" in report
+    assert (tmp_path / "docs" / "results-rsum.png").is_file()
+
+
+def test_results_survive_the_file_and_damage_is_said(tmp_path):
+    result = Result(
+        "vse", {"epochs": 3}, 0, "c", "test", {"r1": 1.0}, {"r1": 2.0}, 30.0, 5.0, "cpu", "abc", "calligram x"
+    )
+    append(tmp_path / "a.jsonl", result)
+    assert read_results(tmp_path) == [result]
+    (tmp_path / "b.jsonl").write_text('{"recipe": "vse"}\n')
+    with pytest.raises(UserError, match=r"b\.jsonl, line 1 is not a result"):
+        read_results(tmp_path)
+
+
+def test_commands_are_recorded_with_the_variable_for_assets(monkeypatch, tmp_path):
+    monkeypatch.setenv("CALLIGRAM_ASSETS", str(tmp_path))
+    found = recorded_command(f"/somewhere/bin/calligram train vse {tmp_path}/flickr8k")
+    assert found == "calligram train vse $CALLIGRAM_ASSETS/flickr8k"

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import pytest
+
+from calligram.errors import UserError
+from calligram.recipes.catalog import RECIPES, recipe_named
+from calligram.recipes.config import as_plain, changed, from_plain, resolve, settings_fields
+
+
+@dataclass(frozen=True)
+class Inner:
+    rate: Annotated[float, "how fast"] = 0.5
+    sizes: tuple[int, ...] = (1, 2)
+
+
+@dataclass(frozen=True)
+class Outer:
+    epochs: Annotated[int, "how long"] = 3
+    kind: Literal["a", "b"] = "a"
+    flag: bool = False
+    limit: int | None = 4
+    name: str = ""
+    inner: Inner = field(default_factory=Inner)
+
+
+def test_values_are_read_by_their_type():
+    found = resolve(
+        Outer(), ["epochs=5", "kind=b", "flag=yes", "limit=none", "name=x=y", "inner.rate=1e-3", "inner.sizes=4,5,6"]
+    )
+    assert found == Outer(5, "b", True, None, "x=y", Inner(0.001, (4, 5, 6)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("epoch=3", "unknown setting 'epoch'; did you mean 'epochs'"),
+        ("inner.rat=3", "did you mean 'inner.rate'"),
+        ("epochs=many", "setting epochs takes a whole number, got 'many'"),
+        ("epochs=1.5", "setting epochs takes a whole number"),
+        ("kind=c", "setting kind takes a or b, got 'c'"),
+        ("flag=perhaps", "setting flag takes true or false"),
+        ("inner.sizes=1,x", "a list of a whole number separated by commas"),
+        ("limit=x", "a whole number or none"),
+        ("epochs", "--set takes key=value, got 'epochs'"),
+    ],
+)
+def test_wrong_settings_say_what_is_accepted(change, message):
+    with pytest.raises(UserError, match=message):
+        resolve(Outer(), [change])
+
+
+def test_a_file_comes_before_the_command_line(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text('epochs = 7\nkind = "b"\n[inner]\nrate = 2\nsizes = [9]\n')
+    assert resolve(Outer(), ["epochs=8"], file) == Outer(8, "b", inner=Inner(2.0, (9,)))
+    file.write_text("epochs = [")
+    with pytest.raises(UserError, match="could not be read"):
+        resolve(Outer(), [], file)
+
+
+def test_settings_survive_json_and_differences_are_listed():
+    settings = resolve(Outer(), ["inner.sizes=3", "limit=none"])
+    assert from_plain(Outer(), as_plain(settings)) == settings
+    assert changed(settings, Outer()) == {"inner.sizes": (3,), "limit": None}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_setting_of_every_recipe_is_described_and_epochs_and_seed_are_there(name):
+    found = settings_fields(RECIPES[name].defaults)
+    assert not [f.key for f in found if not f.about]
+    assert {"epochs", "seed"} <= {f.key for f in found}
+
+
+def test_an_unknown_recipe_suggests_the_nearest():
+    with pytest.raises(UserError, match="unknown recipe 'vsee'; did you mean 'vse'"):
+        recipe_named("vsee")

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from calligram.errors import UserError
+from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.training.runs import Run
+
+SMALL = ("batch=14", "image.crop=1", "lr=3e-3", "average=0")
+
+
+def run(collection, model, out, *changes, resume=False):
+    recipe = RECIPES["pretrained"]
+    settings = resolve(recipe.defaults, [f"model={model}", *SMALL, *changes])
+    return run_recipe(recipe, settings, collection, out, resume=resume, around=Surroundings(torch.device("cpu")))
+
+
+@pytest.mark.parametrize("model", ["tiny_clip", "tiny_siglip"])
+def test_a_model_as_it_is_becomes_a_run_that_can_be_measured_and_moved(model, tiny, request, tmp_path):
+    found = run(tiny, request.getfixturevalue(model), tmp_path / "run", "epochs=0")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    matcher, inputs = Run.open(tmp_path / "moved").load()
+    report = evaluate_retrieval(matcher, inputs, tiny.sentences("dev"))
+    assert report.retrieval.rsum == pytest.approx(found["rsum"])
+    assert json.loads((tmp_path / "moved" / "metrics.jsonl").read_text())["dev"]["rsum"] == found["rsum"]
+    again = run(tiny, request.getfixturevalue(model), tmp_path / "moved", "epochs=0", resume=True)
+    assert again == found
+
+
+@pytest.mark.parametrize(("model", "loss"), [("tiny_clip", "infonce"), ("tiny_siglip", "ranking")])
+def test_fine_tuning_lifts_recall(model, loss, tiny, request, tmp_path):
+    before = run(tiny, request.getfixturevalue(model), tmp_path / "before", "epochs=0")
+    changes = (f"loss={loss}", "top_k=none", "epochs=40", "temperature=0.07")
+    after = run(tiny, request.getfixturevalue(model), tmp_path / "after", *changes)
+    assert after["t2i_r1"] > max(60, before["t2i_r1"])  # chance is 1 in 6
+
+
+def test_frozen_parts_stay_and_the_models_temperature_is_taken(tiny, tiny_clip, tmp_path):
+    run(tiny, tiny_clip, tmp_path / "before", "epochs=0")
+    run(
+        tiny, tiny_clip, tmp_path / "after", "epochs=3", "frozen=model.vision_model", "optim.parts=model.text_model:0.1"
+    )
+    one, two = (Run.open(tmp_path / name).load()[0].state_dict() for name in ("before", "after"))
+    moved = {name for name in one if not torch.equal(one[name], two[name])}
+    assert not [name for name in moved if name.startswith("model.vision_model")]
+    assert [name for name in moved if name.startswith("model.text_model")]
+
+
+def test_a_model_must_be_given(tiny, tmp_path):
+    with pytest.raises(UserError, match="needs a model: give --set model="):
+        run(tiny, "", tmp_path / "run")
+    with pytest.raises(UserError, match="epochs must be at least 0"):
+        resolve(RECIPES["pretrained"].defaults, ["epochs=-1"])
