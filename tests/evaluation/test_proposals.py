@@ -90,8 +90,18 @@ def test_the_report_has_every_source_and_their_union(grounded):
     assert report.rows[1].recall[1] == 50.0
     assert report.rows[1].recall[100] is None
     assert report.rows[2].recall[36] == report.rows[1].recall[36]
-    assert (report.images, report.phrases) == (2, 2)
+    assert (report.images, report.count) == (2, 2)
     assert report.rows[2].boxes == 41
+
+
+def test_boxes_can_be_looked_for_one_by_one(grounded):
+    """Of the three boxes the whole picture reaches none: 0.4, 0.4 and 0.01 of it."""
+    after = add_regions(grounded, Task(Windows(1), "one", 1)).collection
+    report = proposal_recall(after, "test", "boxes", counts=(1,))
+    assert (report.count, report.rows[0].recall) == (3, {1: 0.0})
+    assert proposal_recall(after, "test", "boxes", counts=(1,), threshold=0.4).rows[0].recall[1] == pytest.approx(
+        200 / 3
+    )
 
 
 def test_nothing_to_compare_is_said(grounded):

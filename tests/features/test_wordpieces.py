@@ -66,6 +66,12 @@ def test_pieces_by_hand():
     assert found[9:] == ["##ab", "##aab", "aab"]
 
 
+def test_a_hidden_word_does_not_end_the_text(tiny_clip):
+    pieces = WordPieces.load_pretrained(str(tiny_clip))
+    assert pieces.tokenizer.unk_token_id == pieces.tokenizer.eos_token_id
+    assert pieces.blank not in pieces.tokenizer.all_special_ids
+
+
 def test_a_tokenizer_that_is_not_there_is_named():
     with pytest.raises(UserError, match=r"tokenizer '/nowhere' could not be loaded \(there is no such folder\)"):
         WordPieces.load_pretrained("/nowhere")

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from calligram.errors import UserError
+from calligram.features.architectures import describe_architecture
 from calligram.models import catalog
 from calligram.models.matcher import Encoded, Matcher, stack, unit
+from calligram.models.pretrained import Pretrained, PretrainedSettings
 from calligram.models.vse import VSE, VSESettings
 
 SMALL = {
@@ -17,15 +19,28 @@ SMALL = {
     ),
     "vse, mean": VSESettings(vocabulary=30, dim=12, channels=(4,), word_dim=6, hidden=12, pooling="mean"),
 }
+DUAL = ("pretrained CLIP", "pretrained Siglip")
+
+
+def dual_encoder(kind: str) -> Pretrained:
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**sizes, "vocab_size": 30, "max_position_embeddings": 9, "bos_token_id": 1, "eos_token_id": 2}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text, vision_config={**sizes, "image_size": 16, "patch_size": 8}
+    )
+    return Pretrained(PretrainedSettings(describe_architecture(config), text_length=9 if kind == "Siglip" else 0))
 
 
 def build(name: str) -> Matcher:
     torch.manual_seed(0)
-    return VSE(SMALL[name]).eval()
+    return (VSE(SMALL[name]) if name in SMALL else dual_encoder(name.rpartition(" ")[2])).eval()
 
 
 def images(matcher: Matcher, count: int) -> torch.Tensor:
-    return torch.randn(count, 3, 5) if matcher.settings.image == "features" else torch.randn(count, 3, 16, 16)
+    stored = getattr(matcher.settings, "image", "") == "features"
+    return torch.randn(count, 3, 5) if stored else torch.randn(count, 3, 16, 16)
 
 
 def texts(count: int, longest: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,7 +50,7 @@ def texts(count: int, longest: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(4, 30, (count, longest)) * mask, mask
 
 
-@pytest.fixture(params=SMALL)
+@pytest.fixture(params=[*SMALL, *DUAL])
 def matcher(request: pytest.FixtureRequest) -> Matcher:
     return build(request.param)
 

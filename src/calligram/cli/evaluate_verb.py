@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -32,14 +31,13 @@ def evaluate(
     from calligram.recipes.results import append, result_line
     from calligram.training.runs import Run
 
-    began = time.perf_counter()
     opened, source = Run.open(run), Collection.open(collection)
     matcher, inputs = opened.load()
     matcher.to(device_named(device))
     pairing = source.identities(split) if identities else source.sentences(split)
     report = evaluate_retrieval(matcher, inputs, pairing, folds=folds, within_modality=within, track=bars)
     if record is not None:
-        append(record, result_line(opened, source, split, report, seconds=time.perf_counter() - began))
+        append(record, result_line(opened, source, split, report))
     if sheet is not None:
         draw_sheet(matcher, inputs, pairing, sheet)
     if as_json:

@@ -15,6 +15,7 @@ from calligram.cli import (
     data_verbs,
     demo_verb,
     evaluate_verb,
+    export_verb,
     list_verb,
     regions_verb,
     results_verbs,
@@ -52,6 +53,7 @@ app.command("list")(list_verb.list_)
 app.command("words")(words_verb.words)
 app.command("train")(train_verb.train)
 app.command("evaluate")(evaluate_verb.evaluate)
+app.command("export")(export_verb.export)
 app.command("reproduce")(results_verbs.reproduce)
 app.command("report")(results_verbs.report)
 

@@ -86,35 +86,40 @@ def _rate(seconds_each: float) -> str:
 
 def _show_recall(collection: Collection, split: str, record: Path | None) -> None:
     """Print recall at each count and write it down."""
-    from calligram.evaluation.proposals import proposal_recall
+    from calligram.evaluation.proposals import TARGETS, proposal_recall
 
-    report = proposal_recall(collection, split)
+    reports = [proposal_recall(collection, split, targets) for targets in TARGETS]
+    for report in reports:
+        _print_recall(report)
+    if record is not None:
+        _write(collection, reports, record)
+
+
+def _print_recall(report: RecallReport) -> None:
     counts = list(report.rows[0].recall)
-    title = f"recall of phrase boxes at IoU {report.threshold:g}, {report.collection}, {split}"
-    table = Table(title=title, title_justify="left")
+    what = "the box around a phrase's regions" if report.targets == "phrases" else "single annotated boxes"
+    table = Table(title=f"recall of {what} at IoU {report.threshold:g}, {report.collection}, {report.split}")
+    table.title_justify = "left"
     for heading in ("proposals", *(f"R@{k}" for k in counts), "boxes an image", "ms an image"):
         table.add_column(heading, justify="left" if heading == "proposals" else "right")
     for row in report.rows:
-        values = (row.recall[k] for k in counts)
-        shown = ["-" if value is None else f"{value:.1f}" for value in values]
-        table.add_row(
-            row.source, *shown, f"{row.boxes:.0f}", "" if row.seconds is None else f"{1000 * row.seconds:.0f}"
-        )
+        shown = ["-" if row.recall[k] is None else f"{row.recall[k]:.1f}" for k in counts]
+        spent = "" if row.seconds is None else f"{1000 * row.seconds:.0f}"
+        table.add_row(row.source, *shown, f"{row.boxes:.0f}", spent)
     console.print(table)
-    console.print(f"{report.phrases:,} phrases in {report.images:,} images")
-    if record is not None:
-        _write(report, record)
+    console.print(f"{report.count:,} {report.targets} in {report.images:,} images; the union at k has k of each")
 
 
-def _write(report: RecallReport, file: Path) -> None:
-    """The report as JSON, with the command, the commit and the hardware."""
+def _write(collection: Collection, reports: list[RecallReport], file: Path) -> None:
+    """The reports as JSON, with how the regions were found, the command, the commit and the hardware."""
     from calligram.recipes.results import commit, recorded_command
 
     content = {
         "command": recorded_command(),
         "commit": commit(),
         "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()})",
-        **asdict(report),
+        "proposals": collection.manifest.get("proposals", {}),
+        "reports": [asdict(report) for report in reports],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

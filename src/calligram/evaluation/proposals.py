@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +51,11 @@ class RecallReport:
 
     collection: str
     split: str
+    targets: str
+    """``phrases`` or ``boxes``"""
     images: int
-    phrases: int
+    count: int
+    """of targets"""
     threshold: float
     rows: list[SourceRecall]
 
@@ -85,50 +88,54 @@ def phrase_targets(collection: Collection, images: Ints, source: str = "truth") 
     That is the protocol of phrase localization (pl-clc): a phrase for several people has several boxes and is found by
     one around them all. Phrases without a region are left out.
     """
-    table = collection.table("regions")
     of_source = np.array([s == source for s in collection.column("regions", "source")], dtype=bool)
-    of_image = collection.numbers("regions", "image")
-    boxes = np.stack([table.column(axis).to_numpy() for axis in AXES], axis=1).astype(np.float32)
+    of_image, boxes = collection.numbers("regions", "image"), _boxes(collection)
     region, phrase = collection.numbers("groundings", "region"), collection.numbers("groundings", "phrase")
     used = of_source[region] & np.isin(of_image[region], images)
     grouped: dict[tuple[int, int], list[int]] = {}
     for r, p in zip(region[used].tolist(), phrase[used].tolist(), strict=True):
         grouped.setdefault((int(of_image[r]), p), []).append(r)
     keys = sorted(grouped)
-    joined = [union_box(boxes[grouped[key]]) for key in keys]
-    return BoxesInImages(
-        np.array(joined, dtype=np.float32).reshape(-1, 4), np.array([image for image, _ in keys], dtype=np.int64)
-    )
+    around = np.array([union_box(boxes[grouped[key]]) for key in keys], dtype=np.float32).reshape(-1, 4)
+    return BoxesInImages(around, np.array([image for image, _ in keys], dtype=np.int64))
+
+
+def box_targets(collection: Collection, images: Ints, source: str = "truth") -> BoxesInImages:
+    """Every region of a source by itself, once, however many phrases speak of it."""
+    of_image = collection.numbers("regions", "image")
+    chosen = np.isin(of_image, images)
+    chosen &= np.array([s == source for s in collection.column("regions", "source")], dtype=bool)
+    return BoxesInImages(_boxes(collection)[chosen], of_image[chosen])
+
+
+TARGETS = {"phrases": phrase_targets, "boxes": box_targets}
 
 
 def proposal_recall(
-    collection: Collection, split: str = "test", counts: Sequence[int] = COUNTS, threshold: float = 0.5
+    collection: Collection,
+    split: str = "test",
+    targets: str = "phrases",
+    counts: Sequence[int] = COUNTS,
+    threshold: float = 0.5,
 ) -> RecallReport:
-    """Recall of the phrases' boxes for every source of proposals in the collection and for their union.
+    """Recall of the annotated boxes for every source of proposals in the collection and for their union.
 
     Only images that every source has looked at count, so that the rows can be compared. The union at k has the first k
     boxes of every source.
 
+    Args:
+        targets: a name in ``TARGETS``.
+
     Raises:
         UserError: when there is nothing to compare.
     """
-    sources = _sources(collection)
-    rows = collection.images_in(split)
-    looked = {name: np.intersect1d(rows, images) for name, images in sources.items()}
-    looked = {name: images for name, images in looked.items() if len(images)}
-    if not looked:
-        raise UserError(
-            f"no proposals for split {split} of {collection.folder}; "
-            f'find some with "calligram regions {collection.folder} --proposals edgeboxes --split {split}"'
-        )
-    for images in looked.values():
-        rows = np.intersect1d(rows, images)
-    targets = phrase_targets(collection, rows)
-    if not len(targets.boxes):
-        raise UserError(f"split {split} of {collection.folder} has no phrases with boxes in the images looked at")
-    found = {name: _proposals(collection, name, rows) for name in looked}
-    ranks = {name: first_hits(targets, boxes, threshold) for name, boxes in found.items()}
-    limits = {name: _limit(collection, name, found[name]) for name in looked}
+    sources, rows = _looked_at(collection, split)
+    wanted = TARGETS[targets](collection, rows)
+    if not len(wanted.boxes):
+        raise UserError(f"split {split} of {collection.folder} has no annotated {targets} in the images looked at")
+    found = {name: box_targets(collection, rows, name) for name in sources}
+    ranks = {name: first_hits(wanted, boxes, threshold) for name, boxes in found.items()}
+    limits = {name: _limit(collection, name, found[name]) for name in sources}
     report = [
         SourceRecall(
             name,
@@ -136,11 +143,33 @@ def proposal_recall(
             len(found[name].boxes) / len(rows),
             _seconds(collection, name),
         )
-        for name in looked
+        for name in sources
     ]
-    if len(looked) > 1:
-        report.append(_union(ranks, limits, found, counts, len(rows)))
-    return RecallReport(collection.name, split, len(rows), len(targets.boxes), threshold, report)
+    if len(sources) > 1:
+        best = np.min(list(ranks.values()), axis=0)
+        together = {k: recall_within(best, k) if k <= max(limits.values()) else None for k in counts}
+        report.append(SourceRecall("union", together, sum(row.boxes for row in report)))
+    return RecallReport(collection.name, split, targets, len(rows), len(wanted.boxes), threshold, report)
+
+
+def _boxes(collection: Collection) -> Floats:
+    table = collection.table("regions")
+    return np.stack([table.column(axis).to_numpy() for axis in AXES], axis=1).astype(np.float32)
+
+
+def _looked_at(collection: Collection, split: str) -> tuple[list[str], Ints]:
+    """The sources with proposals in a split, and the images that all of them have looked at."""
+    rows = collection.images_in(split)
+    looked = {name: np.intersect1d(rows, images) for name, images in _sources(collection).items()}
+    sources = [name for name, images in looked.items() if len(images)]
+    if not sources:
+        raise UserError(
+            f"no proposals for split {split} of {collection.folder}; "
+            f'find some with "calligram regions {collection.folder} --proposals edgeboxes --split {split}"'
+        )
+    for name in sources:
+        rows = np.intersect1d(rows, looked[name])
+    return sources, rows
 
 
 def _sources(collection: Collection) -> dict[str, Ints]:
@@ -156,29 +185,6 @@ def _sources(collection: Collection) -> dict[str, Ints]:
     for name in sorted(set(of_region.tolist()) - set(listed) - {"truth"}):
         found[name] = np.unique(collection.numbers("regions", "image")[of_region == name])
     return found
-
-
-def _proposals(collection: Collection, source: str, rows: Ints) -> BoxesInImages:
-    table, images = collection.table("regions"), collection.numbers("regions", "image")
-    chosen = np.isin(images, rows) & np.array([s == source for s in collection.column("regions", "source")], dtype=bool)
-    boxes = np.stack([table.column(axis).to_numpy()[chosen] for axis in AXES], axis=1)
-    return BoxesInImages(boxes.astype(np.float32), images[chosen])
-
-
-def _union(
-    ranks: Mapping[str, Ints],
-    limits: Mapping[str, int],
-    found: Mapping[str, BoxesInImages],
-    counts: Sequence[int],
-    images: int,
-) -> SourceRecall:
-    best = np.min(list(ranks.values()), axis=0)
-    most = max(limits.values())
-    return SourceRecall(
-        "union",
-        {k: recall_within(best, k) if k <= most else None for k in counts},
-        sum(len(f.boxes) for f in found.values()) / images,
-    )
 
 
 def _limit(collection: Collection, source: str, found: BoxesInImages) -> int:

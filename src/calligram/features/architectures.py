@@ -32,6 +32,13 @@ def described_architecture(description: str) -> Any:
     return AutoConfig.for_model(content.pop("model_type"), **content)
 
 
+def build_model(description: str) -> Any:
+    """The described model with random weights, in float32."""
+    from transformers import AutoModel
+
+    return AutoModel.from_config(described_architecture(description), dtype=torch.float32)  # type: ignore[no-untyped-call]
+
+
 def load_model(kind: Any, name: str, *, what: str, may_miss: tuple[str, ...] = ()) -> Any:
     """Trained weights of a folder or a hub name, in float32.
 
@@ -69,14 +76,14 @@ def quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         logging.set_verbosity(level)
         if bars:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _kept(content: dict[str, Any]) -> dict[str, Any]:

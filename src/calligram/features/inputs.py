@@ -85,6 +85,10 @@ class TextInput(Saved, Protocol):
         """Number that hides a word in training."""
         ...
 
+    def __len__(self) -> int:
+        """Words or pieces there are."""
+        ...
+
     def load(self, strings: Sequence[str]) -> TextRows:
         """Many texts, encoded once."""
         ...

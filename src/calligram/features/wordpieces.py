@@ -50,7 +50,7 @@ class WordPieces:
         learnt = BertWordPieceTokenizer({piece: number for number, piece in enumerate(pieces)}, lowercase=True)
         pad, unknown, start, end, mask = SPECIAL
         return cls(
-            PreTrainedTokenizerFast(
+            PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
                 tokenizer_object=learnt._tokenizer, model_max_length=max_pieces,
                 pad_token=pad, unk_token=unknown, cls_token=start, sep_token=end, mask_token=mask,
             ),
@@ -77,9 +77,10 @@ class WordPieces:
 
     @property
     def blank(self) -> int:
-        """Number of the piece that hides a word in training."""
-        found = self.tokenizer.mask_token_id, self.tokenizer.unk_token_id
-        return next((n for n in found if n is not None), self.pad)
+        """Number of the piece that hides a word in training; never the one that ends a text, as CLIP's unknown does."""
+        own = self.tokenizer.mask_token_id, self.tokenizer.unk_token_id, self.tokenizer.pad_token_id
+        plain = (n for n in range(len(self)) if n not in self.tokenizer.all_special_ids)
+        return int(next(n for n in (*own, *plain) if n is not None and n != self.tokenizer.eos_token_id))
 
     def encode(self, strings: Sequence[str]) -> list[list[int]]:
         """Numbers of each text's pieces, with the special ones the model expects around them."""
@@ -131,7 +132,9 @@ def learn_pieces(texts: Iterable[str], size: int, min_count: int) -> list[str]:
     normalise, split = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
     words = [f"{_MARK}{word}" for text in texts for word, _ in split.pre_tokenize_str(normalise.normalize_str(text))]
     learnt = Tokenizer(models.BPE())
-    learnt.train_from_iterator(words, trainers.BpeTrainer(vocab_size=size, min_frequency=min_count, show_progress=False))
+    learnt.train_from_iterator(
+        words, trainers.BpeTrainer(vocab_size=size, min_frequency=min_count, show_progress=False)
+    )
     numbered: dict[str, int] = learnt.get_vocab()
     characters = sorted({c for piece in numbered for c in piece} - {_MARK})
     merged = [p for p in sorted(numbered, key=numbered.__getitem__) if len(p) > 1]

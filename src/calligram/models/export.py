@@ -132,12 +132,14 @@ def _difference(graph: Graph, sample: tuple[Tensor, ...], file: Path) -> float:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the exporter's advice to its own developers off the screen."""
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)

@@ -68,7 +68,9 @@ class ImageGraph(Graph):
     def _features(self, images: Tensor) -> Tensor:
         assert self.backbone is not None
         assert isinstance(self.source, BackboneInput)
-        return self.source.pick(self.backbone(images))
+        seen = self.backbone(images)
+        cells: Tensor = seen.grid.flatten(2).transpose(1, 2)
+        return cells if self.source.parts == "grid" else seen.vectors
 
     def samples(self) -> list[tuple[Tensor, ...]]:
         """Random bytes or features."""
@@ -78,7 +80,9 @@ class ImageGraph(Graph):
             return [(torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=random),) for n in (2, 1, 5)]
         dim = getattr(self.matcher.settings, "feature_dim", None)
         if dim is None:
-            raise UserError("this matcher takes stored features of a shape that is not known; train on pixels to export")
+            raise UserError(
+                "this matcher takes stored features of a shape that is not known; train on pixels to export"
+            )
         return [(torch.randn(n, dim, generator=random),) for n in (2, 1, 5)]
 
 

@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calligram.errors import UserError
-from calligram.features.architectures import describe_architecture, described_architecture, load_model
+from calligram.features.architectures import build_model, describe_architecture, load_model
 from calligram.features.pixels import with_views
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
@@ -46,7 +45,7 @@ class Pretrained(EmbeddingMatcher):
         """
         super().__init__()
         self.settings = settings
-        self.model: Any = _without_scale(_build(settings.architecture) if model is None else model)
+        self.model: Any = _without_scale(build_model(settings.architecture) if model is None else model)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Normalised pixels (N, 3, H, W), or views of them (N, V, 3, H, W)."""
@@ -92,13 +91,6 @@ def load_pretrained(name: str, pad: int) -> tuple[Pretrained, float]:
 def text_positions(config: Any) -> int:
     """Longest text that a dual encoder reads, in pieces."""
     return int(getattr(config.text_config, "max_position_embeddings", None) or 64)
-
-
-def _build(architecture: str) -> nn.Module:
-    from transformers import AutoModel
-
-    model: nn.Module = AutoModel.from_config(described_architecture(architecture), dtype=torch.float32)
-    return model
 
 
 def _without_scale(model: nn.Module) -> nn.Module:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from calligram.errors import UserError
-from calligram.features.architectures import describe_architecture, described_architecture, load_model, not_loaded
+from calligram.features.architectures import build_model, describe_architecture, load_model, not_loaded
 from calligram.models.matcher import Encoded
 
 POOLINGS = ("mean", "cls", "max")
@@ -28,7 +28,7 @@ class BertText(nn.Module):
         super().__init__()
         if pooling not in POOLINGS:
             raise ValueError(f"pooling must be mean, cls or max, got {pooling!r}")
-        self.model = _without_pooler(_build(description))
+        self.model = _without_pooler(build_model(description))
         self.dropout = nn.Dropout(dropout)
         self.project = nn.Linear(int(self.model.config.hidden_size), dim)
         self.pooling = pooling
@@ -79,13 +79,6 @@ def _check(config: Any, name: str) -> None:
             f"'{name}' is a {config.model_type} model and no BERT-like text encoder; "
             "known to work: bert, roberta, distilbert, mpnet, electra, xlm-roberta, modernbert"
         )
-
-
-def _build(description: str) -> nn.Module:
-    from transformers import AutoModel
-
-    model: nn.Module = AutoModel.from_config(described_architecture(description), dtype=torch.float32)
-    return model
 
 
 def _without_pooler(model: Any) -> Any:

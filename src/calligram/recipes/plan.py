@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,7 +103,7 @@ def run_recipe(
     with torch.random.fork_rng([]):
         torch.manual_seed(int(settings.seed))
         plan = recipe.plan(settings, collection, around)
-    plan.matcher.to(around.device)
+    plan.matcher.to(around.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if around.processes.first:
         run.describe(plan.matcher, plan.inputs)
     dev = collection.sentences("dev")
@@ -118,9 +119,13 @@ def run_recipe(
 
     if not plan.stages:
         return _as_it_is(run, plan.matcher, evaluate, around.processes)
-    return train(
+    began = time.perf_counter()
+    best = train(
         plan.matcher, plan.stages, run, evaluate, loop=plan.loop, processes=around.processes, track=around.track
     )
+    if around.processes.first:
+        run.add_seconds(time.perf_counter() - began)
+    return best
 
 
 def _as_it_is(run: Run, matcher: Matcher, evaluate: Evaluate, processes: Processes) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from calligram.data.collection import Collection
@@ -27,6 +27,7 @@ class PictureSettings:
     fit: Annotated[
         Literal["own", "squash", "crop"], "the model's own way, all of the picture, or its middle square"
     ] = "own"
+    views: Annotated[Literal["one", "flip", "ten"], "outside training: as it is, also mirrored, or ten crops"] = "one"
     crop: Annotated[float, "smallest share of a picture that a random training crop keeps"] = 0.7
     flip: Annotated[bool, "mirror half of the training pictures; harmful where captions say left and right"] = False
     jitter: Annotated[float, "largest random change of brightness, contrast and saturation"] = 0.0
@@ -48,9 +49,11 @@ class PretrainedRecipe:
     top_k: Annotated[int | None, "hardest negatives per anchor that count, or none for all"] = 1
     temperature: Annotated[float | None, "of InfoNCE at the start; none for the model's own"] = None
     ignore_also_true: Annotated[bool, "leave out negatives known to be true; scenes know them"] = False
-    lr: Annotated[float, "learning rate; optim.parts=model.vision_model:0.1 and the like change it by part"] = 1e-5
-    frozen: Annotated[tuple[str, ...], "parts kept as they are, such as model.vision_model"] = ()
+    lr: Annotated[
+        float, "learning rate; by part with optim.parts=model.vision_model:0.1, or optim.frozen=model.vision_model"
+    ] = 1e-5
     max_pieces: Annotated[int, "longer captions are cut; the model may have a lower limit"] = 77
+    blank: Annotated[float, "share of words hidden in training"] = 0.0
     precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
     average: Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none"] = 0.99
     save_steps: Annotated[int, "save the state every so many steps, besides after every epoch; 0 for not"] = 0
@@ -79,7 +82,7 @@ def plan(settings: PretrainedRecipe, collection: Collection, around: Surrounding
     temperature = max(0.01, own_temperature) if settings.temperature is None else settings.temperature
     loss = PairLoss(settings.loss, settings.margin, settings.top_k, settings.warmup_epochs, temperature)
     batches = _batches(settings, collection, inputs, around)
-    stages = pair_stages(loss, settings.epochs, batches, settings.optim, settings.lr, settings.frozen)
+    stages = pair_stages(loss, settings.epochs, batches, settings.optim, settings.lr, settings.optim.frozen)
     return Plan(matcher, inputs, stages, loop)
 
 
@@ -88,16 +91,17 @@ def _pixels(settings: PretrainedRecipe, matcher: Pretrained) -> PixelInput:
     fit = settings.image.fit
     if fit == "own":
         fit = "crop" if _crops(settings.model) else "squash"
-    return pixel_input(settings.model, size, fit)
+    return replace(pixel_input(settings.model, size, fit), views=settings.image.views)
 
 
 def _crops(name: str) -> bool:
     from transformers import AutoImageProcessor
 
     try:
-        return bool(getattr(AutoImageProcessor.from_pretrained(name), "do_center_crop", False))
+        processor = AutoImageProcessor.from_pretrained(name)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, ImportError):
         return False
+    return bool(getattr(processor, "do_center_crop", False))
 
 
 def _batches(settings: PretrainedRecipe, collection: Collection, inputs: Inputs, around: Surroundings) -> Batches:
@@ -108,6 +112,7 @@ def _batches(settings: PretrainedRecipe, collection: Collection, inputs: Inputs,
         inputs,
         PairSampler(train.matches, settings.batch, settings.seed, texts=settings.texts, per_image=per_image),
         augment=Augment(settings.image.crop, settings.image.flip, settings.image.jitter),
+        blank=settings.blank,
         device=around.device,
         processes=around.processes,
         ignore_also_true=settings.ignore_also_true,

@@ -126,16 +126,14 @@ def _run(
     settings = resolve(recipe.defaults, [*changes, *row.changes, f"seed={seed}"])
     plain = "".join(c if c.isalnum() else "-" for c in f"{study.paper}-{row.name}-{collection.name}-{seed}")
     out = runs / plain
-    began = time.perf_counter()
     flags = " ".join(f"--set {c}" for c in (*changes, *row.changes, f"seed={seed}"))
     command = f"calligram train {row.recipe} {collection.folder} --out {out} {flags}"
     run_recipe(recipe, settings, collection, out, resume=out.exists(), around=around, command=command)
-    seconds = time.perf_counter() - began
     run = Run.open(out)
     matcher, inputs = run.load()
     report = evaluate_retrieval(matcher.to(around.device), inputs, collection.sentences("test"))
     shutil.rmtree(out / "state", ignore_errors=True)
-    return result_line(run, collection, "test", report, seconds=seconds, study=_key(study, row))
+    return result_line(run, collection, "test", report, study=_key(study, row))
 
 
 def judged(study: Study, collection: str, results: Path, changes: tuple[str, ...] = ()) -> list[Verdict]:

@@ -37,7 +37,7 @@ class Result:
     t2i: dict[str, Any]
     rsum: float
     seconds: float
-    """training time where it is known, evaluation otherwise"""
+    """spent training"""
     hardware: str
     commit: str
     command: str
@@ -50,9 +50,7 @@ class Result:
     pictures: list[str] = field(default_factory=list)
 
 
-def result_line(
-    run: Run, collection: Collection, split: str, report: Report, *, seconds: float, study: str = ""
-) -> Result:
+def result_line(run: Run, collection: Collection, split: str, report: Report, *, study: str = "") -> Result:
     """A result from a run and its report."""
     about = run.about
     recipe = recipe_named(about["recipe"])
@@ -67,7 +65,7 @@ def result_line(
         _rounded(asdict(report.retrieval.i2t)),
         _rounded(asdict(report.retrieval.t2i)),
         round(report.retrieval.rsum, 2),
-        round(seconds, 1),
+        float(about.get("seconds", 0)),
         about["device"],
         commit(),
         recorded_command(about["command"]),

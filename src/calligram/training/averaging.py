@@ -19,18 +19,24 @@ class Average:
             raise ValueError(f"decay must lie between 0 and 1, got {decay}")
         self.decay, self.steps = decay, 0
         self.weights = {k: v.detach().clone() for k, v in module.state_dict().items()}
+        self._live: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
         """Take in the weights after a step."""
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         self.steps += 1
-        now = module.state_dict()
+        now = self._live or self._bind(module)
         floats = [name for name, value in now.items() if value.is_floating_point()]
         # One kernel for all of them: on an accelerator a launch costs more than the arithmetic.
         torch._foreach_lerp_([self.weights[n] for n in floats], [now[n] for n in floats], 1 - decay)
         for name in now.keys() - set(floats):
             self.weights[name].copy_(now[name])
+
+    def _bind(self, module: nn.Module) -> dict[str, Tensor]:
+        # Views of the weights themselves: steps change them in place, so listing them once is enough.
+        self._live = {k: v.detach() for k, v in module.state_dict().items()}
+        return self._live
 
     def restore(self, weights: Mapping[str, Tensor], steps: int) -> None:
         """Go on from saved weights."""

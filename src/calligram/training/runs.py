@@ -68,6 +68,12 @@ class Run:
         content: dict[str, Any] = json.loads((self.folder / RUN).read_text(encoding="utf-8"))
         return content
 
+    def add_seconds(self, seconds: float) -> None:
+        """Count time spent training; a resumed run adds to what it had."""
+        about = self.about
+        about["seconds"] = round(float(about.get("seconds", 0)) + seconds, 1)
+        write_whole(self.folder / RUN, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+
     def describe(self, matcher: Matcher, inputs: Inputs) -> None:
         """Store what a matcher is and what it is fed."""
         write_whole(self.folder / MATCHER, json.dumps(catalog.describe(matcher), indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 
 from calligram.errors import UserError
-from calligram.features.regions.fingerprint import fingerprint
+from calligram.features.architectures import load_model, not_loaded, quiet
 from calligram.features.regions.proposer import Found, Setting
 
 
@@ -34,14 +36,12 @@ class Detector:
         """
         from transformers import AutoImageProcessor, AutoModelForObjectDetection
 
+        model = load_model(AutoModelForObjectDetection, name, what="detector")
         try:
-            model = AutoModelForObjectDetection.from_pretrained(name, dtype=torch.float32)
-            processor = AutoImageProcessor.from_pretrained(name)
+            with quiet():
+                processor = AutoImageProcessor.from_pretrained(name)  # type: ignore[no-untyped-call]
         except (OSError, ValueError, KeyError, ImportError) as error:
-            raise UserError(
-                f"detector '{name}' could not be loaded ({str(error).splitlines()[0]}); give a folder or a hub name of "
-                "an object-detection model in transformers format with its preprocessor_config.json, or a YOLOX .onnx"
-            ) from error
+            raise not_loaded("the image processor of the detector", name, error) from error
         if not hasattr(processor, "post_process_object_detection"):
             raise UserError(f"the processor of '{name}' ({type(processor).__name__}) does not decode detections")
         return cls(model.eval().to(device), processor, fingerprint(model), most)
@@ -65,3 +65,11 @@ class Detector:
         labels = found["labels"].cpu().numpy()[order]
         boxes = found["boxes"].float().cpu().numpy()[order]
         return Found(boxes, scores[order], tuple(str(names.get(int(i), f"class {i}")) for i in labels))
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Digest of all weights and their names: what tells one network from another, wherever it lies."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode() + tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

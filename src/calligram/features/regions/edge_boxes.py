@@ -50,15 +50,16 @@ def thin_edges(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
     """Strength in 0..1 and direction of the normal in 0..pi of the edges of an RGB picture (H, W, 3).
 
     Edges are a pixel wide, as EdgeBoxes expects them: on broad ones its grouping takes minutes instead of a moment.
-    The gradient of a pixel is that of the channel in which it is strongest.
+    The picture is blurred first, so that contours outweigh texture; blur and thresholds were chosen on Flickr8k's dev
+    split. The gradient of a pixel is that of the channel in which it is strongest.
     """
     cv2 = opencv()
-    smooth = cv2.GaussianBlur(pixels, (0, 0), 1.0)
+    smooth = cv2.GaussianBlur(pixels, (0, 0), max(pixels.shape[:2]) / 120)
     across, down = (cv2.Sobel(smooth, cv2.CV_16S, dx, 1 - dx) for dx in (1, 0))
     channel = (np.abs(across).astype(np.int32) + np.abs(down)).argmax(axis=2)[..., None]
     gx, gy = (np.ascontiguousarray(np.take_along_axis(g, channel, axis=2)[..., 0]) for g in (across, down))
     strength = np.hypot(gx.astype(np.float32), gy.astype(np.float32))
-    weak, strong = (float(v) for v in np.quantile(strength, (0.6, 0.85)))
+    weak, strong, full = (float(v) for v in np.quantile(strength, (0.5, 0.8, 0.98)))
     ridge = cv2.Canny(gx, gy, max(weak, 10.0), max(strong, 20.0), L2gradient=True) > 0
-    strength = np.where(ridge, strength / max(float(strength.max()), 1.0), 0).astype(np.float32)
+    strength = np.where(ridge, np.minimum(strength / max(full, 1.0), 1), 0).astype(np.float32)
     return strength, np.mod(np.arctan2(gy, gx, dtype=np.float32), np.pi).astype(np.float32)

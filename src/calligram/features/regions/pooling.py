@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from calligram.features.architectures import quiet
 from calligram.features.backbones import Backbone, pixel_input
 from calligram.features.pixels import PixelInput
-from calligram.features.regions.fingerprint import fingerprint
 from calligram.features.regions.proposer import Floats, Setting
 from calligram.features.roi import roi_pool
 
@@ -26,7 +26,6 @@ class Pooling:
 
     backbone: Backbone
     pixels: PixelInput
-    digest: str
     device: torch.device
 
     @classmethod
@@ -35,15 +34,15 @@ class Pooling:
 
         The whole picture is kept, so that every box has its place on the map.
         """
-        backbone = Backbone.load(name)
-        digest = fingerprint(backbone)
-        return cls(backbone.eval().to(device), pixel_input(name, size, "squash"), digest, torch.device(device))
+        with quiet():
+            backbone = Backbone.load(name)
+        return cls(backbone.eval().to(device), pixel_input(name, size, "squash"), torch.device(device))
 
     @property
     def settings(self) -> Mapping[str, Setting]:
         """The weights and the pixels they see."""
         numbers = " ".join(f"{v:g}" for v in (*self.pixels.mean, *self.pixels.std))
-        return {"network": self.digest, "size": self.pixels.size, "mean and std": numbers}
+        return {"network": self.backbone.fingerprint, "size": self.pixels.size, "mean and std": numbers}
 
     def shares(self, image: Image.Image, boxes: Floats) -> Floats:
         """Boxes in shares of the picture's sides."""

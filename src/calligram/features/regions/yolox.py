@@ -34,8 +34,8 @@ class YoloX:
     digest: str
     """of the file's content"""
     most: int = 200
-    least: float = 0.0001
-    """smallest product of objectness and class probability: low, since proposals are ranked and not thresholded"""
+    least: float = 0.0
+    """smallest product of objectness and class probability: none, since proposals are ranked and not thresholded"""
     overlap: float = 0.65
 
     @classmethod

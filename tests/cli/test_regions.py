@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def calligram(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from calligram.cli.main import main; main()", *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def copy(tiny, tmp_path):
+    shutil.copytree(tiny.folder, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_regions_are_found_measured_and_recorded(copy, tmp_path):
+    first = calligram("regions", copy, "--proposals", "grid", "--top", "10", "--split", "test")
+    assert first.returncode == 0, first.stderr
+    assert "60 regions 'grid' in 6 images" in first.stdout
+    done = calligram(
+        "regions", copy, "--proposals", "grid", "--top", "10", "--split", "test", "--recall",
+        "--record", tmp_path / "results" / "proposals.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "6 images had them already" in done.stdout
+    assert "6 phrases in 6 images" in done.stdout
+    written = json.loads((tmp_path / "results" / "proposals.json").read_text())
+    assert {"command", "commit", "hardware", "proposals", "reports"} == set(written)
+    assert written["proposals"]["grid"]["settings"]["top"] == 10
+    assert written["reports"][0]["rows"][0]["recall"]["10"] == 100.0
+    assert written["reports"][0]["rows"][0]["recall"]["36"] is None
+
+
+def test_what_is_missing_is_said_without_a_traceback(copy):
+    done = calligram("regions", copy)
+    assert done.returncode == 2
+    assert "give --proposals METHOD to find regions, or --recall" in done.stderr
+    done = calligram("regions", copy, "--proposals", "grit")
+    assert "unknown proposals 'grit'; did you mean 'grid'?" in done.stderr
+    done = calligram("regions", copy, "--recall")
+    assert "no proposals for split all" in done.stderr

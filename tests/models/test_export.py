@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from calligram.errors import UserError
+from calligram.features.backbone_input import BackboneInput
+from calligram.features.backbones import Backbone
+from calligram.features.inputs import Inputs
+from calligram.features.pixels import PixelInput
+from calligram.features.stored import StoredInput
+from calligram.features.vocabulary import Vocabulary
+from calligram.features.wordpieces import WordPieces
+from calligram.models import export
+from calligram.models.matcher import EmbeddingMatcher, Matcher, unit
+from calligram.models.pretrained import load_pretrained
+from calligram.models.text_encoders import load_text_encoder
+from calligram.models.vse import VSE, VSESettings
+
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+TEXTS = ["a red disc", "the round thing is blue", "snow"]
+WORDS = Vocabulary.build(TEXTS, min_count=1)
+
+
+def recurrent() -> tuple[Matcher, Inputs]:
+    settings = VSESettings(len(WORDS), 12, channels=(4, 8), word_dim=6, hidden=10, bidirectional=True, pooling="max")
+    return VSE(settings), Inputs(PixelInput(16, views="flip"), WORDS)
+
+
+def dual(folder) -> tuple[Matcher, Inputs]:
+    pieces = WordPieces.load_pretrained(str(folder))
+    return load_pretrained(str(folder), pieces.pad)[0], Inputs(PixelInput(16), pieces)
+
+
+def frozen(folder) -> tuple[Matcher, Inputs]:
+    from transformers import ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    backbone = Backbone(ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8)))
+    encoder, _ = load_text_encoder(str(folder))
+    settings = VSESettings(0, 12, image="features", feature_dim=16, text="bert", encoder=encoder, pooling="mean")
+    inputs = Inputs(BackboneInput(backbone, PixelInput(16), "x", "grid"), WordPieces.load_pretrained(str(folder)))
+    return VSE(settings), inputs
+
+
+def assert_same(matcher: Matcher, inputs: Inputs, folder) -> None:
+    """Pictures and texts have the vectors the matcher gives, through the files alone."""
+    rng = np.random.default_rng(0)
+    pictures = [Image.fromarray(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8)) for _ in range(3)]
+    words, mask = Inputs.read(folder / "inputs").texts.texts(TEXTS)
+    run = {side: onnxruntime.InferenceSession(folder / f"{side}.onnx").run for side in ("image", "text")}
+    one = torch.from_numpy(run["image"](None, {"pixels": PixelInput(16).images(pictures).numpy()})[0])
+    two = torch.from_numpy(run["text"](None, {"words": words.numpy(), "mask": mask.numpy()})[0])
+    matcher.eval()
+    with torch.no_grad():
+        seen = inputs.images.finish(inputs.images.images(pictures))
+        torch.testing.assert_close(one, unit(matcher.encode_images(seen).vectors), rtol=0, atol=1e-4)
+        torch.testing.assert_close(two, unit(matcher.encode_texts(words, mask).vectors), rtol=0, atol=1e-4)
+    torch.testing.assert_close(two.norm(dim=1), torch.ones(3))
+    torch.testing.assert_close(one.norm(dim=1), torch.ones(3))
+
+
+@pytest.mark.parametrize("model", ["tiny_clip", "tiny_siglip", "tiny_bert"])
+def test_files_give_the_vectors_the_matcher_gives(model, request, tmp_path):
+    torch.manual_seed(0)
+    folder = request.getfixturevalue(model)
+    matcher, inputs = frozen(folder) if model == "tiny_bert" else dual(folder)
+    about = export.export_onnx(matcher, inputs, tmp_path / "out")
+    assert_same(matcher, inputs, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "README.json").read_text()) == about
+    assert about["text"]["inputs"]["words"]["shape"] == ["batch", "length"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_verb_exports_a_run(tmp_path, capsys):
+    from calligram.cli.export_verb import export as verb
+    from calligram.training.runs import Run
+
+    torch.manual_seed(0)
+    matcher, inputs = recurrent()
+    run = Run.create(tmp_path / "run", {}, resume=False)
+    run.describe(matcher, inputs)
+    run.save_best(matcher.state_dict())
+    verb(tmp_path / "run", tmp_path / "out")
+    assert_same(matcher, inputs, tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "image.onnx: pixels uint8 (batch, 3, 16, 16) to vectors (batch, 12); differs by at most" in said
+    assert "text.onnx: words int64 (batch, length), mask bool (batch, length) to" in said
+
+
+def test_a_graph_that_differs_is_not_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "TOLERANCE", -1.0)
+    matcher, inputs = recurrent()
+    with pytest.raises(UserError, match=r"the image side in ONNX differs from the matcher by .* nothing was written"):
+        export.export_onnx(matcher, inputs, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path):
+    matcher, inputs = recurrent()
+    with pytest.raises(UserError, match="cosine of two vectors can be exported"):
+        export.export_onnx(Matcher(), inputs, tmp_path / "out")
+    (tmp_path / "there").mkdir()
+    with pytest.raises(UserError, match="is there already; choose another folder"):
+        export.export_onnx(matcher, inputs, tmp_path / "there")
+    unknown = EmbeddingMatcher()
+    unknown.settings = None
+    with pytest.raises(UserError, match="stored features of a shape that is not known"):
+        export.export_onnx(unknown, Inputs(StoredInput("x"), WORDS), tmp_path / "out")
