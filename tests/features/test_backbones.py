@@ -91,7 +91,7 @@ def test_preprocessing_is_read_from_beside_the_weights(tmp_path):
 
 
 def test_what_is_no_backbone_is_said(tmp_path):
-    with pytest.raises(UserError, match="could not be loaded .*folder or a hub name of a vision model"):
+    with pytest.raises(UserError, match=r"could not be loaded .*folder or a hub name of a vision model"):
         Backbone.load(str(tmp_path))
 
 

@@ -37,7 +37,7 @@ def test_ranking_counts_the_triplets_of_the_papers(seed, top_k, dtype):
 
 
 def test_ranking_by_hand():
-    """Margin .2. Anchor 0: positive .5, negatives .6, .2 -> .3 + 0. Anchor 1: positive .9, negatives .8, .1 -> .1 + 0."""
+    """Margin .2. Anchor 0: positive .5, negatives .6, .2: .3 + 0. Anchor 1: positive .9, negatives .8, .1: .1 + 0."""
     scores = torch.tensor([[0.5, 0.6, 0.2], [0.8, 0.9, 0.1]])
     target = torch.tensor([[1, -1, -1], [-1, 1, -1]])
     assert ranking(scores, target, 0.2).item() == pytest.approx(0.4)

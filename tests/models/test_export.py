@@ -84,7 +84,7 @@ def test_the_verb_exports_a_run(tmp_path, capsys):
 
     torch.manual_seed(0)
     matcher, inputs = recurrent()
-    run = Run.create(tmp_path / "run", {}, resume=False)
+    run = Run.create(tmp_path / "run", {})
     run.describe(matcher, inputs)
     run.save_best(matcher.state_dict())
     verb(tmp_path / "run", tmp_path / "out")

@@ -59,7 +59,8 @@ def test_a_run_killed_with_signal_9_and_resumed_ends_with_the_same_numbers(tiny,
     command = ["train", "vse", str(tiny.folder), "--out", str(out), "--device", "cpu", *flags]
     victim = subprocess.Popen(
         [sys.executable, "-c", "from calligram.cli.main import main; main()", *command],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
     )  # fmt: skip
     pointer = out / "state" / "LATEST"
     deadline = time.monotonic() + 60

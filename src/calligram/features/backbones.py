@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from calligram.errors import UserError
-from calligram.features.architectures import describe_architecture, described_architecture
+from calligram.features.architectures import describe_architecture, described_architecture, quiet
 from calligram.features.pixels import PixelInput
 
 
@@ -40,7 +40,8 @@ class Backbone(nn.Module):
 
         try:
             config = AutoConfig.from_pretrained(name)
-            model = _class_for(config).from_pretrained(name, dtype=torch.float32)
+            with quiet():
+                model = _class_for(config).from_pretrained(name, dtype=torch.float32)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"backbone '{name}' could not be loaded ({str(error).splitlines()[0]}); "
@@ -70,7 +71,8 @@ class Backbone(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write it in the format that ``load`` reads."""
-        self.model.save_pretrained(folder)  # type: ignore[operator]
+        with quiet():
+            self.model.save_pretrained(folder)  # type: ignore[operator]
 
     @property
     def dim(self) -> int:

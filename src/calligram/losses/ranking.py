@@ -41,7 +41,9 @@ def bidirectional(
     weights: tuple[float, float] = (1.0, 1.0),
     top_k: int | None = None,
 ) -> Tensor:
-    """``ranking`` with images as anchors plus ``ranking`` with texts as anchors (two-branch, Eqs. 3-4; aoq, Eqs. 1-2).
+    """``ranking`` with images as anchors plus ``ranking`` with texts as anchors.
+
+    This is two-branch, Eqs. 3-4, with weights; with ``top_k=1`` aoq, Eq. 2, and mmca, Eq. 15.
 
     Args:
         scores: (I, T).

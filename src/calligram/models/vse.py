@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from calligram.features.backbones import Backbone, BackboneOutput
 from calligram.features.pixels import with_views
+from calligram.features.stored import real_parts
 from calligram.models.layers import RecurrentText, SmallCNN
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 from calligram.models.text_encoders import BertText
@@ -68,7 +69,7 @@ class VSE(EmbeddingMatcher):
         if self.settings.image != "features":
             return Encoded(with_views(self._from_pixels, images))
         if images.ndim == 3:
-            real = images.new_ones(images.shape[:2]) if mask is None else mask.to(images.dtype)
+            real = (real_parts(images) if mask is None else mask).to(images.dtype)
             images = (images * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
         return Encoded(self.project(images))
 

@@ -89,7 +89,33 @@ def run_recipe(
                 f"collection {collection.folder} has no {split} split; training learns from train and chooses on dev. "
                 "Give your captions file a column 'split' with train, dev and test"
             )
-    about = {
+    about = _about(recipe, settings, collection, around, command)
+    if around.processes.first:
+        Run.check(out, about, resume=resume)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(int(settings.seed))
+        plan = recipe.plan(settings, collection, around)
+    plan.matcher.to(around.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    # Only now: a recipe that could not be planned leaves no folder behind.
+    run = Run.create(out, about) if around.processes.first else Run(out)
+    if around.processes.first:
+        run.describe(plan.matcher, plan.inputs)
+    evaluate = _measures_dev(plan, collection, around)
+    if not plan.stages:
+        return _as_it_is(run, plan.matcher, evaluate, around.processes)
+    began = time.perf_counter()
+    best = train(
+        plan.matcher, plan.stages, run, evaluate, loop=plan.loop, processes=around.processes, track=around.track
+    )
+    if around.processes.first:
+        run.add_seconds(time.perf_counter() - began)
+    return best
+
+
+def _about(
+    recipe: Recipe, settings: Any, collection: Collection, around: Surroundings, command: str
+) -> dict[str, object]:
+    return {
         "recipe": recipe.name,
         "settings": as_plain(settings),
         "collection": collection.name,
@@ -99,13 +125,10 @@ def run_recipe(
         "python": platform.python_version(),
         "device": device_name(around.device),
     }
-    run = Run.create(out, about, resume=resume) if around.processes.first else Run(out)
-    with torch.random.fork_rng([]):
-        torch.manual_seed(int(settings.seed))
-        plan = recipe.plan(settings, collection, around)
-    plan.matcher.to(around.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if around.processes.first:
-        run.describe(plan.matcher, plan.inputs)
+
+
+def _measures_dev(plan: Plan, collection: Collection, around: Surroundings) -> Evaluate:
+    """A function that gives the recalls on dev; its pictures are decoded once."""
     dev = collection.sentences("dev")
     loaded = load_pairing(plan.inputs, dev, around.track)
 
@@ -117,15 +140,7 @@ def run_recipe(
             **{f"t2i_r{k}": getattr(found.t2i, f"r{k}") for k in (1, 5, 10)},
         }
 
-    if not plan.stages:
-        return _as_it_is(run, plan.matcher, evaluate, around.processes)
-    began = time.perf_counter()
-    best = train(
-        plan.matcher, plan.stages, run, evaluate, loop=plan.loop, processes=around.processes, track=around.track
-    )
-    if around.processes.first:
-        run.add_seconds(time.perf_counter() - began)
-    return best
+    return evaluate
 
 
 def _as_it_is(run: Run, matcher: Matcher, evaluate: Evaluate, processes: Processes) -> dict[str, float]:

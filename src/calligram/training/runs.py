@@ -29,29 +29,29 @@ class Run:
     folder: Path
 
     @classmethod
-    def create(cls, folder: Path, about: Mapping[str, object], *, resume: bool) -> Run:
-        """Start a run, or take one up again.
-
-        Raises:
-            UserError: when the folder is in use, or a resumed run had other settings.
-        """
-        run = cls(folder)
-        if (folder / RUN).is_file():
-            if not resume:
-                raise UserError(f"{folder} already holds a run; give --resume to go on with it, or another --out")
-            before = json.loads((folder / RUN).read_text(encoding="utf-8"))
-            for key in ("recipe", "settings", "collection"):
-                if before.get(key) != json.loads(json.dumps(about[key])):
-                    raise UserError(
-                        f"{folder} was started with other {key}: {_difference(before.get(key), about[key])}; "
-                        "resume with the same, or choose another --out"
-                    )
-        elif folder.exists() and any(folder.iterdir()):
-            raise UserError(f"{folder} exists and is not a run; choose another --out")
-        else:
+    def create(cls, folder: Path, about: Mapping[str, object]) -> Run:
+        """Start a run, or take one up again; ``check`` says whether that may be done."""
+        if not (folder / RUN).is_file():
             folder.mkdir(parents=True, exist_ok=True)
             write_whole(folder / RUN, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-        return run
+        return cls(folder)
+
+    @staticmethod
+    def check(folder: Path, about: Mapping[str, object], *, resume: bool) -> None:
+        """Refuse a folder that is in use, or to resume a run that had other settings."""
+        if not (folder / RUN).is_file():
+            if folder.exists() and any(folder.iterdir()):
+                raise UserError(f"{folder} exists and is not a run; choose another --out")
+            return
+        if not resume:
+            raise UserError(f"{folder} already holds a run; give --resume to go on with it, or another --out")
+        before = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        for key in ("recipe", "settings", "collection"):
+            if before.get(key) != json.loads(json.dumps(about[key])):
+                raise UserError(
+                    f"{folder} was started with other {key}: {_difference(before.get(key), about[key])}; "
+                    "resume with the same, or choose another --out"
+                )
 
     @classmethod
     def open(cls, folder: Path) -> Run:
