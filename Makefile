@@ -1,7 +1,8 @@
 # Everything runs in .venv, built here from constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Byte code is made at the first import, of what is imported, rather than of everything at once.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: demo test check format bench report clean
 

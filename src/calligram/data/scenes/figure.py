@@ -32,6 +32,7 @@ class Figure:
     shapes: list[tuple[Sequence[Point], RGB]] = field(default_factory=list)
     anchors: dict[str, Point] = field(default_factory=dict)
     """named points where other things attach: hand, seat, roof"""
+    _boxed: tuple[int, Box] = (0, (0.0, 0.0, 0.0, 0.0))
 
     def polygon(self, points: Sequence[Point], colour: RGB) -> None:
         """Fill a polygon."""
@@ -74,9 +75,12 @@ class Figure:
 
     def box(self) -> Box:
         """Left, low, right and high edge of everything drawn."""
-        xs = [p[0] for points, _ in self.shapes for p in points]
-        ys = [p[1] for points, _ in self.shapes for p in points]
-        return min(xs), min(ys), max(xs), max(ys)
+        # Placing a thing asks again and again; the answer changes only when something is drawn.
+        if self._boxed[0] != len(self.shapes):
+            xs = [p[0] for points, _ in self.shapes for p in points]
+            ys = [p[1] for points, _ in self.shapes for p in points]
+            self._boxed = len(self.shapes), (min(xs), min(ys), max(xs), max(ys))
+        return self._boxed[1]
 
     def moved(self, dx: float, dy: float) -> Figure:
         """The same drawing elsewhere."""
