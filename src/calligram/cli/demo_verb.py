@@ -24,7 +24,7 @@ def demo(
     from calligram.evaluation.sheets import draw_sheet
     from calligram.recipes.catalog import recipe_named
     from calligram.recipes.config import resolve
-    from calligram.recipes.plan import Surroundings, device_named, fast_precision, run_recipe
+    from calligram.recipes.plan import Surroundings, device_named, run_recipe
     from calligram.training.curves import draw_curves
     from calligram.training.runs import Run
 
@@ -37,10 +37,9 @@ def demo(
         collection = generate_scenes(folder, images=images, seed=seed, size=96, splits=splits, track=bars)
     console.print(f"[bold]1.[/] {images} scenes with captions: {folder}")
     recipe = recipe_named("vse")
-    around = Surroundings(device_named(), track=bars)
-    quick = ["epochs=6", f"precision={fast_precision(around.device)}"]
-    settings = resolve(recipe.defaults, [*quick, f"seed={seed}", *(set_ or [])])
+    settings = resolve(recipe.defaults, ["epochs=6", f"seed={seed}", *(set_ or [])])
     run_folder = out / "run"
+    around = Surroundings(device_named(), track=bars)
     run_recipe(recipe, settings, collection, run_folder, resume=run_folder.exists(), around=around)
     draw_curves(run_folder)
     console.print(f"[bold]2.[/] trained: {run_folder} (curves.png, metrics.jsonl)")

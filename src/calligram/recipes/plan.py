@@ -24,7 +24,7 @@ from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.config import as_plain, resolve
 from calligram.training.distributed import Processes
-from calligram.training.loop import Evaluate, Loop, Precision, Stage, train
+from calligram.training.loop import Evaluate, Loop, Stage, train
 from calligram.training.runs import METRICS, Run
 
 
@@ -69,15 +69,6 @@ def device_named(name: str = "auto") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device '{name}' is not there: this machine's torch sees no CUDA device; use --device cpu")
     return device
-
-
-def fast_precision(device: torch.device) -> Precision:
-    """Half precision (bf16) where the hardware multiplies in it, single precision elsewhere."""
-    if device.type == "cuda":
-        return "bf16"
-    # torch has no public name for this yet; without it the processor counts as one that cannot.
-    has = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return "bf16" if has is not None and has() else "fp32"
 
 
 def run_recipe(
