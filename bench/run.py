@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
@@ -51,8 +51,9 @@ def row(what: str, value: float, unit: str) -> Row:
 def in_a_process(work: Callable[[], list[Row]]) -> list[Row]:
     """Peak memory is a process's own, so each measurement gets a fresh one."""
     context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(work)
+    # Not a Pool: its workers may not have children, and scenes are drawn by several processes.
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(work).result()
 
 
 def peak_gigabytes() -> float:
@@ -111,7 +112,8 @@ def loop_against_bare(name: str, settings: list[str], images: int, size: int) ->
         pairs = [(bare(steps), looped(steps, 1 + turn)) for turn in range(3)]
     fixed, real = (median(column) for column in zip(*pairs, strict=True))
     return [
-        row(f"{name}: training", real * chosen.batch, "images/s"),
+        row(f"{name}: training", real, "steps/s"),
+        row(f"{name}: training, batches of {chosen.batch}", real * chosen.batch, "images/s"),
         row(f"{name}: training loop against bare forward and backward", real / fixed, "ratio"),
     ]
 
@@ -222,8 +224,12 @@ def main() -> None:
     if torch.cuda.is_available():
         hardware = f"{torch.cuda.get_device_name()}, {hardware}"
     RESULTS.parent.mkdir(exist_ok=True)
-    content = {"hardware": hardware, "commit": commit(), "command": "make bench", "rows": rows}
     target = RESULTS.with_name("bench-gpu.json") if torch.cuda.is_available() else RESULTS
+    if sys.argv[1:] and target.is_file():
+        # A partial run replaces its own rows and keeps the others.
+        fresh = {r["what"] for r in rows}
+        rows = [r for r in json.loads(target.read_text(encoding="utf-8"))["rows"] if r["what"] not in fresh] + rows
+    content = {"hardware": hardware, "commit": commit(), "command": "make bench", "rows": rows}
     target.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"written: {target}")
 
