@@ -36,10 +36,10 @@ def evaluate(
     matcher.to(device_named(device))
     pairing = source.identities(split) if identities else source.sentences(split)
     report = evaluate_retrieval(matcher, inputs, pairing, folds=folds, within_modality=within, track=bars)
-    if record is not None:
-        append(record, result_line(opened, source, split, report))
     if sheet is not None:
         draw_sheet(matcher, inputs, pairing, sheet)
+    if record is not None:
+        append(record, result_line(opened, source, split, report, pictures=[sheet] if sheet else []))
     if as_json:
         typer.echo(json.dumps(report.as_dict()))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,9 @@ def write_report(results: Path, docs: Path) -> Path:
     if found:
         _draw(groups, docs / "results-rsum.png")
         parts.append("\n![Sum of recalls by row](results-rsum.png)\n")
-    for file, section in ((results / "claims.jsonl", _claims), (results / "bench.json", _bench)):
+    parts += _pictures(found, docs)
+    sections = {"claims.jsonl": _claims, "proposals.json": _proposals, "bench.json": _bench, "bench-gpu.json": _bench}
+    for file, section in ((results / name, section) for name, section in sections.items()):
         if file.is_file():
             parts.append(section(file))
     docs.mkdir(parents=True, exist_ok=True)
@@ -82,6 +85,35 @@ def _claims(file: Path) -> str:
         numbers = "; ".join(f"{k}: {_short(v)}" for k, v in row["numbers"].items())
         cells = (row["paper"], row.get("collection", ""), row["claim"], f"**{row['verdict']}**", numbers)
         lines.append("| " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
+def _pictures(found: Sequence[Result], docs: Path) -> list[str]:
+    """Sheets and curves of the runs that have them, where the files are there."""
+    parts = []
+    for result in found:
+        there = [Path(p) for p in result.pictures if Path(p).is_file()]
+        if there:
+            parts.append(f"\n### {result.study or _name(result)} on {result.collection}, seed {result.seed}\n\n")
+            parts += [f"![{p.stem}]({Path(os.path.relpath(p, docs)).as_posix()})\n" for p in there]
+    return parts
+
+
+def _proposals(file: Path) -> str:
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    lines = [f"\n## Recall of proposals\n\n`{content['command']}` on {content['hardware']}.\n"]
+    for report in content["reports"]:
+        ks = list(report["rows"][0]["recall"])
+        what = (
+            "phrases (union box of all boxes a phrase speaks of)" if report["targets"] == "phrases" else "single boxes"
+        )
+        where = f"{report['collection']} {report['split']}, IoU {report['threshold']}"
+        lines.append(f"\n{report['count']} {what} of {where}:\n\n")
+        lines += [f"| method | {' | '.join(ks)} | ms per image |\n", "|---" * (len(ks) + 2) + "|\n"]
+        for row in report["rows"]:
+            recalls = " | ".join("-" if v is None else f"{v:.1f}" for v in row["recall"].values())
+            took = f"{1000 * row['seconds']:.0f}" if row["seconds"] else ""
+            lines.append(f"| {row['source']} | {recalls} | {took} |\n")
     return "".join(lines)
 
 

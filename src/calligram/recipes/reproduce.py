@@ -12,11 +12,13 @@ from pathlib import Path
 
 from calligram.data.collection import Collection
 from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.evaluation.sheets import draw_sheet
 from calligram.recipes.catalog import recipe_named
 from calligram.recipes.claims import Claim, Row, Study, Verdict, judge
 from calligram.recipes.config import changed, resolve
 from calligram.recipes.plan import Surroundings, device_named, run_recipe
 from calligram.recipes.results import Result, append, read_results, result_line
+from calligram.training.curves import draw_curves
 from calligram.training.runs import Run, write_whole
 
 Say = Callable[[str], None]
@@ -50,7 +52,7 @@ def reproduce(
             say("the budget is spent; the same command goes on from here")
             break
         say(f"{study.paper}: {row.name}, seed {seed}")
-        result = _run(study, row, seed, collection, runs, changes, around)
+        result = _run(study, row, seed, collection, results, runs, changes, around)
         append(results / f"{study.paper}.jsonl", result)
         say(f"  rsum {result.rsum:.1f} on test")
     verdicts = judged(study, collection.name, results, changes)
@@ -118,6 +120,7 @@ def _run(
     row: Row,
     seed: int,
     collection: Collection,
+    results: Path,
     runs: Path,
     changes: tuple[str, ...],
     around: Surroundings,
@@ -133,7 +136,12 @@ def _run(
     matcher, inputs = run.load()
     report = evaluate_retrieval(matcher.to(around.device), inputs, collection.sentences("test"))
     shutil.rmtree(out / "state", ignore_errors=True)
-    return result_line(run, collection, "test", report, study=_key(study, row))
+    pictures = []
+    if seed == 0:
+        pictures = [results / "pictures" / f"{plain}-{what}.png" for what in ("found", "curves")]
+        draw_sheet(matcher, inputs, collection.sentences("test"), pictures[0], queries=3)
+        draw_curves(out, pictures[1])
+    return result_line(run, collection, "test", report, study=_key(study, row), pictures=pictures)
 
 
 def judged(study: Study, collection: str, results: Path, changes: tuple[str, ...] = ()) -> list[Verdict]:

@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,15 +50,22 @@ class Result:
     pictures: list[str] = field(default_factory=list)
 
 
-def result_line(run: Run, collection: Collection, split: str, report: Report, *, study: str = "") -> Result:
-    """A result from a run and its report."""
+def result_line(
+    run: Run, collection: Collection, split: str, report: Report, *, study: str = "", pictures: Sequence[Path] = ()
+) -> Result:
+    """A result from a run and its report.
+
+    Args:
+        study: paper and row the run was made for.
+        pictures: sheets and curves that belong to it, for the document.
+    """
     about = run.about
     recipe = recipe_named(about["recipe"])
     settings = from_plain(recipe.defaults, about["settings"])
     different = {k: v for k, v in changed(settings, recipe.defaults).items() if k != "seed"}
     return Result(
         recipe.name,
-        json.loads(json.dumps(different)),
+        json.loads(_with_assets_named(json.dumps(different))),
         int(about["settings"]["seed"]),
         collection.name,
         split,
@@ -71,6 +78,7 @@ def result_line(run: Run, collection: Collection, split: str, report: Report, *,
         recorded_command(about["command"]),
         oracle=_rounded(asdict(report.oracle.t2i)) if report.oracle else None,
         study=study,
+        pictures=[str(picture) for picture in pictures],
     )
 
 
@@ -104,9 +112,12 @@ def recorded_command(command: str = "") -> str:
     """A command as anyone can repeat it: the program's name without its folder, assets by their variable."""
     words = shlex.split(command) if command else list(sys.argv)
     words[0] = Path(words[0]).name
+    return _with_assets_named(shlex.join(words))
+
+
+def _with_assets_named(text: str) -> str:
     assets = os.environ.get(ASSETS)
-    plain = shlex.join(words)
-    return plain.replace(str(Path(assets).resolve()), f"${ASSETS}").replace(assets, f"${ASSETS}") if assets else plain
+    return text.replace(str(Path(assets).resolve()), f"${ASSETS}").replace(assets, f"${ASSETS}") if assets else text
 
 
 def commit() -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from calligram.training.runs import Run
 
 
-def draw_curves(folder: Path) -> Path:
-    """Draw the training loss and the dev recalls over the steps into ``curves.png`` of the run."""
+def draw_curves(folder: Path, target: Path | None = None) -> Path:
+    """Draw the training loss and the dev recalls over the steps, into ``curves.png`` of the run if not elsewhere."""
     from matplotlib.figure import Figure
 
     rows = Run(folder).metrics()
@@ -25,6 +25,7 @@ def draw_curves(folder: Path) -> Path:
     right.set(title="dev recall, %", xlabel="step", ylim=(0, 100))
     if dev:
         right.legend(frameon=False, fontsize=8)
-    target = folder / "curves.png"
+    target = target or folder / "curves.png"
+    target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=110)
     return target
