@@ -101,10 +101,10 @@ STUDIES: Mapping[str, Study] = {
     "vse++": Study(
         "vse++",
         (
-            Row("hardest", "vse", ("loss=ranking",)),
-            Row("sum", "vse", ("loss=ranking", "top_k=none")),
+            Row("hardest", "vse", ("loss=ranking", "lr=0.001", "warmup_epochs=4")),
+            Row("sum", "vse", ("loss=ranking", "lr=0.001", "top_k=none")),
             Row("InfoNCE", "vse"),
-            Row("hardest, no warm-up", "vse", ("loss=ranking", "warmup_epochs=0")),
+            Row("hardest, no warm-up", "vse", ("loss=ranking", "lr=0.001", "warmup_epochs=0")),
             Row("InfoNCE, true negatives only", "vse", ("ignore_also_true=true",), needs="also_true"),
         ),
         (
