@@ -7,7 +7,7 @@ from PIL import Image
 
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import Augment, PixelInput
+from calligram.features.pixels import Augment, PixelInput, with_views
 from calligram.features.stored import StoredInput
 from calligram.features.vocabulary import Vocabulary
 
@@ -78,3 +78,20 @@ def test_damaged_inputs_and_missing_features_are_said(tmp_path, tiny):
         StoredInput("regions").load(tiny.sentences("train").visuals)
     with pytest.raises(UserError, match="a new picture has none"):
         StoredInput("regions").images([Image.new("RGB", (4, 4))])
+
+
+def test_views_are_averaged_and_only_outside_training():
+    pixels = torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
+    plain, flip, ten = (PixelInput(16, views=views) for views in ("one", "flip", "ten"))
+    assert flip.finish(pixels, Augment()).shape == (2, 3, 16, 16)
+    assert ten.finish(pixels).shape == (2, 10, 3, 16, 16)
+
+    def encode(images: torch.Tensor) -> torch.Tensor:
+        return images[:, :, 0, 0]
+
+    images = plain.finish(pixels)
+    expected = (encode(images) + encode(images.flip(-1))) / 2
+    torch.testing.assert_close(with_views(encode, flip.finish(pixels)), expected)
+    torch.testing.assert_close(with_views(encode, images), encode(images))
+    # The first of the ten is the upper left corner at 7/8 of the size, enlarged.
+    assert torch.allclose(ten.finish(pixels)[:, 0, :, 0, 0], images[:, :, 0, 0], atol=1e-5)

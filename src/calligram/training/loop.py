@@ -128,7 +128,7 @@ class _Training:
         self.curves = Curves(run.folder) if processes.first else None
 
     def go(self) -> dict[str, float]:
-        self.processes.same([self.matcher, *(s.objective for s in self.stages)])
+        self.processes.same([self.matcher, *(s.objective.to(self.device) for s in self.stages)])
         restored = self.run.load_state()
         tensors, position = restored if restored else ({}, {"stage": 0, "epoch": 0, "batch": 0})
         if restored:
@@ -150,7 +150,7 @@ class _Training:
 
     def _run_stage(self, number: int, tensors: Mapping[str, Any], position: Mapping[str, Any]) -> None:
         stage = self.stages[number]
-        objective = stage.objective.to(self.device)
+        objective = stage.objective
         optimizer = stage.optimizer(_groups(self.matcher, stage))
         if "objective" in tensors:
             objective.load_state_dict(tensors["objective"])
