@@ -35,7 +35,8 @@ from calligram.progress import silent
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.config import resolve
 from calligram.recipes.plan import Surroundings, device_named
-from calligram.recipes.results import ASSETS, commit
+from calligram.recipes.provenance import commit
+from calligram.recipes.results import ASSETS
 from calligram.training.loop import Stage, train
 from calligram.training.runs import Run
 

@@ -53,7 +53,7 @@ def test_evaluation_prints_the_json_that_others_read(trained, tiny):
 
 def test_evaluation_prints_a_table_draws_a_sheet_and_records(trained, tiny, tmp_path):
     done = calligram(
-        "evaluate", trained[0], tiny.folder, "--folds", "2", "--within", "--sheet", tmp_path / "sheet.png",
+        "evaluate", trained[0], tiny.folder, "--folds", "2", "--sheet", tmp_path / "sheet.png",
         "--record", tmp_path / "results" / "a.jsonl",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -115,6 +115,10 @@ def test_scenes_are_drawn(tmp_path):
         (["evaluate", "nowhere", "{tiny}"], "nowhere is not a run"),
         (["evaluate", "{run}", "{tiny}", "--split", "tset"], "unknown split 'tset'; did you mean 'test'?"),
         (["evaluate", "{run}", "{tiny}", "--folds", "4"], "6 images cannot be cut into 4 equal folds"),
+        (["evaluate", "{run}", "{tiny}", "--folds", "2", "--within"], "--within is measured over the whole split"),
+        (["evaluate", "{run}", "{tiny}", "--sheet", "s.xyz"], "must end in .png"),
+        (["evaluate", "{run}", "{tiny}", "--record", "."], "is a folder; give a file"),
+        (["train", "vse", "{tiny}", "--out", "/proc/nowhere/x", "--set", "epochs=1"], "/proc/nowhere"),
         (["import", "flikr8k", "x", "y"], "unknown format 'flikr8k'; did you mean 'flickr8k'?"),
         (["reproduce", "vse", "{tiny}"], "no claims are listed for paper 'vse'"),
         (["report", "--results", "nowhere"], "nowhere is not a folder of results"),

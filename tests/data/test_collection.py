@@ -108,3 +108,13 @@ def test_images_in_no_split_are_counted_under_the_empty_name(tmp_path: Path) -> 
     images = [ImageRecord("a", None, "train"), ImageRecord("b", None)]
     made = write_collection(Draft("made", images, [CaptionRecord("c", "x", ("a",))]), tmp_path / "c")
     assert made.splits() == {"train": 1, "": 1}
+
+
+def test_a_table_whose_file_was_lost_is_called_missing_and_not_absent(tmp_path: Path) -> None:
+    draft = Draft("lost", [ImageRecord("a", None)], [CaptionRecord("c", "x", ("a",))])
+    made = write_collection(draft, tmp_path / "made")
+    (tmp_path / "made/captions.parquet").unlink()
+    with pytest.raises(UserError, match=r"captions\.parquet is missing, yet .* import the collection again"):
+        made.table("captions")
+    with pytest.raises(UserError, match="has no also_true"):
+        made.table("also_true")

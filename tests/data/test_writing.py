@@ -191,3 +191,18 @@ def test_pairs_also_true_are_renumbered_when_an_image_is_skipped(tmp_path: Path)
     assert collection.table("also_true").to_pylist() == [
         {"image": 0, "caption": 0}, {"image": 1, "caption": 1}, {"image": 1, "caption": 0},
     ]  # fmt: skip
+
+
+def test_the_summary_counts_every_image_region_and_phrase_it_speaks_of(tmp_path: Path) -> None:
+    made, problems = draft(tmp_path / "in", "a.png"), Problems()
+    made.images += [ImageRecord(name, picture(tmp_path / "in" / name), "train") for name in ("b.png", "c.png")]
+    made.regions += [RegionRecord(f"gone/{n}", "gone.png", (0, 0, 1, 1)) for n in range(4)]
+    made.phrases += [PhraseRecord(f"gone#{n}", "gone#0", 0, 1) for n in range(5)]
+    write_collection(made, tmp_path / "out", problems)
+    counts = {line.split(" (")[0] for line in problems.summary()}
+    assert counts == {
+        "2 noted: image without captions",
+        "4 noted: region of a skipped image",
+        "5 noted: phrase of a skipped caption",
+    }
+    assert problems.found[0].detail == "kept, but nothing is learnt from it"

@@ -102,6 +102,31 @@ def test_results_survive_the_file_and_damage_is_said(tmp_path):
         read_results(tmp_path)
 
 
+def test_other_settings_and_protocols_are_other_rows(tmp_path):
+    shared = {
+        "settings": {},
+        "collection": "c",
+        "i2t": {"r1": 1, "r5": 1, "r10": 1},
+        "t2i": {"r1": 1, "r5": 1, "r10": 1},
+    }
+    for seed, split, folds, rsum in (
+        (0, "test", 1, 100.0),
+        (0, "test", 1, 110.0),
+        (0, "test", 2, 300.0),
+        (0, "dev", 1, 50.0),
+    ):
+        append(
+            tmp_path / "a.jsonl",
+            Result("vse", seed=seed, split=split, rsum=rsum, seconds=1, hardware="cpu", commit="c", command="x",
+                   folds=folds, **shared),
+        )  # fmt: skip
+    text = write_report(tmp_path, tmp_path / "docs").read_text()
+    assert "| vse | 1.0 / 1.0 / 1.0 | 1.0 / 1.0 / 1.0 | 110.0 |" in text  # the last line of a seed counts
+    assert "vse (2 folds)" in text
+    assert "vse (dev)" in text
+    assert "±" not in text
+
+
 def test_commands_are_recorded_with_the_variable_for_assets(monkeypatch, tmp_path):
     monkeypatch.setenv("CALLIGRAM_ASSETS", str(tmp_path))
     found = recorded_command(f"/somewhere/bin/calligram train vse {tmp_path}/flickr8k")

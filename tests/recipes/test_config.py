@@ -52,6 +52,28 @@ def test_wrong_settings_say_what_is_accepted(change, message):
         resolve(Outer(), [change])
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("epochs=inf", "setting epochs takes a whole number"),
+        ("lr=-1", "setting lr takes a number from 0 to 1000, got '-1'"),
+        ("lr=nan", "setting lr takes a number"),
+        ("image.crop=2", "setting image.crop takes a number from 0.01 to 1, got '2'"),
+        ("image.size=-5", "setting image.size takes a whole number from 0 to 4096"),
+        ("image.channels=0", "setting image.channels takes a list of a whole number"),
+        ("image.channels=", "image.channels needs at least one width"),
+        ("average=2", "setting average takes a number from 0 to"),
+        ("warmup_epochs=-1", "setting warmup_epochs takes"),
+        ("seed=99999999999999999999999", "setting seed takes"),
+        ("text.pooling=cls", "text.pooling=cls needs a text.encoder"),
+        ("optim.clip=-1", "setting optim.clip takes"),
+    ],
+)
+def test_values_out_of_range_are_refused_before_anything_is_done(change, message):
+    with pytest.raises(UserError, match=message):
+        resolve(RECIPES["vse"].defaults, [change])
+
+
 def test_a_file_comes_before_the_command_line(tmp_path):
     file = tmp_path / "settings.toml"
     file.write_text('epochs = 7\nkind = "b"\n[inner]\nrate = 2\nsizes = [9]\n')

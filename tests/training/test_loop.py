@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from calligram.data.collection import Collection
+from calligram.data.writing import write_collection
 from calligram.errors import UserError
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.config import resolve
@@ -95,6 +96,38 @@ def test_a_run_is_not_overwritten_and_not_resumed_with_other_settings(tiny, tmp_
         run(tiny, tmp_path / "other", "epochs=1")
 
 
+def test_a_collection_that_has_changed_is_not_resumed_and_the_run_stays_whole(tiny_draft, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    draft = tiny_draft(tmp_path / "pictures")
+    collection = write_collection(draft, tmp_path / "collection")
+    run(collection, tmp_path / "run", "epochs=1")
+    draft.captions[0].text = "something else entirely"
+    changed = write_collection(draft, tmp_path / "collection", overwrite=True)
+    with pytest.raises(UserError, match="was started with other content"):
+        run(changed, tmp_path / "run", "epochs=1", resume=True)
+    matcher, _ = Run.open(tmp_path / "run").load()
+    assert matcher.settings.dim == 16
+
+
+def test_settings_that_cannot_be_planned_leave_no_folder(tiny, tmp_path):
+    with pytest.raises(UserError, match="unknown stored feature 'foo'"):
+        run(tiny, tmp_path / "run", "image.features=foo")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_first_step_already_learns_and_steps_are_logged_once(tiny, tmp_path):
+    small = run(tiny, tmp_path / "small", "epochs=1", "batch=14", "lr=0.0001", "average=0")
+    large = run(tiny, tmp_path / "large", "epochs=1", "batch=14", "lr=0.1", "average=0")
+    assert small["step"] == large["step"] == 1
+    one, two = (load_file(tmp_path / name / "best.safetensors") for name in ("small", "large"))
+    assert not torch.equal(one["project.weight"], two["project.weight"])
+    run(tiny, tmp_path / "many", "epochs=12", "optim.accumulate=2", "batch=2")
+    steps = [row["step"] for row in Run(tmp_path / "many").metrics() if "loss" in row]
+    assert steps
+    assert len(steps) == len(set(steps))
+    assert Run(tmp_path / "many").about["seconds"] > 0
+
+
 def test_a_run_folder_is_self_contained_and_without_pickle(tiny, tmp_path):
     run(tiny, tmp_path / "run", "epochs=1")
     moved = tmp_path / "moved"
@@ -109,7 +142,7 @@ def test_a_run_folder_is_self_contained_and_without_pickle(tiny, tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_do(tiny, tmp_path):
     with pytest.raises(UserError, match=r"not finite at step \d+ .*--set lr="):
-        run(tiny, tmp_path / "run", "epochs=50", "lr=1e30", "optim.clip=none", "average=0", "optim.optimizer=sgd")
+        run(tiny, tmp_path / "run", "epochs=80", "lr=1000", "optim.clip=none", "average=0", "optim.optimizer=sgd")
 
 
 def test_parts_can_have_their_own_rate_and_unknown_parts_are_named(tiny, tmp_path):

@@ -15,7 +15,9 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     split: Annotated[str, typer.Option(help="train, dev, test or all.")] = "test",
-    folds: Annotated[int, typer.Option(help="Mean over this many equal folds of the images (5 for COCO's 1K).")] = 1,
+    folds: Annotated[
+        int, typer.Option(min=1, help="Mean over this many equal folds of the images (5 for COCO's 1K).")
+    ] = 1,
     within: Annotated[bool, typer.Option(help="Also retrieve images by images and texts by texts.")] = False,
     identities: Annotated[bool, typer.Option(help="Match by identity instead of by image (person search).")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -25,12 +27,19 @@ def evaluate(
 ) -> None:
     """Measure a run's matcher: recall, ranks and precision in both directions."""
     from calligram.data.collection import Collection
+    from calligram.errors import UserError
     from calligram.evaluation.retrieval import evaluate_retrieval
     from calligram.evaluation.sheets import draw_sheet
     from calligram.recipes.plan import device_named
     from calligram.recipes.results import append, result_line
     from calligram.training.runs import Run
 
+    if within and folds > 1:
+        raise UserError("--within is measured over the whole split; leave out --folds")
+    if sheet is not None and sheet.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg", ".webp"):
+        raise UserError(f"--sheet {sheet} must end in .png, .jpg, .webp, .svg or .pdf")
+    if record is not None and record.is_dir():
+        raise UserError(f"--record {record} is a folder; give a file, such as {record / 'results.jsonl'}")
     opened, source = Run.open(run), Collection.open(collection)
     matcher, inputs = opened.load()
     matcher.to(device_named(device))
@@ -39,7 +48,8 @@ def evaluate(
     if sheet is not None:
         draw_sheet(matcher, inputs, pairing, sheet)
     if record is not None:
-        append(record, result_line(opened, source, split, report, pictures=[sheet] if sheet else []))
+        by = "identities" if identities else ""
+        append(record, result_line(opened, source, split, report, by=by, pictures=[sheet] if sheet else []))
     if as_json:
         typer.echo(json.dumps(report.as_dict()))
     else:

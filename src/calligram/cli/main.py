@@ -42,7 +42,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Learn which image and which text belong together: train matchers, measure them, search with them.",
+    help="Learn which image and which text belong together: train matchers and prove how good they are.",
 )
 app.command("demo")(demo_verb.demo)
 app.command("scenes")(data_verbs.scenes)
@@ -80,6 +80,9 @@ def main() -> None:
         app()
     except UserError as error:
         errors.print(f"[bold red]error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except (PermissionError, NotADirectoryError, IsADirectoryError, FileNotFoundError, FileExistsError) as error:
+        errors.print(f"[bold red]error:[/] {_escape(f'{error.filename}: {error.strerror}')}", soft_wrap=True)
         sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()

@@ -112,7 +112,8 @@ def _print_recall(report: RecallReport) -> None:
 
 def _write(collection: Collection, reports: list[RecallReport], file: Path) -> None:
     """The reports as JSON, with how the regions were found, the command, the commit and the hardware."""
-    from calligram.recipes.results import commit, recorded_command
+    from calligram.recipes.provenance import commit
+    from calligram.recipes.results import recorded_command
 
     content = {
         "command": recorded_command(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -74,11 +75,23 @@ class Collection:
         """Short name, as results report it."""
         return str(self.manifest["name"])
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of what there is to learn from: images, captions and their matches."""
+        digest = hashlib.blake2b(digest_size=8)
+        for name in ("images", "captions", "matches"):
+            digest.update(self._file(name).read_bytes())
+        return digest.hexdigest()
+
     def table(self, name: str) -> pa.Table:
         """A table by name: images, captions, matches, regions, phrases, groundings, also_true or problems."""
         if name not in self._tables:
             file = self._file(name)
             if not file.is_file():
+                counts = self.manifest.get("counts", {})
+                assert isinstance(counts, dict)
+                if name in counts:
+                    raise UserError(f"{file} is missing, yet {MANIFEST} lists it; import the collection again")
                 raise UserError(f"collection {self.folder} has no {name}")
             try:
                 self._tables[name] = pq.read_table(file, memory_map=True)
@@ -251,7 +264,8 @@ class StoredPictures:
 
     def open(self, row: int) -> Image.Image:
         """The image upright, as RGB."""
+        data = self.read(row)
         try:
-            return decode(self.read(row))
+            return decode(data)
         except PictureError as error:
             raise PictureError(f"image {self._ids[row]}: {error}") from error

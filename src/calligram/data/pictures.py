@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from calligram.errors import UserError
+
 MAX_MEGAPIXELS = 150
 """Larger pictures are refused: decoding one would take half a gigabyte and more."""
 
@@ -19,7 +21,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, appen
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm"})
 
 
-class PictureError(ValueError):
+class PictureError(UserError):
     """Why a picture cannot be used."""
 
 

@@ -91,10 +91,11 @@ def _captions(
 
 
 def _note_undescribed(checked: Checked, described: set[int], problems: Problems) -> None:
-    count = len(checked.images) - len(described)
-    if checked.draft.captions and count:
-        first = next(r.id for row, r in enumerate(checked.images) if row not in described)
-        problems.note("image without captions", first, f"{count} in all; they can be searched but not learnt from")
+    if not checked.draft.captions:
+        return
+    for row, record in enumerate(checked.images):
+        if row not in described:
+            problems.note("image without captions", record.id, "kept, but nothing is learnt from it")
 
 
 def _also_true(draft: Draft, image_row: dict[str, int], caption_row: dict[str, int]) -> pa.Table:
@@ -141,11 +142,11 @@ def _region_tables(
 ) -> dict[str, pa.Table]:
     draft = checked.draft
     regions = [r for r in draft.regions if r.image in image_row]
-    if len(regions) < len(draft.regions):
-        problems.note("region of a skipped image", f"{len(draft.regions) - len(regions)} regions")
+    for left in (r for r in draft.regions if r.image not in image_row):
+        problems.note("region of a skipped image", left.id, f"{left.image}; left out with it")
     phrases = [p for p in draft.phrases if p.caption in caption_row]
-    if len(phrases) < len(draft.phrases):
-        problems.note("phrase of a skipped caption", f"{len(draft.phrases) - len(phrases)} phrases")
+    for lost in (p for p in draft.phrases if p.caption not in caption_row):
+        problems.note("phrase of a skipped caption", lost.id, f"{lost.caption}; left out with it")
     region_row = {r.id: row for row, r in enumerate(regions)}
     grounded = [(row, region_row[r]) for row, p in enumerate(phrases) for r in p.regions if r in region_row]
     boxes = _pixel_boxes(checked, regions, image_row, problems)

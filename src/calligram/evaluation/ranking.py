@@ -1,9 +1,8 @@
 """Ranks and what is computed from them: pure, many-to-many, pessimistic about ties.
 
-Everything rests on one quantity, the rank of each relevant item (``relevant_ranks``): 1 plus the number of items that
-stand
-before it, where an irrelevant item with an equal score stands before. A constant scorer is therefore last everywhere,
-and no metric depends on the order of a sort.
+Everything rests on one quantity, the rank of each relevant item (``relevant_ranks``): 1 plus the number of items
+that stand before it, where an irrelevant item with an equal score stands before. A constant scorer is therefore last
+everywhere, and no metric depends on the order of a sort.
 """
 
 from __future__ import annotations

@@ -80,7 +80,10 @@ def oracle_retrieval(matches: Matches, true: Matches) -> Retrieval:
 def fold_rows(images: int, folds: int) -> list[NDArray[np.int64]]:
     """Contiguous, equal folds of the images, as the 5 x 1K protocol takes them."""
     if folds < 1 or images % folds:
-        raise UserError(f"{images} images cannot be cut into {folds} equal folds")
+        fitting = ", ".join(str(n) for n in range(2, min(images, 50) + 1) if images % n == 0)
+        raise UserError(
+            f"{images} images cannot be cut into {folds} equal folds; these can be had: {fitting or 'none'}"
+        )
     return np.split(np.arange(images), folds)
 
 
@@ -90,6 +93,8 @@ def in_folds(scores: Floats, pairing: Pairing, folds: int) -> Retrieval:
     for images in fold_rows(len(pairing.visuals), folds):
         of_image, of_text = pairing.matches.pairs()
         texts = np.unique(of_text[np.isin(of_image, images)])
+        if not len(texts):
+            raise UserError(f"images {images[0]} to {images[-1]} have no captions; take fewer folds")
         parts.append(retrieval(np.asarray(scores)[np.ix_(images, texts)], pairing.matches.select(images, texts)))
     return Retrieval(mean_of(p.i2t for p in parts), mean_of(p.t2i for p in parts))
 

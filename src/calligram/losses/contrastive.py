@@ -10,8 +10,8 @@ def info_nce(scores: Tensor, target: Tensor, temperature: Tensor | float) -> Ten
     """Mean over anchors (rows) of the cross entropy between softmax(scores / temperature) and their positives.
 
     An anchor with several positives P has the uniform target over them: -1/|P| sum_p log softmax(s)_p. With one
-    positive
-    per row this is the usual InfoNCE. Ignored entries leave the softmax; anchors without a positive leave the mean.
+    positive per row this is the usual InfoNCE. Ignored entries leave the softmax; anchors without a positive leave the
+    mean.
 
     Args:
         scores: (A, C), higher is better.

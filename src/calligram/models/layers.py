@@ -75,7 +75,7 @@ class RecurrentText(nn.Module):
         if pooling not in ("last", "mean", "max"):
             raise ValueError(f"pooling must be last, mean or max, got {pooling!r}")
         self.words = nn.Embedding(words, word_dim, padding_idx=0)
-        # Departs from vse++'s +-0.1: words that start further apart are told apart much sooner (docs/results.md).
+        # Departs from vse++'s +-0.1: words that start further apart are told apart much sooner.
         nn.init.normal_(self.words.weight, std=0.5)
         self.dropout = nn.Dropout(dropout)
         self.gru = nn.GRU(word_dim, hidden, batch_first=True, bidirectional=bidirectional)

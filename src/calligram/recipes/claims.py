@@ -68,6 +68,8 @@ class Verdict:
     """holds, fails, noise or not run"""
     numbers: dict[str, object]
     collection: str = ""
+    settings: tuple[str, ...] = ()
+    """laid over every row, such as a shortened schedule"""
 
 
 def judge(claim: Claim, study: Study, values: Mapping[str, Sequence[float]], collection: str) -> Verdict:

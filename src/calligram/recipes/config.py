@@ -1,7 +1,7 @@
 """Settings of recipes: frozen dataclasses, changed by a TOML file and by ``key=value``.
 
 A field's one-line description stands in its type, ``Annotated[int, "passes over the training pairs"]``, so that
-``calligram list RECIPE`` can print it.
+``calligram list RECIPE`` can print it; a pair after it gives the smallest and the largest value.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from calligram.errors import UserError, unknown
 
 S = TypeVar("S")
+_ANY = (-1e300, 1e300)
+"""neither infinite nor NaN, whose comparisons are false"""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Field:
     type: Any
     default: object
     about: str
+    bounds: tuple[float, float] | None = None
+    """smallest and largest value"""
 
 
 def settings_fields(settings: object, prefix: str = "") -> list[Field]:
@@ -34,13 +38,14 @@ def settings_fields(settings: object, prefix: str = "") -> list[Field]:
     hints = get_type_hints(type(settings), include_extras=True)
     found: list[Field] = []
     for item in fields(settings):  # type: ignore[arg-type]
-        value, hint, about = getattr(settings, item.name), hints[item.name], ""
+        value, hint, about, bounds = getattr(settings, item.name), hints[item.name], "", None
         if get_origin(hint) is Annotated:
-            hint, about = get_args(hint)[:2]
+            hint, about, *rest = get_args(hint)
+            bounds = rest[0] if rest else None
         if is_dataclass(value):
             found += settings_fields(value, f"{prefix}{item.name}.")
         else:
-            found.append(Field(prefix + item.name, hint, value, about))
+            found.append(Field(prefix + item.name, hint, value, about, bounds))
     return found
 
 
@@ -115,9 +120,14 @@ def _replace(settings: S, values: Mapping[str, object]) -> S:
 
 def _parse(raw: object, item: Field) -> object:
     try:
-        return _as(raw, item.type)
-    except (ValueError, TypeError):
-        raise UserError(f"setting {item.key} takes {_name(item.type)}, got {raw!r}") from None
+        value = _as(raw, item.type)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float | int) and not (item.bounds or _ANY)[0] <= number <= (item.bounds or _ANY)[1]:
+                raise ValueError
+    except (ValueError, TypeError, OverflowError):
+        range_ = f" from {item.bounds[0]:g} to {item.bounds[1]:g}" if item.bounds else ""
+        raise UserError(f"setting {item.key} takes {_name(item.type)}{range_}, got {raw!r}") from None
+    return value
 
 
 def _as(raw: object, kind: Any) -> object:

@@ -17,14 +17,13 @@ class Optimisation:
     """How weights are changed."""
 
     optimizer: Annotated[Literal["adamw", "adam", "sgd"], "sgd uses Nesterov momentum 0.9"] = "adamw"
-    weight_decay: Annotated[float, "pull of weights towards zero"] = 0.01
+    weight_decay: Annotated[float, "pull of weights towards zero", (0, 100)] = 0.01
     schedule: Annotated[Literal["cosine", "step", "constant"], "course of the learning rate over a stage"] = "cosine"
-    step_at: Annotated[float, "share of the stage after which 'step' divides the rate by ten"] = 0.5
-    warmup: Annotated[float, "share of the stage in which the rate rises from zero"] = 0.1
-    clip: Annotated[float | None, "largest norm of the gradient, or none"] = 2.0
-    accumulate: Annotated[int, "batches per step"] = 1
+    step_at: Annotated[float, "share of the stage after which 'step' divides the rate by ten", (0, 1)] = 0.5
+    warmup: Annotated[float, "share of the stage in which the rate rises from zero", (0, 0.99)] = 0.1
+    clip: Annotated[float | None, "largest norm of the gradient, or none", (1e-12, 1e12)] = 2.0
+    accumulate: Annotated[int, "batches per step", (1, 1000000)] = 1
     parts: Annotated[tuple[str, ...], "factors on the rate by part of the matcher, as image:0.1,text:1"] = ()
-
     frozen: Annotated[tuple[str, ...], "parts of the matcher that are not trained"] = ()
 
     def __post_init__(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import shlex
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +23,12 @@ from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.config import as_plain, resolve
+from calligram.recipes.provenance import commit
 from calligram.training.distributed import Processes
 from calligram.training.loop import Evaluate, Loop, Stage, train
 from calligram.training.runs import METRICS, Run
+
+log = logging.getLogger(__name__)
 
 
 class Plan(NamedTuple):
@@ -84,14 +87,16 @@ def run_recipe(
     """Train a recipe into the folder ``out``; returns the dev metrics of the best epoch."""
     around = around or Surroundings(device_named())
     for split in ("train", "dev"):
-        if not collection.splits().get(split):
+        if not collection.splits().get(split) or not len(collection.sentences(split).matches):
             raise UserError(
-                f"collection {collection.folder} has no {split} split; training learns from train and chooses on dev. "
-                "Give your captions file a column 'split' with train, dev and test"
+                f"collection {collection.folder} has no captioned images in split {split}; training learns from train "
+                "and chooses on dev. Caption more images, or give a captions file a column 'split' (train, dev or test)"
             )
     about = _about(recipe, settings, collection, around, command)
     if around.processes.first:
         Run.check(out, about, resume=resume)
+        if resume and not out.exists():
+            log.info("nothing to resume in %s; starting", out)
     with torch.random.fork_rng([]):
         torch.manual_seed(int(settings.seed))
         plan = recipe.plan(settings, collection, around)
@@ -103,13 +108,9 @@ def run_recipe(
     evaluate = _measures_dev(plan, collection, around)
     if not plan.stages:
         return _as_it_is(run, plan.matcher, evaluate, around.processes)
-    began = time.perf_counter()
-    best = train(
+    return train(
         plan.matcher, plan.stages, run, evaluate, loop=plan.loop, processes=around.processes, track=around.track
     )
-    if around.processes.first:
-        run.add_seconds(time.perf_counter() - began)
-    return best
 
 
 def _about(
@@ -119,6 +120,8 @@ def _about(
         "recipe": recipe.name,
         "settings": as_plain(settings),
         "collection": collection.name,
+        "content": collection.fingerprint,
+        "commit": commit(),
         "command": command or shlex.join(sys.argv),
         "calligram": calligram.__version__,
         "torch": torch.__version__,

@@ -15,8 +15,8 @@ from calligram.recipes.results import Result, read_results
 HEAD = """# Results
 
 Made by `calligram report` from `results/*.jsonl`; nothing here is typed. Each line there holds the command, seed, data,
-hardware and commit. Recalls are percentages on the test split; checkpoints and settings were chosen on dev. Rows of
-several seeds show mean and standard deviation.
+hardware and commit. Recalls are percentages, on the test split where no other is named; checkpoints and settings were
+chosen on dev. Rows of several seeds show mean and standard deviation.
 """
 
 
@@ -45,7 +45,11 @@ def write_report(results: Path, docs: Path) -> Path:
 def _name(result: Result) -> str:
     settings = ", ".join(f"{k}={_short(v)}" for k, v in result.settings.items())
     members = f" (ensemble of {result.members})" if result.members > 1 else ""
-    return f"{result.recipe}{members}" + (f": {settings}" if settings else "")
+    how = [result.split] if result.split != "test" else []
+    how += [f"{result.folds} folds"] if result.folds > 1 else []
+    how += [f"by {result.by}"] if result.by else []
+    told = f" ({', '.join(how)})" if how else ""
+    return f"{result.recipe}{members}{told}" + (f": {settings}" if settings else "")
 
 
 def _short(value: object) -> str:
@@ -53,10 +57,11 @@ def _short(value: object) -> str:
 
 
 def _grouped(found: Sequence[Result]) -> dict[tuple[str, ...], list[Result]]:
-    groups: dict[tuple[str, ...], list[Result]] = defaultdict(list)
+    """Results that differ in nothing but the seed; of several lines of one seed the last counts."""
+    groups: dict[tuple[str, ...], dict[int, Result]] = defaultdict(dict)
     for result in found:
-        groups[(result.collection, result.split, _name(result), result.hardware)].append(result)
-    return groups
+        groups[(result.collection, result.split, _name(result), result.hardware)][result.seed] = result
+    return {key: list(by_seed.values()) for key, by_seed in groups.items()}
 
 
 def _table(groups: dict[tuple[str, ...], list[Result]]) -> str:
@@ -83,7 +88,8 @@ def _claims(file: Path) -> str:
     lines = ["\n## Claims\n\n", "| paper | collection | claim | verdict | numbers |\n", "|---|---|---|---|---|\n"]
     for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
         numbers = "; ".join(f"{k}: {_short(v)}" for k, v in row["numbers"].items())
-        cells = (row["paper"], row.get("collection", ""), row["claim"], f"**{row['verdict']}**", numbers)
+        shortened = f" ({', '.join(row['settings'])})" if row.get("settings") else ""
+        cells = (row["paper"], row.get("collection", "") + shortened, row["claim"], f"**{row['verdict']}**", numbers)
         lines.append("| " + " | ".join(cells) + " |\n")
     return "".join(lines)
 

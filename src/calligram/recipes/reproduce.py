@@ -6,9 +6,10 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from calligram.data.collection import Collection
 from calligram.evaluation.retrieval import evaluate_retrieval
@@ -127,7 +128,8 @@ def _run(
 ) -> Result:
     recipe = recipe_named(row.recipe)
     settings = resolve(recipe.defaults, [*changes, *row.changes, f"seed={seed}"])
-    plain = "".join(c if c.isalnum() else "-" for c in f"{study.paper}-{row.name}-{collection.name}-{seed}")
+    told = "-".join((study.paper, row.name, collection.name, *changes, str(seed)))
+    plain = "".join(c if c.isalnum() else "-" for c in told)
     out = runs / plain
     flags = " ".join(f"--set {c}" for c in (*changes, *row.changes, f"seed={seed}"))
     command = f"calligram train {row.recipe} {collection.folder} --out {out} {flags}"
@@ -147,22 +149,22 @@ def _run(
 def judged(study: Study, collection: str, results: Path, changes: tuple[str, ...] = ()) -> list[Verdict]:
     """Verdicts from the results there are."""
     done = _done(study, collection, results, changes)
-    return [
-        judge(
-            claim,
-            study,
-            {name: [_value(r, claim.metric) for _, r in sorted(by_seed.items())] for name, by_seed in done.items()},
-            collection,
-        )
-        for claim in study.claims
-    ]
+    verdicts = []
+    for claim in study.claims:
+        values = {name: [_value(r, claim.metric) for _, r in sorted(by_seed.items())] for name, by_seed in done.items()}
+        verdicts.append(replace(judge(claim, study, values, collection), settings=changes))
+    return verdicts
 
 
 def _store(verdicts: list[Verdict], file: Path) -> None:
-    """Replace this study's verdicts on this collection, keep all others."""
+    """Replace this study's verdicts on this collection with these settings, keep all others."""
+
+    def key(row: Mapping[str, Any]) -> tuple[str, str, tuple[str, ...]]:
+        return row["paper"], row.get("collection", ""), tuple(row.get("settings", ()))
+
     new = [json.dumps(asdict(v), ensure_ascii=False) for v in verdicts]
-    same = {(v.paper, v.collection) for v in verdicts}
+    same = {key(asdict(v)) for v in verdicts}
     old = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    kept = [line for line in old if (json.loads(line)["paper"], json.loads(line).get("collection", "")) not in same]
+    kept = [line for line in old if key(json.loads(line)) not in same]
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, "\n".join([*kept, *new]) + "\n")

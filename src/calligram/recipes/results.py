@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -41,6 +40,10 @@ class Result:
     hardware: str
     commit: str
     command: str
+    folds: int = 1
+    """equal parts of the split whose mean this is"""
+    by: str = ""
+    """``identities`` where items match by identity instead of by image"""
     members: int = 1
     """matchers whose scores were averaged; more than one is an ensemble"""
     localization: dict[str, float] | None = None
@@ -51,7 +54,14 @@ class Result:
 
 
 def result_line(
-    run: Run, collection: Collection, split: str, report: Report, *, study: str = "", pictures: Sequence[Path] = ()
+    run: Run,
+    collection: Collection,
+    split: str,
+    report: Report,
+    *,
+    study: str = "",
+    by: str = "",
+    pictures: Sequence[Path] = (),
 ) -> Result:
     """A result from a run and its report.
 
@@ -74,9 +84,11 @@ def result_line(
         round(report.retrieval.rsum, 2),
         float(about.get("seconds", 0)),
         about["device"],
-        commit(),
+        str(about.get("commit", "unknown")),
         recorded_command(about["command"]),
         oracle=_rounded(asdict(report.oracle.t2i)) if report.oracle else None,
+        folds=report.folds,
+        by=by,
         study=study,
         pictures=[str(picture) for picture in pictures],
     )
@@ -118,16 +130,3 @@ def recorded_command(command: str = "") -> str:
 def _with_assets_named(text: str) -> str:
     assets = os.environ.get(ASSETS)
     return text.replace(str(Path(assets).resolve()), f"${ASSETS}").replace(assets, f"${ASSETS}") if assets else text
-
-
-def commit() -> str:
-    """The checked-out commit, with a mark when files differ from it; ``unknown`` outside a checkout."""
-    here = Path(__file__).parent
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
-            cwd=here, capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return found.stdout.strip()

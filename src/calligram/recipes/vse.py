@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from calligram.data.collection import Collection
-from calligram.errors import UserError
+from calligram.errors import UserError, unknown
 from calligram.features.backbone_input import BackboneInput
 from calligram.features.backbones import Backbone, pixel_input
 from calligram.features.inputs import ImageInput, Inputs, TextInput
@@ -38,13 +38,13 @@ class ImageSettings:
     backbone: Annotated[str, "folder or hub name of a vision model; empty trains a small CNN from scratch"] = ""
     train: Annotated[bool, "train the backbone too, instead of storing its features once"] = False
     features: Annotated[str, "name of feature arrays stored with the collection, instead of pixels"] = ""
-    size: Annotated[int, "side of the square pictures are resized to; 0 for the backbone's own, or 96"] = 0
+    size: Annotated[int, "side of the square pictures are resized to; 0 for the backbone's own, or 96", (0, 4096)] = 0
     fit: Annotated[Literal["squash", "crop"], "keep all of the picture, distorted, or its middle square"] = "squash"
     views: Annotated[Literal["one", "flip", "ten"], "outside training: as it is, also mirrored, or ten crops"] = "one"
-    channels: Annotated[tuple[int, ...], "width of the small CNN's blocks"] = (16, 48, 96, 192)
-    crop: Annotated[float, "smallest share of a picture that a random training crop keeps"] = 0.9
+    channels: Annotated[tuple[int, ...], "width of the small CNN's blocks", (1, 8192)] = (16, 48, 96, 192)
+    crop: Annotated[float, "smallest share of a picture that a random training crop keeps", (0.01, 1)] = 0.9
     flip: Annotated[bool, "mirror half of the training pictures; harmful where captions say left and right"] = False
-    jitter: Annotated[float, "largest random change of brightness, contrast and saturation"] = 0.0
+    jitter: Annotated[float, "largest random change of brightness, contrast and saturation", (0, 1)] = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,45 +53,53 @@ class TextSettings:
 
     encoder: Annotated[str, "folder or hub name of a BERT-like encoder; empty trains a word table and a GRU"] = ""
     vectors: Annotated[str, "file of word vectors that the word table starts from"] = ""
-    min_count: Annotated[int, "words seen less often in the training captions are unknown"] = 2
-    max_words: Annotated[int, "longer captions are cut"] = 60
-    word_dim: Annotated[int, "size of word vectors"] = 64
-    hidden: Annotated[int, "size of the GRU's state; a linear map follows where it is not dim"] = 256
+    min_count: Annotated[int, "words seen less often in the training captions are unknown", (1, 1000000)] = 2
+    max_words: Annotated[int, "longer captions are cut", (1, 10000)] = 60
+    word_dim: Annotated[int, "size of word vectors", (1, 65536)] = 64
+    hidden: Annotated[int, "size of the GRU's state; a linear map follows where it is not dim", (1, 65536)] = 256
     bidirectional: Annotated[bool, "read captions both ways"] = False
     pooling: Annotated[Literal["last", "mean", "max", "cls"], "how a caption's states become its vector"] = "mean"
-    dropout: Annotated[float, "share of word-vector entries set to zero in training"] = 0.0
-    blank: Annotated[float, "share of words hidden in training"] = 0.0
+    dropout: Annotated[float, "share of word-vector entries set to zero in training", (0, 0.99)] = 0.0
+    blank: Annotated[float, "share of words hidden in training", (0, 0.99)] = 0.0
 
 
 @dataclass(frozen=True)
 class VSERecipe:
     """Settings of ``vse``; the defaults suit a small network trained from scratch on a few thousand pictures."""
 
-    seed: Annotated[int, "source of all randomness"] = 0
-    epochs: Annotated[int, "passes over the training pairs, warm-up included"] = 12
-    warmup_epochs: Annotated[int, "first epochs that use all negatives before top_k hardest ones"] = 2
-    batch: Annotated[int, "images in a batch, over all processes"] = 64
-    texts: Annotated[int, "captions that come with each image of a batch"] = 3
+    seed: Annotated[int, "source of all randomness", (0, 4611686018427387904)] = 0
+    epochs: Annotated[int, "passes over the training pairs, warm-up included", (1, 1000000)] = 12
+    warmup_epochs: Annotated[int, "first epochs that use all negatives before top_k hardest ones", (0, 1000000)] = 2
+    batch: Annotated[int, "images in a batch, over all processes", (2, 1000000)] = 64
+    texts: Annotated[int, "captions that come with each image of a batch", (1, 1000)] = 3
     epoch_of: Annotated[Literal["pairs", "images"], "an epoch takes all pairs, or every image once"] = "images"
     loss: Annotated[Literal["ranking", "infonce"], "triplet hinge or symmetric InfoNCE"] = "infonce"
-    margin: Annotated[float, "of the hinge"] = 0.2
-    top_k: Annotated[int | None, "hardest negatives per anchor that count, or none for all"] = 1
-    temperature: Annotated[float, "of InfoNCE at the start; it is learnt"] = 0.07
+    margin: Annotated[float, "of the hinge", (0, 100)] = 0.2
+    top_k: Annotated[int | None, "hardest negatives per anchor that count, or none for all", (1, 1000000)] = 1
+    temperature: Annotated[float, "of InfoNCE at the start; it is learnt", (0.001, 100)] = 0.07
     ignore_also_true: Annotated[bool, "leave out negatives known to be true; scenes know them"] = False
-    lr: Annotated[float, "learning rate"] = 4e-3
-    dim: Annotated[int, "size of the joint space"] = 256
+    lr: Annotated[float, "learning rate", (0, 1000)] = 4e-3
+    dim: Annotated[int, "size of the joint space", (1, 65536)] = 256
     precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
-    average: Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none"] = 0.99
-    save_steps: Annotated[int, "save the state every so many steps, besides after every epoch; 0 for not"] = 0
+    average: Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none", (0, 0.999999)] = (
+        0.99
+    )
+    save_steps: Annotated[
+        int, "save the state every so many steps, besides after every epoch; 0 for not", (0, 1000000000)
+    ] = 0
     image: ImageSettings = field(default_factory=ImageSettings)
     text: TextSettings = field(default_factory=TextSettings)
     optim: Optimisation = field(default_factory=Optimisation)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise UserError(f"epochs must be at least 1, got {self.epochs}")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k must be at least 1 or none, got {self.top_k}")
+        if self.text.pooling == "cls" and not self.text.encoder:
+            raise UserError("text.pooling=cls needs a text.encoder; a GRU takes last, mean or max")
+        if self.text.pooling == "last" and self.text.encoder:
+            raise UserError("text.pooling=last is for the GRU; a text.encoder takes mean, max or cls")
+        if self.image.views != "one" and self.image.features:
+            raise UserError("image.views needs pictures; stored features have been computed already")
+        if not self.image.channels:
+            raise UserError("image.channels needs at least one width")
 
 
 def plan(settings: VSERecipe, collection: Collection, around: Surroundings) -> Plan:
@@ -167,6 +175,8 @@ def _with_image(
     shape: VSESettings, image: ImageSettings, collection: Collection, backbone: Backbone | None
 ) -> VSESettings:
     if image.features:
+        if image.features not in collection.features:
+            raise unknown("stored feature", image.features, collection.features)
         return replace(shape, image="features", feature_dim=collection.features[image.features].row_shape[-1])
     if backbone is None:
         return shape

@@ -19,9 +19,8 @@ class Watch:
     """Looks at the loss of every step and at the spread of the vectors.
 
     Networks start with vectors close together, so spread is judged only after ``patience`` steps, and only when it
-    stayed
-    under ``least`` for as many: hard negatives from the start push everything onto one point, where the loss rests at
-    twice the margin and never moves again.
+    stayed under ``least`` for as many: hard negatives from the start push everything onto one point, where the loss
+    rests at twice the margin and never moves again.
     """
 
     def __init__(self, least: float = 1e-4, patience: int = 100) -> None:

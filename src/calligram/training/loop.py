@@ -21,6 +21,7 @@ from calligram.training.batch import Batch
 from calligram.training.collapse import ADVICE, Watch
 from calligram.training.distributed import Processes
 from calligram.training.objectives import Objective
+from calligram.training.parts import hold_still, parameter_groups
 from calligram.training.runs import Run, optimizer_tensors, restore_optimizer
 from calligram.training.samplers import derived_seed
 from calligram.training.tensorboard import Curves
@@ -125,6 +126,7 @@ class _Training:
         self.watch = Watch()
         self.step = 0
         self.best: dict[str, float] = {}
+        self.spent, self.began = 0.0, time.perf_counter()
         self.curves = Curves(run.folder) if processes.first else None
 
     def go(self) -> dict[str, float]:
@@ -138,7 +140,13 @@ class _Training:
             self._run_stage(number, tensors if resumed else {}, position if resumed else {"epoch": 0, "batch": 0})
         if self.curves:
             self.curves.close()
+        if self.processes.first:
+            self.run.finish(self._seconds())
         return self.best
+
+    def _seconds(self) -> float:
+        """Time spent, that of earlier calls included."""
+        return self.spent + time.perf_counter() - self.began
 
     def _restore(self, tensors: Mapping[str, Mapping[str, Tensor]], position: Mapping[str, Any]) -> None:
         log.info("resuming at step %d", position["step"])
@@ -147,11 +155,12 @@ class _Training:
             self.average.restore(tensors["average"], int(position["average_steps"]))
         self.scaler.load_state_dict(position["scaler"])
         self.step, self.best = int(position["step"]), dict(position["best"])
+        self.spent = float(position["seconds"])
 
     def _run_stage(self, number: int, tensors: Mapping[str, Any], position: Mapping[str, Any]) -> None:
         stage = self.stages[number]
         objective = stage.objective
-        optimizer = stage.optimizer(_groups(self.matcher, stage))
+        optimizer = stage.optimizer(parameter_groups(self.matcher, objective, stage.part_lr, stage.frozen))
         if "objective" in tensors:
             objective.load_state_dict(tensors["objective"])
         if "optimizer" in tensors:
@@ -164,21 +173,21 @@ class _Training:
     def _run_epoch(self, number: int, epoch: int, start: int, optimizer: torch.optim.Optimizer) -> None:
         stage = self.stages[number]
         self.matcher.train()
-        _freeze(self.matcher, stage.frozen)
+        hold_still(self.matcher, stage.frozen)
         stage.objective.train()
         total = len(stage.batches)
         label = f"{stage.name} {epoch + 1}/{stage.epochs}"
         began = time.perf_counter()
         batches = stage.batches.epoch(derived_seed(number, epoch), start)
         for place, batch in enumerate(self.track(batches, label, total - start), start):
-            progress = (epoch * total + place) / (stage.epochs * total)
-            self._set_rate(stage, optimizer, progress)
+            # The middle of the step: at its start a rising rate, at its end a falling one, would be zero.
+            self._set_rate(stage, optimizer, (epoch * total + place + 0.5) / (stage.epochs * total))
             torch.manual_seed(derived_seed(self.loop.seed, "step", number, epoch, place, self.processes.rank))
             terms = self._backward(stage, batch)
             stepped = (place + 1) % stage.accumulate == 0 or place + 1 == total
             if stepped:
                 self._update(stage, optimizer)
-            self._report(stage, epoch, terms, optimizer, (place - start + 1) / (time.perf_counter() - began))
+                self._report(stage, epoch, terms, optimizer, (place - start + 1) / (time.perf_counter() - began))
             # Gradients on their way to a step are not part of the state, so it is saved between steps only.
             if self.loop.save_steps and stepped and self.step % self.loop.save_steps == 0 and place + 1 < total:
                 self._save(number, epoch, place + 1, optimizer)
@@ -278,33 +287,7 @@ class _Training:
             tensors["average"] = self.average.weights
         position = {
             "stage": stage, "epoch": epoch, "batch": batch, "step": self.step, "best": self.best,
+            "seconds": self._seconds(),
             "average_steps": self.average.steps if self.average else 0, "scaler": self.scaler.state_dict(),
         }  # fmt: skip
         self.run.save_state(self.step, tensors, position)
-
-
-def _groups(matcher: Matcher, stage: Stage) -> list[dict[str, Any]]:
-    """Parameter groups by learning-rate factor: the matcher's parts, then the objective's own weights."""
-    names = dict(matcher.named_modules())
-    for part in (*stage.part_lr, *stage.frozen):
-        if part not in names:
-            raise UserError(
-                f"stage {stage.name}: the matcher has no part '{part}'; it has: {', '.join(filter(None, names))}"
-            )
-    by_factor: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in matcher.named_parameters():
-        fixed = any(name.startswith(f"{part}.") for part in stage.frozen)
-        parameter.requires_grad_(not fixed)
-        if not fixed:
-            within = [part for part in stage.part_lr if name.startswith(f"{part}.")]
-            factor = stage.part_lr[max(within, key=len)] if within else 1.0
-            by_factor.setdefault(factor, []).append(parameter)
-    groups = [{"params": params, "factor": factor} for factor, params in by_factor.items()]
-    own = [p for p in stage.objective.parameters() if p.requires_grad]
-    return [*groups, {"params": own, "factor": 1.0}] if own else groups
-
-
-def _freeze(matcher: Matcher, frozen: Sequence[str]) -> None:
-    # Batch normalisation in a frozen part must not go on adapting its statistics.
-    for name in frozen:
-        matcher.get_submodule(name).eval()

@@ -40,13 +40,13 @@ class Run:
     def check(folder: Path, about: Mapping[str, object], *, resume: bool) -> None:
         """Refuse a folder that is in use, or to resume a run that had other settings."""
         if not (folder / RUN).is_file():
-            if folder.exists() and any(folder.iterdir()):
+            if folder.is_file() or (folder.exists() and any(folder.iterdir())):
                 raise UserError(f"{folder} exists and is not a run; choose another --out")
             return
         if not resume:
             raise UserError(f"{folder} already holds a run; give --resume to go on with it, or another --out")
         before = json.loads((folder / RUN).read_text(encoding="utf-8"))
-        for key in ("recipe", "settings", "collection"):
+        for key in ("recipe", "settings", "collection", "content"):
             if before.get(key) != json.loads(json.dumps(about[key])):
                 raise UserError(
                     f"{folder} was started with other {key}: {_difference(before.get(key), about[key])}; "
@@ -68,10 +68,9 @@ class Run:
         content: dict[str, Any] = json.loads((self.folder / RUN).read_text(encoding="utf-8"))
         return content
 
-    def add_seconds(self, seconds: float) -> None:
-        """Count time spent training; a resumed run adds to what it had."""
-        about = self.about
-        about["seconds"] = round(float(about.get("seconds", 0)) + seconds, 1)
+    def finish(self, seconds: float) -> None:
+        """Record the time spent training, over all calls."""
+        about = {**self.about, "seconds": round(seconds, 1)}
         write_whole(self.folder / RUN, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
     def describe(self, matcher: Matcher, inputs: Inputs) -> None:

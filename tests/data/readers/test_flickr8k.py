@@ -100,7 +100,7 @@ def test_a_phrase_its_caption_does_not_hold_is_kept_without_a_place(packed, impo
 def test_bad_rows_and_double_splits_are_named(packed, importer) -> None:
     with (packed / "captions.tsv").open("a") as file:
         file.write("lonely\n999_zz\t0\tgone\n")
-    (packed / "test.txt").write_text("100_aa\n")
+    (packed / "test.txt").write_text("100_aa\n100_aa\n")
     assert importer("flickr8k", packed).problems[:3] == [
         ("unreadable caption row", "captions.tsv line 12"),
         ("image in two splits", "100_aa"),

@@ -17,7 +17,10 @@ def test_sidecars_give_one_caption_a_line_and_images_without_are_welcome(tmp_pat
     assert made.collection.manifest["counts"]["images"] == 5  # type: ignore[index]
     assert made.captions_of("a.png") == ["a first", "a second"]
     assert made.captions_of("deep/er/d.png") == ["far down"]
-    assert made.problems == [("image without captions", "b.jpg")]
+    assert made.problems == [
+        ("too few captioned images to make splits", "in"),
+        *(("image without captions", name) for name in ("b.jpg", "c.webp", "e.gif")),
+    ]
     assert made.collection.name == "in"
 
 
@@ -38,7 +41,36 @@ def test_other_files_are_counted_and_not_lost_in_silence(tmp_path, pictures, imp
     pictures(tmp_path / "in", *FIVE)
     (tmp_path / "in/x.heic").write_bytes(b"?")
     (tmp_path / "in/y.heic").write_bytes(b"?")
-    assert importer("folder", tmp_path / "in").problems == [(".heic files that are no picture's: not read", "x.heic")]
+    kind = ".heic files that are no picture's: not read"
+    assert importer("folder", tmp_path / "in").problems == [(kind, "x.heic"), (kind, "y.heic")]
+
+
+def test_a_caption_file_of_two_pictures_goes_to_the_first_and_the_second_is_named(tmp_path, pictures, importer) -> None:
+    pictures(tmp_path / "in", "a.jpg", "a.png", "b.jpg", "b.png")
+    for name in ("a.txt", "b.txt", "b.png.txt"):
+        (tmp_path / "in" / name).write_text(f"from {name}")
+    made = importer("folder", tmp_path / "in")
+    assert made.captions_of("a.jpg") == ["from a.txt"]
+    assert made.captions_of("b.png") == ["from b.png.txt"]
+    assert [item for kind, item in made.problems if kind == "caption file of two pictures"] == ["a.png"]
+    assert ("image without captions", "a.png") in made.problems
+
+
+def test_every_image_in_two_splits_is_counted_once(tmp_path, pictures, importer) -> None:
+    pictures(tmp_path / "in", *FIVE)
+    rows = [
+        "a.png,1,train",
+        "a.png,2,dev",
+        "a.png,3,test",
+        "b.jpg,4,test",
+        "b.jpg,5,train",
+        "c.webp,6,x",
+        "c.webp,7,dev",
+    ]
+    (tmp_path / "in/captions.csv").write_text("\n".join(["file,caption,split", *rows]))
+    made = importer("folder", tmp_path / "in")
+    assert [item for kind, item in made.problems if kind == "image in two splits"] == ["a.png", "b.jpg"]
+    assert [made.images("split")[name] for name in ("a.png", "b.jpg", "c.webp")] == ["train", "test", "dev"]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])

@@ -45,6 +45,7 @@ def test_pictures_may_lie_flat_in_another_folder(source, pictures, importer, tmp
     pictures(tmp_path / "flat", *(f"{n}.jpg" for n in range(5)))
     made = importer("karpathy", source / "dataset_coco.json", images=tmp_path / "flat")
     assert made.captions_of("val2014/3.jpg") == ["caption 3.0", "caption 3.1"]
+    assert made.problems == [("unknown split", "val2014/4.jpg")]
 
 
 def test_bad_records_are_skipped_and_named(source, importer) -> None:

@@ -67,6 +67,6 @@ def import_collection(
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}.reading-", dir=dest.parent) as scratch:
         draft = READERS[format](Source(source, images, Path(scratch)), problems)
         if split is not None:
-            assign_missing(draft, split)
+            assign_missing(draft, split, problems)
         collection = write_collection(draft, dest, problems, placing=placing, overwrite=overwrite, track=track)
     return collection, problems

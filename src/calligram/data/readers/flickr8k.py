@@ -12,6 +12,7 @@ from calligram.data.readers.entity_records import join_entities
 from calligram.data.readers.found_images import is_picture, pictures_beside
 from calligram.data.readers.lines import read_lines, read_text
 from calligram.data.readers.source import Source, first_file
+from calligram.data.readers.splits import first_given
 from calligram.data.readers.tars import members
 from calligram.errors import UserError
 
@@ -113,17 +114,14 @@ def _pictures(source: Source, problems: Problems) -> dict[str, FileAt | MemberAt
 
 
 def _splits(folders: list[Path], problems: Problems) -> dict[str, str]:
-    splits: dict[str, str] = {}
+    given: list[tuple[str, str]] = []
     for split, names in SPLIT_FILES.items():
         file = first_file(folders, *names)
         if file is None:
             problems.note("no split file", split, f"none of {', '.join(names)} in {folders[0]}")
             continue
-        for image in map(_id, read_lines(file, problems)):
-            if splits.get(image, split) != split:
-                problems.mend("image in two splits", image, f"{splits[image]} and {split}; the first is kept")
-            splits.setdefault(image, split)
-    return splits
+        given += [(_id(line), split) for line in read_lines(file, problems)]
+    return first_given(given, problems)
 
 
 def _sizes(folder: Path, problems: Problems) -> dict[str, tuple[int, int]]:

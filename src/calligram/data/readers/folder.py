@@ -12,7 +12,7 @@ from calligram.data.readers.columns import Described, add_metadata, identity_num
 from calligram.data.readers.found_images import FoundImages, is_picture, walk
 from calligram.data.readers.lines import read_lines
 from calligram.data.readers.source import Source
-from calligram.data.readers.splits import NAMES, canonical
+from calligram.data.readers.splits import NAMES, canonical, first_given
 from calligram.errors import UserError
 
 PREFERRED = ("captions", "metadata")
@@ -73,6 +73,7 @@ def _sidecars(found: FoundImages, table: Path | None, problems: Problems) -> Ite
     """Captions in a ``.txt`` of the picture's name. What else lies in the folder is counted, not lost in silence."""
     beside = {path.with_suffix(".txt"): name for name, path in reversed(found.paths.items())}
     beside |= {path.with_name(path.name + ".txt"): name for name, path in found.paths.items()}
+    _report_shared(found, beside, problems)
     aside: dict[str, list[Path]] = {}
     for path in walk(found.root, problems):
         if path in beside:
@@ -83,8 +84,18 @@ def _sidecars(found: FoundImages, table: Path | None, problems: Problems) -> Ite
         elif not is_picture(path) and path != table:
             aside.setdefault(path.suffix.lower(), []).append(path)
     for suffix, paths in aside.items():
-        first = ascii(paths[0].relative_to(found.root).as_posix()).strip("'")
-        problems.note(f"{suffix or 'other'} files that are no picture's: not read", first, f"{len(paths)} in all")
+        for path in paths:
+            name = ascii(path.relative_to(found.root).as_posix()).strip("'")
+            problems.note(f"{suffix or 'other'} files that are no picture's: not read", name)
+
+
+def _report_shared(found: FoundImages, beside: dict[Path, str], problems: Problems) -> None:
+    """Name the pictures whose ``.txt`` was taken for that of another, and that have no other ``.txt``."""
+    for name, path in found.paths.items():
+        sidecar = path.with_suffix(".txt")
+        if beside[sidecar] != name and sidecar.is_file() and not path.with_name(path.name + ".txt").is_file():
+            detail = f"{sidecar.name} is taken for {beside[sidecar]} alone; name it {path.name}.txt if it is this one's"
+            problems.mend("caption file of two pictures", ascii(name).strip("'"), detail)
 
 
 def _describe(draft: Draft, rows: Sequence[CaptionRow], found: FoundImages, problems: Problems) -> None:
@@ -93,13 +104,15 @@ def _describe(draft: Draft, rows: Sequence[CaptionRow], found: FoundImages, prob
     numbers = identity_numbers([row.identity for row in rows if row.identity is not None])
     seen: dict[str, set[str]] = {record.id: set() for record in draft.images}
     described: list[Described] = []
+    given: list[tuple[str, str]] = []
     for row in rows:
         path = found.find(row.image)
         image = by_path.get(path) if path else None
         if image is None:
             problems.skip("row without its picture", row.line, f"{row.image} is not in {found.root}")
             continue
-        _set_split(image, row, problems)
+        if split := canonical(row.split, row.line, problems):
+            given.append((image.id, split))
         if row.identity is not None:
             image.identity = numbers[row.identity]
         known = seen[image.id]
@@ -113,13 +126,9 @@ def _describe(draft: Draft, rows: Sequence[CaptionRow], found: FoundImages, prob
         draft.captions += one.captions
         described.append(one)
     add_metadata(described)
-
-
-def _set_split(image: ImageRecord, row: CaptionRow, problems: Problems) -> None:
-    split = canonical(row.split, row.line, problems)
-    if split and image.split and split != image.split:
-        problems.mend("image in two splits", image.id, f"{image.split} and {split}; the first is kept")
-    image.split = image.split or split
+    splits = first_given(given, problems)
+    for record in draft.images:
+        record.split = splits.get(record.id)
 
 
 def _splits_from_folders(draft: Draft) -> None:

@@ -37,7 +37,12 @@ class FoundImages:
 
     def __init__(self, root: Path, problems: Problems) -> None:
         self.root = root
+        self._starts = ("", f"{root.resolve().name}/", f"{root.resolve().as_posix()}/")
+        self._problems = problems
+        self._mended: set[str] = set()
         self.paths = {path.relative_to(root).as_posix(): path for path in walk(root, problems) if is_picture(path)}
+        self.flat = not any("/" in name for name in self.paths)
+        self._by_bare_path = _unique((name.removesuffix(path.suffix), path) for name, path in self.paths.items())
         self._by_name = _unique((path.name, path) for path in self.paths.values())
         self._by_stem = _unique((path.stem, path) for path in self.paths.values())
 
@@ -45,11 +50,31 @@ class FoundImages:
         return len(self.paths)
 
     def find(self, name: str) -> Path | None:
-        """The picture with this relative path, or the only one with this file name or stem."""
+        """The picture with this path, with or without suffix, or for a bare name the only one so called.
+
+        A path that leads nowhere is mended to the only picture of that name elsewhere, and reported.
+        """
         plain = name.replace("\\", "/").removeprefix("./")
-        by_path = self.paths.get(plain)
+        at_path = self._at_path(plain)
+        if at_path is not None:
+            return at_path
         last = plain.rsplit("/", 1)[-1]
-        return by_path or self._by_name.get(last) or self._by_stem.get(last)
+        named = self._by_name.get(last) or self._by_stem.get(last)
+        if named is not None and last != plain and plain not in self._mended:
+            self._mended.add(plain)
+            detail = f"not there in {self.root}; {named.relative_to(self.root).as_posix()} is taken for it"
+            self._problems.mend("picture found by its name alone", name, detail)
+        return named
+
+    def _at_path(self, plain: str) -> Path | None:
+        """The picture at a path that starts in the folder, or with the folder's own name or absolute path."""
+        for start in self._starts:
+            if plain.startswith(start):
+                inside = plain.removeprefix(start)
+                found = self.paths.get(inside) or self._by_bare_path.get(inside)
+                if found is not None:
+                    return found
+        return None
 
     def at(self, name: str) -> FileAt | None:
         """As ``find``, for an image record."""

@@ -44,7 +44,8 @@ def _add_image(draft: Draft, record: Record, item: str, found: FoundImages, prob
     if not name:
         problems.skip("record without a filename", item)
         return
-    at = found.at(image)
+    # The pictures of COCO's train2014/ and val2014/ are often put into one folder, under names that are distinct.
+    at = found.at(name if found.flat else image)
     if at is None:
         count = len(list_of(record, "sentences"))
         problems.skip("missing image file", image, f"not in {found.root}; its {count} captions go with it")
