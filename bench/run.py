@@ -96,8 +96,7 @@ def loop_against_bare(name: str, settings: list[str], images: int, size: int) ->
             return steps / (time.perf_counter() - began)
 
         def looped(steps: int, number: int) -> float:
-            run = Run(Path(folder) / f"run-{number}")
-            run.folder.mkdir()
+            run = Run.create(Path(folder) / f"run-{number}", {})
             epochs = -(-steps // len(stage.batches))
             wait(device)
             began = time.perf_counter()
