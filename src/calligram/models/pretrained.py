@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calligram.errors import UserError
 from calligram.features.architectures import build_model, describe_architecture, load_model
-from calligram.features.pixels import with_views
+from calligram.features.backbones import pixel_input
+from calligram.features.inputs import Inputs
+from calligram.features.pixels import PixelInput, with_views
+from calligram.features.wordpieces import WordPieces
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 FULL_LENGTH = frozenset(("siglip",))
@@ -86,6 +89,40 @@ def load_pretrained(name: str, pad: int) -> tuple[Pretrained, float]:
     temperature = 0.07 if scale is None else math.exp(-float(scale.detach()))
     length = text_positions(model.config) if model.config.model_type in FULL_LENGTH else 0
     return Pretrained(PretrainedSettings(describe_architecture(model.config), length, pad), model), temperature
+
+
+def load_dual_encoder(
+    name: str, *, fit: str = "own", views: Literal["one", "flip", "ten"] = "one", max_pieces: int = 77
+) -> tuple[Pretrained, Inputs, float]:
+    """A dual encoder with the inputs it was trained on, and its temperature.
+
+    Args:
+        fit: ``squash`` or ``crop``; ``own`` for the model's own way.
+        views: what is seen of a picture outside training.
+        max_pieces: longer texts are cut; the model may have a lower limit.
+    """
+    pieces = WordPieces.load_pretrained(name, max_pieces)
+    matcher, temperature = load_pretrained(name, pieces.pad)
+    limit = min(pieces.max_pieces, text_positions(matcher.model.config))
+    pixels = replace(_own_pixels(name, matcher, fit), views=views)
+    return matcher, Inputs(pixels, WordPieces(pieces.tokenizer, limit)), temperature
+
+
+def _own_pixels(name: str, matcher: Pretrained, fit: str) -> PixelInput:
+    size = getattr(matcher.model.config.vision_config, "image_size", None)
+    if fit == "own":
+        fit = "crop" if _crops(name) else "squash"
+    return pixel_input(name, size, fit)
+
+
+def _crops(name: str) -> bool:
+    from transformers import AutoImageProcessor
+
+    try:
+        processor = AutoImageProcessor.from_pretrained(name)  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, ImportError):
+        return False
+    return bool(getattr(processor, "do_center_crop", False))
 
 
 def text_positions(config: Any) -> int:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from calligram.data.collection import Collection
 from calligram.errors import UserError
-from calligram.features.backbones import pixel_input
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import Augment, PixelInput
-from calligram.features.wordpieces import WordPieces
-from calligram.models.pretrained import Pretrained, load_pretrained, text_positions
+from calligram.features.pixels import Augment
+from calligram.models.pretrained import load_dual_encoder
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
 from calligram.recipes.stages import PairLoss, pair_stages
@@ -71,10 +69,9 @@ def plan(settings: PretrainedRecipe, collection: Collection, around: Surrounding
     """Inputs, matcher and stages; no stages when the model is taken as it is."""
     if not settings.model:
         raise UserError("recipe pretrained needs a model: give --set model= with a folder or a hub name")
-    pieces = WordPieces.load_pretrained(settings.model, settings.max_pieces)
-    matcher, own_temperature = load_pretrained(settings.model, pieces.pad)
-    limit = min(pieces.max_pieces, text_positions(matcher.model.config))
-    inputs = Inputs(_pixels(settings, matcher), WordPieces(pieces.tokenizer, limit))
+    matcher, inputs, own_temperature = load_dual_encoder(
+        settings.model, fit=settings.image.fit, views=settings.image.views, max_pieces=settings.max_pieces
+    )
     loop = Loop(settings.seed, settings.precision, settings.average, save_steps=settings.save_steps)
     if not settings.epochs:
         return Plan(matcher, inputs, (), loop)
@@ -84,24 +81,6 @@ def plan(settings: PretrainedRecipe, collection: Collection, around: Surrounding
     batches = _batches(settings, collection, inputs, around)
     stages = pair_stages(loss, settings.epochs, batches, settings.optim, settings.lr, settings.optim.frozen)
     return Plan(matcher, inputs, stages, loop)
-
-
-def _pixels(settings: PretrainedRecipe, matcher: Pretrained) -> PixelInput:
-    size = getattr(matcher.model.config.vision_config, "image_size", None)
-    fit = settings.image.fit
-    if fit == "own":
-        fit = "crop" if _crops(settings.model) else "squash"
-    return replace(pixel_input(settings.model, size, fit), views=settings.image.views)
-
-
-def _crops(name: str) -> bool:
-    from transformers import AutoImageProcessor
-
-    try:
-        processor = AutoImageProcessor.from_pretrained(name)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, ImportError):
-        return False
-    return bool(getattr(processor, "do_center_crop", False))
 
 
 def _batches(settings: PretrainedRecipe, collection: Collection, inputs: Inputs, around: Surroundings) -> Batches:

@@ -18,8 +18,9 @@ from calligram.errors import UserError
 from calligram.features.inputs import Inputs
 from calligram.models import catalog
 from calligram.models.matcher import Matcher
+from calligram.models.stored import BEST, INPUTS, MATCHER, RUN, check_run, load_from_run
 
-RUN, INPUTS, MATCHER, BEST, METRICS = "run.json", "inputs", "matcher.json", "best.safetensors", "metrics.jsonl"
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,7 @@ class Run:
     @classmethod
     def open(cls, folder: Path) -> Run:
         """A finished or stopped run that has a matcher."""
-        if not (folder / RUN).is_file():
-            raise UserError(f'{folder} is not a run (it has no {RUN}); make one with "calligram train"')
-        if not (folder / BEST).is_file():
-            raise UserError(f"{folder} has no checkpoint yet; let it finish an epoch, or go on with --resume")
+        check_run(folder)
         return cls(folder)
 
     @property
@@ -80,8 +78,7 @@ class Run:
 
     def load(self) -> tuple[Matcher, Inputs]:
         """The best matcher and its inputs."""
-        matcher = catalog.load(self.folder / MATCHER, self.folder / BEST)
-        return matcher, Inputs.read(self.folder / INPUTS)
+        return load_from_run(self.folder)
 
     def save_best(self, weights: Mapping[str, Tensor]) -> None:
         """Store the weights that scored best on dev."""
