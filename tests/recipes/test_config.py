@@ -65,6 +65,7 @@ def test_wrong_settings_say_what_is_accepted(change, message):
         ("average=2", "setting average takes a number from 0 to"),
         ("warmup_epochs=-1", "setting warmup_epochs takes"),
         ("seed=99999999999999999999999", "setting seed takes"),
+        ("text.train=true", "text.train=true needs a text.encoder"),
         ("text.pooling=cls", "text.pooling=cls needs a text.encoder"),
         ("optim.clip=-1", "setting optim.clip takes"),
     ],

@@ -31,6 +31,18 @@ def run(collection, out, *changes):
 
 
 @pytest.mark.parametrize("train", ["false", "true"])
+def test_a_text_encoder_serves_frozen_and_trained_and_its_run_is_self_contained(tiny, tiny_bert, tmp_path, train):
+    copy = tmp_path / "encoder"
+    copy.symlink_to(tiny_bert)
+    run(tiny, tmp_path / "run", f"text.encoder={copy}", f"text.train={train}", "image.size=32", "epochs=3")
+    copy.unlink()
+    matcher, inputs = Run.open(tmp_path / "run").load()
+    report = evaluate_retrieval(matcher, inputs, tiny.sentences("test"))
+    assert report.retrieval.t2i.queries == 14
+    assert any(name.startswith("text.encoder") for name, _ in matcher.named_parameters()) == (train == "true")
+
+
+@pytest.mark.parametrize("train", ["false", "true"])
 @pytest.mark.parametrize("views", ["one", "flip"])
 def test_a_backbone_serves_frozen_and_trained_and_its_run_is_self_contained(tiny, backbone, tmp_path, train, views):
     copy = tmp_path / "backbone"

@@ -36,7 +36,10 @@ class LoadedPairing(NamedTuple):
 
 def load_pairing(inputs: Inputs, pairing: Pairing, track: Track = silent) -> LoadedPairing:
     """Decode images and encode words, once."""
-    return LoadedPairing(inputs.images.load(pairing.visuals, track), inputs.texts.load(pairing.texts.strings))
+    return LoadedPairing(
+        inputs.images.load(pairing.visuals, track),
+        inputs.texts.load(pairing.texts.strings, pairing.visuals.pictures.cache, track),
+    )
 
 
 def _device(matcher: Matcher) -> torch.device:

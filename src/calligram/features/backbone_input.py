@@ -68,7 +68,7 @@ class BackboneInput:
         if wanted:
             todo = list(wanted.items())
             waiting: list[tuple[str, NDArray[np.float16]]] = []
-            for key, row in track(self._features(visuals, todo), "extracting features", len(todo)):
+            for key, row in track(self._in_order(visuals, todo), "extracting features", len(todo)):
                 waiting.append((key, row))
                 if len(waiting) == PART:
                     store.append([k for k, _ in waiting], np.stack([r for _, r in waiting]))
@@ -77,7 +77,7 @@ class BackboneInput:
                 store.append([k for k, _ in waiting], np.stack([r for _, r in waiting]))
         return keys
 
-    def _features(self, visuals: Visuals, todo: Sequence[tuple[str, int]]) -> Iterator[tuple[str, NDArray[np.float16]]]:
+    def _in_order(self, visuals: Visuals, todo: Sequence[tuple[str, int]]) -> Iterator[tuple[str, NDArray[np.float16]]]:
         """Features in order; the next batch is decoded while the network works on this one."""
         chunks = [todo[i : i + self.batch] for i in range(0, len(todo), self.batch)]
         with ThreadPoolExecutor() as decoders, ThreadPoolExecutor(1) as ahead:
@@ -91,11 +91,12 @@ class BackboneInput:
                 pixels = coming.pop().result()
                 if number + 1 < len(chunks):
                     coming.append(ahead.submit(prepare, chunks[number + 1]))
-                rows = self._run(pixels).half().cpu().numpy()
+                rows = self.features(pixels).half().cpu().numpy()
                 yield from zip((key for key, _ in chunk), rows, strict=True)
 
     @torch.no_grad()
-    def _run(self, pixels: Tensor) -> Tensor:
+    def features(self, pixels: Tensor) -> Tensor:
+        """Features of resized pictures (N, 3, size, size), on the backbone's device."""
         device = next(self.backbone.parameters()).device
         finished = self.pixels.finish(pixels.to(device))
         return with_views(self._pick, finished)
@@ -106,7 +107,7 @@ class BackboneInput:
 
     def images(self, images: list[Image.Image]) -> Tensor:
         """Features of raw pictures."""
-        return self._run(self.pixels.images(images)).cpu()
+        return self.features(self.pixels.images(images)).cpu()
 
     def finish(self, rows: Tensor, augment: Augment | None = None) -> Tensor:
         """In single precision."""

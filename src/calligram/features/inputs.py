@@ -16,11 +16,12 @@ from torch import Tensor
 from calligram.data.pairing import Visuals
 from calligram.errors import UserError, unknown
 from calligram.features.backbone_input import BackboneInput
+from calligram.features.encoder_input import EncoderInput
 from calligram.features.pixels import Augment, PixelInput
 from calligram.features.stored import StoredInput
 from calligram.features.vocabulary import Vocabulary
 from calligram.features.wordpieces import WordPieces
-from calligram.progress import Track
+from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
 
@@ -42,7 +43,7 @@ class TextRows(Protocol):
 
     def __len__(self) -> int: ...
     def take(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """Padded numbers and their mask."""
+        """Padded numbers, or states, and their mask."""
         ...
 
 
@@ -89,8 +90,8 @@ class TextInput(Saved, Protocol):
         """Words or pieces there are."""
         ...
 
-    def load(self, strings: Sequence[str]) -> TextRows:
-        """Many texts, encoded once."""
+    def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> TextRows:
+        """Many texts, encoded once; what takes long is kept in ``cache``."""
         ...
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -99,7 +100,7 @@ class TextInput(Saved, Protocol):
 
 
 IMAGE_INPUTS: Mapping[str, type[ImageInput]] = {cls.kind: cls for cls in (PixelInput, StoredInput, BackboneInput)}
-TEXT_INPUTS: Mapping[str, type[TextInput]] = {cls.kind: cls for cls in (Vocabulary, WordPieces)}
+TEXT_INPUTS: Mapping[str, type[TextInput]] = {cls.kind: cls for cls in (Vocabulary, WordPieces, EncoderInput)}
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from calligram.progress import Track, silent
+
 SPECIAL = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
 
@@ -81,7 +83,7 @@ class Vocabulary:
         """Numbers (N, W) and the mask of real words."""
         return WordRows(self, strings).take(np.arange(len(strings)))
 
-    def load(self, strings: Sequence[str]) -> WordRows:
+    def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> WordRows:
         """Texts encoded once, to be taken in batches."""
         return WordRows(self, strings)
 

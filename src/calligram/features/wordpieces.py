@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calligram.features.architectures import not_loaded
+from calligram.progress import Track, silent
 
 FOLDER = "tokenizer"
 _MARK = "▁"
@@ -93,8 +94,9 @@ class WordPieces:
         """Numbers (N, W) and the mask of real pieces."""
         return self.load(strings).take(np.arange(len(strings)))
 
-    def load(self, strings: Sequence[str]) -> PieceRows:
+    def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> PieceRows:
         """Texts encoded once, to be taken in batches."""
+        del cache, track  # quick enough to be done again
         return PieceRows(self.encode(strings), self.pad)
 
 

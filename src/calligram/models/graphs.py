@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from calligram.errors import UserError
 from calligram.features.backbone_input import BackboneInput
+from calligram.features.encoder_input import EncoderInput
 from calligram.features.inputs import ImageInput, TextInput
 from calligram.features.pixels import PixelInput, with_views
 from calligram.models.layers import RecurrentText
@@ -87,13 +88,14 @@ class ImageGraph(Graph):
 
 
 class TextGraph(Graph):
-    """Numbers of words (N, W) and their mask to unit vectors."""
+    """Numbers of words (N, W) and their mask to unit vectors, through a frozen encoder where there is one."""
 
     def __init__(self, matcher: EmbeddingMatcher, source: TextInput) -> None:
         super().__init__(unpacked(matcher))
-        self.source = source
+        self.source = source.pieces if isinstance(source, EncoderInput) else source
+        self.encoder = copy.deepcopy(source.encoder).cpu().eval() if isinstance(source, EncoderInput) else None
         self._original = [matcher]  # in a list, so that its weights are not this module's too
-        longest = int(source.load([" ".join(STRINGS * 200)]).lengths.max())
+        longest = int(self.source.load([" ".join(STRINGS * 200)]).lengths.max())
         self.given = (
             Given("words", "numbers of words or pieces, as the preparation gives them", longest),
             Given("mask", "true where a number is real, false where it pads", longest),
@@ -101,11 +103,15 @@ class TextGraph(Graph):
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
         """(N, dim)."""
-        return unit(self.matcher.encode_texts(words, mask).vectors)
+        return unit(self.matcher.encode_texts(self._seen(words, mask), mask).vectors)
+
+    def _seen(self, words: Tensor, mask: Tensor) -> Tensor:
+        return words if self.encoder is None else self.encoder(words, mask)
 
     def reference(self, *given: Tensor) -> Tensor:
         """By the matcher itself."""
-        return unit(self._original[0].encode_texts(*given).vectors)
+        words, mask = given
+        return unit(self._original[0].encode_texts(self._seen(words, mask), mask).vectors)
 
     def samples(self) -> list[tuple[Tensor, ...]]:
         """Texts of several lengths whose inner words are random."""

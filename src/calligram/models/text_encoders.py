@@ -1,53 +1,61 @@
-"""BERT-like encoders of ``transformers`` as the text branch of a matcher."""
+"""BERT-like encoders as the text branch of a matcher, trained or with their states given."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from calligram.errors import UserError
-from calligram.features.architectures import build_model, describe_architecture, load_model, not_loaded
+from calligram.features.text_encoder import TextEncoder
 from calligram.models.matcher import Encoded
 
 POOLINGS = ("mean", "cls", "max")
 
 
-class BertText(nn.Module):
-    """A transformer over pieces of words and a linear map; a text's vector is the mean over its pieces by default.
+class PooledText(nn.Module):
+    """The states of a frozen encoder, pooled and mapped linearly."""
 
-    Built without trained weights: ``text.model.load_state_dict`` takes those that ``load_text_encoder`` finds.
-    """
-
-    def __init__(self, description: str, dim: int, pooling: str = "mean", dropout: float = 0.0) -> None:
+    def __init__(self, state_dim: int, dim: int, pooling: str = "mean", dropout: float = 0.0) -> None:
         """Args:
-        description: the architecture, from ``load_text_encoder`` or ``describe_architecture``.
-        dropout: share of the pooled vector's entries set to zero in training; the encoder keeps its own dropout.
+        dropout: share of the pooled vector's entries set to zero in training.
         """
         super().__init__()
         if pooling not in POOLINGS:
             raise ValueError(f"pooling must be mean, cls or max, got {pooling!r}")
-        self.model = _without_pooler(build_model(description))
         self.dropout = nn.Dropout(dropout)
-        self.project = nn.Linear(int(self.model.config.hidden_size), dim)
+        self.project = nn.Linear(state_dim, dim)
         self.pooling = pooling
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        """States (N, W, state_dim) and their mask -> (N, dim)."""
+        return self.project(self.dropout(pooled(states, mask, self.pooling)))  # type: ignore[no-any-return]
+
+    def encode(self, states: Tensor, mask: Tensor) -> Encoded:
+        """The same with the pieces as parts (N, W, dim), in the space of the vectors."""
+        return Encoded(self(states, mask), self.project(self.dropout(states)), mask)
+
+
+class BertText(nn.Module):
+    """A transformer over pieces of words and a linear map; a text's vector is the mean over its pieces by default.
+
+    Built without trained weights: ``encoder.load_state_dict`` takes those of ``TextEncoder.load``.
+    """
+
+    def __init__(self, description: str, dim: int, pooling: str = "mean", dropout: float = 0.0) -> None:
+        """Args:
+        description: the architecture, as ``TextEncoder.description`` gives it.
+        dropout: of the pooled vector; the encoder keeps its own dropout.
+        """
+        super().__init__()
+        self.encoder = TextEncoder.from_description(description)
+        self.pool = PooledText(self.encoder.dim, dim, pooling, dropout)
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
         """Numbers of pieces (N, W) and their mask -> (N, dim)."""
-        return self._vectors(self._states(words, mask), mask)
+        return self.pool(self.encoder(words, mask), mask)  # type: ignore[no-any-return]
 
     def encode(self, words: Tensor, mask: Tensor) -> Encoded:
         """The same with the pieces as parts (N, W, dim), in the space of the vectors."""
-        states = self._states(words, mask)
-        return Encoded(self._vectors(states, mask), self.project(self.dropout(states)), mask)
-
-    def _states(self, words: Tensor, mask: Tensor) -> Tensor:
-        states: Tensor = self.model(input_ids=words, attention_mask=mask.long()).last_hidden_state
-        return states
-
-    def _vectors(self, states: Tensor, mask: Tensor) -> Tensor:
-        return self.project(self.dropout(pooled(states, mask, self.pooling)))  # type: ignore[no-any-return]
+        return self.pool.encode(self.encoder(words, mask), mask)
 
 
 def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
@@ -58,31 +66,3 @@ def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
     if pooling == "max":
         return states.masked_fill(~real, -torch.inf).amax(1)
     return (states * real).sum(1) / real.sum(1).clamp(min=1)
-
-
-def load_text_encoder(name: str) -> tuple[str, dict[str, Tensor]]:
-    """Architecture and trained weights in float32 of a folder's or a hub name's encoder, for ``BertText``."""
-    from transformers import AutoConfig, AutoModel
-
-    try:
-        config = AutoConfig.from_pretrained(name)
-    except (OSError, ValueError, KeyError) as error:
-        raise not_loaded("text encoder", name, error) from error
-    _check(config, name)
-    model = load_model(AutoModel, name, what="text encoder", may_miss=("pooler.",))
-    return describe_architecture(config), dict(_without_pooler(model).state_dict())
-
-
-def _check(config: Any, name: str) -> None:
-    if getattr(config, "is_encoder_decoder", False) or not hasattr(config, "hidden_size"):
-        raise UserError(
-            f"'{name}' is a {config.model_type} model and no BERT-like text encoder; "
-            "known to work: bert, roberta, distilbert, mpnet, electra, xlm-roberta, modernbert"
-        )
-
-
-def _without_pooler(model: Any) -> Any:
-    # BERT's own pooler belongs to a task of its training; unused weights would be saved and never learn.
-    if getattr(model, "pooler", None) is not None:
-        model.pooler = None
-    return model

@@ -13,7 +13,7 @@ from calligram.features.pixels import with_views
 from calligram.features.stored import real_parts
 from calligram.models.layers import RecurrentText, SmallCNN
 from calligram.models.matcher import EmbeddingMatcher, Encoded
-from calligram.models.text_encoders import BertText
+from calligram.models.text_encoders import BertText, PooledText
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,12 @@ class VSESettings:
     """size of stored features"""
     channels: tuple[int, ...] = (32, 64, 128, 256)
     """width of the CNN's blocks"""
-    text: Literal["gru", "bert"] = "gru"
-    """word table and GRU, or a BERT-like encoder"""
+    text: Literal["gru", "bert", "states"] = "gru"
+    """word table and GRU, a trained BERT-like encoder, or a linear map of a frozen one's states"""
     encoder: str = ""
-    """architecture of the text encoder, as ``describe_architecture`` gives it"""
+    """architecture of the text encoder, as ``TextEncoder.description`` gives it"""
+    state_dim: int = 0
+    """size of the frozen encoder's states"""
     word_dim: int = 300
     hidden: int = 1024
     """size of the GRU's state"""
@@ -78,8 +80,8 @@ class VSE(EmbeddingMatcher):
         return self.project(seen.vectors if isinstance(seen, BackboneOutput) else seen)  # type: ignore[no-any-return]
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Word numbers (N, W)."""
-        mask = torch.ones_like(texts, dtype=torch.bool) if mask is None else mask
+        """Word numbers (N, W), or states (N, W, D)."""
+        mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
         return Encoded(self.text(texts, mask))
 
 
@@ -95,6 +97,8 @@ def _image_branch(settings: VSESettings) -> tuple[nn.Module, int]:
 
 
 def _text_branch(settings: VSESettings) -> nn.Module:
+    if settings.text == "states":
+        return PooledText(settings.state_dim, settings.dim, settings.pooling, settings.dropout)
     if settings.text == "bert":
         return BertText(settings.encoder, settings.dim, settings.pooling, settings.dropout)
     return RecurrentText(

@@ -12,14 +12,16 @@ from calligram.data.collection import Collection
 from calligram.errors import UserError, unknown
 from calligram.features.backbone_input import BackboneInput
 from calligram.features.backbones import Backbone, pixel_input
+from calligram.features.encoder_input import EncoderInput
 from calligram.features.inputs import ImageInput, Inputs, TextInput
 from calligram.features.pixels import Augment, PixelInput
 from calligram.features.stored import StoredInput
+from calligram.features.text_encoder import TextEncoder
 from calligram.features.vocabulary import Vocabulary
 from calligram.features.word_vectors import initial_table
 from calligram.features.wordpieces import WordPieces
 from calligram.models.layers import RecurrentText
-from calligram.models.text_encoders import BertText, load_text_encoder
+from calligram.models.text_encoders import BertText
 from calligram.models.vse import VSE, VSESettings
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
@@ -52,6 +54,7 @@ class TextSettings:
     """The text side."""
 
     encoder: Annotated[str, "folder or hub name of a BERT-like encoder; empty trains a word table and a GRU"] = ""
+    train: Annotated[bool, "train the encoder too, instead of storing its encodings once"] = False
     vectors: Annotated[str, "file of word vectors that the word table starts from"] = ""
     min_count: Annotated[int, "words seen less often in the training captions are unknown", (1, 1000000)] = 2
     max_words: Annotated[int, "longer captions are cut", (1, 10000)] = 60
@@ -59,7 +62,9 @@ class TextSettings:
     hidden: Annotated[int, "size of the GRU's state; a linear map follows where it is not dim", (1, 65536)] = 256
     bidirectional: Annotated[bool, "read captions both ways"] = False
     pooling: Annotated[Literal["last", "mean", "max", "cls"], "how a caption's states become its vector"] = "mean"
-    dropout: Annotated[float, "share of word-vector entries set to zero in training", (0, 0.99)] = 0.0
+    dropout: Annotated[float, "share of entries of word vectors, or of an encoder's vector, set to zero", (0, 0.99)] = (
+        0.0
+    )
     blank: Annotated[float, "share of words hidden in training", (0, 0.99)] = 0.0
 
 
@@ -96,6 +101,10 @@ class VSERecipe:
             raise UserError("text.pooling=cls needs a text.encoder; a GRU takes last, mean or max")
         if self.text.pooling == "last" and self.text.encoder:
             raise UserError("text.pooling=last is for the GRU; a text.encoder takes mean, max or cls")
+        if self.text.train and not self.text.encoder:
+            raise UserError("text.train=true needs a text.encoder; a GRU is always trained")
+        if self.text.blank and self.text.encoder and not self.text.train:
+            raise UserError("text.blank needs text.train=true: the words of stored encodings cannot be hidden")
         if self.image.views != "one" and self.image.features:
             raise UserError("image.views needs pictures; stored features have been computed already")
         if not self.image.channels:
@@ -107,8 +116,10 @@ def plan(settings: VSERecipe, collection: Collection, around: Surroundings) -> P
     train = collection.sentences("train").join_equal_texts()
     image, text = settings.image, settings.text
     backbone = Backbone.load(image.backbone).to(around.device) if image.backbone else None
-    inputs = Inputs(_image_input(image, backbone), _text_input(text, train.texts.strings))
-    matcher = _matcher(settings, collection, inputs, backbone)
+    encoder = TextEncoder.load(text.encoder).to(around.device) if text.encoder else None
+    inputs = Inputs(_image_input(image, backbone), _text_input(text, encoder, train.texts.strings))
+    shape = _with_text(_with_image(_shape(settings), image, collection, backbone), text, inputs.texts, encoder)
+    matcher = _matcher(shape, text, inputs.texts, backbone, encoder)
     per_image = settings.epoch_of == "images"
     batches = Batches(
         train,
@@ -136,39 +147,50 @@ def _image_input(image: ImageSettings, backbone: Backbone | None) -> ImageInput:
     return pixels if image.train else BackboneInput(backbone.eval(), pixels, Path(image.backbone).name)
 
 
-def _text_input(text: TextSettings, strings: Sequence[str]) -> TextInput:
-    if text.encoder:
-        return WordPieces.load_pretrained(text.encoder, text.max_words)
-    return Vocabulary.build(strings, text.min_count, text.max_words)
+def _text_input(text: TextSettings, encoder: TextEncoder | None, strings: Sequence[str]) -> TextInput:
+    if encoder is None:
+        return Vocabulary.build(strings, text.min_count, text.max_words)
+    pieces = WordPieces.load_pretrained(text.encoder, text.max_words)
+    return pieces if text.train else EncoderInput(encoder.eval(), pieces, Path(text.encoder).name)
 
 
-def _matcher(settings: VSERecipe, collection: Collection, inputs: Inputs, backbone: Backbone | None) -> VSE:
+def _matcher(
+    shape: VSESettings, text: TextSettings, words: TextInput, backbone: Backbone | None, encoder: TextEncoder | None
+) -> VSE:
     """The matcher, starting from the backbone's, the encoder's or the word vectors' weights where they are given."""
+    matcher = VSE(shape)
+    if shape.image == "backbone" and backbone is not None:
+        matcher.image.load_state_dict(backbone.state_dict())
+    if isinstance(matcher.text, BertText) and encoder is not None:
+        matcher.text.encoder.load_state_dict(encoder.state_dict())
+    if text.vectors and isinstance(words, Vocabulary) and isinstance(matcher.text, RecurrentText):
+        table = initial_table(words, Path(text.vectors), text.word_dim)
+        log.info("word vectors for %d of %d words", table.found, len(words))
+        matcher.text.words.weight.data.copy_(table.vectors)
+    return matcher
+
+
+def _shape(settings: VSERecipe) -> VSESettings:
+    """Both branches as far as the settings alone say."""
     text = settings.text
-    description, encoder = load_text_encoder(text.encoder) if text.encoder else ("", {})
-    words = inputs.texts if isinstance(inputs.texts, Vocabulary) else None
-    shape = VSESettings(
-        vocabulary=len(words) if words else 0,
+    return VSESettings(
+        vocabulary=0,
         dim=settings.dim,
         channels=settings.image.channels,
-        text="bert" if description else "gru",
-        encoder=description,
         word_dim=text.word_dim,
         hidden=text.hidden,
         bidirectional=text.bidirectional,
         pooling=text.pooling,
         dropout=text.dropout,
     )
-    matcher = VSE(_with_image(shape, settings.image, collection, backbone))
-    if matcher.settings.image == "backbone" and backbone is not None:
-        matcher.image.load_state_dict(backbone.state_dict())
-    if isinstance(matcher.text, BertText):
-        matcher.text.model.load_state_dict(encoder)
-    elif text.vectors and words and isinstance(matcher.text, RecurrentText):
-        table = initial_table(words, Path(text.vectors), text.word_dim)
-        log.info("word vectors for %d of %d words", table.found, len(words))
-        matcher.text.words.weight.data.copy_(table.vectors)
-    return matcher
+
+
+def _with_text(shape: VSESettings, text: TextSettings, words: TextInput, encoder: TextEncoder | None) -> VSESettings:
+    if encoder is None:
+        return replace(shape, vocabulary=len(words))
+    if text.train:
+        return replace(shape, text="bert", encoder=encoder.description)
+    return replace(shape, text="states", state_dim=encoder.dim)
 
 
 def _with_image(

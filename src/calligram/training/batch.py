@@ -65,7 +65,7 @@ class Batches:
         self.device, self.processes = torch.device(device), processes or Processes()
         self._also_true = pairing.also_true if ignore_also_true else None
         self._images = inputs.images.load(pairing.visuals, track)
-        self._texts = inputs.texts.load(pairing.texts.strings)
+        self._texts = inputs.texts.load(pairing.texts.strings, pairing.visuals.pictures.cache, track)
         self._image_groups, self._text_groups = pairing.matches.groups()
 
     def __len__(self) -> int:

@@ -1,0 +1,133 @@
+"""A frozen text encoder's states as model input, computed once for a collection and on the fly for a query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from calligram.errors import UserError
+from calligram.features.store import FeatureStore, content_key
+from calligram.features.text_encoder import TextEncoder
+from calligram.features.wordpieces import WordPieces
+from calligram.progress import Track, silent
+
+Ints = NDArray[np.int64]
+Halves = NDArray[np.float16]
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class EncoderInput:
+    """States (W, D) of a text's pieces by an encoder that is not trained."""
+
+    kind: ClassVar[str] = "encoder"
+
+    encoder: TextEncoder = field(repr=False, compare=False)
+    pieces: WordPieces
+    source: str
+    """where the encoder came from, for the record"""
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """The encoder's weights go beside the JSON, so that a run needs nothing else."""
+        self.encoder.save(folder / "text-encoder")
+        return {"pieces": self.pieces.save(folder), "source": self.source}
+
+    @classmethod
+    def read(cls, folder: Path, content: Mapping[str, Any]) -> EncoderInput:
+        """From what ``save`` wrote."""
+        encoder = TextEncoder.load(str(folder / "text-encoder")).eval()
+        return cls(encoder, WordPieces.read(folder, content["pieces"]), content["source"])
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def blank(self) -> int:
+        """There is no word left to hide."""
+        raise UserError(
+            "the words of stored encodings cannot be hidden in training; use text.blank=0 or text.train=true"
+        )
+
+    def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """States (N, W, D) of a few texts and the mask of real pieces."""
+        return self.load(strings).take(np.arange(len(strings)))
+
+    def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> StateRows:
+        """States of many texts, from the store in ``cache`` as far as they are there; without one, in memory.
+
+        Texts of one length have one store, so nothing is padded: a text's states are the same whatever it came with.
+        """
+        encoded = self.pieces.encode(strings)
+        lengths = np.array([len(numbers) for numbers in encoded], dtype=np.int64)
+        keys = [content_key(np.array(numbers, dtype=np.int64).tobytes()) for numbers in encoded]
+        stores: dict[int, FeatureStore | Held] = {
+            n: Held() if cache is None else FeatureStore(cache, self._about(n)) for n in np.unique(lengths).tolist()
+        }
+        wanted = {k: numbers for k, numbers in zip(keys, encoded, strict=True) if k not in stores[len(numbers)]}
+        for batch in track(list(_by_length(wanted)), "encoding texts"):
+            states = self._run(torch.tensor([wanted[key] for key in batch]))
+            stores[states.shape[1]].append(batch, states)
+        return StateRows(stores, keys, lengths)
+
+    def _about(self, pieces: int) -> dict[str, object]:
+        return {"text encoder": self.encoder.fingerprint, "pieces": pieces}
+
+    @torch.no_grad()
+    def _run(self, words: Tensor) -> Halves:
+        device = next(self.encoder.parameters()).device
+        words = words.to(device)
+        states = self.encoder.eval()(words, torch.ones_like(words, dtype=torch.bool))
+        return states.half().cpu().numpy()  # type: ignore[no-any-return]
+
+
+class Held(dict[str, Halves]):
+    """The store of queries: nothing is written."""
+
+    def append(self, keys: Sequence[str], rows: Halves) -> None:
+        """Add rows."""
+        self.update(zip(keys, rows, strict=True))
+
+    def take(self, keys: Sequence[str]) -> Halves:
+        """These rows, (N, ...)."""
+        return np.stack([self[key] for key in keys])
+
+
+class StateRows:
+    """Stored states of a list of texts."""
+
+    def __init__(self, stores: Mapping[int, FeatureStore | Held], keys: list[str], lengths: Ints) -> None:
+        self._stores, self._keys, self.lengths = stores, keys, lengths
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def take(self, rows: Ints) -> tuple[Tensor, Tensor]:
+        """States (N, W, D) in single precision, zero where the mask says that there is no piece."""
+        lengths = self.lengths[rows]
+        mask = np.arange(int(lengths.max(initial=1))) < lengths[:, None]
+        states: NDArray[np.float32] | None = None
+        for length in np.unique(lengths).tolist():
+            places = np.flatnonzero(lengths == length)
+            found = self._stores[length].take([self._keys[row] for row in rows[places].tolist()])
+            if states is None:
+                states = np.zeros((*mask.shape, found.shape[-1]), dtype=np.float32)
+            states[places, :length] = found
+        assert states is not None, "a batch holds at least one text"
+        return torch.from_numpy(states), torch.from_numpy(mask)
+
+
+def _by_length(wanted: Mapping[str, Sequence[int]]) -> Iterator[list[str]]:
+    """Keys in batches of equal length."""
+    grouped: dict[int, list[str]] = {}
+    for key, numbers in wanted.items():
+        grouped.setdefault(len(numbers), []).append(key)
+    for keys in grouped.values():
+        yield from (keys[start : start + BATCH] for start in range(0, len(keys), BATCH))

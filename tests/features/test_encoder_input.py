@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from calligram.errors import UserError
+from calligram.features.encoder_input import EncoderInput
+from calligram.features.inputs import Inputs
+from calligram.features.pixels import PixelInput
+from calligram.features.text_encoder import TextEncoder
+from calligram.features.wordpieces import WordPieces
+
+TEXTS = ["a red disc", "the round thing is blue", "snow", "a red disc"]
+
+
+@pytest.fixture
+def source(tiny_bert):
+    return EncoderInput(TextEncoder.load(str(tiny_bert)).eval(), WordPieces.load_pretrained(str(tiny_bert)), "tiny")
+
+
+def test_states_are_the_encoders_in_half_precision(source, tmp_path):
+    states, mask = source.load(TEXTS, tmp_path).take(np.arange(4))
+    words, real = source.pieces.texts(TEXTS)
+    with torch.no_grad():
+        expected = source.encoder(words, real)
+    assert mask.tolist() == real.tolist()
+    torch.testing.assert_close(states[mask], expected[real], rtol=2e-3, atol=2e-3)
+    assert not states[~mask].any()
+
+
+def test_a_query_is_encoded_as_the_collection_was(source, tmp_path):
+    rows = source.load(TEXTS, tmp_path)
+    for row, text in enumerate(TEXTS):
+        stored, _ = rows.take(np.array([row]))
+        alone, _ = source.texts([text])
+        torch.testing.assert_close(stored, alone, rtol=2e-3, atol=2e-3)
+
+
+def test_each_text_is_encoded_once(source, tmp_path, monkeypatch):
+    run, seen = EncoderInput._run, []
+    monkeypatch.setattr(EncoderInput, "_run", lambda self, words: (seen.append(len(words)), run(self, words))[1])
+    source.load(TEXTS, tmp_path)
+    assert sum(seen) == 3
+    source.load([*TEXTS, "two more words"], tmp_path)
+    assert sum(seen) == 4
+
+
+def test_another_encoder_has_its_own_store(source, tiny_bert, tmp_path):
+    other = EncoderInput(TextEncoder.load(str(tiny_bert)).eval(), source.pieces, "other")
+    with torch.no_grad():
+        next(other.encoder.parameters()).add_(1)
+    first, _ = source.load(TEXTS, tmp_path).take(np.arange(4))
+    second, _ = other.load(TEXTS, tmp_path).take(np.arange(4))
+    assert not torch.equal(first, second)
+
+
+def test_saved_and_read_it_gives_the_same(source, tmp_path):
+    Inputs(PixelInput(16), source).save(tmp_path)
+    back = Inputs.read(tmp_path).texts
+    assert isinstance(back, EncoderInput)
+    torch.testing.assert_close(back.texts(TEXTS)[0], source.texts(TEXTS)[0])
+
+
+def test_words_cannot_be_hidden(source):
+    with pytest.raises(UserError, match=r"use text\.blank=0 or text\.train=true"):
+        _ = source.blank
