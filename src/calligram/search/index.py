@@ -72,10 +72,18 @@ class Index(Protocol):
 
     def __len__(self) -> int: ...
 
-    def settle(self, track: Track = silent, keep: int | None = None) -> None:
-        """Tidy up after writing: compact, build or extend the approximate structure when it pays, drop old states.
+    def settle(self, track: Track = silent) -> None:
+        """Tidy up after writing: join small pieces, build or extend an approximate structure where it pays."""
+        ...
 
-        Args:
-            keep: a ``version`` that must stay readable however old it is, such as the one a manifest names.
+    def restore(self, version: int | None) -> None:
+        """Go back to an earlier state, undoing what was written after it; nothing where the engine keeps no states."""
+        ...
+
+    def clean(self, keep: int | None = None) -> None:
+        """Delete the states before ``keep``, or all but the present one, and what an interrupted write left behind.
+
+        Call it as the only writer, and name the oldest state that anybody may still read: a library passes the version
+        its manifest names, or an older one while readers may not have looked at the new manifest yet.
         """
         ...
