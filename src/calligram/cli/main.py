@@ -19,6 +19,7 @@ from calligram.cli import (
     list_verb,
     regions_verb,
     results_verbs,
+    serve_verb,
     train_verb,
     words_verb,
 )
@@ -55,6 +56,7 @@ app.command("train")(train_verb.train)
 app.command("evaluate")(evaluate_verb.evaluate)
 app.command("export")(export_verb.export)
 app.command("reproduce")(results_verbs.reproduce)
+app.command("serve")(serve_verb.serve)
 app.command("report")(results_verbs.report)
 
 

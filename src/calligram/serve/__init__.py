@@ -1,0 +1,1 @@
+"""A library over HTTP: JSON, pictures, metrics, and the search page. Needs ``calligram[serve]``."""

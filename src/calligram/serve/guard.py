@@ -1,0 +1,132 @@
+"""What every request passes: Host, Origin and token are checked, bodies limited, answers given safe headers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from urllib.parse import urlsplit
+
+from fastapi import HTTPException
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from calligram.serve.metrics import Metrics
+from calligram.serve.problems import Refused, answer
+from calligram.serve.settings import COOKIE, Settings
+
+log = logging.getLogger("calligram.serve")
+
+SAFE = ("GET", "HEAD", "OPTIONS")
+FORM_SLACK = 65_536
+"""bytes of a form besides the picture in it"""
+UNGUARDED = ("/api/health", "/api/login", "/api/openapi.json")
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+class Guard:
+    """The outermost layer of the application; written against ASGI because it wraps every single answer."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics):
+        self._app, self._settings, self._metrics = app, settings, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or pass on and measure."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        self._metrics.in_flight += 1
+        try:
+            check(scope, self._settings)
+            await self._app(scope, self._limited(scope, receive), noting)
+        except Refused as refusal:
+            await answer(refusal.status, refusal.reason)(scope, receive, noting)
+        except Exception:
+            number = secrets.token_hex(4)
+            log.exception("request %s failed: %s %s", number, scope["method"], scope["path"])
+            if status:
+                raise  # the answer has begun, and the connection can only be broken off
+            await answer(500, "the server failed; its log says why under this id", number)(scope, receive, noting)
+        finally:
+            self._metrics.in_flight -= 1
+            self._metrics.answered(scope["method"], _route(scope), status, time.perf_counter() - began)
+
+    def _limited(self, scope: Scope, receive: Receive) -> Receive:
+        """Count the bytes of the body, whatever its header claims, and do not wait for it for ever."""
+        limit = self._settings.upload_bytes + FORM_SLACK
+        claimed = Headers(scope=scope).get("content-length", "0")
+        deadline, seen = time.monotonic() + self._settings.timeout, 0
+
+        async def limited() -> Message:
+            nonlocal seen
+            if claimed.isdigit() and int(claimed) > limit:
+                raise HTTPException(413, too_large(self._settings))
+            try:
+                message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not arrive in {self._settings.timeout:g} seconds") from None
+            seen += len(message.get("body", b""))
+            if seen > limit:
+                raise HTTPException(413, too_large(self._settings))
+            return message
+
+        # Without a body, waiting means waiting for the client to leave, and that has no limit.
+        return limited if scope["method"] not in SAFE else receive
+
+
+def too_large(settings: Settings) -> str:
+    """Say what a picture may weigh."""
+    return f"a picture may have at most {settings.upload_bytes / 1e6:g} MB; send a smaller one"
+
+
+def check(scope: Scope, settings: Settings) -> None:
+    """Let a request pass or raise ``Refused``."""
+    headers = Headers(scope=scope)
+    host = headers.get("host", "")
+    if not settings.knows_host(host):
+        raise Refused(421, f"this server does not go by the name {host!r}; allow it with --allow-host")
+    if scope["method"] not in SAFE and not _from_here(headers, host):
+        raise Refused(403, "requests from other sites are refused: Origin and Host differ")
+    path = scope["path"]
+    guarded = (path.startswith("/api/") or path == "/metrics") and path not in UNGUARDED
+    cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
+    if guarded and not settings.admits(headers.get("authorization", ""), cookie):
+        raise Refused(401, 'a token is needed: send it as "Authorization: Bearer TOKEN", or log in on the page')
+
+
+def _from_here(headers: Headers, host: str) -> bool:
+    """Browsers name the page that asks in Origin; other programs send none."""
+    origin = headers.get("origin")
+    if origin is None:
+        return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+    try:
+        return urlsplit(origin).netloc.lower() == host.strip().lower() != ""
+    except ValueError:
+        return False
+
+
+def _route(scope: Scope) -> str:
+    """The route's pattern, never the path itself: labels of metrics must be few."""
+    route = getattr(scope.get("route"), "path", "")
+    return route if route.startswith(("/api", "/metrics")) else "page"

@@ -1,0 +1,117 @@
+"""What is asked and what is answered, as the OpenAPI description shows it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import UploadFile
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from calligram.serve.settings import MAX_DEPTH, MAX_ID, MAX_K, MAX_QUERY, MAX_TERMS, MAX_TOKEN, MAX_WHERE
+
+Text = Annotated[str, StringConstraints(max_length=MAX_QUERY)]
+Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
+Value = str | int | float | bool | None
+
+
+class Ask(BaseModel):
+    """A query: everything that is wanted, less everything in ``minus``, each at its weight."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    q: Text = Field("", description="What to look for, in words.")
+    plus: list[Text] = Field([], max_length=MAX_TERMS, description="More wanted terms, as TEXT or WEIGHT:TEXT.")
+    minus: list[Text] = Field([], max_length=MAX_TERMS, description="Unwanted terms, as TEXT or WEIGHT:TEXT.")
+    like: list[Id] = Field([], max_length=MAX_TERMS, description="Items to be like, as ID.")
+    unlike: list[Id] = Field([], max_length=MAX_TERMS, description="Items to be unlike, as ID.")
+    k: int = Field(48, ge=1, le=MAX_K, description="How many hits at most.")
+    where: str = Field("", max_length=MAX_WHERE, description="A condition on the metadata, as year >= 2020.")
+    find: Literal["images", "captions"] = Field("images", description="What the hits are.")
+    all: bool = Field(False, description="Also hits that are no good match.")
+    hybrid: bool | None = Field(
+        None, description="Join words found in captions and names; null leaves it to the library."
+    )
+    depth: int | None = Field(None, ge=1, le=MAX_DEPTH, description="How many candidates are re-ranked.")
+
+
+class AskWithImage(Ask):
+    """The same with a picture, which is one of the wanted terms."""
+
+    image: UploadFile = Field(description="A picture: JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF.")
+
+
+class Login(BaseModel):
+    """The token, once; a cookie stands for it afterwards."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str = Field(max_length=MAX_TOKEN)
+
+
+class HitAnswer(BaseModel):
+    """One thing found."""
+
+    id: str
+    score: float
+    rank: int = Field(ge=1)
+    path: str | None
+    text: str | None = Field(None, description="Of a caption.")
+
+
+class SearchAnswer(BaseModel):
+    """Hits, best first."""
+
+    hits: list[HitAnswer]
+    below: int = Field(ge=0, description="Candidates left out because they are no good match; all=true brings them.")
+    milliseconds: dict[str, float] = Field(description="Where the time went: encode, search, rerank.")
+
+
+class BrowseAnswer(BaseModel):
+    """Pictures without a query."""
+
+    hits: list[HitAnswer]
+
+
+class ItemAnswer(BaseModel):
+    """A picture and what is known of it."""
+
+    id: str
+    name: str
+    folder: str
+    path: str | None
+    width: int
+    height: int
+    captions: list[str]
+    metadata: dict[str, Value]
+
+
+class FacetValue(BaseModel):
+    """One value of a column, and how many items have it."""
+
+    value: Value
+    count: int
+
+
+class StatsAnswer(BaseModel):
+    """The library: what is in it, and what it can be filtered by."""
+
+    stats: dict[str, Any] = Field(description="Counts and names, as the library gives them.")
+    facets: dict[str, list[FacetValue]] = Field(description="The commonest values of columns worth a filter.")
+    examples: list[str] = Field(description="Captions that read like queries.")
+    columns: dict[str, str] = Field(description="Every column that a condition may name, and its kind.")
+    limits: dict[str, int]
+
+
+class HealthAnswer(BaseModel):
+    """Whether the server can answer, and what it had to say about the library since."""
+
+    status: Literal["ok"]
+    version: str
+    problem: str | None = Field(None, description="Why a newer state of the library could not be taken up.")
+
+
+class Problem(BaseModel):
+    """Why a request was refused."""
+
+    error: str
+    id: str | None = Field(None, description="Of the log's entry, where the fault is the server's.")

@@ -1,0 +1,90 @@
+"""Who may ask the server, and how much."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+from dataclasses import dataclass, field
+
+from calligram.errors import UserError
+
+MAX_K = 500
+MAX_DEPTH = 1000
+MAX_QUERY = 1000
+"""characters of one term of a query"""
+MAX_TERMS = 16
+"""terms of one kind: plus, minus or like"""
+MAX_WHERE = 4000
+MAX_ID = 1000
+MAX_TOKEN = 200
+MIN_TOKEN = 8
+COOKIE = "calligram"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the verb decides; the limits above hold for every server."""
+
+    token: str | None = None
+    """asked for by everything but the page itself and ``/api/health``"""
+    hosts: frozenset[str] = frozenset({"localhost"})
+    """names that the Host header may give, besides addresses"""
+    anywhere: bool = False
+    """addresses other than loopback may be in the Host header"""
+    upload_bytes: int = 20_000_000
+    upload_pixels: int = 50_000_000
+    workers: int = field(default_factory=lambda: max(1, os.cpu_count() or 1))
+    """searches that run at the same time"""
+    waiting: int = 256
+    """searches that may wait for a worker before others are told to come back"""
+    timeout: float = 30.0
+    """seconds for a body to arrive, and for a search to be answered"""
+    refresh: float = 2.0
+    """seconds between looks at the library's manifest"""
+
+    def __post_init__(self) -> None:
+        """Refuse a token that could be guessed."""
+        if self.token is not None and not MIN_TOKEN <= len(self.token) <= MAX_TOKEN:
+            raise UserError(f"a token has {MIN_TOKEN} to {MAX_TOKEN} characters, this one has {len(self.token)}")
+
+    def knows_host(self, header: str) -> bool:
+        """Whether a Host header names this server.
+
+        A page on another site can point its own name at a loopback address and read what is served there, but it
+        cannot choose the name that the browser then sends. Addresses need no name, so they are safe.
+        """
+        name = host_name(header)
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return name in self.hosts
+        return self.anywhere or address.is_loopback
+
+    def admits(self, authorization: str, cookie: str) -> bool:
+        """Whether a request may pass: no token is set, or it brings the token or the page's cookie."""
+        if self.token is None:
+            return True
+        scheme, _, given = authorization.partition(" ")
+        return (scheme.lower() == "bearer" and self.is_token(given.strip())) or _same(cookie, self.cookie())
+
+    def is_token(self, given: str) -> bool:
+        """Compare in a time that does not tell how much of it was right."""
+        return self.token is not None and _same(given, self.token)
+
+    def cookie(self) -> str:
+        """What the page gets for the token: as good as it here, and of no use anywhere else."""
+        return hmac.new((self.token or "").encode(), b"calligram page", hashlib.sha256).hexdigest()
+
+
+def host_name(header: str) -> str:
+    """The name in ``name``, ``name:port`` or ``[address]:port``, in lower case."""
+    header = header.strip().lower()
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.rpartition(":")[0] if header.count(":") == 1 else header
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(), wanted.encode())

@@ -1,0 +1,70 @@
+// Everything that is asked of the server.
+
+export class Refusal extends Error {
+  constructor(status, reason, id) {
+    super(reason);
+    this.status = status;
+    this.id = id;
+  }
+}
+
+async function ask(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(path, { credentials: "same-origin", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal(0, "The server does not answer.");
+  }
+  if (response.ok) return response;
+  let problem = {};
+  try {
+    problem = await response.json();
+  } catch {
+    problem = { error: `The server answered ${response.status}.` };
+  }
+  throw new Refusal(response.status, problem.error, problem.id);
+}
+
+export async function search(terms, picture, signal) {
+  const began = performance.now();
+  let response;
+  if (picture) {
+    const form = new FormData();
+    for (const [name, value] of terms) form.append(name, value);
+    form.append("image", picture);
+    response = await ask("api/search", { method: "POST", body: form, signal });
+  } else {
+    response = await ask(`api/search?${terms}`, { signal });
+  }
+  const answer = await response.json();
+  answer.took = performance.now() - began;
+  return answer;
+}
+
+// Pictures without a query: a sample, or those that the filters leave.
+export async function browse(terms, signal) {
+  const wanted = new URLSearchParams({ k: terms.get("k"), where: terms.get("where") ?? "" });
+  const answer = await (await ask(`api/browse?${wanted}`, { signal })).json();
+  return { ...answer, below: 0 };
+}
+
+export async function item(id, signal) {
+  return (await ask(`api/item?${new URLSearchParams({ id })}`, { signal })).json();
+}
+
+export async function stats() {
+  return (await ask("api/stats")).json();
+}
+
+export async function login(token) {
+  await ask("api/login", {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify({ token }),
+  });
+}
+
+export const thumbnail = (id) => `api/thumbnail?${new URLSearchParams({ id })}`;
+export const picture = (id) => `api/image?${new URLSearchParams({ id })}`;
+export const download = (id) => `api/image?${new URLSearchParams({ id, download: "true" })}`;

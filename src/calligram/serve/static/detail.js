@@ -1,0 +1,127 @@
+// One picture: large, with what is known of it.
+
+import * as api from "./api.js";
+import { h, icon, svg } from "./dom.js";
+
+const LONG = 140;
+const FILTERED = new Set(["folder"]);
+
+export class Detail {
+  constructor(dialog, { close, step, more, address, follow }) {
+    this.dialog = dialog;
+    this.actions = { close, step, more, address, follow };
+    this.id = null;
+    dialog.addEventListener("cancel", (event) => {
+      event.preventDefault();
+      close();
+    });
+    dialog.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "ArrowLeft") this.actions.step(-1);
+    else if (event.key === "ArrowRight") this.actions.step(1);
+    else if (event.key === "m") this.actions.more(this.id);
+    else return;
+    event.preventDefault();
+  }
+
+  hide() {
+    this.id = null;
+    this.waiting?.abort();
+    if (this.dialog.open) this.dialog.close();
+  }
+
+  async show(id, hit, neighbours, about) {
+    if (this.id === id && this.dialog.open) return;
+    this.id = id;
+    this.waiting?.abort();
+    this.waiting = new AbortController();
+    const side = h("div", { class: "side" }, this.head(hit?.path?.split(/[\\/]/u).pop() ?? id, hit));
+    const stage = this.stage(id, neighbours);
+    this.dialog.replaceChildren(stage.element, side);
+    if (!this.dialog.open) this.dialog.showModal();
+    try {
+      const item = await api.item(id, this.waiting.signal);
+      stage.fill(item);
+      side.replaceChildren(this.head(item.name, hit), this.buttons(id), explanation(), this.captions(item), this.facts(item, about));
+    } catch (error) {
+      if (error.name !== "AbortError") side.append(h("p", { class: "error", role: "alert" }, error.message));
+    }
+  }
+
+  head(name, hit) {
+    const close = h("button", { type: "button", class: "quiet", "aria-label": "Close", title: "Close (Esc)", onclick: this.actions.close }, icon("close"));
+    const found = hit ? h("p", { class: "found" }, `number ${hit.rank}, score ${hit.score.toFixed(3)}`) : null;
+    return h("header", {}, h("div", {}, h("h2", { id: "detail-name" }, name), found), close);
+  }
+
+  // The overlay has the picture's own pixels as its units, so boxes are drawn as they are stored.
+  stage(id, neighbours) {
+    const overlay = svg("svg", { id: "overlay", "aria-hidden": "true" }, svg("g", { id: "boxes" }), svg("g", { id: "attention" }));
+    const image = h("img", { alt: "", src: api.thumbnail(id) });
+    const picture = h("div", { class: "picture" }, image, overlay);
+    const measure = (width, height) => {
+      picture.style.setProperty("--ratio", width / height);
+      picture.style.setProperty("--width", width);
+      overlay.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    };
+    measure(320, 320);
+    const fill = (item) => {
+      measure(item.width || 320, item.height || 320);
+      image.alt = item.captions[0] ?? item.name;
+      // The thumbnail stays until the original is there, and where a browser cannot show it.
+      const original = new Image();
+      original.addEventListener("load", () => { image.src = original.src; });
+      original.src = api.picture(id);
+    };
+    const step = (side, by, there) => h("button", { type: "button", class: `quiet step ${side}`, disabled: !there,
+      "aria-label": by < 0 ? "Previous" : "Next", onclick: () => this.actions.step(by) }, icon(side));
+    const element = h("figure", { class: "stage" }, h("div", { class: "fit" }, picture),
+      step("left", -1, neighbours.before), step("right", 1, neighbours.after));
+    return { element, fill };
+  }
+
+  buttons(id) {
+    return h("div", { class: "actions" },
+      h("button", { type: "button", class: "primary", id: "like", onclick: () => this.actions.more(id) }, icon("like"), "More like this"),
+      h("a", { class: "plain", href: api.download(id), download: "" }, icon("download"), "Download"),
+      h("a", { class: "plain", href: api.picture(id), target: "_blank", rel: "noopener" }, icon("open"), "Original"));
+  }
+
+  captions(item) {
+    if (!item.captions.length) return null;
+    const links = item.captions.map((text) => h("li", {}, this.link({ q: text }, text, "Find pictures of this")));
+    return h("section", { class: "captions" }, h("h3", {}, item.captions.length === 1 ? "Caption" : "Captions"), h("ul", {}, links));
+  }
+
+  facts(item, about) {
+    const rows = [["size", `${item.width} × ${item.height}`]];
+    const known = new Set(["width", "height", "name"]);
+    const all = { folder: item.folder, ...item.metadata };
+    for (const [name, value] of Object.entries(all)) {
+      if (known.has(name) || value === null || value === "") continue;
+      rows.push([name, this.value(name, value, about)]);
+    }
+    if (item.path) rows.push(["path", item.path]);
+    return h("section", {}, h("h3", {}, "About"), h("dl", { class: "facts" }, rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
+  }
+
+  value(name, value, about) {
+    const text = String(value);
+    if (text.length > LONG) return h("details", {}, h("summary", {}, `${text.slice(0, 40)}…`), text);
+    if (!(name in about.facets) && !FILTERED.has(name)) return text;
+    return this.link({ filters: { [name]: [text] }, where: "" }, text, `Only ${name} ${text}`);
+  }
+
+  link(changes, text, title) {
+    const href = this.actions.address({ plus: [], minus: [], like: [], picture: null, all: false, find: "images", item: null, ...changes });
+    return h("a", { href, title, onclick: (event) => this.actions.follow(event) }, text);
+  }
+}
+
+// Later drawn here: the weight of each word of the query, and where the matcher looked for it.
+function explanation() {
+  return h("section", { id: "explanation", hidden: true, "aria-label": "Why it was found" });
+}

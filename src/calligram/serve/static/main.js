@@ -1,0 +1,305 @@
+// The page: state comes from the address, everything shown follows from it.
+
+import * as api from "./api.js";
+import { $, h, icon, number, several } from "./dom.js";
+import { Detail } from "./detail.js";
+import * as filters from "./filters.js";
+import * as grid from "./grid.js";
+import { isQuery, read, split, spoken, terms, write } from "./state.js";
+import { takePictures, toggleTheme } from "./page.js";
+
+const PAGE = 48;
+const pictures = new Map(); // pictures that were dropped here, by the number in the address
+let state = read();
+let about = { stats: {}, facets: {}, columns: {}, limits: {} };
+let found = { hits: [], below: 0 };
+let shownFor = null; // the search that the results belong to
+let wanted = PAGE;
+let asking = null;
+
+const address = (changes = {}) => write({ ...state, item: null, ...changes });
+const detail = new Detail($("detail"), { close: closeItem, step, more: moreLike, address, follow });
+
+function go(changes, { replace = false, mark = null } = {}) {
+  state = { ...state, ...changes };
+  if (replace) history.replaceState(history.state, "", write(state));
+  else history.pushState(mark, "", write(state));
+  render();
+}
+
+function follow(event) {
+  const link = event.target.closest("a[href]");
+  if (!link || event.metaKey || event.ctrlKey || event.shiftKey || event.button > 0) return;
+  event.preventDefault();
+  const next = read(new URL(link.href).search);
+  go(next, { mark: next.item ? "opened" : null });
+}
+
+function render() {
+  const { item, ...rest } = state;
+  const key = JSON.stringify(rest);
+  drawHead();
+  if (key !== shownFor) {
+    wanted = PAGE;
+    ask(key);
+  }
+  if (item) openItem(item);
+  else if (detail.id) {
+    const last = detail.id;
+    detail.hide();
+    grid.focus($("results"), last);
+  }
+}
+
+function drawHead() {
+  document.body.classList.toggle("home", !isQuery(state) && !narrowed());
+  document.body.classList.toggle("unasked", !isQuery(state));
+  $("query").value = state.q;
+  document.title = isQuery(state) ? `${spoken(state) || "Like a picture"} · Calligram` : "Calligram";
+  $("query").placeholder = state.picture || state.like.length ? "…and add words" : "Describe a picture";
+  drawHeld();
+  drawChips();
+  for (const button of document.querySelectorAll("[data-find]")) {
+    button.setAttribute("aria-pressed", String(button.dataset.find === state.find));
+  }
+  const count = Object.values(state.filters).flat().length + (state.where ? 1 : 0);
+  $("filter").replaceChildren(icon("filter"), "Filters", ...(count ? [h("b", {}, String(count))] : []));
+  if (!$("filters").hidden) filters.show($("filters"), about, state, go, null);
+}
+
+const narrowed = () => Boolean(state.where || Object.keys(state.filters).length);
+
+function drawHeld() {
+  const held = state.like.map((id) => token(api.thumbnail(id), "Like this picture", { like: state.like.filter((other) => other !== id) }));
+  const picture = pictures.get(state.picture);
+  if (picture) held.push(token(picture.preview, "Your picture", { picture: null }));
+  $("held").replaceChildren(...held);
+}
+
+function token(source, label, without) {
+  return h("span", { class: "token" }, h("img", { src: source, alt: label, title: label }),
+    h("button", { type: "button", "aria-label": `Remove: ${label}`, onclick: () => go({ ...without, all: false }) }, icon("close")));
+}
+
+function drawChips() {
+  const chips = [];
+  for (const kind of ["plus", "minus"]) {
+    for (const term of state[kind]) {
+      chips.push(chip(`${kind === "plus" ? "+" : "−"} ${term}`, kind, { [kind]: state[kind].filter((other) => other !== term) }));
+    }
+  }
+  for (const [name, values] of Object.entries(state.filters)) {
+    const { [name]: gone, ...others } = state.filters;
+    chips.push(chip(`${name}: ${values.join(", ")}`, "filter", { filters: others }));
+  }
+  if (state.where) chips.push(chip(state.where, "filter", { where: "" }));
+  if (isQuery(state)) {
+    chips.push(h("li", {}, h("button", { type: "button", class: "chip add", title: "Or write: - and what is not wanted", onclick: leaveOut }, "− leave out…")));
+  }
+  $("chips").replaceChildren(...chips);
+}
+
+function leaveOut() {
+  $("query").value = `${$("query").value.trim()} - `;
+  $("query").focus();
+}
+
+function chip(text, kind, without) {
+  return h("li", { class: `chip ${kind}` }, h("span", { title: text }, text),
+    h("button", { type: "button", "aria-label": `Remove: ${text}`, onclick: () => go(without) }, icon("close")));
+}
+
+async function ask(key) {
+  asking?.abort();
+  shownFor = key;
+  $("notice").hidden = $("more").hidden = true;
+  if (state.picture && !pictures.has(state.picture)) {
+    return say("The picture of this search is gone", "It was never kept. Drop it here again to repeat the search.");
+  }
+  const mine = (asking = new AbortController());
+  const slow = setTimeout(() => found.hits.length ? $("results").classList.add("waiting") : grid.ghosts($("results"), 18), 120);
+  try {
+    found = isQuery(state)
+      ? await api.search(terms(state, wanted, about.columns), pictures.get(state.picture)?.file, mine.signal)
+      : await api.browse(terms(state, wanted, about.columns), mine.signal);
+    drawFound();
+  } catch (error) {
+    if (mine.signal.aborted) return;
+    drawRefusal(error);
+  } finally {
+    clearTimeout(slow);
+    if (asking === mine) $("results").classList.remove("waiting");
+  }
+}
+
+function drawFound() {
+  const { hits, below } = found;
+  grid.show($("results"), hits, isQuery(state) ? state.find : "images", address);
+  const [one, many] = state.find === "captions" ? ["caption", "captions"] : ["picture", "pictures"];
+  $("status").replaceChildren(...(isQuery(state)
+    ? [h("b", {}, several(hits.length, one, many)), ` in ${Math.round(found.took)} ms`]
+    : [narrowed() ? "Pictures under these filters" : "From the library"]));
+  if (!hits.length && below) {
+    say("No good match", `Nothing here is close to what you describe. ${several(below, one, many)} came nearest.`,
+      h("button", { type: "button", class: "plain", id: "anyway", onclick: () => go({ all: true }) }, "Show all anyway"));
+  } else if (!hits.length) sayNothing(many);
+  drawMore(many);
+  const open = state.item;
+  if (open) openItem(open);
+}
+
+function sayNothing(many) {
+  if (!about.stats.items) return say("The library is empty", "Put pictures into it with “calligram index”.");
+  say(`No ${many}`, narrowed() ? "The filters leave nothing." : "Nothing was found.",
+    narrowed() ? h("button", { type: "button", class: "plain", onclick: () => go({ filters: {}, where: "" }) }, "Remove the filters") : null);
+}
+
+function drawMore(many) {
+  const { hits, below } = found;
+  const most = about.limits.k ?? 500;
+  const full = hits.length >= wanted && wanted < most;
+  const parts = [];
+  if (full) {
+    parts.push(h("button", { type: "button", class: "plain", id: "show-more", onclick: () => {
+      wanted = Math.min(most, wanted + PAGE);
+      ask(shownFor);
+    } }, `More ${many}`));
+  } else if (hits.length && below) {
+    parts.push(`${number(below)} others are no good match.`, h("button", { type: "button", class: "plain", onclick: () => go({ all: true }) }, "Show them"));
+  } else if (hits.length && state.all) {
+    parts.push("Shown with what is no good match.", h("button", { type: "button", class: "plain", onclick: () => go({ all: false }) }, "Only good matches"));
+  }
+  $("more").replaceChildren(...parts);
+  $("more").hidden = !parts.length;
+}
+
+function drawRefusal(error) {
+  found = { hits: [], below: 0 };
+  $("results").replaceChildren();
+  $("status").replaceChildren();
+  if (error.status === 401) return login();
+  const faulty = error.status === 400 && state.where;
+  if (faulty) {
+    openFilters(true);
+    filters.show($("filters"), about, state, go, error.message);
+  }
+  const again = h("button", { type: "button", class: "plain", onclick: () => ask(shownFor) }, "Try again");
+  if (error.status >= 500 || error.status === 0) say("That did not work", error.id ? `${error.message} (${error.id})` : error.message, again);
+  else say(faulty ? "The condition cannot be read" : "That cannot be searched", error.message);
+}
+
+function say(title, text, ...buttons) {
+  $("results").replaceChildren();
+  $("notice").replaceChildren(h("h2", {}, title), h("p", {}, text), ...buttons.filter(Boolean));
+  $("notice").hidden = false;
+}
+
+function openItem(id) {
+  const at = found.hits.findIndex((hit) => hit.id === id);
+  detail.show(id, isQuery(state) ? found.hits[at] : null, { before: at > 0, after: at >= 0 && at + 1 < found.hits.length }, about);
+}
+
+function closeItem() {
+  if (history.state === "opened") history.back();
+  else go({ item: null }, { replace: true });
+}
+
+function step(by) {
+  const next = found.hits[found.hits.findIndex((hit) => hit.id === state.item) + by];
+  if (next && found.hits.some((hit) => hit.id === state.item)) go({ item: next.id }, { replace: true });
+}
+
+function moreLike(id) {
+  go({ q: "", plus: [], minus: [], like: [id], picture: null, find: "images", all: false, item: null });
+  $("query").value = "";
+  scrollTo({ top: 0 });
+}
+
+function searchByPicture(file) {
+  const number = String(Date.now());
+  pictures.set(number, { file, preview: URL.createObjectURL(file) });
+  go({ picture: number, like: [], q: "", plus: [], minus: [], all: false, item: null });
+}
+
+function openFilters(open) {
+  $("filters").hidden = !open;
+  $("filter").setAttribute("aria-expanded", String(open));
+  if (open) filters.show($("filters"), about, state, go, null);
+}
+
+function login() {
+  if (!$("login").open) $("login").showModal();
+}
+
+async function begin() {
+  try {
+    about = await api.stats();
+  } catch (error) {
+    return drawRefusal(error);
+  }
+  const items = about.stats.items ?? 0;
+  $("tagline").textContent = items ? `${several(items, "picture", "pictures")}. Describe the one you are looking for.` : "";
+  $("about").textContent = [several(items, "picture", "pictures"), about.stats.captions ? several(about.stats.captions, "caption", "captions") : ""].filter(Boolean).join(" · ");
+  const examples = about.examples ?? [];
+  $("examples").replaceChildren(...examples.map((text) => h("a", { href: write({ ...read("?"), q: text }), onclick: follow }, text)));
+  $("examples").hidden = !examples.length;
+  shownFor = null;
+  render();
+  if (!state.item && !isQuery(state) && matchMedia("(hover: hover)").matches) $("query").focus();
+}
+
+$("search").addEventListener("submit", (event) => {
+  event.preventDefault();
+  $("query").blur();
+  const typed = split($("query").value);
+  const joined = (kind) => [...new Set([...state[kind], ...typed[kind]])];
+  go({ q: typed.q, plus: joined("plus"), minus: joined("minus"), all: false, item: null });
+});
+$("login-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  try {
+    await api.login($("token").value);
+    $("login").close();
+    $("token").value = "";
+    begin();
+  } catch (error) {
+    $("login-error").textContent = error.message;
+  }
+});
+$("login").addEventListener("cancel", (event) => event.preventDefault());
+$("results").addEventListener("click", follow);
+$("results").addEventListener("keydown", (event) => {
+  if (grid.walk($("results"), event) === "leave") $("query").focus();
+});
+$("filter").addEventListener("click", () => openFilters($("filters").hidden));
+$("filters").addEventListener("redraw", () => filters.show($("filters"), about, state, go, null));
+document.querySelector(".wordmark").addEventListener("click", follow);
+for (const button of document.querySelectorAll("[data-find]")) {
+  button.addEventListener("click", () => go({ find: button.dataset.find, all: false }));
+}
+document.addEventListener("keydown", (event) => {
+  if ($("detail").open || $("login").open) return;
+  const writing = event.target.matches("input, textarea");
+  if (event.key === "/" && !writing) {
+    event.preventDefault();
+    $("query").focus();
+    $("query").select();
+  } else if (event.key === "ArrowDown" && event.target === $("query")) {
+    event.preventDefault();
+    grid.focus($("results"));
+  } else if (event.key === "Escape") {
+    if (!$("filters").hidden) openFilters(false);
+    else if (event.target === $("query")) $("query").blur();
+    else $("query").focus();
+  }
+});
+addEventListener("popstate", () => {
+  state = read();
+  render();
+});
+document.querySelector(".go").append(icon("search"));
+$("pick").append(icon("picture"));
+toggleTheme($("theme"));
+takePictures({ file: $("file"), pick: $("pick"), take: searchByPicture });
+drawHead();
+begin();
