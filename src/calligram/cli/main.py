@@ -16,6 +16,8 @@ from calligram.cli import (
     demo_verb,
     evaluate_verb,
     export_verb,
+    forget_verb,
+    index_verb,
     list_verb,
     regions_verb,
     results_verbs,
@@ -55,6 +57,8 @@ app.command("words")(words_verb.words)
 app.command("train")(train_verb.train)
 app.command("evaluate")(evaluate_verb.evaluate)
 app.command("export")(export_verb.export)
+app.command("index")(index_verb.index)
+app.command("forget")(forget_verb.forget)
 app.command("reproduce")(results_verbs.reproduce)
 app.command("serve")(serve_verb.serve)
 app.command("report")(results_verbs.report)

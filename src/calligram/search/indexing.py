@@ -1,0 +1,179 @@
+"""Indexing a source into a library: compare, encode what is new, commit as it goes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from calligram.errors import UserError
+from calligram.progress import Track, silent
+from calligram.search.captioning import take_captions
+from calligram.search.known import Changes, State, compare
+from calligram.search.locking import locked
+from calligram.search.models import Models
+from calligram.search.preparing import Opened, open_writer
+from calligram.search.scanning import Scan
+from calligram.search.sources import CollectionPictures, FolderPictures, open_source
+from calligram.search.staging import Shard, gathered, make_worker, remove_staged, stage, staged_rows
+from calligram.search.working import Row
+from calligram.search.writing import Writer
+
+COMMIT_ROWS = 4096
+COMMIT_SECONDS = 20.0
+"""a commit is due after so many pictures or so long: what a kill can cost"""
+NOTHING_NEW = frozenset(("unchanged", "still bad", "forgotten"))
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an indexing run did."""
+
+    counts: Counter[str]
+    seconds: float
+    library: dict[str, int] = field(default_factory=dict)
+    """items, captions, gone and problems of the whole library"""
+
+
+def index_source(
+    models: Models,
+    source: Path,
+    out: Path,
+    *,
+    engine: str | None = None,
+    again: bool = False,
+    rebuild: bool = False,
+    device: torch.device | str = "cpu",
+    track: Track = silent,
+) -> Report:
+    """Bring the library in ``out`` up to date with a source.
+
+    Args:
+        models: what encodes.
+        source: a folder of pictures or a collection.
+        out: folder of the library, new or there.
+        engine: address of another engine for the vectors.
+        again: also take what was forgotten.
+        rebuild: encode everything anew, for another matcher; the old library serves until that is done.
+        device: where pictures are encoded.
+        track: told how far it has come.
+    """
+    began = time.perf_counter()
+    opened = open_source(source)
+    check_readable(models, opened)
+    with locked(out, "library"):
+        preparing = open_writer(out, models, source, engine, rebuild=rebuild)
+        counts: Counter[str] = Counter()
+        for pictures in preparing.sources(opened):
+            counts.update(Indexing(preparing.writer, models, pictures, device, track).run(again=again))
+        preparing.finish(track, changed=any(n and name not in NOTHING_NEW for name, n in counts.items()))
+        library = dict(preparing.writer.manifest.counts)
+        remove_staged(out, opened)
+    return Report(counts, time.perf_counter() - began, library)
+
+
+def stage_source(
+    models: Models,
+    source: Path,
+    out: Path,
+    shard: Shard,
+    *,
+    device: torch.device | str = "cpu",
+    track: Track = silent,
+) -> int:
+    """Encode one share of a source into the library's staging folder; gives how many pictures that were."""
+    opened = open_source(source)
+    check_readable(models, opened)
+    return stage(models, opened, out, shard, device=device, track=track)
+
+
+def check_readable(models: Models, source: Opened) -> None:
+    """Refuse files for a matcher that reads stored features."""
+    for stored in (models.matcher, models.reranker):
+        name = getattr(stored.inputs.images, "name", None) if stored and stored.inputs.images.kind == "stored" else None
+        if name is not None and isinstance(source, FolderPictures):
+            raise UserError(
+                f"matcher {stored.source if stored else ''} reads the stored features '{name}', and picture files have "
+                "none; index the collection that has them, or use a matcher trained on pixels"
+            )
+
+
+@dataclass
+class Indexing:
+    """One source on its way into a library."""
+
+    writer: Writer
+    models: Models
+    source: Opened
+    device: torch.device | str
+    track: Track
+
+    def run(self, *, again: bool) -> Counter[str]:
+        """Do all of it; gives what became of how many pictures."""
+        kind = "collection" if isinstance(self.source, CollectionPictures) else "folder"
+        number = self.writer.add_source(self.source.root, kind).number
+        if again:
+            forget_forgetting(self.writer, number)
+        state, scan = State.load(self.writer.tables, number), self.source.scan()
+        changes = compare(scan, state, self.source)
+        counts = changes.counts + self._take_in(changes, state)
+        dirty = {state.items[entry.key].id for entry in changes.described}
+        if changes.described:
+            self.writer.describe_again(changes.described, self.source, state)
+            counts["described"] += len(dirty)
+        counts.update(self._mark_gone(state))
+        counts.update(self._note_problems(scan, state))
+        counts.update(take_captions(self.writer, self.models.matcher, self.source, state, dirty, self.track))
+        return counts
+
+    def _take_in(self, changes: Changes, state: State) -> Counter[str]:
+        """Encode and commit what is new or different."""
+        entries = {entry.key: entry for entry in changes.todo}
+        counts: Counter[str] = Counter()
+        again: list[str] = []
+        for rows in gathered(self._worked(changes, state), COMMIT_ROWS, COMMIT_SECONDS):
+            counts += self.writer.take_in(rows, entries, self.source, state)
+            again += self.writer.lacking
+        if again:  # their content was known when they were looked at, and is no longer
+            worker = make_worker(self.models, self.source, self.device)
+            batches = worker.run([entries[key] for key in again], frozenset(), self.track)
+            for rows in gathered(batches, COMMIT_ROWS, COMMIT_SECONDS):
+                counts += self.writer.take_in(rows, entries, self.source, state)
+        return Counter({name: n for name, n in counts.items() if name != "lacking"})
+
+    def _worked(self, changes: Changes, state: State) -> Iterator[list[Row]]:
+        """What waits in the staging folder, then what is encoded here."""
+        entries = {entry.key: entry for entry in changes.todo}
+        for rows in staged_rows(self.writer.folder, self.source, self.models, entries):
+            for row in rows:
+                del entries[row["key"]]
+            yield rows
+        if entries:
+            worker = make_worker(self.models, self.source, self.device)
+            yield from worker.run(list(entries.values()), state.settled_hashes, self.track)
+
+    def _mark_gone(self, state: State) -> Counter[str]:
+        ids = sorted(state.items[key].id for key in state.away)
+        self.writer.mark_gone(ids)
+        for key in state.away:
+            state.items[key] = state.items[key]._replace(present=False)
+        return Counter(gone=len(ids))
+
+    def _note_problems(self, scan: Scan, state: State) -> Counter[str]:
+        """Record what could not be looked at, and drop what is no longer there."""
+        fresh = {key: {"problem": reason} for key, reason in scan.problems.items() if key not in state.problems}
+        there = {entry.key for entry in scan.entries} | scan.problems.keys()
+        solved = [key for key in state.problems if key not in there]
+        self.writer.put_problems(state.number, fresh)
+        self.writer.drop_problems(state.number, solved)
+        return Counter({"problem": len(fresh), "solved": len(solved)})
+
+
+def forget_forgetting(writer: Writer, number: int) -> None:
+    """Let pictures of a source come back that were forgotten."""
+    ids = [id for b in writer.tables.column("forgotten", ("id",), f"source = {number}") for id in b["id"].to_pylist()]
+    writer.tables.drop("forgotten", ids)

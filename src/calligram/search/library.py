@@ -1,0 +1,264 @@
+"""A folder of items that can be searched, as its last commit left it."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from calligram.errors import UserError
+from calligram.models.matcher import Encoded, stack
+from calligram.search import columns
+from calligram.search.index import Found, Index
+from calligram.search.manifest import MANIFEST, Manifest, read_manifest
+from calligram.search.metadata import Value
+from calligram.search.opening import open_indexes
+from calligram.search.tables import Tables
+from calligram.search.where import Condition, Kind, holds
+
+FACETS = ("year", "camera", "folder", "split", "source")
+MOST_VALUES = 200
+"""of a facet that are counted one by one"""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A picture of the library."""
+
+    id: str
+    path: Path | None
+    """the file it is; None where it lies within a shard, or there is no picture"""
+    name: str
+    folder: str
+    """relative to its source"""
+    width: int
+    height: int
+    metadata: Mapping[str, Value] = field(repr=False)
+    """every column it can be filtered by"""
+    captions: tuple[str, ...] = ()
+    gone: bool = False
+    """the file was not there when its source was last looked at"""
+
+
+class Caption(NamedTuple):
+    """A text of the library and the items it belongs to."""
+
+    id: str
+    text: str
+    items: tuple[str, ...]
+
+
+class Library:
+    """What was committed last. Immutable, and may be read from many threads."""
+
+    def __init__(self, folder: Path, manifest: Manifest, stamp: tuple[int, int]) -> None:
+        """Use ``Library.open``."""
+        self.folder, self.manifest, self._stamp = folder, manifest, stamp
+        inside = folder / str(manifest.generation)
+        self._tables = Tables.open(inside / "tables", manifest.versions)
+        self.images, self.captions = open_indexes(inside, manifest)
+        self._roots = {source.number: source.root for source in manifest.sources}
+        self._counting = threading.Lock()
+
+    images: Index
+    captions: Index
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Library:
+        """Open the library in ``folder`` for reading.
+
+        Raises:
+            UserError: when there is none, or it was written by a newer or an older version.
+        """
+        path = Path(folder)
+        stamp = _stamp(path)
+        return cls(path, read_manifest(path), stamp)
+
+    def refreshed(self) -> Library:
+        """This library, or, when something was committed since, a new one that has it."""
+        return self if _stamp(self.folder) == self._stamp else Library.open(self.folder)
+
+    def __len__(self) -> int:
+        return int(self.manifest.counts.get("items", 0))
+
+    @property
+    def kinds(self) -> Mapping[str, Kind]:
+        """The columns that can be filtered by."""
+        return self.manifest.kinds
+
+    def item(self, id: str) -> Item:
+        """One item."""
+        return self.items([id])[0]
+
+    def items(self, ids: Sequence[str]) -> list[Item]:
+        """Items in the order of ``ids``.
+
+        Raises:
+            UserError: for an id that is not there.
+        """
+        found = {item.id: item for item in self.known_items(ids)}
+        return [found[_known(id, found)] for id in ids]
+
+    def known_items(self, ids: Sequence[str]) -> list[Item]:
+        """Items in no order; ids that are not there are passed over."""
+        return [self._item(row) for row in self._tables.take("items", list(dict.fromkeys(ids))).to_pylist()]
+
+    def _item(self, row: Mapping[str, Any]) -> Item:
+        root = self._roots[row["source"]]
+        path = Path(root, row["file"]) if row["file"] is not None and row["offset"] < 0 else None
+        about = columns.row_of(row, root)
+        size = int(row["width"] or 0), int(row["height"] or 0)
+        gone = row["state"] != "present"
+        return Item(row["id"], path, row["name"], row["folder"], *size, about, tuple(row["captions"] or ()), gone)
+
+    def thumbnail(self, id: str) -> bytes:
+        """A small JPEG of an item."""
+        rows = self._tables.take("thumbnails", [id]).column("jpeg").to_pylist()
+        if not rows:
+            self.item(id)
+            raise UserError(f"item {id} has no picture, only features")
+        return bytes(rows[0])
+
+    def picture(self, id: str) -> bytes:
+        """An item's picture as it came, read from its source.
+
+        Raises:
+            UserError: when the item is not known, or its file is no longer there.
+        """
+        rows = self._tables.take("items", [id], ["source", "file", "offset", "bytes"]).to_pylist()
+        row = next(iter(rows), None)
+        if row is None:
+            raise _no_item(id)
+        if row["file"] is None:
+            raise UserError(f"item {id} has no picture, only features")
+        file = Path(self._roots[row["source"]], row["file"])
+        try:
+            with file.open("rb") as stream:
+                if row["offset"] < 0:
+                    return stream.read()
+                stream.seek(row["offset"])
+                return stream.read(row["bytes"])
+        except OSError as error:
+            raise UserError(f"the picture of item {id} cannot be read: {error.strerror}: {file}") from error
+
+    def parts(self, ids: Sequence[str]) -> Encoded:
+        """What the reranker keeps of these items, in the order of ``ids``."""
+        if self.manifest.reranker is None:
+            raise UserError(f"{self.folder} has nothing to re-rank by; index it with --reranker RUN")
+        rows = {row["id"]: row for row in self._tables.take("parts", list(dict.fromkeys(ids))).to_pylist()}
+        return stack([_encoded(rows[_known(id, rows)]) for id in ids])
+
+    def caption(self, id: str) -> Caption:
+        """One caption."""
+        for row in self._tables.take("captions", [id]).to_pylist():
+            return Caption(row["id"], row["text"], tuple(row["items"]))
+        raise UserError(f"{self.folder} has no caption '{id}'")
+
+    def full_text(self, query: str, k: int, where: Condition | None = None) -> list[Found]:
+        """The k items whose captions and file names match best by BM25, any of the words sufficing."""
+        words = " ".join(re.findall(r"\w+", query))
+        if not words or k < 1:
+            return []
+        asked = k if where is None else 4 * k
+        while True:
+            found = [Found(*pair) for pair in self._tables.find_words(words, asked)]
+            kept = found if where is None else self._that_hold(found, where)
+            if len(kept) >= k or len(found) < asked:
+                return kept[:k]
+            asked *= 4
+
+    def _that_hold(self, found: Sequence[Found], where: Condition) -> list[Found]:
+        about = {item.id: item.metadata for item in self.known_items([f.id for f in found])}
+        return [f for f in found if f.id in about and holds(where, about[f.id])]
+
+    def rows(self) -> Iterator[Mapping[str, Any]]:
+        """Every item's columns, with ``id`` and ``state``; also of those whose file is gone."""
+        wanted = ["id", "state", "key", "source", "folder", "name", "bytes", "width", "height", "metadata"]
+        for batch in self._tables.column("items", wanted):
+            for row in batch.to_pylist():
+                yield {"id": row["id"], "state": row["state"], **columns.row_of(row, self._roots[row["source"]])}
+
+    def sample(self, count: int) -> list[str]:
+        """Ids of so many items that are there, drawn at random but always the same."""
+        batches = self._tables.column("items", ("id",), "state = 'present'")
+        return heapq.nsmallest(count, (id for batch in batches for id in batch.column("id").to_pylist()))
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Files that could not be taken in, and why."""
+        rows = [
+            row for batch in self._tables.column("problems", ["source", "key", "reason"]) for row in batch.to_pylist()
+        ]
+        return sorted((os.path.join(self._roots[row["source"]], row["key"]), row["reason"]) for row in rows)
+
+    def stats(self) -> Mapping[str, object]:
+        """Counts, what it was made with, its size, and how often the values of some columns occur."""
+        with self._counting:  # counted once, and not by every thread that asks at the same time
+            return self._stats
+
+    @cached_property
+    def _stats(self) -> dict[str, object]:
+        manifest = self.manifest
+        return {
+            **{name: manifest.counts.get(name, 0) for name in ("items", "captions", "gone", "problems")},
+            "dim": manifest.dim,
+            "matcher": manifest.matcher.source,
+            "reranker": manifest.reranker.source if manifest.reranker else None,
+            "localizer": manifest.localizer.source if manifest.localizer else None,
+            "sources": [source.root for source in manifest.sources],
+            "bytes": sum(f.stat().st_size for f in _files(self.folder)),
+            "facets": self._facets(),
+        }
+
+    def _facets(self) -> dict[str, dict[Value, int]]:
+        counters: dict[str, Counter[Value]] = {name: Counter() for name in FACETS if name in self.kinds}
+        for row in self.rows():
+            if row["state"] == "present":
+                for name, counter in counters.items():
+                    if row.get(name) not in (None, ""):
+                        counter[row[name]] += 1
+        return {name: dict(counter.most_common(MOST_VALUES)) for name, counter in counters.items() if counter}
+
+
+def _encoded(row: Mapping[str, Any]) -> Encoded:
+    """One item's encodings, parts in half precision on disk and single in use."""
+    vector = torch.from_numpy(np.frombuffer(row["vector"], dtype=np.float32).copy())[None]
+    if not row["count"]:
+        return Encoded(vector)
+    parts = np.frombuffer(row["parts"], dtype=np.float16).reshape(1, row["count"], -1).astype(np.float32)
+    mask = np.frombuffer(row["mask"], dtype=np.bool_).reshape(1, -1).copy()
+    return Encoded(vector, torch.from_numpy(parts), torch.from_numpy(mask))
+
+
+def _known(id: str, known: Mapping[str, object]) -> str:
+    if id not in known:
+        raise _no_item(id)
+    return id
+
+
+def _no_item(id: str) -> UserError:
+    return UserError(f"the library has no item '{id}'")
+
+
+def _stamp(folder: Path) -> tuple[int, int]:
+    try:
+        about = (folder / MANIFEST).stat()
+    except OSError:
+        return (0, 0)
+    return about.st_ino, about.st_mtime_ns
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, _, names in os.walk(folder):
+        for name in names:
+            if (file := Path(place, name)).is_file():
+                yield file

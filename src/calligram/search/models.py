@@ -1,0 +1,80 @@
+"""The matchers a library works with, and whether they are those it was made with."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from calligram.errors import UserError
+from calligram.models.stored import Stored, load_matcher
+from calligram.search.manifest import MANIFEST, Manifest, Model, read_manifest
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Models:
+    """A matcher for the first stage, one that re-ranks, and one that finds phrases in pictures."""
+
+    matcher: Stored
+    reranker: Stored | None = None
+    localizer: Stored | None = None
+
+    @classmethod
+    def load(
+        cls,
+        matcher: PathLike,
+        reranker: PathLike | None = None,
+        localizer: PathLike | None = None,
+        library: Path | None = None,
+    ) -> Models:
+        """Load them; what is not given is taken from the library where it has one.
+
+        A matcher whose score needs both sides re-ranks what its own vectors find.
+        """
+        first = load_matcher(matcher)
+        known = read_manifest(library, writing=True) if library and (library / MANIFEST).is_file() else None
+        if reranker is None and known is not None and known.reranker not in (None, known.matcher):
+            assert known.reranker is not None
+            reranker = known.reranker.source
+        second = load_matcher(reranker) if reranker is not None else first if first.matcher.reranks else None
+        return cls(first, second, load_matcher(localizer) if localizer is not None else None)
+
+    def named(self) -> dict[str, Model | None]:
+        """As a manifest has them."""
+        stored = {"matcher": self.matcher, "reranker": self.reranker, "localizer": self.localizer}
+        return {name: Model(s.fingerprint, s.source) if s is not None else None for name, s in stored.items()}
+
+    def made(self, library: Path) -> bool:
+        """Whether a library was made with these."""
+        manifest = read_manifest(library, writing=True)
+        return not any(self._other(manifest, name) for name in self.named())
+
+    def _other(self, manifest: Manifest, name: str) -> bool:
+        model, before = self.named()[name], getattr(manifest, name)
+        if name == "localizer" and (model is None or before is None):
+            return False
+        return bool((before and before.fingerprint) != (model and model.fingerprint))
+
+    def check(self, manifest: Manifest, library: Path, source: Path) -> None:
+        """Refuse a library that was made with others, with the command that makes it anew."""
+        for name, model in self.named().items():
+            if self._other(manifest, name):
+                raise UserError(
+                    f"{library} was made with {_called(name, getattr(manifest, name))}, this is {_called(name, model)}: "
+                    f"what is stored cannot be compared; rebuild it with "
+                    f'"{self._command(library, source)} --rebuild", or choose another --out'
+                )
+
+    def _command(self, library: Path, source: Path) -> str:
+        words = [f"calligram index {self.matcher.source} {source} --out {library}"]
+        if self.reranker is not None and self.reranker is not self.matcher:
+            words.append(f"--reranker {self.reranker.source}")
+        if self.localizer is not None:
+            words.append(f"--localizer {self.localizer.source}")
+        return " ".join(words)
+
+
+def _called(name: str, model: Model | None) -> str:
+    return f"no {name}" if model is None else f"{name} {model.source} ({model.fingerprint[:8]})"

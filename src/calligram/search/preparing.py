@@ -1,0 +1,132 @@
+"""Opening a library for writing: a new one, the one that is there, or one to take its place."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from calligram.errors import UserError
+from calligram.progress import Track
+from calligram.search.encoders import ImageEncoder
+from calligram.search.locking import LOCK
+from calligram.search.manifest import MANIFEST, REBUILT, Manifest, Source, read_manifest
+from calligram.search.models import Models
+from calligram.search.opening import empty_indexes
+from calligram.search.sources import CollectionPictures, FolderPictures, reopen
+from calligram.search.staging import STAGING
+from calligram.search.tables import Tables
+from calligram.search.writing import Writer, remove_folder
+
+Opened = CollectionPictures | FolderPictures
+
+
+@dataclass
+class Preparing:
+    """A writer, and what is to be done with it."""
+
+    writer: Writer
+    before: Manifest | None = None
+    """of the library that is to be replaced"""
+
+    def sources(self, given: Opened) -> Iterator[Opened]:
+        """The source that was given; all of the library's, too, when it is rebuilt."""
+        others: tuple[Source, ...] = self.before.sources if self.before is not None else ()
+        for source in others:
+            if source.root != str(given.root):
+                yield reopen(source)
+        yield given
+
+    def finish(self, track: Track, *, changed: bool) -> None:
+        """Commit and tidy up; a rebuilt library takes the other's place."""
+        writer = self.writer
+        if changed or not writer.manifest.versions:
+            writer.commit()
+            writer.settle(track)
+        if writer.name == REBUILT:
+            os.replace(writer.folder / REBUILT, writer.folder / MANIFEST)
+            writer.name = MANIFEST
+            if self.before is not None:
+                empty_indexes(writer.folder / str(self.before.generation), self.before)
+
+
+def open_writer(out: Path, models: Models, source: Path, engine: str | None, *, rebuild: bool) -> Preparing:
+    """A writer for the library in ``out``; the caller holds its lock."""
+    before = _before(out, rebuild=rebuild)
+    if before is None:
+        _refuse_strangers(out)
+        return Preparing(Writer(out, _fresh(models, engine, _next_generation(out))))
+    _remove_leftovers(out, before)
+    if rebuild:
+        return Preparing(_replacement(out, before, models, engine), before)
+    models.check(before, out, source)
+    if engine is not None and engine != before.index:
+        raise UserError(f"the vectors of {out} are in {before.index or 'its own folder'}; add --rebuild to move them")
+    given = {name: model for name, model in models.named().items() if model is not None}
+    return Preparing(Writer(out, replace(before, **given)))  # type: ignore[arg-type]
+
+
+def _before(out: Path, *, rebuild: bool) -> Manifest | None:
+    if not (out / MANIFEST).is_file():
+        return None
+    try:
+        return read_manifest(out, writing=True)
+    except UserError:
+        if rebuild:  # it cannot be read, and need not be
+            return None
+        raise
+
+
+def _fresh(models: Models, engine: str | None, generation: int) -> Manifest:
+    named = models.named()
+    dim = ImageEncoder(models.matcher).dim()
+    label = secrets.token_hex(4)
+    return Manifest(dim=dim, generation=generation, index=engine, label=label, **named)  # type: ignore[arg-type]
+
+
+def _replacement(out: Path, before: Manifest, models: Models, engine: str | None) -> Writer:
+    """Go on with a rebuild that was cut short, or begin one."""
+    fresh = replace(_fresh(models, engine, before.generation + 1), sources=before.sources)
+    if (out / REBUILT).is_file():
+        begun = read_manifest(out, REBUILT, writing=True)
+        same = ("matcher", "reranker", "localizer", "generation", "index")
+        if all(getattr(begun, name) == getattr(fresh, name) for name in same):
+            return Writer(out, begun, REBUILT)
+        empty_indexes(out / str(begun.generation), begun)
+        (out / REBUILT).unlink()
+    remove_folder(out / str(fresh.generation))
+    writer = Writer(out, fresh, REBUILT)
+    old = Tables.open(out / str(before.generation) / "tables", before.versions)
+    for batch in old.column("forgotten", ("id", "source", "bytes", "mtime", "hash")):
+        writer.tables.add("forgotten", batch.to_pylist())
+    writer.commit()
+    return writer
+
+
+def _refuse_strangers(out: Path) -> None:
+    """A folder with other things in it is nobody's library."""
+    ours = {LOCK, STAGING, MANIFEST, REBUILT, f".{MANIFEST}.partial"}
+    strangers = [p.name for p in out.iterdir() if p.name not in ours and not re.fullmatch(r"\d+", p.name)]
+    if strangers:
+        raise UserError(f"{out} exists and is not a library (it has {strangers[0]}); choose another --out")
+
+
+def _next_generation(out: Path) -> int:
+    """Folders of a generation without a manifest were left by a kill before the first commit."""
+    for folder in out.iterdir():
+        if re.fullmatch(r"\d+", folder.name):
+            remove_folder(folder)
+    return 1
+
+
+def _remove_leftovers(out: Path, manifest: Manifest) -> None:
+    """Folders of generations that were replaced; their readers have had the time since."""
+    keep = {manifest.generation}
+    if (out / REBUILT).is_file():
+        keep.add(manifest.generation + 1)
+    for folder in out.iterdir():
+        if re.fullmatch(r"\d+", folder.name) and int(folder.name) not in keep:
+            remove_folder(folder)
