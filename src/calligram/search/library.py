@@ -160,9 +160,26 @@ class Library:
 
     def caption(self, id: str) -> Caption:
         """One caption."""
-        for row in self._tables.take("captions", [id]).to_pylist():
-            return Caption(row["id"], row["text"], tuple(row["items"]))
-        raise UserError(f"{self.folder} has no caption '{id}'")
+        return self.texts([id])[0]
+
+    def texts(self, ids: Sequence[str]) -> list[Caption]:
+        """Captions in the order of ``ids``.
+
+        Raises:
+            UserError: for an id that is not there.
+        """
+        rows = self._tables.take("captions", list(dict.fromkeys(ids))).to_pylist()
+        found = {row["id"]: Caption(row["id"], row["text"], tuple(row["items"])) for row in rows}
+        if missing := next((id for id in ids if id not in found), None):
+            raise UserError(f"{self.folder} has no caption '{missing}'")
+        return [found[id] for id in ids]
+
+    def sample(self, count: int, seed: int = 0) -> list[str]:
+        """Some of the items that are there, the same ones each time."""
+        batches = self._tables.column("items", ["id"], "state = 'present'")
+        ids = sorted(id for batch in batches for id in batch.column("id").to_pylist())
+        chosen = np.random.default_rng(seed).choice(len(ids), size=min(count, len(ids)), replace=False) if ids else ()
+        return [ids[place] for place in chosen]
 
     def full_text(self, query: str, k: int, where: Condition | None = None) -> list[Found]:
         """The k items whose captions and file names match best by BM25, any of the words sufficing."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from calligram.errors import UserError
+from calligram.search.lance_versions import prune, tidy
 
 SCHEMAS: Mapping[str, pa.Schema] = {
     "items": pa.schema(
@@ -159,15 +159,12 @@ class Tables:
                 table.create_index("id", config=BTree())
             if name == "items" and WORDS not in indexed:
                 table.create_index(WORDS, config=FTS(language="English", stem=True, remove_stop_words=False))
-            table.optimize(cleanup_older_than=timedelta(days=36_500))
+            tidy(table)
 
     def clean(self, oldest: Mapping[str, int]) -> None:
         """Delete versions before these, and what an interrupted write left behind."""
         for name, table in self._opened.items():
-            made = {int(v["version"]): v["timestamp"] for v in table.list_versions()}
-            if oldest[name] in made and min(made) < oldest[name]:
-                age = datetime.now().astimezone() - made[oldest[name]].astimezone() + timedelta(milliseconds=1)
-                table.optimize(cleanup_older_than=age, delete_unverified=True)
+            prune(table, oldest[name])
 
 
 def any_of(ids: Iterable[str]) -> str:
