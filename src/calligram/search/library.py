@@ -174,13 +174,6 @@ class Library:
             raise UserError(f"{self.folder} has no caption '{missing}'")
         return [found[id] for id in ids]
 
-    def sample(self, count: int, seed: int = 0) -> list[str]:
-        """Some of the items that are there, the same ones each time."""
-        batches = self._tables.column("items", ["id"], "state = 'present'")
-        ids = sorted(id for batch in batches for id in batch.column("id").to_pylist())
-        chosen = np.random.default_rng(seed).choice(len(ids), size=min(count, len(ids)), replace=False) if ids else ()
-        return [ids[place] for place in chosen]
-
     def full_text(self, query: str, k: int, where: Condition | None = None) -> list[Found]:
         """The k items whose captions and file names match best by BM25, any of the words sufficing."""
         words = " ".join(re.findall(r"\w+", query))
