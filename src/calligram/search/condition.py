@@ -113,7 +113,7 @@ def holds(condition: Condition, row: Mapping[str, object]) -> bool:
     This is what the compiled conditions are tested against, and what filters a handful of rows in memory.
 
     Args:
-        row: values by column; None, NaN and columns that are not there are missing.
+        row: values by column; None, numbers that are not finite and columns that are not there are missing.
     """
     match condition:
         case Both(parts):
@@ -121,7 +121,7 @@ def holds(condition: Condition, row: Mapping[str, object]) -> bool:
         case Either(parts):
             return any(holds(part, row) for part in parts)
     value = row.get(condition.column)
-    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    missing = value is None or (isinstance(value, float) and not math.isfinite(value))
     if isinstance(condition, Missing):
         return missing != condition.negated
     if missing:
