@@ -21,6 +21,7 @@ from calligram.cli import (
     list_verb,
     regions_verb,
     results_verbs,
+    search_verb,
     serve_verb,
     train_verb,
     words_verb,
@@ -59,6 +60,7 @@ app.command("evaluate")(evaluate_verb.evaluate)
 app.command("export")(export_verb.export)
 app.command("index")(index_verb.index)
 app.command("forget")(forget_verb.forget)
+app.command("search")(search_verb.search)
 app.command("reproduce")(results_verbs.reproduce)
 app.command("serve")(serve_verb.serve)
 app.command("report")(results_verbs.report)

@@ -1,0 +1,124 @@
+"""``calligram search``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from calligram.cli.screen import console, errors
+from calligram.errors import UserError
+
+if TYPE_CHECKING:  # importing it takes seconds, and help should not
+    from calligram.search.query import Query
+    from calligram.search.searcher import Results
+
+
+def search(
+    library: Annotated[Path, typer.Argument(help="Folder of a library.")],
+    query: Annotated[
+        str | None, typer.Argument(help="What to look for, or the path of a picture. '2:dog' gives it a weight.")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Hits at most.")] = 10,
+    image: Annotated[Path | None, typer.Option(help="A picture to look for, alone or with a text.")] = None,
+    plus: Annotated[
+        list[str] | None, typer.Option(help="Also like this text or picture; '2:dog' with a weight.")
+    ] = None,
+    minus: Annotated[list[str] | None, typer.Option(help="Not like this text or picture.")] = None,
+    weight: Annotated[
+        float | None, typer.Option(help="Weight of the query beside --image, --plus and --minus.")
+    ] = None,
+    where: Annotated[str | None, typer.Option(help="A condition on the metadata, such as 'year >= 2020'.")] = None,
+    depth: Annotated[int, typer.Option(min=0, help="Candidates that a second stage orders; 0 for all.")] = 100,
+    hybrid: Annotated[
+        bool | None,
+        typer.Option(
+            "--any-word/--no-words",
+            help="Join with images that have any word of the query in captions or file name, or look for no words; "
+            "without either, only every word counts.",
+        ),
+    ] = None,
+    captions: Annotated[bool, typer.Option(help="Find captions instead of images.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also show hits that are no good match.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    paths: Annotated[bool, typer.Option("--paths", help="Print paths only, one a line.")] = False,
+) -> None:
+    """Find images, or captions, of a library by a text, a picture, or several of both."""
+    if captions and paths:
+        raise UserError("captions have no paths; leave out --paths or --captions")
+    if as_json and paths:
+        raise UserError("give --json or --paths, not both")
+    from calligram.search.searcher import Searcher
+
+    asked = _query(query, image, plus or [], minus or [], weight)
+    searcher = Searcher.open(library)
+    find = searcher.texts if captions else searcher.images
+    results = find(asked, k, where=where, all=everything, hybrid=hybrid, depth=depth or None)
+    if as_json:
+        typer.echo(json.dumps(_content(results, captions), ensure_ascii=False))
+    elif paths:
+        _print_paths(results)
+    else:
+        _print_table(results, captions)
+
+
+def _query(query: str | None, image: Path | None, plus: list[str], minus: list[str], weight: float | None) -> Query:
+    """The terms in the order in which the help names them."""
+    from calligram.search.query import Query, Term, parse_term, parse_what, read_picture
+
+    terms = []
+    if query is not None:
+        # With a weight of its own, "2:dog" is taken as it is written.
+        terms.append(parse_term(query) if weight is None else Term(parse_what(query), weight))
+    elif weight is not None:
+        raise UserError("--weight is that of the query, and there is none; give other terms theirs as in '2:dog'")
+    terms += [Term(read_picture(image))] if image is not None else []
+    terms += [parse_term(text) for text in plus]
+    if not terms:
+        raise UserError("give something to look for: a text, --image or --plus")
+    avoided = [parse_term(text) for text in minus]
+    return Query((*terms, *(Term(term.what, -term.weight) for term in avoided)))
+
+
+def _content(results: Results, captions: bool) -> dict[str, object]:
+    """What others read."""
+    hits = [{"id": hit.id, "score": hit.score, "rank": hit.rank, "path": hit.path} for hit in results.hits]
+    if captions:
+        hits = [{**content, "text": hit.text} for content, hit in zip(hits, results.hits, strict=True)]
+    return {"hits": hits, "below": results.below}
+
+
+def _print_paths(results: Results) -> None:
+    """Nothing but paths, so that they can be piped; the rest goes where errors go."""
+    for hit in results.hits:
+        if hit.path is not None:
+            typer.echo(hit.path)
+    if inside := sum(hit.path is None for hit in results.hits):
+        errors.print(f"{inside} of the hits are no files of their own: they lie in a collection's shards")
+    if not results.hits:
+        errors.print(_nothing(results))
+
+
+def _print_table(results: Results, captions: bool) -> None:
+    if not results.hits:
+        console.print(_nothing(results))
+        return
+    table = Table(box=None, pad_edge=False)
+    table.add_column("rank", justify="right")
+    table.add_column("score", justify="right")
+    table.add_column("caption" if captions else "image", overflow="fold")
+    for hit in results.hits:
+        table.add_row(str(hit.rank), f"{hit.score:.3f}", escape(hit.text or hit.path or hit.id))
+    console.print(table)
+    if results.below:
+        console.print(f"{results.below} more are no good match; --all shows them")
+
+
+def _nothing(results: Results) -> str:
+    if results.below:
+        return f"no good match; --all shows the nearest {results.below}"
+    return "nothing found: the library is empty, or nothing in it satisfies the condition"

@@ -1,0 +1,115 @@
+"""A query made ready: its terms encoded and joined into one vector, its condition read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from calligram.errors import UserError
+from calligram.search.calibration import Scales
+from calligram.search.index import Index
+from calligram.search.library import Library
+from calligram.search.query import ItemId, Modality, Query, Term, What, joined
+from calligram.search.query_encoder import QueryEncoder, unit_vectors
+from calligram.search.relevance import cutoff_of
+from calligram.search.reranking import Scored
+from calligram.search.where import Condition, parse
+
+Floats = NDArray[np.float32]
+
+
+@dataclass
+class Clock:
+    """Seconds that the stages of one search took."""
+
+    times: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "search": 0.0, "rerank": 0.0})
+
+    @contextmanager
+    def of(self, stage: str) -> Iterator[None]:
+        """Add what is spent inside to a stage."""
+        began = time.perf_counter()
+        yield
+        self.times[stage] += time.perf_counter() - began
+
+
+class Asked(NamedTuple):
+    """A query for images or for captions."""
+
+    query: Query
+    found: Modality
+    """what it is to find"""
+    shares: Floats
+    """weight of each term in the score"""
+    vector: Floats
+    """at length one"""
+    length: float
+    """a cosine times this is the query's score"""
+    where: Condition | None
+
+    def look_up(self, index: Index, count: int) -> list[Scored]:
+        """The nearest items of an index, best first."""
+        if not len(index):
+            return []
+        return [Scored(f.id, f.score * self.length) for f in index.search(self.vector[None], count, self.where)[0]]
+
+    def scored(self, index: Index, ids: list[str]) -> list[Scored]:
+        """Items of an index, wherever they stand."""
+        if not ids:
+            return []
+        scores = (index.vectors(ids) @ self.vector) * self.length
+        return [Scored(id, float(score)) for id, score in zip(ids, scores, strict=True)]
+
+    def cutoff(self, scales: Scales, *, reranked: bool) -> float:
+        """The score that a match should reach."""
+        of_terms = [scales.reranked if reranked else scales.of(term.modality, self.found) for term in self.query.terms]
+        return cutoff_of(self.shares, of_terms)
+
+
+class Asker(NamedTuple):
+    """Makes queries ready."""
+
+    library: Library
+    encoder: QueryEncoder
+    scales: Scales
+
+    def ask(self, query: What | Term | Query, found: Modality, where: str | None) -> Asked:
+        """Encode a query.
+
+        Raises:
+            UserError: for a query or a condition that cannot be read, and for items that are not there.
+        """
+        whole = Query.of(query)
+        condition = parse(where, self.library.kinds) if where is not None and where.strip() else None
+        shares = whole.shares({asked: self.scales.of(asked, found).spread for asked in whole.modalities})
+        vector, length = joined(self._vectors(whole), shares)
+        return Asked(whole, found, shares, vector, length, condition)
+
+    def _vectors(self, query: Query) -> Floats:
+        """Vectors of the terms at length one (terms, D), those of a kind encoded together."""
+        vectors: Floats = np.empty((len(query.terms), self.library.manifest.dim), dtype=np.float32)
+        places: dict[type, list[int]] = {str: [], ItemId: [], Image.Image: []}
+        for place, term in enumerate(query.terms):
+            places[_kind(term.what)].append(place)
+        what = {kind: [query.terms[place].what for place in there] for kind, there in places.items()}
+        if there := places[str]:
+            vectors[there] = unit_vectors(self.encoder.texts([str(text) for text in what[str]]))
+        if there := places[Image.Image]:
+            pictures = [picture for picture in what[Image.Image] if isinstance(picture, Image.Image)]
+            vectors[there] = unit_vectors(self.encoder.images([picture.convert("RGB") for picture in pictures]))
+        if there := places[ItemId]:
+            vectors[there] = self.library.images.vectors([str(id) for id in what[ItemId]])
+        return vectors
+
+
+def _kind(what: object) -> type:
+    for kind in (ItemId, str, Image.Image):
+        if isinstance(what, kind):
+            return kind
+    raise UserError(f"a query is made of texts, pictures and items, not of {type(what).__name__}")

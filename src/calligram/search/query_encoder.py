@@ -1,0 +1,63 @@
+"""A matcher's encoders and its score, for the few texts and pictures of a query."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from calligram.errors import NotFiniteError
+from calligram.models.matcher import Encoded, unit
+from calligram.models.stored import Stored
+
+Floats = NDArray[np.float32]
+
+
+class QueryEncoder:
+    """Encodes queries and scores them. Nothing in it changes after it was made, so threads may share it."""
+
+    def __init__(self, stored: Stored, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        self.fingerprint = stored.fingerprint
+        self._matcher, self._inputs = stored.matcher.to(self.device).eval(), stored.inputs
+        # Tokenizers of transformers set their padding at every call and refuse two calls at a time.
+        self._tokenizing = threading.Lock()
+
+    @torch.inference_mode()
+    def texts(self, strings: Sequence[str]) -> Encoded:
+        """Encode texts."""
+        with self._tokenizing:
+            words, mask = self._inputs.texts.texts(list(strings))
+        return self._matcher.encode_texts(words.to(self.device), mask.to(self.device))
+
+    @torch.inference_mode()
+    def images(self, images: Sequence[Image.Image]) -> Encoded:
+        """Encode pictures."""
+        rows = self._inputs.images.images(list(images)).to(self.device)
+        return self._matcher.encode_images(self._inputs.images.finish(rows))
+
+    @torch.inference_mode()
+    def scores(self, images: Encoded, texts: Encoded) -> Floats:
+        """All scores (I, T)."""
+        scores = self._matcher.score(_on(images, self.device), _on(texts, self.device)).float().cpu().numpy()
+        if not np.isfinite(scores).all():
+            raise NotFiniteError("the matcher's scores are not finite; it cannot be searched with")
+        return np.ascontiguousarray(scores)
+
+
+def unit_vectors(encoded: Encoded) -> Floats:
+    """The vectors at length one."""
+    vectors = unit(encoded.vectors).cpu().numpy()
+    if not np.isfinite(vectors).all():
+        raise NotFiniteError("the matcher's vectors are not finite; it cannot be searched with")
+    return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def _on(encoded: Encoded, device: torch.device) -> Encoded:
+    """The same on a device, in float32 where parts were kept in half of that."""
+    vectors, parts, mask = encoded.to(device)
+    return Encoded(vectors.float(), None if parts is None else parts.float(), mask)

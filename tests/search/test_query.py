@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from calligram.errors import UserError
+from calligram.search.query import MOST_TERMS, ItemId, Query, Term, joined, parse_term, parse_what
+
+EVEN = {"text": 0.1, "image": 0.1}
+
+
+def unit_rows(seed: int, count: int, dim: int = 8) -> np.ndarray:
+    rows = np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def test_a_number_before_a_colon_is_a_weight_and_a_time_of_day_is_not():
+    assert parse_term("2:dog") == Term("dog", 2.0)
+    assert parse_term(" .5 : a dog ") == Term("a dog", 0.5)
+    assert parse_term("1.5:cat: a portrait") == Term("cat: a portrait", 1.5)
+    assert parse_term("3:00 in the morning") == Term("3:00 in the morning")
+    assert parse_term("16:9") == Term("16:9")
+    assert parse_term("2 dogs") == Term("2 dogs")
+    assert parse_term("note: a dog") == Term("note: a dog")
+
+
+def test_a_path_is_a_picture_and_a_misspelt_one_is_an_error_rather_than_a_text(tmp_path, monkeypatch):
+    Image.new("RGB", (4, 3), "red").save(tmp_path / "red.png")
+    (tmp_path / "red.png").rename(tmp_path / "unnamed")
+    Image.new("RGB", (4, 3), "red").save(tmp_path / "red.png")
+    monkeypatch.chdir(tmp_path)
+    assert parse_term("2:red.png").what.size == (4, 3)
+    assert parse_what("./unnamed") == "./unnamed" or parse_what(str(tmp_path / "unnamed")).size == (4, 3)
+    assert parse_what("unnamed") == "unnamed"
+    assert parse_what("black/white photograph") == "black/white photograph"
+    assert parse_what("dog " * 2000).startswith("dog")
+    with pytest.raises(UserError, match=r"reed\.png cannot be searched with: no such file"):
+        parse_what("reed.png")
+
+
+def test_terms_that_say_nothing_are_refused():
+    with pytest.raises(UserError, match="other than zero, got 0"):
+        Term("dog", 0.0)
+    with pytest.raises(UserError, match="got nan"):
+        Term("dog", float("nan"))
+    with pytest.raises(UserError, match="is empty"):
+        Term("  ")
+    with pytest.raises(UserError, match="the query is empty"):
+        Query(())
+    with pytest.raises(UserError, match=f"at most {MOST_TERMS}"):
+        Query((Term("dog"),) * (MOST_TERMS + 1))
+
+
+def test_an_item_counts_as_a_picture_and_a_string_as_a_text():
+    query = Query((Term("dog"), Term(ItemId("img-7"), 2), Term(Image.new("RGB", (2, 2)), -1), Term("cat", -1)))
+    assert [t.modality for t in query.terms] == ["text", "image", "image", "text"]
+    assert query.words == "dog"
+    assert Query.of("dog") == Query((Term("dog"),))
+    assert Query.of(query) is query
+
+
+def test_the_score_of_a_query_is_the_weighted_mean_of_its_terms_scores():
+    """Against the literal sum: 2 dog + 1 beach - 1 cat, so shares 0.5, 0.25 and -0.25."""
+    terms, items = unit_rows(0, 3), unit_rows(1, 20)
+    shares = Query((Term("dog", 2), Term("beach"), Term("cat", -1))).shares(EVEN)
+    assert shares == pytest.approx([0.5, 0.25, -0.25])
+    vector, length = joined(terms, shares)
+    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
+    expected = 0.5 * items @ terms[0] + 0.25 * items @ terms[1] - 0.25 * items @ terms[2]
+    np.testing.assert_allclose(items @ vector * length, expected, atol=1e-6)
+
+
+def test_a_query_of_one_term_is_the_matchers_own_score():
+    term = unit_rows(0, 1)
+    vector, length = joined(term, Query.of("dog").shares({"text": 0.03, "image": 0.2}))
+    np.testing.assert_allclose(vector, term[0], atol=1e-6)
+    assert length == pytest.approx(1, abs=1e-6)
+
+
+def test_spreads_count_only_where_texts_and_pictures_meet():
+    spreads = {"text": 0.05, "image": 0.15}
+    assert Query((Term("dog", 3), Term("cat"))).shares(spreads) == pytest.approx([0.75, 0.25])
+    mixed = Query((Term("dog"), Term(ItemId("a")))).shares(spreads)
+    assert mixed == pytest.approx([0.75, 0.25])  # the picture's scores vary three times as much, so it gets a third
+
+
+def test_terms_that_cancel_are_refused():
+    term = unit_rows(0, 1)
+    with pytest.raises(UserError, match="cancel each other"):
+        joined(np.concatenate([term, term]), Query((Term("dog"), Term("dog", -1))).shares(EVEN))

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import numpy as np
+
+from calligram.search.trials import COUNT, PHRASES, trials_of
+
+
+def test_a_caption_matches_its_items_and_a_piece_those_with_its_words():
+    items = [["A red dog runs."], ["a red dog runs", "Two cats"], [], ["a red doghouse"]]
+    trials = trials_of(items)
+    assert "a red dog runs" in trials.texts
+    for text, row in zip(trials.texts, trials.matches, strict=True):
+        expected = [f" {text} " in " a red dog runs ", f" {text} " in " a red dog runs | two cats "]
+        assert row.tolist() == [*expected, False, f" {text} " in " a red doghouse "]
+
+
+def test_pieces_are_short_and_begin_and_end_with_a_word_that_says_something():
+    items = [[f"a dog number{n} on the beach of the town"] for n in range(3 * COUNT)]
+    trials = trials_of(items)
+    pieces = [text for text in trials.texts if len(text.split()) <= 3]
+    assert len(pieces) > 20
+    assert not [p for p in pieces if {p.split()[0], p.split()[-1]} & {"a", "on", "the", "of"}]
+    assert len(trials.texts) <= 2 * COUNT
+    assert all(trials.matches.any(axis=1))
+
+
+def test_the_same_library_gives_the_same_trials():
+    items = [[f"dog {n}", f"cat {n}"] for n in range(20)]
+    one, two = trials_of(items), trials_of(items)
+    assert one.texts == two.texts
+    np.testing.assert_array_equal(one.matches, two.matches)
+
+
+def test_phrases_stand_in_where_there_are_no_captions():
+    trials = trials_of([[], [" ... "]])
+    assert trials.texts == list(PHRASES)
+    assert not trials.matches.any()
+    assert len(PHRASES) == len(set(PHRASES)) > 80
+    assert not [p for p in PHRASES if "\n" in p or "  " in p]
