@@ -75,6 +75,12 @@ class Collection:
         """Short name, as results report it."""
         return str(self.manifest["name"])
 
+    @property
+    def generated(self) -> bool:
+        """Whether the pictures were drawn by us and may go anywhere."""
+        about = self.manifest.get("about", {})
+        return isinstance(about, dict) and "generator" in about
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of what there is to learn from: images, captions and their matches."""

@@ -18,6 +18,7 @@ from calligram.recipes.catalog import recipe_named
 from calligram.recipes.claims import Claim, Row, Study, Verdict, judge
 from calligram.recipes.config import changed, resolve
 from calligram.recipes.plan import Surroundings, device_named, run_recipe
+from calligram.recipes.provenance import with_assets_found
 from calligram.recipes.results import Result, append, read_results, result_line
 from calligram.training.curves import draw_curves
 from calligram.training.runs import Run, write_whole
@@ -127,7 +128,7 @@ def _run(
     around: Surroundings,
 ) -> Result:
     recipe = recipe_named(row.recipe)
-    settings = resolve(recipe.defaults, [*changes, *row.changes, f"seed={seed}"])
+    settings = resolve(recipe.defaults, [with_assets_found(c) for c in (*changes, *row.changes, f"seed={seed}")])
     told = "-".join((study.paper, row.name, collection.name, *changes, str(seed)))
     plain = "".join(c if c.isalnum() else "-" for c in told)
     out = runs / plain
@@ -140,9 +141,11 @@ def _run(
     shutil.rmtree(out / "state", ignore_errors=True)
     pictures = []
     if seed == 0:
-        pictures = [results / "pictures" / f"{plain}-{what}.png" for what in ("found", "curves")]
-        draw_sheet(matcher, inputs, collection.sentences("test"), pictures[0], queries=3)
-        draw_curves(out, pictures[1])
+        # Photographs have owners: sheets of them stay with the run, those of scenes are anyone's.
+        kept = results / "pictures" / f"{plain}-found.png" if collection.generated else out / "found.png"
+        draw_sheet(matcher, inputs, collection.sentences("test"), kept, queries=3)
+        pictures = [file for file in (kept, results / "pictures" / f"{plain}-curves.png") if file.parent != out]
+        draw_curves(out, pictures[-1])
     return result_line(run, collection, "test", report, study=_key(study, row), pictures=pictures)
 
 

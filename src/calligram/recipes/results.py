@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,10 +15,8 @@ from calligram.errors import UserError
 from calligram.evaluation.retrieval import Report
 from calligram.recipes.catalog import recipe_named
 from calligram.recipes.config import changed, from_plain
+from calligram.recipes.provenance import with_assets_named
 from calligram.training.runs import Run
-
-ASSETS = "CALLIGRAM_ASSETS"
-"""The one environment variable: a folder with ``flickr8k/``, ``models/`` and ``text/``."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ def result_line(
     different = {k: v for k, v in changed(settings, recipe.defaults).items() if k != "seed"}
     return Result(
         recipe.name,
-        json.loads(_with_assets_named(json.dumps(different))),
+        json.loads(with_assets_named(json.dumps(different))),
         int(about["settings"]["seed"]),
         collection.name,
         split,
@@ -124,9 +121,4 @@ def recorded_command(command: str = "") -> str:
     """A command as anyone can repeat it: the program's name without its folder, assets by their variable."""
     words = shlex.split(command) if command else list(sys.argv)
     words[0] = Path(words[0]).name
-    return _with_assets_named(shlex.join(words))
-
-
-def _with_assets_named(text: str) -> str:
-    assets = os.environ.get(ASSETS)
-    return text.replace(str(Path(assets).resolve()), f"${ASSETS}").replace(assets, f"${ASSETS}") if assets else text
+    return with_assets_named(shlex.join(words))
