@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 NEVER = timedelta(days=36_500)
-AT_ONCE = timedelta(microseconds=1)
+AT_ONCE = timedelta(milliseconds=1)
 MARGIN = timedelta(minutes=1)
 """versions are deleted by age, and time passes between the question and the deed"""
 TURNS = 8

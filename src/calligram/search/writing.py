@@ -239,7 +239,8 @@ class Writer:
         if at_once:
             self.manifest = replace(self.manifest, earlier=())
             write_manifest(self.folder, self.manifest, self.name)
-        wanted = [*(versions for _, versions in self.manifest.earlier), self.manifest.versions]
+        read = [versions for until, versions in self.manifest.earlier if until > time.time()]
+        wanted = [*read, self.manifest.versions]
         oldest = {name: min(v[name] for v in wanted) for name in self.manifest.versions}
         self.tables.clean(oldest)
         for name, index in zip(INDEXES, (self.images, self.captions), strict=True):

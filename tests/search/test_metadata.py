@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from PIL import ExifTags, Image
+
+from calligram.search.metadata import facts
+from calligram.search.thumbnails import LONGEST, thumbnail
+
+
+def jpeg(
+    tags: dict[int, object], place: dict[int, object] | None = None, inner: dict[int, object] | None = None
+) -> bytes:
+    exif = Image.Exif()
+    for tag, value in tags.items():
+        exif[tag] = value
+    if place:
+        exif.get_ifd(ExifTags.IFD.GPSInfo).update(place)
+    if inner:
+        exif.get_ifd(ExifTags.IFD.Exif).update(inner)
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(stream, "JPEG", exif=exif)
+    return stream.getvalue()
+
+
+def test_date_camera_and_position_are_read():
+    place = {1: "S", 2: (33.0, 51.0, 24.0), 3: "E", 4: (151.0, 12.0, 36.0)}
+    found = facts(
+        jpeg(
+            {ExifTags.Base.Make: "Acme\x00", ExifTags.Base.Model: "Acme  Box 3"},
+            place,
+            {ExifTags.Base.DateTimeOriginal: "2021:06:30 08:09:10"},
+        )
+    )
+    assert found == {
+        "taken": "2021-06-30T08:09:10",
+        "year": 2021,
+        "camera": "Acme Box 3",
+        "latitude": pytest.approx(-33.856667),
+        "longitude": pytest.approx(151.21),
+    }
+
+
+@pytest.mark.parametrize("date", ["0000:00:00 00:00:00", "2021:13:01 00:00:00", "yesterday", "    "])
+def test_a_date_that_is_none_is_left_out(date):
+    assert facts(jpeg({ExifTags.Base.DateTime: date})) == {}
+
+
+def test_a_position_at_the_origin_or_off_the_globe_is_left_out():
+    assert facts(jpeg({}, {1: "N", 2: (0.0, 0.0, 0.0), 3: "E", 4: (200.0, 0.0, 0.0)})) == {}
+
+
+@pytest.mark.parametrize("data", [b"", b"not a picture", jpeg({ExifTags.Base.Make: "x"})[:40]])
+def test_what_cannot_be_read_has_no_facts(data):
+    assert facts(data) == {}
+
+
+@pytest.mark.parametrize(
+    ("size", "small"),
+    [((640, 320), (LONGEST, 160)), ((10, 2000), (2, LONGEST)), ((5, 4000), (1, LONGEST)), ((30, 20), (30, 20))],
+)
+def test_a_thumbnail_keeps_the_shape_and_is_never_larger(size, small):
+    made = Image.open(io.BytesIO(thumbnail(Image.new("RGB", size, "red"))))
+    assert made.format == "JPEG"
+    assert made.size == small
+    assert not made.getexif()

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from calligram.search.known import Known, State, compare
+from calligram.search.scanning import Entry, Scan, scan_folder, shard_of
+from calligram.search.sources import FolderPictures
+
+
+def keys(root):
+    return [entry.key for entry in scan_folder(root).entries]
+
+
+def touch(*files):
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x")
+
+
+def test_pictures_are_found_in_a_fixed_order_and_nothing_else(tmp_path):
+    touch(*(tmp_path / n for n in ("b.JPG", "a/z.png", "a/notes.txt", ".hidden.jpg", ".cache/x.jpg", "ä ö/é.webp")))
+    assert keys(tmp_path) == ["a/z.png", "b.JPG", "ä ö/é.webp"]
+
+
+def test_libraries_and_collections_within_are_left_out_but_the_folder_itself_is_not(tmp_path):
+    touch(tmp_path / "lib" / "library.json", tmp_path / "lib" / "a.jpg", tmp_path / "c" / "collection.json")
+    touch(tmp_path / "c" / "images" / "b.jpg", tmp_path / "own.jpg", tmp_path / "library.json")
+    assert keys(tmp_path) == ["own.jpg"]
+
+
+def test_links_that_go_round_end_and_a_picture_is_known_by_its_own_path(tmp_path):
+    touch(tmp_path / "z" / "deep" / "a.jpg")
+    (tmp_path / "z" / "deep" / "up").symlink_to(tmp_path)
+    (tmp_path / "a-link").symlink_to(tmp_path / "z")
+    assert keys(tmp_path) == ["z/deep/a.jpg"]
+
+
+def test_a_linked_folder_from_elsewhere_is_followed(tmp_path):
+    touch(tmp_path / "elsewhere" / "a.jpg")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "elsewhere")
+    assert keys(tmp_path / "root") == ["link/a.jpg"]
+
+
+def test_a_broken_link_and_an_impossible_name_are_problems(tmp_path):
+    (tmp_path / "nowhere.jpg").symlink_to(tmp_path / "missing.jpg")
+    touch(tmp_path / os.fsdecode(b"bad\xff.jpg"))
+    os.mkfifo(tmp_path / "pipe.jpg")
+    found = scan_folder(tmp_path)
+    assert found.entries == []
+    assert found.problems == {
+        "nowhere.jpg": "No such file or directory",
+        "bad\\udcff.jpg": "the name is not valid Unicode; rename the file",
+    }
+
+
+def test_items_below_a_folder_that_cannot_be_read_are_not_gone(tmp_path):
+    known = {k: Known(k, 1, 1, f"hash {k}", True, "") for k in ("sub/a.jpg", "sub/deep/b.jpg", "subtle.jpg")}
+    state = State(0, items=known)
+    compare(Scan(unread=["sub"]), state, FolderPictures(tmp_path))
+    assert state.away == {"subtle.jpg"}
+
+
+@pytest.mark.parametrize("count", [1, 3, 16])
+def test_shards_cover_everything_once(count):
+    entries = [Entry(f"{n}.jpg", f"{n}.jpg", -1, 1, 1) for n in range(200)]
+    shares = [shard_of(entries, number, count) for number in range(1, count + 1)]
+    assert sorted(entry for share in shares for entry in share) == sorted(entries)
+    assert min(len(share) for share in shares) > 0
