@@ -4,18 +4,24 @@ BIN := .venv/bin
 # Byte code is made at the first import, of what is imported, rather than of everything at once.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test check format bench report clean
+.PHONY: demo test check chromium format bench report clean
 
-demo: .venv/core  ## set up, draw scenes, train, measure, show
-	$(BIN)/calligram demo
+demo: .venv/serve  ## set up, draw scenes, train, measure, index, serve; SERVE=0 stops before serving
+	$(BIN)/calligram demo $(if $(filter 0,$(SERVE)),--no-serve)
 
-test: check  ## set up, then lint, types and tests
+test: check chromium  ## set up, then lint, types and tests
 	$(BIN)/python -m pytest
 
 check: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The page is tested in the system's browser. Where it cannot be installed here, its tests fail and say what would do it.
+chromium:
+	@for browser in chromium chromium-browser google-chrome; do command -v $$browser >/dev/null && exit 0; done; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null || true; fi
 
 format: .venv/dev
 	$(BIN)/ruff format .
@@ -35,6 +41,10 @@ report: .venv/core  ## docs/results.md from results/
 .venv/core: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) torch
 	$(PIP) -e .
+	touch $@
+
+.venv/serve: .venv/core
+	$(PIP) -e '.[serve]'
 	touch $@
 
 .venv/dev: .venv/core

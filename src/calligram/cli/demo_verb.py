@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,8 @@ from calligram.cli.screen import bars, console, print_report
 
 SIZE = 88
 """side of the demo's pictures: what 2 cores can learn from in under four minutes"""
+SHOWN, SHOWN_SIZE = 1000, 256
+"""pictures to search among, and their side: large enough to look at"""
 
 
 def demo(
@@ -19,8 +22,10 @@ def demo(
     images: Annotated[int, typer.Option(min=500, help="Scenes to draw, 200 of them for dev and 200 for test.")] = 8400,
     seed: Annotated[int, typer.Option(help="Of the scenes and of training.")] = 0,
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe, as key=value.")] = None,
+    serve: Annotated[bool, typer.Option(help="End with the search page.")] = True,
+    port: Annotated[int, typer.Option(help="Of the page; another is taken where it is not free.")] = 8000,
 ) -> None:
-    """Draw scenes, train a matcher on them, measure it beside an oracle, and show what it finds."""
+    """Draw scenes, train a matcher on them, measure it beside an oracle, and search new ones on a page."""
     from calligram.data.collection import MANIFEST, Collection
     from calligram.data.scenes.generate import generate_scenes
     from calligram.evaluation.retrieval import evaluate_retrieval
@@ -52,4 +57,38 @@ def demo(
     draw_sheet(matcher, inputs, pairing, out / "found.png")
     print_report(report, f"[bold]3.[/] measured on {report.images} test images it never saw")
     console.print(f"[bold]4.[/] captions with the five images found first: {out / 'found.png'}")
+    if missing := [name for name in ("lancedb", "fastapi", "uvicorn") if find_spec(name) is None]:
+        console.print(f'no search page without {", ".join(missing)}: pip install "calligram\\[serve]"')
+        serve = False
+    else:
+        index_new_scenes(out, seed)
+        console.print(f"[bold]5.[/] {SHOWN} scenes it never saw, to be searched: {out / 'library'}")
     console.print(f"{time.perf_counter() - began:.0f} seconds")
+    if serve:
+        serve_here(out / "library", port)
+
+
+def index_new_scenes(out: Path, seed: int) -> None:
+    """Draw scenes of another seed, larger than those for training, and make them a library."""
+    from calligram.data.collection import MANIFEST
+    from calligram.data.scenes.generate import generate_scenes
+    from calligram.search.indexing import index_source
+    from calligram.search.models import Models
+
+    folder = out / "new-scenes"
+    if not (folder / MANIFEST).is_file():
+        generate_scenes(folder, images=SHOWN, seed=seed + 1, size=SHOWN_SIZE, track=bars)
+    library = out / "library"
+    # A demo that was trained anew has another matcher, and the library is then made anew too.
+    models = Models.load(out / "run")
+    index_source(models, folder, library, rebuild=library.exists() and not models.made(library), track=bars)
+
+
+def serve_here(library: Path, port: int) -> None:
+    """Serve to this machine until Ctrl-C."""
+    from calligram.serve.running import Address, Server
+    from calligram.serve.settings import Settings
+
+    with Server.open(library, Address("127.0.0.1", port).or_any(), Settings()) as server:
+        console.print(f"[bold]6.[/] search them: [bold]{server.address.url}[/]  (Ctrl-C ends it)", soft_wrap=True)
+        server.run()

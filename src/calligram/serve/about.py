@@ -25,7 +25,7 @@ async def health(here: Here) -> HealthAnswer:
     return HealthAnswer(status="ok", version=calligram.__version__, problem=here.problem)
 
 
-@router.post("/api/login", status_code=204, response_class=Response, responses=documented(408, 413, 422))
+@router.post("/api/login", status_code=204, response_class=Response, responses=documented(400, 408, 413, 422))
 async def login(here: Here, given: Login) -> Response:
     """Exchange the token for a cookie, so that the page and its pictures may be fetched."""
     response = Response(status_code=204)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Annotated, TypeVar
 from urllib.parse import quote
 
@@ -54,9 +55,15 @@ async def image(
     kind = content_type(picture)
     # A browser would only guess at what it cannot show.
     manner = "attachment" if download or not kind.startswith("image/") else "inline"
-    disposition = f"{manner}; filename*=UTF-8''{quote(found.name, safe='')}"
+    disposition = f"{manner}; filename*=UTF-8''{quote(_file_name(found.name, kind), safe='')}"
     headers = {"Cache-Control": "private, no-cache", "Content-Disposition": disposition}
     return _picture(request, picture, kind, headers)
+
+
+def _file_name(name: str, kind: str) -> str:
+    """The item's name, with an ending where it has none: pictures of collections go by their id."""
+    known = kind.startswith("image/") and not PurePath(name).suffix
+    return f"{name}.{kind.removeprefix('image/').replace('jpeg', 'jpg')}" if known else name
 
 
 def _picture(request: Request, picture: bytes, kind: str, headers: dict[str, str]) -> Response:

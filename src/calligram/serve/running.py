@@ -44,6 +44,14 @@ class Address:
         name = socket.gethostname() if anywhere else self.host
         return f"http://{f'[{name}]' if ':' in name else name}:{self.port}"
 
+    def or_any(self) -> Address:
+        """This address, or one with another port where this one is taken."""
+        try:
+            self.listen().close()
+        except UserError:
+            return replace(self, port=0)
+        return self
+
     def names(self, more: Iterable[str]) -> frozenset[str]:
         """Names that a Host header may give: this machine's own where others reach it, and those that were allowed."""
         own = set() if self.loopback else {self.host, socket.gethostname(), socket.getfqdn()}

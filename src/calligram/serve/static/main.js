@@ -117,6 +117,7 @@ async function ask(key) {
     return say("The picture of this search is gone", "It was never kept. Drop it here again to repeat the search.");
   }
   const mine = (asking = new AbortController());
+  $("results").setAttribute("aria-busy", "true");
   const slow = setTimeout(() => found.hits.length ? $("results").classList.add("waiting") : grid.ghosts($("results"), 18), 120);
   try {
     found = isQuery(state)
@@ -128,7 +129,10 @@ async function ask(key) {
     drawRefusal(error);
   } finally {
     clearTimeout(slow);
-    if (asking === mine) $("results").classList.remove("waiting");
+    if (asking === mine) {
+      $("results").classList.remove("waiting");
+      $("results").setAttribute("aria-busy", "false");
+    }
   }
 }
 

@@ -1,0 +1,172 @@
+"""The JSON that other programs read."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from PIL import Image
+
+
+@pytest.fixture(scope="module")
+def first(served) -> dict:
+    """The best hit for some words."""
+    return served.hits(q="a dog on the beach", all=True, k=5)[0]
+
+
+def png(size: tuple[int, int] = (40, 30), colour: str = "green") -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", size, colour).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def test_words_find_pictures_in_order_with_times(served):
+    answer = served.client.get("/api/search", params={"q": "a dog on the beach", "k": 7, "all": True})
+    hits = answer.json()["hits"]
+    assert [hit["rank"] for hit in hits] == [1, 2, 3, 4, 5, 6, 7]
+    assert {"id", "score", "rank", "path"} <= set(hits[0])
+    stages = dict(re.findall(r"(\w+);dur=([\d.]+)", answer.headers["server-timing"]))
+    assert {"encode", "search", "rerank"} <= set(stages)
+    assert float(stages["encode"]) > 0
+    assert answer.json()["milliseconds"].keys() == stages.keys()
+
+
+def test_a_picture_of_the_library_finds_itself(served, first):
+    picture = served.client.get("/api/image", params={"id": first["id"]}).content
+    answer = served.client.post("/api/search", files={"image": ("a.png", picture)}, data={"k": 3, "all": "true"})
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["hits"][0]["id"] == first["id"]
+
+
+def test_an_item_finds_others_like_it(served, first):
+    found = [hit["id"] for hit in served.hits(like=first["id"], k=5, all=True)]
+    assert found
+    assert first["id"] not in found or len(found) > 1
+
+
+def test_a_picture_finds_captions_and_so_do_words(served):
+    answer = served.client.post("/api/search", files={"image": png()}, data={"find": "captions", "k": 4, "all": "true"})
+    texts = [hit["text"] for hit in answer.json()["hits"]]
+    assert len(texts) == 4
+    assert all(isinstance(text, str) and text for text in texts)
+    assert all(hit["text"] for hit in served.hits(q="a dog", find="captions", k=3, all=True))
+
+
+def test_terms_are_added_and_taken_away_at_their_weights(served):
+    plain = served.hits(q="a dog", k=60, all=True, hybrid=False)
+    less = served.hits(q="a dog", minus=["2:a person", "the sea"], k=60, all=True, hybrid=False)
+    more = served.hits(plus=["a dog"], k=60, all=True, hybrid=False)
+    assert [hit["id"] for hit in plain] == [hit["id"] for hit in more]
+    assert [hit["id"] for hit in plain] != [hit["id"] for hit in less]
+
+
+def test_conditions_narrow_a_search(served):
+    found = served.hits(q="a dog", where="setting = 'beach' and split != 'dev'", k=60, all=True)
+    assert found
+    for hit in found[:5]:
+        about = served.client.get("/api/item", params={"id": hit["id"]}).json()["metadata"]
+        assert about["setting"] == "beach"
+        assert about["split"] != "dev"
+
+
+def test_an_item_is_described(served, first):
+    item = served.client.get("/api/item", params={"id": first["id"]}).json()
+    assert item["id"] == first["id"]
+    assert (item["width"], item["height"]) == (64, 64)
+    assert len(item["captions"]) == 5
+    assert {"setting", "time", "split"} <= set(item["metadata"])
+
+
+def test_thumbnails_are_jpegs_that_need_not_be_sent_twice(served, first):
+    answer = served.client.get("/api/thumbnail", params={"id": first["id"]})
+    assert answer.headers["content-type"] == "image/jpeg"
+    assert "max-age" in answer.headers["cache-control"]
+    with Image.open(io.BytesIO(answer.content)) as picture:
+        assert picture.format == "JPEG"
+    again = served.client.get(
+        "/api/thumbnail", params={"id": first["id"]}, headers={"If-None-Match": answer.headers["etag"]}
+    )
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_pictures_come_as_they_are_stored_and_can_do_nothing(served, first):
+    answer = served.client.get("/api/image", params={"id": first["id"]})
+    assert answer.headers["content-type"] == "image/png"
+    assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    assert answer.headers["content-disposition"].startswith("inline")
+    with Image.open(io.BytesIO(answer.content)) as picture:
+        assert picture.size == (64, 64)
+    saved = served.client.get("/api/image", params={"id": first["id"], "download": True})
+    assert re.fullmatch(r"attachment; filename\*=UTF-8''scene-\d+\.png", saved.headers["content-disposition"])
+
+
+def test_the_library_is_described_with_what_it_can_be_filtered_by(served):
+    answer = served.client.get("/api/stats").json()
+    assert answer["stats"]["items"] == 60
+    assert sum(entry["count"] for entry in answer["facets"]["time"]) == 60
+    assert {entry["value"] for entry in answer["facets"]["split"]} == {"train", "dev", "test"}
+    things = [entry["value"] for entry in answer["facets"]["things"]]
+    assert things == sorted(things)
+    assert answer["columns"]["things"] == "number"
+    assert answer["examples"]
+
+
+def test_the_library_can_be_looked_at_without_a_query(served):
+    some = served.client.get("/api/browse", params={"k": 10}).json()["hits"]
+    assert len({hit["id"] for hit in some}) == 10
+    night = served.client.get("/api/browse", params={"where": "time = 'night'", "k": 100}).json()["hits"]
+    counts = {entry["value"]: entry["count"] for entry in served.client.get("/api/stats").json()["facets"]["time"]}
+    assert len(night) == counts["night"]
+
+
+def test_what_is_no_good_match_is_left_out_and_counted(served):
+    kept = served.client.get("/api/search", params={"q": "quantum tax law", "k": 20, "hybrid": False}).json()
+    everything = served.hits(q="quantum tax law", k=20, all=True, hybrid=False)
+    assert len(kept["hits"]) + kept["below"] >= len(everything)
+    assert len(everything) == 20
+
+
+def test_metrics_are_text_that_prometheus_reads(served):
+    served.hits(q="a boat")
+    answer = served.client.get("/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    line = re.compile(r'(# (HELP|TYPE) .+|[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [0-9.e+-]+)')
+    assert all(line.fullmatch(text) for text in answer.text.splitlines())
+    count = re.search(r'requests_total\{method="GET",route="/api/search",status="200"\} (\d+)', answer.text)
+    assert count
+    assert int(count[1]) >= 1
+    assert re.search(r"^calligram_items 60$", answer.text, re.MULTILINE)
+
+
+def test_health_says_that_it_answers(served):
+    assert served.client.get("/api/health").json()["status"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "reason"),
+    [
+        ("/api/search", 400, "the query is empty"),
+        ("/api/search?q=%20%20", 400, "the query is empty"),
+        ("/api/search?minus=dog", 400, "the query is empty"),
+        ("/api/search?q=dog&plus=", 400, "empty"),
+        ("/api/search?q=dog&k=0", 422, "k: input should be greater than or equal to 1"),
+        ("/api/search?q=dog&k=100000", 422, "k: input should be less than or equal to 500"),
+        ("/api/search?q=dog&kk=3", 422, "kk: extra inputs are not permitted"),
+        ("/api/search?q=" + "x" * 1001, 422, "q: string should have at most 1000 characters"),
+        ("/api/search?q=dog&find=sounds", 422, "find"),
+        ("/api/search?q=dog&where=yaer%20%3E%203", 400, "unknown column 'yaer'"),
+        ("/api/search?q=dog&where=" + "(" * 3000, 400, ""),
+        ("/api/search?like=nothing", 400, "no item 'nothing'"),
+        ("/api/item?id=nothing", 404, "no item 'nothing'"),
+        ("/api/item", 422, "id: field required"),
+        ("/api/nothing", 404, "Not Found"),
+        ("/nothing.html", 404, "Not Found"),
+    ],
+)
+def test_a_bad_request_is_told_why(served, path, status, reason):
+    answer = served.client.get(path)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/json"
+    assert reason in answer.json()["error"]
+    assert "Traceback" not in answer.text

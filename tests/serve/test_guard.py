@@ -1,0 +1,237 @@
+"""What strangers may not do."""
+
+from __future__ import annotations
+
+import io
+import re
+import signal
+import socket
+import struct
+import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from PIL import Image
+
+from calligram.search.indexing import index_source
+from calligram.search.models import Models
+
+TOKEN = "correct horse battery"
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few kilobytes that unpacks to ``width * height * 3`` bytes."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    packer, rows = zlib.compressobj(9), []
+    for _ in range(height):
+        rows.append(packer.compress(b"\0" * (1 + 3 * width)))
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    packed = b"".join(rows) + packer.flush()
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "localhost.evil.example", "192.168.1.7", "[::2]", ""]
+)
+def test_another_name_than_its_own_is_refused_so_that_rebinding_a_name_gives_nothing(served, host):
+    for path in ("/", "/api/health", "/api/search?q=dog"):
+        answer = served.client.get(path, headers={"Host": host})
+        assert answer.status_code in (400, 421)
+        assert "hits" not in answer.text
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "LOCALHOST:9", "[::1]:80"])
+def test_its_own_names_are_served_through_any_port(served, host):
+    assert served.client.get("/api/health", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://["}, {"Sec-Fetch-Site": "cross-site"}],
+)
+def test_posts_from_other_sites_are_refused(served, headers):
+    answer = served.client.post("/api/search", files={"image": b"x"}, headers=headers)
+    assert answer.status_code == 403
+    assert "other sites" in answer.json()["error"]
+
+
+def test_posts_from_its_own_page_pass(served):
+    picture = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(picture, "PNG")
+    answer = served.client.post("/api/search", files={"image": picture.getvalue()}, headers={"Origin": served.url})
+    assert answer.status_code == 200
+
+
+def test_every_answer_has_safe_headers(served):
+    for path in ("/", "/main.js", "/api/search?q=dog", "/api/nothing", "/metrics"):
+        headers = served.client.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["content-security-policy"].startswith("default-src 'self'")
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert "server" not in headers
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../pyproject.toml", "/%2e%2e/%2e%2e/etc/passwd", "/..%2f..%2fetc%2fpasswd", "//etc/passwd",
+        "/static/../app.py", "/....//etc/passwd", "/%00", "/api/image?id=../../etc/passwd", "/api/image?id=/etc/passwd",
+        "/api/thumbnail?id=..%2f..%2fetc%2fpasswd", "/api/image?id=file:///etc/passwd", "/api/item?id=%00",
+        "/api/image?id=' or 1=1 --",
+    ],
+)  # fmt: skip
+def test_no_path_leads_out_of_the_library(served, path):
+    """Sent byte for byte: a client library would tidy the path up."""
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), 10) as connection:
+        target = path.replace(" ", "%20").encode()
+        connection.sendall(b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert re.match(rb"HTTP/1.1 4\d\d ", answer)
+    assert b"root:" not in answer
+
+
+def test_texts_that_look_like_paths_stay_texts(served):
+    assert served.client.get("/api/search", params={"q": "/etc/passwd", "plus": "./a.png"}).status_code == 200
+
+
+def test_a_picture_too_heavy_is_refused_before_it_is_read(served):
+    answer = served.client.post("/api/search", files={"image": b"x" * 21_000_000})
+    assert answer.status_code == 413
+    assert "at most 20 MB" in answer.json()["error"]
+
+
+def test_a_body_without_a_length_is_counted(served):
+    def endless():
+        for _ in range(400):
+            yield b"--a\r\n" + b"x" * 65536
+
+    try:
+        answer = served.client.post(
+            "/api/search", content=endless(), headers={"Content-Type": "multipart/form-data; boundary=a"}
+        )
+    except httpx.WriteError:
+        return  # the server hung up, which is as good
+    assert answer.status_code in (400, 413)
+
+
+def test_a_bomb_is_refused_by_its_header(served):
+    answer = served.client.post("/api/search", files={"image": bomb(10_000, 9_000)})
+    assert answer.status_code == 413
+    assert "megapixels" in answer.json()["error"]
+    assert served.client.post("/api/search", files={"image": bomb(60_000, 30)}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not a picture",
+        b"\x89PNG\r\n\x1a\n",
+        b"GIF89a",
+        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+    ],
+)
+def test_what_is_no_picture_is_refused(served, content):
+    answer = served.client.post("/api/search", files={"image": ("a.png", content)})
+    assert answer.status_code in (400, 415, 422)
+    assert answer.json()["error"]
+
+
+def test_a_token_is_asked_for_by_everything_but_the_page(serving, library_folder):
+    with serving(library_folder, "--token", TOKEN) as guarded:
+        client = guarded.client
+        assert client.get("/").status_code == 200
+        assert client.get("/api/health").status_code == 200
+        for path in (
+            "/api/search?q=dog",
+            "/api/stats",
+            "/metrics",
+            "/api/item?id=x",
+            "/api/image?id=x",
+            "/api//search?q=a",
+        ):
+            assert client.get(path).status_code in (401, 404)
+        refused = client.get("/api/search?q=dog")
+        assert refused.headers["www-authenticate"] == "Bearer"
+        for wrong in (f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer", "Bearer \xfc"):
+            given = {"Authorization": wrong.encode("latin-1")}
+            assert client.get("/api/search?q=dog", headers=given).status_code == 401
+        assert client.get("/api/search?q=dog", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+        assert client.post("/api/login", json={"token": "wrong wrong"}).status_code == 401
+        login = client.post("/api/login", json={"token": TOKEN})
+        assert login.status_code == 204
+        cookie = login.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert TOKEN not in cookie
+        assert client.get("/api/search?q=dog").status_code == 200
+
+
+def test_sixty_four_clients_at_once_are_all_answered(served):
+    def one(number: int) -> list[int]:
+        with httpx.Client(base_url=served.url, timeout=60, trust_env=False) as client:
+            return [
+                client.get("/api/search", params={"q": f"dog {number} {turn}", "k": 5}).status_code for turn in range(4)
+            ]
+
+    with ThreadPoolExecutor(64) as pool:
+        statuses = [status for found in pool.map(one, range(64)) for status in found]
+    assert statuses == [200] * 256
+
+
+def test_an_answer_under_way_is_given_before_the_end(serving, library_folder):
+    with serving(library_folder) as ending:
+        statuses: list[int] = []
+
+        def ask() -> None:
+            statuses.append(ending.client.get("/api/search", params={"q": "dog", "k": 500, "all": True}).status_code)
+
+        ask()
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(0.002)
+        ending.process.send_signal(signal.SIGTERM)
+        asking.join()
+        assert ending.process.wait(20) == 0
+        assert statuses == [200, 200]
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(ending.url, trust_env=False)
+
+
+def test_what_is_indexed_later_is_found_without_a_restart(serving, served_run, tmp_path):
+    models = Models.load(served_run / "run")
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    Image.new("RGB", (50, 40), "red").save(pictures / "red.png")
+    index_source(models, pictures, tmp_path / "library")
+    with serving(tmp_path / "library") as growing:
+        assert growing.client.get("/api/stats").json()["stats"]["items"] == 1
+        Image.new("RGB", (50, 40), "blue").save(pictures / "blue.jpg")
+        index_source(models, pictures, tmp_path / "library")
+        until = time.monotonic() + 20
+        while growing.client.get("/api/stats").json()["stats"]["items"] == 1 and time.monotonic() < until:
+            time.sleep(0.2)
+        names = {hit["path"].rsplit("/", 1)[-1] for hit in growing.hits(q="blue", all=True)}
+        assert names == {"red.png", "blue.jpg"}
+        blue = next(hit["id"] for hit in growing.hits(q="blue", all=True) if hit["path"].endswith("blue.jpg"))
+        (pictures / "blue.jpg").unlink()
+        gone = growing.client.get("/api/image", params={"id": blue})
+        assert gone.status_code == 404
+        assert growing.client.get("/api/thumbnail", params={"id": blue}).status_code == 200
+
+
+def test_the_server_is_reached_from_elsewhere_only_by_the_names_it_was_given(serving, library_folder):
+    with serving(library_folder, "--host", "0.0.0.0", "--open", "--allow-host", "pictures.example") as public:
+        client = httpx.Client(base_url=re.sub(r"//[^:]+", "//127.0.0.1", public.url), trust_env=False)
+        assert client.get("/api/health", headers={"Host": "pictures.example"}).status_code == 200
+        assert client.get("/api/health", headers={"Host": "10.1.2.3:8000"}).status_code == 200
+        assert client.get("/api/health", headers={"Host": "other.example"}).status_code == 421

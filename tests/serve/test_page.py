@@ -1,0 +1,282 @@
+"""The page in a real browser, against a real server."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+DROP = """([name, bytes]) => {
+  const carried = new DataTransfer();
+  carried.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
+  return carried;
+}"""
+
+
+@pytest.fixture
+def page(browser, served):
+    """An empty page that fails the test when the console complains."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    opened = context.new_page()
+    opened.set_default_timeout(10_000)
+    complaints: list[str] = []
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    opened.on(
+        "request",
+        lambda asked: complaints.append(asked.url) if not asked.url.startswith((served.url, "blob:")) else None,
+    )
+    opened.complaints = complaints
+    yield opened
+    context.close()
+    assert complaints == []
+
+
+def until(page, condition: str) -> None:
+    """Playwright's own waiting evaluates strings within the page, which its security policy forbids."""
+    end = time.monotonic() + 10
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(20)
+
+
+def answered(page) -> None:
+    page.wait_for_selector("#status:has-text(' ms')")
+
+
+def tiles(page):
+    return page.locator("#results .tile[data-id]")
+
+
+def search(page, served, words: str) -> None:
+    page.goto(served.url)
+    page.fill("#query", words)
+    page.press("#query", "Enter")
+    tiles(page).first.wait_for()
+
+
+def test_the_first_page_shows_pictures_and_examples_that_can_be_followed(page, served):
+    page.goto(served.url)
+    tiles(page).first.wait_for()
+    assert "60 pictures" in page.inner_text("#tagline")
+    assert page.evaluate("document.querySelector('#results img').naturalWidth") > 0
+    example = page.locator("#examples a").first
+    words = example.inner_text()
+    example.click()
+    answered(page)
+    assert page.input_value("#query") == words
+    assert "q=" in page.url
+
+
+def test_a_search_is_in_the_address_and_the_way_back_leads_through_it(page, served):
+    search(page, served, "a boat")
+    assert "?q=a+boat" in page.url
+    page.fill("#query", "a dog at night")
+    page.press("#query", "Enter")
+    page.wait_for_url("**/?q=a+dog+at+night")
+    page.go_back()
+    page.wait_for_url("**/?q=a+boat")
+    assert page.input_value("#query") == "a boat"
+    page.reload()
+    tiles(page).first.wait_for()
+    assert page.input_value("#query") == "a boat"
+    assert page.title() == "a boat · Calligram"
+
+
+def test_keys_are_enough(page, served):
+    search(page, served, "a boat")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "query"
+    page.keyboard.press("ArrowDown")
+    first = page.evaluate("document.activeElement.dataset.id")
+    page.keyboard.press("ArrowRight")
+    second = page.evaluate("document.activeElement.dataset.id")
+    assert first
+    assert second
+    assert first != second
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#detail[open] #like")
+    assert f"item={second}" in page.url
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_url(f"**item={first}")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#detail", state="hidden")
+    assert "item=" not in page.url
+    assert page.evaluate("document.activeElement.dataset.id") == first
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate("document.activeElement.id") == "query"
+
+
+def test_a_picture_is_shown_large_with_what_is_known_of_it(page, served):
+    search(page, served, "a boat")
+    tiles(page).nth(1).click()
+    page.wait_for_selector("#like")
+    assert page.locator(".captions li").count() == 5
+    assert "setting" in page.inner_text(".facts")
+    until(page, "document.querySelector('.picture img').src.includes('api/image')")
+    assert page.get_attribute("#overlay", "viewBox") == "0 0 64 64"
+    picture, overlay = (page.locator(place).bounding_box() for place in (".picture img", "#overlay"))
+    assert picture == overlay
+    with page.expect_download() as saved:
+        page.click("text=Download")
+    assert saved.value.suggested_filename.endswith(".png")
+    page.go_back()
+    page.wait_for_selector("#detail", state="hidden")
+
+
+def test_more_like_this_searches_by_the_item(page, served):
+    search(page, served, "a boat")
+    tiles(page).first.click()
+    page.click("#like")
+    page.wait_for_url("**/?like=*")
+    page.wait_for_selector("#detail", state="hidden")
+    answered(page)
+    assert page.locator("#held img").count() == 1
+    page.click("#held button")
+    page.wait_for_selector("body.home")
+
+
+def test_a_dropped_picture_is_searched_by(page, served):
+    picture = served.client.get("/api/image", params={"id": served.hits(q="a dog", all=True)[0]["id"]}).content
+    page.goto(served.url)
+    tiles(page).first.wait_for()
+    carried = page.evaluate_handle(DROP, ["a.png", list(picture)])
+    page.dispatch_event("body", "dragenter", {"dataTransfer": carried})
+    assert page.is_visible("#drop")
+    page.dispatch_event("body", "dragover", {"dataTransfer": carried})
+    page.dispatch_event("body", "drop", {"dataTransfer": carried})
+    answered(page)
+    assert not page.is_visible("#drop")
+    assert page.locator("#held img").count() == 1
+    page.reload()
+    page.wait_for_selector("text=The picture of this search is gone")
+
+
+def test_a_pasted_picture_is_searched_by(page, served):
+    picture = served.client.get("/api/thumbnail", params={"id": served.hits(q="a dog", all=True)[0]["id"]}).content
+    page.goto(served.url)
+    tiles(page).first.wait_for()
+    carried = page.evaluate_handle(DROP, ["a.png", list(picture)])
+    page.evaluate(
+        "(clipboardData) => dispatchEvent(new ClipboardEvent('paste', { clipboardData, cancelable: true }))", carried
+    )
+    answered(page)
+    assert "picture=" in page.url
+
+
+def test_what_is_not_wanted_is_written_after_a_minus_and_can_be_removed(page, served):
+    search(page, served, "a park - a person + 2:a dog")
+    assert page.input_value("#query") == "a park"
+    assert page.locator(".chip.minus span").inner_text() == "− a person"
+    assert "minus=a+person" in page.url
+    assert "plus=2%3Aa+dog" in page.url
+    page.click(".chip.minus button")
+    page.wait_for_url(re.compile("^(?!.*minus)"))
+    page.click("text=leave out…")
+    assert page.input_value("#query") == "a park - "
+
+
+def test_filters_narrow_what_is_shown(page, served):
+    search(page, served, "a dog")
+    page.click("#filter")
+    page.click(".facet[aria-label=time] button[title=night]")
+    page.wait_for_url("**f.time=night*")
+    page.wait_for_selector("#results[aria-busy=false]")
+    first = tiles(page).first.get_attribute("data-id")
+    assert served.client.get("/api/item", params={"id": first}).json()["metadata"]["time"] == "night"
+    page.fill("#where", "setting = 'nowhere'")
+    page.press("#where", "Enter")
+    page.wait_for_selector("text=The filters leave nothing.")
+    page.click("text=Remove the filters")
+    tiles(page).first.wait_for()
+    assert "f.time" not in page.url
+
+
+def test_a_condition_that_cannot_be_read_is_told_beside_its_field(page, served):
+    search(page, served, "a dog")
+    page.click("#filter")
+    page.fill("#where", "yaer > 3")
+    page.press("#where", "Enter")
+    page.wait_for_selector("#where[aria-invalid=true]")
+    assert "unknown column 'yaer'" in page.inner_text("#where-says")
+    page.complaints.clear()  # the browser notes every 400 in the console
+
+
+def test_no_good_match_is_an_answer_and_can_be_overruled(page, served):
+    """Which query has none depends on the weights, so the server's answer is held back here."""
+
+    def nothing(route):
+        if "all=true" in route.request.url:
+            return route.continue_()
+        return route.fulfill(json={"hits": [], "below": 48, "milliseconds": {}})
+
+    page.route("**/api/search?*", nothing)
+    page.goto(f"{served.url}/?q=tax+law")
+    page.wait_for_selector("text=No good match")
+    page.click("#anyway")
+    tiles(page).first.wait_for()
+    assert "all=1" in page.url
+
+
+def test_captions_are_found_too_and_lead_to_pictures(page, served):
+    search(page, served, "a dog")
+    page.click("[data-find=captions]")
+    line = page.locator(".word").first
+    line.wait_for()
+    line.click()
+    tiles(page).first.wait_for()
+    assert "find=captions" not in page.url
+
+
+def test_markup_in_a_query_stays_text(page, served):
+    page.goto(f"{served.url}/?q=%3Cimg%20src=x%20onerror=alert(1)%3E&minus=%3Cb%3Ex%3C/b%3E&all=1")
+    tiles(page).first.wait_for()
+    assert page.locator("#chips b").count() == 0
+    assert page.locator(".chip.minus span").inner_text() == "− <b>x</b>"
+
+
+def test_a_server_that_is_gone_is_told_and_can_be_tried_again(page, served):
+    search(page, served, "a dog")
+    page.route("**/api/search?*", lambda route: route.abort())
+    page.fill("#query", "a cat")
+    page.press("#query", "Enter")
+    page.wait_for_selector("text=The server does not answer.")
+    page.unroute("**/api/search?*")
+    page.click("text=Try again")
+    tiles(page).first.wait_for()
+    page.complaints.clear()  # the browser notes the request that failed
+
+
+def test_a_phone_shows_it_without_scrolling_sideways(browser, served):
+    context = browser.new_context(
+        viewport={"width": 375, "height": 700}, has_touch=True, is_mobile=True, color_scheme="dark"
+    )
+    page = context.new_page()
+    for address in ("", "?q=a+dog&all=1", "?q=a+dog&minus=a+very+long+term+that+goes+on+and+on+and+on&all=1"):
+        page.goto(f"{served.url}/{address}")
+        tiles(page).first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    tiles(page).first.click()
+    page.wait_for_selector("#like")
+    assert page.evaluate("document.querySelector('#detail').scrollWidth") <= 375
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+    context.close()
+
+
+def test_the_page_asks_for_the_token_and_then_shows_pictures(browser, serving, library_folder):
+    with serving(library_folder, "--token", "correct horse battery") as guarded:
+        page = browser.new_page()
+        page.goto(f"{guarded.url}/?q=a+dog&all=1")
+        page.fill("#token", "wrong wrong wrong")
+        page.press("#token", "Enter")
+        page.wait_for_selector("text=this is not the token")
+        page.fill("#token", "correct horse battery")
+        page.press("#token", "Enter")
+        tiles(page).first.wait_for()
+        until(page, "document.querySelector('#results img').naturalWidth > 0")
+        page.reload()
+        tiles(page).first.wait_for()
+        page.close()
