@@ -8,7 +8,8 @@ from calligram.search.condition import Both, Comparison, Condition, Contains, Ei
 
 LANCE_SIGNS: Mapping[Sign, str] = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 MILVUS_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
-WILDCARDS = str.maketrans({"\\": "\\\\", "%": "\\%", "_": "\\_"})
+STAND_INS = str.maketrans({"%": "\U0010fff0", "_": "\U0010fff1", "\\": "\U0010fff2"})
+"""characters that are special in ``like``, and ones for private use that stand for them"""
 
 
 def stored_name(column: str) -> str:
@@ -56,24 +57,48 @@ def lance_literal(value: Value) -> str:
 
 
 def to_milvus(condition: Condition) -> str:
-    """A condition as Milvus's expression over dynamic fields.
+    """A condition as Milvus's expression over the JSON field ``about``, where missing values have no key.
 
-    Every test first asks whether the field exists, since ``not in`` holds for missing fields there.
+    Every test first asks whether there is a value, since a negated test holds without one there.
     """
     if isinstance(condition, Both | Either):
         word = " and " if isinstance(condition, Both) else " or "
         return "(" + word.join(to_milvus(part) for part in condition.parts) + ")"
-    name = stored_name(condition.column)
+    field = milvus_field(stored_name(condition.column))
     if isinstance(condition, Missing):
-        return f"(exists {name})" if condition.negated else f"(not (exists {name}))"
+        return f"(exists {field})" if condition.negated else f"(not (exists {field}))"
     if isinstance(condition, Comparison):
         sign = "==" if condition.sign == "=" else condition.sign
-        return f"(exists {name} and {name} {sign} {milvus_literal(condition.value)})"
+        return f"(exists {field} and {field} {sign} {milvus_literal(condition.value)})"
     if isinstance(condition, Contains):
-        test = f"{name} like {milvus_literal('%' + condition.text.translate(WILDCARDS) + '%')}"
+        test = milvus_contains(condition)
     else:
-        test = f"{name} in [{', '.join(milvus_literal(value) for value in condition.values)}]"
-    return f"(exists {name} and {f'not ({test})' if condition.negated else test})"
+        # Not "in", which the embedded engine takes for plain fields only.
+        test = " or ".join(f"{field} == {milvus_literal(value)}" for value in condition.values)
+    return f"(exists {field} and {'not ' if condition.negated else ''}({test}))"
+
+
+def milvus_contains(condition: Contains) -> str:
+    """``like`` without characters that are special in it, which are escaped differently by server and embedded engine.
+
+    Text with such a character is stored a second time with others in their place, and is looked for there.
+    """
+    name, text = stored_name(condition.column), condition.text
+    pattern = milvus_literal(f"%{text.translate(STAND_INS)}%")
+    if text.translate(STAND_INS) == text:
+        return f"{milvus_field(name)} like {pattern}"
+    second = milvus_field(second_name(name))
+    return f"exists {second} and {second} like {pattern}"
+
+
+def milvus_field(name: str) -> str:
+    """How a stored column is named in an expression."""
+    return f'about["{name}"]'
+
+
+def second_name(name: str) -> str:
+    """Where the text of a stored column stands with other characters for those that are special in ``like``."""
+    return f"like_{name}"
 
 
 def milvus_literal(value: Value) -> str:

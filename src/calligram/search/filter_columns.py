@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from calligram.errors import UserError
 from calligram.search.compiling import stored_name
 from calligram.search.condition import Kind
+from calligram.search.where_tokens import storable
 
 STORED: Mapping[Kind, pa.DataType] = {"number": pa.float64(), "text": pa.string(), "flag": pa.bool_()}
 
@@ -59,7 +60,7 @@ def checked_ids(ids: Sequence[str]) -> list[str]:
         twice = next(id for id in ids if list(ids).count(id) > 1)
         raise UserError(f"id {twice!r} is given more than once in one call; give each id once")
     for id in ids:
-        if not id or any("\ud800" <= character <= "\udfff" for character in id):
+        if not id or not storable(id):
             raise UserError(f"{id!r} cannot be an id; ids are text that UTF-8 can write, and not empty")
     return list(ids)
 

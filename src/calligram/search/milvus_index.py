@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +12,12 @@ from numpy.typing import NDArray
 from calligram.errors import UserError
 from calligram.progress import Track, silent
 from calligram.search import milvus_graph
-from calligram.search.compiling import milvus_literal, to_milvus
+from calligram.search.compiling import STAND_INS, milvus_literal, second_name, to_milvus
 from calligram.search.condition import Condition
 from calligram.search.filter_columns import checked_ids, stored_columns, unit
 from calligram.search.index import Found
+from calligram.search.milvus_connection import LONGEST_ID, address_of, asking, create, milvus
 
-TOKEN = "MILVUS_TOKEN"
-LONGEST_ID = 65_535
-"""bytes, the most that Milvus stores"""
 MOST = 16_384
 """answers to a query, the most that Milvus gives"""
 NAMED = 500
@@ -32,10 +27,11 @@ AT_ONCE = 16_000_000
 
 
 class MilvusIndex:
-    """A collection of ids, vectors and dynamic fields, read with strong consistency: a search sees what was written.
+    """A collection of ids, vectors and columns in a JSON field.
 
-    Milvus keeps no versions to go back to: ``version`` is None, ``restore`` and ``clean`` do nothing. A call of ``add``
-    with up to ``AT_ONCE`` numbers is one request, and whole or not at all; a larger one goes in several.
+    It is read with strong consistency: a search sees what was written. Milvus keeps no versions to go back to:
+    ``version`` is None, ``restore`` and ``clean`` do nothing. A call of ``add`` with up to ``AT_ONCE`` numbers is one
+    request, and whole or not at all; a larger one goes in several.
     """
 
     version = None
@@ -71,16 +67,15 @@ class MilvusIndex:
         if len(flat) != len(given):
             raise UserError(f"{len(given)} ids with {len(flat)} vectors; there must be one vector for each id")
         fields = fields_of(stored_columns(columns, len(given)), len(given))
-        self._put([{"id": i, "vector": v, **f} for i, v, f in zip(given, flat, fields, strict=True)])
+        self._put([{"id": i, "vector": v, "about": a} for i, v, a in zip(given, flat, fields, strict=True)])
 
     def update(self, ids: Sequence[str], columns: pa.Table) -> None:
         """Give items other values in some columns."""
         given, stored = checked_ids(ids), stored_columns(columns, len(ids))
-        names = set(stored.column_names)
-        kept = self._rows(given, ["*"])
-        rows = []
-        for old, new in zip(kept, fields_of(stored, len(given)), strict=True):
-            rows.append({name: value for name, value in old.items() if name not in names} | new)
+        changed = {key for name in stored.column_names for key in (name, second_name(name))}
+        rows = self._rows(given, ["id", "vector", "about"])
+        for row, new in zip(rows, fields_of(stored, len(given)), strict=True):
+            row["about"] = {key: value for key, value in row["about"].items() if key not in changed} | new
         self._put(rows)
 
     def remove(self, ids: Sequence[str]) -> None:
@@ -148,57 +143,15 @@ class MilvusIndex:
         return asking(self._address)
 
 
-def milvus() -> Any:
-    """The client.
-
-    Raises:
-        UserError: when it is not installed.
-    """
-    try:
-        import pymilvus
-    except ImportError as error:
-        raise UserError('milvus:// needs pymilvus; install it with pip install "calligram[milvus]"') from error
-    return pymilvus
-
-
-@contextmanager
-def asking(address: str) -> Iterator[None]:
-    """Say where Milvus is when it does not answer as it should."""
-    from grpc import RpcError  # type: ignore[import-untyped]
-
-    try:
-        yield
-    except (milvus().MilvusException, RpcError) as error:
-        raise UserError(f"Milvus at {address} refused: {str(error)[:300]}; is it running there?") from error
-
-
-def address_of(uri: str) -> tuple[str, str]:
-    """Where the client connects to, and the token: from the address, or from the environment."""
-    parts = urlsplit(uri)
-    if parts.scheme == "milvus" and not parts.netloc:
-        return uri.removeprefix("milvus:"), ""
-    if parts.path.strip("/") or parts.query or not parts.hostname:
-        raise UserError(f"{uri!r} is no address of Milvus; write milvus://host:19530, or milvus:PATH.db for a file")
-    host = parts.netloc.rpartition("@")[2]
-    token = unquote(parts.netloc.rpartition("@")[0]) or os.environ.get(TOKEN, "")
-    return ("https://" if parts.scheme == "milvuss" else "http://") + host, token
-
-
-def create(client: Any, name: str, dim: int) -> None:
-    """Make a collection whose search is exact."""
-    kinds = milvus().DataType
-    schema = client.create_schema(auto_id=False, enable_dynamic_field=True)
-    schema.add_field("id", kinds.VARCHAR, is_primary=True, max_length=LONGEST_ID)
-    schema.add_field("vector", kinds.FLOAT_VECTOR, dim=dim)
-    index = milvus_graph.params(client, "FLAT")
-    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
-
-
 def fields_of(columns: pa.Table, rows: int) -> list[dict[str, Any]]:
-    """Columns as the dynamic fields of each row; missing values have no field."""
+    """What the JSON field of each row holds; missing values have no key."""
     if not columns.num_columns:
         return [{} for _ in range(rows)]
-    return [{name: value for name, value in row.items() if value is not None} for row in columns.to_pylist()]
+    found = [{name: value for name, value in row.items() if value is not None} for row in columns.to_pylist()]
+    for row in found:
+        texts = [(name, value, value.translate(STAND_INS)) for name, value in row.items() if isinstance(value, str)]
+        row |= {second_name(name): second for name, text, second in texts if second != text}
+    return found
 
 
 def any_of(ids: Sequence[str]) -> str:

@@ -47,16 +47,17 @@ class Nearest:
     the few others are scored in full: the result is that of scoring all of them.
     """
 
-    def __init__(self, vectors: NDArray[np.float16], *, plain: int = PLAIN):
+    def __init__(self, vectors: NDArray[np.float16], *, plain: int = PLAIN, eight_bits: bool | None = None):
         """Take over rows at length one.
 
         Args:
             vectors: (N, D).
             plain: how many numbers to scan as floats.
+            eight_bits: whether to use them above that; where they are faster when None.
         """
         self.vectors: NDArray[np.float16] | NDArray[np.float32] = vectors
         self._codes: Codes | None = None
-        if vectors.size > plain and eight_bits_pay():
+        if vectors.size > plain and (eight_bits_pay() if eight_bits is None else eight_bits):
             self._codes = Codes.of(vectors)
         elif vectors.size:
             self.vectors = vectors.astype(np.float32)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calligram.errors import UserError
+from calligram.search.condition import Both, Comparison, Contains, Either, Missing, OneOf, columns_of, holds, opposite
+from calligram.search.where import DEEPEST, LONGEST, parse
+
+KINDS = {"year": "number", "camera": "text", "taken": "text", "mine": "flag", "Shot at": "text", "in": "number"}
+ROW = {"year": 2021.0, "camera": "Canon EOS", "taken": "2021-06-30T10:00:00", "mine": True, "in": 1.0}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "year = 2021",
+        "year != 2020",
+        "year >= 2.021e3 and year<2022",
+        "not year > 2021",
+        "camera ~ 'Canon'",
+        "camera not ~ 'canon'",
+        'camera in ("Nikon", "Canon EOS")',
+        "not camera in ('Nikon')",
+        "camera NOT IN ('Nikon')",
+        "taken >= 2021-06",
+        "taken > 2021 and taken < 2021-07-01",
+        "mine = true and mine != FALSE and mine in (true)",
+        "`Shot at` is missing",
+        "year is not missing",
+        "`in` = 1",
+        "year = 1 or year = 2021 and mine = true",
+        "(year = 1 or year = 2021) and mine == true",
+        "not (year = 1 or (mine = false and camera ~ 'x'))",
+        "year > -1",
+    ],
+)
+def test_a_condition_means_what_it_says(text):
+    assert holds(parse(text, KINDS), ROW)
+    assert not holds(parse(f"not ({text})", KINDS), ROW)
+
+
+@pytest.mark.parametrize("test", ["= 1", "!= 1", "< 1", ">= 1", "in (1)", "not in (1)"])
+@pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
+def test_no_comparison_holds_for_a_missing_value(test, value):
+    for text in (f"year {test}", f"not year {test}"):
+        assert not holds(parse(text, KINDS), {"year": value})
+        assert not holds(parse(text, KINDS), {})
+    assert holds(parse("year is missing", KINDS), {"year": value})
+
+
+def test_a_condition_is_a_small_tree():
+    read = parse("not (year < 2020 or camera ~ 'it''s') and mine is missing", KINDS)
+    inner = Both((Comparison("year", ">=", 2020.0), Contains("camera", "it's", negated=True)))
+    assert read == Both((inner, Missing("mine")))
+    assert columns_of(read) == {"year", "camera", "mine"}
+    assert opposite(OneOf("year", (1.0,))) == OneOf("year", (1.0,), negated=True)
+    assert isinstance(opposite(read), Either)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("yeer = 1", r"character 1 \('yeer = 1'\).*unknown column 'yeer'; did you mean 'year'\?"),
+        ("year = 'x'", "character 8 .*column 'year' wants a number"),
+        ("camera = Canon", "column 'camera' wants text in quotes"),
+        ("mine = 1", "column 'mine' wants true or false"),
+        ("mine < true", "column 'mine' holds true or false"),
+        ("year ~ '2'", "'~' looks into text, and column 'year' holds numbers"),
+        ("year", "at the end: expected '=', '!='"),
+        ("year = 1 year = 2", "expected 'and', 'or' or the end"),
+        ("(year = 1", r"at the end: expected '\)'"),
+        ("year = 1 and", "at the end: expected a column"),
+        ("", "at the end: expected a column.*camera"),
+        ("year in ()", "column 'year' wants a number"),
+        ("camera = 'open", "character 10 .*cannot read this"),
+        ("year = 1; drop table", "character 9 .*cannot read this"),
+        ("year = 1e999", "wants a number"),
+        ("camera = '\ud800'", "UTF-8 cannot write"),
+        ("(" * (DEEPEST + 1) + "year = 1", f"more than {DEEPEST} brackets"),
+        ("not " * 5000 + "year = 1", f"at most {LONGEST} are read"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(text, said):
+    with pytest.raises(UserError, match=said):
+        parse(text, KINDS)
+
+
+@given(st.text(max_size=60) | st.text(alphabet="year camera'\"()=<>~!`,-.0129andortis", max_size=60))
+def test_any_text_is_read_or_refused_with_a_reason(text):
+    with suppress(UserError):
+        assert holds(parse(text, KINDS), ROW) in (True, False)
+
+
+@given(st.text(max_size=20).filter(lambda t: t.isprintable()))
+def test_any_text_can_be_quoted_either_way(text):
+    for quote in "'\"":
+        quoted = quote + text.replace(quote, quote * 2) + quote
+        assert parse(f"camera = {quoted}", KINDS) == Comparison("camera", "=", text)
