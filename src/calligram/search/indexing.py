@@ -121,13 +121,14 @@ class Indexing:
         state, scan = State.load(self.writer.tables, number), self.source.scan()
         changes = compare(scan, state, self.source)
         counts = changes.counts + self._take_in(changes, state)
-        dirty = {state.items[entry.key].id for entry in changes.described}
         if changes.described:
             self.writer.describe_again(changes.described, self.source, state)
-            counts["described"] += len(dirty)
+            counts["described"] += len(changes.described)
         counts.update(self._mark_gone(state))
         counts.update(self._note_problems(scan, state))
-        counts.update(take_captions(self.writer, self.models.matcher, self.source, state, dirty, self.track))
+        counts.update(
+            take_captions(self.writer, self.models.matcher, self.source, state, self.writer.written, self.track)
+        )
         return counts
 
     def _take_in(self, changes: Changes, state: State) -> Counter[str]:

@@ -25,7 +25,7 @@ def tidy(table: Any) -> None:
 
 
 def prune(table: Any, oldest: int) -> None:
-    """Delete versions before ``oldest`` and what an interrupted write left; call ``tidy`` before ``oldest`` is named."""
+    """Delete versions before ``oldest`` and what an interrupted write left; ``tidy`` it before naming ``oldest``."""
     made = {int(version["version"]): version["timestamp"] for version in table.list_versions()}
     if oldest not in made or min(made) == oldest:
         return

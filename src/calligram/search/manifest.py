@@ -80,7 +80,7 @@ def read_manifest(folder: Path, name: str = MANIFEST, *, writing: bool = False) 
     """The manifest of the library in ``folder``.
 
     Args:
-        writing: bring an older library up to this version; a reader refuses it instead.
+        writing: bring an older library up to this version, for which its lock is held; a reader refuses it instead.
 
     Raises:
         UserError: when there is no library, it is damaged, or of another version.
@@ -103,9 +103,12 @@ def read_manifest(folder: Path, name: str = MANIFEST, *, writing: bool = False) 
     if version < VERSION:
         content = _migrated(folder, content, version, writing)
     try:
-        return _from_json(content)
+        manifest = _from_json(content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file} is damaged ({error}); index again with --rebuild") from error
+    if version < VERSION:
+        write_manifest(folder, manifest, name)
+    return manifest
 
 
 def _migrated(folder: Path, content: dict[str, Any], version: int, writing: bool) -> dict[str, Any]:

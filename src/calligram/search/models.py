@@ -8,6 +8,7 @@ from pathlib import Path
 
 from calligram.errors import UserError
 from calligram.models.stored import Stored, load_matcher
+from calligram.search.locking import locked
 from calligram.search.manifest import MANIFEST, Manifest, Model, read_manifest
 
 PathLike = str | os.PathLike[str]
@@ -34,7 +35,10 @@ class Models:
         A matcher whose score needs both sides re-ranks what its own vectors find.
         """
         first = load_matcher(matcher)
-        known = read_manifest(library, writing=True) if library and (library / MANIFEST).is_file() else None
+        known = None
+        if library is not None and (library / MANIFEST).is_file():
+            with locked(library, "library"):
+                known = read_manifest(library, writing=True)
         if reranker is None and known is not None and known.reranker not in (None, known.matcher):
             assert known.reranker is not None
             reranker = known.reranker.source
@@ -48,7 +52,10 @@ class Models:
 
     def made(self, library: Path) -> bool:
         """Whether a library was made with these."""
-        manifest = read_manifest(library, writing=True)
+        try:
+            manifest = read_manifest(library)
+        except UserError:
+            return False
         return not any(self._other(manifest, name) for name in self.named())
 
     def _other(self, manifest: Manifest, name: str) -> bool:
@@ -61,8 +68,9 @@ class Models:
         """Refuse a library that was made with others, with the command that makes it anew."""
         for name, model in self.named().items():
             if self._other(manifest, name):
+                before = _called(name, getattr(manifest, name))
                 raise UserError(
-                    f"{library} was made with {_called(name, getattr(manifest, name))}, this is {_called(name, model)}: "
+                    f"{library} was made with {before}, this is {_called(name, model)}: "
                     f"what is stored cannot be compared; rebuild it with "
                     f'"{self._command(library, source)} --rebuild", or choose another --out'
                 )

@@ -59,6 +59,8 @@ class Writer:
         self.images, self.captions = open_indexes(self.inside, manifest, writing=True)
         self.pending = Pending(self.inside, manifest)
         self.pending.undo(self.images, self._present)
+        self.written: set[str] = set()
+        """ids of items of which something was written by this writer"""
         self.lacking: list[str] = []
         """keys of rows taken in last that have no encodings, and nowhere to take them from"""
 
@@ -136,6 +138,7 @@ class Writer:
         if moved := [id for id in adding.moved if id not in adding.vectors]:
             self.images.update(moved, self._columns(adding.items[id] for id in moved))
         self.tables.put("items", list(adding.items.values()))
+        self.written |= adding.items.keys()
         self.tables.put("thumbnails", adding.thumbnails)
         self.tables.put("parts", adding.parts)
         self.tables.drop("shelf", ids)
@@ -164,13 +167,13 @@ class Writer:
     def describe_again(self, entries: Sequence[Entry], source: Pictures, state: State) -> None:
         """Take over what a source now says of pictures that did not change."""
         by_id = {state.items[entry.key].id: entry for entry in entries}
-        for row in self.tables.take("items", list(by_id)).to_pylist():
-            entry = by_id[row["id"]]
-            made = described_again(row, entry, source.about(entry), self.kinds)
-            by_id[row["id"]] = made  # type: ignore[assignment]
-        rows: list[Any] = list(by_id.values())
+        rows = [
+            described_again(row, by_id[row["id"]], source.about(by_id[row["id"]]), self.kinds)
+            for row in self.tables.take("items", list(by_id)).to_pylist()
+        ]
         self.tables.put("items", rows)
         self.images.update([row["id"] for row in rows], self._columns(rows))
+        self.written |= by_id.keys()
 
     def mark_gone(self, ids: Sequence[str]) -> None:
         """Take items out of the search and put their vectors on the shelf."""
