@@ -15,7 +15,7 @@ from calligram.errors import UserError
 
 if TYPE_CHECKING:  # importing it takes seconds, and help should not
     from calligram.search.query import Query
-    from calligram.search.searcher import Results
+    from calligram.search.searcher import Results, Searcher
 
 
 def search(
@@ -63,7 +63,7 @@ def search(
     elif paths:
         _print_paths(results)
     else:
-        _print_table(results, captions)
+        _print_table(results, searcher, captions)
 
 
 def _query(query: str | None, image: Path | None, plus: list[str], minus: list[str], weight: float | None) -> Query:
@@ -103,7 +103,7 @@ def _print_paths(results: Results) -> None:
         errors.print(_nothing(results))
 
 
-def _print_table(results: Results, captions: bool) -> None:
+def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
     if not results.hits:
         console.print(_nothing(results))
         return
@@ -111,8 +111,11 @@ def _print_table(results: Results, captions: bool) -> None:
     table.add_column("rank", justify="right")
     table.add_column("score", justify="right")
     table.add_column("caption" if captions else "image", overflow="fold")
+    # What lies in a collection's shards has no path; its name says more than its id.
+    unnamed = [hit.id for hit in results.hits if not captions and hit.path is None]
+    names = {item.id: item.name for item in searcher.library.items(unnamed)}
     for hit in results.hits:
-        table.add_row(str(hit.rank), f"{hit.score:.3f}", escape(hit.text or hit.path or hit.id))
+        table.add_row(str(hit.rank), f"{hit.score:.3f}", escape(hit.text or hit.path or names[hit.id]))
     console.print(table)
     if results.below:
         console.print(f"{results.below} more are no good match; --all shows them")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -129,26 +129,29 @@ class Searcher:
             depth: candidates that a second stage orders; None for all there are.
         """
         clock, index = Clock(), self.library.images
+        wanted = _wanted(index, k, depth)
         with clock.of("encode"):
             asked = self._asker.ask(query, "image", where)
             second = self._second_stage(asked)
             terms = None if second is None else second.encode(asked.query)
         own = frozenset(str(term.what) for term in asked.query.terms if isinstance(term.what, ItemId))
         with clock.of("search"):
-            found = asked.look_up(index, _enough(index, k, depth if second else DEPTH) + len(own))
+            found = asked.look_up(index, (wanted if second else max(k, DEPTH)) + len(own))
             found = [scored for scored in found if scored.id not in own]
-            worded = {} if hybrid is False else self._worded(asked, own, every=not hybrid)
-            missing = [id for id in worded if id not in {scored.id for scored in found}]
-            added = asked.scored(index, missing)
+            heard = [] if hybrid is False else self._heard(asked, own)
+            # One look-up for what words found and for what will be shown if they found nothing.
+            items = self._items([*heard, *(scored.id for scored in found[:k])])
+            named = {id for id in heard if id in items and _says(items[id], asked.query.words)}
+            worded = [id for id in heard if id in (items if hybrid else named)]
         with clock.of("rerank"):
             if second is not None and terms is not None:
-                found = second.images(terms, asked.shares, [scored.id for scored in (*found, *added)])
+                ids = dict.fromkeys([*(scored.id for scored in found), *worded])
+                found = second.images(terms, asked.shares, list(ids))
         with clock.of("search"):
-            chosen = _joined(found, added, list(worded), k)
-            items = self._items(chosen, worded)
+            chosen = self._joined(asked, found, worded, k)
+            items |= self._items([scored.id for scored in chosen if scored.id not in items])
         cutoff = None if all or len(own) == len(asked.query.terms) else asked.cutoff(self.scales, reranked=bool(second))
-        named = {id for id, item in worded.items() if _says(item, asked.query.words)}
-        hits = [Hit(s.id, s.score, 0, _path(items[s.id])) for s in chosen]
+        hits = [Hit(s.id, s.score, 0, _path(items[s.id])) for s in chosen if s.id in items]
         return _results(hits, cutoff, named, clock)
 
     def like(self, id: str, k: int = 10, *, where: str | None = None) -> Results:
@@ -173,12 +176,13 @@ class Searcher:
         if hybrid:
             raise UserError("words are looked up for images, not for captions; leave hybrid out")
         clock, index = Clock(), self.library.captions
+        wanted = _wanted(index, k, depth)
         with clock.of("encode"):
             asked = self._asker.ask(query, "text", where)
             second = self._second_stage(asked)
             terms = None if second is None else second.encode(asked.query)
         with clock.of("search"):
-            found = asked.look_up(index, _enough(index, k, depth if second else k))
+            found = asked.look_up(index, wanted if second else k)
             captions = {caption.id: caption.text for caption in self.library.texts([scored.id for scored in found])}
         with clock.of("rerank"):
             if second is not None and terms is not None:
@@ -192,16 +196,20 @@ class Searcher:
         applies = self._reranker is not None and self._reranker.compares(asked.query, asked.found)
         return self._reranker if applies else None
 
-    def _worded(self, asked: Asked, own: Collection[str], *, every: bool) -> dict[str, Item]:
+    def _heard(self, asked: Asked, own: Collection[str]) -> list[str]:
         """Images with words of the query in a caption or their name, best first."""
         words = asked.query.words
-        ids = [f.id for f in self.library.full_text(words, WORDED, asked.where) if f.id not in own] if words else []
-        items = {item.id: item for item in self.library.known_items(ids)}
-        return {id: items[id] for id in ids if id in items and (not every or _says(items[id], words))}
+        return [f.id for f in self.library.full_text(words, WORDED, asked.where) if f.id not in own] if words else []
 
-    def _items(self, chosen: Iterable[Scored], known: Mapping[str, Item]) -> dict[str, Item]:
-        missing = [scored.id for scored in chosen if scored.id not in known]
-        return {**known, **{item.id: item for item in self.library.items(missing)}}
+    def _items(self, ids: Sequence[str]) -> dict[str, Item]:
+        return {item.id: item for item in self.library.known_items(ids)} if ids else {}
+
+    def _joined(self, asked: Asked, found: list[Scored], worded: list[str], k: int) -> list[Scored]:
+        """The first k of what was found joined with what words found."""
+        order = reciprocal_ranks([[scored.id for scored in found], worded])[:k]
+        known = {scored.id: scored for scored in found}
+        known |= {s.id: s for s in asked.scored(self.library.images, [id for id in order if id not in known])}
+        return [known[id] for id in order]
 
 
 def load_encoders(library: Library, device: str | torch.device) -> tuple[QueryEncoder, QueryEncoder | None]:
@@ -231,19 +239,13 @@ def _load(library: Library, role: str, model: Model, device: str | torch.device)
     return QueryEncoder(stored, device)
 
 
-def _enough(index: Index, k: int, depth: int | None) -> int:
-    """How many candidates the first stage is asked for."""
+def _wanted(index: Index, k: int, depth: int | None) -> int:
+    """How many candidates a second stage wants: never fewer than are shown, so that all have its score."""
     if k < 1:
         raise UserError(f"k must be at least 1, got {k}")
     if depth is not None and depth < 1:
         raise UserError(f"depth must be at least 1, got {depth}")
     return max(k, len(index) if depth is None else depth)
-
-
-def _joined(found: list[Scored], added: list[Scored], worded: list[str], k: int) -> list[Scored]:
-    """The first k of what was found joined with what words found; ``added`` are those that only words found."""
-    scored = {candidate.id: candidate for candidate in (*added, *found)}
-    return [scored[id] for id in reciprocal_ranks([[candidate.id for candidate in found], worded])[:k]]
 
 
 def _says(item: Item, words: str) -> bool:

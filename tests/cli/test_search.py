@@ -1,0 +1,133 @@
+"""``calligram search``: once as a user runs it, then in this process, which has everything imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from calligram.cli.main import app
+from calligram.errors import UserError
+from calligram.features.inputs import Inputs
+from calligram.features.pixels import PixelInput
+from calligram.features.vocabulary import Vocabulary
+from calligram.models import catalog
+from calligram.models.stored import BEST, INPUTS, MATCHER, RUN, load_matcher
+from calligram.models.vse import VSE, VSESettings
+from calligram.search.indexing import index_source
+from calligram.search.models import Models
+
+
+def search(*arguments: str | Path) -> str:
+    """What is printed on the standard output."""
+    done = CliRunner().invoke(app, ["search", *map(str, arguments)], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def libraries(tiny, tmp_path_factory) -> Path:
+    """The tiny pictures as a folder without captions, and as a collection, in two libraries beside each other."""
+    folder = tmp_path_factory.mktemp("searched")
+    run = folder / "run"
+    run.mkdir()
+    words = Vocabulary.build(tiny.sentences("train").texts.strings, min_count=1)
+    torch.manual_seed(0)
+    matcher = VSE(VSESettings(vocabulary=len(words), dim=8, channels=(4, 8), word_dim=6, hidden=8))
+    (run / RUN).write_text("{}\n")
+    catalog.save(matcher, run / MATCHER, run / BEST)
+    Inputs(PixelInput(16), words).save(run / INPUTS)
+    models = Models(load_matcher(run))
+    index_source(models, tiny.folder.parent / "pictures", folder / "photos")
+    index_source(models, tiny.folder, folder / "collection")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tiny) -> Path:
+    return tiny.folder.parent / "pictures"
+
+
+def test_json_has_what_others_read(libraries):
+    command = [sys.executable, "-c", "from calligram.cli.main import main; main()"]
+    done = subprocess.run(
+        [*command, "search", libraries / "photos", "a red disc", "-k", "4", "--json"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    hits = json.loads(done.stdout)["hits"]
+    assert [list(hit) for hit in hits] == [["id", "score", "rank", "path"]] * 4
+    assert [hit["rank"] for hit in hits] == [1, 2, 3, 4]
+    assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+    assert all(Path(hit["path"]).is_file() for hit in hits)
+
+
+def test_paths_are_all_that_is_printed(libraries, pictures):
+    lines = search(libraries / "photos", "--image", pictures / "test-2.png", "--paths", "-k", "3").splitlines()
+    assert {Path(line).name for line in lines} == {"train-2.png", "dev-2.png", "test-2.png"}
+    assert len(lines) == 3
+
+
+def test_a_table_shows_scores_and_a_path_given_as_the_query_is_a_picture(libraries, pictures, monkeypatch):
+    monkeypatch.chdir(pictures)
+    heading, row = search(libraries / "photos", "test-2.png", "-k", "1").splitlines()[:2]
+    assert heading.split() == ["rank", "score", "image"]
+    assert row.split()[:2] == ["1", "1.000"]
+
+
+def test_terms_are_added_and_taken_away_with_weights(libraries, pictures):
+    def scores(*arguments: str | Path) -> dict[str, float]:
+        hits = json.loads(search(libraries / "photos", *arguments, "--json", "-k", "18"))["hits"]
+        return {hit["id"]: hit["score"] for hit in hits}
+
+    plain, snow = scores("a red disc"), scores("snow")
+    expected = {id: (2 * plain[id] + snow[id]) / 3 for id in plain}
+    assert scores("2:a red disc", "--plus", "snow") == pytest.approx(expected, abs=1e-5)
+    assert scores("a red disc", "--weight", "2", "--plus", "snow") == pytest.approx(expected, abs=1e-5)
+    expected = {id: (plain[id] - 3 * snow[id]) / 4 for id in plain}
+    assert scores("a red disc", "--minus", "3:snow") == pytest.approx(expected, abs=1e-5)
+    picture = pictures / "test-0.png"
+    assert scores("a red disc", "--minus", picture) == pytest.approx(scores("a red disc", "--minus", f"1:{picture}"))
+    assert scores("--image", picture, "--plus", "a red disc") == pytest.approx(scores("a red disc", "--plus", picture))
+
+
+def test_captions_and_conditions(libraries):
+    assert search(libraries / "collection", "snow", "--captions", "-k", "2").count("snow") == 2
+    assert json.loads(search(libraries / "collection", "snow", "--captions", "--json"))["hits"][0]["text"] == "snow"
+    printed = search(libraries / "collection", "a red disc", "--where", "split = 'test' and n < 2", "--json")
+    assert sorted(Path(hit["path"]).stem for hit in json.loads(printed)["hits"]) == ["test-0", "test-1"]
+    assert "nothing found" in search(libraries / "collection", "a red disc", "--where", "n > 1000")
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["no-such.png"], "no-such.png cannot be searched with: no such file"),
+        ([], "give something to look for"),
+        (["--minus", "snow"], "give something to look for"),
+        (["snow", "--minus", "snow"], "cancel each other"),
+        (["snow", "--where", "splat = 1"], "did you mean 'split'"),
+        (["snow", "--json", "--paths"], "--json or --paths"),
+        (["snow", "--captions", "--paths"], "captions have no paths"),
+        (["--plus", "snow", "--weight", "2"], "--weight is that of the query"),
+    ],
+)
+def test_what_is_wrong_is_said(libraries, arguments, said):
+    with pytest.raises(UserError, match=said):
+        search(libraries / "collection", *arguments)
+
+
+def test_no_good_match_is_an_answer_and_tells_of_all(libraries, monkeypatch):
+    import calligram.search.searcher as module
+    from calligram.search.calibration import Scales
+    from calligram.search.relevance import Scale
+
+    strict = Scales(across=Scale(0.0, 0.1, 2.0), images=Scale(0.0, 0.1, 2.0))
+    monkeypatch.setattr(module, "measure", lambda *_: strict)
+    assert search(libraries / "photos", "a red disc").strip() == "no good match; --all shows the nearest 10"
+    assert search(libraries / "photos", "a red disc", "--paths") == ""
+    assert len(search(libraries / "photos", "a red disc", "--all", "--paths", "-k", "3").splitlines()) == 3

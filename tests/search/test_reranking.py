@@ -1,0 +1,155 @@
+"""A second stage that truly needs both sides: words attend to places of the picture."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from calligram.features.inputs import Inputs
+from calligram.features.pixels import PixelInput
+from calligram.features.vocabulary import Vocabulary
+from calligram.models.matcher import Encoded, Matcher
+from calligram.models.stored import Stored, load_matcher
+from calligram.search.indexing import index_source
+from calligram.search.library import Library
+from calligram.search.models import Models
+from calligram.search.query import ItemId, Query, Term
+from calligram.search.query_encoder import QueryEncoder
+from calligram.search.reranking import reordered
+from calligram.search.searcher import Searcher
+
+WORDS = Vocabulary.build(["a red disc the round thing is blue green yellow white black warm colour snow"], min_count=1)
+DIM = 12
+
+
+class Attending(Matcher):
+    """Each word looks for its place in the picture; a network judges what it saw there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.look = nn.Conv2d(3, DIM, kernel_size=4, stride=4)
+        self.read = nn.Embedding(len(WORDS), DIM)
+        self.judge = nn.Sequential(nn.Linear(DIM, DIM), nn.Tanh(), nn.Linear(DIM, 1))
+
+    def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
+        parts = self.look(images).flatten(2).transpose(1, 2)
+        return Encoded(parts.mean(1), parts, torch.ones(parts.shape[:2], dtype=torch.bool))
+
+    def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
+        parts = self.read(texts)
+        assert mask is not None
+        return Encoded((parts * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True), parts, mask)
+
+    def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
+        seen = F.softmax(4 * texts.parts @ images.parts.transpose(1, 2), dim=-1) @ images.parts
+        judged = self.judge(seen * texts.parts).squeeze(-1) * texts.mask
+        return judged.sum(1) / texts.mask.sum(1)
+
+
+def attending(seed: int = 0) -> Stored:
+    torch.manual_seed(seed)
+    return Stored(Attending().eval(), Inputs(PixelInput(16), WORDS), f"attending {seed}", "attending")
+
+
+@pytest.fixture(scope="module")
+def stage(tiny, write_run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reranked")
+    first, second = load_matcher(write_run(folder / "run")), attending()
+    index_source(Models(first, second), tiny.folder, folder / "library")
+    library = Library.open(folder / "library")
+    searcher = Searcher(library, QueryEncoder(first), QueryEncoder(second))
+    ids = [row["id"] for row in library.rows()]
+    return SimpleNamespace(library=library, first=first, second=second, searcher=searcher, ids=ids, tiny=tiny)
+
+
+@torch.no_grad()
+def exhaustive(stage, text: str) -> dict[str, float]:
+    """The second stage's score of every image with a text, from what the library keeps, pair by pair."""
+    query = stage.second.matcher.encode_texts(*stage.second.inputs.texts.texts([text]))
+    return {id: float(stage.second.matcher.score_pairs(stage.library.parts([id]), query)) for id in stage.ids}
+
+
+def test_depth_that_covers_everything_is_exhaustive_scoring(stage):
+    for text in ("a red disc", "snow", "the round thing is blue"):
+        truth = exhaustive(stage, text)
+        for depth in (None, len(stage.ids), 1000):
+            hits = stage.searcher.images(text, len(stage.ids), hybrid=False, all=True, depth=depth).hits
+            assert {hit.id for hit in hits} == set(stage.ids)
+            assert [hit.score for hit in hits] == pytest.approx(sorted(truth.values(), reverse=True), abs=1e-5)
+            assert [truth[hit.id] for hit in hits] == pytest.approx([hit.score for hit in hits], abs=1e-5)
+
+
+def test_what_is_kept_of_an_image_is_what_the_matcher_sees_but_for_rounding(stage):
+    picture = stage.tiny.sentences("test").visuals.open(2)
+    with torch.no_grad():
+        direct = stage.second.matcher.score(
+            stage.second.matcher.encode_images(
+                stage.second.inputs.images.finish(stage.second.inputs.images.images([picture]))
+            ),
+            stage.second.matcher.encode_texts(*stage.second.inputs.texts.texts(["a red disc"])),
+        )
+    nearest = min(abs(score - float(direct)) for score in exhaustive(stage, "a red disc").values())
+    assert nearest < 2e-3
+
+
+def test_the_second_stage_needs_both_sides_and_changes_the_order(stage):
+    plain = Searcher(stage.library, QueryEncoder(stage.first))
+    first = [hit.id for hit in plain.images("a red disc", 18, hybrid=False, all=True).hits]
+    second = [hit.id for hit in stage.searcher.images("a red disc", 18, hybrid=False, all=True).hits]
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
+def test_a_small_depth_reorders_only_the_first_candidates(stage):
+    plain = Searcher(stage.library, QueryEncoder(stage.first))
+    candidates = [hit.id for hit in plain.images("a red disc", 5, hybrid=False, all=True).hits]
+    truth = exhaustive(stage, "a red disc")
+    hits = stage.searcher.images("a red disc", 3, hybrid=False, all=True, depth=5).hits
+    assert [hit.id for hit in hits] == sorted(candidates, key=lambda id: -truth[id])[:3]
+    # A depth under k is raised to k: all hits have scores of one kind.
+    hits = stage.searcher.images("a red disc", 5, hybrid=False, all=True, depth=1).hits
+    assert [hit.id for hit in hits] == sorted(candidates, key=lambda id: -truth[id])
+
+
+def test_the_score_of_several_terms_is_the_weighted_sum_of_theirs(stage):
+    query = Query((Term("a red disc", 3.0), Term("snow", -1.0)))
+    red, snow = exhaustive(stage, "a red disc"), exhaustive(stage, "snow")
+    expected = {id: 0.75 * red[id] - 0.25 * snow[id] for id in stage.ids}
+    hits = stage.searcher.images(query, 18, hybrid=False, all=True, depth=None).hits
+    assert [hit.score for hit in hits] == pytest.approx(sorted(expected.values(), reverse=True), abs=1e-5)
+    assert [expected[hit.id] for hit in hits] == pytest.approx([hit.score for hit in hits], abs=1e-5)
+
+
+def test_captions_are_reordered_for_pictures_and_for_items(stage):
+    captions = {found.id for found in stage.library.captions.search(np.ones((1, 8), np.float32) / 8**0.5, 100)[0]}
+    own = stage.ids[4]
+    with torch.no_grad():
+        image = stage.library.parts([own])
+        texts = {c.id: stage.second.matcher.encode_texts(*stage.second.inputs.texts.texts([c.text]))
+                 for c in stage.library.texts(sorted(captions))}  # fmt: skip
+        truth = {id: float(stage.second.matcher.score_pairs(image, text)) for id, text in texts.items()}
+    hits = stage.searcher.texts(ItemId(own), len(truth), all=True, depth=None).hits
+    assert [hit.score for hit in hits] == pytest.approx(sorted(truth.values(), reverse=True), abs=1e-4)
+    picture = stage.tiny.sentences("test").visuals.open(1)
+    assert stage.searcher.texts(picture, 5, all=True).timings["rerank"] > 0
+
+
+def test_queries_that_the_second_stage_cannot_score_keep_the_first_stages_order(stage):
+    plain = Searcher(stage.library, QueryEncoder(stage.first))
+    picture = stage.tiny.sentences("test").visuals.open(1)
+    mixed = Query((Term("a red disc"), Term(picture)))
+    for query in (picture, mixed):
+        one, two = (s.images(query, 9, hybrid=False, all=True).hits for s in (plain, stage.searcher))
+        assert [hit.id for hit in one] == [hit.id for hit in two]
+    one, two = (s.texts("a red disc", 9, all=True).hits for s in (plain, stage.searcher))
+    assert one == two
+
+
+def test_equal_scores_keep_the_first_stages_order():
+    found = reordered(["a", "b", "c", "d"], np.array([0.5, 0.9, 0.5, 0.9], np.float32))
+    assert [scored.id for scored in found] == ["b", "d", "a", "c"]
