@@ -1,0 +1,128 @@
+"""Indexing that is killed at any moment: what was committed stays readable, and the next run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from calligram.search.indexing import index_source
+from calligram.search.library import Library
+from calligram.search.models import Models
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import lancedb, lancedb.index, lancedb.query, torch
+from calligram.search import indexing, lance_index, working
+from calligram.search.models import Models
+indexing.COMMIT_ROWS = 6          # many commits, so that a kill falls between, before and into them
+working.BATCH = 3
+torch.set_num_threads(1)
+models = Models.load(sys.argv[1])
+print("ready", flush=True)
+for line in sys.stdin:            # what is imported once is shared by all that are killed
+    child = os.fork()
+    if child == 0:
+        began = time.perf_counter()
+        indexing.index_source(models, Path(sys.argv[2]), Path(line.strip()))
+        print(time.perf_counter() - began, flush=True)
+        os._exit(0)
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("over", flush=True)
+"""
+
+
+class Indexer:
+    """A process that has everything imported and indexes in children of its own."""
+
+    def __init__(self, run, photos) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(run), str(photos)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def run(self, out, kill_after: float | None = None) -> float:
+        """Seconds it took; 0 when it was killed."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{out}\n")
+        self.process.stdin.flush()
+        child, took = int(self._line()), 0.0
+        if kill_after is not None:
+            time.sleep(kill_after)
+            with contextlib.suppress(ProcessLookupError):  # it was done before
+                os.kill(child, signal.SIGKILL)
+        while (line := self._line()) != "over":
+            took = float(line)
+        return took
+
+
+@pytest.fixture
+def indexer(small_run, photos, photograph):
+    for seed in range(12, 48):
+        photograph(photos / f"more_{seed}.jpg", seed)
+    running = Indexer(small_run, photos)
+    yield running
+    running.process.kill()
+    running.process.wait()
+
+
+def everything(folder) -> dict[str, object]:
+    """All of a library by path: ids, vectors, thumbnails, words, captions."""
+    library = Library.open(folder)
+    rows = {row["id"]: row for row in library.rows() if row["state"] == "present"}
+    items = library.items(list(rows))
+    assert len(library) == len(items) == len(library.images)
+    vectors = library.images.vectors(list(rows)) if rows else []
+    return {
+        item.metadata["path"]: (item.id, tuple(v.tolist()), library.thumbnail(item.id), dict(item.metadata))
+        for item, v in zip(items, vectors, strict=True)
+    }
+
+
+def test_a_library_killed_ten_times_is_the_one_that_was_not(small_run, photos, tmp_path, indexer):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    seconds = indexer.run(whole)
+    wanted, draw, cut_short = everything(whole), random.Random(0), 0
+    for turn in range(10):
+        cut_short += not indexer.run(killed, kill_after=draw.uniform(0.0, 0.7) * seconds)
+        if (killed / "library.json").is_file():
+            assert everything(killed).items() <= wanted.items()
+        if turn in (3, 7):  # from the beginning again, so that early moments are met more than once
+            shutil.rmtree(killed, ignore_errors=True)
+    assert cut_short > 4
+    index_source(Models.load(small_run), photos, killed)
+    assert everything(killed) == wanted
+    assert index_source(Models.load(small_run), photos, killed).counts["unchanged"] == len(wanted)
+
+
+def test_a_shard_that_was_killed_goes_on(small_run, photos, tmp_path):
+    index_source(Models.load(small_run), photos, tmp_path / "whole")
+    from calligram.search.indexing import stage_source
+    from calligram.search.staging import Shard
+
+    out, models = tmp_path / "sharded", Models.load(small_run)
+    stage_source(models, photos, out, Shard(1, 2))
+    (folder,) = (out / "staging").glob("*/1-of-2")
+    # As a kill leaves it: a piece that was being written.
+    (folder / "000007.partial").write_bytes(b"half")
+    assert stage_source(models, photos, out, Shard(1, 2)) == 0
+    assert not list(folder.glob("*.partial"))
+    stage_source(models, photos, out, Shard(2, 2))
+    index_source(models, photos, out)
+    assert everything(out) == everything(tmp_path / "whole")
