@@ -1,0 +1,106 @@
+"""``calligram index`` and ``calligram forget`` as a user runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from calligram.cli.main import app
+from calligram.errors import UserError
+from calligram.features.inputs import Inputs
+from calligram.features.pixels import PixelInput
+from calligram.features.vocabulary import Vocabulary
+from calligram.models import catalog
+from calligram.models.stored import BEST, INPUTS, MATCHER, RUN
+from calligram.models.vse import VSE, VSESettings
+from calligram.search.library import Library
+
+
+@pytest.fixture
+def calligram(here, monkeypatch):
+    """Runs a verb in this process, which has everything imported; gives what is printed."""
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.stdout
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A run of random weights, nine photographs and a file that is none."""
+    folder = tmp_path_factory.mktemp("index")
+    words = Vocabulary.build(["a red disc", "snow"], min_count=1)
+    (folder / "run").mkdir()
+    (folder / "run" / RUN).write_text("{}\n")
+    torch.manual_seed(0)
+    matcher = VSE(VSESettings(vocabulary=len(words), dim=8, channels=(4, 8), word_dim=6, hidden=8))
+    catalog.save(matcher, folder / "run" / MATCHER, folder / "run" / BEST)
+    Inputs(PixelInput(16), words).save(folder / "run" / INPUTS)
+    (folder / "photos").mkdir()
+    for number in range(9):
+        Image.effect_noise((40, 30), 20 + 5 * number).convert("RGB").save(folder / "photos" / f"{number}.jpg")
+    (folder / "photos" / "broken.jpg").write_bytes(b"not a picture")
+    return folder
+
+
+def test_a_folder_is_indexed_followed_and_forgotten(here, calligram):
+    said = calligram("index", "run", "photos", "--out", "library")
+    assert "9 new, 1 unusable" in said
+    assert "library holds 9 pictures" in said
+    said = calligram("index", "--problems", "library")
+    assert said == f"{here / 'photos' / 'broken.jpg'}: not a picture in a known format\n"
+    (here / "photos" / "0.jpg").rename(here / "photos" / "zero.jpg")
+    (here / "photos" / "1.jpg").unlink()
+    said = calligram("index", "run", "photos", "--out", "library")
+    assert "1 renamed, 1 gone, 1 unusable as before, 7 unchanged" in said
+    said = calligram("forget", "library", "photos/zero.jpg", "--where", "name = '2.jpg'", "--gone")
+    assert said == "3 pictures forgotten\n"
+    said = calligram("index", "run", "photos", "--out", "library")
+    assert "2 left out as forgotten" in said
+    assert "6 unchanged" in said
+    said = calligram("index", "run", "photos", "--out", "library", "--again")
+    assert "2 new" in said
+    assert len(Library.open(here / "library")) == 8
+
+
+def test_shards_may_run_at_once_and_are_taken_in_by_a_last_run(here, calligram):
+    command = [sys.executable, "-c", "from calligram.cli.main import main; main()", "index", "run", "photos"]
+    workers = [
+        subprocess.Popen(
+            [*command, "--out", "sharded", "--shard", f"{n}/2"], cwd=here, stdout=subprocess.PIPE, text=True
+        )
+        for n in (1, 2)
+    ]
+    said = [worker.communicate(timeout=120)[0] for worker in workers]
+    assert all("pictures encoded; when all shards are done, run it without --shard" in text for text in said)
+    calligram("index", "run", "photos", "--out", "sharded")
+    assert len(Library.open(here / "sharded")) == len(list((here / "photos").glob("*.jpg"))) - 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["index"], "give RUN, SOURCE and --out LIBRARY"),
+        (["index", "nowhere/at/all", "photos", "--out", "x"], "'nowhere/at/all' could not be loaded"),
+        (["index", "run", "nowhere", "--out", "x"], "nowhere is not a folder; SOURCE is a folder of pictures"),
+        (["index", "run", "photos", "--out", "photos"], "photos exists and is not a library"),
+        (["index", "run", "photos", "--out", "x", "--shard", "9/3"], "--shard takes a number and a count such as 3/16"),
+        (["index", "--problems", "photos"], "photos is not a library"),
+        (["forget", "photos", "x"], "photos is not a library"),
+    ],
+)
+def test_errors_say_what_to_do(here, calligram, arguments, message):
+    with pytest.raises(UserError) as refused:
+        calligram(*arguments)
+    assert message in str(refused.value)
+    assert not (here / "x" / "library.json").exists()
