@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from calligram.cli.screen import bars, console, print_report
+from calligram.cli.serve_verb import open_server
 
 SIZE = 88
 """side of the demo's pictures: what 2 cores can learn from in under four minutes"""
@@ -86,9 +87,9 @@ def index_new_scenes(out: Path, seed: int) -> None:
 
 def serve_here(library: Path, port: int) -> None:
     """Serve to this machine until Ctrl-C."""
-    from calligram.serve.running import Address, Server
+    from calligram.serve.address import Address
     from calligram.serve.settings import Settings
 
-    with Server.open(library, Address("127.0.0.1", port).or_any(), Settings()) as server:
+    with open_server(library, Address("127.0.0.1", port).or_any(), Settings()) as server:
         console.print(f"[bold]6.[/] search them: [bold]{server.address.url}[/]  (Ctrl-C ends it)", soft_wrap=True)
         server.run()

@@ -11,7 +11,9 @@ from calligram.cli.screen import console
 from calligram.errors import UserError
 
 if TYPE_CHECKING:  # importing it takes seconds, and help should not
-    from calligram.serve.running import Address
+    from calligram.serve.address import Address
+    from calligram.serve.running import Server
+    from calligram.serve.settings import Settings
 
 
 def serve(
@@ -33,11 +35,8 @@ def serve(
     device: Annotated[str, typer.Option(help="Where queries are encoded: cpu, cuda or cuda:1.")] = "cpu",
 ) -> None:
     """Serve a library: the search page, and JSON under /api. Ctrl-C ends it."""
-    try:
-        from calligram.serve.running import Address, Server
-        from calligram.serve.settings import Settings
-    except ImportError as error:
-        raise UserError(f'the server needs {error.name}; install it with: pip install "calligram[serve]"') from error
+    from calligram.serve.address import Address
+    from calligram.serve.settings import Settings
 
     address = Address(host, port)
     if not (address.loopback or token or open_):
@@ -46,12 +45,25 @@ def serve(
             "or leave --host at 127.0.0.1"
         )
     settings = Settings(token=token, hosts=address.names(allow_host or []), anywhere=not address.loopback)
-    with Server.open(library, address, settings, device=device) as server:
-        say(server.address, token is not None)
+    with open_server(library, address, settings, device) as server:
+        note = ", and asks for the token" if token else ""
+        console.print(f"[bold]{server.address.url}[/] serves the page{note}; Ctrl-C ends it", soft_wrap=True)
         server.run()
 
 
-def say(address: Address, guarded: bool) -> None:
-    """Print where to look, once it can be reached."""
-    note = ", and asks for the token" if guarded else ""
-    console.print(f"[bold]{address.url}[/] serves the page{note}; Ctrl-C ends it", soft_wrap=True)
+def open_server(library: Path, address: Address, settings: Settings, device: str = "cpu") -> Server:
+    """Open a library at an address.
+
+    Raises:
+        UserError: when that cannot be done, or the server is not installed.
+    """
+    try:
+        import fastapi  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise UserError(f'the server needs {error.name}; install it with: pip install "calligram[serve]"') from error
+    from calligram.recipes.plan import device_named
+    from calligram.serve.running import Server
+
+    return Server.open(library, address, settings, device=device_named(device))

@@ -55,7 +55,7 @@ async def browse(
         ids = pick(library, where, k) if where.strip() else here.overview(library).sample[:k]
         items = library.items(ids)
         return [
-            HitAnswer(id=item.id, score=0.0, rank=rank, path=None if item.path is None else str(item.path))
+            HitAnswer(id=item.id, score=0.0, rank=rank, path=None if item.path is None else str(item.path), text=None)
             for rank, item in enumerate(items, 1)
         ]
 

@@ -1,0 +1,220 @@
+"""The server over 100,000 items: times and recall of single queries, and a crowd of clients.
+
+Vectors are a mixture as real ones are: each lies near the vector of its caption, and many items share a caption. They
+are put into the library directly, since encoding pictures is measured elsewhere; queries go the whole way, words
+included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calligram.data.scenes.generate import generate_scenes
+from calligram.models.stored import load_matcher
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.plan import Surroundings, device_named, run_recipe
+from calligram.search import columns
+from calligram.search.item_rows import words_of
+from calligram.search.locking import locked
+from calligram.search.models import Models
+from calligram.search.preparing import open_writer
+from calligram.search.query_encoder import QueryEncoder, unit_vectors
+from calligram.search.searcher import Searcher
+from calligram.search.writing import Writer
+
+Row = dict[str, object]
+Floats = NDArray[np.float32]
+ITEMS, DIM, K = 100_000, 512, 10
+CLIENTS, SECONDS = 64, 60.0
+BATCH = 20_000
+SETTINGS = [f"dim={DIM}", "epochs=1", "image.size=32", "image.channels=8"]
+
+
+def make_run(folder: Path) -> tuple[Path, list[str]]:
+    """A matcher that was barely trained, and captions to search with."""
+    collection = generate_scenes(folder / "scenes", images=400, size=32)
+    recipe = RECIPES["vse"]
+    around = Surroundings(device_named("cpu"))
+    run_recipe(recipe, resolve(recipe.defaults, SETTINGS), collection, folder / "run", around=around)
+    return folder / "run", list(dict.fromkeys(collection.sentences("all").texts.strings))
+
+
+def mixture(run: Path, captions: Sequence[str]) -> Floats:
+    """A vector for each item, at a cosine of about 0.85 to that of its caption."""
+    centres = unit_vectors(QueryEncoder(load_matcher(run)).texts(captions))
+    noise = np.random.default_rng(0).normal(scale=0.6 / DIM**0.5, size=(ITEMS, DIM)).astype(np.float32)
+    vectors = centres[np.arange(ITEMS) % len(centres)] + noise
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)
+
+
+def item(number: int, source: int, captions: Sequence[str]) -> dict[str, object]:
+    key = f"album-{number % 40}/{number:06}.jpg"
+    texts = [captions[number % len(captions)]]
+    about = {"year": 2000 + number % 26, "camera": f"camera {number % 7}"}
+    return {
+        **{"id": f"item-{number}", "source": source, "key": key, "file": key, "offset": -1, "bytes": 1, "mtime": 1},
+        **{"name": f"{number:06}.jpg", "folder": key.split("/")[0], "hash": str(number), "state": "present"},
+        **{"width": 640, "height": 480, "metadata": json.dumps(about), "digest": "", "captions": texts},
+        "words": words_of(key, tuple(texts)),
+    }
+
+
+def fill(writer: Writer, root: Path, vectors: Floats, captions: Sequence[str]) -> None:
+    source = writer.add_source(root, "folder")
+    writer.kinds |= {"year": "number", "camera": "text"}
+    for start in range(0, ITEMS, BATCH):
+        rows = [item(number, source.number, captions) for number in range(start, min(start + BATCH, ITEMS))]
+        filters = columns.table_of([columns.row_of(row, str(root)) for row in rows], writer.kinds)
+        writer.images.add([str(row["id"]) for row in rows], vectors[start : start + BATCH], filters)
+        writer.tables.put("items", rows)
+    writer.commit()
+    writer.settle()
+
+
+class Served:
+    """The verb in a process of its own."""
+
+    def __init__(self, library: Path):
+        verb = ["-c", "from calligram.cli.main import main; main()", "serve"]
+        command = [sys.executable, *verb, str(library), "--port", "0"]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"}
+        )
+        assert self.process.stdout is not None
+        found = re.search(r"http://([\d.]+):(\d+)", self.process.stdout.readline())
+        assert found is not None
+        self.host, self.port = found[1], int(found[2])
+
+    def memory(self, which: str = "VmRSS") -> float:
+        """Gigabytes that are resident, or were at most (``VmHWM``)."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        return int(re.search(rf"{which}:\s+(\d+)", status)[1]) / 1e6  # type: ignore[index]
+
+    def close(self) -> None:
+        """End it as a user would."""
+        self.process.terminate()
+        self.process.wait(20)
+
+
+class Client:
+    """As little as possible beside the server: both share two cores."""
+
+    def __init__(self, served: Served):
+        self._served = served
+
+    async def connect(self) -> Client:
+        """Open the one connection that all its queries go through."""
+        self._reader, self._writer = await asyncio.open_connection(self._served.host, self._served.port)
+        return self
+
+    async def ask(self, **terms: object) -> tuple[int, bytes, bytes]:
+        """Status, head and body of an answer."""
+        target = f"/api/search?{urllib.parse.urlencode(terms)}"
+        self._writer.write(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        length = int(re.search(rb"content-length: (\d+)", head)[1])  # type: ignore[index]
+        return int(head[9:12]), head, await self._reader.readexactly(length)
+
+
+async def latencies(served: Served, captions: Sequence[str]) -> Floats:
+    """Client time less the time of encoding, in milliseconds, of queries one after the other."""
+    client, times = await Client(served).connect(), []
+    for number, text in enumerate(captions[:1100]):
+        began = time.perf_counter()
+        status, head, _ = await client.ask(q=text, k=K, all="true")
+        spent = 1000 * (time.perf_counter() - began)
+        assert status == 200
+        if number >= 100:
+            times.append(spent - float(re.search(rb"encode;dur=([\d.]+)", head)[1]))  # type: ignore[index]
+    return np.array(times, dtype=np.float32)
+
+
+async def recall(served: Served, vectors: Floats) -> float:
+    """Of the ten items nearest to one, how many are found."""
+    client, shares = await Client(served).connect(), []
+    for number in np.random.default_rng(1).choice(ITEMS, 300, replace=False):
+        _, _, body = await client.ask(like=f"item-{number}", k=K, all="true")
+        scores = vectors @ vectors[number]
+        scores[number] = -2
+        exact = {f"item-{near}" for near in np.argpartition(-scores, K)[:K]}
+        shares.append(len(exact & {hit["id"] for hit in json.loads(body)["hits"]}) / K)
+    return float(np.mean(shares))
+
+
+async def crowd(served: Served, captions: Sequence[str], seconds: float) -> tuple[float, int]:
+    """Queries per second and errors with all clients asking without a pause."""
+    until, done, errors = time.perf_counter() + seconds, 0, 0
+
+    async def one(number: int) -> None:
+        nonlocal done, errors
+        client, turn = await Client(served).connect(), number
+        while time.perf_counter() < until:
+            status, _, _ = await client.ask(q=captions[turn % len(captions)], k=K, all="true")
+            errors += status != 200
+            done, turn = done + 1, turn + CLIENTS
+
+    began = time.perf_counter()
+    await asyncio.gather(*(one(number) for number in range(CLIENTS)))
+    return done / (time.perf_counter() - began), errors
+
+
+def loop(library: Path, captions: Sequence[str], seconds: float = 15.0) -> float:
+    """Queries per second of the searcher alone."""
+    searcher = Searcher.open(library)
+    for text in captions[:50]:
+        searcher.images(text, K, all=True)
+    began, done = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        searcher.images(captions[done % len(captions)], K, all=True)
+        done += 1
+    return done / (time.perf_counter() - began)
+
+
+def measured(row: Callable[[str, float, str], Row]) -> list[Row]:
+    """All rows; ``row`` prints and keeps one."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        run, captions = make_run(folder)
+        vectors = mixture(run, captions)
+        library = folder / "library"
+        with locked(library, "library"):
+            began = time.perf_counter()
+            fill(open_writer(library, Models.load(run), folder, None, rebuild=False).writer, folder, vectors, captions)
+            name = f"{ITEMS} items of {DIM} dimensions"
+            rows = [row(f"{name}: put into a library", ITEMS / (time.perf_counter() - began), "items/s")]
+        alone = loop(library, captions)
+        served = Served(library)
+        try:
+            times = asyncio.run(latencies(served, captions))
+            rows += [
+                row(f"{name}: query through the server without encoding, p50", float(np.percentile(times, 50)), "ms"),
+                row(f"{name}: query through the server without encoding, p99", float(np.percentile(times, 99)), "ms"),
+                row(f"{name}: recall@10 against exact", asyncio.run(recall(served, vectors)), ""),
+            ]
+            asyncio.run(crowd(served, captions, 5))
+            before = served.memory()
+            rate, errors = asyncio.run(crowd(served, captions, SECONDS))
+            rows += [
+                row(f"{CLIENTS} clients for {SECONDS:.0f} s: errors", errors, ""),
+                row(f"{CLIENTS} clients for {SECONDS:.0f} s: queries", rate, "1/s"),
+                row(f"{CLIENTS} clients for {SECONDS:.0f} s: against the searcher in a loop", rate / alone, "ratio"),
+                row(f"{CLIENTS} clients for {SECONDS:.0f} s: growth of memory", served.memory() - before, "GB"),
+                row(f"{name}: peak memory of the server", served.memory("VmHWM"), "GB"),
+            ]
+        finally:
+            served.close()
+    return rows

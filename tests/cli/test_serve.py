@@ -1,0 +1,54 @@
+"""``calligram serve`` and the end of ``calligram demo``; what is served is tested in ``tests/serve``."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from calligram.cli.serve_verb import serve
+from calligram.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "is not a library"),
+        ({"host": "0.0.0.0"}, "0.0.0.0 can be reached by others; protect it with --token"),
+        ({"host": "nowhere.invalid", "open_": True}, "cannot listen on nowhere.invalid"),
+        ({"token": "abc"}, "a token has 8 to 200 characters"),
+        ({"device": "gpu"}, "unknown device 'gpu'"),
+    ],
+)
+def test_what_cannot_be_served_is_told(options, message, tmp_path):
+    with pytest.raises(UserError, match=re.escape(message)):
+        serve(tmp_path, **{"host": "127.0.0.1", "port": 0, **options})
+
+
+def test_without_the_extra_the_way_to_it_is_told(tmp_path):
+    (tmp_path / "fastapi.py").write_text("raise ImportError('no', name='fastapi')")
+    done = subprocess.run(
+        [sys.executable, "-c", "from calligram.cli.main import main; main()", "serve", str(tmp_path)],
+        capture_output=True, text=True, timeout=60,
+        env={**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200", "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert 'the server needs fastapi; install it with: pip install "calligram[serve]"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_demo_ends_with_a_library_of_new_scenes(tmp_path, monkeypatch):
+    from calligram.cli import demo_verb
+    from calligram.search.library import Library
+
+    monkeypatch.setattr(demo_verb, "SIZE", 24)
+    monkeypatch.setattr(demo_verb, "SHOWN", 30)
+    monkeypatch.setattr(demo_verb, "SHOWN_SIZE", 40)
+    small = ["epochs=1", "batch=32", "dim=8", "image.channels=4", "text.hidden=8", "text.word_dim=8"]
+    demo_verb.demo(tmp_path, images=500, set_=small, serve=False)
+    assert len(Library.open(tmp_path / "library")) == 30
+    demo_verb.index_new_scenes(tmp_path, seed=0)
+    assert len(Library.open(tmp_path / "library")) == 30

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from calligram.serve.metrics import Metrics
+
+
+def test_counts_and_times_are_added_up():
+    metrics = Metrics()
+    metrics.answered("GET", "/api/search", 200, 0.004)
+    metrics.answered("GET", "/api/search", 200, 0.03)
+    metrics.answered("GET", "/api/search", 503, 99.0)
+    metrics.searched({"encode": 0.5, "search": 0.25})
+    metrics.searched({"encode": 0.5})
+    lines = metrics.text({"items": 3.0}).splitlines()
+    assert 'calligram_requests_total{method="GET",route="/api/search",status="200"} 2' in lines
+    assert 'calligram_request_seconds_bucket{route="/api/search",le="0.005"} 1' in lines
+    assert 'calligram_request_seconds_bucket{route="/api/search",le="0.05"} 2' in lines
+    assert 'calligram_request_seconds_bucket{route="/api/search",le="+Inf"} 3' in lines
+    assert 'calligram_request_seconds_count{route="/api/search"} 3' in lines
+    assert 'calligram_search_seconds_total{stage="encode"} 1.000000' in lines
+    assert "calligram_searches_total 2" in lines
+    assert "calligram_items 3" in lines
+
+
+def test_labels_cannot_break_a_line():
+    metrics = Metrics()
+    metrics.answered('G"E\nT\\', "page", 200, 0.1)
+    assert r'method="G\"E\nT\\"' in metrics.text({})
