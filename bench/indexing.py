@@ -1,0 +1,109 @@
+"""Indexing pictures against the bare loop of decoding and the forward pass, and looking again at what did not change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from calligram.data.pictures import decode
+from calligram.data.scenes.generate import generate_scenes
+from calligram.features.pixels import PixelInput
+from calligram.models.stored import Stored, load_matcher
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.plan import Surroundings, device_named, run_recipe
+from calligram.search.indexing import index_source
+from calligram.search.models import Models
+from calligram.search.working import BATCH
+
+Row = dict[str, object]
+IMAGES, SIZE = 1500, 384
+FILES = 100_000
+
+
+def row(what: str, value: float, unit: str) -> Row:
+    print(f"{what}: {value:.3g} {unit}", flush=True)
+    return {"what": what, "value": float(f"{value:.4g}"), "unit": unit}
+
+
+def make(folder: Path) -> tuple[Path, Path]:
+    """A run of the default vse, barely trained, and a folder of pictures."""
+    scenes = generate_scenes(folder / "scenes", images=IMAGES, size=SIZE)
+    recipe, small = RECIPES["vse"], generate_scenes(folder / "small", images=60, size=64)
+    settings = resolve(recipe.defaults, ["epochs=1", "batch=16"])
+    run_recipe(recipe, settings, small, folder / "run", around=Surroundings(device_named("cpu")))
+    (folder / "photos").mkdir()
+    for number in range(IMAGES):
+        scenes.pictures.open(number).save(folder / "photos" / f"{number:05d}.jpg", quality=90)
+    return folder / "run", folder / "photos"
+
+
+@torch.no_grad()
+def bare(stored: Stored, files: list[Path]) -> float:
+    """Images a second of a loop that decodes with all cores and runs the network, and keeps nothing."""
+    pixels = stored.inputs.images
+    assert isinstance(pixels, PixelInput)
+    began = time.perf_counter()
+    with ThreadPoolExecutor() as pool:
+        for start in range(0, len(files), BATCH):
+            part = pool.map(lambda file: pixels.resize(decode(file.read_bytes())), files[start : start + BATCH])
+            stored.matcher.encode_images(pixels.finish(torch.from_numpy(np.stack(list(part)))))
+    return len(files) / (time.perf_counter() - began)
+
+
+def indexing() -> list[Row]:
+    with tempfile.TemporaryDirectory() as name:
+        run, photos = make(Path(name))
+        models, files = Models.load(run), sorted(photos.iterdir())
+        bare(models.matcher, files[:200])
+        index_source(models, Path(name, "small"), Path(name, "warm"))
+
+        def whole(number: int) -> float:
+            began = time.perf_counter()
+            index_source(models, photos, Path(name) / f"library-{number}")
+            return len(files) / (time.perf_counter() - began)
+
+        # Taken in turns, so that a machine that slows down slows both.
+        pairs = [(bare(models.matcher, files), whole(turn)) for turn in range(3)]
+        plain, ours = (median(column) for column in zip(*pairs, strict=True))
+        return [
+            row(f"indexing of {IMAGES} pictures of {SIZE} px with vse", ours, "images/s"),
+            row("indexing with vse against bare decode and forward", ours / plain, "ratio"),
+            *looking_again(Path(name), run, files[0]),
+        ]
+
+
+def looking_again(folder: Path, run: Path, picture: Path) -> list[Row]:
+    """``calligram index`` over an unchanged folder, as a command: imports and loading the matcher included."""
+    many = folder / "many"
+    for number in range(FILES):
+        place = many / f"{number % 250:03d}"
+        place.mkdir(parents=True, exist_ok=True)
+        # One picture under many names: each is an item, and none but the first is encoded.
+        (place / f"{number:06d}.jpg").hardlink_to(picture)
+    command = [sys.executable, "-c", "from calligram.cli.main import main; main()", "index", str(run), str(many)]
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        said = subprocess.run([*command, "--out", str(folder / "of-many")], capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - began)
+    assert f"{FILES:,} unchanged" in said.stdout, said.stdout
+    shutil.rmtree(many)
+    return [
+        row(f"first index of {FILES} files with one content", seconds[0], "s"),
+        row(f"index again over {FILES} unchanged files", min(seconds[1:]), "s"),
+    ]
+
+
+if __name__ == "__main__":
+    print(json.dumps(indexing(), indent=1))
