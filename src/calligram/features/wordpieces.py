@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,9 +80,10 @@ class WordPieces:
     @property
     def blank(self) -> int:
         """Number of the piece that hides a word in training; never the one that ends a text, as CLIP's unknown does."""
+        special = set(self.tokenizer.all_special_ids)
         own = self.tokenizer.mask_token_id, self.tokenizer.unk_token_id, self.tokenizer.pad_token_id
-        plain = (n for n in range(len(self)) if n not in self.tokenizer.all_special_ids)
-        return int(next(n for n in (*own, *plain) if n is not None and n != self.tokenizer.eos_token_id))
+        plain = (n for n in range(len(self)) if n not in special)
+        return int(next(n for n in chain(own, plain) if n is not None and n != self.tokenizer.eos_token_id))
 
     def encode(self, strings: Sequence[str]) -> list[list[int]]:
         """Numbers of each text's pieces, with the special ones the model expects around them."""

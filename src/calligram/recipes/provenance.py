@@ -15,14 +15,16 @@ COMMIT = Path(__file__).parent.parent / "COMMIT"
 
 
 def commit() -> str:
-    """The checked-out commit, with a mark when files differ from it; outside a checkout what ``COMMIT`` says."""
+    """What the file ``COMMIT`` says, else the checked-out commit, with a mark when files differ from it."""
+    if COMMIT.is_file():
+        return COMMIT.read_text(encoding="utf-8").strip()
     try:
         found = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=10"],
             cwd=COMMIT.parent, capture_output=True, text=True, timeout=10, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return COMMIT.read_text(encoding="utf-8").strip() if COMMIT.is_file() else "unknown"
+        return "unknown"
     return found.stdout.strip()
 
 

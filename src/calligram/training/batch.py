@@ -62,6 +62,7 @@ class Batches:
         """
         self.pairing, self.inputs, self.sampler, self.augment = pairing, inputs, sampler, augment
         self.blank = blank
+        self._blank_word = inputs.texts.blank if blank else 0  # asked once: some tokenizers are slow to tell
         self.device, self.processes = torch.device(device), processes or Processes()
         self._also_true = pairing.also_true if ignore_also_true else None
         self._images = inputs.images.load(pairing.visuals, track)
@@ -121,4 +122,4 @@ class Batches:
         inner[:, 0] = False
         inner[torch.arange(len(mask), device=mask.device), mask.sum(1) - 1] = False
         hidden = inner & (torch.rand(texts.shape, device=texts.device) < self.blank)
-        return texts.masked_fill(hidden, self.inputs.texts.blank)
+        return texts.masked_fill(hidden, self._blank_word)
