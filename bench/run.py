@@ -209,9 +209,16 @@ def evaluation_5k() -> list[Row]:
     return evaluation(5000, 25000)
 
 
+def serving() -> list[Row]:
+    from serving import measured
+
+    return measured(row)
+
+
 def chosen_work() -> list[Callable[[], list[Row]]]:
     """Everything, or what is named on the command line; what needs real weights only where they are."""
-    known = {w.__name__: w for w in (scenes, training, evaluation_1k, evaluation_5k, end_to_end, extraction)}
+    works = (scenes, training, evaluation_1k, evaluation_5k, end_to_end, extraction, serving)
+    known = {w.__name__: w for w in works}
     names = sys.argv[1:] or [n for n in known if n not in ("end_to_end", "extraction") or ASSETS in os.environ]
     if set(names) - set(known):
         sys.exit(f"unknown: {', '.join(set(names) - set(known))}; known: {', '.join(known)}")

@@ -6,6 +6,8 @@ import { h, icon, svg } from "./dom.js";
 const LONG = 140;
 const FILTERED = new Set(["folder"]);
 
+const weight = (bytes) => (bytes < 1e6 ? `${Math.max(1, Math.round(bytes / 1e3))} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
+
 export class Detail {
   constructor(dialog, { close, step, more, address, follow }) {
     this.dialog = dialog;
@@ -98,17 +100,18 @@ export class Detail {
 
   facts(item, about) {
     const rows = [["size", `${item.width} × ${item.height}`]];
-    const known = new Set(["width", "height", "name"]);
+    const known = new Set(["width", "height", "name", ...(item.path ? ["path", "source"] : [])]);
     const all = { folder: item.folder, ...item.metadata };
     for (const [name, value] of Object.entries(all)) {
       if (known.has(name) || value === null || value === "") continue;
       rows.push([name, this.value(name, value, about)]);
     }
-    if (item.path) rows.push(["path", item.path]);
+    if (item.path) rows.push(["file", item.path]);
     return h("section", {}, h("h3", {}, "About"), h("dl", { class: "facts" }, rows.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
   }
 
   value(name, value, about) {
+    if (name === "bytes") return weight(value);
     const text = String(value);
     if (text.length > LONG) return h("details", {}, h("summary", {}, `${text.slice(0, 40)}…`), text);
     if (!(name in about.facets) && !FILTERED.has(name)) return text;

@@ -61,7 +61,7 @@ function where(about, state, go, refusal) {
 }
 
 function example(about) {
-  if ("year" in about.columns) return "year >= 2020 and not folder ~ 'screenshots'";
+  if (about.facets.year?.length) return "year >= 2020 and not folder ~ 'screenshots'";
   const [name, kind] = Object.entries(about.columns).find(([column]) => about.facets[column]?.length) ?? [];
   if (!name) return "";
   const first = about.facets[name][0].value;

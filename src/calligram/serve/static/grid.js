@@ -29,7 +29,7 @@ function line(hit, address) {
 export function show(list, hits, kind, address) {
   const words = kind === "captions";
   list.classList.toggle("words", words);
-  const top = hits[0]?.score ?? 0;
+  const top = Math.max(0, ...hits.map((hit) => hit.score));
   const focused = list.contains(document.activeElement) ? [...list.children].findIndex((c) => c.contains(document.activeElement)) : -1;
   const kept = new Map([...list.children].map((entry) => [entry.dataset.key, entry]));
   list.replaceChildren(...hits.map((hit) => {

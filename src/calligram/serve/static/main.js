@@ -141,7 +141,7 @@ function drawFound() {
   grid.show($("results"), hits, isQuery(state) ? state.find : "images", address);
   const [one, many] = state.find === "captions" ? ["caption", "captions"] : ["picture", "pictures"];
   $("status").replaceChildren(...(isQuery(state)
-    ? [h("b", {}, several(hits.length, one, many)), ` in ${Math.round(found.took)} ms`]
+    ? [h("b", {}, hits.length ? several(hits.length, one, many) : `No ${many}`), ` in ${Math.round(found.took)} ms`]
     : [narrowed() ? "Pictures under these filters" : "From the library"]));
   if (!hits.length && below) {
     say("No good match", `Nothing here is close to what you describe. ${several(below, one, many)} came nearest.`,
