@@ -31,7 +31,7 @@ def write_report(results: Path, docs: Path) -> Path:
     parts = [HEAD]
     for collection in dict.fromkeys(r.collection for r in found):
         chosen = {key: rows for key, rows in groups.items() if rows[0].collection == collection}
-        parts.append(f"\n## {collection}\n\n" + _table(chosen))
+        parts.append(f"\n## {collection}\n\n" + _table(chosen) + _published(results / "published.json", collection))
     if found:
         _draw(groups, docs / "results-rsum.png")
         parts.append("\n![Sum of recalls by row](results-rsum.png)\n")
@@ -82,9 +82,23 @@ def _table(groups: dict[tuple[str, ...], list[Result]]) -> str:
             for side in ("i2t", "t2i")
         ]
         oracle = f"{first.oracle['r1']:.1f}" if first.oracle else ""
-        cells = [_name(first), *recalls, f"{mean(sums):.1f}{spread}", oracle, str(len(rows))]
+        study = f"**{first.study}** = " if first.study else ""
+        cells = [study + _name(first), *recalls, f"{mean(sums):.1f}{spread}", oracle, str(len(rows))]
         cells += [f"{mean(r.seconds for r in rows):.0f}", first.hardware]
         lines.append("| " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
+def _published(file: Path, collection: str) -> str:
+    """What others report for the same test split, to stand beside ours."""
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if content.get("collection") != collection:
+        return ""
+    lines = [f"\nPublished figures ({content['source']}):\n\n", "| method | i2t R@1/5/10 | t2i R@1/5/10 |\n"]
+    lines.append("|---|---|---|\n")
+    for row in content["rows"]:
+        recalls = (" / ".join("-" if v is None else f"{v:.1f}" for v in row[side]) for side in ("i2t", "t2i"))
+        lines.append(f"| {row['name']} | {' | '.join(recalls)} |\n")
     return "".join(lines)
 
 
@@ -129,7 +143,9 @@ def _proposals(file: Path) -> str:
 
 def _bench(file: Path) -> str:
     content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    lines = [f"\n## Speed\n\n`make bench` on {content['hardware']}, commit {content['commit']}.\n\n"]
+    lines = [
+        f"\n## Speed on {'an accelerator' if file.stem == 'bench-gpu' else 'the processor'}\n\n`make bench` on {content['hardware']}, commit {content['commit']}.\n\n"
+    ]
     lines += ["| what | value | unit |\n", "|---|---|---|\n"]
     lines += [f"| {row['what']} | {row['value']:g} | {row['unit']} |\n" for row in content["rows"]]
     return "".join(lines)
