@@ -22,6 +22,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from indexing import indexing
 
 from calligram.data.matches import Matches
 from calligram.data.scenes.generate import generate_scenes

@@ -126,8 +126,11 @@ def test_no_good_match_is_an_answer_and_tells_of_all(libraries, monkeypatch):
     from calligram.search.calibration import Scales
     from calligram.search.relevance import Scale
 
-    strict = Scales(across=Scale(0.0, 0.1, 2.0), images=Scale(0.0, 0.1, 2.0))
+    high = Scale(0.0, 0.1, 2.0)
+    strict = Scales(across=high, briefly=high, images=high)
     monkeypatch.setattr(module, "measure", lambda *_: strict)
     assert search(libraries / "photos", "a red disc").strip() == "no good match; --all shows the nearest 10"
     assert search(libraries / "photos", "a red disc", "--paths") == ""
+    said = "no good match (the matcher has never seen: treasury); --all shows the nearest 10"
+    assert search(libraries / "photos", "treasury").strip() == said
     assert len(search(libraries / "photos", "a red disc", "--all", "--paths", "-k", "3").splitlines()) == 3

@@ -101,7 +101,9 @@ def test_terms_add_up_with_their_weights_and_what_is_avoided_counts_against(worl
 
 
 def test_a_text_and_a_picture_share_the_say_by_the_spread_of_their_scores(world):
-    scales = Scales(across=Scale(0.0, 0.1, -math.inf), images=Scale(0.0, 0.3, -math.inf))
+    scales = Scales(
+        across=Scale(0.0, 0.1, -math.inf), briefly=Scale(0.0, 0.1, -math.inf), images=Scale(0.0, 0.3, -math.inf)
+    )
     searcher = Searcher(world.searcher.library, world.searcher._encoders[0], scales=scales)
     query = Query((Term("a red disc"), Term(world.pictures[5]), Term(ItemId(world.ids[2]), -1.0)))
     text, picture, item = text_vector(world, "a red disc"), world.images[5], world.images[2]
@@ -142,7 +144,8 @@ def test_hits_for_fewer_are_the_first_of_those_for_more(world):
 
 
 def with_cutoff(world, cutoff: float) -> Searcher:
-    scales = replace(world.searcher.scales, across=Scale(0.0, 0.1, cutoff), images=Scale(0.0, 0.1, cutoff))
+    strict = Scale(0.0, 0.1, cutoff)
+    scales = replace(world.searcher.scales, across=strict, briefly=strict, images=strict)
     return Searcher(world.searcher.library, world.searcher._encoders[0], scales=scales)
 
 
@@ -164,6 +167,23 @@ def test_images_with_every_word_and_neighbours_of_an_item_are_never_cut_off(worl
     assert not searcher.images(world.pictures[0], 5).hits
 
 
+def test_short_texts_have_a_cutoff_of_their_own(world):
+    scales = Scales(across=Scale(0.0, 0.1, 2.0), briefly=Scale(0.0, 0.1, -2.0))
+    searcher = Searcher(world.searcher.library, world.searcher._encoders[0], scales=scales)
+    assert len(searcher.images("a red disc", 5, hybrid=False).hits) == 5
+    assert not searcher.images("a red disc is round", 5, hybrid=False).hits
+
+
+def test_words_that_the_matcher_has_never_seen_have_no_good_match(world):
+    results = world.searcher.images("a quarterly treasury disc", 5)
+    assert (results.hits, results.below, results.unknown) == ((), 5, ("quarterly", "treasury"))
+    assert len(world.searcher.images("a quarterly treasury disc", 5, all=True).hits) == 5
+    # Half is not most; what is to be avoided and what a picture says is not asked of the words.
+    assert world.searcher.images("a quarterly red disc", 5).hits
+    assert world.searcher.images(Query((Term("disc"), Term("treasury", -1.0))), 5).hits
+    assert world.searcher.images(Query((Term(world.pictures[0]), Term("treasury"))), 5).hits
+
+
 def test_a_cutoff_is_learnt_from_captions_when_there_are_enough_images(tiny_draft, write_run, tmp_path):
     (tmp_path / "pictures").mkdir()
     collection = write_collection(tiny_draft(tmp_path / "pictures", 4), tmp_path / "collection")
@@ -171,6 +191,7 @@ def test_a_cutoff_is_learnt_from_captions_when_there_are_enough_images(tiny_draf
     index_source(Models(stored), collection.folder, tmp_path / "library")
     searcher = Searcher.open(tmp_path / "library")
     assert math.isfinite(searcher.scales.across.cutoff)
+    assert math.isfinite(searcher.scales.briefly.cutoff)
     assert 0 < searcher.scales.across.spread < 1
     assert searcher.scales == Searcher.open(tmp_path / "library").scales
 

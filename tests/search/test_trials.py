@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from calligram.search.trials import COUNT, PHRASES, trials_of
+from calligram.search.trials import COUNT, PHRASES, telling, trials_of
 
 
 def test_a_caption_matches_its_items_and_a_piece_those_with_its_words():
@@ -22,6 +22,12 @@ def test_pieces_are_short_and_begin_and_end_with_a_word_that_says_something():
     assert not [p for p in pieces if {p.split()[0], p.split()[-1]} & {"a", "on", "the", "of"}]
     assert len(trials.texts) <= 2 * COUNT
     assert all(trials.matches.any(axis=1))
+
+
+def test_texts_as_short_as_pieces_are_brief_and_telling_words_say_what_is_meant():
+    trials = trials_of([["a dog on the beach"], ["dog"]])
+    assert [text for text, brief in zip(trials.texts, trials.brief, strict=True) if not brief] == ["a dog on the beach"]
+    assert telling(["A", "dog", "on", "the", "beach"]) == ["dog", "beach"]
 
 
 def test_the_same_library_gives_the_same_trials():

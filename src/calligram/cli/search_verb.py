@@ -123,5 +123,6 @@ def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
 
 def _nothing(results: Results) -> str:
     if results.below:
-        return f"no good match; --all shows the nearest {results.below}"
+        unknown = f" (the matcher has never seen: {escape(', '.join(results.unknown))})" if results.unknown else ""
+        return f"no good match{unknown}; --all shows the nearest {results.below}"
     return "nothing found: the library is empty, or nothing in it satisfies the condition"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from calligram.errors import UserError
+from calligram.features.vocabulary import tokenise
 from calligram.search.calibration import Scales
 from calligram.search.index import Index
 from calligram.search.library import Library
@@ -20,6 +22,7 @@ from calligram.search.query import ItemId, Modality, Query, Term, What, joined
 from calligram.search.query_encoder import QueryEncoder, unit_vectors
 from calligram.search.relevance import cutoff_of
 from calligram.search.reranking import Scored
+from calligram.search.trials import is_brief, telling
 from calligram.search.where import Condition, parse
 
 Floats = NDArray[np.float32]
@@ -52,6 +55,15 @@ class Asked(NamedTuple):
     length: float
     """a cosine times this is the query's score"""
     where: Condition | None
+    unknown: tuple[str, ...] = ()
+    """words that the matcher has never seen"""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the matcher has never seen most of what is asked for."""
+        wanted = [term for term in self.query.terms if term.weight > 0]
+        words = telling(tokenise(self.query.words))
+        return all(term.modality == "text" for term in wanted) and 2 * len(telling(self.unknown)) > len(words) > 0
 
     def look_up(self, index: Index, count: int) -> list[Scored]:
         """The nearest items of an index, best first."""
@@ -68,8 +80,12 @@ class Asked(NamedTuple):
 
     def cutoff(self, scales: Scales, *, reranked: bool) -> float:
         """The score that a match should reach."""
-        of_terms = [scales.reranked if reranked else scales.of(term.modality, self.found) for term in self.query.terms]
-        return cutoff_of(self.shares, of_terms)
+        if self.lost:
+            return math.inf
+        if reranked:
+            return cutoff_of(self.shares, [scales.reranked] * len(self.query.terms))
+        terms = [(t.modality, t.modality == "text" and is_brief(str(t.what))) for t in self.query.terms]
+        return cutoff_of(self.shares, [scales.of(asked, self.found, brief=brief) for asked, brief in terms])
 
 
 class Asker(NamedTuple):
@@ -89,7 +105,8 @@ class Asker(NamedTuple):
         condition = parse(where, self.library.kinds) if where is not None and where.strip() else None
         shares = whole.shares({asked: self.scales.of(asked, found).spread for asked in whole.modalities})
         vector, length = joined(self._vectors(whole), shares)
-        return Asked(whole, found, shares, vector, length, condition)
+        unknown = tuple(dict.fromkeys(self.encoder.unknown(whole.words)))
+        return Asked(whole, found, shares, vector, length, condition, unknown)
 
     def _vectors(self, query: Query) -> Floats:
         """Vectors of the terms at length one (terms, D), those of a kind encoded together."""

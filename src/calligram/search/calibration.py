@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from calligram.search.library import Library
 from calligram.search.query import Modality
 from calligram.search.query_encoder import QueryEncoder, unit_vectors
-from calligram.search.relevance import UNKNOWN, Scale, calibrated
+from calligram.search.relevance import UNKNOWN, Flags, Floats, Scale, calibrated, enough_matches
 from calligram.search.trials import Trials, trials_of
 
 ITEMS = 1000
@@ -24,6 +24,8 @@ class Scales:
 
     across: Scale = UNKNOWN
     """images with texts, by their vectors"""
+    briefly: Scale = UNKNOWN
+    """images with texts of a few words, which score lower"""
     images: Scale = UNKNOWN
     texts: Scale = UNKNOWN
     reranked: Scale = UNKNOWN
@@ -31,10 +33,10 @@ class Scales:
     items: int = 0
     """images in the library when it was measured"""
 
-    def of(self, asked: Modality, found: Modality) -> Scale:
+    def of(self, asked: Modality, found: Modality, *, brief: bool = False) -> Scale:
         """Scores of a term of one modality with items of another, by their vectors."""
         if asked != found:
-            return self.across
+            return self.briefly if brief else self.across
         return self.images if found == "image" else self.texts
 
 
@@ -50,12 +52,21 @@ def measure(library: Library, encoder: QueryEncoder, reranker: QueryEncoder | No
     shared = (trials.matches.astype(np.int32) @ trials.matches.T.astype(np.int32)) > 0
     own = np.eye(len(texts), dtype=np.bool_)
     return Scales(
-        across=calibrated(texts @ images.T, trials.matches),
+        across=_of_some(texts @ images.T, trials.matches, ~trials.brief),
+        briefly=_of_some(texts @ images.T, trials.matches, trials.brief),
         images=calibrated(images @ images.T, nothing, np.eye(len(images), dtype=np.bool_)),
         texts=calibrated(texts @ texts.T, shared & ~own, own),
         reranked=UNKNOWN if reranker is None else _reranked(library, reranker, ids, trials),
         items=len(library),
     )
+
+
+def _of_some(scores: Floats, matches: Flags, chosen: Flags) -> Scale:
+    """A scale of all, with the cut-off of some queries where enough of their matches are known."""
+    whole = calibrated(scores, matches)
+    if whole == UNKNOWN or not enough_matches(scores[chosen], matches[chosen]):
+        return whole
+    return replace(whole, cutoff=calibrated(scores[chosen], matches[chosen]).cutoff)
 
 
 def _reranked(library: Library, reranker: QueryEncoder, ids: list[str], trials: Trials) -> Scale:

@@ -7,10 +7,7 @@ conditions cost nothing, and the answer is the exact one.
 
 from __future__ import annotations
 
-import functools
 import threading
-import timeit
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -157,18 +154,10 @@ def coded(rows: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float
     return np.rint(rows / scale[:, None]).astype(np.int8), scale
 
 
-@functools.cache
 def eight_bits_pay() -> bool:
-    """Whether this processor multiplies eight-bit numbers faster than floats; measured once, in a few milliseconds."""
-    floats = torch.ones(4096, 512)
-    codes = floats.to(torch.int8)
-    try:
-        return fastest(lambda: torch._int_mm(codes[:1], codes.T)) < fastest(lambda: floats[:1] @ floats.T)
-    except (AttributeError, RuntimeError):
-        # Not on every processor, and not promised by torch.
-        return False
+    """Whether the processor has instructions for products of eight-bit numbers; without them floats are faster.
 
-
-def fastest(work: Callable[[], object]) -> float:
-    """Seconds of the fastest of a few runs."""
-    return min(timeit.repeat(work, number=1, repeat=7))
+    Neither name is promised by torch, and where one is gone floats are scanned.
+    """
+    asked = getattr(torch.cpu, "_is_vnni_supported", None)
+    return hasattr(torch, "_int_mm") and asked is not None and bool(asked())

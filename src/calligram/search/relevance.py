@@ -7,10 +7,13 @@ logistic regression on all of it. The highest of many scores lies some three dev
 
 Hiding what someone looks for is worse than showing what nobody does, so the cut-off is the score that ``KEPT`` of the
 matches known in the library reach. They are known where there are captions: a caption's own images are its matches, and
-those of a few words taken from a caption are the images with these words in a caption. Short queries score lower than
-whole captions, and people write short ones, so both kinds count. How much the cut-off then hides is up to the matcher:
-a good one parts matches from the rest, and one that cannot is left alone. Where too few matches are known, everyday
-phrases are tried on the library, and the cut-off is the score that ``UNRELATED`` of these pairs stay under.
+those of a few words taken from a caption are the images with these words in a caption. Short texts score lower than
+whole captions, so each has its own cut-off. How much is then hidden is up to the matcher: a good one parts matches from
+the rest, and one that cannot is left alone. Where too few matches are known, everyday phrases are tried on the library,
+and the cut-off is the score that ``UNRELATED`` of these pairs stay under.
+
+A matcher with a vocabulary reads all words it has never seen as one, and gives a query of such words scores like any
+other's. A text more than half of whose telling words are unknown has therefore no good match (``Asked.lost``).
 """
 
 from __future__ import annotations
@@ -77,6 +80,11 @@ def calibrated(scores: Floats, matches: Flags, ignore: Flags | None = None) -> S
     else:
         cutoff = float(np.quantile(scores[counted], UNRELATED))
     return Scale(float(others.mean()), max(float(others.std()), 1e-6), cutoff)
+
+
+def enough_matches(scores: Floats, matches: Flags) -> bool:
+    """Whether so many matches are among first hits that a cut-off can be learnt from them."""
+    return len(first_matches(scores, matches)[0]) >= ENOUGH_MATCHES
 
 
 def first_matches(scores: Floats, matches: Flags) -> tuple[Floats, Floats]:

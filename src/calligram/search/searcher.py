@@ -52,6 +52,8 @@ class Results:
     """how many more would have been shown, were their scores not under the cut-off"""
     timings: Mapping[str, float] = field(default_factory=dict)
     """seconds of ``encode``, ``search`` and ``rerank``"""
+    unknown: tuple[str, ...] = ()
+    """words of the query that the matcher has never seen"""
 
 
 class Searcher:
@@ -152,7 +154,7 @@ class Searcher:
             items |= self._items([scored.id for scored in chosen if scored.id not in items])
         cutoff = None if all or len(own) == len(asked.query.terms) else asked.cutoff(self.scales, reranked=bool(second))
         hits = [Hit(s.id, s.score, 0, _path(items[s.id])) for s in chosen if s.id in items]
-        return _results(hits, cutoff, named, clock)
+        return _results(asked, hits, cutoff, named, clock)
 
     def like(self, id: str, k: int = 10, *, where: str | None = None) -> Results:
         """Images that look like one of the library's."""
@@ -190,7 +192,7 @@ class Searcher:
                 found = second.captions(terms, asked.shares, ids, [captions[id] for id in ids])
         cutoff = None if all else asked.cutoff(self.scales, reranked=bool(second))
         hits = [Hit(s.id, s.score, 0, text=captions[s.id]) for s in found[:k]]
-        return _results(hits, cutoff, (), clock)
+        return _results(asked, hits, cutoff, (), clock)
 
     def _second_stage(self, asked: Asked) -> Reranker | None:
         applies = self._reranker is not None and self._reranker.compares(asked.query, asked.found)
@@ -256,8 +258,8 @@ def _path(item: Item) -> str | None:
     return None if item.path is None else str(item.path)
 
 
-def _results(hits: list[Hit], cutoff: float | None, kept: Collection[str], clock: Clock) -> Results:
+def _results(asked: Asked, hits: list[Hit], cutoff: float | None, kept: Collection[str], clock: Clock) -> Results:
     """Without what is under the cut-off, and numbered."""
     shown = [hit for hit in hits if cutoff is None or hit.score >= cutoff or hit.id in kept]
     numbered = tuple(hit._replace(rank=rank) for rank, hit in enumerate(shown, 1))
-    return Results(numbered, len(hits) - len(shown), clock.times)
+    return Results(numbered, len(hits) - len(shown), clock.times, asked.unknown)

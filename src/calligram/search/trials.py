@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +42,7 @@ STOP = frozenset(
         is are was were be been being has have had it he she they there as for while some""",
     )
 )
-"""words that a piece of a caption neither begins nor ends with"""
+"""words that tell nothing: no piece of a caption begins or ends with one"""
 
 
 class Trials(NamedTuple):
@@ -51,6 +51,21 @@ class Trials(NamedTuple):
     texts: list[str]
     matches: Flags
     """(texts, items)"""
+
+    @property
+    def brief(self) -> Flags:
+        """Which texts are short."""
+        return np.array([is_brief(text) for text in self.texts], dtype=np.bool_)
+
+
+def is_brief(text: str) -> bool:
+    """Whether a text has no more words than pieces of captions have."""
+    return len(words_of(text)) <= LONGEST_PIECE
+
+
+def telling(words: Iterable[str]) -> list[str]:
+    """Words that say what is meant."""
+    return [word for word in words if word.lower() not in STOP]
 
 
 def trials_of(captions: Sequence[Sequence[str]], seed: int = 0) -> Trials:
@@ -61,12 +76,12 @@ def trials_of(captions: Sequence[Sequence[str]], seed: int = 0) -> Trials:
     Args:
         captions: of each item.
     """
-    owned = [tuple(_words(caption) for caption in of_item) for of_item in captions]
+    owned = [tuple(words_of(caption) for caption in of_item) for of_item in captions]
     rng = np.random.default_rng(seed)
     captioned = [place for place in rng.permutation(len(owned)) if any(owned[place])]
     chosen = [_one_of([c for c in owned[place] if c], rng) for place in captioned[: 2 * COUNT]]
     # The second half gives pieces; a small library gives both from the same captions.
-    pieces = [_piece(words, rng) for words in (chosen[COUNT:] if len(chosen) == 2 * COUNT else chosen)]
+    pieces = [piece_of(words, rng) for words in (chosen[COUNT:] if len(chosen) == 2 * COUNT else chosen)]
     wanted = list(dict.fromkeys([*(" ".join(words) for words in chosen[:COUNT]), *(p for p in pieces if p)]))
     if not wanted:
         return Trials(list(PHRASES), np.zeros((len(PHRASES), len(owned)), dtype=np.bool_))
@@ -75,7 +90,8 @@ def trials_of(captions: Sequence[Sequence[str]], seed: int = 0) -> Trials:
     return Trials(wanted, np.array(matches, dtype=np.bool_))
 
 
-def _words(text: str) -> list[str]:
+def words_of(text: str) -> list[str]:
+    """Lower-case words."""
     return WORD.findall(text.lower())
 
 
@@ -83,7 +99,7 @@ def _one_of(captions: Sequence[list[str]], rng: np.random.Generator) -> list[str
     return captions[int(rng.integers(len(captions)))]
 
 
-def _piece(words: list[str], rng: np.random.Generator) -> str:
+def piece_of(words: list[str], rng: np.random.Generator) -> str:
     """A run of at most three words that says something, or nothing where there is none."""
     spans = [
         (start, stop)

@@ -17,6 +17,8 @@ from calligram.serve.app import create_app
 from calligram.serve.settings import Settings
 
 BACKLOG = 512
+CONNECTIONS = 1000
+"""beyond these, new ones are told to come back: slow clients must not pile up"""
 FAREWELL = 10
 """seconds that answers under way are given after SIGTERM"""
 
@@ -33,6 +35,7 @@ class Server:
             access_log=False,
             server_header=False,
             backlog=BACKLOG,
+            limit_concurrency=CONNECTIONS,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=FAREWELL,
         )
