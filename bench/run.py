@@ -41,6 +41,8 @@ from calligram.training.loop import Stage, train
 from calligram.training.runs import Run
 
 RESULTS = Path(__file__).parent.parent / "results" / "bench.json"
+DEMO = Path(__file__).parent.parent / "demo" / "run"
+"""what ``make demo`` trained"""
 Row = dict[str, object]
 
 
@@ -210,6 +212,15 @@ def evaluation_5k() -> list[Row]:
     return evaluation(5000, 25000)
 
 
+def relevance() -> list[Row]:
+    """The demo's matcher, on scenes it never saw."""
+    from relevance import measured
+
+    with tempfile.TemporaryDirectory() as folder:
+        collection = generate_scenes(Path(folder) / "scenes", images=1000, size=96, seed=501)
+        return [row(f"scenes, {what}", value, unit) for what, value, unit in measured(DEMO, collection, "all")]
+
+
 def serving() -> list[Row]:
     from serving import measured
 
@@ -218,9 +229,11 @@ def serving() -> list[Row]:
 
 def chosen_work() -> list[Callable[[], list[Row]]]:
     """Everything, or what is named on the command line; what needs real weights only where they are."""
-    works = (scenes, training, evaluation_1k, evaluation_5k, end_to_end, extraction, serving)
+    works = (scenes, training, evaluation_1k, evaluation_5k, end_to_end, extraction, indexing, relevance, serving)
     known = {w.__name__: w for w in works}
-    names = sys.argv[1:] or [n for n in known if n not in ("end_to_end", "extraction") or ASSETS in os.environ]
+    missing = set() if ASSETS in os.environ else {"end_to_end", "extraction"}
+    missing |= set() if DEMO.is_dir() else {"relevance"}
+    names = sys.argv[1:] or [n for n in known if n not in missing]
     if set(names) - set(known):
         sys.exit(f"unknown: {', '.join(set(names) - set(known))}; known: {', '.join(known)}")
     return [known[name] for name in names]
