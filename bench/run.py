@@ -221,6 +221,12 @@ def relevance() -> list[Row]:
         return [row(f"scenes, {what}", value, unit) for what, value, unit in measured(DEMO, collection, "all")]
 
 
+def search_index() -> list[Row]:
+    from search_index import search_index as measured
+
+    return measured(row)
+
+
 def serving() -> list[Row]:
     from serving import measured
 
@@ -229,7 +235,18 @@ def serving() -> list[Row]:
 
 def chosen_work() -> list[Callable[[], list[Row]]]:
     """Everything, or what is named on the command line; what needs real weights only where they are."""
-    works = (scenes, training, evaluation_1k, evaluation_5k, end_to_end, extraction, indexing, relevance, serving)
+    works = (
+        scenes,
+        training,
+        evaluation_1k,
+        evaluation_5k,
+        end_to_end,
+        extraction,
+        search_index,
+        indexing,
+        relevance,
+        serving,
+    )
     known = {w.__name__: w for w in works}
     missing = set() if ASSETS in os.environ else {"end_to_end", "extraction"}
     missing |= set() if DEMO.is_dir() else {"relevance"}

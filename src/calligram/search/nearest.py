@@ -1,8 +1,9 @@
 """Exact search in memory: every row is looked at, most of them in eight bits.
 
-Measured with 100,000 rows of 512 dimensions on two cores (``bench/search_index.py``): this is faster than scanning the
-floats and than Lance's own search with and without an approximate index, there is nothing to build or to go stale,
-conditions cost nothing, and the answer is the exact one.
+With 100,000 rows of 512 dimensions on two cores (``bench/search_index.py``) this takes less than half the time of
+scanning floats, a thirtieth of Lance's own exact search, and as long as Lance's approximate indexes, which take
+minutes to build and again when rows are added. Here is nothing to build or to go stale, conditions cost nothing, and
+the answer is the exact one.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def candidates(
     """Rows that can be among the best k when their scores lie between two bounds."""
     if rows is not None:
         return rows[candidates(below[rows], above[rows], k, None)]
-    return np.flatnonzero(above >= np.partition(below, len(below) - k)[len(below) - k])
+    # Not numpy's partition, which takes ten times as long for a million rows.
+    return np.flatnonzero(above >= torch.topk(torch.from_numpy(below), k, sorted=False).values.min().numpy())
 
 
 def best(scores: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None) -> Rows:
