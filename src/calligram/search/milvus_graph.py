@@ -7,11 +7,11 @@ from typing import Any, Literal
 Structure = Literal["FLAT", "HNSW"]
 
 PAYS = 200_000
-"""rows from which a graph is searched; scanning fewer takes a server some ten milliseconds"""
+"""rows from which a graph is tried; a guess, since no server was at hand to measure on"""
 RECALL = 0.98
 """of the ten nearest, the least share that the graph must find"""
 WIDTH = 512
-"""of the search in the graph; with these links it finds 0.99 and more of the ten nearest among a million"""
+"""of the search in the graph, wide since recall comes first"""
 LINKS = {"M": 32, "efConstruction": 200}
 SAMPLE = 64
 """stored vectors that serve as queries when the graph is compared with the exact search"""
