@@ -1,8 +1,9 @@
 """Exact search in memory: every row is looked at, most of them in eight bits.
 
 With 100,000 rows of 512 dimensions on two cores this took half the time of scanning floats (``bench/search_index.py``)
-and, in turns with it, as long as Lance's HNSW index, which had taken three minutes to build; Lance's own exact search was
-many times slower. Here is nothing to build or to go stale, conditions cost nothing, and the answer is the exact one.
+and, in turns with it, as long as Lance's HNSW index, which had taken three minutes to build; Lance's own exact search
+was many times slower. Here is nothing to build or to go stale, conditions cost nothing, and the answer is the exact
+one.
 """
 
 from __future__ import annotations
