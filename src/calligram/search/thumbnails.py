@@ -6,17 +6,20 @@ import io
 
 from PIL import Image
 
-LONGEST = 320
-"""pixels of the longer side"""
+LONGER = 320
+"""pixels of the longer side, about"""
 QUALITY = 80
 
 
 def thumbnail(image: Image.Image) -> bytes:
-    """A JPEG of an upright RGB image, no side longer than ``LONGEST`` and without what the file said about itself."""
-    scale = min(1.0, LONGEST / max(image.size))
-    size = max(1, round(image.width * scale)), max(1, round(image.height * scale))
-    if size != image.size:
-        image = image.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0)
+    """A JPEG of an upright RGB image, without what the file said about itself.
+
+    It is made smaller by a whole number, which takes a fifth of the time of any other: the longer side has from 3/4 to
+    3/2 of ``LONGER`` pixels, or fewer where the picture has.
+    """
+    factor = round(max(image.size) / LONGER)
+    if factor > 1:
+        image = image.reduce(factor)
     stream = io.BytesIO()
     image.save(stream, "JPEG", quality=QUALITY, exif=b"")
     return stream.getvalue()

@@ -1,0 +1,58 @@
+"""The worker over a Ray cluster, a small one on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from calligram.errors import UserError
+from calligram.search.indexing import index_source
+from calligram.search.library import Library
+from calligram.search.models import Models
+from calligram.search.spreading import stage_over_ray
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from calligram.search.models import Models
+from calligram.search.spreading import stage_over_ray
+run, photos, out = map(Path, sys.argv[1:])
+print(stage_over_ray("local", Models.load(run), photos, out, device="cpu"))
+"""
+
+
+@pytest.mark.slow
+def test_ray_encodes_what_a_last_run_takes_in(small_run, photos, tmp_path, monkeypatch):
+    # Ray keeps a token in the home directory; this one is the test's own.
+    home = {**os.environ, "HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, small_run, photos, tmp_path / "spread"],
+        capture_output=True, text=True, env=home, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "12"
+    models = Models.load(small_run)
+
+    def never(*_, **__):
+        raise AssertionError("encoded again")
+
+    index_source(models, photos, tmp_path / "alone")
+    monkeypatch.setattr("calligram.search.indexing.make_worker", never)
+    assert index_source(models, photos, tmp_path / "spread").counts["added"] == 12
+    assert vectors(tmp_path / "spread") == vectors(tmp_path / "alone")
+
+
+def vectors(folder: Path) -> dict[str, list[float]]:
+    library = Library.open(folder)
+    ids = library.sample(100)
+    return dict(zip(ids, library.images.vectors(ids).tolist(), strict=True))
+
+
+def test_without_ray_the_extra_is_named(small_run, photos, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match=r"pip install calligram\[ray\]"):
+        stage_over_ray("local", Models.load(small_run), photos, tmp_path / "library")
