@@ -10,7 +10,8 @@ from calligram.features.architectures import describe_architecture
 from calligram.models import catalog
 from calligram.models.matcher import Encoded, Matcher, stack, unit
 from calligram.models.pretrained import Pretrained, PretrainedSettings
-from calligram.models.vse import VSE, VSESettings
+from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
+from calligram.models.vse import VSESettings
 
 SMALL = {
     "vse": VSESettings(vocabulary=30, dim=12, channels=(4, 8), word_dim=6, hidden=10),
@@ -18,6 +19,12 @@ SMALL = {
         vocabulary=30, dim=12, image="features", feature_dim=5, word_dim=6, hidden=12, bidirectional=True, pooling="max"
     ),
     "vse, mean": VSESettings(vocabulary=30, dim=12, channels=(4,), word_dim=6, hidden=12, pooling="mean"),
+    "two-branch": TwoBranchSettings(image_dim=5, text_dim=7, hidden=9, dim=12),
+    "two-branch, linear": TwoBranchSettings(image_dim=5, text_dim=7, dim=12, layers=1),
+    "two-branch, GRU": TwoBranchSettings(
+        image_dim=5, text_dim=8, hidden=9, dim=12, layers=3, text_layers=2, text="gru", vocabulary=30, word_dim=6
+    ),
+    "two-branch, similarity": TwoBranchSimilaritySettings(image_dim=5, text_dim=7, hidden=9, dim=12),
 }
 DUAL = ("pretrained CLIP", "pretrained Siglip")
 
@@ -35,7 +42,10 @@ def dual_encoder(kind: str) -> Pretrained:
 
 def build(name: str) -> Matcher:
     torch.manual_seed(0)
-    return (VSE(SMALL[name]) if name in SMALL else dual_encoder(name.rpartition(" ")[2])).eval()
+    if name not in SMALL:
+        return dual_encoder(name.rpartition(" ")[2]).eval()
+    kind = next(k for k in catalog.MATCHERS.values() if k.settings is type(SMALL[name]))
+    return kind.matcher(SMALL[name]).eval()
 
 
 def images(matcher: Matcher, count: int) -> torch.Tensor:
@@ -43,7 +53,9 @@ def images(matcher: Matcher, count: int) -> torch.Tensor:
     return torch.randn(count, 3, 5) if stored else torch.randn(count, 3, 16, 16)
 
 
-def texts(count: int, longest: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+def texts(matcher: Matcher, count: int, longest: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+    if getattr(matcher.settings, "text", "") == "vectors":
+        return torch.randn(count, matcher.settings.text_dim), torch.ones(count, 1, dtype=torch.bool)
     lengths = torch.randint(2, longest + 1, (count,))
     lengths[0] = longest
     mask = torch.arange(longest) < lengths[:, None]
@@ -56,7 +68,7 @@ def matcher(request: pytest.FixtureRequest) -> Matcher:
 
 
 def test_score_pairs_is_the_diagonal_of_score_and_tiles_are_the_whole(matcher, monkeypatch):
-    one, two = matcher.encode_images(images(matcher, 4)), matcher.encode_texts(*texts(4))
+    one, two = matcher.encode_images(images(matcher, 4)), matcher.encode_texts(*texts(matcher, 4))
     grid = matcher.score(one, two)
     assert grid.shape == (4, 4)
     torch.testing.assert_close(matcher.score_pairs(one, two), grid.diagonal())
@@ -65,11 +77,12 @@ def test_score_pairs_is_the_diagonal_of_score_and_tiles_are_the_whole(matcher, m
 
 
 def test_a_text_alone_equals_the_text_padded_in_a_batch(matcher):
-    words, mask = texts(5)
+    words, mask = texts(matcher, 5)
     together = matcher.encode_texts(words, mask).vectors
     for i in range(5):
         length = int(mask[i].sum())
-        alone = matcher.encode_texts(words[i : i + 1, :length], mask[i : i + 1, :length]).vectors
+        own = words[i : i + 1] if words.is_floating_point() else words[i : i + 1, :length]
+        alone = matcher.encode_texts(own, mask[i : i + 1, :length]).vectors
         torch.testing.assert_close(alone[0], together[i])
 
 
@@ -84,14 +97,14 @@ def test_permuting_images_permutes_rows(matcher):
 def test_saved_and_loaded_it_scores_the_same(matcher, tmp_path):
     catalog.save(matcher, tmp_path / "matcher.json", tmp_path / "best.safetensors")
     again = catalog.load(tmp_path / "matcher.json", tmp_path / "best.safetensors")
-    words = texts(3)
+    words = texts(matcher, 3)
     assert torch.equal(again.encode_texts(*words).vectors, matcher.encode_texts(*words).vectors)
     assert again.settings == matcher.settings
 
 
 def test_gradients_reach_every_weight(matcher):
     matcher.train()
-    one, two = matcher.encode_images(images(matcher, 4)), matcher.encode_texts(*texts(4))
+    one, two = matcher.encode_images(images(matcher, 4)), matcher.encode_texts(*texts(matcher, 4))
     matcher.score(one, two).square().sum().backward()
     missing = [n for n, p in matcher.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all()]
     assert not missing

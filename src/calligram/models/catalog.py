@@ -14,6 +14,12 @@ from safetensors.torch import load_file, save_file
 from calligram.errors import UserError, unknown
 from calligram.models.matcher import Matcher
 from calligram.models.pretrained import Pretrained, PretrainedSettings
+from calligram.models.two_branch import (
+    TwoBranchEmbedding,
+    TwoBranchSettings,
+    TwoBranchSimilarity,
+    TwoBranchSimilaritySettings,
+)
 from calligram.models.vse import VSE, VSESettings
 
 
@@ -27,6 +33,8 @@ class Kind(NamedTuple):
 MATCHERS: Mapping[str, Kind] = {
     "vse": Kind(VSE, VSESettings),
     "pretrained": Kind(Pretrained, PretrainedSettings),
+    "two-branch": Kind(TwoBranchEmbedding, TwoBranchSettings),
+    "two-branch-similarity": Kind(TwoBranchSimilarity, TwoBranchSimilaritySettings),
 }
 
 
