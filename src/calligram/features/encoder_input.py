@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calligram.errors import UserError
-from calligram.features.store import FeatureStore, content_key
+from calligram.features.store import FeatureStore, Held, content_key
 from calligram.features.text_encoder import TextEncoder
 from calligram.features.wordpieces import WordPieces
 from calligram.progress import Track, silent
@@ -86,18 +86,6 @@ class EncoderInput:
         words = words.to(device)
         states = self.encoder.eval()(words, torch.ones_like(words, dtype=torch.bool))
         return states.half().cpu().numpy()  # type: ignore[no-any-return]
-
-
-class Held(dict[str, Halves]):
-    """The store of queries: nothing is written."""
-
-    def append(self, keys: Sequence[str], rows: Halves) -> None:
-        """Add rows."""
-        self.update(zip(keys, rows, strict=True))
-
-    def take(self, keys: Sequence[str]) -> Halves:
-        """These rows, (N, ...)."""
-        return np.stack([self[key] for key in keys])
 
 
 class StateRows:

@@ -78,3 +78,15 @@ class FeatureStore:
             part, row = self._place[key]
             out[place] = self._parts[part][row]
         return out
+
+
+class Held(dict[str, Halves]):
+    """The store of queries: nothing is written."""
+
+    def append(self, keys: Sequence[str], rows: Halves) -> None:
+        """Add rows."""
+        self.update(zip(keys, rows, strict=True))
+
+    def take(self, keys: Sequence[str]) -> Halves:
+        """These rows, (N, ...)."""
+        return np.stack([self[key] for key in keys])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -57,6 +58,29 @@ def read_vectors(file: Path, words: Collection[str], dim: int) -> dict[str, Floa
     return {**capitalised, **found}
 
 
+def read_first_vectors(file: Path, count: int, dim: int) -> dict[str, Floats]:
+    """The vectors of a file's first words, its most frequent ones, in lower case; the first spelling counts."""
+    first: dict[str, Floats] = {}
+    for word, vector in islice(_entries(file, dim, _AnyWord()), count):
+        first.setdefault(word.lower(), vector)
+    return first
+
+
+def vector_size(file: Path) -> int:
+    """Numbers per word in a file.
+
+    Raises:
+        UserError: when the file cannot be read.
+    """
+    kind = _kind(file)
+    try:
+        with cast(IO[bytes], gzip.open(file) if file.suffix == ".gz" else file.open("rb")) as stream:
+            fields = stream.readline().split()
+            return int(fields[1]) if kind == ".bin" or len(fields) == 2 else len(fields) - 1
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise UserError(f"word vectors {file} could not be read ({error})") from error
+
+
 def train_vectors(
     texts: Iterable[str], dim: int = 300, *, epochs: int = 10, window: int = 5, min_count: int = 2, seed: int = 0
 ) -> dict[str, Floats]:
@@ -97,6 +121,13 @@ def _entries(file: Path, dim: int, words: Collection[str]) -> Iterator[tuple[str
             yield from (_binary if kind == ".bin" else _text)(stream, file, dim, words)
     except (OSError, EOFError, ValueError) as error:
         raise UserError(f"word vectors {file} could not be read ({error})") from error
+
+
+class _AnyWord(frozenset[str]):
+    """Has every word."""
+
+    def __contains__(self, word: object) -> bool:
+        return True
 
 
 def _kind(file: Path) -> str:

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from calligram.errors import UserError
+from calligram.features.inputs import Inputs
+from calligram.features.known_words import KnownWords, WordVectors
+from calligram.features.pixels import PixelInput
+from calligram.features.text_vectors import VectorSettings, VectorText
+from calligram.features.word_vectors import write_vectors
+
+TEXTS = ["a red disc", "the round thing is blue", "snow", "a blue dog's red ball", "a red disc"]
+WORDS = ("a", "ball", "blue", "disc", "dog", "is", "red", "round", "s", "snow", "the", "thing")
+
+
+def vectors_of(*words, dim=4):
+    return WordVectors(KnownWords(words), np.random.default_rng(0).normal(size=(len(words), dim)).astype(np.float32))
+
+
+@pytest.fixture
+def words():
+    return vectors_of(*WORDS)
+
+
+def fitted(kind, words, **settings):
+    return VectorText.fit(TEXTS, words, VectorSettings(kind, **{"centres": 2, "pca": 3, **settings}))
+
+
+@pytest.fixture(params=["mean", "tfidf"])
+def source(request, words):
+    return fitted(request.param, words)
+
+
+def test_a_text_is_one_vector_with_a_mask_of_ones(source):
+    vectors, mask = source.texts(TEXTS)
+    assert vectors.shape == (5, source.dim)
+    assert vectors.dtype == torch.float32
+    assert mask.tolist() == [[True]] * 5
+    assert source.load(TEXTS).lengths.tolist() == [1] * 5
+
+
+def test_saved_and_read_it_gives_the_same(source, tmp_path):
+    Inputs(PixelInput(16), source).save(tmp_path)
+    assert not [file for file in tmp_path.iterdir() if file.suffix not in (".json", ".safetensors")]
+    back = Inputs.read(tmp_path).texts
+    assert isinstance(back, VectorText)
+    assert back == source
+    assert back.fingerprint == source.fingerprint
+    assert torch.equal(back.texts(TEXTS)[0], source.texts(TEXTS)[0])
+
+
+def test_a_query_is_encoded_as_the_collection_was(source, tmp_path):
+    rows = source.load(TEXTS, tmp_path)
+    for row, text in enumerate(TEXTS):
+        torch.testing.assert_close(rows.take(np.array([row])), source.texts([text]), rtol=1e-3, atol=1e-5)
+
+
+def test_a_text_is_encoded_once(source, tmp_path, monkeypatch):
+    encode, seen = type(source.coder).encode, []
+    monkeypatch.setattr(type(source.coder), "encode", lambda self, s: (seen.extend(s), encode(self, s))[1])
+    source.load(TEXTS, tmp_path)
+    source.load([*TEXTS, "blue snow"], tmp_path)
+    assert sorted(seen) == sorted({*TEXTS, "blue snow"})
+
+
+def test_other_fitted_numbers_have_their_own_store(words, tmp_path):
+    first = fitted("mean", words)
+    second = fitted("mean", WordVectors(words.known, words.vectors + 1))
+    assert not torch.equal(
+        first.load(TEXTS, tmp_path).take(np.arange(5))[0], second.load(TEXTS, tmp_path).take(np.arange(5))[0]
+    )
+
+
+@pytest.mark.parametrize("text", ["", "xyz 42 -", "🙂"])
+def test_a_text_without_a_known_word_gives_zeros(source, text):
+    vectors, mask = source.texts([text, "snow"])
+    assert not vectors[0].any()
+    assert vectors[1].any()
+    assert mask.all()
+
+
+def test_no_text_gives_no_vector(source):
+    assert source.texts([])[0].shape == (0, source.dim)
+
+
+def test_an_unknown_word_is_split_and_what_stays_unknown_is_dropped():
+    known = KnownWords(("dog", "s", "t", "don't"))
+    assert [known.words[n] for n in known.numbers("Dog's don't 3t-xx Shirt 9")] == ["dog", "s", "don't", "t"]
+
+
+def test_the_mean_vector_is_the_mean_of_unit_vectors(words):
+    unit = words.vectors / np.linalg.norm(words.vectors, axis=1, keepdims=True)
+    expected = (2 * unit[WORDS.index("red")] + unit[WORDS.index("snow")]) / 3
+    np.testing.assert_allclose(fitted("mean", words).texts(["red zebra snow, red"])[0][0], expected, atol=1e-3)
+
+
+def test_tf_idf_by_hand():
+    source = VectorText.fit(["a dog", "a cat", "a a dog"], None, VectorSettings("tfidf"))
+    vectors = dict(zip(source.coder.known.words, source.texts(["a dog cat cat"])[0][0].tolist(), strict=True))
+    dog, cat = np.log(3 / 2), 2 * np.log(3)
+    assert vectors == pytest.approx(
+        {"a": 0, "dog": dog / np.hypot(dog, cat), "cat": cat / np.hypot(dog, cat)}, abs=1e-3
+    )
+
+
+def test_tf_idf_keeps_the_most_frequent_words():
+    source = VectorText.fit(["b b a", "c b", "a"], None, VectorSettings("tfidf", tfidf_words=2))
+    assert source.coder.known.words == ("b", "a")
+
+
+def test_words_come_from_a_file_with_its_most_frequent_ones(tmp_path):
+    rows = {w: np.full(3, n + 1, dtype=np.float32) for n, w in enumerate(("The", "cat", "dog", "bird", "sits"))}
+    write_vectors(rows, tmp_path / "words.txt")
+    words = WordVectors.read(tmp_path / "words.txt", ["dogs sits's"], more=2)
+    assert words.known.words == ("cat", "sits", "the")
+    assert words.vectors[:, 0].tolist() == [2, 5, 1]
+    with pytest.raises(UserError, match="none of the text's 1 words"):
+        WordVectors.read(tmp_path / "words.txt", ["zebra"])
+
+
+def test_what_needs_word_vectors_says_so():
+    with pytest.raises(UserError, match='need word vectors; train some with "calligram words"'):
+        VectorText.fit(TEXTS, None, VectorSettings("mean"))
+
+
+def test_words_cannot_be_hidden(source):
+    with pytest.raises(UserError, match="blank share of 0"):
+        _ = source.blank
