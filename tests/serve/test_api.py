@@ -157,7 +157,7 @@ def test_health_says_that_it_answers(served):
         ("/api/search?q=dog&find=sounds", 422, "find"),
         ("/api/search?q=dog&where=yaer%20%3E%203", 400, "unknown column 'yaer'"),
         ("/api/search?q=dog&where=" + "(" * 3000, 400, ""),
-        ("/api/search?like=nothing", 400, "no item 'nothing'"),
+        ("/api/search?like=nothing", 400, "'nothing'"),
         ("/api/item?id=nothing", 404, "no item 'nothing'"),
         ("/api/item", 422, "id: field required"),
         ("/api/nothing", 404, "Not Found"),
