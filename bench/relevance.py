@@ -3,7 +3,8 @@
     python bench/relevance.py RUN COLLECTION SPLIT
 
 One caption of each image is kept out of the library and used as a query, whole or a piece of one to three words; whole
-ones match what the collection says is true of them, pieces the images whose kept-out caption has the piece.
+ones match what the collection says is true of them, pieces the images whose kept-out caption has the piece. The rules
+of ``relevance.py`` and ``fusion.py`` were chosen on scenes of seed 501 and on Flickr8k's dev split; report others.
 """
 
 from __future__ import annotations
@@ -37,16 +38,15 @@ MOST_IMAGES, QUERIES = 1000, 250
 FOREIGN = tuple(
     re.split(
         r",\s+",
-        """the quarterly report of the treasury, minutes of the last meeting, a chemical formula on a blackboard,
-        an invoice for office furniture, sheet music for string quartet, an x-ray of a broken wrist, the periodic table,
-        microscope view of bacteria, a wiring diagram, ancient coins in a museum, a spreadsheet of expenses,
-        a passport photograph, the inside of a nuclear reactor, a chess position, satellite picture of a hurricane,
-        a knitting pattern, a tax form, a parliament in session, surgeons in an operating theatre, a bottle of medicine,
-        the surface of the moon, a crossword, a barcode, an aquarium with jellyfish, a steel mill,
-        handwritten equations, a courtroom sketch, computer source code, an oil refinery, a violin maker's bench""",
+        """a thermometer showing fever, shelves of law books, an ultrasound scan, a stock market chart,
+        a dentist's drill, welding in a shipyard, a fingerprint, rows of gravestones, a bowl of noodle soup,
+        the engine of a lorry, a ballot box, a wine cellar, a beekeeper with a hive, the cockpit of a helicopter, a petri dish,
+        graffiti of a skull, a printed circuit board, a conductor with an orchestra, a glass of beer,
+        an astronaut, a mosaic of an emperor, folded laundry, a sewing machine, a bank note, a train timetable, a cathedral organ, a hospital corridor,
+        solar panels, a lecture about grammar, an octopus""",
     )
 )
-"""what neither scenes nor snapshots of people and dogs show"""
+"""what neither scenes nor snapshots of people and dogs would show; not the list that the rules were chosen on"""
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float32]
 
