@@ -40,10 +40,11 @@ FOREIGN = tuple(
         r",\s+",
         """a thermometer showing fever, shelves of law books, an ultrasound scan, a stock market chart,
         a dentist's drill, welding in a shipyard, a fingerprint, rows of gravestones, a bowl of noodle soup,
-        the engine of a lorry, a ballot box, a wine cellar, a beekeeper with a hive, the cockpit of a helicopter, a petri dish,
-        graffiti of a skull, a printed circuit board, a conductor with an orchestra, a glass of beer,
-        an astronaut, a mosaic of an emperor, folded laundry, a sewing machine, a bank note, a train timetable, a cathedral organ, a hospital corridor,
-        solar panels, a lecture about grammar, an octopus""",
+        the engine of a lorry, a ballot box, a wine cellar, a beekeeper with a hive,
+        the cockpit of a helicopter, a petri dish, graffiti of a skull, a printed circuit board,
+        a conductor with an orchestra, a glass of beer, an astronaut, a mosaic of an emperor, folded laundry,
+        a sewing machine, a bank note, a train timetable, a cathedral organ, a hospital corridor, solar panels,
+        a lecture about grammar, an octopus""",
     )
 )
 """what neither scenes nor snapshots of people and dogs would show; not the list that the rules were chosen on"""
