@@ -130,12 +130,12 @@ class Client:
         return int(head[9:12]), head, await self._reader.readexactly(length)
 
 
-async def latencies(served: Served, captions: Sequence[str]) -> Floats:
+async def latencies(served: Served, captions: Sequence[str], **terms: object) -> Floats:
     """Client time less the time of encoding, in milliseconds, of queries one after the other."""
     client, times = await Client(served).connect(), []
     for number, text in enumerate(captions[:1100]):
         began = time.perf_counter()
-        status, head, _ = await client.ask(q=text, k=K, all="true")
+        status, head, _ = await client.ask(q=text, k=K, all="true", **terms)
         spent = 1000 * (time.perf_counter() - began)
         assert status == 200
         if number >= 100:
@@ -199,12 +199,12 @@ def measured(row: Callable[[str, float, str], Row]) -> list[Row]:
         alone = loop(library, captions)
         served = Served(library)
         try:
-            times = asyncio.run(latencies(served, captions))
-            rows += [
-                row(f"{name}: query through the server without encoding, p50", float(np.percentile(times, 50)), "ms"),
-                row(f"{name}: query through the server without encoding, p99", float(np.percentile(times, 99)), "ms"),
-                row(f"{name}: recall@10 against exact", asyncio.run(recall(served, vectors)), ""),
-            ]
+            for how, terms in (("", {}), (", by vectors alone", {"hybrid": "false"})):
+                times = asyncio.run(latencies(served, captions, **terms))
+                for p in (50, 99):
+                    what = f"{name}: query through the server{how}, without encoding, p{p}"
+                    rows.append(row(what, float(np.percentile(times, p)), "ms"))
+            rows.append(row(f"{name}: recall@10 against exact", asyncio.run(recall(served, vectors)), ""))
             asyncio.run(crowd(served, captions, 5))
             before = served.memory()
             rate, errors = asyncio.run(crowd(served, captions, SECONDS))
