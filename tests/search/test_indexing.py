@@ -37,6 +37,12 @@ def contents(folder) -> dict[str, tuple[str, tuple[float, ...]]]:
     return {row["path"]: (row["id"], tuple(v.tolist())) for row, v in zip(rows, vectors, strict=True)}
 
 
+def same(one, two) -> bool:
+    """The same items; a picture encoded beside others may differ in the last place."""
+    ids = [{path: id for path, (id, _) in side.items()} for side in (one, two)]
+    return ids[0] == ids[1] and all(np.allclose(one[path][1], two[path][1], atol=2e-3) for path in one)
+
+
 def done(report) -> dict[str, int]:
     return {name: n for name, n in report.counts.items() if n and name not in ("unchanged", "still bad")}
 
@@ -279,7 +285,7 @@ def test_shards_are_taken_in_without_encoding_again(models, photos, indexed, tmp
     monkeypatch.setattr(indexing, "make_worker", never)
     report = index_source(models, photos, out)
     assert done(report) == {"added": 12}
-    assert contents(out) == contents(indexed)
+    assert same(contents(out), contents(indexed))
     assert not list((out / "staging").iterdir())
 
 
@@ -289,14 +295,14 @@ def test_a_run_without_shard_encodes_what_the_shards_did_not(models, photos, ind
     photograph(photos / "late.jpg", 90)
     index_source(models, photos, out)
     index_source(models, photos, indexed)
-    assert contents(out) == contents(indexed)
+    assert same(contents(out), contents(indexed))
 
 
 def test_shards_of_another_matcher_are_not_taken(models, photos, indexed, tmp_path, write_run):
     out = tmp_path / "sharded"
     stage_source(Models.load(write_run(tmp_path / "other", seed=1)), photos, out, Shard(1, 1))
     index_source(models, photos, out)
-    assert contents(out) == contents(indexed)
+    assert same(contents(out), contents(indexed))
 
 
 def test_a_shard_that_is_being_worked_on_is_waited_for(models, photos, tmp_path):
@@ -318,6 +324,7 @@ def test_a_folder_of_other_things_is_not_made_a_library(models, photos, tmp_path
     (tmp_path / "thesis" / "chapter.tex").write_text("x")
     with pytest.raises(UserError, match=r"is not a library \(it has chapter.tex\)"):
         index_source(models, photos, tmp_path / "thesis")
+    assert os.listdir(tmp_path / "thesis") == ["chapter.tex"]
 
 
 def test_the_library_may_lie_within_its_source(models, photos):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from calligram.search.indexing import index_source
@@ -82,7 +83,7 @@ def indexer(small_run, photos, photograph):
     running.process.wait()
 
 
-def everything(folder) -> dict[str, object]:
+def everything(folder):
     """All of a library by path: ids, vectors, thumbnails, words, captions."""
     library = Library.open(folder)
     rows = {row["id"]: row for row in library.rows() if row["state"] == "present"}
@@ -90,24 +91,32 @@ def everything(folder) -> dict[str, object]:
     assert len(library) == len(items) == len(library.images)
     vectors = library.images.vectors(list(rows)) if rows else []
     return {
-        item.metadata["path"]: (item.id, tuple(v.tolist()), library.thumbnail(item.id), dict(item.metadata))
+        item.metadata["path"]: (v, (item.id, library.thumbnail(item.id), item.metadata))
         for item, v in zip(items, vectors, strict=True)
     }
+
+
+def same(some, all_) -> bool:
+    """Whether all of ``some`` is as in ``all_``; a picture encoded beside others may differ in the last place."""
+    return all(
+        path in all_ and about == all_[path][1] and np.allclose(vector, all_[path][0], atol=2e-3)
+        for path, (vector, about) in some.items()
+    )
 
 
 def test_a_library_killed_ten_times_is_the_one_that_was_not(small_run, photos, tmp_path, indexer):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     seconds = indexer.run(whole)
     wanted, draw, cut_short = everything(whole), random.Random(0), 0
-    for turn in range(10):
-        cut_short += not indexer.run(killed, kill_after=draw.uniform(0.0, 0.7) * seconds)
+    while cut_short < 10:
+        took = indexer.run(killed, kill_after=draw.uniform(0.0, 0.8) * seconds)
         if (killed / "library.json").is_file():
-            assert everything(killed).items() <= wanted.items()
-        if turn in (3, 7):  # from the beginning again, so that early moments are met more than once
-            shutil.rmtree(killed, ignore_errors=True)
-    assert cut_short > 4
+            assert same(everything(killed), wanted)
+        if took:  # it was done before it could be killed: from the beginning again
+            shutil.rmtree(killed)
+        cut_short += not took
     index_source(Models.load(small_run), photos, killed)
-    assert everything(killed) == wanted
+    assert same(wanted, everything(killed))
     assert index_source(Models.load(small_run), photos, killed).counts["unchanged"] == len(wanted)
 
 
@@ -125,4 +134,4 @@ def test_a_shard_that_was_killed_goes_on(small_run, photos, tmp_path):
     assert not list(folder.glob("*.partial"))
     stage_source(models, photos, out, Shard(2, 2))
     index_source(models, photos, out)
-    assert everything(out) == everything(tmp_path / "whole")
+    assert same(everything(tmp_path / "whole"), everything(out))

@@ -16,7 +16,7 @@ from calligram.search.captioning import take_captions
 from calligram.search.known import Changes, State, compare
 from calligram.search.locking import locked
 from calligram.search.models import Models
-from calligram.search.preparing import Opened, open_writer
+from calligram.search.preparing import Opened, open_writer, refuse_strangers
 from calligram.search.scanning import Scan
 from calligram.search.sources import CollectionPictures, FolderPictures, open_source
 from calligram.search.staging import Shard, gathered, make_worker, remove_staged, stage, staged_rows
@@ -65,6 +65,7 @@ def index_source(
     began = time.perf_counter()
     opened = open_source(source)
     check_readable(models, opened)
+    refuse_strangers(out)
     with locked(out, "library"):
         preparing = open_writer(out, models, source, engine, rebuild=rebuild)
         counts: Counter[str] = Counter()
@@ -88,6 +89,7 @@ def stage_source(
     """Encode one share of a source into the library's staging folder; gives how many pictures that were."""
     opened = open_source(source)
     check_readable(models, opened)
+    refuse_strangers(out)
     return stage(models, opened, out, shard, device=device, track=track)
 
 

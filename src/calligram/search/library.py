@@ -81,8 +81,14 @@ class Library:
             UserError: when there is none, or it was written by a newer or an older version.
         """
         path = Path(folder)
-        stamp = _stamp(path)
-        return cls(path, read_manifest(path), stamp)
+        for _ in range(3):
+            stamp = _stamp(path)
+            try:
+                return cls(path, read_manifest(path), stamp)
+            except UserError:
+                if _stamp(path) == stamp:  # else a commit came between reading the manifest and opening what it names
+                    raise
+        return cls(path, read_manifest(path), _stamp(path))
 
     def refreshed(self) -> Library:
         """This library, or, when something was committed since, a new one that has it."""

@@ -37,8 +37,7 @@ class Models:
         first = load_matcher(matcher)
         known = None
         if library is not None and (library / MANIFEST).is_file():
-            with locked(library, "library"):
-                known = read_manifest(library, writing=True)
+            known = _up_to_date(library)
         if reranker is None and known is not None and known.reranker not in (None, known.matcher):
             assert known.reranker is not None
             reranker = known.reranker.source
@@ -82,6 +81,15 @@ class Models:
         if self.localizer is not None:
             words.append(f"--localizer {self.localizer.source}")
         return " ".join(words)
+
+
+def _up_to_date(library: Path) -> Manifest:
+    """The manifest; an older library is brought up to date, for which nobody else may be writing."""
+    try:
+        return read_manifest(library)
+    except UserError:
+        with locked(library, "library"):
+            return read_manifest(library, writing=True)
 
 
 def _called(name: str, model: Model | None) -> str:

@@ -57,7 +57,6 @@ def open_writer(out: Path, models: Models, source: Path, engine: str | None, *, 
     """A writer for the library in ``out``; the caller holds its lock."""
     before = _before(out, rebuild=rebuild)
     if before is None:
-        _refuse_strangers(out)
         return Preparing(Writer(out, _fresh(models, engine, _next_generation(out))))
     _remove_leftovers(out, before)
     if rebuild:
@@ -106,8 +105,12 @@ def _replacement(out: Path, before: Manifest, models: Models, engine: str | None
     return writer
 
 
-def _refuse_strangers(out: Path) -> None:
-    """A folder with other things in it is nobody's library."""
+def refuse_strangers(out: Path) -> None:
+    """A folder with other things in it is nobody's library; asked before anything is written there."""
+    if not out.exists() or (out / MANIFEST).is_file():
+        return
+    if not out.is_dir():
+        raise UserError(f"{out} is a file; --out takes the folder of a library")
     ours = {LOCK, STAGING, MANIFEST, REBUILT, f".{MANIFEST}.partial"}
     strangers = [p.name for p in out.iterdir() if p.name not in ours and not re.fullmatch(r"\d+", p.name)]
     if strangers:

@@ -42,6 +42,8 @@ class Additions:
     parts: list[Row] = field(default_factory=list)
     problems: dict[str, Row] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
+    solved: list[str] = field(default_factory=list)
+    """keys of files that could not be used before"""
 
 
 class Writer:
@@ -101,6 +103,7 @@ class Writer:
             seen = {**old[found.id]}
         made = item_row(found.id, entry, state.number, source.about(entry), {**seen, "hash": row["hash"]}, self.kinds)
         adding.items[found.id] = made
+        adding.solved += [row["key"]] if row["key"] in state.problems else []
         if found.outcome in ("added", "changed", "copied") and row.get("vector") is not None:
             adding.vectors[found.id] = row["vector"]
             adding.thumbnails += [{"id": found.id, "jpeg": row["jpeg"]}] if row.get("jpeg") else []
@@ -141,8 +144,9 @@ class Writer:
         self.written |= adding.items.keys()
         self.tables.put("thumbnails", adding.thumbnails)
         self.tables.put("parts", adding.parts)
-        self.tables.drop("shelf", ids)
-        self.drop_problems(number, [row["key"] for row in adding.items.values()])
+        if self.tables.count("shelf"):
+            self.tables.drop("shelf", ids)
+        self.drop_problems(number, adding.solved)
         self.put_problems(number, adding.problems)
         self.mark_gone(sorted(adding.gone))
 
@@ -196,8 +200,7 @@ class Writer:
 
     def drop_problems(self, number: int, keys: Iterable[str]) -> None:
         """Forget problems of files that are fine now, or gone."""
-        if self.tables.count("problems"):
-            self.tables.drop("problems", [f"{number}/{key}" for key in keys])
+        self.tables.drop("problems", [f"{number}/{key}" for key in keys])
 
     def commit(self) -> None:
         """Make everything written so far count."""
