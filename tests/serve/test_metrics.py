@@ -21,7 +21,7 @@ def test_counts_and_times_are_added_up():
     assert "calligram_items 3" in lines
 
 
-def test_labels_cannot_break_a_line():
+def test_labels_stay_few_and_cannot_break_a_line():
     metrics = Metrics()
-    metrics.answered('G"E\nT\\', "page", 200, 0.1)
-    assert r'method="G\"E\nT\\"' in metrics.text({})
+    metrics.answered("INVENTED", 'a "route"\n', 200, 0.1)
+    assert r'method="other",route="a \"route\"\n",status="200"' in metrics.text({})
