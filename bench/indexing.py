@@ -89,7 +89,7 @@ def looking_again(folder: Path, run: Path, pictures: list[Path]) -> list[Row]:
     for number in range(FILES):
         place = many / f"{number % 250:03d}"
         place.mkdir(parents=True, exist_ok=True)
-        # The same pictures under many names: each is an item.
+        # The same pictures under many names: each is an item, and few are encoded.
         (place / f"{number:06d}.jpg").hardlink_to(pictures[number % len(pictures)])
     command = [sys.executable, "-c", "from calligram.cli.main import main; main()", "index", str(run), str(many)]
     seconds = []

@@ -157,7 +157,7 @@ class Indexing:
             yield rows
         if entries:
             worker = make_worker(self.models, self.source, self.device)
-            yield from worker.run(list(entries.values()), state.settled_hashes, self.track)
+            yield from worker.run(list(entries.values()), state, self.track)
 
     def _mark_gone(self, state: State) -> Counter[str]:
         ids = sorted(state.items[key].id for key in state.away)

@@ -82,10 +82,9 @@ class State:
         state.forgotten_hashes = {f.hash for f in state.forgotten.values()}
         return state
 
-    @property
-    def settled_hashes(self) -> set[str]:
-        """Contents that need not be encoded: there, or forgotten."""
-        return self.by_hash.keys() | self.forgotten_hashes
+    def __contains__(self, content: object) -> bool:
+        """Whether a content need not be encoded: it is there, or was forgotten; grows while pictures are taken in."""
+        return content in self.by_hash or content in self.forgotten_hashes
 
     def resolve(self, row: Mapping[str, Any]) -> Resolved:
         """Decide what became of a picture; each call assumes that the answer is acted upon."""

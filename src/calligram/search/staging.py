@@ -69,7 +69,7 @@ def stage(
         done = set(_stamps(folder))
         left = [entry for entry in todo if (entry.key, entry.size, entry.mtime) not in done]
         worker = make_worker(models, source, device)
-        for rows in gathered(worker.run(left, state.settled_hashes, track), PIECE_ROWS, PIECE_SECONDS):
+        for rows in gathered(worker.run(left, state, track), PIECE_ROWS, PIECE_SECONDS):
             _write(folder, rows)
     return len(left)
 
