@@ -1,0 +1,119 @@
+"""Canonical correlation analysis: a linear matcher in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from calligram.features.covariance import Covariance
+from calligram.features.stored import real_parts
+from calligram.models.matcher import EmbeddingMatcher, Encoded
+from calligram.models.text_encoders import pooled
+
+
+@dataclass(frozen=True)
+class CCASettings:
+    """Sizes, and what was added before inverting."""
+
+    image_dim: int
+    text_dim: int
+    dim: int
+    """canonical directions that are kept"""
+    eta: float = 1e-4
+    """share of the largest variance that is added to every direction, on both sides"""
+
+
+class Directions(NamedTuple):
+    """Canonical directions, the most correlated first."""
+
+    image: Tensor
+    """(image_dim, dim)"""
+    text: Tensor
+    """(text_dim, dim)"""
+    correlations: Tensor
+    """(dim,), descending"""
+
+
+class CCA(EmbeddingMatcher):
+    """Cosine of canonical projections weighted by their correlations: diag(r) W'(x - mean).
+
+    The baseline of two-branch, Table 2, in the normalised form it compares with: correlations to the power 1, then
+    length one. Nothing is trained; ``fit`` makes one in a pass over matching pairs.
+    """
+
+    settings: CCASettings
+
+    def __init__(self, settings: CCASettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.image = nn.Linear(settings.image_dim, settings.dim)
+        self.text = nn.Linear(settings.text_dim, settings.dim)
+        self.register_buffer("correlations", torch.zeros(settings.dim))
+
+    @classmethod
+    def fit(cls, batches: Iterable[tuple[Tensor, Tensor]], dim: int = 0, eta: float = 1e-4) -> CCA:
+        """From matching image vectors (N, image_dim) and text vectors (N, text_dim), a batch at a time.
+
+        Memory does not grow with the number of pairs, which the paper names as the weakness of CCA (Sec. 2).
+
+        Args:
+            dim: directions to keep; 0 for all.
+        """
+        covariance = Covariance()
+        for images, texts in batches:
+            covariance.add(images, texts)
+        return cls.of(covariance, dim, eta)
+
+    @classmethod
+    def of(cls, covariance: Covariance, dim: int = 0, eta: float = 1e-4) -> CCA:
+        """From covariances that are known, so that several ``eta`` cost one pass."""
+        found = canonical_directions(*covariance.blocks, eta=eta)
+        kept = min(dim or len(found.correlations), len(found.correlations))
+        matcher = cls(CCASettings(len(found.image), len(found.text), kept, eta))
+        matcher.correlations = found.correlations[:kept].float()
+        sides = ((matcher.image, found.image), (matcher.text, found.text))
+        for (layer, directions), mean in zip(sides, covariance.means, strict=True):
+            weight = (directions[:, :kept] * found.correlations[:kept]).T
+            layer.weight.data = weight.float().contiguous()
+            layer.bias.data = -(weight @ mean).float()
+        return matcher.eval()
+
+    def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
+        """Features (N, D), or (N, R, D) whose real parts are averaged."""
+        if images.ndim == 3:
+            images = pooled(images, real_parts(images) if mask is None else mask, "mean")
+        return Encoded(self.image(images))
+
+    def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
+        """Vectors (N, D)."""
+        del mask
+        return Encoded(self.text(texts))
+
+
+def canonical_directions(images: Tensor, between: Tensor, texts: Tensor, *, eta: float) -> Directions:
+    """Solve CCA from covariances C_xx, C_xy and C_yy.
+
+    Both own covariances get (1e-8 + eta lambda_max) I. With Cholesky factors L L' of what results, the singular values
+    of L_x^-1 C_xy L_y'^-1 are the correlations r, and W_x = L_x'^-1 U, W_y = L_y'^-1 V satisfy W'CW = I with signs
+    that agree.
+    """
+    if eta < 0:
+        raise ValueError(f"eta must not be negative, got {eta}")
+    lower_x, lower_y = _factor(images, eta), _factor(texts, eta)
+    whitened = torch.linalg.solve_triangular(lower_x, between, upper=False)
+    whitened = torch.linalg.solve_triangular(lower_y, whitened.T, upper=False).T
+    left, correlations, right = torch.linalg.svd(whitened, full_matrices=False)
+    return Directions(
+        torch.linalg.solve_triangular(lower_x.T, left, upper=True),
+        torch.linalg.solve_triangular(lower_y.T, right.T, upper=True),
+        correlations,
+    )
+
+
+def _factor(own: Tensor, eta: float) -> Tensor:
+    added = 1e-8 + eta * float(torch.linalg.eigvalsh(own)[-1])
+    return torch.linalg.cholesky(own + added * torch.eye(len(own), dtype=own.dtype, device=own.device))

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from calligram.losses.neighbourhood import Side, neighbourhood_ranking, neighbours
+from calligram.models.two_branch import (
+    TwoBranchEmbedding,
+    TwoBranchSettings,
+    TwoBranchSimilarity,
+    TwoBranchSimilaritySettings,
+)
+from calligram.training.batch import Batch
+from calligram.training.two_branch_objectives import LogisticObjective, NeighbourhoodObjective, balanced_pairs
+
+SIZES = {"image_dim": 5, "text_dim": 6, "hidden": 16, "dim": 8, "dropout": 0.0}
+
+
+def batch(images: int = 4, texts_each: int = 2, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    texts = images * texts_each
+    target = -torch.ones(images, texts, dtype=torch.int8)
+    owner = torch.arange(texts) // texts_each
+    target[owner, torch.arange(texts)] = 1
+    return Batch(
+        torch.randn(images, 5, generator=generator),
+        torch.randn(texts, 6, generator=generator),
+        torch.ones(texts, 1, dtype=torch.bool),
+        target,
+        target.T.contiguous(),
+        torch.arange(images),
+        owner,
+    )
+
+
+def test_the_objective_is_eq_6_over_the_distances_of_the_vectors():
+    torch.manual_seed(0)
+    matcher, given = TwoBranchEmbedding(TwoBranchSettings(**SIZES)).eval(), batch()
+    x = matcher.encode_images(given.images).vectors
+    y = matcher.encode_texts(given.texts, given.text_mask).vectors
+    weights = (1.0, 2.0, 0.1, 0.2)
+    expected = neighbourhood_ranking(
+        -torch.cdist(x, y),
+        given.image_target,
+        given.text_target,
+        Side(-torch.cdist(x, x), neighbours(given.image_target)),
+        Side(-torch.cdist(y, y), neighbours(given.text_target)),
+        weights=weights,
+        margin=0.4,
+    )
+    found = NeighbourhoodObjective(weights, margin=0.4)(matcher, given)
+    assert set(found) == set(expected)
+    for name, term in found.items():
+        torch.testing.assert_close(term, expected[name] / 8)
+
+
+@pytest.mark.parametrize("weights", [(0, 1, 0, 0), (1, 2, 0, 0.2)])
+def test_the_embedding_objective_learns(weights):
+    assert losses(TwoBranchEmbedding(TwoBranchSettings(**SIZES)), NeighbourhoodObjective(weights))[-1] < 0.02
+
+
+@pytest.mark.parametrize("drawn", ["texts", "images"])
+def test_the_logistic_objective_learns(drawn):
+    matcher = TwoBranchSimilarity(TwoBranchSimilaritySettings(**SIZES))
+    found = losses(matcher, LogisticObjective(drawn))
+    assert found[0] == pytest.approx(0.69, abs=0.15)
+    assert found[-1] < 0.1
+
+
+def losses(matcher, objective) -> list[float]:
+    torch.manual_seed(0)
+    given, optimizer, found = batch(), torch.optim.Adam(matcher.parameters(), 0.02), []
+    for _ in range(60):
+        loss = torch.stack(list(objective(matcher, given).values())).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def test_positives_and_negatives_are_balanced_and_negatives_are_of_the_same_row():
+    target = torch.tensor([[1, 1, -1, 0], [-1, -1, -1, 0], [1, 1, 1, 1], [-1, 0, 0, 1]])
+    seen = set()
+    for seed in range(30):
+        torch.manual_seed(seed)
+        rows, columns, kinds = balanced_pairs(target)
+        assert kinds.tolist() == [1, 1, 1, -1, -1, -1]
+        assert torch.equal(target[rows, columns], kinds)
+        assert rows.tolist() == [0, 0, 3, 0, 0, 3]
+        seen |= set(columns[3:].tolist())
+    assert seen == {2, 0}
+
+
+def test_a_batch_without_negatives_gives_zero():
+    torch.manual_seed(0)
+    matcher, given = TwoBranchSimilarity(TwoBranchSimilaritySettings(**SIZES)), batch()
+    alone = replace(given, image_target=given.image_target.abs(), text_target=given.text_target.abs())
+    assert LogisticObjective()(matcher, alone)["logistic"].item() == 0
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="all four weights are zero"):
+        NeighbourhoodObjective((0, 0, 0, 0))
+    with pytest.raises(ValueError, match="a matcher that can score images with images"):
+        NeighbourhoodObjective()(TwoBranchSimilarity(TwoBranchSimilaritySettings(**SIZES)), batch())
