@@ -28,7 +28,7 @@ def fitted(kind, words, **settings):
     return VectorText.fit(TEXTS, words, VectorSettings(kind, **{"centres": 2, "pca": 3, **settings}))
 
 
-@pytest.fixture(params=["mean", "tfidf"])
+@pytest.fixture(params=["mean", "tfidf", "gmm", "hglmm", "gmm+hglmm"])
 def source(request, words):
     return fitted(request.param, words)
 
@@ -108,6 +108,32 @@ def test_tf_idf_by_hand():
 def test_tf_idf_keeps_the_most_frequent_words():
     source = VectorText.fit(["b b a", "c b", "a"], None, VectorSettings("tfidf", tfidf_words=2))
     assert source.coder.known.words == ("b", "a")
+
+
+def test_fisher_vectors_have_two_numbers_for_each_centre_and_dimension(words):
+    assert fitted("hglmm", words, pca=0).dim == 2 * 2 * 4
+    assert fitted("gmm+hglmm", words, pca=0).dim == 2 * 2 * 2 * 4
+    assert fitted("hglmm", words, pca=3).dim == 3
+
+
+def test_both_mixtures_joined_are_each_at_length_one(words):
+    both, gmm, hglmm = (fitted(kind, words, pca=0).texts(TEXTS)[0] for kind in ("gmm+hglmm", "gmm", "hglmm"))
+    assert torch.equal(both, torch.cat([gmm, hglmm], dim=1))
+    torch.testing.assert_close(hglmm.norm(dim=1), torch.ones(5), rtol=1e-3, atol=1e-3)
+
+
+def test_only_words_of_the_training_text_are_fitted_on(words):
+    more = WordVectors(
+        KnownWords((*WORDS, "zebra")), np.concatenate([words.vectors, np.full((1, 4), 9, dtype=np.float32)])
+    )
+    first, second = fitted("hglmm", words).coder, fitted("hglmm", more).coder
+    np.testing.assert_array_equal(first.mixtures[0].centres, second.mixtures[0].centres)
+    assert fitted("hglmm", more).texts(["zebra"])[0].any()
+
+
+def test_the_seed_decides(words):
+    first, again, other = (fitted("hglmm", words, seed=seed) for seed in (0, 0, 1))
+    assert first.fingerprint == again.fingerprint != other.fingerprint
 
 
 def test_words_come_from_a_file_with_its_most_frequent_ones(tmp_path):

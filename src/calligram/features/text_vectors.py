@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from calligram.errors import UserError
+from calligram.features.fisher.coder import FisherCoder
 from calligram.features.known_words import KnownWords, WordVectors
 from calligram.features.store import FeatureStore, Held, content_key
 from calligram.features.word_averages import MeanVector, TfIdf
@@ -29,6 +30,10 @@ Kind = Literal["mean", "tfidf", "gmm", "hglmm", "gmm+hglmm"]
 FILE = "text-vectors.safetensors"
 PART = 1024
 """texts encoded at a time, and in a part of the store"""
+
+
+CODERS: Mapping[str, type[TfIdf | MeanVector]] = {"mean": MeanVector, "tfidf": TfIdf}
+"""kinds that are no Fisher vectors"""
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,18 @@ class VectorText:
             raise UserError(
                 f'text vectors of kind {settings.kind} need word vectors; train some with "calligram words"'
             )
-        return cls(settings, MeanVector(words))
+        if settings.kind == "mean":
+            return cls(settings, MeanVector(words))
+        coder = FisherCoder.fit(
+            strings,
+            words,
+            hybrid=[kind == "hglmm" for kind in settings.kind.split("+")],
+            centres=settings.centres,
+            pca=settings.pca,
+            seed=settings.seed,
+            track=track,
+        )
+        return cls(settings, coder)
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Numbers go beside the JSON."""
@@ -99,8 +115,8 @@ class VectorText:
     def read(cls, folder: Path, content: Mapping[str, Any]) -> VectorText:
         """From what ``save`` wrote."""
         settings, known = VectorSettings(**content["settings"]), KnownWords(tuple(content["words"]))
-        restore = TfIdf.restore if settings.kind == "tfidf" else MeanVector.restore
-        return cls(settings, restore(known, load_file(folder / FILE)))
+        coder: type[TfIdf | MeanVector | FisherCoder] = CODERS.get(settings.kind, FisherCoder)
+        return cls(settings, coder.restore(known, load_file(folder / FILE)))
 
     @property
     def dim(self) -> int:
