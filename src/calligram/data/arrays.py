@@ -46,3 +46,15 @@ class StoredFeatures:
             where = np.flatnonzero(shard == number)
             out[where] = self._arrays[number][rows[where] - self._starts[number]]
         return out
+
+    def take_parts(self, images: Ints, parts: Ints) -> NDArray[np.floating]:
+        """One part of each of these images' features (parts, D), as it is stored: (N, D)."""
+        rows = self.row_of_image[images]
+        if rows.size and rows.min() < 0:
+            raise UserError(f"{int((rows < 0).sum())} of {len(rows)} images have no stored features")
+        out = np.empty((len(rows), *self.row_shape[1:]), dtype=self._arrays[0].dtype)
+        shard = np.searchsorted(self._starts, rows, side="right") - 1
+        for number in np.unique(shard):
+            where = np.flatnonzero(shard == number)
+            out[where] = self._arrays[number][rows[where] - self._starts[number], parts[where]]
+        return out

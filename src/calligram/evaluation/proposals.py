@@ -9,27 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calligram.data.boxes import iou, union_box
+from calligram.data.boxes import iou
 from calligram.data.collection import Collection
-from calligram.data.tables import AXES
+from calligram.data.grounding import BoxesInImages, boxes_of_source, grounded_phrases
 from calligram.errors import UserError
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
 COUNTS = (10, 36, 100, 200)
 NEVER = np.iinfo(np.int64).max
 """rank of a box that no proposal reaches"""
-
-
-@dataclass(frozen=True)
-class BoxesInImages:
-    """Boxes and the row of each one's image, in the order of their rank where they are proposals."""
-
-    boxes: Floats
-    """(N, 4)"""
-    images: Ints
-    """(N,)"""
 
 
 @dataclass(frozen=True)
@@ -83,29 +72,13 @@ def recall_within(ranks: Ints, k: int) -> float:
 
 
 def phrase_targets(collection: Collection, images: Ints, source: str = "truth") -> BoxesInImages:
-    """One box for each phrase and image: the smallest around all regions of the phrase there.
-
-    That is the protocol of phrase localization (pl-clc): a phrase for several people has several boxes and is found by
-    one around them all. Phrases without a region are left out.
-    """
-    of_source = np.array([s == source for s in collection.column("regions", "source")], dtype=bool)
-    of_image, boxes = collection.numbers("regions", "image"), _boxes(collection)
-    region, phrase = collection.numbers("groundings", "region"), collection.numbers("groundings", "phrase")
-    used = of_source[region] & np.isin(of_image[region], images)
-    grouped: dict[tuple[int, int], list[int]] = {}
-    for r, p in zip(region[used].tolist(), phrase[used].tolist(), strict=True):
-        grouped.setdefault((int(of_image[r]), p), []).append(r)
-    keys = sorted(grouped)
-    around = np.array([union_box(boxes[grouped[key]]) for key in keys], dtype=np.float32).reshape(-1, 4)
-    return BoxesInImages(around, np.array([image for image, _ in keys], dtype=np.int64))
+    """One box for each phrase and image: the smallest around all regions of the phrase there."""
+    return grounded_phrases(collection, images, source).targets
 
 
 def box_targets(collection: Collection, images: Ints, source: str = "truth") -> BoxesInImages:
     """Every region of a source by itself, once, however many phrases speak of it."""
-    of_image = collection.numbers("regions", "image")
-    chosen = np.isin(of_image, images)
-    chosen &= np.array([s == source for s in collection.column("regions", "source")], dtype=bool)
-    return BoxesInImages(_boxes(collection)[chosen], of_image[chosen])
+    return boxes_of_source(collection, images, source)
 
 
 TARGETS = {"phrases": phrase_targets, "boxes": box_targets}
@@ -150,11 +123,6 @@ def proposal_recall(
         together = {k: recall_within(best, k) if k <= max(limits.values()) else None for k in counts}
         report.append(SourceRecall("union", together, sum(row.boxes for row in report)))
     return RecallReport(collection.name, split, targets, len(rows), len(wanted.boxes), threshold, report)
-
-
-def _boxes(collection: Collection) -> Floats:
-    table = collection.table("regions")
-    return np.stack([table.column(axis).to_numpy() for axis in AXES], axis=1).astype(np.float32)
 
 
 def _looked_at(collection: Collection, split: str) -> tuple[list[str], Ints]:

@@ -18,6 +18,7 @@ from calligram.errors import UserError, unknown
 from calligram.features.backbone_input import BackboneInput
 from calligram.features.encoder_input import EncoderInput
 from calligram.features.pixels import Augment, PixelInput
+from calligram.features.region_input import RegionInput
 from calligram.features.stored import StoredInput
 from calligram.features.text_vectors import VectorText
 from calligram.features.vocabulary import Vocabulary
@@ -100,7 +101,9 @@ class TextInput(Saved, Protocol):
         ...
 
 
-IMAGE_INPUTS: Mapping[str, type[ImageInput]] = {cls.kind: cls for cls in (PixelInput, StoredInput, BackboneInput)}
+IMAGE_INPUTS: Mapping[str, type[ImageInput]] = {
+    cls.kind: cls for cls in (PixelInput, StoredInput, BackboneInput, RegionInput)
+}
 TEXT_INPUTS: Mapping[str, type[TextInput]] = {
     cls.kind: cls for cls in (Vocabulary, WordPieces, EncoderInput, VectorText)
 }
