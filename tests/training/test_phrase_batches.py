@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from calligram.data.grounding import BoxesInImages, Grounded
+from calligram.losses.ranking import bidirectional
+from calligram.training.phrase_batches import PhrasePairs, draw_pairs, draw_triplets
+
+WORDS = ("a dog", "A  Dog", "the puppy", "a man", "someone", "grass", "a hat")
+
+
+def overlap(a, b):
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    both = max(0.0, width) * max(0.0, height)
+    return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
+
+
+class World:
+    """Five images with two or three chains each, phrases that repeat across images, and forty proposals an image."""
+
+    def __init__(self, seed: int):
+        rng = np.random.default_rng(seed)
+        images = np.repeat(np.arange(5), rng.integers(2, 4, 5))
+        corner = rng.uniform(0, 60, (len(images), 2))
+        truth = np.concatenate([corner, corner + rng.uniform(20, 40, (len(images), 2))], axis=1).astype(np.float32)
+        self.truth = BoxesInImages(truth, images)
+        self.chains = np.repeat(np.arange(len(images)), 4)
+        self.said = [WORDS[i] for i in rng.integers(0, len(WORDS), len(self.chains))]
+        around = np.repeat(truth, 6, axis=0) + rng.normal(0, 2.0, (6 * len(truth), 4))
+        where = np.repeat(images, 6)
+        corner = rng.uniform(0, 70, (100, 2))
+        anywhere = np.concatenate([corner, corner + rng.uniform(10, 30, (100, 2))], axis=1)
+        boxes = np.concatenate([around, anywhere]).astype(np.float32)
+        self.proposals = BoxesInImages(boxes, np.concatenate([where, rng.integers(0, 5, 100)]))
+        grounded = Grounded(np.arange(len(self.said)), self.chains, self.truth)
+        self.pairs = PhrasePairs.of(grounded, self.said, self.proposals)
+
+    def box(self, region):
+        """Image and box of a region by its number."""
+        count = len(self.truth)
+        where = self.truth if region < count else self.proposals
+        place = region if region < count else region - count
+        return int(where.images[place]), where.boxes[place]
+
+    def spoken(self, chain):
+        return {" ".join(s.lower().split()) for s, c in zip(self.said, self.chains, strict=True) if c == chain}
+
+
+def hinges(scores, margin, top_k):
+    """The K highest nonnegative losses of triplets given as (positive's score, negative's score)."""
+    losses = sorted((max(0.0, margin - p + n) for p, n in scores), reverse=True)
+    return sum(losses[:top_k])
+
+
+@pytest.mark.parametrize("extra", ["none", "neighbours", "random"])
+@pytest.mark.parametrize("augment", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_triplets_are_those_of_the_literal_loops(seed, augment, extra):
+    """Two-branch, Algorithm 1, step by step, with the batch's random choices read off and checked."""
+    world = World(seed)
+    pairs, rng = world.pairs, np.random.default_rng(seed)
+    chosen = rng.permutation(len(pairs))[:14]
+    drawn = draw_triplets(pairs, chosen, rng, augment=augment, extra=extra)
+    scores = rng.normal(size=(len(drawn.regions), len(drawn.texts)))
+    names = [pairs.strings[t] for t in drawn.texts]
+    batch_phrases = {pairs.strings[pairs.texts[p]] for p in chosen}
+    columns = {name: names.index(name) for name in batch_phrases}
+    margin, top_k = 0.1, 5
+    expected, count = 0.0, 0
+
+    def add(triplets):
+        nonlocal expected, count
+        expected += hinges(triplets, margin, top_k)
+        count += min(top_k, len(triplets))
+
+    anchors = [*chosen, *[None] * (0 if extra != "random" else (drawn.image_target[:, len(chosen) :] > 0).sum())]
+    for row, pair in enumerate(anchors):
+        text = names[row]
+        if pair is None:  # a further pair: it is one of the split's, and not of the set
+            chain = next(
+                c
+                for c, t in zip(pairs.chains, pairs.texts, strict=True)
+                if t == drawn.texts[row] and drawn.regions[row] in pairs.positives[c]
+            )
+        else:
+            chain = int(pairs.chains[pair])
+            assert text == pairs.strings[pairs.texts[pair]]
+        image, box = world.box(chain)
+        there, region_box = world.box(drawn.regions[row])
+        assert there == image
+        assert overlap(region_box, box) >= 0.7 if augment else drawn.regions[row] == chain
+        # 3a: phrases of the mini-batch outside the chain
+        others = [name for name in batch_phrases if name not in world.spoken(chain)]
+        negatives = [scores[row, columns[name]] for name in others]
+        add([(scores[row, row], n) for n in negatives])
+        # 3b: regions of the same image that hardly overlap the truth
+        first = len(anchors) + extra_rows(drawn, len(anchors))
+        place_of = {int(region): first + place for place, region in enumerate(drawn.regions[first:])}
+        background = [
+            scores[place_of[number + len(world.truth)], row]
+            for number in range(len(world.proposals))
+            if world.proposals.images[number] == image and overlap(world.proposals.boxes[number], box) < 0.3
+        ]
+        add([(scores[row, row], n) for n in background])
+        if extra == "neighbours":
+            add_seconds(world, drawn, row, chain, names, scores, negatives, background, add, augment)
+    found = bidirectional(
+        torch.from_numpy(scores), torch.from_numpy(drawn.image_target), torch.from_numpy(drawn.text_target),
+        margin=margin, top_k=top_k,
+    )  # fmt: skip
+    assert float(found) == pytest.approx(expected)
+    assert drawn.triplets(top_k) == count
+
+
+def extra_rows(drawn, anchors):
+    """Rows of second regions: they stand after the anchors and have a positive."""
+    return int((drawn.text_target[:, anchors:] > 0).sum())
+
+
+def add_seconds(world, drawn, row, chain, names, scores, negatives, background, add, augment):
+    """3c: a second positive where the target has but one in the batch and there is another."""
+    pairs, anchors = world.pairs, 14
+    region, text = drawn.regions[row], names[row]
+    partners = {names[r] for r in range(anchors) if drawn.regions[r] == region}
+    more = [c for c in range(anchors, len(names)) if drawn.image_target[row, c] > 0]
+    needed = len(partners) < 2 and len(world.spoken(chain)) > 1
+    assert len(more) == needed
+    for column in more:
+        assert names[column] in world.spoken(chain) - {text}
+        add([(scores[row, column], n) for n in negatives])
+    seen = {int(drawn.regions[r]) for r in range(anchors) if names[r] == text}
+    more = [r for r in range(anchors, len(drawn.regions)) if drawn.text_target[row, r] > 0]
+    needed = augment and len(seen) < 2 and len(pairs.positives[chain]) > 1
+    assert len(more) == needed
+    for place in more:
+        where, box = world.box(drawn.regions[place])
+        image, truth = world.box(chain)
+        assert where == image
+        assert overlap(box, truth) >= 0.7
+        assert drawn.regions[place] != region
+        add([(scores[place, row], n) for n in background])
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_pairs_are_all_positives_and_as_many_negatives_of_the_same_image(augment):
+    """Two-branch, Algorithm 1, pair sampling."""
+    world = World(7)
+    pairs = world.pairs
+    chosen = np.arange(12)
+    drawn = draw_pairs(pairs, chosen, np.random.default_rng(0), augment=augment)
+    assert drawn.texts.tolist() == pairs.texts[chosen].tolist()
+    assert (drawn.image_target == drawn.text_target.T).all()
+    assert (drawn.text_target != 0).sum(axis=0).tolist() == [1] * len(drawn.regions)
+    for column, pair in enumerate(chosen):
+        chain = int(pairs.chains[pair])
+        image, truth = world.box(chain)
+        matching = [chain]
+        for place in range(len(world.proposals)):
+            if world.proposals.images[place] == image and overlap(world.proposals.boxes[place], truth) >= 0.7:
+                matching.append(place + len(world.truth))
+        positive = drawn.regions[drawn.text_target[column] > 0].tolist()
+        assert sorted(positive) == (sorted(matching) if augment else [chain])
+        negative = drawn.regions[drawn.text_target[column] < 0]
+        assert len(negative) == len(positive)
+        for region in negative:
+            where, box = world.box(region)
+            assert where == image
+            assert overlap(box, truth) < 0.3
+    assert drawn.pairs == len(drawn.regions)
+
+
+def test_phrases_that_read_the_same_are_one_text_and_one_pair():
+    world = World(1)
+    keys = {(int(c), " ".join(s.lower().split())) for c, s in zip(world.chains, world.said, strict=True)}
+    pairs = world.pairs
+    assert {(int(c), pairs.strings[t]) for c, t in zip(pairs.chains, pairs.texts, strict=True)} == keys
+    assert len(pairs) == len(keys)
+
+
+def test_candidates_bound_what_a_phrase_is_compared_with():
+    world = World(2)
+    chosen = np.arange(10)
+    drawn = draw_triplets(world.pairs, chosen, np.random.default_rng(0), candidates=3)
+    assert (drawn.text_target < 0).sum(axis=1).max() == 3
+
+
+def test_a_set_is_drawn_alike_each_time_and_differently_in_the_next_epoch():
+    world = World(3)
+    one, two, three = (draw_triplets(world.pairs, np.arange(8), np.random.default_rng(s)) for s in (0, 0, 1))
+    assert one.regions.tolist() == two.regions.tolist()
+    assert (one.image_target == two.image_target).all()
+    assert one.regions.tolist() != three.regions.tolist()
