@@ -8,6 +8,7 @@ import torch
 from calligram.errors import UserError
 from calligram.features.architectures import describe_architecture
 from calligram.models import catalog
+from calligram.models.cca import CCA, CCASettings
 from calligram.models.matcher import Encoded, Matcher, stack, unit
 from calligram.models.pretrained import Pretrained, PretrainedSettings
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
@@ -24,6 +25,7 @@ SMALL = {
     "two-branch, GRU": TwoBranchSettings(
         image_dim=5, text_dim=8, hidden=9, dim=12, layers=3, text_layers=2, text="gru", vocabulary=30, word_dim=6
     ),
+    "cca": CCASettings(image_dim=5, text_dim=7, dim=4),
     "two-branch, similarity": TwoBranchSimilaritySettings(image_dim=5, text_dim=7, hidden=9, dim=12),
 }
 DUAL = ("pretrained CLIP", "pretrained Siglip")
@@ -49,12 +51,12 @@ def build(name: str) -> Matcher:
 
 
 def images(matcher: Matcher, count: int) -> torch.Tensor:
-    stored = getattr(matcher.settings, "image", "") == "features"
+    stored = isinstance(matcher, CCA) or getattr(matcher.settings, "image", "") == "features"
     return torch.randn(count, 3, 5) if stored else torch.randn(count, 3, 16, 16)
 
 
 def texts(matcher: Matcher, count: int, longest: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
-    if getattr(matcher.settings, "text", "") == "vectors":
+    if isinstance(matcher, CCA) or getattr(matcher.settings, "text", "") == "vectors":
         return torch.randn(count, matcher.settings.text_dim), torch.ones(count, 1, dtype=torch.bool)
     lengths = torch.randint(2, longest + 1, (count,))
     lengths[0] = longest

@@ -70,6 +70,18 @@ class BranchNorm(nn.BatchNorm1d):
         return F.batch_norm(vectors, None, None, self.weight, self.bias, training=True, eps=self.eps)
 
 
+def rely_on_training(matcher: nn.Module) -> bool:
+    """Make batch norm use what it saw in training from now on, so that an item alone is what it is among others.
+
+    Returns:
+        Whether anything was changed.
+    """
+    changed = [m for m in matcher.modules() if isinstance(m, BranchNorm) and m.statistics == "batch"]
+    for norm in changed:
+        norm.statistics = "training"
+    return bool(changed)
+
+
 class GivenVectors(nn.Module):
     """No network: texts are vectors already."""
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from calligram.errors import UserError, unknown
+from calligram.models.cca import CCA, CCASettings
 from calligram.models.matcher import Matcher
 from calligram.models.pretrained import Pretrained, PretrainedSettings
 from calligram.models.two_branch import (
@@ -33,6 +34,7 @@ class Kind(NamedTuple):
 MATCHERS: Mapping[str, Kind] = {
     "vse": Kind(VSE, VSESettings),
     "pretrained": Kind(Pretrained, PretrainedSettings),
+    "cca": Kind(CCA, CCASettings),
     "two-branch": Kind(TwoBranchEmbedding, TwoBranchSettings),
     "two-branch-similarity": Kind(TwoBranchSimilarity, TwoBranchSimilaritySettings),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from dataclasses import dataclass
@@ -12,8 +13,11 @@ from pathlib import Path
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
 from calligram.models import catalog
+from calligram.models.branches import rely_on_training
 from calligram.models.matcher import Matcher
 from calligram.models.pretrained import load_dual_encoder
+
+log = logging.getLogger(__name__)
 
 RUN, INPUTS, MATCHER, BEST = "run.json", "inputs", "matcher.json", "best.safetensors"
 """names in a run folder: settings, what the matcher is fed, what it is, and its weights"""
@@ -41,6 +45,12 @@ def load_matcher(source: str | os.PathLike[str]) -> Stored:
     folder = Path(name).expanduser()
     if (folder / RUN).is_file():
         matcher, inputs = load_from_run(folder)
+        if rely_on_training(matcher):
+            log.warning(
+                "%s was measured with batch statistics (statistics=batch), which a single query does not have; "
+                "the statistics of its training are used instead",
+                folder,
+            )
         return Stored(matcher, inputs, _hash_of_run(folder), str(folder.resolve()))
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise UserError(

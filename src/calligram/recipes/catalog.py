@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calligram.errors import unknown
-from calligram.recipes import pretrained, vse
+from calligram.recipes import cca, pretrained, two_branch, vse
 from calligram.recipes.plan import Recipe
 
 RECIPES: Mapping[str, Recipe] = {
@@ -19,6 +19,21 @@ RECIPES: Mapping[str, Recipe] = {
             "a dual encoder of transformers (CLIP, SigLIP, ...), as it is or fine-tuned",
             pretrained.PretrainedRecipe(),
             pretrained.plan,
+        ),
+        Recipe(
+            "two-branch",
+            "image features and text vectors by two branches into one space, ranking loss (two-branch)",
+            two_branch.TwoBranchRecipe(),
+            two_branch.plan,
+        ),
+        Recipe(
+            "two-branch-similarity",
+            "the same branches, multiplied and scored by further layers, logistic loss (two-branch)",
+            two_branch.TwoBranchSimilarityRecipe(),
+            two_branch.plan_similarity,
+        ),
+        Recipe(
+            "cca", "canonical correlation analysis in one pass, the baseline of two-branch", cca.CCARecipe(), cca.plan
         ),
     )
 }

@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from calligram.evaluation.encoding import load_pairing
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
+from calligram.models.stored import BEST
 from calligram.progress import Track, silent
 from calligram.recipes.config import as_plain, resolve
 from calligram.recipes.provenance import commit
@@ -38,6 +40,8 @@ class Plan(NamedTuple):
     inputs: Inputs
     stages: tuple[Stage, ...]
     loop: Loop
+    fit: Callable[[Evaluate], Matcher] | None = None
+    """makes the matcher, in place of the one above, where there are no stages; it chooses by what it is handed"""
 
 
 @dataclass(frozen=True)
@@ -103,11 +107,11 @@ def run_recipe(
     plan.matcher.to(around.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     # Only now: a recipe that could not be planned leaves no folder behind.
     run = Run.create(out, about) if around.processes.first else Run(out)
-    if around.processes.first:
+    if around.processes.first and plan.fit is None:
         run.describe(plan.matcher, plan.inputs)
     evaluate = _measures_dev(plan, collection, around)
     if not plan.stages:
-        return _as_it_is(run, plan.matcher, evaluate, around.processes)
+        return _without_stages(run, plan, evaluate, around)
     return train(
         plan.matcher, plan.stages, run, evaluate, loop=plan.loop, processes=around.processes, track=around.track
     )
@@ -146,14 +150,23 @@ def _measures_dev(plan: Plan, collection: Collection, around: Surroundings) -> E
     return evaluate
 
 
-def _as_it_is(run: Run, matcher: Matcher, evaluate: Evaluate, processes: Processes) -> dict[str, float]:
-    """A run without training: measured and saved as it is."""
-    if not processes.first:
+def _without_stages(run: Run, plan: Plan, evaluate: Evaluate, around: Surroundings) -> dict[str, float]:
+    """A run without training: fitted where there is something to fit, measured and saved; nothing if that is done."""
+    if not around.processes.first:
         return {}
+    if "seconds" in run.about and (run.folder / BEST).is_file():
+        log.info("%s is complete", run.folder)
+        return {**run.metrics()[-1]["dev"], "epoch": -1, "step": 0}
+    began = time.perf_counter()
+    matcher = plan.matcher
+    if plan.fit is not None:
+        matcher = plan.fit(evaluate).to(around.device)
+        run.describe(matcher, plan.inputs)
     found = dict(evaluate(matcher.eval()))
     run.save_best(matcher.state_dict())
     (run.folder / METRICS).unlink(missing_ok=True)
     run.log({"step": 0, "dev": found})
+    run.finish(time.perf_counter() - began)
     return {**found, "epoch": -1, "step": 0}
 
 

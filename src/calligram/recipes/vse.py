@@ -117,7 +117,7 @@ def plan(settings: VSERecipe, collection: Collection, around: Surroundings) -> P
     image, text = settings.image, settings.text
     backbone = Backbone.load(image.backbone).to(around.device) if image.backbone else None
     encoder = TextEncoder.load(text.encoder).to(around.device) if text.encoder else None
-    inputs = Inputs(_image_input(image, backbone), _text_input(text, encoder, train.texts.strings))
+    inputs = Inputs(image_input(image, backbone), _text_input(text, encoder, train.texts.strings))
     shape = _with_text(_with_image(_shape(settings), image, collection, backbone), text, inputs.texts, encoder)
     matcher = _matcher(shape, text, inputs.texts, backbone, encoder)
     per_image = settings.epoch_of == "images"
@@ -138,7 +138,8 @@ def plan(settings: VSERecipe, collection: Collection, around: Surroundings) -> P
     return Plan(matcher, inputs, pair_stages(loss, settings.epochs, batches, optim, settings.lr, optim.frozen), loop)
 
 
-def _image_input(image: ImageSettings, backbone: Backbone | None) -> ImageInput:
+def image_input(image: ImageSettings, backbone: Backbone | None) -> ImageInput:
+    """Stored features, pixels, or features of a backbone that is not trained."""
     if image.features:
         return StoredInput(image.features)
     if backbone is None:

@@ -65,6 +65,8 @@ class Stage:
     """largest norm of the gradient"""
     accumulate: int = 1
     """batches per step"""
+    anew: bool = False
+    """the best epoch is chosen from this stage on; what was best before does not count"""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,8 @@ class _Training:
     def _run_stage(self, number: int, tensors: Mapping[str, Any], position: Mapping[str, Any]) -> None:
         stage = self.stages[number]
         objective = stage.objective
+        if stage.anew and not position["epoch"] and not position["batch"]:
+            self.best = {}
         optimizer = stage.optimizer(parameter_groups(self.matcher, objective, stage.part_lr, stage.frozen))
         if "objective" in tensors:
             objective.load_state_dict(tensors["objective"])

@@ -1,0 +1,90 @@
+"""Recipe ``cca``: canonical correlation analysis of stored image features and text vectors, in one pass."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calligram.data.collection import Collection
+from calligram.data.pairing import Pairing
+from calligram.errors import UserError
+from calligram.evaluation.encoding import load_pairing
+from calligram.features.backbones import Backbone
+from calligram.features.covariance import Covariance
+from calligram.features.inputs import Inputs
+from calligram.features.stored import real_parts
+from calligram.models.cca import CCA, CCASettings
+from calligram.models.matcher import Matcher
+from calligram.models.text_encoders import pooled
+from calligram.progress import Track
+from calligram.recipes.plan import Plan, Surroundings
+from calligram.recipes.vector_text import VectorTextSettings, fitted_text, need_vectors
+from calligram.recipes.vse import ImageSettings, image_input
+from calligram.training.loop import Evaluate, Loop
+
+log = logging.getLogger(__name__)
+
+PAIRS = 2048
+"""pairs whose products are added at a time"""
+
+
+@dataclass(frozen=True)
+class CCARecipe:
+    """Settings of ``cca``."""
+
+    seed: Annotated[int, "source of all randomness", (0, 4611686018427387904)] = 0
+    dim: Annotated[int, "canonical directions to keep; 0 for all", (0, 65536)] = 0
+    eta: Annotated[tuple[float, ...], "shares of the largest variance to add, of which dev chooses", (0, 1000)] = (
+        1e-4, 1e-3, 1e-2, 1e-1,
+    )  # fmt: skip
+    image: ImageSettings = field(default_factory=ImageSettings)
+    text: VectorTextSettings = field(default_factory=VectorTextSettings)
+
+    def __post_init__(self) -> None:
+        if not self.eta:
+            raise UserError("eta needs at least one value, such as 0.001")
+        if self.image.train:
+            raise UserError("cca fits features and trains no network; leave image.train=false")
+
+
+def plan(settings: CCARecipe, collection: Collection, around: Surroundings) -> Plan:
+    """Inputs, and a fit instead of stages."""
+    need_vectors(settings.image)
+    train = collection.sentences("train").join_equal_texts()
+    backbone = Backbone.load(settings.image.backbone).to(around.device) if settings.image.backbone else None
+    text = fitted_text(settings.text, train.texts.strings, around.track)
+    inputs = Inputs(image_input(settings.image, backbone), text)
+
+    def fit(evaluate: Evaluate) -> Matcher:
+        covariance = Covariance()
+        for images, texts in matching_vectors(inputs, train, around.track):
+            covariance.add(images, texts)
+        candidates = [CCA.of(covariance, settings.dim, eta) for eta in settings.eta]
+        if len(candidates) == 1:
+            return candidates[0]
+        found = [evaluate(matcher.to(around.device))["rsum"] for matcher in candidates]
+        for matcher, rsum in zip(candidates, found, strict=True):
+            log.info("eta %g: dev rsum %.1f", matcher.settings.eta, rsum)
+        return candidates[int(np.argmax(found))]
+
+    return Plan(CCA(CCASettings(1, text.dim, 1, settings.eta[0])), inputs, (), Loop(settings.seed), fit)
+
+
+def matching_vectors(inputs: Inputs, pairing: Pairing, track: Track) -> Iterator[tuple[Tensor, Tensor]]:
+    """Vectors of all matching pairs, a few thousand at a time; several parts of an image are averaged."""
+    loaded = load_pairing(inputs, pairing, track)
+    of_image, of_text = pairing.matches.pairs()
+    starts = range(0, len(of_image), PAIRS)
+    for start in track(starts, "adding up covariances", len(starts)):
+        part = slice(start, start + PAIRS)
+        distinct, back = np.unique(of_image[part], return_inverse=True)
+        images = inputs.images.finish(loaded.images.take(distinct))
+        if images.ndim == 3:
+            images = pooled(images, real_parts(images), "mean")
+        yield images[torch.from_numpy(back)], loaded.texts.take(of_text[part])[0]

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from calligram.data.writing import write_collection
+from calligram.errors import UserError
+from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.models.stored import load_matcher
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.training.runs import Run, load_run
+
+SMALL = {
+    "two-branch": ("hidden=32", "dim=16", "batch=14", "epochs=20", "dropout=0", "lr=0.01", "average=0.5"),
+    "two-branch-similarity": ("hidden=32", "dim=16", "batch=14", "epochs=40", "dropout=0", "lr=0.01", "average=0.5"),
+    "cca": (),
+}
+SIDES = ("image.features=colours", "text.vectors.kind=tfidf")
+
+
+@pytest.fixture(scope="module")
+def colours(tiny_draft, tmp_path_factory):
+    """The tiny collection with features that tell its colours, each picture a little differently."""
+    folder = tmp_path_factory.mktemp("colours")
+    (folder / "pictures").mkdir()
+    draft = tiny_draft(folder / "pictures")
+    rng = np.random.default_rng(0)
+    values = rng.normal(scale=0.1, size=(len(draft.images), 8)).astype(np.float32)
+    for row, image in enumerate(draft.images):
+        values[row, image.metadata["n"]] += 1
+        image.feature_rows["colours"] = row
+    np.save(folder / "colours.npy", values)
+    draft.features["colours"] = [folder / "colours.npy"]
+    return write_collection(draft, folder / "collection")
+
+
+def run(recipe, collection, out, *changes, resume=False):
+    settings = resolve(RECIPES[recipe].defaults, [*SMALL[recipe], *changes])
+    return run_recipe(RECIPES[recipe], settings, collection, out, resume=resume, around=Surroundings())
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+def test_every_recipe_learns_and_leaves_a_run_that_evaluates_the_same(colours, tmp_path, recipe):
+    best = run(recipe, colours, tmp_path / "run", *SIDES)
+    assert best["i2t_r1"] > 60  # chance is about 1 in 6
+    matcher, inputs = load_run(tmp_path / "run")
+    found = evaluate_retrieval(matcher, inputs, colours.sentences("dev")).retrieval
+    assert found.rsum == pytest.approx(best["rsum"])
+    assert Run.open(tmp_path / "run").about["seconds"] > 0
+
+
+def test_resuming_a_fitted_run_does_nothing(colours, tmp_path):
+    best = run("cca", colours, tmp_path / "run", *SIDES, "eta=0.1,0.001")
+    file = tmp_path / "run" / "best.safetensors"
+    written = file.stat().st_mtime_ns
+    assert run("cca", colours, tmp_path / "run", *SIDES, "eta=0.1,0.001", resume=True) == best
+    assert file.stat().st_mtime_ns == written
+    assert load_run(tmp_path / "run")[0].settings.eta in (0.1, 0.001)
+    with pytest.raises(UserError, match="eta was"):
+        run("cca", colours, tmp_path / "run", *SIDES, "eta=0.1", resume=True)
+
+
+def test_a_fit_that_was_cut_short_is_made_again(colours, tmp_path):
+    best = run("cca", colours, tmp_path / "run", *SIDES)
+    (tmp_path / "run" / "best.safetensors").unlink()
+    assert run("cca", colours, tmp_path / "run", *SIDES, resume=True) == best
+
+
+def test_constraints_are_a_second_stage_and_its_epochs_are_what_counts(colours, tmp_path):
+    settings = ("epochs=3", "constraint_epochs=1", "constraint_lr=0", "constraint_weights=0.1,0.2", "average=0")
+    best = run("two-branch", colours, tmp_path / "run", *SIDES, *settings)
+    rows = [row for row in Run(tmp_path / "run").metrics() if "dev" in row]
+    assert [(row["stage"], row["epoch"]) for row in rows] == [
+        *(("ranking", e) for e in range(3)), ("constraints", 0),
+    ]  # fmt: skip
+    assert best["step"] == rows[-1]["step"]
+    assert best["rsum"] == rows[-1]["dev"]["rsum"]
+
+
+@pytest.mark.parametrize("extra", ["none", "random"])
+def test_other_batches_and_one_direction_serve_too(colours, tmp_path, extra):
+    settings = ("epochs=10", f"extra={extra}", "weights=0,1", "layers=1", "top_k=none")
+    assert run("two-branch", colours, tmp_path / "run", *SIDES, *settings)["t2i_r1"] > 20
+
+
+def test_a_recurrent_network_is_trained_along(colours, tmp_path):
+    side = ("image.features=colours", "text.source=gru", "text.min_count=1", "text.hidden=16", "text.word_dim=8")
+    settings = resolve(RECIPES["two-branch"].defaults, [*SMALL["two-branch"], *side, "epochs=12"])
+    matcher = RECIPES["two-branch"].plan(settings, colours, Surroundings()).matcher
+    before = matcher.text.words.weight.detach().clone()
+    assert run("two-branch", colours, tmp_path / "run", *side, "epochs=12")["i2t_r1"] > 40
+    assert not torch.equal(load_run(tmp_path / "run")[0].text.words.weight, before)
+
+
+@pytest.mark.parametrize("train", ["true", "false"])
+def test_an_encoder_serves_frozen_and_trained(colours, tiny_bert, tmp_path, train):
+    side = ("image.features=colours", "text.source=encoder", f"text.encoder={tiny_bert}", f"text.train={train}")
+    run("two-branch", colours, tmp_path / "run", *side, "epochs=2")
+    kind = "bert" if train == "true" else "states"
+    assert load_run(tmp_path / "run")[0].settings.text == kind
+
+
+@pytest.mark.parametrize("train", ["true", "false"])
+def test_a_backbone_serves_frozen_and_trained(tiny, tmp_path, train):
+    from transformers import MobileNetV2Config, MobileNetV2Model
+
+    MobileNetV2Model(MobileNetV2Config(depth_multiplier=0.35, image_size=32)).save_pretrained(tmp_path / "net")
+    side = (f"image.backbone={tmp_path / 'net'}", f"image.train={train}", "image.size=32", "text.vectors.kind=tfidf")
+    run("two-branch", tiny, tmp_path / "run", *side, "epochs=1")
+    matcher, inputs = load_run(tmp_path / "run")
+    assert matcher.settings.image == ("backbone" if train == "true" else "features")
+    assert evaluate_retrieval(matcher, inputs, tiny.sentences("test")).retrieval.i2t.queries == 6
+
+
+def test_batch_statistics_are_measured_and_left_out_of_search(colours, tmp_path, caplog):
+    run("two-branch", colours, tmp_path / "run", *SIDES, "epochs=2", "statistics=batch")
+    assert load_run(tmp_path / "run")[0].text_branch.norm.statistics == "batch"
+    with caplog.at_level(logging.WARNING):
+        stored = load_matcher(tmp_path / "run")
+    assert "statistics of its training are used instead" in caplog.text
+    assert stored.matcher.encode_texts(*stored.inputs.texts.texts(["a red disc"])).vectors.shape == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "change", "message"),
+    [
+        ("two-branch", ("weights=0,0",), "weights are both zero"),
+        ("two-branch", ("constraint_epochs=1", "extra=random"), "set extra=neighbours"),
+        ("two-branch", ("constraint_epochs=1", "constraint_weights=0,0"), "constraint_weights that is not zero"),
+        ("two-branch", ("text.source=encoder",), "go together"),
+        ("two-branch", ("text.train=true",), "text.train=true needs text.source=encoder"),
+        ("two-branch", ("text.source=gru", "text.pooling=cls"), "a GRU takes last, mean or max"),
+        ("two-branch", ("image.features=",), "starts from image features"),
+        ("two-branch", ("image.features=colour",), "did you mean 'colours'"),
+        ("two-branch-similarity", ("heads=4",), "heads takes a whole number from 1 to 3"),
+        ("cca", ("eta=",), "eta needs at least one value"),
+        ("cca", ("image.train=true",), "cca fits features"),
+        ("cca", ("text.vectors.kind=hglmm",), "need word vectors"),
+    ],
+)
+def test_what_makes_no_sense_is_said(colours, tmp_path, recipe, change, message):
+    with pytest.raises(UserError, match=message):
+        run(recipe, colours, tmp_path / "run", *SIDES, *change)
+    assert not (tmp_path / "run").exists()
