@@ -16,6 +16,7 @@ from torch import Tensor
 from calligram.data.pairing import Visuals
 from calligram.errors import UserError, unknown
 from calligram.features.backbone_input import BackboneInput
+from calligram.features.chunker import Chunker
 from calligram.features.encoder_input import EncoderInput
 from calligram.features.pixels import Augment, PixelInput
 from calligram.features.region_input import RegionInput
@@ -111,18 +112,21 @@ TEXT_INPUTS: Mapping[str, type[TextInput]] = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """Both sides."""
+    """Both sides, and what finds the noun phrases of a text where the matcher speaks of regions."""
 
     images: ImageInput
     texts: TextInput
+    chunker: Chunker | None = None
 
     def save(self, folder: Path) -> None:
         """Write into ``folder``: ``inputs.json``, and files beside it where a side needs them."""
         folder.mkdir(parents=True, exist_ok=True)
-        content = {
+        content: dict[str, Any] = {
             side: {"kind": part.kind, **part.save(folder)}
             for side, part in (("images", self.images), ("texts", self.texts))
         }
+        if self.chunker is not None:
+            content["chunker"] = self.chunker.save(folder)
         (folder / "inputs.json").write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
@@ -137,4 +141,5 @@ class Inputs:
         for side, kind, known in (("image", kinds[0], IMAGE_INPUTS), ("text", kinds[1], TEXT_INPUTS)):
             if kind not in known:
                 raise unknown(f"{side} input", kind, known)
-        return cls(IMAGE_INPUTS[kinds[0]].read(folder, images), TEXT_INPUTS[kinds[1]].read(folder, texts))
+        chunker = Chunker.read(folder) if "chunker" in content else None
+        return cls(IMAGE_INPUTS[kinds[0]].read(folder, images), TEXT_INPUTS[kinds[1]].read(folder, texts), chunker)

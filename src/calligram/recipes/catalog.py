@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calligram.errors import unknown
-from calligram.recipes import cca, pretrained, two_branch, vse
+from calligram.recipes import cca, phrases, pretrained, two_branch, vse
 from calligram.recipes.plan import Recipe
 
 RECIPES: Mapping[str, Recipe] = {
@@ -31,6 +31,12 @@ RECIPES: Mapping[str, Recipe] = {
             "the same branches, multiplied and scored by further layers, logistic loss (two-branch)",
             two_branch.TwoBranchSimilarityRecipe(),
             two_branch.plan_similarity,
+        ),
+        Recipe(
+            "two-branch-phrases",
+            "regions and phrases by two branches, to find what a phrase speaks of (two-branch)",
+            phrases.PhrasesRecipe(),
+            phrases.plan,
         ),
         Recipe(
             "cca", "canonical correlation analysis in one pass, the baseline of two-branch", cca.CCARecipe(), cca.plan

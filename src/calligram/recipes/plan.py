@@ -42,6 +42,8 @@ class Plan(NamedTuple):
     loop: Loop
     fit: Callable[[Evaluate], Matcher] | None = None
     """makes the matcher, in place of the one above, where there are no stages; it chooses by what it is handed"""
+    evaluate: Evaluate | None = None
+    """what dev is measured by, where that is not retrieval of captions"""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def run_recipe(
     run = Run.create(out, about) if around.processes.first else Run(out)
     if around.processes.first and plan.fit is None:
         run.describe(plan.matcher, plan.inputs)
-    evaluate = _measures_dev(plan, collection, around)
+    evaluate = plan.evaluate or _measures_dev(plan, collection, around)
     if not plan.stages:
         return _without_stages(run, plan, evaluate, around)
     return train(

@@ -92,10 +92,14 @@ class Drawn:
     text_target: Targets
     """(T, I), with texts as anchors"""
 
-    def triplets(self, top_k: int | None) -> int:
-        """Number of triplets of which ``top_k`` are kept for every anchor and positive (Sec. 4.5)."""
+    def triplets(self, top_k: int | None, *, both_ways: bool = True) -> int:
+        """Number of triplets, of which ``top_k`` are kept for every anchor and positive (two-branch, Sec. 4.5).
+
+        Args:
+            both_ways: count those of region anchors too, not of phrase anchors alone.
+        """
         total = 0
-        for target in (self.image_target, self.text_target):
+        for target in (self.image_target, self.text_target)[0 if both_ways else 1 :]:
             negatives = (target < 0).sum(axis=1)
             kept = negatives if top_k is None else np.minimum(negatives, top_k)
             total += int(((target > 0).sum(axis=1) * kept).sum())
@@ -151,13 +155,11 @@ def draw_triplets(
         text_target[row, len(anchors) + len(more) + np.searchsorted(shared, found)] = -1
     # A second positive adds triplets to its anchor. The other direction is marked too, for neighbourhoods to be seen,
     # and adds none there: a row without negatives has no triplets.
-    for row, column in (
-        (np.arange(len(every)), np.arange(len(every))),
-        (also, len(every) + np.arange(len(also))),
-        (len(anchors) + np.arange(len(more)), more),
-    ):
-        image_target[row, column] = 1
-        text_target[column, row] = 1
+    own = np.arange(len(every))
+    at_rows = np.concatenate([own, also, len(every) + np.arange(len(more))])
+    at_columns = np.concatenate([own, len(every) + np.arange(len(also)), more])
+    image_target[at_rows, at_columns] = 1
+    text_target[at_columns, at_rows] = 1
     return Drawn(rows, columns, image_target, text_target)
 
 

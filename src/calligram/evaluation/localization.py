@@ -1,0 +1,177 @@
+"""Phrase localization: which of an image's proposals a phrase speaks of, measured beside what needs no matcher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from calligram.data.boxes import iou
+from calligram.data.collection import Collection
+from calligram.data.grounding import BoxesInImages, grounded_phrases, phrase_texts
+from calligram.data.matches import Matches
+from calligram.errors import UserError
+from calligram.evaluation.encoding import encode_texts
+from calligram.evaluation.proposals import NEVER, first_hits, recall_within
+from calligram.evaluation.ranking import relevant_ranks
+from calligram.features.inputs import Inputs, TextRows
+from calligram.features.region_input import Proposed, RegionInput
+from calligram.models.matcher import Encoded, Matcher
+from calligram.progress import Track, silent
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+THRESHOLD = 0.5
+"""overlap with the truth from which a box is right"""
+CENTRE = 0.8
+"""share of the picture's area of the box in its middle that a localizer has to beat"""
+REGIONS = 4096
+"""regions encoded at a time, by whole images"""
+
+
+@dataclass(frozen=True)
+class Localization:
+    """Percent of phrases whose box is among the first k, and what bounds and baselines give."""
+
+    r1: float
+    r5: float
+    r10: float
+    oracle: float
+    """phrases that any of the proposals reaches: no matcher can be better"""
+    whole: float
+    """R@1 of the answer "the whole picture" """
+    central: float
+    """R@1 of the answer "the middle" """
+    phrases: int
+    images: int
+    proposals: float
+    """boxes an image, on average"""
+    kinds: Mapping[str, float] = field(default_factory=dict)
+    """R@1 by kind of phrase, where phrases have kinds"""
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class LoadedPhrases:
+    """The phrases of a split and the proposals of their images, ready to be encoded more than once."""
+
+    targets: BoxesInImages
+    """the box that each phrase is found at"""
+    texts: TextRows
+    """distinct strings"""
+    text_of: Ints
+    """string of each phrase"""
+    kinds: tuple[str, ...]
+    proposed: Proposed
+    sizes: Ints
+    """(phrases, 2) width and height of each one's image"""
+
+
+def load_phrases(
+    inputs: Inputs, collection: Collection, split: str, *, images: int | None = None, track: Track = silent
+) -> LoadedPhrases:
+    """Prepare a split.
+
+    Args:
+        images: take only the first so many of those that have phrases.
+
+    Raises:
+        UserError: when the matcher was not trained on regions, or there are no phrases or proposals.
+    """
+    if not isinstance(inputs.images, RegionInput):
+        raise UserError("this matcher sees whole pictures; phrases are localized by one trained on regions")
+    for table in ("phrases", "groundings"):
+        if not collection.has(table):
+            raise UserError(f"collection {collection.folder} has no {table}; there is nothing to localize")
+    grounded = grounded_phrases(collection, collection.images_in(split))
+    rows = np.unique(grounded.around.images)[:images]
+    if len(rows) < len(np.unique(grounded.around.images)):
+        grounded = grounded_phrases(collection, rows)
+    if not len(grounded):
+        raise UserError(f"split {split} of {collection.folder} has no phrase with a box")
+    strings, text_of = np.unique(
+        np.array(phrase_texts(collection, grounded.phrases).strings, dtype=object), return_inverse=True
+    )
+    kinds = collection.table("phrases").column("kind").take(grounded.phrases).to_pylist()
+    sizes = np.stack([collection.numbers("images", side) for side in ("width", "height")], axis=1)
+    return LoadedPhrases(
+        grounded.targets,
+        inputs.texts.load(list(strings), collection.pictures.cache, track),
+        text_of.astype(np.int64),
+        tuple(str(kind or "") for kind in kinds),
+        inputs.images.proposed(collection, rows, track),
+        sizes[grounded.targets.images],
+    )
+
+
+@torch.no_grad()
+def evaluate_localization(
+    matcher: Matcher, inputs: Inputs, loaded: LoadedPhrases, track: Track = silent
+) -> Localization:
+    """Rank the proposals of its image for every phrase (two-branch, Sec. 4.4).
+
+    A box is right if it overlaps the smallest box around all regions of the phrase by at least a half; phrases without
+    a box do not count. Wrong boxes with an equal score stand before right ones.
+    """
+    matcher.eval()
+    texts = encode_texts(matcher, loaded.texts)
+    targets, at = loaded.targets, loaded.proposed.at
+    ranks = np.full(len(targets), NEVER, dtype=np.int64)
+    for image, regions in _encoded(matcher, inputs, loaded.proposed, track):
+        mine = targets.of(image)
+        right = iou(targets.boxes[mine], at.boxes[at.of(image)]) >= THRESHOLD
+        strings, back = np.unique(loaded.text_of[mine], return_inverse=True)
+        asked = texts.rows(torch.from_numpy(strings).to(texts.vectors.device))
+        scores = matcher.score(regions, asked).T.float().cpu().numpy()[back]
+        phrase, box = np.nonzero(right)
+        ranks[mine[right.any(axis=1)]] = relevant_ranks(scores, Matches(phrase, box, right.shape)).best
+    return _summary(ranks, loaded)
+
+
+def _encoded(matcher: Matcher, inputs: Inputs, proposed: Proposed, track: Track) -> Iterator[tuple[int, Encoded]]:
+    """The regions of one image after the other; many images are encoded together."""
+    device = next(matcher.parameters()).device
+    images, starts = np.unique(proposed.at.images, return_index=True)
+    ends = np.append(starts[1:], len(proposed.at))
+    groups = np.split(np.arange(len(images)), np.flatnonzero(np.diff(starts // REGIONS)) + 1)
+    for group in track(groups, "localizing", len(groups)):
+        first, last = int(starts[group[0]]), int(ends[group[-1]])
+        rows = proposed.rows.take(np.arange(first, last)).to(device)
+        encoded = matcher.encode_images(inputs.images.finish(rows))
+        for image in group.tolist():
+            yield int(images[image]), encoded.rows(slice(int(starts[image]) - first, int(ends[image]) - first))
+
+
+def _summary(ranks: Ints, loaded: LoadedPhrases) -> Localization:
+    targets, at = loaded.targets, loaded.proposed.at
+    kinds = np.array(loaded.kinds, dtype=object)
+    images = len(np.unique(targets.images))
+    recalls = [recall_within(ranks, k) for k in (1, 5, 10)]
+    whole, central = (_overlap_with_fixed(targets.boxes, loaded.sizes, share) for share in (1.0, CENTRE))
+    return Localization(
+        recalls[0],
+        recalls[1],
+        recalls[2],
+        oracle=recall_within(first_hits(targets, at, THRESHOLD), NEVER - 1),
+        whole=100 * float((whole >= THRESHOLD).mean()),
+        central=100 * float((central >= THRESHOLD).mean()),
+        phrases=len(targets),
+        images=images,
+        proposals=len(at) / images,
+        kinds={kind: recall_within(ranks[kinds == kind], 1) for kind in sorted(set(loaded.kinds)) if kind},
+    )
+
+
+def _overlap_with_fixed(boxes: Floats, sizes: Ints, share: float) -> Floats:
+    """Overlap of each box with the one in the middle of its image that has this share of the area: (N,)."""
+    margin = (1 - share**0.5) / 2 * sizes
+    fixed = np.concatenate([margin, sizes - margin], axis=1).astype(np.float32)
+    pairs = zip(boxes, fixed, strict=True)
+    return np.array([iou(box[None], other[None])[0, 0] for box, other in pairs], dtype=np.float32)
