@@ -58,7 +58,7 @@ def plan(settings: CCARecipe, collection: Collection, around: Surroundings) -> P
     need_vectors(settings.image)
     train = collection.sentences("train").join_equal_texts()
     backbone = Backbone.load(settings.image.backbone).to(around.device) if settings.image.backbone else None
-    text = fitted_text(settings.text, train.texts.strings, around.track)
+    text = fitted_text(settings.text, train.texts.strings, around.track, train.visuals.pictures.cache)
     inputs = Inputs(image_input(settings.image, backbone), text)
 
     def fit(evaluate: Evaluate) -> Matcher:

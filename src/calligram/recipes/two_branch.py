@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -177,7 +176,7 @@ class _Sides:
         self.train: Pairing = collection.sentences("train").join_equal_texts()
         self.backbone = Backbone.load(image.backbone).to(around.device) if image.backbone else None
         self.encoder = TextEncoder.load(text.encoder).to(around.device) if text.encoder else None
-        self.inputs = Inputs(image_input(image, self.backbone), self._text_input(self.train.texts.strings))
+        self.inputs = Inputs(image_input(image, self.backbone), self._text_input())
         shape = TwoBranchSettings(
             image_dim=self._image_dim(collection),
             text_dim=text.hidden,
@@ -203,10 +202,10 @@ class _Sides:
             raise unknown("stored feature", name, collection.features)
         return int(collection.features[name].row_shape[-1])
 
-    def _text_input(self, strings: Sequence[str]) -> TextInput:
-        text = self.settings.text
+    def _text_input(self) -> TextInput:
+        text, strings = self.settings.text, self.train.texts.strings
         if text.source == "vectors":
-            return fitted_text(text, strings, self.around.track)
+            return fitted_text(text, strings, self.around.track, self.train.visuals.pictures.cache)
         if self.encoder is None:
             return Vocabulary.build(strings, text.min_count, text.max_words)
         pieces = WordPieces.load_pretrained(text.encoder, text.max_words)
