@@ -149,8 +149,10 @@ def cutoff(known: Known, stored: Stored, library: Library, name: str) -> Rows:
     encoder = QueryEncoder(stored)
     asker = Asker(library, encoder, measure(library, encoder))
 
-    def learnt(queries: Sequence[str]) -> Floats:
-        return np.array([[asker.ask(q, "image", None).cutoff(asker.scales, reranked=False)] for q in queries])
+    def learnt(queries: Sequence[str], *, by_words: bool = True) -> Floats:
+        asked = [asker.ask(query, "image", None) for query in queries]
+        asked = asked if by_words else [a._replace(unknown=()) for a in asked]
+        return np.array([[a.cutoff(asker.scales, reranked=False)] for a in asked])
 
     ids = sorted(numbers_of(library).items(), key=lambda pair: pair[1])
     vectors = library.images.vectors([id for id, _ in ids])
@@ -173,9 +175,11 @@ def cutoff(known: Known, stored: Stored, library: Library, name: str) -> Rows:
             "queries without one once their matches are removed": (removed < least).mean(),
         }
         rows += [(f"cut-off, {name}, {kind}: {what}", 100 * float(value), "%") for what, value in figures.items()]
-    foreign = unit_vectors(encoder.texts(list(FOREIGN))) @ vectors.T
-    refused = 100 * float((foreign.max(axis=1, keepdims=True) < learnt(FOREIGN)).mean())
-    return [*rows, (f"cut-off, {name}: foreign queries without an answer", refused, "%")]
+    foreign = (unit_vectors(encoder.texts(list(FOREIGN))) @ vectors.T).max(axis=1, keepdims=True)
+    for how, by_words in (("", True), (", by their scores alone", False)):
+        refused = 100 * float((foreign < learnt(FOREIGN, by_words=by_words)).mean())
+        rows.append((f"cut-off, {name}: foreign queries without an answer{how}", refused, "%"))
+    return rows
 
 
 def measured(run: str | Path, collection: Collection, split: str) -> Rows:

@@ -1,9 +1,10 @@
 """From which score on a hit counts as a match, learnt from the library's own scores.
 
-Nothing but the matcher's score decides. Measured on scenes and Flickr8k (``bench/relevance.py``), what else can be told
-from a query's scores separated matches from the rest no better: how many deviations they stand above the query's own
-mean or above the item's mean over other queries, the gap to the tenth, the likeness of the first ten to each other, a
-logistic regression on all of it. The highest of many scores lies some three deviations above the mean, right or wrong.
+It is a cut-off of the matcher's plain score. When it was designed, on scenes and on Flickr8k's dev split, other things
+that can be told from a query's scores separated matches from the rest little or no better, and none did on both: how
+many deviations they stand above the query's own mean or above the item's mean over other queries, the gap to the tenth,
+the likeness of the first ten to each other, a logistic regression on several of these. The highest of many scores lies
+some three deviations above the mean, right or wrong.
 
 Hiding what someone looks for is worse than showing what nobody does, so the cut-off is the score that ``KEPT`` of the
 matches known in the library reach. They are known where there are captions: a caption's own images are its matches, and
@@ -14,6 +15,12 @@ and the cut-off is the score that ``UNRELATED`` of these pairs stay under.
 
 A matcher with a vocabulary reads all words it has never seen as one, and gives a query of such words scores like any
 other's. A text more than half of whose telling words are unknown has therefore no good match (``Asked.lost``).
+
+Measured by ``bench/relevance.py`` with a matcher of the demo's kind on scenes, and a small one on Flickr8k's test
+images, four captions each: of the matches among the first ten 97 and 90% are shown for whole captions, 96 and 98% for
+short queries, and of the other hits 25 and 17%, 6 and 11% are hidden. Queries about something else altogether are
+refused in 97 and 57% of cases, nearly all for their unknown words; their scores alone would refuse 7 and 3%. Captions
+whose own images were removed are refused in 2% of cases only: what is left is too like them for these matchers.
 """
 
 from __future__ import annotations

@@ -63,12 +63,12 @@ class Searcher:
     whose captions or file name have every word of the query form a ranking of their own, and both rankings are joined
     by reciprocal ranks. ``Hit.score`` is the matcher's all the same. Such images are never cut off.
 
-    That is the default because it measured best (``bench/relevance.py``). For queries of one to three words, the share
-    of relevant images among the first ten rose from 12 to 35% on Flickr8k's dev images and from 16 to 32% on scenes,
-    and to 15 and 21% where only a tenth of the images had captions; whole captions as queries are left as they were.
-    Joining with images that have *any* word of the query (``hybrid=True``) takes whole captions from R@1 8 to 30 on
-    Flickr8k, where every image has four other captions, but from 34 to 6 on scenes where a tenth have one: it is there
-    for libraries with good captions throughout.
+    That is the default because it measured best, with queries kept out of the library (``bench/relevance.py``; scenes
+    with a matcher of the demo's kind, Flickr8k's test images with a small one). Short queries: of the matches that fit
+    into the first ten, 33% are there instead of 18% on scenes and 32% instead of 10% on Flickr8k; 23% and 13% where
+    only a tenth of the images have captions. Whole captions: R@1 43 instead of 37 and 17 instead of 12, next to no change
+    with a tenth. Joining with images that have *any* word of the query (``hybrid=True``) takes whole captions further,
+    to 53 and 25, but down to 6 and 4 where a tenth have captions: it is for libraries with captions throughout.
 
     Nothing in a searcher changes after it was made, and any number of threads may use it.
     """
