@@ -64,11 +64,12 @@ class Searcher:
     by reciprocal ranks. ``Hit.score`` is the matcher's all the same. Such images are never cut off.
 
     That is the default because it measured best, with queries kept out of the library (``bench/relevance.py``; scenes
-    with a matcher of the demo's kind, Flickr8k's test images with a small one). Short queries: of the matches that fit
-    into the first ten, 33% are there instead of 18% on scenes and 32% instead of 10% on Flickr8k; 23% and 13% where
-    only a tenth of the images have captions. Whole captions: R@1 43 instead of 37 and 17 instead of 12, next to no change
-    with a tenth. Joining with images that have *any* word of the query (``hybrid=True``) takes whole captions further,
-    to 53 and 25, but down to 6 and 4 where a tenth have captions: it is for libraries with captions throughout.
+    with a matcher of the demo's kind, Flickr8k's test images with a small one). Short queries: of the matches that
+    fit into the first ten, 33% are there instead of 18% on scenes and 32% instead of 10% on Flickr8k; 23% and 13%
+    where only a tenth of the images have captions. Whole captions: R@1 43 instead of 37 and 17 instead of 12, next to
+    no change with a tenth. Joining with images that have *any* word of the query (``hybrid=True``) takes whole
+    captions further, to 53 and 25, but down to 6 and 4 where a tenth have captions: it is for libraries with captions
+    throughout.
 
     Nothing in a searcher changes after it was made, and any number of threads may use it.
     """
