@@ -227,6 +227,12 @@ def search_index() -> list[Row]:
     return measured(row)
 
 
+def fisher() -> list[Row]:
+    from fisher import fisher as measured
+
+    return measured(row)
+
+
 def serving() -> list[Row]:
     from serving import measured
 
@@ -246,6 +252,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
         indexing,
         relevance,
         serving,
+        fisher,
     )
     known = {w.__name__: w for w in works}
     missing = set() if ASSETS in os.environ else {"end_to_end", "extraction"}
