@@ -42,7 +42,7 @@ class VectorSettings:
 
     kind: Annotated[Kind, "mean of word vectors, tf-idf, or Fisher vectors of a mixture"] = "hglmm"
     centres: Annotated[int, "of a mixture", (1, 10000)] = 30
-    pca: Annotated[int, "numbers that Fisher vectors are reduced to; 0 for all of them", (0, 1000000)] = 1000
+    pca: Annotated[int, "numbers that Fisher vectors are reduced to; 0 for all of them", (0, 1000000)] = 2000
     tfidf_words: Annotated[int, "most frequent words that tf-idf counts", (1, 10000000)] = 3000
     seed: Annotated[int, "of whatever is drawn", (0, 4294967295)] = 0
 

@@ -24,7 +24,7 @@ EMPTY = 1e-6
 def fit_mixture(
     data: Floats, centres: int, *, hybrid: bool, seed: int = 0, iterations: int = ITERATIONS, track: Track = silent
 ) -> Mixture:
-    """Fit by a fixed number of steps, from random vectors as centres and the spread of all vectors.
+    """Fit by a fixed number of steps, from random vectors as centres and the spread of all (two-branch, Sec. 4.3).
 
     Args:
         data: (N, D).

@@ -15,7 +15,7 @@ NEGLIGIBLE = 1e-12
 
 
 def fisher_vectors(counts: sp.csr_array, points: Floats, posteriors: Floats, mixture: Mixture) -> Floats:
-    """Gradients by centre (K x D numbers), then by spread (as many): (N, 2KD).
+    """Gradients by centre (K x D numbers), then by spread (as many): (N, 2KD); two-branch, Sec. 4.3.
 
     Of T words x with posteriors g, for each centre with prior p and each dimension: where it is Laplacian, the sums of
     g sign(x - m) and g (|x - m| / s - 1), both over sqrt(T p); where it is Gaussian, the sum of g (x - mu) / sigma over
