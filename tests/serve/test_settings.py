@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from calligram.errors import UserError
@@ -68,3 +70,8 @@ def test_a_taken_port_is_told_and_can_be_avoided():
         assert address.or_any().port == 0
     with pytest.raises(UserError, match="cannot listen on nowhere"):
         Address("nowhere.invalid", 80).listen()
+
+
+def test_a_socket_is_known_to_be_tcp_because_answers_are_delayed_otherwise():
+    with Address("127.0.0.1", 0).listen() as listening:
+        assert listening.proto == socket.IPPROTO_TCP

@@ -52,8 +52,9 @@ class Address:
             UserError: when it is not ours or already taken.
         """
         try:
-            family, kind, *_, where = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
-            listening = socket.socket(family, kind)
+            family, kind, protocol, _, where = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            # Named because asyncio sends without delay only where it reads TCP here; 40 ms an answer otherwise.
+            listening = socket.socket(family, kind, protocol)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(where)
         except (OSError, UnicodeError) as error:

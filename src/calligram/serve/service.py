@@ -57,7 +57,7 @@ class Service:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """From the first request to the last."""
-        share_cores(self.settings.workers)
+        share_cores()
         watching = asyncio.create_task(self._watch())
         try:
             yield

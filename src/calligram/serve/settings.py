@@ -35,7 +35,7 @@ class Settings:
     """addresses other than loopback may be in the Host header"""
     upload_bytes: int = 20_000_000
     upload_pixels: int = 50_000_000
-    workers: int = field(default_factory=lambda: max(1, os.cpu_count() or 1))
+    workers: int = field(default_factory=lambda: max(2, min(8, os.cpu_count() or 1)))
     """searches that run at the same time"""
     waiting: int = 256
     """searches that may wait for a worker before others are told to come back"""

@@ -61,8 +61,12 @@ class Workers:
             self._inside -= 1
 
 
-def share_cores(workers: int) -> None:
-    """Give each of ``workers`` threads its part of the cores: more arithmetic threads than cores get in the way."""
+def share_cores() -> None:
+    """Let a search use half of the cores, and two at least.
+
+    With one core each, a lone query waits twice as long for its scan; with all of them, many at once get in each
+    other's way on machines with many cores.
+    """
     import torch
 
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    torch.set_num_threads(min(torch.get_num_threads(), max(2, (os.cpu_count() or 1) // 2)))
