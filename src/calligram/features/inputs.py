@@ -18,6 +18,7 @@ from calligram.errors import UserError, unknown
 from calligram.features.backbone_input import BackboneInput
 from calligram.features.chunker import Chunker
 from calligram.features.encoder_input import EncoderInput
+from calligram.features.joined_input import JoinedImages, JoinedTexts
 from calligram.features.pixels import Augment, PixelInput
 from calligram.features.region_input import RegionInput
 from calligram.features.stored import StoredInput
@@ -103,10 +104,10 @@ class TextInput(Saved, Protocol):
 
 
 IMAGE_INPUTS: Mapping[str, type[ImageInput]] = {
-    cls.kind: cls for cls in (PixelInput, StoredInput, BackboneInput, RegionInput)
+    cls.kind: cls for cls in (PixelInput, StoredInput, BackboneInput, RegionInput, JoinedImages)
 }
 TEXT_INPUTS: Mapping[str, type[TextInput]] = {
-    cls.kind: cls for cls in (Vocabulary, WordPieces, EncoderInput, VectorText)
+    cls.kind: cls for cls in (Vocabulary, WordPieces, EncoderInput, VectorText, JoinedTexts)
 }
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from calligram.errors import UserError, unknown
 from calligram.models.cca import CCA, CCASettings
+from calligram.models.combine import Weighted, WeightedSettings
 from calligram.models.matcher import Matcher
 from calligram.models.pretrained import Pretrained, PretrainedSettings
 from calligram.models.two_branch import (
@@ -35,6 +36,7 @@ MATCHERS: Mapping[str, Kind] = {
     "vse": Kind(VSE, VSESettings),
     "pretrained": Kind(Pretrained, PretrainedSettings),
     "cca": Kind(CCA, CCASettings),
+    "weighted": Kind(Weighted, WeightedSettings),
     "two-branch": Kind(TwoBranchEmbedding, TwoBranchSettings),
     "two-branch-similarity": Kind(TwoBranchSimilarity, TwoBranchSimilaritySettings),
 }

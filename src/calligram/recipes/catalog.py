@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calligram.errors import unknown
-from calligram.recipes import cca, phrases, pretrained, two_branch, vse
+from calligram.recipes import cca, combined, phrases, pretrained, two_branch, vse
 from calligram.recipes.plan import Recipe
 
 RECIPES: Mapping[str, Recipe] = {
@@ -37,6 +37,12 @@ RECIPES: Mapping[str, Recipe] = {
             "regions and phrases by two branches, to find what a phrase speaks of (two-branch)",
             phrases.PhrasesRecipe(),
             phrases.plan,
+        ),
+        Recipe(
+            "combined",
+            "an image-sentence run and a region-phrase run, their distances weighted (two-branch, Eq. 8)",
+            combined.CombinedRecipe(),
+            combined.plan,
         ),
         Recipe(
             "cca", "canonical correlation analysis in one pass, the baseline of two-branch", cca.CCARecipe(), cca.plan

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from calligram.data.collection import Collection
+from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.evaluation.sheets import draw_sheet
+from calligram.models.stored import BEST
 from calligram.recipes.catalog import recipe_named
 from calligram.recipes.claims import Claim, Row, Study, Verdict, judge
 from calligram.recipes.config import changed, resolve
@@ -103,18 +105,19 @@ def _closest_first(study: Study, collection: str, results: Path, changes: tuple[
     done = _done(study, collection, results, changes)
 
     def distance(claim: Claim) -> float:
-        if not (done[claim.better] and done[claim.worse]):
-            return math.inf
-        return abs(_value(done[claim.better][0], claim.metric) - _value(done[claim.worse][0], claim.metric))
+        first = [_value(done[name].get(0), claim.metric) for name in (claim.better, claim.worse)]
+        return math.inf if first[0] is None or first[1] is None else abs(first[0] - first[1])
 
     return sorted((c for c in study.claims if not c.needs), key=distance)
 
 
-def _value(result: Result, metric: str) -> float:
-    if metric == "rsum":
-        return result.rsum
+def _value(result: Result | None, metric: str) -> float | None:
+    """A metric of a result, None where it was not measured."""
+    if metric == "rsum" or result is None:
+        return result and result.rsum
     direction, _, name = metric.partition(".")
-    return float(getattr(result, direction)[name])
+    measured = getattr(result, direction)
+    return None if measured is None else float(measured[name])
 
 
 def _run(
@@ -128,16 +131,21 @@ def _run(
     around: Surroundings,
 ) -> Result:
     recipe = recipe_named(row.recipe)
-    settings = resolve(recipe.defaults, [with_assets_found(c) for c in (*changes, *row.changes, f"seed={seed}")])
-    told = "-".join((study.paper, row.name, collection.name, *changes, str(seed)))
-    plain = "".join(c if c.isalnum() else "-" for c in told)
+
+    def named(name: str) -> str:
+        told = "-".join((study.paper, name, collection.name, *changes, str(seed)))
+        return "".join(c if c.isalnum() else "-" for c in told)
+
+    plain = named(row.name)
     out = runs / plain
-    flags = " ".join(f"--set {c}" for c in (*changes, *row.changes, f"seed={seed}"))
+    given = [with_rows_found(c, lambda name: runs / named(name)) for c in (*changes, *row.changes, f"seed={seed}")]
+    settings = resolve(recipe.defaults, [with_assets_found(c) for c in given])
+    flags = " ".join(f"--set {c}" for c in given)
     command = f"calligram train {row.recipe} {collection.folder} --out {out} {flags}"
     run_recipe(recipe, settings, collection, out, resume=out.exists(), around=around, command=command)
     run = Run.open(out)
     matcher, inputs = run.load()
-    report = evaluate_retrieval(matcher.to(around.device), inputs, collection.sentences("test"))
+    report = evaluate_retrieval(matcher.to(around.device), inputs, collection.sentences("test"), within_modality=True)
     shutil.rmtree(out / "state", ignore_errors=True)
     pictures = []
     if seed == 0:
@@ -146,7 +154,20 @@ def _run(
         draw_sheet(matcher, inputs, collection.sentences("test"), kept, queries=3)
         pictures = [file for file in (kept, results / "pictures" / f"{plain}-curves.png") if file.parent != out]
         draw_curves(out, pictures[-1])
-    return result_line(run, collection, "test", report, study=_key(study, row), pictures=pictures)
+    found = result_line(run, collection, "test", report, study=_key(study, row), pictures=pictures)
+    # As the row gives them: a run it builds on is named by its row, wherever it lies.
+    return replace(found, settings=_settings_of(row, changes))
+
+
+def with_rows_found(change: str, folder: Callable[[str], Path]) -> str:
+    """``key=row:NAME`` with the folder of that row's run of the same seed, which must be there."""
+    key, sign, name = change.partition("=row:")
+    if not sign:
+        return change
+    found = folder(name)
+    if not (found / BEST).is_file():
+        raise UserError(f"row '{name}' has no run in {found}; it is made before rows that build on it")
+    return f"{key}={found}"
 
 
 def judged(study: Study, collection: str, results: Path, changes: tuple[str, ...] = ()) -> list[Verdict]:
@@ -154,7 +175,10 @@ def judged(study: Study, collection: str, results: Path, changes: tuple[str, ...
     done = _done(study, collection, results, changes)
     verdicts = []
     for claim in study.claims:
-        values = {name: [_value(r, claim.metric) for _, r in sorted(by_seed.items())] for name, by_seed in done.items()}
+        values = {
+            name: [v for _, r in sorted(by_seed.items()) if (v := _value(r, claim.metric)) is not None]
+            for name, by_seed in done.items()
+        }
         verdicts.append(replace(judge(claim, study, values, collection), settings=changes))
     return verdicts
 

@@ -43,6 +43,8 @@ class Result:
     """``identities`` where items match by identity instead of by image"""
     members: int = 1
     """matchers whose scores were averaged; more than one is an ensemble"""
+    t2t: dict[str, Any] | None = None
+    """texts found by another text of the same image"""
     localization: dict[str, float] | None = None
     oracle: dict[str, Any] | None = None
     study: str = ""
@@ -83,6 +85,7 @@ def result_line(
         about["device"],
         str(about.get("commit", "unknown")),
         recorded_command(about["command"]),
+        t2t=_rounded(asdict(report.within["t2t"])) if "t2t" in report.within else None,
         oracle=_rounded(asdict(report.oracle.t2i)) if report.oracle else None,
         folds=report.folds,
         by=by,

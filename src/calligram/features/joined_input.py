@@ -1,0 +1,176 @@
+"""Pictures with their regions, and sentences with their phrases, as input of matchers that look at both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import pad
+
+from calligram.data.collection import Collection
+from calligram.data.pairing import Visuals
+from calligram.errors import UserError
+from calligram.features.backbone_input import BackboneInput, BackboneRows
+from calligram.features.chunker import Chunker
+from calligram.features.pixels import Augment
+from calligram.features.region_input import Proposed, RegionInput
+from calligram.features.region_rows import GEOMETRY
+from calligram.features.stored import StoredInput, StoredRows
+from calligram.features.text_vectors import VectorRows, VectorText
+from calligram.progress import Track, silent
+
+Ints = NDArray[np.int64]
+
+WHOLE: Mapping[str, type[BackboneInput | StoredInput]] = {c.kind: c for c in (BackboneInput, StoredInput)}
+
+
+@dataclass(frozen=True)
+class JoinedImages:
+    """(N, 1 + R, D): a picture's features first, then those of its regions, each filled up with zeros."""
+
+    kind: ClassVar[str] = "joined-images"
+
+    whole: BackboneInput | StoredInput
+    regions: RegionInput
+    whole_dim: int
+    """numbers of a whole picture"""
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Each part into a folder of its own."""
+        for name in ("whole", "regions"):
+            (folder / name).mkdir(exist_ok=True)
+        whole = {"kind": self.whole.kind, **self.whole.save(folder / "whole")}
+        return {"whole": whole, "regions": self.regions.save(folder / "regions"), "whole_dim": self.whole_dim}
+
+    @classmethod
+    def read(cls, folder: Path, content: Mapping[str, Any]) -> JoinedImages:
+        """From what ``save`` wrote."""
+        whole = dict(content["whole"])
+        found = WHOLE[whole.pop("kind")].read(folder / "whole", whole)
+        return cls(found, RegionInput.read(folder / "regions", content["regions"]), int(content["whole_dim"]))
+
+    def load(self, visuals: Visuals, track: Track = silent) -> JoinedRows:
+        """Whole pictures, and the proposals that their collection holds.
+
+        Raises:
+            UserError: when the pictures are of no collection, or of one without proposals for them.
+        """
+        home = visuals.pictures.cache.parent
+        if not (home / "collection.json").is_file():
+            raise UserError(f"{home} is no collection, and proposals are read from one")
+        proposed = self.regions.proposed(Collection.open(home), np.unique(visuals.rows), track)
+        return JoinedRows(self.whole.load(visuals, track), proposed, visuals.rows)
+
+    def images(self, images: list[Image.Image]) -> Tensor:
+        """Raw pictures, whose regions are proposed now."""
+        whole = self.whole.images(images)
+        regions = [self.regions.regions(image, self.regions.propose(image)) for image in images]
+        return packed(whole, regions)
+
+    def finish(self, rows: Tensor, augment: Augment | None = None) -> Tensor:
+        """Each part as its own input finishes it."""
+        raw = self.regions.pooling.dim + GEOMETRY
+        whole = self.whole.finish(rows[:, 0, : self.whole_dim], augment)
+        regions = self.regions.finish(rows[:, 1:, :raw].flatten(0, 1), augment).unflatten(0, (len(rows), -1))
+        width = max(whole.shape[-1], regions.shape[-1])
+        return torch.cat([_widened(whole.float(), width)[:, None], _widened(regions, width)], dim=1)
+
+
+class JoinedRows:
+    """Pictures of a collection with their proposals."""
+
+    def __init__(self, whole: BackboneRows | StoredRows, proposed: Proposed, images: Ints) -> None:
+        self._whole, self._proposed, self._images = whole, proposed, images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def take(self, rows: Ints) -> Tensor:
+        """These pictures: (N, 1 + R, D)."""
+        images = self._images[rows]
+        first, last = (np.searchsorted(self._proposed.at.images, images, side) for side in ("left", "right"))  # type: ignore[call-overload]
+        regions = [self._proposed.rows.take(np.arange(a, b)) for a, b in zip(first, last, strict=True)]
+        return packed(self._whole.take(rows), regions)
+
+
+@dataclass(frozen=True)
+class JoinedTexts:
+    """(N, 1 + P, D): a sentence's vector first, then those of its noun phrases, each filled up with zeros."""
+
+    kind: ClassVar[str] = "joined-texts"
+
+    sentences: VectorText
+    phrases: VectorText
+    chunker: Chunker = field(repr=False, compare=False)
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Each part into a folder of its own."""
+        for name in ("sentences", "phrases"):
+            (folder / name).mkdir(exist_ok=True)
+        self.chunker.save(folder / "phrases")
+        return {name: getattr(self, name).save(folder / name) for name in ("sentences", "phrases")}
+
+    @classmethod
+    def read(cls, folder: Path, content: Mapping[str, Any]) -> JoinedTexts:
+        """From what ``save`` wrote."""
+        sentences, phrases = (VectorText.read(folder / name, content[name]) for name in ("sentences", "phrases"))
+        return cls(sentences, phrases, Chunker.read(folder / "phrases"))
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+    @property
+    def blank(self) -> int:
+        """There is no word left to hide."""
+        return self.sentences.blank
+
+    def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """A few sentences and the mask of what is real."""
+        return self.load(strings).take(np.arange(len(strings)))
+
+    def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> JoinedTextRows:
+        """Many sentences; their phrases are found once, and phrases that read the same are encoded once."""
+        found = [[text[span.start : span.end] for span in self.chunker.spans(text)] for text in strings]
+        distinct = {phrase: place for place, phrase in enumerate(sorted({p for phrases in found for p in phrases}))}
+        places = [[distinct[phrase] for phrase in phrases] for phrases in found]
+        return JoinedTextRows(
+            self.sentences.load(strings, cache, track), self.phrases.load(list(distinct), cache, track), places
+        )
+
+
+class JoinedTextRows:
+    """Sentences and the places of their phrases."""
+
+    def __init__(self, sentences: VectorRows, phrases: VectorRows, places: list[list[int]]) -> None:
+        self._sentences, self._phrases, self._places = sentences, phrases, places
+        self.lengths: Ints = np.array([1 + len(own) for own in places], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def take(self, rows: Ints) -> tuple[Tensor, Tensor]:
+        """These sentences (N, 1 + P, D) and the mask of what is real."""
+        places = [np.array(self._places[row], dtype=np.int64) for row in rows.tolist()]
+        vectors = packed(self._sentences.take(rows)[0], [self._phrases.take(own)[0] for own in places])
+        return vectors, torch.arange(vectors.shape[1]) < torch.from_numpy(self.lengths[rows])[:, None]
+
+
+def packed(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """Vectors (N, D) and lists of vectors (K, E), zeros behind them: (N, 1 + longest K, max(D, E))."""
+    width = max([whole.shape[-1], *(p.shape[-1] for p in parts)])
+    out = torch.zeros(len(whole), 1 + max((len(p) for p in parts), default=0), width, dtype=torch.float32)
+    out[:, 0, : whole.shape[-1]] = whole
+    for row, part in enumerate(parts):
+        out[row, 1 : 1 + len(part), : part.shape[-1]] = part
+    return out
+
+
+def _widened(values: Tensor, width: int) -> Tensor:
+    return pad(values, (0, width - values.shape[-1]))

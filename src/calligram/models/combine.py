@@ -1,0 +1,106 @@
+"""Several matchers as one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from calligram.features.stored import real_parts
+from calligram.models.matcher import Encoded, Matcher
+
+
+@dataclass(frozen=True)
+class WeightedSettings:
+    """Two matchers and the share of the second."""
+
+    sentences: str
+    """the image-sentence matcher, as ``catalog.describe`` gives it, as JSON"""
+    phrases: str
+    """the region-phrase matcher, likewise"""
+    alpha: float = 0.2
+    """share of the region-phrase score; the paper's value"""
+
+
+class Weighted(Matcher):
+    """Image-sentence and region-phrase distance together (two-branch, Eq. 8).
+
+    D(x, y) = (1 - alpha) d(x, y) + alpha d_rp(x, y), where d_rp is the mean over the sentence's phrases of the distance
+    to the image's best region. Scores are minus distances, so the best region is the one of the highest score; matchers
+    whose score is no distance are combined alike. A sentence without a phrase, or an image without a region, has
+    d_rp = d.
+    """
+
+    reranks = True
+    settings: WeightedSettings
+
+    def __init__(self, settings: WeightedSettings) -> None:
+        from calligram.models.catalog import build  # which lists this class too
+
+        super().__init__()
+        if not 0 <= settings.alpha <= 1:
+            raise ValueError(f"alpha is a share, 0 to 1, got {settings.alpha}")
+        self.settings = settings
+        self.sentences = build(json.loads(settings.sentences))
+        self.phrases = build(json.loads(settings.phrases))
+
+    def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
+        """Whole pictures (N, 0) and their regions (N, 1:), as ``JoinedImages`` packs them: (N, 1 + R, D)."""
+        real = real_parts(images[:, 1:]) if mask is None else mask[:, 1:]
+        whole = self.sentences.encode_images(images[:, 0, : self.sentences.settings.image_dim]).vectors
+        parts = _parts(self.phrases.encode_images, images[:, 1:, : self.phrases.settings.image_dim], real)
+        return Encoded(whole, parts, real)
+
+    def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
+        """Sentences (N, 0) and their phrases (N, 1:), as ``JoinedTexts`` packs them: (N, 1 + P, D)."""
+        real = real_parts(texts[:, 1:]) if mask is None else mask[:, 1:]
+        whole = self.sentences.encode_texts(texts[:, 0, : self.sentences.settings.text_dim]).vectors
+        parts = _parts(self.phrases.encode_texts, texts[:, 1:, : self.phrases.settings.text_dim], real)
+        return Encoded(whole, parts, real)
+
+    def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Of aligned pairs, one after the other: their numbers of regions and phrases differ."""
+        whole = self.sentences.score_pairs(Encoded(images.vectors), Encoded(texts.vectors))
+        return torch.stack(
+            [
+                self._together(own.view(1, 1), images.rows(slice(i, i + 1)), texts.rows(slice(i, i + 1)))[0, 0]
+                for i, own in enumerate(whole)
+            ]
+        )
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Of all pairs, an image at a time against the phrases of all texts."""
+        whole = self.sentences.score(Encoded(images.vectors), Encoded(texts.vectors))
+        rows = [self._together(own[None], images.rows(slice(i, i + 1)), texts) for i, own in enumerate(whole)]
+        return torch.cat(rows) if rows else whole
+
+    def _together(self, whole: Tensor, image: Encoded, texts: Encoded) -> Tensor:
+        """Eq. 8 for one image and several texts, (1, T), from the image-sentence scores."""
+        alpha = self.settings.alpha
+        regions, phrases = _real(image), _real(texts)
+        if not alpha or not len(regions) or not len(phrases):
+            return whole
+        assert texts.mask is not None
+        best = self.phrases.score(Encoded(regions), Encoded(phrases)).amax(0)
+        counts = texts.mask.sum(1)
+        owner = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+        mean = torch.zeros_like(whole[0]).index_add(0, owner, best.to(whole.dtype)) / counts.clamp(min=1)
+        return torch.where(counts > 0, (1 - alpha) * whole + alpha * mean, whole)
+
+
+def _real(items: Encoded) -> Tensor:
+    """The parts that are there, (M, D)."""
+    assert items.parts is not None
+    assert items.mask is not None
+    return items.parts[items.mask]
+
+
+def _parts(encode: object, parts: Tensor, real: Tensor) -> Tensor:
+    """Encode the real parts (N, K, D) and put zeros where there are none."""
+    assert callable(encode)
+    found = encode(parts[real]).vectors if real.any() else parts.new_zeros(0, 1)
+    out = found.new_zeros(*real.shape, found.shape[1])
+    out[real] = found
+    return out

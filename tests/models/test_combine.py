@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from calligram.models import catalog
+from calligram.models.cca import CCASettings
+from calligram.models.combine import Weighted, WeightedSettings
+from calligram.models.matcher import Encoded, Matcher
+from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
+
+SENTENCES = TwoBranchSettings(image_dim=5, text_dim=7, hidden=9, dim=6)
+PHRASES = {
+    "embedding": TwoBranchSettings(image_dim=4, text_dim=3, hidden=9, dim=8),
+    "similarity": TwoBranchSimilaritySettings(image_dim=4, text_dim=3, hidden=9, dim=8),
+    "cca": CCASettings(image_dim=4, text_dim=3, dim=3),
+}
+
+
+def described(settings) -> str:
+    kind = next(kind for kind in catalog.MATCHERS.values() if kind.settings is type(settings))
+    return json.dumps(catalog.describe(kind.matcher(settings)))
+
+
+def weighted(phrases: str = "embedding", alpha: float = 0.2) -> Weighted:
+    torch.manual_seed(0)
+    return Weighted(WeightedSettings(described(SENTENCES), described(PHRASES[phrases]), alpha)).eval()
+
+
+def given(images: int = 3, texts: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Images of 4, 3, ... regions; texts of 0, 1, 2, ... phrases."""
+    torch.manual_seed(1)
+    pictures, strings = torch.randn(images, 5, 5), torch.randn(texts, 4, 7)
+    pictures[:, 1:, 4:] = 0
+    for image in range(images):
+        pictures[image, 5 - image :] = 0
+    mask = torch.arange(4) < 1 + torch.arange(texts)[:, None] % 4
+    return pictures, strings * mask.unsqueeze(-1), mask
+
+
+def literal_eq_8(matcher: Weighted, pictures, strings, mask, alpha: float) -> list[list[float]]:
+    """D(x, y) pair by pair, region by region and phrase by phrase, as minus the score."""
+
+    def score(one: Matcher, image: torch.Tensor, text: torch.Tensor) -> float:
+        return float(one.score_pairs(one.encode_images(image[None]), one.encode_texts(text[None]))[0])
+
+    rows = []
+    for picture in pictures:
+        regions = [r[:4] for r in picture[1:] if (r != 0).any()]
+        row = []
+        for string, real in zip(strings, mask, strict=True):
+            d = -score(matcher.sentences, picture[0], string[0])
+            phrases = [p[:3] for p, there in zip(string[1:], real[1:], strict=True) if there]
+            if phrases:
+                nearest = [min(-score(matcher.phrases, region, phrase) for region in regions) for phrase in phrases]
+                d = (1 - alpha) * d + alpha * sum(nearest) / len(nearest)
+            row.append(-d)
+        rows.append(row)
+    return rows
+
+
+@pytest.mark.parametrize("phrases", PHRASES)
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 1.0])
+def test_the_score_is_minus_the_distance_of_two_branch_eq_8(phrases, alpha):
+    matcher = weighted(phrases, alpha)
+    pictures, strings, mask = given()
+    with torch.no_grad():
+        found = matcher.score(matcher.encode_images(pictures), matcher.encode_texts(strings, mask))
+        expected = literal_eq_8(matcher, pictures, strings, mask, alpha)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_eq_8_by_hand():
+    """Sentence distance 1; two phrases, nearest regions at sqrt 2 and (all but) 0: d_rp = .7071; .8 + .2 x .7071."""
+    matcher = weighted()
+    one, two = torch.eye(2)
+    image = Encoded(torch.tensor([[1.0, 0.0]]), torch.stack([one, one])[None], torch.tensor([[True, True]]))
+    half = torch.tensor([[0.5, 3**0.5 / 2]])
+    text = Encoded(half, torch.stack([one, two])[None], torch.tensor([[True, True]]))
+    assert matcher.score(image, text).item() == pytest.approx(-(0.8 + 0.2 * 2**0.5 / 2), abs=1e-4)
+
+
+@pytest.mark.parametrize("phrases", PHRASES)
+def test_pairs_are_the_diagonal_and_batches_change_nothing(phrases):
+    matcher = weighted(phrases)
+    pictures, strings, mask = given(4, 4)
+    one, two = matcher.encode_images(pictures), matcher.encode_texts(strings, mask)
+    grid = matcher.score(one, two)
+    torch.testing.assert_close(matcher.score_pairs(one, two), grid.diagonal())
+    torch.testing.assert_close(Matcher.score(matcher, one, two), grid)
+    alone = matcher.encode_texts(strings[2:3, :3], mask[2:3, :3])
+    torch.testing.assert_close(matcher.score(one, alone)[:, 0], grid[:, 2])
+
+
+def test_saved_and_loaded_it_scores_the_same(tmp_path):
+    matcher, (pictures, strings, mask) = weighted(), given()
+    catalog.save(matcher, tmp_path / "matcher.json", tmp_path / "best.safetensors")
+    again = catalog.load(tmp_path / "matcher.json", tmp_path / "best.safetensors")
+    for one in (matcher, again):
+        assert one.settings == matcher.settings
+    scores = [m.score(m.encode_images(pictures), m.encode_texts(strings, mask)) for m in (matcher, again)]
+    assert torch.equal(*scores)
+
+
+def test_an_image_without_regions_has_the_sentence_distance():
+    matcher = weighted()
+    pictures, strings, mask = given()
+    pictures[:, 1:] = 0
+    one, two = matcher.encode_images(pictures), matcher.encode_texts(strings, mask)
+    torch.testing.assert_close(
+        matcher.score(one, two), matcher.sentences.score(Encoded(one.vectors), Encoded(two.vectors))
+    )
+
+
+def test_a_share_over_one_is_refused():
+    with pytest.raises(ValueError, match=r"alpha is a share, 0 to 1, got 1\.5"):
+        weighted(alpha=1.5)
