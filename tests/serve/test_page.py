@@ -53,6 +53,7 @@ def search(page, served, words: str) -> None:
     page.goto(served.url)
     page.fill("#query", words)
     page.press("#query", "Enter")
+    answered(page)
     tiles(page).first.wait_for()
 
 
@@ -60,7 +61,7 @@ def test_the_first_page_shows_pictures_and_examples_that_can_be_followed(page, s
     page.goto(served.url)
     tiles(page).first.wait_for()
     assert "60 pictures" in page.inner_text("#tagline")
-    assert page.evaluate("document.querySelector('#results img').naturalWidth") > 0
+    until(page, "document.querySelector('#results img').naturalWidth > 0")
     example = page.locator("#examples a").first
     words = example.inner_text()
     example.click()
@@ -82,6 +83,14 @@ def test_a_search_is_in_the_address_and_the_way_back_leads_through_it(page, serv
     tiles(page).first.wait_for()
     assert page.input_value("#query") == "a boat"
     assert page.title() == "a boat · Calligram"
+
+
+def test_what_is_typed_before_the_library_is_known_stays(page, served):
+    page.route("**/api/stats", lambda route: (page.wait_for_timeout(300), route.continue_()))
+    page.goto(served.url)
+    page.fill("#query", "a boat")
+    tiles(page).first.wait_for()
+    assert page.input_value("#query") == "a boat"
 
 
 def test_keys_are_enough(page, served):

@@ -16,6 +16,7 @@ let found = { hits: [], below: 0 };
 let shownFor = null; // the search that the results belong to
 let wanted = PAGE;
 let asking = null;
+let written = ""; // what was put into the search box last
 
 const address = (changes = {}) => write({ ...state, item: null, ...changes });
 const detail = new Detail($("detail"), { close: closeItem, step, more: moreLike, address, follow });
@@ -54,7 +55,7 @@ function render() {
 function drawHead() {
   document.body.classList.toggle("home", !isQuery(state) && !narrowed());
   document.body.classList.toggle("unasked", !isQuery(state));
-  $("query").value = state.q;
+  if (state.q !== written) $("query").value = written = state.q; // what is being typed stays
   document.title = isQuery(state) ? `${spoken(state) || "Like a picture"} · Calligram` : "Calligram";
   $("query").placeholder = state.picture || state.like.length ? "…and add words" : "Describe a picture";
   drawHeld();
@@ -214,14 +215,15 @@ function step(by) {
 }
 
 function moreLike(id) {
+  written = null;
   go({ q: "", plus: [], minus: [], like: [id], picture: null, find: "images", all: false, item: null });
-  $("query").value = "";
   scrollTo({ top: 0 });
 }
 
 function searchByPicture(file) {
   const number = String(Date.now());
   pictures.set(number, { file, preview: URL.createObjectURL(file) });
+  written = null;
   go({ picture: number, like: [], q: "", plus: [], minus: [], all: false, item: null });
 }
 
@@ -256,6 +258,7 @@ $("search").addEventListener("submit", (event) => {
   event.preventDefault();
   $("query").blur();
   const typed = split($("query").value);
+  written = null;
   const joined = (kind) => [...new Set([...state[kind], ...typed[kind]])];
   go({ q: typed.q, plus: joined("plus"), minus: joined("minus"), all: false, item: null });
 });
