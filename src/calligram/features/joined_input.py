@@ -78,7 +78,8 @@ class JoinedImages:
         """Each part as its own input finishes it."""
         raw = self.regions.pooling.dim + GEOMETRY
         whole = self.whole.finish(rows[:, 0, : self.whole_dim], augment)
-        regions = self.regions.finish(rows[:, 1:, :raw].flatten(0, 1), augment).unflatten(0, (len(rows), -1))
+        flat = self.regions.finish(rows[:, 1:, :raw].flatten(0, 1), augment)
+        regions = flat.view(len(rows), rows.shape[1] - 1, flat.shape[-1])
         width = max(whole.shape[-1], regions.shape[-1])
         return torch.cat([_widened(whole.float(), width)[:, None], _widened(regions, width)], dim=1)
 
@@ -95,7 +96,7 @@ class JoinedRows:
     def take(self, rows: Ints) -> Tensor:
         """These pictures: (N, 1 + R, D)."""
         images = self._images[rows]
-        first, last = (np.searchsorted(self._proposed.at.images, images, side) for side in ("left", "right"))  # type: ignore[call-overload]
+        first, last = (np.searchsorted(self._proposed.at.images, images, side) for side in ("left", "right"))
         regions = [self._proposed.rows.take(np.arange(a, b)) for a, b in zip(first, last, strict=True)]
         return packed(self._whole.take(rows), regions)
 

@@ -43,7 +43,7 @@ def bidirectional(
 ) -> Tensor:
     """``ranking`` with images as anchors plus ``ranking`` with texts as anchors.
 
-    This is two-branch, Eqs. 3-4, with weights; with ``top_k=1`` aoq, Eq. 2, and mmca, Eq. 15.
+    This is two-branch, Eqs. 1-3, with weights; with ``top_k=1`` aoq, Eq. 2, and mmca, Eq. 15.
 
     Args:
         scores: (I, T).

@@ -116,4 +116,5 @@ def canonical_directions(images: Tensor, between: Tensor, texts: Tensor, *, eta:
 
 def _factor(own: Tensor, eta: float) -> Tensor:
     added = 1e-8 + eta * float(torch.linalg.eigvalsh(own)[-1])
-    return torch.linalg.cholesky(own + added * torch.eye(len(own), dtype=own.dtype, device=own.device))
+    lower: Tensor = torch.linalg.cholesky(own + added * torch.eye(len(own), dtype=own.dtype, device=own.device))
+    return lower

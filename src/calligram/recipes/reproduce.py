@@ -113,8 +113,8 @@ def _closest_first(study: Study, collection: str, results: Path, changes: tuple[
 
 def _value(result: Result | None, metric: str) -> float | None:
     """A metric of a result, None where it was not measured."""
-    if metric == "rsum" or result is None:
-        return result and result.rsum
+    if result is None or metric == "rsum":
+        return None if result is None else result.rsum
     direction, _, name = metric.partition(".")
     measured = getattr(result, direction)
     return None if measured is None else float(measured[name])

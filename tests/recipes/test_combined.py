@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from calligram.data.writing import write_collection
+from calligram.errors import UserError
+from calligram.evaluation.encoding import load_pairing
+from calligram.features.backbone_input import BackboneInput
+from calligram.features.backbones import Backbone
+from calligram.features.joined_input import JoinedImages
+from calligram.features.pixels import PixelInput
+from calligram.features.regions.catalog import proposer_named
+from calligram.features.regions.extraction import Task, add_regions
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.training.runs import load_run
+
+TFIDF = "text.vectors.kind=tfidf"
+
+
+def run(recipe, collection, out, *changes, resume=False):
+    settings = resolve(RECIPES[recipe].defaults, changes)
+    return run_recipe(RECIPES[recipe], settings, collection, out, resume=resume, around=Surroundings())
+
+
+@pytest.fixture(scope="module")
+def looked_at(tiny_draft, tmp_path_factory):
+    """The tiny collection with features of whole pictures, and windows as proposals."""
+    folder = tmp_path_factory.mktemp("combined")
+    (folder / "pictures").mkdir()
+    draft = tiny_draft(folder / "pictures")
+    values = np.random.default_rng(0).normal(scale=0.1, size=(len(draft.images), 8)).astype(np.float32)
+    for row, image in enumerate(draft.images):
+        values[row, image.metadata["n"]] += 1
+        image.feature_rows["colours"] = row
+    np.save(folder / "colours.npy", values)
+    draft.features["colours"] = [folder / "colours.npy"]
+    collection = write_collection(draft, folder / "collection")
+    for split in ("train", "dev", "test"):
+        collection = add_regions(collection, Task(proposer_named("grid", 12), "grid", 12, None), split).collection
+    return collection
+
+
+@pytest.fixture(scope="module")
+def members(looked_at, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("members")
+    small = ("hidden=32", "dim=16", "lr=0.01", "dropout=0", TFIDF)
+    run("two-branch", looked_at, folder / "sentences", *small, "batch=14", "epochs=10", "image.features=colours")
+    regions = ("region.proposals=grid", "region.backbone=", "region.size=32", "chunks=100")
+    run("two-branch-phrases", looked_at, folder / "phrases", *small, *regions, "epochs=2", "set_size=4")
+    return folder
+
+
+def named(members, **more: object) -> list[str]:
+    return [
+        f"sentences={members / 'sentences'}",
+        f"phrases={members / 'phrases'}",
+        *(f"{k}={v}" for k, v in more.items()),
+    ]
+
+
+def test_two_runs_become_one_that_is_self_contained_and_resumes_to_nothing(looked_at, members, tmp_path):
+    best = run("combined", looked_at, tmp_path / "run", *named(members))
+    assert best["rsum"] > 100
+    assert run("combined", looked_at, tmp_path / "run", *named(members), resume=True) == best
+    matcher, inputs = load_run(tmp_path / "run")
+    assert matcher.reranks
+    texts = matcher.encode_texts(*inputs.texts.texts(["a red disc", "snow falls"]))
+    assert texts.parts is not None
+    with pytest.raises(UserError, match="stored features 'colours'"):
+        inputs.images.images([looked_at.sentences("test").visuals.open(0)])
+
+
+def test_regions_of_a_new_picture_are_proposed_now(looked_at, members):
+    from transformers import MobileNetV2Config, MobileNetV2Model
+
+    backbone = Backbone(MobileNetV2Model(MobileNetV2Config(depth_multiplier=0.35, image_size=32))).eval()
+    _, phrases = load_run(members / "phrases")
+    joined = JoinedImages(BackboneInput(backbone, PixelInput(32), "random"), phrases.images, backbone.dim)
+    picture = looked_at.sentences("test").visuals.open(0)
+    seen = joined.finish(joined.images([picture, picture]))
+    assert seen.shape == (2, 1 + 12, max(backbone.dim, phrases.images.dim))
+    torch.testing.assert_close(seen[0], seen[1])
+    whole = joined.whole.images([picture])[0]
+    torch.testing.assert_close(seen[0, 0, : backbone.dim], whole)
+
+
+def test_a_share_of_zero_is_the_image_sentence_matcher(looked_at, members, tmp_path):
+    alone = run("combined", looked_at, tmp_path / "run", *named(members, alpha=0))
+    whole = run("combined", looked_at, tmp_path / "other", *named(members, alpha=1))
+    assert alone["rsum"] != whole["rsum"]
+    matcher, _ = load_run(members / "sentences")
+    _, inputs = load_run(tmp_path / "run")
+    dev = load_pairing(inputs, looked_at.sentences("dev"))
+    rows = np.arange(3)
+    seen = inputs.images.finish(dev.images.take(rows))
+    own = looked_at.features["colours"].take(looked_at.sentences("dev").visuals.rows[rows])
+    torch.testing.assert_close(seen[:, 0, :8], torch.from_numpy(own))
+    assert matcher.settings.image_dim == 8
+
+
+def test_regions_and_phrases_stand_behind_what_they_are_of(looked_at, members, tmp_path):
+    run("combined", looked_at, tmp_path / "run", *named(members))
+    _, inputs = load_run(tmp_path / "run")
+    _, phrases = load_run(members / "phrases")
+    pairing = looked_at.sentences("dev")
+    loaded = load_pairing(inputs, pairing)
+    proposed = phrases.images.proposed(looked_at, pairing.visuals.rows)
+    mine = np.flatnonzero(proposed.at.images == pairing.visuals.rows[2])
+    regions = phrases.images.finish(proposed.rows.take(mine))
+    seen = inputs.images.finish(loaded.images.take(np.array([2])))[0, 1 : 1 + len(mine), : regions.shape[1]]
+    torch.testing.assert_close(seen, regions)
+    texts, mask = loaded.texts.take(np.arange(len(pairing.texts)))
+    spans = [phrases.chunker.spans(s) for s in pairing.texts.strings]
+    assert mask.sum(1).tolist() == [1 + len(own) for own in spans]
+    first = next(i for i, own in enumerate(spans) if own)
+    string, span = pairing.texts.strings[first], spans[first][0]
+    expected = phrases.texts.texts([string[span.start : span.end]])[0][0]
+    torch.testing.assert_close(texts[first, 1, : len(expected)], expected)
+
+
+def test_runs_of_other_kinds_are_refused(looked_at, members, tmp_path):
+    with pytest.raises(UserError, match="needs --set phrases="):
+        run("combined", looked_at, tmp_path / "run", named(members)[0])
+    with pytest.raises(UserError, match="does not score image features with text vectors"):
+        run("combined", looked_at, tmp_path / "run", f"sentences={members / 'phrases'}", named(members)[1])
+    with pytest.raises(UserError, match="does not score regions with phrases"):
+        run("combined", looked_at, tmp_path / "run", named(members)[0], f"phrases={members / 'sentences'}")
+    assert not (tmp_path / "run").exists()
