@@ -6,11 +6,12 @@ import pytest
 
 from calligram.errors import UserError
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.claims import STUDIES, Claim, Row, Study, judge
+from calligram.recipes.claims import Claim, Row, Study, judge
 from calligram.recipes.config import resolve
 from calligram.recipes.report import write_report
 from calligram.recipes.reproduce import judged, reproduce
 from calligram.recipes.results import Result, append, read_results, recorded_command
+from calligram.recipes.studies import STUDIES
 
 SMALL = (
     "batch=6", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8", "text.min_count=1",

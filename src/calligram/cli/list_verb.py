@@ -20,7 +20,7 @@ def list_(
     from calligram.data.readers.catalog import READERS
     from calligram.models.catalog import MATCHERS
     from calligram.recipes.catalog import RECIPES
-    from calligram.recipes.claims import STUDIES
+    from calligram.recipes.studies import STUDIES
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, found in RECIPES.items():

@@ -23,8 +23,8 @@ def reproduce(
     """Run the rows a paper's claims need, skip those already in results, and judge the claims."""
     from calligram.data.collection import Collection
     from calligram.recipes import reproduce as work
-    from calligram.recipes.claims import study_named
     from calligram.recipes.plan import Surroundings, device_named
+    from calligram.recipes.studies import study_named
 
     verdicts = work.reproduce(
         study_named(paper),
