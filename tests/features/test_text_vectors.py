@@ -19,7 +19,7 @@ def vectors_of(*words, dim=4):
     return WordVectors(KnownWords(words), np.random.default_rng(0).normal(size=(len(words), dim)).astype(np.float32))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def words():
     return vectors_of(*WORDS)
 
@@ -28,7 +28,7 @@ def fitted(kind, words, **settings):
     return VectorText.fit(TEXTS, words, VectorSettings(kind, **{"centres": 2, "pca": 3, **settings}))
 
 
-@pytest.fixture(params=["mean", "tfidf", "gmm", "hglmm", "gmm+hglmm"])
+@pytest.fixture(scope="module", params=["mean", "tfidf", "gmm", "hglmm", "gmm+hglmm"])
 def source(request, words):
     return fitted(request.param, words)
 
