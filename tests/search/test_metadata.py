@@ -5,8 +5,9 @@ import io
 import pytest
 from PIL import ExifTags, Image
 
+from calligram.data.pictures import decode
 from calligram.search.metadata import facts
-from calligram.search.thumbnails import thumbnail
+from calligram.search.thumbnails import is_plain_jpeg, thumbnail
 
 
 def jpeg(
@@ -51,6 +52,15 @@ def test_a_position_at_the_origin_or_off_the_globe_is_left_out():
     assert facts(jpeg({}, {1: "N", 2: (0.0, 0.0, 0.0), 3: "E", 4: (200.0, 0.0, 0.0)})) == {}
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_every_format_that_can_say_it_is_heard(kind):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Make] = "Acme"
+    stream = io.BytesIO()
+    Image.new("RGBA" if kind == "PNG" else "RGB", (8, 8)).save(stream, kind, exif=exif)
+    assert facts(stream.getvalue()) == {"camera": "Acme"}
+
+
 @pytest.mark.parametrize("data", [b"", b"not a picture", jpeg({ExifTags.Base.Make: "x"})[:40]])
 def test_what_cannot_be_read_has_no_facts(data):
     assert facts(data) == {}
@@ -71,3 +81,33 @@ def test_a_thumbnail_keeps_the_shape_and_says_nothing_else(size, small):
     assert made.format == "JPEG"
     assert made.size == small
     assert not made.getexif()
+
+
+def encoded(mode: str = "RGB", kind: str = "JPEG", size: tuple[int, int] = (40, 30), **options: object) -> bytes:
+    stream = io.BytesIO()
+    Image.new(mode, size).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def test_a_small_plain_jpeg_is_its_own_thumbnail():
+    for data in (encoded(), encoded("L"), encoded(progressive=True), encoded(size=(470, 20))):
+        assert thumbnail(decode(data), data) == data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(comment=b"secret"), encoded(icc_profile=b"secret profile"), encoded("CMYK"), encoded(kind="PNG"),
+        encoded(size=(2000, 20)), encoded() + b"x" * 50_000, jpeg({ExifTags.Base.Make: "secret"}),
+    ],
+)  # fmt: skip
+def test_any_other_is_compressed_again_and_tells_nothing(data):
+    made = thumbnail(decode(data), data)
+    assert made != data
+    assert b"secret" not in made
+    assert is_plain_jpeg(made)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"\xff\xd8\xff\xe0", encoded()[:25], b"\xff\xd8" + b"\xff" * 40])
+def test_a_beginning_is_no_jpeg(data):
+    assert not is_plain_jpeg(data)

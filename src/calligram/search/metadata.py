@@ -13,11 +13,15 @@ from PIL import ExifTags, Image
 Value = str | int | float | bool | None
 
 TAKEN = re.compile(r"(\d{4})[:-](\d{2})[:-](\d{2})[ T](\d{2}):(\d{2}):(\d{2})")
+MARKS = (b"Exif", b"EXIF", b"eXIf", b"II*\x00", b"MM\x00*")
+"""without any of which there is no EXIF block, and the file need not be opened again"""
 FACTS = ("taken", "year", "camera", "latitude", "longitude")
 
 
 def facts(data: bytes) -> dict[str, Value]:
     """Date, year, camera and position from the EXIF block; what is missing or makes no sense is left out."""
+    if not any(mark in data for mark in MARKS):
+        return {}
     try:
         with Image.open(io.BytesIO(data)) as image:
             exif = image.getexif()

@@ -108,7 +108,7 @@ class Worker:
     def _prepare(self, row: Row, data: bytes | None, entry: Entry) -> Seen:
         image = None if data is None else decode(data)
         if data is not None and image is not None:
-            row |= {"width": image.width, "height": image.height, "jpeg": thumbnail(image)}
+            row |= {"width": image.width, "height": image.height, "jpeg": thumbnail(image, data)}
             row["facts"] = json.dumps(facts(data))
         encoders = (self.encoder,) if self.reranker in (None, self.encoder) else (self.encoder, self.reranker)
         return Seen(row, tuple(encoder.prepare(image, self.source, entry) for encoder in encoders))
