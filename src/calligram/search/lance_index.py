@@ -126,7 +126,8 @@ class LanceIndex:
         return np.stack([found[id] for id in ids]) if ids else np.empty((0, self.dim), np.float32)
 
     def __len__(self) -> int:
-        return int(self._table.count_rows())
+        held = self._snapshot
+        return len(held) if held is not None and held.version == self.version else int(self._table.count_rows())
 
     def settle(self, track: Track = silent) -> None:
         """Join small pieces, and index the ids, which are looked up when items are replaced."""

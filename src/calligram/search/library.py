@@ -19,11 +19,11 @@ import torch
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded, stack
 from calligram.search import columns
-from calligram.search.index import Found, Index
+from calligram.search.index import Index
 from calligram.search.manifest import MANIFEST, Manifest, read_manifest
 from calligram.search.metadata import Value
 from calligram.search.opening import open_indexes
-from calligram.search.tables import Tables
+from calligram.search.tables import Tables, Worded
 from calligram.search.where import Condition, Kind, holds
 
 FACETS = ("year", "camera", "folder", "split", "source")
@@ -119,9 +119,16 @@ class Library:
         """Items in no order; ids that are not there are passed over."""
         return [self._item(row) for row in self._tables.take("items", list(dict.fromkeys(ids))).to_pylist()]
 
+    def paths(self, ids: Sequence[str]) -> dict[str, Path | None]:
+        """Where items lie as files of their own, None for those that do not; ids that are not there are passed over."""
+        rows = self._tables.take("items", list(dict.fromkeys(ids)), ("id", "source", "file", "offset")).to_pylist()
+        return {row["id"]: self._path(row) for row in rows}
+
+    def _path(self, row: Mapping[str, Any]) -> Path | None:
+        return Path(self._roots[row["source"]], row["file"]) if row["file"] is not None and row["offset"] < 0 else None
+
     def _item(self, row: Mapping[str, Any]) -> Item:
-        root = self._roots[row["source"]]
-        path = Path(root, row["file"]) if row["file"] is not None and row["offset"] < 0 else None
+        root, path = self._roots[row["source"]], self._path(row)
         about = columns.row_of(row, root)
         size = int(row["width"] or 0), int(row["height"] or 0)
         gone = row["state"] != "present"
@@ -180,20 +187,20 @@ class Library:
             raise UserError(f"{self.folder} has no caption '{missing}'")
         return [found[id] for id in ids]
 
-    def full_text(self, query: str, k: int, where: Condition | None = None) -> list[Found]:
+    def full_text(self, query: str, k: int, where: Condition | None = None) -> list[Worded]:
         """The k items whose captions and file names match best by BM25, any of the words sufficing."""
         words = " ".join(re.findall(r"\w+", query))
         if not words or k < 1:
             return []
         asked = k if where is None else 4 * k
         while True:
-            found = [Found(*pair) for pair in self._tables.find_words(words, asked)]
+            found = self._tables.find_words(words, asked)
             kept = found if where is None else self._that_hold(found, where)
             if len(kept) >= k or len(found) < asked:
                 return kept[:k]
             asked *= 4
 
-    def _that_hold(self, found: Sequence[Found], where: Condition) -> list[Found]:
+    def _that_hold(self, found: Sequence[Worded], where: Condition) -> list[Worded]:
         about = {item.id: item.metadata for item in self.known_items([f.id for f in found])}
         return [f for f in found if f.id in about and holds(where, about[f.id])]
 

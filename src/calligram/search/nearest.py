@@ -85,8 +85,9 @@ class Nearest:
         return [best(scores, k, rows) for scores in self._scores(queries, rows)]
 
     def _scores(self, queries: NDArray[np.float32], rows: NDArray[np.int64] | None) -> NDArray[np.float32]:
-        chosen = self.vectors if rows is None else self.vectors[rows]
-        return np.asarray(queries @ chosen.astype(np.float32, copy=False).T, dtype=np.float32)
+        # By torch, whose conversion from half precision is several times as fast as numpy's.
+        chosen = torch.from_numpy(self.vectors if rows is None else self.vectors[rows])
+        return (torch.from_numpy(queries) @ chosen.float().T).numpy()
 
 
 def candidates(

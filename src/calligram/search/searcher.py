@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -15,16 +17,18 @@ from calligram.search.asking import Asked, Asker, Clock
 from calligram.search.calibration import Scales, measure
 from calligram.search.fusion import has_every_word, reciprocal_ranks
 from calligram.search.index import Index
-from calligram.search.library import Item, Library
+from calligram.search.library import Library
 from calligram.search.manifest import Model
 from calligram.search.query import ItemId, Query, Term, What
 from calligram.search.query_encoder import QueryEncoder
 from calligram.search.reranking import Reranker, Scored
+from calligram.search.tables import Worded
 
 DEPTH = 100
 """candidates that a second stage orders, and at least as many are joined with what words find"""
 WORDED = 50
 """images that the words of a query may bring in"""
+_WORDS = ThreadPoolExecutor(8, "words")
 CHANGED = 0.1
 """share by which a library must have grown or shrunk for its scores to be measured anew"""
 
@@ -60,7 +64,7 @@ class Searcher:
     """Encodes a query, looks it up, reorders the first candidates where there is a second stage, and cuts off.
 
     Hits are in the order of the matcher's score (the second stage's, where there is one), with one exception: images
-    whose captions or file name have every word of the query form a ranking of their own, and both rankings are joined
+    whose captions or path have every word of the query form a ranking of their own, and both rankings are joined
     by reciprocal ranks. ``Hit.score`` is the matcher's all the same. Such images are never cut off.
 
     That is the default because it measured best, with queries kept out of the library (``bench/relevance.py``; scenes
@@ -139,22 +143,22 @@ class Searcher:
             terms = None if second is None else second.encode(asked.query)
         own = frozenset(str(term.what) for term in asked.query.terms if isinstance(term.what, ItemId))
         with clock.of("search"):
+            # Words are looked up on another core meanwhile.
+            hearing = None if hybrid is False else _WORDS.submit(self._heard, asked, own)
             found = asked.look_up(index, (wanted if second else max(k, DEPTH)) + len(own))
             found = [scored for scored in found if scored.id not in own]
-            heard = [] if hybrid is False else self._heard(asked, own)
-            # One look-up for what words found and for what will be shown if they found nothing.
-            items = self._items([*heard, *(scored.id for scored in found[:k])])
-            named = {id for id in heard if id in items and _says(items[id], asked.query.words)}
-            worded = [id for id in heard if id in (items if hybrid else named)]
+            heard = hearing.result() if hearing else []
+            named = {item.id for item in heard if has_every_word(asked.query.words, (item.words,))}
+            worded = [item.id for item in heard if hybrid or item.id in named]
         with clock.of("rerank"):
             if second is not None and terms is not None:
                 ids = dict.fromkeys([*(scored.id for scored in found), *worded])
                 found = second.images(terms, asked.shares, list(ids))
         with clock.of("search"):
             chosen = self._joined(asked, found, worded, k)
-            items |= self._items([scored.id for scored in chosen if scored.id not in items])
+            paths = self.library.paths([scored.id for scored in chosen])
         cutoff = None if all or len(own) == len(asked.query.terms) else asked.cutoff(self.scales, reranked=bool(second))
-        hits = [Hit(s.id, s.score, 0, _path(items[s.id])) for s in chosen if s.id in items]
+        hits = [Hit(s.id, s.score, 0, _plain(paths[s.id])) for s in chosen if s.id in paths]
         return _results(asked, hits, cutoff, named, clock)
 
     def like(self, id: str, k: int = 10, *, where: str | None = None) -> Results:
@@ -199,13 +203,10 @@ class Searcher:
         applies = self._reranker is not None and self._reranker.compares(asked.query, asked.found)
         return self._reranker if applies else None
 
-    def _heard(self, asked: Asked, own: Collection[str]) -> list[str]:
-        """Images with words of the query in a caption or their name, best first."""
+    def _heard(self, asked: Asked, own: Collection[str]) -> list[Worded]:
+        """Images with words of the query in a caption or their path, best first."""
         words = asked.query.words
-        return [f.id for f in self.library.full_text(words, WORDED, asked.where) if f.id not in own] if words else []
-
-    def _items(self, ids: Sequence[str]) -> dict[str, Item]:
-        return {item.id: item for item in self.library.known_items(ids)} if ids else {}
+        return [w for w in self.library.full_text(words, WORDED, asked.where) if w.id not in own] if words else []
 
     def _joined(self, asked: Asked, found: list[Scored], worded: list[str], k: int) -> list[Scored]:
         """The first k of what was found joined with what words found."""
@@ -251,12 +252,8 @@ def _wanted(index: Index, k: int, depth: int | None) -> int:
     return max(k, len(index) if depth is None else depth)
 
 
-def _says(item: Item, words: str) -> bool:
-    return has_every_word(words, (*item.captions, item.name))
-
-
-def _path(item: Item) -> str | None:
-    return None if item.path is None else str(item.path)
+def _plain(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _results(asked: Asked, hits: list[Hit], cutoff: float | None, kept: Collection[str], clock: Clock) -> Results:

@@ -48,6 +48,9 @@ class Snapshot:
             at += len(batch)
         return cls(table, pa.concat_arrays(ids) if ids else pa.array([], pa.string()), rows, Nearest(vectors))
 
+    def __len__(self) -> int:
+        return len(self._ids)
+
     def search(self, queries: NDArray[np.float32], k: int, where: Condition | None) -> list[list[Found]]:
         """The k nearest items of each query (Q, D) of length one."""
         allowed = None if where is None else self._that_hold(where)

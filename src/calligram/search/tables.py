@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -63,6 +63,16 @@ def lancedb() -> Any:
     except ImportError as error:
         raise UserError('libraries need lancedb; install it with "pip install calligram[search]"') from error
     return found
+
+
+class Worded(NamedTuple):
+    """An item that words were found in."""
+
+    id: str
+    score: float
+    """by BM25; not the matcher's"""
+    words: str
+    """all its words: captions and path"""
 
 
 class Tables:
@@ -140,14 +150,20 @@ class Tables:
         for chunk in chunks(list(ids)):
             self._opened[name].delete(any_of(chunk))
 
-    def find_words(self, query: str, k: int) -> list[tuple[str, float]]:
-        """Items whose words match, best first by BM25."""
+    def find_words(self, query: str, k: int) -> list[Worded]:
+        """Items that are there and whose words match, best first by BM25."""
         from lancedb.query import MatchQuery
 
         match: Any = MatchQuery  # its type stub takes its defaults for required
-        asked = self._opened["items"].search(match(query, WORDS), query_type="fts")
-        found = asked.where("state = 'present'", prefilter=True).select(["id", "_score"]).limit(k).to_arrow()
-        return list(zip(found.column("id").to_pylist(), found.column("_score").to_pylist(), strict=True))
+        asked = k
+        while True:
+            # Lance would test the state of every item first; few are gone, so those found are tested instead.
+            search = self._opened["items"].search(match(query, WORDS), query_type="fts").limit(asked)
+            rows = search.select(["id", "state", WORDS, "_score"]).to_arrow().to_pylist()
+            there = [Worded(row["id"], row["_score"], row[WORDS]) for row in rows if row["state"] == "present"]
+            if len(there) >= k or len(rows) < asked:
+                return there[:k]
+            asked *= 4
 
     def settle(self) -> None:
         """Join small pieces and index what is looked up: ids, and words. Old versions stay."""
