@@ -9,7 +9,7 @@ from calligram.recipes.catalog import RECIPES
 from calligram.recipes.claims import Claim, Row, Study, judge
 from calligram.recipes.config import resolve
 from calligram.recipes.report import write_report
-from calligram.recipes.reproduce import judged, reproduce
+from calligram.recipes.reproduce import judged, reproduce, with_rows_found
 from calligram.recipes.results import Result, append, read_results, recorded_command
 from calligram.recipes.studies import STUDIES
 
@@ -80,6 +80,8 @@ def test_rows_are_run_once_and_the_budget_is_kept(tiny, tmp_path):
     assert [v.verdict for v in verdicts][1:] == ["not run", "not run"]
     assert lines[1].settings["top_k"] is None
     assert lines[0].command.startswith("calligram train vse")
+    assert lines[0].t2t is not None
+    assert lines[0].t2t["queries"] == 14
     said.clear()
     reproduce(STUDY, tiny, seeds=2, **options)
     assert len(read_results(tmp_path / "results")) == 4
@@ -89,7 +91,31 @@ def test_rows_are_run_once_and_the_budget_is_kept(tiny, tmp_path):
     report = write_report(tmp_path / "results", tmp_path / "docs").read_text()
     assert "## tiny" in report
     assert "new beats old" in report
+    assert "| t2t R@1/5/10 |" in report
     assert (tmp_path / "docs" / "results-rsum.png").is_file()
+
+
+def test_rows_that_build_on_others_are_given_their_runs(tmp_path):
+    (tmp_path / "old").mkdir()
+    with pytest.raises(UserError, match="row 'old' has no run in"):
+        with_rows_found("sentences=row:old", lambda name: tmp_path / name)
+    (tmp_path / "old" / "best.safetensors").touch()
+    assert with_rows_found("sentences=row:old", lambda name: tmp_path / name) == f"sentences={tmp_path / 'old'}"
+    assert with_rows_found("alpha=0.2", lambda name: tmp_path / name) == "alpha=0.2"
+
+
+def test_a_metric_that_was_not_measured_is_not_judged(tmp_path):
+    plain = {"r1": 1.0}
+    for name, t2t in (("new", {"r1": 5.0}), ("old", None)):
+        append(
+            tmp_path / "x.jsonl",
+            Result("vse", {"top_k": None} if name == "old" else {}, 0, "c", "test", plain, plain, 1.0, 1.0, "", "", "",
+                   t2t=t2t, study=f"paper: {name}"),
+        )  # fmt: skip
+    study = Study("paper", STUDY.rows, (Claim("closer", "new", "old", metric="t2t.r1"), Claim("r1", "new", "old")))
+    found = judged(study, "c", tmp_path)
+    assert [v.verdict for v in found] == ["not run", "noise"]
+    assert found[0].numbers["new"] == [5.0]
 
 
 def test_results_survive_the_file_and_damage_is_said(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -69,24 +69,27 @@ def _grouped(found: Sequence[Result]) -> dict[tuple[str, ...], list[Result]]:
 
 
 def _table(groups: dict[tuple[str, ...], list[Result]]) -> str:
-    lines = [
-        "| recipe and settings | i2t R@1/5/10 | t2i R@1/5/10 | rsum | oracle t2i R@1 | seeds | seconds | hardware |\n",
-        "|---|---|---|---|---|---|---|---|\n",
-    ]
+    within = any(rows[0].t2t for rows in groups.values())
+    head = ["recipe and settings", "i2t R@1/5/10", "t2i R@1/5/10", *(["t2t R@1/5/10"] if within else []), "rsum"]
+    head += ["oracle t2i R@1", "seeds", "seconds", "hardware"]
+    lines = [f"| {' | '.join(head)} |\n", "|---" * len(head) + "|\n"]
     for rows in sorted(groups.values(), key=lambda g: -mean(r.rsum for r in g)):
         first = rows[0]
         sums = [r.rsum for r in rows]
         spread = f" ± {stdev(sums):.1f}" if len(sums) > 1 else ""
-        recalls = [
-            " / ".join(f"{mean(getattr(r, side)[k] for r in rows):.1f}" for k in ("r1", "r5", "r10"))
-            for side in ("i2t", "t2i")
-        ]
+        sides = ("i2t", "t2i", "t2t") if within else ("i2t", "t2i")
+        recalls = [_recalls([found for r in rows if (found := getattr(r, side))]) for side in sides]
         oracle = f"{first.oracle['r1']:.1f}" if first.oracle else ""
         study = f"**{first.study}** = " if first.study else ""
         cells = [study + _name(first), *recalls, f"{mean(sums):.1f}{spread}", oracle, str(len(rows))]
         cells += [f"{mean(r.seconds for r in rows):.0f}", first.hardware]
         lines.append("| " + " | ".join(cells) + " |\n")
     return "".join(lines)
+
+
+def _recalls(directions: Sequence[Mapping[str, float]]) -> str:
+    """Means of R@1, R@5 and R@10, nothing where they were not measured."""
+    return " / ".join(f"{mean(d[k] for d in directions):.1f}" for k in ("r1", "r5", "r10")) if directions else ""
 
 
 def _published(file: Path, collection: str) -> str:
@@ -143,9 +146,8 @@ def _proposals(file: Path) -> str:
 
 def _bench(file: Path) -> str:
     content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    lines = [
-        f"\n## Speed on {'an accelerator' if file.stem == 'bench-gpu' else 'the processor'}\n\n`make bench` on {content['hardware']}, commit {content['commit']}.\n\n"
-    ]
+    where = "an accelerator" if file.stem == "bench-gpu" else "the processor"
+    lines = [f"\n## Speed on {where}\n\n`make bench` on {content['hardware']}, commit {content['commit']}.\n\n"]
     lines += ["| what | value | unit |\n", "|---|---|---|\n"]
     lines += [f"| {row['what']} | {row['value']:g} | {row['unit']} |\n" for row in content["rows"]]
     return "".join(lines)
