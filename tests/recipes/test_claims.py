@@ -109,8 +109,8 @@ def test_a_metric_that_was_not_measured_is_not_judged(tmp_path):
     for name, t2t in (("new", {"r1": 5.0}), ("old", None)):
         append(
             tmp_path / "x.jsonl",
-            Result("vse", {"top_k": None} if name == "old" else {}, 0, "c", "test", plain, plain, 1.0, 1.0, "h", "c", "x",
-                   t2t=t2t, study=f"paper: {name}"),
+            Result("vse", {"top_k": None} if name == "old" else {}, 0, "c", "test", plain, plain, 1.0, 1.0, "h", "c",
+                   "x", t2t=t2t, study=f"paper: {name}"),
         )  # fmt: skip
     study = Study("paper", STUDY.rows, (Claim("closer", "new", "old", metric="t2t.r1"), Claim("r1", "new", "old")))
     found = judged(study, "c", tmp_path)
