@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from calligram.cli.screen import bars, console, print_report
+from calligram.cli.screen import bars, console, print_localization, print_report
 
 
 def evaluate(
@@ -25,13 +25,15 @@ def evaluate(
     record: Annotated[Path | None, typer.Option(help="Append the result as a line to this .jsonl file.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
 ) -> None:
-    """Measure a run's matcher: recall, ranks and precision in both directions."""
+    """Measure a run's matcher: recall, ranks and precision in both directions, or of phrases found in images."""
     from calligram.data.collection import Collection
     from calligram.errors import UserError
+    from calligram.evaluation.localization import evaluate_localization, load_phrases
     from calligram.evaluation.retrieval import evaluate_retrieval
     from calligram.evaluation.sheets import draw_sheet
+    from calligram.features.region_input import RegionInput
     from calligram.recipes.plan import device_named
-    from calligram.recipes.results import append, result_line
+    from calligram.recipes.results import append, localization_line, result_line
     from calligram.training.runs import Run
 
     if within and folds > 1:
@@ -43,6 +45,20 @@ def evaluate(
     opened, source = Run.open(run), Collection.open(collection)
     matcher, inputs = opened.load()
     matcher.to(device_named(device))
+    if isinstance(inputs.images, RegionInput):
+        if within or identities or folds > 1 or sheet is not None:
+            raise UserError(
+                "this run finds phrases in images; --within, --identities, --folds and --sheet are for runs "
+                "that find whole images"
+            )
+        found = evaluate_localization(matcher, inputs, load_phrases(inputs, source, split, track=bars), bars)
+        if record is not None:
+            append(record, localization_line(opened, source, split, found))
+        if as_json:
+            typer.echo(json.dumps(found.as_dict()))
+        else:
+            print_localization(found, f"{run} on {source.name}, {split}")
+        return
     pairing = source.identities(split) if identities else source.sentences(split)
     report = evaluate_retrieval(matcher, inputs, pairing, folds=folds, within_modality=within, track=bars)
     if sheet is not None:

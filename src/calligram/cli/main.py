@@ -19,6 +19,7 @@ from calligram.cli import (
     forget_verb,
     index_verb,
     list_verb,
+    localize_verb,
     regions_verb,
     results_verbs,
     search_verb,
@@ -61,6 +62,7 @@ app.command("export")(export_verb.export)
 app.command("index")(index_verb.index)
 app.command("forget")(forget_verb.forget)
 app.command("search")(search_verb.search)
+app.command("localize")(localize_verb.localize)
 app.command("reproduce")(results_verbs.reproduce)
 app.command("serve")(serve_verb.serve)
 app.command("report")(results_verbs.report)

@@ -16,6 +16,9 @@ def reproduce(
     budget_minutes: Annotated[float | None, typer.Option(help="Start no new row after this long.")] = None,
     seeds: Annotated[int, typer.Option(help="Seeds where a verdict depends on it.")] = 3,
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting for every row, as key=value.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Run only rows of this name, or pattern such as 'phrases*'.")
+    ] = None,
     results: Annotated[Path, typer.Option(help="Folder of results.")] = Path("results"),
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
@@ -34,6 +37,7 @@ def reproduce(
         seeds=seeds,
         budget_minutes=budget_minutes,
         changes=tuple(set_ or ()),
+        only=tuple(only or ()),
         around=Surroundings(device_named(device), track=bars),
         say=console.print,
     )

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:  # importing them takes seconds, and help should not
+    from calligram.evaluation.localization import Localization
     from calligram.evaluation.ranking import Direction
     from calligram.evaluation.retrieval import Report, Retrieval
 
@@ -74,6 +75,24 @@ def print_report(report: Report, title: str) -> None:
     if report.oracle is not None:
         share = 100 * report.retrieval.t2i.r1 / report.oracle.t2i.r1
         console.print(f"text-to-image R@1 is {share:.0f}% of what an oracle that knows every fact would get")
+
+
+def print_localization(found: Localization, title: str) -> None:
+    """Recalls of phrases' boxes, and what needs no matcher beside them."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("phrase to box", "R@1", "R@5", "R@10"):
+        table.add_column(heading, justify="left" if heading == "phrase to box" else "right")
+    table.add_row("this matcher", *(f"{value:.1f}" for value in (found.r1, found.r5, found.r10)))
+    for kind, value in found.kinds.items():
+        table.add_row(f"  {kind}", f"{value:.1f}", "", "")
+    for name, value in (("the whole picture", found.whole), ("its middle, 80% of the area", found.central)):
+        table.add_row(name, f"{value:.1f}", "", "", style="dim")
+    table.add_row("oracle: any of the proposals", *[f"{found.oracle:.1f}"] * 3, style="dim")
+    console.print(table)
+    console.print(
+        f"{found.phrases} phrases in {found.images} images with {found.proposals:.0f} proposals each, IoU 0.5"
+    )
+    console.print(f"R@1 is {100 * found.r1 / max(found.oracle, 1e-9):.0f}% of what the proposals allow")
 
 
 def _row(name: str, d: Direction) -> tuple[str, ...]:

@@ -34,5 +34,6 @@ def train(
     best = run_recipe(chosen, settings, Collection.open(collection), out, resume=resume, around=around)
     if processes.first:
         draw_curves(out)
-        console.print(f"best on dev: rsum {best['rsum']:.1f} in epoch {best['epoch'] + 1:.0f}; the matcher is in {out}")
+        measured = f"rsum {best['rsum']:.1f}" if "rsum" in best else f"localization R@1 {best['r1']:.1f}"
+        console.print(f"best on dev: {measured} in epoch {best['epoch'] + 1:.0f}; the matcher is in {out}")
         console.print(f'measure it with "calligram evaluate {out} {collection} --split test"')

@@ -64,16 +64,16 @@ class RegionInput:
         if isinstance(self.pooling, Pooling):
             self.pooling.backbone.save(folder / "backbone")
         plain = {name: getattr(self, name) for name in ("source", "proposals", "top", "geometry")}
-        bins = self.pooling.bins if isinstance(self.pooling, Crops) else None
-        return {"pixels": asdict(self.pooling.pixels), "bins": bins, **plain}
+        crops = {"bins": self.pooling.bins, "margin": self.pooling.margin} if isinstance(self.pooling, Crops) else None
+        return {"pixels": asdict(self.pooling.pixels), "crops": crops, **plain}
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> RegionInput:
         """From what ``save`` wrote."""
         given = dict(content)
-        pixels, bins = PixelInput.read(folder, given.pop("pixels")), given.pop("bins")
-        if bins is not None:
-            return cls(Crops(pixels, int(bins)), **given)
+        pixels, crops = PixelInput.read(folder, given.pop("pixels")), given.pop("crops")
+        if crops is not None:
+            return cls(Crops(pixels, **crops), **given)
         backbone = Backbone.load(str(folder / "backbone")).eval()
         return cls(Pooling(backbone, pixels, torch.device("cpu")), **given)
 

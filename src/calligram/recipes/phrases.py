@@ -53,6 +53,7 @@ class RegionSettings:
     backbone: Annotated[str, "folder or hub name of a vision model; empty takes the pixels themselves"] = ""
     size: Annotated[int, "side of the square pictures are resized to", (8, 4096)] = 448
     bins: Annotated[int, "pixels a side that are kept of a box, without a backbone", (1, 64)] = 8
+    margin: Annotated[float, "share of a box's sides that is seen beyond each, without a backbone", (0, 10)] = 0.25
     geometry: Annotated[float, "weight of a box's place and area beside its features; 0 as in the paper", (0, 100)] = (
         0.0
     )
@@ -137,7 +138,7 @@ def region_input(region: RegionSettings, collection: Collection, around: Surroun
             f'"calligram regions {collection.folder} --proposals edgeboxes --top 200 --backbone FOLDER --size 448"'
         )
     method = str(known["settings"]["proposals"]["method"])
-    pooling: Pooling | Crops = Crops(PixelInput(region.size), region.bins)
+    pooling: Pooling | Crops = Crops(PixelInput(region.size), region.bins, region.margin)
     if region.backbone:
         pooling = Pooling.load(region.backbone, region.size, around.device)
     finder = region.finder or (method if method in PROPOSALS else region.proposals)
@@ -157,7 +158,7 @@ class _Sides:
         log.info(
             "%d pairs of %d regions and %d phrases", len(self.pairs), len(grounded.around), len(self.pairs.strings)
         )
-        text = fitted_text(settings.text, self.pairs.strings, around.track)
+        text = fitted_text(settings.text, self.pairs.strings, around.track, collection.pictures.cache)
         self.inputs = Inputs(regions, text, _chunker(settings, collection))
         self._dims = {"image_dim": regions.dim, "text_dim": text.dim}
         truth = regions.load(box_visuals(collection, grounded.around), around.track)

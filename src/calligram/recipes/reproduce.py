@@ -8,20 +8,23 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from calligram.data.collection import Collection
-from calligram.errors import UserError
+from calligram.errors import UserError, unknown
+from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.evaluation.sheets import draw_sheet
+from calligram.features.region_input import RegionInput
 from calligram.models.stored import BEST
 from calligram.recipes.catalog import recipe_named
 from calligram.recipes.claims import Claim, Row, Study, Verdict, judge
 from calligram.recipes.config import changed, resolve
 from calligram.recipes.plan import Surroundings, device_named, run_recipe
 from calligram.recipes.provenance import with_assets_found
-from calligram.recipes.results import Result, append, read_results, result_line
+from calligram.recipes.results import Result, append, localization_line, read_results, result_line
 from calligram.training.curves import draw_curves
 from calligram.training.runs import Run, write_whole
 
@@ -37,6 +40,7 @@ def reproduce(
     seeds: int = 3,
     budget_minutes: float | None = None,
     changes: tuple[str, ...] = (),
+    only: tuple[str, ...] = (),
     around: Surroundings | None = None,
     say: Say = lambda line: None,
 ) -> list[Verdict]:
@@ -48,17 +52,21 @@ def reproduce(
     Args:
         runs: folder for the run folders; a row that was stopped is resumed there.
         changes: settings for every row, such as a shortened schedule; they are part of the recorded settings.
+        only: patterns of the names of rows to run, such as ``phrases*``; all when empty.
     """
+    if only and not any(fnmatchcase(row.name, pattern) for row in study.rows for pattern in only):
+        raise unknown(f"row of {study.paper}", ", ".join(only), [row.name for row in study.rows])
     around = around or Surroundings(device_named())
     began = time.monotonic()
-    for row, seed in _wanted(study, collection, results, seeds, changes):
+    for row, seed in _wanted(study, collection, results, seeds, changes, only):
         if budget_minutes is not None and time.monotonic() - began > 60 * budget_minutes:
             say("the budget is spent; the same command goes on from here")
             break
         say(f"{study.paper}: {row.name}, seed {seed}")
         result = _run(study, row, seed, collection, results, runs, changes, around)
         append(results / f"{study.paper}.jsonl", result)
-        say(f"  rsum {result.rsum:.1f} on test")
+        found = result.localization
+        say(f"  localization R@1 {found['r1']:.1f} on test" if found else f"  rsum {result.rsum:.1f} on test")
     verdicts = judged(study, collection.name, results, changes)
     _store(verdicts, results / "claims.jsonl")
     return verdicts
@@ -87,10 +95,16 @@ def _settings_of(row: Row, changes: tuple[str, ...]) -> dict[str, object]:
 
 
 def _wanted(
-    study: Study, collection: Collection, results: Path, seeds: int, changes: tuple[str, ...]
+    study: Study,
+    collection: Collection,
+    results: Path,
+    seeds: int,
+    changes: tuple[str, ...],
+    only: tuple[str, ...] = (),
 ) -> Iterator[tuple[Row, int]]:
     """Rows and seeds still to be run, the most telling first; asks the results again after each."""
     possible = {row.name for row in study.rows if not row.needs or collection.has(row.needs)}
+    possible &= {name for name in possible if not only or any(fnmatchcase(name, pattern) for pattern in only)}
     for row in study.rows:
         if row.name in possible and 0 not in _done(study, collection.name, results, changes)[row.name]:
             yield row, 0
@@ -145,16 +159,23 @@ def _run(
     run_recipe(recipe, settings, collection, out, resume=out.exists(), around=around, command=command)
     run = Run.open(out)
     matcher, inputs = run.load()
-    report = evaluate_retrieval(matcher.to(around.device), inputs, collection.sentences("test"), within_modality=True)
+    matcher.to(around.device)
     shutil.rmtree(out / "state", ignore_errors=True)
-    pictures = []
-    if seed == 0:
-        # Photographs have owners: sheets of them stay with the run, those of scenes are anyone's.
-        kept = results / "pictures" / f"{plain}-found.png" if collection.generated else out / "found.png"
-        draw_sheet(matcher, inputs, collection.sentences("test"), kept, queries=3)
-        pictures = [file for file in (kept, results / "pictures" / f"{plain}-curves.png") if file.parent != out]
+    # Photographs have owners: sheets of them stay with the run, those of scenes are anyone's.
+    shown = results / "pictures"
+    sheet = shown / f"{plain}-found.png" if collection.generated else out / "found.png"
+    pictures = [file for file in (sheet, shown / f"{plain}-curves.png") if file.parent != out] if seed == 0 else []
+    if pictures:
         draw_curves(out, pictures[-1])
-    found = result_line(run, collection, "test", report, study=_key(study, row), pictures=pictures)
+    if isinstance(inputs.images, RegionInput):
+        localized = evaluate_localization(matcher, inputs, load_phrases(inputs, collection, "test", track=around.track))
+        found = localization_line(run, collection, "test", localized, study=_key(study, row), pictures=pictures[-1:])
+    else:
+        test = collection.sentences("test")
+        report = evaluate_retrieval(matcher, inputs, test, within_modality=True)
+        if pictures:
+            draw_sheet(matcher, inputs, test, sheet, queries=3)
+        found = result_line(run, collection, "test", report, study=_key(study, row), pictures=pictures)
     # As the row gives them: a run it builds on is named by its row, wherever it lies.
     return replace(found, settings=_settings_of(row, changes))
 

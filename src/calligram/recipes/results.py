@@ -6,12 +6,13 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from calligram.data.collection import Collection
 from calligram.errors import UserError
+from calligram.evaluation.localization import Localization
 from calligram.evaluation.retrieval import Report
 from calligram.recipes.catalog import recipe_named
 from calligram.recipes.config import changed, from_plain
@@ -45,7 +46,8 @@ class Result:
     """matchers whose scores were averaged; more than one is an ensemble"""
     t2t: dict[str, Any] | None = None
     """texts found by another text of the same image"""
-    localization: dict[str, float] | None = None
+    localization: dict[str, Any] | None = None
+    """recall of phrases' boxes beside bounds and baselines; such a line has no retrieval, and its ``rsum`` is 0"""
     oracle: dict[str, Any] | None = None
     study: str = ""
     """paper and row this run was made for by ``calligram reproduce``"""
@@ -68,6 +70,36 @@ def result_line(
         study: paper and row the run was made for.
         pictures: sheets and curves that belong to it, for the document.
     """
+    return replace(
+        _line(run, collection, split, study=study, pictures=pictures),
+        i2t=_rounded(asdict(report.retrieval.i2t)),
+        t2i=_rounded(asdict(report.retrieval.t2i)),
+        rsum=round(report.retrieval.rsum, 2),
+        t2t=_rounded(asdict(report.within["t2t"])) if "t2t" in report.within else None,
+        oracle=_rounded(asdict(report.oracle.t2i)) if report.oracle else None,
+        folds=report.folds,
+        by=by,
+    )
+
+
+def localization_line(
+    run: Run,
+    collection: Collection,
+    split: str,
+    found: Localization,
+    *,
+    study: str = "",
+    pictures: Sequence[Path] = (),
+) -> Result:
+    """A result of finding phrases in images, with the size of a training batch as the paper counts it."""
+    dev: dict[str, float] = next((row["dev"] for row in reversed(run.metrics()) if "dev" in row), {})
+    sizes = {name: round(dev[name]) for name in ("triplets", "pairs") if name in dev}
+    line = _line(run, collection, split, study=study, pictures=pictures)
+    return replace(line, localization={**_rounded(found.as_dict()), **sizes})
+
+
+def _line(run: Run, collection: Collection, split: str, *, study: str, pictures: Sequence[Path]) -> Result:
+    """What every result says, whatever was measured."""
     about = run.about
     recipe = recipe_named(about["recipe"])
     settings = from_plain(recipe.defaults, about["settings"])
@@ -78,24 +110,23 @@ def result_line(
         int(about["settings"]["seed"]),
         collection.name,
         split,
-        _rounded(asdict(report.retrieval.i2t)),
-        _rounded(asdict(report.retrieval.t2i)),
-        round(report.retrieval.rsum, 2),
+        {},
+        {},
+        0.0,
         float(about.get("seconds", 0)),
         about["device"],
         str(about.get("commit", "unknown")),
         recorded_command(about["command"]),
-        t2t=_rounded(asdict(report.within["t2t"])) if "t2t" in report.within else None,
-        oracle=_rounded(asdict(report.oracle.t2i)) if report.oracle else None,
-        folds=report.folds,
-        by=by,
         study=study,
         pictures=[str(picture) for picture in pictures],
     )
 
 
 def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: round(v, 2) if isinstance(v, float) else v for k, v in values.items()}
+    def plain(value: Any) -> Any:
+        return _rounded(value) if isinstance(value, Mapping) else round(value, 2) if isinstance(value, float) else value
+
+    return {name: plain(value) for name, value in values.items()}
 
 
 def append(file: Path, result: Result) -> None:

@@ -18,10 +18,11 @@ def draw_curves(folder: Path, target: Path | None = None) -> Path:
     left, right = figure.subplots(1, 2)
     left.plot(*zip(*losses, strict=True), linewidth=0.8) if losses else None
     left.set(title="training loss", xlabel="step")
-    for key in ("i2t_r1", "t2i_r1", "i2t_r10", "t2i_r10"):
+    for key in ("i2t_r1", "t2i_r1", "i2t_r10", "t2i_r10", "r1", "r5", "r10"):
         if dev and key in dev[0][1]:
-            style = "-" if key.startswith("i2t") else "--"
-            right.plot([s for s, _ in dev], [m[key] for _, m in dev], style, label=key.replace("_r", " R@"))
+            style = "--" if key.startswith("t2i") else "-"
+            name = key.replace("_r", " R@") if "_" in key else key.replace("r", "localization R@")
+            right.plot([s for s, _ in dev], [m[key] for _, m in dev], style, label=name)
     right.set(title="dev recall, %", xlabel="step", ylim=(0, 100))
     if dev:
         right.legend(frameon=False, fontsize=8)
