@@ -68,5 +68,8 @@ def _key(settings: VectorTextSettings, strings: Sequence[str]) -> str:
         try:
             digest.update(Path(settings.words).read_bytes())
         except OSError as error:
-            raise UserError(f"word vectors {settings.words} could not be read: {error}") from error
+            raise UserError(
+                f"word vectors {settings.words} could not be read ({error.strerror}); train some with "
+                f'"calligram words TEXT {settings.words}"'
+            ) from error
     return digest.hexdigest()
