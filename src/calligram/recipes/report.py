@@ -27,12 +27,16 @@ over two learning rates, so the comparison between them favours InfoNCE.
 def write_report(results: Path, docs: Path) -> Path:
     """Write ``docs/results.md`` and ``docs/results-rsum.png``."""
     found = read_results(results)
-    groups = _grouped(found)
+    every = _grouped(found)
+    groups = {key: rows for key, rows in every.items() if not rows[0].localization}
     parts = [HEAD]
     for collection in dict.fromkeys(r.collection for r in found):
-        chosen = {key: rows for key, rows in groups.items() if rows[0].collection == collection}
-        parts.append(f"\n## {collection}\n\n" + _table(chosen) + _published(results / "published.json", collection))
-    if found:
+        chosen = {key: rows for key, rows in every.items() if rows[0].collection == collection}
+        retrieved = {key: rows for key, rows in chosen.items() if key in groups}
+        parts.append(f"\n## {collection}\n\n" + (_table(retrieved) if retrieved else ""))
+        parts.append(_published(results / "published.json", collection))
+        parts.append(_localization([rows for key, rows in chosen.items() if key not in groups]))
+    if groups:
         _draw(groups, docs / "results-rsum.png")
         parts.append("\n![Sum of recalls by row](results-rsum.png)\n")
     parts += _pictures(found, docs)
@@ -83,6 +87,29 @@ def _table(groups: dict[tuple[str, ...], list[Result]]) -> str:
         study = f"**{first.study}** = " if first.study else ""
         cells = [study + _name(first), *recalls, f"{mean(sums):.1f}{spread}", oracle, str(len(rows))]
         cells += [f"{mean(r.seconds for r in rows):.0f}", first.hardware]
+        lines.append("| " + " | ".join(cells) + " |\n")
+    return "".join(lines)
+
+
+def _localization(groups: Sequence[Sequence[Result]]) -> str:
+    """Phrases found in images: recalls, the size of a training batch, and what needs no matcher."""
+    if not groups:
+        return ""
+    first = groups[0][0].localization or {}
+    lines = [
+        f"\nPhrases found in images: {first['phrases']} phrases, {first['proposals']:.0f} proposals an image, IoU 0.5. "
+        f"The proposals reach {first['oracle']:.1f}% of them, the whole picture {first['whole']:.1f}%, its middle "
+        f"(80% of the area) {first['central']:.1f}%.\n\n",
+        "| recipe and settings | R@1/5/10 | triplets or pairs a batch | seeds | seconds | hardware |\n",
+        "|---|---|---|---|---|---|\n",
+    ]
+    for rows in sorted(groups, key=lambda g: -mean((r.localization or {})["r1"] for r in g)):
+        measured = [r.localization for r in rows if r.localization]
+        spread = f" (R@1 ± {stdev(m['r1'] for m in measured):.1f})" if len(measured) > 1 else ""
+        size = measured[0].get("triplets") or measured[0].get("pairs", "")
+        study = f"**{rows[0].study}** = " if rows[0].study else ""
+        cells = [study + _name(rows[0]), _recalls(measured) + spread, str(size), str(len(rows))]
+        cells += [f"{mean(r.seconds for r in rows):.0f}", rows[0].hardware]
         lines.append("| " + " | ".join(cells) + " |\n")
     return "".join(lines)
 

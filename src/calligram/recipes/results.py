@@ -93,7 +93,7 @@ def localization_line(
 ) -> Result:
     """A result of finding phrases in images, with the size of a training batch as the paper counts it."""
     dev: dict[str, float] = next((row["dev"] for row in reversed(run.metrics()) if "dev" in row), {})
-    sizes = {name: round(dev[name]) for name in ("triplets", "pairs") if name in dev}
+    sizes: dict[str, float] = {name: round(dev[name]) for name in ("triplets", "pairs") if name in dev}
     line = _line(run, collection, split, study=study, pictures=pictures)
     return replace(line, localization={**_rounded(found.as_dict()), **sizes})
 

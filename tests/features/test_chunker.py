@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from calligram.errors import UserError
+from calligram.features.chunker import Chunker, Span, annotated_captions
+
+NOUNS = ("dog", "man", "boat", "girl", "horse", "ball", "hat", "tree")
+TEXTS = [
+    f"{one} {a} {verb} {two} {colour} {b} ."
+    for one in ("a", "the")
+    for a in NOUNS
+    for verb in ("chases", "is near", "looks at")
+    for two in ("a", "the")
+    for colour in ("red", "small")
+    for b in NOUNS[::3]
+]
+
+
+def spans_of(text):
+    """The first two words, and the last three before the full stop."""
+    words = text.split()
+    first, last = " ".join(words[:2]), " ".join(words[-4:-1])
+    return [Span(0, len(first)), Span(text.rindex(last), text.rindex(last) + len(last))]
+
+
+@pytest.fixture(scope="module")
+def chunker():
+    return Chunker.learn([(text, spans_of(text)) for text in TEXTS], epochs=3)
+
+
+def test_phrases_of_texts_never_seen_are_found(chunker):
+    text = "The horse is near a small ball ."
+    assert [text[s.start : s.end] for s in chunker.spans(text)] == ["The horse", "a small ball"]
+    assert chunker.agreement([(text, spans_of(text))]) == (100, 100, 100)
+
+
+def test_words_never_seen_are_judged_by_their_neighbours(chunker):
+    text = "a zebra chases the red kite ."
+    assert [text[s.start : s.end] for s in chunker.spans(text)] == ["a zebra", "the red kite"]
+
+
+def test_nothing_is_found_in_nothing(chunker):
+    assert chunker.spans("") == []
+    assert chunker.spans("  \n") == []
+
+
+def test_agreement_counts_whole_spans(chunker):
+    text = "the dog chases a red hat ."
+    wrong = [Span(0, 7), Span(15, 20), Span(21, 24)]
+    found = chunker.agreement([(text, wrong)])
+    assert found.precision == pytest.approx(50)
+    assert found.recall == pytest.approx(100 / 3)
+    assert found.f1 == pytest.approx(40)
+
+
+def test_it_is_read_back_and_learnt_alike(chunker, tmp_path):
+    chunker.save(tmp_path)
+    assert Chunker.read(tmp_path) == chunker
+    assert Chunker.learn([(text, spans_of(text)) for text in TEXTS], epochs=3) == chunker
+
+
+def test_damage_and_nothing_to_learn_are_said(tmp_path):
+    (tmp_path / "chunker.json").write_text("{")
+    with pytest.raises(UserError, match="does not hold a noun-phrase chunker"):
+        Chunker.read(tmp_path)
+    with pytest.raises(UserError, match="no phrases to learn"):
+        Chunker.learn([("nothing here", [])])
+
+
+def test_captions_of_a_collection_come_with_their_spans(tiny):
+    found = annotated_captions(tiny, "train")
+    assert len(found) == 6
+    assert all(text[s.start : s.end].endswith("disc") for text, (s,) in found)
+    assert len(annotated_captions(tiny, "train", 2)) == 2
