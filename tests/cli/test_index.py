@@ -63,8 +63,10 @@ def test_a_folder_is_indexed_followed_and_forgotten(here, calligram):
     (here / "photos" / "1.jpg").unlink()
     said = calligram("index", "run", "photos", "--out", "library")
     assert "1 renamed, 1 gone, 1 unusable as before, 7 unchanged" in said
-    said = calligram("forget", "library", "photos/zero.jpg", "--where", "name = '2.jpg'", "--gone")
-    assert said == "3 pictures forgotten\n"
+    assert calligram("forget", "library", "photos", "--where", "name = '2.jpg'") == "1 pictures forgotten\n"
+    assert calligram("forget", "library", "photos/zero.jpg", "--where", "name = '2.jpg'") == "0 pictures forgotten\n"
+    assert calligram("forget", "library", "photos/zero.jpg") == "1 pictures forgotten\n"
+    assert calligram("forget", "library", "--gone") == "1 pictures forgotten\n"
     said = calligram("index", "run", "photos", "--out", "library")
     assert "2 left out as forgotten" in said
     assert "6 unchanged" in said

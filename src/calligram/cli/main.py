@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 import warnings
@@ -97,6 +98,12 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        errors.print(f"[bold red]error:[/] {_escape(f'{where}{error.strerror}')}", soft_wrap=True)
+        sys.exit(2)
     finally:
         console.show_cursor(True)
 

@@ -23,7 +23,9 @@ WANTED = ("id", "source", "key", "bytes", "mtime", "hash", "state", "folder", "n
 def forget(
     library: Path, names: Sequence[str], *, where: str | None = None, gone: bool = False, track: Track = silent
 ) -> int:
-    """Delete items with their vectors, thumbnails, parts and captions; gives how many.
+    """Delete the items that all of names, condition and ``gone`` apply to, as far as given; gives how many.
+
+    Vectors, thumbnails, parts and captions go with them.
 
     The pictures themselves stay where they are. A later ``index`` leaves them out, also under another name, until their
     content changes or it is told to take them ``again``.
@@ -32,7 +34,7 @@ def forget(
         library: its folder.
         names: ids, or paths of pictures or of folders.
         where: a condition on columns.
-        gone: every item whose file is no longer there.
+        gone: items whose file is no longer there.
         track: told how far it has come.
     """
     if not names and where is None and not gone:
@@ -60,8 +62,8 @@ def _chosen(
         for row in batch.to_pylist():
             named = _named(row, roots[row["source"]], names, paths)
             matched |= named
-            held = condition is not None and holds(condition, row_of(row, roots[row["source"]]))
-            if named or held or (gone and row["state"] != "present"):
+            held = condition is None or holds(condition, row_of(row, roots[row["source"]]))
+            if (named or not names) and held and (not gone or row["state"] != "present"):
                 found.append(row)
     unmatched = [name for name in names if name not in matched]
     if unmatched:

@@ -47,7 +47,7 @@ export class Detail {
     try {
       const item = await api.item(id, this.waiting.signal);
       stage.fill(item);
-      side.replaceChildren(this.head(item.name, hit), this.buttons(id), explanation(), this.captions(item), this.facts(item, about));
+      side.replaceChildren(this.head(item.name, hit), this.buttons(id), explanation(), ...[this.captions(item)].filter(Boolean), this.facts(item, about));
     } catch (error) {
       if (error.name !== "AbortError") side.append(h("p", { class: "error", role: "alert" }, error.message));
     }
