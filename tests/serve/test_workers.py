@@ -3,10 +3,17 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from calligram.serve.workers import BusyError, LateError, Workers
+
+
+def alone(coroutine):
+    """Run in a thread of its own: Playwright leaves an event loop running in the one that tests share."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
 
 
 def test_no_more_work_runs_at_a_time_than_there_are_threads():
@@ -21,7 +28,7 @@ def test_no_more_work_runs_at_a_time_than_there_are_threads():
     async def all_of_it() -> None:
         await asyncio.gather(*(workers.run(work) for _ in range(20)))
 
-    asyncio.run(all_of_it())
+    alone(all_of_it())
     workers.close()
     assert max(most) == 2
 
@@ -38,7 +45,7 @@ def test_a_full_queue_refuses_and_has_room_again_later():
         await asyncio.gather(first, second)
         return await workers.run(lambda: 7)
 
-    assert asyncio.run(crowd()) == 7
+    assert alone(crowd()) == 7
     workers.close()
 
 
@@ -57,12 +64,12 @@ def test_work_that_takes_too_long_is_given_up_and_its_place_is_kept_until_it_end
             except BusyError:
                 await asyncio.sleep(0.01)
 
-    assert asyncio.run(late()) == "again"
+    assert alone(late()) == "again"
     workers.close()
 
 
 def test_errors_of_the_work_are_those_of_the_caller():
     workers = Workers(1, 1, 1, "test")
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(workers.run(lambda: 1 // 0))
+        alone(workers.run(lambda: 1 // 0))
     workers.close()
