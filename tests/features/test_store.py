@@ -66,8 +66,8 @@ def test_features_are_computed_once_and_only_for_new_pictures(tiny_draft, tmp_pa
     collection = write_collection(draft, tmp_path / "collection")
     source = BackboneInput(tiny_backbone(), PixelInput(32), "tiny")
     ran: list[int] = []
-    original = BackboneInput._run
-    monkeypatch.setattr(BackboneInput, "_run", lambda self, pixels: ran.append(len(pixels)) or original(self, pixels))
+    original = BackboneInput.features
+    monkeypatch.setattr(BackboneInput, "features", lambda self, pixels: ran.append(len(pixels)) or original(self, pixels))
     train, test = (collection.sentences(s).visuals for s in ("train", "test"))
     found = source.load(train).take(np.arange(6))
     assert sum(ran) == 6
@@ -90,8 +90,8 @@ from calligram.features.backbone_input import BackboneInput
 from calligram.features.backbones import Backbone
 from calligram.features.pixels import PixelInput
 backbone_input.PART = 8
-slow = BackboneInput._run
-BackboneInput._run = lambda self, pixels: (time.sleep(0.05), slow(self, pixels))[1]
+slow = BackboneInput.features
+BackboneInput.features = lambda self, pixels: (time.sleep(0.05), slow(self, pixels))[1]
 collection = Collection.open(sys.argv[1])
 backbone = Backbone.load(sys.argv[2]).eval()
 BackboneInput(backbone, PixelInput(32), "tiny", batch=4).load(collection.sentences("train").visuals)
