@@ -67,7 +67,9 @@ def test_features_are_computed_once_and_only_for_new_pictures(tiny_draft, tmp_pa
     source = BackboneInput(tiny_backbone(), PixelInput(32), "tiny")
     ran: list[int] = []
     original = BackboneInput.features
-    monkeypatch.setattr(BackboneInput, "features", lambda self, pixels: ran.append(len(pixels)) or original(self, pixels))
+    monkeypatch.setattr(
+        BackboneInput, "features", lambda self, pixels: ran.append(len(pixels)) or original(self, pixels)
+    )
     train, test = (collection.sentences(s).visuals for s in ("train", "test"))
     found = source.load(train).take(np.arange(6))
     assert sum(ran) == 6

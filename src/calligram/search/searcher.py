@@ -181,7 +181,7 @@ class Searcher:
             UserError: for ``hybrid=True``, since words are looked up for images.
         """
         if hybrid:
-            raise UserError("words are looked up for images, not for captions; leave hybrid out")
+            raise UserError("words are looked up for images, not for captions; leave out hybrid=True (--any-word)")
         clock, index = Clock(), self.library.captions
         wanted = _wanted(index, k, depth)
         with clock.of("encode"):

@@ -57,6 +57,7 @@ class Address:
             listening = socket.socket(family, kind, protocol)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(where)
+            listening.listen(1)  # only now is it ours: two sockets may be bound to one address until one listens
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UserError(
