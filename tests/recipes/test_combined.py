@@ -49,7 +49,7 @@ def members(looked_at, tmp_path_factory):
     folder = tmp_path_factory.mktemp("members")
     small = ("hidden=32", "dim=16", "lr=0.01", "dropout=0", TFIDF)
     run("two-branch", looked_at, folder / "sentences", *small, "batch=14", "epochs=10", "image.features=colours")
-    regions = ("region.proposals=grid", "region.backbone=", "region.size=32", "chunks=100")
+    regions = ("region.proposals=grid", "region.backbone=", "region.size=32", "chunks=0")
     run("two-branch-phrases", looked_at, folder / "phrases", *small, *regions, "epochs=2", "set_size=4")
     return folder
 
@@ -106,6 +106,8 @@ def test_regions_and_phrases_stand_behind_what_they_are_of(looked_at, members, t
     run("combined", looked_at, tmp_path / "run", *named(members))
     _, inputs = load_run(tmp_path / "run")
     _, phrases = load_run(members / "phrases")
+    assert phrases.chunker is None  # so that it is learnt from the collection
+    chunker = inputs.chunker
     pairing = looked_at.sentences("dev")
     loaded = load_pairing(inputs, pairing)
     proposed = phrases.images.proposed(looked_at, pairing.visuals.rows)
@@ -114,7 +116,7 @@ def test_regions_and_phrases_stand_behind_what_they_are_of(looked_at, members, t
     seen = inputs.images.finish(loaded.images.take(np.array([2])))[0, 1 : 1 + len(mine), : regions.shape[1]]
     torch.testing.assert_close(seen, regions)
     texts, mask = loaded.texts.take(np.arange(len(pairing.texts)))
-    spans = [phrases.chunker.spans(s) for s in pairing.texts.strings]
+    spans = [chunker.spans(s) for s in pairing.texts.strings]
     assert mask.sum(1).tolist() == [1 + len(own) for own in spans]
     first = next(i for i, own in enumerate(spans) if own)
     string, span = pairing.texts.strings[first], spans[first][0]
