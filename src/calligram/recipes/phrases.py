@@ -37,7 +37,7 @@ from calligram.recipes.plan import Plan, Surroundings
 from calligram.recipes.vector_text import VectorTextSettings, fitted_text
 from calligram.training.loop import Evaluate, Loop, Precision, Stage
 from calligram.training.objectives import Objective
-from calligram.training.phrase_batches import Extra, PhrasePairs, draw_pairs, draw_triplets
+from calligram.training.phrase_batches import BACKGROUND, MATCH, Extra, PhrasePairs, draw_pairs, draw_triplets
 from calligram.training.phrase_feed import Draw, DrawnPairsObjective, PhraseBatches
 from calligram.training.two_branch_objectives import NeighbourhoodObjective
 
@@ -70,9 +70,11 @@ class PhrasesRecipe:
     epochs: Annotated[int, "passes over the training pairs, or over sets of them", (1, 1000000)] = 8
     sets: Annotated[int | None, "sets of pairs that make an epoch, or none for all", (1, 1000000000)] = None
     set_size: Annotated[int, "pairs of a truth region and a phrase in a set", (2, 100000)] = 100
-    positives: Annotated[
-        Literal["single", "augmented"], "the truth region alone, or also proposals that overlap it by 0.7"
-    ] = "augmented"
+    positives: Annotated[Literal["single", "augmented"], "the truth region alone, or also proposals that match it"] = (
+        "augmented"
+    )
+    match: Annotated[float, "overlap with the truth from which a proposal is positive", (0, 1)] = MATCH
+    background: Annotated[float, "overlap with the truth below which a proposal is negative", (0, 1)] = BACKGROUND
     extra: Annotated[Extra, "further triplets: of second positives, or as many of other pairs"] = "neighbours"
     candidates: Annotated[
         int | None, "random background regions of an image that a phrase is compared with; none takes all", (1, 100000)
@@ -107,6 +109,8 @@ class PhrasesRecipe:
     def __post_init__(self) -> None:
         if not any(self.weights):
             raise UserError("weights are both zero; there is nothing to learn")
+        if self.background > self.match:
+            raise UserError(f"background={self.background} must not be above match={self.match}")
         if self.constraint_epochs and (self.extra != "neighbours" or self.network != "embedding"):
             raise UserError("constraint_epochs needs network=embedding and extra=neighbours")
         if self.network != "cca" and not self.dim:
@@ -154,7 +158,8 @@ class _Sides:
         images = np.intersect1d(collection.images_in("train"), images_with(collection, regions.source))
         grounded = grounded_phrases(collection, images)
         proposed = regions.proposed(collection, np.unique(grounded.around.images), around.track)
-        self.pairs = PhrasePairs.of(grounded, phrase_texts(collection, grounded.phrases).strings, proposed.at)
+        strings = phrase_texts(collection, grounded.phrases).strings
+        self.pairs = PhrasePairs.of(grounded, strings, proposed.at, settings.match, settings.background)
         log.info(
             "%d pairs of %d regions and %d phrases", len(self.pairs), len(grounded.around), len(self.pairs.strings)
         )

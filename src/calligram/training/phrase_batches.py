@@ -17,7 +17,8 @@ Targets = NDArray[np.int8]
 Extra = Literal["none", "neighbours", "random"]
 
 MATCH, BACKGROUND = 0.7, 0.3
-"""a proposal with at least the first overlap with a truth region is positive, with less than the second negative"""
+"""the paper's: a proposal with at least the first overlap with a truth region is positive, with less than the second
+negative"""
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,19 @@ class PhrasePairs:
         return len(self.chains)
 
     @classmethod
-    def of(cls, grounded: Grounded, strings: Sequence[str], proposals: BoxesInImages) -> PhrasePairs:
+    def of(
+        cls,
+        grounded: Grounded,
+        strings: Sequence[str],
+        proposals: BoxesInImages,
+        match: float = MATCH,
+        background: float = BACKGROUND,
+    ) -> PhrasePairs:
         """Args:
         strings: words of each phrase of ``grounded``.
         proposals: those of the same images.
+        match: overlap with a truth region from which a proposal is positive.
+        background: overlap below which it is negative.
         """
         numbers: dict[str, int] = {}
         text = [numbers.setdefault(" ".join(s.lower().split()), len(numbers)) for s in strings]
@@ -58,11 +68,13 @@ class PhrasePairs:
         chains, texts = pairs[:, 0], pairs[:, 1]
         count = len(grounded.around)
         starts = np.searchsorted(chains, np.arange(1, count))
-        positives, negatives, best = _around(grounded.around, proposals)
+        positives, negatives, best = _around(grounded.around, proposals, match, background)
         return cls(chains, texts, tuple(np.split(texts, starts)), positives, negatives, best, tuple(numbers))
 
 
-def _around(truth: BoxesInImages, proposals: BoxesInImages) -> tuple[tuple[Ints, ...], tuple[Ints, ...], Ints]:
+def _around(
+    truth: BoxesInImages, proposals: BoxesInImages, match: float, background: float
+) -> tuple[tuple[Ints, ...], tuple[Ints, ...], Ints]:
     """Positives and negatives of each truth region, and the chain of every region."""
     count = len(truth)
     positives, negatives = [np.zeros(0, dtype=np.int64)] * count, [np.zeros(0, dtype=np.int64)] * count
@@ -71,10 +83,10 @@ def _around(truth: BoxesInImages, proposals: BoxesInImages) -> tuple[tuple[Ints,
         chains, near = truth.of(image), proposals.of(image)
         overlap = iou(truth.boxes[chains], proposals.boxes[near])
         for row, chain in enumerate(chains.tolist()):
-            positives[chain] = np.concatenate([[chain], count + near[overlap[row] >= MATCH]])
-            negatives[chain] = count + near[overlap[row] < BACKGROUND]
+            positives[chain] = np.concatenate([[chain], count + near[overlap[row] >= match]])
+            negatives[chain] = count + near[overlap[row] < background]
         if len(near):
-            matched = overlap.max(axis=0) >= MATCH
+            matched = overlap.max(axis=0) >= match
             chain_of_region[count + near[matched]] = chains[overlap.argmax(axis=0)[matched]]
     return tuple(positives), tuple(negatives), chain_of_region
 
