@@ -74,6 +74,23 @@ def test_identities_can_be_asked_for(trained, tiny):
     assert json.loads(done.stdout)["t2i"]["queries"] == 14
 
 
+def test_identities_are_the_default_where_there_are_any_and_pictures_are_drawn(trained, tiny, tmp_path):
+    done = calligram(
+        "evaluate", trained[0], tiny.folder, "--json", "--pictures", tmp_path / "p", "--record", tmp_path / "r.jsonl"
+    )
+    assert done.returncode == 0, done.stderr
+    found, line = json.loads(done.stdout), json.loads((tmp_path / "r.jsonl").read_text())
+    assert found["by"] == line["by"] == "identities"
+    assert line["chance"]["r1"] == pytest.approx(found["chance"]["t2i"]["r1"], abs=0.01)
+    assert line["overlap"] == pytest.approx(found["overlap"]["s"], abs=1e-4)
+    assert {file.name for file in (tmp_path / "p").iterdir()} == {
+        "images.png", "texts.png", "overlap.png", "correlation.png",
+    }  # fmt: skip
+    assert "by" not in json.loads(calligram("evaluate", trained[0], tiny.folder, "--no-identities", "--json").stdout)
+    done = calligram("evaluate", trained[0], tiny.folder)
+    assert all(words in done.stdout for words in ("by identity", "  chance ", "mAP", "overlap by S = "))
+
+
 def test_a_folder_of_pictures_becomes_a_collection_with_problems_counted(tmp_path):
     source = tmp_path / "photos"
     source.mkdir()

@@ -11,6 +11,7 @@ from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.evaluation import retrieval as protocols
 from calligram.evaluation.encoding import encode_pairing, encode_texts, load_pairing, score_matrix
+from calligram.evaluation.pictures import draw_pictures
 from calligram.evaluation.sheets import draw_sheet
 from calligram.features.inputs import Inputs
 from calligram.features.pixels import PixelInput
@@ -134,3 +135,21 @@ def test_a_sheet_is_drawn(setup, tmp_path):
     matcher, inputs, pairing = setup
     draw_sheet(matcher, inputs, pairing, tmp_path / "deep" / "sheet.png", queries=3)
     assert (tmp_path / "deep" / "sheet.png").stat().st_size > 5000
+
+
+def test_what_is_found_both_ways_overlap_and_correlation_are_drawn(setup, tmp_path):
+    matcher, inputs, pairing = setup
+    seen = []
+    protocols.evaluate_retrieval(matcher, inputs, pairing, look=lambda encoded, scores: seen.append((encoded, scores)))
+    before = np.random.default_rng(0).normal(size=(6, 5))
+    drawn = draw_pictures(matcher, *seen[0], pairing, tmp_path / "pictures", before=before)
+    assert [file.name for file in drawn] == ["images.png", "texts.png", "overlap.png", "correlation.png"]
+    assert all(file.stat().st_size > 3000 for file in drawn)
+
+
+def test_a_report_has_chance_and_overlap_beside_it(setup):
+    matcher, inputs, pairing = setup
+    found = protocols.evaluate_retrieval(matcher, inputs, pairing).as_dict()
+    assert found["chance"]["t2i"]["r1"] == pytest.approx(100 / 6 * (13 + 2) / 14)  # one text of fourteen has two images
+    assert 0 <= found["overlap"]["s"] <= 1
+    assert "chance" not in protocols.evaluate_retrieval(matcher, inputs, pairing, folds=2).as_dict()

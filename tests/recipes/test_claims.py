@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,30 @@ def test_a_metric_that_was_not_measured_is_not_judged(tmp_path):
     found = judged(study, "c", tmp_path)
     assert [v.verdict for v in found] == ["not run", "noise"]
     assert found[0].numbers["new"] == [5.0]
+
+
+def test_of_some_metrics_less_is_better():
+    claim = Claim("further apart", "new", "old", metric="overlap")
+    found = judge(claim, STUDY, {"new": [0.0913, 0.0914], "old": [0.2562, 0.2563]}, "c")
+    assert found.verdict == "holds"
+    assert found.numbers["difference"] == -0.1649
+    assert judge(claim, STUDY, {"new": [0.25, 0.26], "old": [0.09, 0.1]}, "c").verdict == "fails"
+    median = Claim("sooner", "new", "old", metric="t2i.medr")
+    assert judge(median, STUDY, {"new": [1.0, 1.0], "old": [3.0, 4.0]}, "c").verdict == "holds"
+
+
+def test_overlap_is_measured_judged_and_drawn(tiny, tmp_path):
+    study = Study("paper", STUDY.rows[:2], (Claim("further apart", "new", "old", metric="overlap"),))
+    results = tmp_path / "results"
+    found = reproduce(study, tiny, seeds=1, results=results, runs=tmp_path / "runs", changes=SMALL)
+    lines = read_results(results)
+    assert found[0].numbers["new"] == [lines[0].overlap]
+    assert {line.by for line in lines} == {"identities"}
+    assert [name for name in lines[0].pictures if name.endswith("-overlap.png")] == lines[0].pictures[-1:]
+    assert all(Path(line.pictures[-1]).is_file() for line in lines)
+    report = write_report(results, tmp_path / "docs").read_text()
+    assert "| t2i mAP | S |" in report
+    assert f"{lines[0].overlap:.4f}" in report
 
 
 def test_results_survive_the_file_and_damage_is_said(tmp_path):

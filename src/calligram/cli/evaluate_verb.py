@@ -19,21 +19,33 @@ def evaluate(
         int, typer.Option(min=1, help="Mean over this many equal folds of the images (5 for COCO's 1K).")
     ] = 1,
     within: Annotated[bool, typer.Option(help="Also retrieve images by images and texts by texts.")] = False,
-    identities: Annotated[bool, typer.Option(help="Match by identity instead of by image (person search).")] = False,
+    identities: Annotated[
+        bool | None,
+        typer.Option(help="Match by identity (person search); the default where a collection has identities."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     sheet: Annotated[Path | None, typer.Option(help="Draw queries with their first five images into this PNG.")] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw into this folder: what is found both ways, the scores' overlap, the correlation of features."
+        ),
+    ] = None,
     record: Annotated[Path | None, typer.Option(help="Append the result as a line to this .jsonl file.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
 ) -> None:
     """Measure a run's matcher: recall, ranks and precision in both directions, or of phrases found in images."""
     from calligram.data.collection import Collection
     from calligram.errors import UserError
+    from calligram.evaluation.encoding import EncodedPairing
     from calligram.evaluation.localization import evaluate_localization, load_phrases
-    from calligram.evaluation.retrieval import evaluate_retrieval
-    from calligram.evaluation.sheets import draw_sheet
+    from calligram.evaluation.pictures import draw_pictures, sample
+    from calligram.evaluation.retrieval import Floats, evaluate_retrieval
+    from calligram.evaluation.sheets import draw_found_images
     from calligram.features.region_input import RegionInput
     from calligram.recipes.plan import device_named
     from calligram.recipes.results import append, localization_line, result_line
+    from calligram.recipes.starting import starting_features
     from calligram.training.runs import Run
 
     if within and folds > 1:
@@ -42,14 +54,16 @@ def evaluate(
         raise UserError(f"--sheet {sheet} must end in .png, .jpg, .webp, .svg or .pdf")
     if record is not None and record.is_dir():
         raise UserError(f"--record {record} is a folder; give a file, such as {record / 'results.jsonl'}")
+    if pictures is not None and pictures.is_file():
+        raise UserError(f"--pictures {pictures} is a file; give a folder")
     opened, source = Run.open(run), Collection.open(collection)
     matcher, inputs = opened.load()
     matcher.to(device_named(device))
     if isinstance(inputs.images, RegionInput):
-        if within or identities or folds > 1 or sheet is not None:
+        if within or identities or folds > 1 or sheet is not None or pictures is not None:
             raise UserError(
-                "this run finds phrases in images; --within, --identities, --folds and --sheet are for runs "
-                "that find whole images"
+                "this run finds phrases in images; --within, --identities, --folds, --sheet and --pictures are for "
+                "runs that find whole images"
             )
         found = evaluate_localization(matcher, inputs, load_phrases(inputs, source, split, track=bars), bars)
         if record is not None:
@@ -59,16 +73,27 @@ def evaluate(
         else:
             print_localization(found, f"{run} on {source.name}, {split}")
         return
-    pairing = source.identities(split) if identities else source.sentences(split)
-    report = evaluate_retrieval(matcher, inputs, pairing, folds=folds, within_modality=within, track=bars)
-    if sheet is not None:
-        draw_sheet(matcher, inputs, pairing, sheet)
+    by_identity = source.has_identities(split) if identities is None else identities
+    pairing = source.identities(split) if by_identity else source.sentences(split)
+    drawn = [] if sheet is None else [sheet]
+
+    def look(encoded: EncodedPairing, scores: Floats) -> None:
+        if sheet is not None:
+            draw_found_images(scores, pairing, sheet)
+        if pictures is not None:
+            chosen = pairing.visuals.select(sample(len(pairing.visuals)))
+            before = starting_features(opened.about["settings"], inputs, chosen)
+            drawn.extend(draw_pictures(matcher, encoded, scores, pairing, pictures, before=before))
+
+    report = evaluate_retrieval(matcher, inputs, pairing, folds=folds, within_modality=within, look=look, track=bars)
+    by = "identities" if by_identity else ""
     if record is not None:
-        by = "identities" if identities else ""
-        append(record, result_line(opened, source, split, report, by=by, pictures=[sheet] if sheet else []))
+        append(record, result_line(opened, source, split, report, by=by, pictures=drawn))
     if as_json:
-        typer.echo(json.dumps(report.as_dict()))
+        typer.echo(json.dumps({**report.as_dict(), **({"by": by} if by else {})}))
     else:
-        print_report(report, f"{run} on {source.name}, {split}")
+        print_report(report, f"{run} on {source.name}, {split}{', by identity' if by else ''}")
         if sheet is not None:
             console.print(f"queries with their first five images: {sheet}")
+        if pictures is not None:
+            console.print(f"pictures: {', '.join(file.name for file in drawn if file != sheet)} in {pictures}")

@@ -55,23 +55,27 @@ def bars(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T
 def print_report(report: Report, title: str) -> None:
     """Metrics as a table, with the oracle's beside where it is known."""
     table = Table(title=title, title_justify="left")
-    for heading in ("", "R@1", "R@5", "R@10", "median", "mean rank", "mAP@R", "queries"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    for heading in ("", "R@1", "R@5", "R@10", "median", "mean rank", "mAP", "mAP@R"):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=not heading)
     rows: list[tuple[str, Retrieval | None]] = [
         ("", report.retrieval),
-        (", every true pair counts", report.true),
-        (", oracle", report.oracle),
+        ("  every true pair", report.true),
+        ("  oracle", report.oracle),
+        ("  chance", report.chance),
     ]
     for name, key in (("text to image", "t2i"), ("image to text", "i2t")):
-        for suffix, part in rows:
+        for beside, part in rows:
             if part is not None:
-                table.add_row(*_row(name + suffix, getattr(part, key)), style="dim" if "oracle" in suffix else None)
+                table.add_row(*_row(beside or name, getattr(part, key)), style="dim" if beside else None)
     for key, name in (("i2i", "image to image"), ("t2t", "text to text")):
         if key in report.within:
             table.add_row(*_row(name, report.within[key]))
     console.print(table)
     folds = f", mean of {report.folds} folds" if report.folds > 1 else ""
     console.print(f"rsum {report.retrieval.rsum:.1f}  ({report.images} images, {report.texts} texts{folds})")
+    if report.overlap is not None:
+        means = f"means {report.overlap.positive_mean:.3f} and {report.overlap.negative_mean:.3f}"
+        console.print(f"scores of matching and of other pairs overlap by S = {report.overlap.s:.4f} ({means})")
     if report.oracle is not None:
         share = 100 * report.retrieval.t2i.r1 / report.oracle.t2i.r1
         console.print(f"text-to-image R@1 is {share:.0f}% of what an oracle that knows every fact would get")
@@ -97,4 +101,4 @@ def print_localization(found: Localization, title: str) -> None:
 
 def _row(name: str, d: Direction) -> tuple[str, ...]:
     recalls = (f"{value:.1f}" for value in (d.r1, d.r5, d.r10))
-    return (name, *recalls, f"{d.medr:.0f}", f"{d.meanr:.1f}", f"{d.map_r:.1f}", str(d.queries))
+    return (name, *recalls, f"{d.medr:.0f}", f"{d.meanr:.1f}", f"{d.map:.1f}", f"{d.map_r:.1f}")

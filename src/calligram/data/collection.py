@@ -195,7 +195,14 @@ class Collection:
         visual, text = by_image.matches.pairs()
         of_text = np.full(len(by_image.texts), -1, dtype=np.int64)
         of_text[text] = identity[visual]
-        return Pairing(by_image.visuals, by_image.texts, Matches.from_groups(identity, of_text))
+        same = Matches.from_groups(identity, of_text)
+        # A text is true of every image of the person it describes, and of others who look as it says.
+        also = None if by_image.also_true is None else same.plus(by_image.also_true)
+        return Pairing(by_image.visuals, by_image.texts, same, also)
+
+    def has_identities(self, split: str) -> bool:
+        """Whether images of a split show people who are known apart, so that texts can be matched by identity."""
+        return bool((self.numbers("images", "identity")[self.images_in(split)] >= 0).any())
 
     def phrases(self, split: str, source: str = "truth") -> Pairing:
         """Regions of a split x the phrases that speak of them."""

@@ -111,6 +111,11 @@ class Matches:
         kept = rest.data > 0
         return Matches(rest.row[kept], rest.col[kept], self.shape)
 
+    def plus(self, other: Matches) -> Matches:
+        """The pairs of both."""
+        visual, text = (np.concatenate(both) for both in zip(self.pairs(), other.pairs(), strict=True))
+        return Matches(visual, text, self.shape)
+
     def groups(self) -> tuple[Ints, Ints]:
         """A class label for each item: items connected by any chain of matches share one.
 

@@ -26,24 +26,34 @@ def oracle(own: Matches, true: Matches) -> Direction:
         own: (Q, C), what counts as found: the query's annotated partners.
         true: (Q, C), every true pair, ``own`` included.
     """
-    wanted, fitting = own.counts()[0], true.counts()[0]
+    return _expected(own.counts()[0], true.counts()[0])
+
+
+def chance(own: Matches) -> Direction:
+    """Expected metrics of a scorer that knows nothing: all items of the other side in random order."""
+    wanted = own.counts()[0]
+    return _expected(wanted, np.full_like(wanted, own.shape[1]))
+
+
+def _expected(wanted: Ints, fitting: Ints) -> Direction:
+    """Of ``fitting`` items in random order, ``wanted`` are to be found; a query with none is left out."""
     wanted, fitting = wanted[wanted > 0], fitting[wanted > 0]
     if not len(wanted):
         raise ValueError("no query has a relevant item; there is nothing to measure")
     # Drawing p own items among n true ones in random order, the first stands at (n + 1) / (p + 1) on average.
     first = (fitting + 1) / (wanted + 1)
-    recall = {
-        k: 100 * float(np.mean([_within(k, n, p) for n, p in zip(fitting, wanted, strict=True)])) for k in (1, 5, 10)
-    }
-    places = [_precisions(int(n), int(p)) for n, p in zip(fitting, wanted, strict=True)]
+    kinds, of = np.unique(np.stack([fitting, wanted], axis=1), axis=0, return_inverse=True)
+    share = np.bincount(of.ravel(), minlength=len(kinds)) / len(wanted)
+    recall = {k: 100 * float(share @ [_within(k, int(n), int(p)) for n, p in kinds]) for k in (1, 5, 10)}
+    precision = 100 * share @ np.array([_precisions(int(n), int(p)) for n, p in kinds])
     return Direction(
         recall[1],
         recall[5],
         recall[10],
         float(np.floor(np.median(first))),
         float(first.mean()),
-        100 * float(np.mean([p[0] for p in places])),
-        100 * float(np.mean([p[1] for p in places])),
+        float(precision[0]),
+        float(precision[1]),
         100 * float(np.mean(wanted / fitting)),
         len(wanted),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -10,14 +11,16 @@ from numpy.typing import NDArray
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
-from calligram.evaluation.encoding import LoadedPairing, encode_pairing, load_pairing, score_matrix
-from calligram.evaluation.oracle import oracle
+from calligram.evaluation.encoding import EncodedPairing, LoadedPairing, encode_pairing, load_pairing, score_matrix
+from calligram.evaluation.oracle import chance, oracle
+from calligram.evaluation.overlap import Overlap, overlap
 from calligram.evaluation.ranking import Direction, mean_of, relevant_ranks, summarise
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher, unit
 from calligram.progress import Track, silent
 
 Floats = NDArray[np.floating]
+Look = Callable[[EncodedPairing, Floats], None]
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,23 @@ class Report:
     """the same matcher when every true pair counts as found"""
     within: dict[str, Direction] = field(default_factory=dict)
     """i2i and t2t: items that share a partner"""
+    chance: Retrieval | None = None
+    """what a random order would get"""
+    overlap: Overlap | None = None
+    """scores of matching and of other pairs; None where there is but one kind"""
 
     def as_dict(self) -> dict[str, object]:
         """For JSON: ``i2t``, ``t2i`` and ``rsum`` at the top."""
         out: dict[str, object] = {**self.retrieval.as_dict(), "images": self.images, "texts": self.texts}
         out["folds"] = self.folds
-        for name in ("oracle", "true"):
+        for name in ("oracle", "true", "chance"):
             part = getattr(self, name)
             if part is not None:
                 out[name] = part.as_dict()
         if self.within:
             out["within"] = {name: asdict(direction) for name, direction in self.within.items()}
+        if self.overlap is not None:
+            out["overlap"] = self.overlap.as_dict()
         return out
 
 
@@ -75,6 +84,11 @@ def retrieval(scores: Floats, matches: Matches) -> Retrieval:
 def oracle_retrieval(matches: Matches, true: Matches) -> Retrieval:
     """Both directions of the oracle."""
     return Retrieval(oracle(matches, true), oracle(matches.T, true.T))
+
+
+def chance_retrieval(matches: Matches) -> Retrieval:
+    """Both directions of a random order."""
+    return Retrieval(chance(matches), chance(matches.T))
 
 
 def fold_rows(images: int, folds: int) -> list[NDArray[np.int64]]:
@@ -117,12 +131,14 @@ def evaluate_retrieval(
     folds: int = 1,
     within_modality: bool = False,
     loaded: LoadedPairing | None = None,
+    look: Look | None = None,
     track: Track = silent,
 ) -> Report:
     """Measure a matcher on a pairing, in both directions and beside what the pairing knows to be true.
 
     Args:
         loaded: the pairing's prepared inputs, where they are used again and again as dev is in training.
+        look: is handed the encodings and the scores, to draw them for instance.
     """
     if not len(pairing.matches):
         raise UserError("this split has no captions; there is nothing to measure")
@@ -139,6 +155,8 @@ def evaluate_retrieval(
             direction = within(unit(vectors).cpu().numpy(), matches)
             if direction is not None:
                 others[name] = direction
+    if look is not None:
+        look(encoded, scores)
     known = pairing.also_true if folds == 1 else None
     return Report(
         found,
@@ -148,4 +166,12 @@ def evaluate_retrieval(
         oracle_retrieval(pairing.matches, known) if known is not None else None,
         retrieval(scores, known) if known is not None else None,
         others,
+        chance_retrieval(pairing.matches) if folds == 1 else None,
+        overlap_of(matcher, scores, pairing),
     )
+
+
+def overlap_of(matcher: Matcher, scores: Floats, pairing: Pairing) -> Overlap | None:
+    """Both histograms over the range of the cosine, or of the scores where a matcher's are something else."""
+    span = None if matcher.reranks else (-1.0, 1.0)
+    return overlap(scores, pairing.matches, also_true=pairing.also_true, span=span)

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
+LOWER = ("overlap", "medr", "meanr")
+"""metrics of which less is better"""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -31,7 +34,7 @@ class Claim:
     better: str
     worse: str
     metric: str = "rsum"
-    """``rsum``, or a direction and a metric such as ``t2i.r1``"""
+    """``rsum``, ``overlap``, or a direction and a metric such as ``t2i.r1``"""
     needs: str = ""
     """data this claim is about and that is not to be had; it is then reported as not run"""
 
@@ -79,19 +82,21 @@ def judge(claim: Claim, study: Study, values: Mapping[str, Sequence[float]], col
     if claim.needs:
         return Verdict(study.paper, claim.text, "not run", {"needs": claim.needs}, collection)
     better, worse = values.get(claim.better, ()), values.get(claim.worse, ())
+    name = claim.metric.rpartition(".")[2]
+    digits, sign = 4 if name == "overlap" else 2, -1 if name in LOWER else 1
     numbers: dict[str, object] = {
         "metric": claim.metric,
-        claim.better: [round(v, 2) for v in better],
-        claim.worse: [round(v, 2) for v in worse],
+        claim.better: [round(v, digits) for v in better],
+        claim.worse: [round(v, digits) for v in worse],
     }
     if not better or not worse:
         return Verdict(study.paper, claim.text, "not run", numbers, collection)
     spreads = [stdev(v) for v in values.values() if len(v) > 1]
     difference = mean(better) - mean(worse)
-    numbers["difference"] = round(difference, 2)
+    numbers["difference"] = round(difference, digits)
     if not spreads:
         return Verdict(study.paper, claim.text, "noise", numbers, collection)
     error = math.sqrt(sum((stdev(v) if len(v) > 1 else max(spreads)) ** 2 / len(v) for v in (better, worse)))
-    numbers["standard_error"] = round(error, 2)
-    verdict = "noise" if abs(difference) < 2 * error else "holds" if difference > 0 else "fails"
+    numbers["standard_error"] = round(error, digits)
+    verdict = "noise" if abs(difference) < 2 * error else "holds" if sign * difference > 0 else "fails"
     return Verdict(study.paper, claim.text, verdict, numbers, collection)

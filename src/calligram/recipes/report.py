@@ -74,7 +74,10 @@ def _grouped(found: Sequence[Result]) -> dict[tuple[str, ...], list[Result]]:
 
 def _table(groups: dict[tuple[str, ...], list[Result]]) -> str:
     within = any(rows[0].t2t for rows in groups.values())
+    people = any(rows[0].by for rows in groups.values())
+    apart = any(rows[0].overlap is not None for rows in groups.values())
     head = ["recipe and settings", "i2t R@1/5/10", "t2i R@1/5/10", *(["t2t R@1/5/10"] if within else []), "rsum"]
+    head += [*(["t2i mAP"] if people else []), *(["S"] if apart else [])]
     head += ["oracle t2i R@1", "seeds", "seconds", "hardware"]
     lines = [f"| {' | '.join(head)} |\n", "|---" * len(head) + "|\n"]
     for rows in sorted(groups.values(), key=lambda g: -mean(r.rsum for r in g)):
@@ -85,10 +88,16 @@ def _table(groups: dict[tuple[str, ...], list[Result]]) -> str:
         recalls = [_recalls([found for r in rows if (found := getattr(r, side))]) for side in sides]
         oracle = f"{first.oracle['r1']:.1f}" if first.oracle else ""
         study = f"**{first.study}** = " if first.study else ""
-        cells = [study + _name(first), *recalls, f"{mean(sums):.1f}{spread}", oracle, str(len(rows))]
-        cells += [f"{mean(r.seconds for r in rows):.0f}", first.hardware]
+        cells = [study + _name(first), *recalls, f"{mean(sums):.1f}{spread}"]
+        cells += [f"{mean(r.t2i['map'] for r in rows):.1f}" if first.by else ""] if people else []
+        cells += [_mean_of([r.overlap for r in rows if r.overlap is not None], 4)] if apart else []
+        cells += [oracle, str(len(rows)), f"{mean(r.seconds for r in rows):.0f}", first.hardware]
         lines.append("| " + " | ".join(cells) + " |\n")
     return "".join(lines)
+
+
+def _mean_of(values: Sequence[float], digits: int) -> str:
+    return f"{mean(values):.{digits}f}" if values else ""
 
 
 def _localization(groups: Sequence[Sequence[Result]]) -> str:

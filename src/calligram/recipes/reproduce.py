@@ -15,6 +15,7 @@ from typing import Any
 from calligram.data.collection import Collection
 from calligram.errors import UserError, unknown
 from calligram.evaluation.localization import evaluate_localization, load_phrases
+from calligram.evaluation.overlap import draw_overlap
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.evaluation.sheets import draw_sheet
 from calligram.features.region_input import RegionInput
@@ -127,8 +128,8 @@ def _closest_first(study: Study, collection: str, results: Path, changes: tuple[
 
 def _value(result: Result | None, metric: str) -> float | None:
     """A metric of a result, None where it was not measured."""
-    if result is None or metric == "rsum":
-        return None if result is None else result.rsum
+    if result is None or metric in ("rsum", "overlap"):
+        return None if result is None else getattr(result, metric)
     direction, _, name = metric.partition(".")
     measured = getattr(result, direction)
     return None if measured is None else float(measured[name])
@@ -171,11 +172,17 @@ def _run(
         localized = evaluate_localization(matcher, inputs, load_phrases(inputs, collection, "test", track=around.track))
         found = localization_line(run, collection, "test", localized, study=_key(study, row), pictures=pictures[-1:])
     else:
-        test = collection.sentences("test")
+        by_identity = collection.has_identities("test")
+        test = collection.identities("test") if by_identity else collection.sentences("test")
         report = evaluate_retrieval(matcher, inputs, test, within_modality=True)
         if pictures:
             draw_sheet(matcher, inputs, test, sheet, queries=3)
-        found = result_line(run, collection, "test", report, study=_key(study, row), pictures=pictures)
+        compared = any(c.metric == "overlap" and row.name in (c.better, c.worse) for c in study.claims)
+        if seed == 0 and compared and report.overlap is not None:
+            pictures.append(shown / f"{plain}-overlap.png")
+            draw_overlap(report.overlap, pictures[-1], row.name)
+        by = "identities" if by_identity else ""
+        found = result_line(run, collection, "test", report, study=_key(study, row), by=by, pictures=pictures)
     # As the row gives them: a run it builds on is named by its row, wherever it lies.
     return replace(found, settings=_settings_of(row, changes))
 

@@ -49,6 +49,11 @@ class Result:
     localization: dict[str, Any] | None = None
     """recall of phrases' boxes beside bounds and baselines; such a line has no retrieval, and its ``rsum`` is 0"""
     oracle: dict[str, Any] | None = None
+    """from text to image, of a scorer that knows every fact"""
+    chance: dict[str, Any] | None = None
+    """from text to image, of a random order"""
+    overlap: float | None = None
+    """S, the area that the scores of matching and of other pairs share; lower is better"""
     study: str = ""
     """paper and row this run was made for by ``calligram reproduce``"""
     pictures: list[str] = field(default_factory=list)
@@ -77,6 +82,8 @@ def result_line(
         rsum=round(report.retrieval.rsum, 2),
         t2t=_rounded(asdict(report.within["t2t"])) if "t2t" in report.within else None,
         oracle=_rounded(asdict(report.oracle.t2i)) if report.oracle else None,
+        chance=_rounded(asdict(report.chance.t2i)) if report.chance else None,
+        overlap=round(report.overlap.s, 4) if report.overlap else None,
         folds=report.folds,
         by=by,
     )
