@@ -57,6 +57,8 @@ def overlap(
 ) -> Overlap | None:
     """Count all pairs of a score matrix (I, T) by score, a block of rows at a time; None when there is but one kind.
 
+    What S is the overlap of (dual-path, Eq. 10, Fig. 5).
+
     Args:
         also_true: pairs that are true without matching; they count as neither.
         span: scores between which the bins lie, the cosine's by default; None for the scores' own range. What lies

@@ -145,7 +145,8 @@ def recall_at(best: Ints, ks: Sequence[int]) -> dict[int, float]:
 def summarise(found: RelevantRanks) -> Direction:
     """All metrics of one direction.
 
-    The median follows the field: the rank of the middle query, rounded down between two.
+    The median follows the field: the rank of the middle query, rounded down between two. With matches by identity the
+    recalls are the cumulative match characteristic of person search (dual-path, Table VII).
     """
     if not found.queries:
         raise ValueError("no query has a relevant item; there is nothing to measure")
