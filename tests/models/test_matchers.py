@@ -11,6 +11,7 @@ from calligram.models import catalog
 from calligram.models.cca import CCA, CCASettings
 from calligram.models.matcher import Encoded, Matcher, stack, unit
 from calligram.models.pretrained import Pretrained, PretrainedSettings
+from calligram.models.text_cnn import TextCNNSettings
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
 from calligram.models.vse import VSESettings
 
@@ -20,6 +21,14 @@ SMALL = {
         vocabulary=30, dim=12, image="features", feature_dim=5, word_dim=6, hidden=12, bidirectional=True, pooling="max"
     ),
     "vse, mean": VSESettings(vocabulary=30, dim=12, channels=(4,), word_dim=6, hidden=12, pooling="mean"),
+    "vse, text CNN": VSESettings(
+        vocabulary=30, dim=12, image="features", feature_dim=5, head="paper", text="cnn",
+        cnn=TextCNNSettings(30, 6, (1, 1), width=2, length=8).description,
+    ),
+    "vse, text CNN, release": VSESettings(
+        vocabulary=30, dim=12, channels=(4,), head="release", text="cnn",
+        cnn=TextCNNSettings(30, 6, (1,), width=2, length=10, shifts=0, pooling="mean").description,
+    ),
     "two-branch": TwoBranchSettings(image_dim=5, text_dim=7, hidden=9, dim=12),
     "two-branch, linear": TwoBranchSettings(image_dim=5, text_dim=7, dim=12, layers=1),
     "two-branch, GRU": TwoBranchSettings(
@@ -27,7 +36,7 @@ SMALL = {
     ),
     "cca": CCASettings(image_dim=5, text_dim=7, dim=4),
     "two-branch, similarity": TwoBranchSimilaritySettings(image_dim=5, text_dim=7, hidden=9, dim=12),
-}
+}  # fmt: skip
 DUAL = ("pretrained CLIP", "pretrained Siglip")
 
 

@@ -1,4 +1,4 @@
-"""VSE: an image branch and a recurrent text branch into one space (vse++)."""
+"""VSE: an image branch and a text branch into one space (vse++, dual-path)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from calligram.features.backbones import Backbone, BackboneOutput
 from calligram.features.pixels import with_views
 from calligram.features.stored import real_parts
+from calligram.models.heads import Head, HeadKind
 from calligram.models.layers import RecurrentText, SmallCNN
 from calligram.models.matcher import EmbeddingMatcher, Encoded
+from calligram.models.text_cnn import TextCNN, TextCNNSettings
 from calligram.models.text_encoders import BertText, PooledText
 
 
@@ -32,8 +34,12 @@ class VSESettings:
     """size of stored features"""
     channels: tuple[int, ...] = (32, 64, 128, 256)
     """width of the CNN's blocks"""
-    text: Literal["gru", "bert", "states"] = "gru"
-    """word table and GRU, a trained BERT-like encoder, or a linear map of a frozen one's states"""
+    head: HeadKind = "linear"
+    """what maps image features, and those of a text CNN, into the joint space"""
+    text: Literal["gru", "cnn", "bert", "states"] = "gru"
+    """word table and GRU or CNN, a trained BERT-like encoder, or a linear map of a frozen one's states"""
+    cnn: str = ""
+    """shape of the text CNN, as ``TextCNNSettings.description`` gives it"""
     encoder: str = ""
     """architecture of the text encoder, as ``TextEncoder.description`` gives it"""
     state_dim: int = 0
@@ -49,10 +55,11 @@ class VSESettings:
 
 
 class VSE(EmbeddingMatcher):
-    """Cosine of an image vector and a GRU's text vector.
+    """Cosine of an image vector and a text vector.
 
-    The linear image branch follows the release of vse++: Xavier-uniform weights, zero bias. Features with several parts
-    per image are averaged first.
+    With a GRU and the linear head it is vse++'s: Xavier-uniform weights, zero bias. With a text CNN, a trained backbone
+    and a head of two layers it is the network of dual-path, whose image descriptor is Eq. 1 (dual-path, Eqs. 1 and 3).
+    Features with several parts per image are averaged first.
     """
 
     settings: VSESettings
@@ -61,14 +68,15 @@ class VSE(EmbeddingMatcher):
         super().__init__()
         self.settings = settings
         self.image, features = _image_branch(settings)
-        self.project = nn.Linear(features, settings.dim)
-        nn.init.xavier_uniform_(self.project.weight)
-        nn.init.zeros_(self.project.bias)
+        self.project = _projection(features, settings)
         self.text = _text_branch(settings)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Pixels (N, 3, H, W) or views of them (N, V, 3, H, W); or features (N, D) or (N, R, D)."""
-        if self.settings.image != "features":
+        """Pixels (N, 3, H, W) or views of them (N, V, 3, H, W); or features (N, D) or (N, R, D).
+
+        Features may stand for pixels with a backbone too: what it would give while it is not trained.
+        """
+        if self.settings.image != "features" and images.ndim > 2:
             return Encoded(with_views(self._from_pixels, images))
         if images.ndim == 3:
             real = (real_parts(images) if mask is None else mask).to(images.dtype)
@@ -96,7 +104,18 @@ def _image_branch(settings: VSESettings) -> tuple[nn.Module, int]:
     return nn.Identity(), settings.feature_dim
 
 
+def _projection(features: int, settings: VSESettings) -> nn.Module:
+    if settings.head != "linear":
+        return Head(features, settings.dim, settings.head)
+    linear = nn.Linear(features, settings.dim)
+    nn.init.xavier_uniform_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
 def _text_branch(settings: VSESettings) -> nn.Module:
+    if settings.text == "cnn":
+        return TextCNN(TextCNNSettings.from_description(settings.cnn), settings.dim, settings.head)
     if settings.text == "states":
         return PooledText(settings.state_dim, settings.dim, settings.pooling, settings.dropout)
     if settings.text == "bert":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calligram.errors import unknown
-from calligram.recipes import cca, combined, phrases, pretrained, two_branch, vse
+from calligram.recipes import cca, combined, dual_path, phrases, pretrained, two_branch, vse
 from calligram.recipes.plan import Recipe
 
 RECIPES: Mapping[str, Recipe] = {
@@ -19,6 +19,12 @@ RECIPES: Mapping[str, Recipe] = {
             "a dual encoder of transformers (CLIP, SigLIP, ...), as it is or fine-tuned",
             pretrained.PretrainedRecipe(),
             pretrained.plan,
+        ),
+        Recipe(
+            "dual-path",
+            "image CNN and text CNN, instance loss and then ranking, end to end in two stages (dual-path)",
+            dual_path.DualPathRecipe(),
+            dual_path.plan,
         ),
         Recipe(
             "two-branch",

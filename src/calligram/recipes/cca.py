@@ -23,9 +23,9 @@ from calligram.models.cca import CCA, CCASettings
 from calligram.models.matcher import Matcher
 from calligram.models.text_encoders import pooled
 from calligram.progress import Track
+from calligram.recipes.embedding import ImageSettings, image_input
 from calligram.recipes.plan import Plan, Surroundings
 from calligram.recipes.vector_text import VectorTextSettings, fitted_text, need_vectors
-from calligram.recipes.vse import ImageSettings, image_input
 from calligram.training.loop import Evaluate, Loop
 
 log = logging.getLogger(__name__)

@@ -52,12 +52,15 @@ def settings_fields(settings: object, prefix: str = "") -> list[Field]:
 def resolve(defaults: S, changes: Sequence[str] = (), file: Path | None = None) -> S:
     """Settings with a TOML file's values and then ``key=value`` changes laid over the defaults.
 
+    Where a recipe has ``presets``, that of the setting ``preset`` is laid over the defaults first.
+
     Raises:
         UserError: for an unknown key (naming the nearest), a value of the wrong type, or a line that is neither.
     """
     known = {f.key: f for f in settings_fields(defaults)}
     values: dict[str, object] = {}
-    for key, raw in [*_from_file(file), *(_split(change) for change in changes)]:
+    given = [*_from_file(file), *(_split(change) for change in changes)]
+    for key, raw in [*_of_preset(defaults, given), *given]:
         if key not in known:
             raise unknown("setting", key, known)
         values[key] = _parse(raw, known[key])
@@ -88,6 +91,13 @@ def _split(change: str) -> tuple[str, object]:
     if not sign or not key.strip():
         raise UserError(f"--set takes key=value, got '{change}'")
     return key.strip(), value.strip()
+
+
+def _of_preset(defaults: object, given: Sequence[tuple[str, object]]) -> list[tuple[str, object]]:
+    """What the preset named last says; nothing where there is none, or none of that name."""
+    presets: Mapping[object, Sequence[str]] = getattr(defaults, "presets", {})
+    named = [raw for key, raw in given if key == "preset"]
+    return [_split(change) for change in presets.get(named[-1], ())] if named else []
 
 
 def _from_file(file: Path | None) -> list[tuple[str, object]]:

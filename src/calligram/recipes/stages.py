@@ -7,7 +7,7 @@ from typing import Literal
 
 from calligram.recipes.optimisation import Optimisation
 from calligram.training.loop import Feed, Stage
-from calligram.training.objectives import InfoNCEObjective, Objective, RankingObjective
+from calligram.training.objectives import InfoNCEObjective, JointObjective, Objective, RankingObjective
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,24 @@ class PairLoss:
 
 
 def pair_stages(
-    loss: PairLoss, epochs: int, batches: Feed, optim: Optimisation, lr: float, frozen: tuple[str, ...] = ()
+    loss: PairLoss,
+    epochs: int,
+    batches: Feed,
+    optim: Optimisation,
+    lr: float,
+    frozen: tuple[str, ...] = (),
+    extra: tuple[tuple[float, Objective], ...] = (),
 ) -> tuple[Stage, ...]:
-    """One stage, or a warm-up with all negatives before the hardest ones."""
+    """One stage, or a warm-up with all negatives before the hardest ones.
+
+    Args:
+        extra: further objectives with their weights, the same in both.
+    """
 
     def stage(name: str, epochs: int, objective: Objective) -> Stage:
+        whole = JointObjective((1.0, objective), *extra) if extra else objective
         return Stage(
-            name, epochs, objective, batches, optim.build, lr, optim.part_lr(), frozen, optim.factor(), optim.clip,
+            name, epochs, whole, batches, optim.build, lr, optim.part_lr(), frozen, optim.factor(), optim.clip,
             optim.accumulate,
         )  # fmt: skip
 

@@ -27,10 +27,10 @@ from calligram.models.two_branch import (
     TwoBranchSimilarity,
     TwoBranchSimilaritySettings,
 )
+from calligram.recipes.embedding import ImageSettings, image_input
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
 from calligram.recipes.vector_text import VectorTextSettings, fitted_text, need_vectors
-from calligram.recipes.vse import ImageSettings, image_input
 from calligram.training.batch import Batches
 from calligram.training.loop import Loop, Precision, Stage
 from calligram.training.neighbourhood import NeighbourhoodSampler

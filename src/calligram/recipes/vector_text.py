@@ -13,7 +13,7 @@ from calligram.errors import UserError
 from calligram.features.known_words import WordVectors
 from calligram.features.text_vectors import VectorSettings, VectorText
 from calligram.progress import Track, silent
-from calligram.recipes.vse import ImageSettings
+from calligram.recipes.embedding import ImageSettings
 from calligram.training.runs import write_whole
 
 VERSION = 1

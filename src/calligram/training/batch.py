@@ -54,11 +54,13 @@ class Batches:
         device: torch.device | str = "cpu",
         processes: Processes | None = None,
         ignore_also_true: bool = False,
+        classes: tuple[Ints, Ints] | None = None,
         track: Track = silent,
     ) -> None:
         """Args:
         blank: share of words that are hidden.
         ignore_also_true: pairs that are true without being annotated become neither positives nor negatives.
+        classes: labels of all images and texts, in place of the groups that matches connect; -1 for none.
         """
         self.pairing, self.inputs, self.sampler, self.augment = pairing, inputs, sampler, augment
         self.blank = blank
@@ -67,7 +69,7 @@ class Batches:
         self._also_true = pairing.also_true if ignore_also_true else None
         self._images = inputs.images.load(pairing.visuals, track)
         self._texts = inputs.texts.load(pairing.texts.strings, pairing.visuals.pictures.cache, track)
-        self._image_groups, self._text_groups = pairing.matches.groups()
+        self._image_groups, self._text_groups = pairing.matches.groups() if classes is None else classes
 
     def __len__(self) -> int:
         return len(self.sampler)

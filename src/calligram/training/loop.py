@@ -286,6 +286,8 @@ class _Training:
         tensors: dict[str, Mapping[str, Tensor]] = {"matcher": self.matcher.state_dict()}
         if optimizer is not None:
             tensors["optimizer"] = optimizer_tensors(optimizer)
+        if stage < len(self.stages):
+            # Between two stages too: the next one's objective may share weights with the last one's.
             tensors["objective"] = self.stages[stage].objective.state_dict()
         if self.average:
             tensors["average"] = self.average.weights

@@ -37,6 +37,10 @@ class Objective(nn.Module):
 
     def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
         """Terms of one batch."""
+        return self.terms(matcher, batch, *self.encode(matcher, batch))
+
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
+        """Terms of a batch that has been encoded, by this or by another objective."""
         raise NotImplementedError
 
     def encode(self, matcher: Matcher, batch: Batch) -> tuple[Encoded, Encoded]:
@@ -50,18 +54,27 @@ class Objective(nn.Module):
 class RankingObjective(Objective):
     """Bidirectional triplet hinge, by default over all negatives (vse++'s sum), with ``top_k=1`` the hardest.
 
+    With a margin of 1 and one negative for each anchor it is Eq. 4 of the dual-path paper (dual-path, Eq. 4), which
+    does not say which negative; its release takes the hardest of some for images and a random one for texts.
+
     Departs from the papers' sum: divided by the number of positive pairs, so that the learning rate does not depend on
     the batch size.
     """
 
-    def __init__(self, margin: float = 0.2, top_k: int | None = None) -> None:
+    def __init__(self, margin: float = 0.2, top_k: int | None = None, *, draw: bool = False) -> None:
+        """Args:
+        draw: a random negative for each anchor instead.
+        """
         super().__init__()
-        self.margin, self.top_k = margin, top_k
+        self.margin, self.top_k, self.draw = margin, top_k, draw
 
-    def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """One term."""
-        scores = matcher.score(*self.encode(matcher, batch))
-        loss = bidirectional(scores, batch.image_target, batch.text_target, margin=self.margin, top_k=self.top_k)
+        scores = matcher.score(images, texts)
+        image_target, text_target = batch.image_target, batch.text_target
+        if self.draw:
+            image_target, text_target = with_one_negative(image_target), with_one_negative(text_target)
+        loss = bidirectional(scores, image_target, text_target, margin=self.margin, top_k=self.top_k)
         return {"ranking": loss / (batch.image_target > 0).sum().clamp(min=1)}
 
 
@@ -77,8 +90,37 @@ class InfoNCEObjective(Objective):
         """What scores are divided by."""
         return self.log_scale.clamp(0.0, math.log(100)).neg().exp()
 
-    def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """One term."""
-        scores = matcher.score(*self.encode(matcher, batch))
+        scores = matcher.score(images, texts)
         loss = symmetric_info_nce(scores, batch.image_target, batch.text_target, temperature=self.temperature)
         return {"info_nce": loss}
+
+
+class JointObjective(Objective):
+    """A weighted sum of objectives over the same encodings, such as ranking and instance loss (dual-path, Eq. 9)."""
+
+    def __init__(self, *parts: tuple[float, Objective]) -> None:
+        """Args:
+        parts: objectives with their weights; those of weight zero are left out.
+        """
+        super().__init__()
+        self.weights = [weight for weight, _ in parts if weight]
+        self.parts = nn.ModuleList(objective for weight, objective in parts if weight)
+        if not self.weights:
+            raise ValueError("all weights are zero; there is nothing to minimise")
+
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
+        """The terms of all parts."""
+        found: dict[str, Tensor] = {}
+        for weight, part in zip(self.weights, self.parts, strict=True):
+            assert isinstance(part, Objective)
+            found |= {name: weight * term for name, term in part.terms(matcher, batch, images, texts).items()}
+        return found
+
+
+def with_one_negative(target: Tensor) -> Tensor:
+    """The target (A, C) with a random one of each row's negatives, the others ignored."""
+    chance = torch.rand(target.shape, device=target.device).masked_fill(target >= 0, -1.0)
+    drawn = torch.zeros_like(target, dtype=torch.bool).scatter(1, chance.argmax(1, keepdim=True), True)
+    return torch.where((target < 0) & ~drawn, torch.zeros_like(target), target)

@@ -1,0 +1,203 @@
+"""Recipe ``dual-path``: an image and a text network by instance loss, then both end to end with ranking (dual-path)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, ClassVar, Literal
+
+from calligram.data.collection import Collection
+from calligram.data.pairing import Pairing
+from calligram.errors import UserError
+from calligram.evaluation.encoding import load_pairing
+from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.features.inputs import Inputs
+from calligram.features.pixels import Augment
+from calligram.models.heads import HeadKind
+from calligram.models.matcher import Matcher
+from calligram.recipes.dual_path_presets import PRESETS
+from calligram.recipes.embedding import ImageSettings, Sides, TextSettings, check_sides
+from calligram.recipes.instance_classes import ClassifierSettings, instance_classes
+from calligram.recipes.optimisation import Optimisation
+from calligram.recipes.plan import Plan, Surroundings
+from calligram.training.batch import Batches
+from calligram.training.instance import InstanceObjective
+from calligram.training.loop import Evaluate, Loop, Precision, Stage
+from calligram.training.objectives import InfoNCEObjective, JointObjective, Objective, RankingObjective
+from calligram.training.samplers import PairSampler
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """One of the two stages."""
+
+    epochs: Annotated[int, "passes over the training pairs; 0 leaves the stage out", (0, 1000000)] = 12
+    weights: Annotated[
+        tuple[float, float, float], "of ranking, of the images' instance loss and of the texts'", (0, 1000)
+    ] = (0.0, 1.0, 1.0)
+    infonce: Annotated[float, "weight of InfoNCE beside them", (0, 1000)] = 0.0
+    lr: Annotated[float, "learning rate", (0, 1000)] = 1e-3
+    optim: Optimisation = field(default_factory=Optimisation)
+
+
+@dataclass(frozen=True)
+class DualPathRecipe:
+    """Settings of ``dual-path``: losses and networks are the paper's; sizes and optimiser ours, but for the presets.
+
+    The first stage trains everything but the backbone, on features that are stored once; the second everything, from
+    pixels (dual-path, Sec. V). Where there is no backbone, nothing is held in the first.
+    """
+
+    presets: ClassVar[Mapping[str, tuple[str, ...]]] = PRESETS
+
+    preset: Annotated[
+        Literal["ours", "paper", "release"], "settings that others are laid over: ours, the paper's or its release's"
+    ] = "ours"
+    seed: Annotated[int, "source of all randomness", (0, 4611686018427387904)] = 0
+    groups: Annotated[Literal["image", "identity"], "what belongs together: an image's captions, or a person's"] = (
+        "image"
+    )
+    batch: Annotated[int, "images in a batch, over all processes", (2, 1000000)] = 128
+    texts: Annotated[int, "captions that come with each image of a batch", (1, 1000)] = 1
+    epoch_of: Annotated[Literal["pairs", "images"], "an epoch takes all pairs, or every image once"] = "pairs"
+    margin: Annotated[float, "of the ranking loss", (0, 100)] = 1.0
+    negatives: Annotated[Literal["hardest", "random", "all"], "which count for an anchor of the ranking loss"] = (
+        "hardest"
+    )
+    temperature: Annotated[float, "of InfoNCE at the start; it is learnt", (0.001, 100)] = 0.07
+    ignore_also_true: Annotated[bool, "leave out negatives known to be true; scenes know them"] = False
+    dim: Annotated[int, "size of the joint space", (1, 65536)] = 1024
+    head: Annotated[
+        HeadKind, "maps image features into it, and a text CNN's: one layer, or two as the paper or release has them"
+    ] = "paper"
+    precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
+    average: Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none", (0, 0.999999)] = (
+        0.998
+    )
+    save_steps: Annotated[
+        int, "save the state every so many steps, besides after every epoch; 0 for not", (0, 1000000000)
+    ] = 0
+    first: StageSettings = field(default_factory=StageSettings)
+    second: StageSettings = field(
+        default_factory=lambda: StageSettings(
+            epochs=8, weights=(1.0, 1.0, 1.0), lr=5e-4, optim=Optimisation(parts=("image:0.3",))
+        )
+    )
+    image: ImageSettings = field(default_factory=lambda: ImageSettings(crop=0.5, jitter=0.3))
+    text: TextSettings = field(
+        default_factory=lambda: TextSettings(network="cnn", word_dim=300, dropout=0.2, blank=0.1)
+    )
+    classifier: ClassifierSettings = field(default_factory=lambda: ClassifierSettings(dropout=0.5))
+
+    def __post_init__(self) -> None:
+        check_sides(self.image, self.text)
+        if not self.first.epochs + self.second.epochs:
+            raise UserError("first.epochs and second.epochs are both 0; there is nothing to train")
+        for name, stage in (("first", self.first), ("second", self.second)):
+            if stage.epochs and not any(stage.weights) and not stage.infonce:
+                raise UserError(f"{name}.weights and {name}.infonce are all zero; there is nothing to learn")
+        if self.image.train:
+            raise UserError("image.train is for other recipes; this one trains the backbone in its second stage")
+
+
+def plan(settings: DualPathRecipe, collection: Collection, around: Surroundings) -> Plan:
+    """Inputs, matcher and the two stages of one loop; weights of the classifier go on from one to the other."""
+    pairing = _pairing(settings, collection, "train")
+    end_to_end = bool(settings.image.backbone) and settings.second.epochs > 0
+    sides = Sides(
+        replace(settings.image, train=end_to_end),
+        settings.text,
+        pairing.join_equal_texts(),
+        around,
+        dim=settings.dim,
+        head=settings.head,
+    )
+    stages = _Stages(settings, pairing, sides)
+    loop = Loop(settings.seed, settings.precision, settings.average, save_steps=settings.save_steps)
+    evaluate = None
+    if settings.groups == "identity":
+        evaluate = _finds_persons(sides.inputs, _pairing(settings, collection, "dev"), around)
+    return Plan(sides.matcher(), sides.inputs, stages.stages(), loop, evaluate=evaluate)
+
+
+def _pairing(settings: DualPathRecipe, collection: Collection, split: str) -> Pairing:
+    return collection.identities(split) if settings.groups == "identity" else collection.sentences(split)
+
+
+def _finds_persons(inputs: Inputs, dev: Pairing, around: Surroundings) -> Evaluate:
+    loaded = load_pairing(inputs, dev, around.track)
+
+    def evaluate(matcher: Matcher) -> Mapping[str, float]:
+        found = evaluate_retrieval(matcher, inputs, dev, loaded=loaded).retrieval
+        return {"rsum": found.rsum, **{f"t2i_r{k}": getattr(found.t2i, f"r{k}") for k in (1, 5, 10)}}
+
+    return evaluate
+
+
+class _Stages:
+    """Batches and objectives of both stages, which share the classifier."""
+
+    def __init__(self, settings: DualPathRecipe, pairing: Pairing, sides: Sides) -> None:
+        self.settings, self.sides = settings, sides
+        self.classes = instance_classes(settings.classifier, pairing, sides, settings.seed)
+        self.infonce = InfoNCEObjective(settings.temperature)
+        self._classifier: InstanceObjective | None = None
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Those that have epochs."""
+        settings, sides = self.settings, self.sides
+        found = []
+        held = sides.shape.image == "backbone"
+        if settings.first.epochs:
+            batches = self._batches(sides.frozen_inputs() if held else sides.inputs)
+            found.append(self._stage("stage I", settings.first, batches, ("image",) if held else ()))
+        if settings.second.epochs:
+            # Chosen anew: a row of stage II must show stage II.
+            second = self._stage("stage II", settings.second, self._batches(sides.inputs), ())
+            found.append(replace(second, anew=True))
+        return tuple(found)
+
+    def _batches(self, inputs: Inputs) -> Batches:
+        settings, around, train = self.settings, self.sides.around, self.sides.train
+        image = settings.image
+        per_image = settings.epoch_of == "images"
+        return Batches(
+            train,
+            inputs,
+            PairSampler(train.matches, settings.batch, settings.seed, texts=settings.texts, per_image=per_image),
+            augment=Augment(image.crop, image.flip, image.jitter),
+            blank=settings.text.blank,
+            device=around.device,
+            processes=around.processes,
+            ignore_also_true=settings.ignore_also_true,
+            classes=self.classes,
+            track=around.track,
+        )
+
+    def _stage(self, name: str, stage: StageSettings, batches: Batches, held: tuple[str, ...]) -> Stage:
+        optim = stage.optim
+        return Stage(
+            name, stage.epochs, self._objective(stage, batches.groups), batches, optim.build, stage.lr, optim.part_lr(),
+            (*held, *optim.frozen), optim.factor(), optim.clip, optim.accumulate,
+        )  # fmt: skip
+
+    def _objective(self, stage: StageSettings, classes: int) -> Objective:
+        """L = lambda_1 L_rank + lambda_2 L_visual + lambda_3 L_textual (dual-path, Eq. 9), and InfoNCE if asked for."""
+        rank, *of_sides = stage.weights
+        parts: list[tuple[float, Objective]] = [(rank, self._ranking()), (stage.infonce, self.infonce)]
+        if any(of_sides):
+            parts.append((1.0, self._shared(classes, (of_sides[0], of_sides[1]))))
+        return JointObjective(*parts)
+
+    def _ranking(self) -> RankingObjective:
+        settings = self.settings
+        top_k = 1 if settings.negatives == "hardest" else None
+        return RankingObjective(settings.margin, top_k, draw=settings.negatives == "random")
+
+    def _shared(self, classes: int, weights: tuple[float, float]) -> InstanceObjective:
+        """The instance loss with weights of its own and the one classifier."""
+        made = self.settings.classifier.objective(self.settings.dim, classes, weights)
+        if self._classifier is None:
+            self._classifier = made
+        made.classes = self._classifier.classes
+        return made

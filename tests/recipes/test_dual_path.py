@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from calligram.errors import UserError
+from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.features.backbone_input import BackboneInput
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import as_plain, from_plain, resolve
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.training.loop import _Training
+from calligram.training.runs import Run
+
+SMALL = (
+    "batch=6", "dim=16", "average=0", "image.crop=1", "image.jitter=0", "text.word_dim=8", "text.min_count=1",
+    "text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.length=8", "text.dropout=0", "text.blank=0",
+    "classifier.dropout=0",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    import transformers
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("backbone")
+    transformers.MobileNetV2Model(transformers.MobileNetV2Config(depth_multiplier=0.2, image_size=32)).save_pretrained(
+        folder
+    )
+    return folder
+
+
+def settings_of(*changes):
+    return resolve(RECIPES["dual-path"].defaults, [*SMALL, *changes])
+
+
+def run(collection, out, *changes, resume=False):
+    around = Surroundings(torch.device("cpu"))
+    return run_recipe(RECIPES["dual-path"], settings_of(*changes), collection, out, resume=resume, around=around)
+
+
+def test_both_stages_from_scratch_learn_and_the_classifier_stays_behind(tiny, tmp_path):
+    changes = ("image.size=24", "image.channels=8,16", "first.epochs=25", "second.epochs=25", "batch=6")
+    best = run(tiny, tmp_path / "run", *changes, "first.lr=0.01", "second.lr=0.01", "second.optim.parts=")
+    assert best["t2i_r1"] > 60  # chance is 1 in 6
+    rows = Run.open(tmp_path / "run").metrics()
+    assert {"stage I", "stage II"} == {row["stage"] for row in rows}
+    assert "ranking" not in next(row for row in rows if row["stage"] == "stage I" and "loss" in row)
+    matcher, _ = Run.open(tmp_path / "run").load()
+    assert not [name for name, _ in matcher.named_parameters() if "classes" in name]
+
+
+def test_stage_one_alone_stores_features_and_stage_two_trains_the_backbone(tiny, backbone, tmp_path):
+    image = (f"image.backbone={backbone}", "image.size=32", "image.views=flip")
+    run(tiny, tmp_path / "one", *image, "first.epochs=2", "second.epochs=0")
+    _, inputs = Run.open(tmp_path / "one").load()
+    assert isinstance(inputs.images, BackboneInput)
+    run(tiny, tmp_path / "two", *image, "first.epochs=2", "second.epochs=2")
+    matcher, inputs = Run.open(tmp_path / "two").load()
+    assert evaluate_retrieval(matcher, inputs, tiny.sentences("test")).retrieval.t2i.queries == 14
+    started = load_file(backbone / "model.safetensors")
+    trained = dict(matcher.image.model.named_parameters())
+    assert any(not torch.equal(trained[name], started[name]) for name in trained)
+
+
+def test_features_of_the_first_stage_are_what_the_backbone_gives(tiny, backbone, tmp_path):
+    """Trained on stored features and on pixels through the held backbone, the first stage is the same."""
+    changes = (f"image.backbone={backbone}", "image.size=32", "first.epochs=1", "second.epochs=1")
+    plan = RECIPES["dual-path"].plan(settings_of(*changes), tiny, Surroundings())
+    first, second = plan.stages
+    assert first.frozen == ("image",)
+    plan.matcher.eval()
+    features, pixels = (next(iter(s.batches.epoch(0))) for s in (first, second))
+    assert features.images.ndim == 2
+    seen = plan.inputs.images.finish(plan.inputs.images.load(tiny.sentences("train").visuals).take(range_of(tiny)))
+    stored = first.batches.inputs.images.load(tiny.sentences("train").visuals).take(range_of(tiny)).float()
+    one, two = plan.matcher.encode_images(seen).vectors, plan.matcher.encode_images(stored).vectors
+    torch.testing.assert_close(one, two, rtol=1e-2, atol=1e-2)  # stored in half precision
+    assert pixels.images.ndim == 4
+
+
+def range_of(collection):
+    return np.arange(len(collection.sentences("train").visuals))
+
+
+def test_the_classifier_of_the_first_stage_goes_on_into_the_second_also_after_a_kill(tiny, tmp_path, monkeypatch):
+    changes = ("image.size=16", "image.channels=4", "first.epochs=2", "second.epochs=2", "classifier.dropout=0.3")
+    run(tiny, tmp_path / "whole", *changes)
+    saved = _Training._save
+
+    def stop_between(self, stage, epoch, batch, optimizer):
+        saved(self, stage, epoch, batch, optimizer)
+        if (stage, epoch, batch) == (1, 0, 0):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Training, "_save", stop_between)
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny, tmp_path / "stopped", *changes)
+    monkeypatch.undo()
+    run(tiny, tmp_path / "stopped", *changes, resume=True)
+    one, two = (load_file(tmp_path / name / "best.safetensors") for name in ("whole", "stopped"))
+    assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+@pytest.mark.parametrize("network", ["gru", "cnn", "encoder"])
+def test_any_text_branch_serves_with_ranking_infonce_and_instance_loss(tiny, tiny_bert, tmp_path, network):
+    text = ("text.network=gru", f"text.encoder={tiny_bert}", "text.train=true")
+    chosen = text if network == "encoder" else (f"text.network={network}",)
+    losses = ("first.epochs=1", "second.epochs=1", "second.weights=1,0.5,0.5", "second.infonce=1", "negatives=random")
+    run(tiny, tmp_path / "run", "image.size=16", "image.channels=4", *chosen, *losses)
+    terms = [row for row in Run.open(tmp_path / "run").metrics() if "dev" in row]
+    assert len(terms) == 2
+
+
+def test_classes_by_clusters_and_persons(tiny, stored_tiny, tmp_path):
+    clusters = ("image.features=colour", "classifier.clusters=3", "first.epochs=1", "second.epochs=0")
+    plan = RECIPES["dual-path"].plan(settings_of(*clusters), stored_tiny, Surroundings())
+    assert plan.stages[0].batches.groups == 3
+    persons = ("groups=identity", "image.size=16", "image.channels=4", "first.epochs=1", "second.epochs=1")
+    plan = RECIPES["dual-path"].plan(settings_of(*persons), tiny, Surroundings())
+    assert plan.stages[0].batches.groups == 2
+    assert run(tiny, tmp_path / "run", *persons)["t2i_r10"] > 0
+    settings = settings_of("image.features=colour", "classifier.clusters=7")
+    with pytest.raises(UserError, match="clusters=7 is more than the 6 training images"):
+        RECIPES["dual-path"].plan(settings, stored_tiny, Surroundings())
+    with pytest.raises(UserError, match="clusters needs image features"):
+        RECIPES["dual-path"].plan(settings_of("classifier.clusters=3"), tiny, Surroundings())
+
+
+def test_a_class_for_each_image_where_captions_that_read_the_same_would_chain_them(tiny):
+    plan = RECIPES["dual-path"].plan(settings_of("image.size=16", "image.channels=4"), tiny, Surroundings())
+    # "a warm colour" is one caption of two images: a group by the paper's definition, so five classes for six images.
+    assert plan.stages[0].batches.groups == 5
+
+
+@pytest.mark.parametrize("preset", ["ours", "paper", "release"])
+def test_presets_are_laid_over_the_defaults_and_under_what_is_given(preset):
+    defaults = RECIPES["dual-path"].defaults
+    settings = resolve(defaults, ["first.epochs=3", f"preset={preset}"])
+    assert (settings.preset, settings.first.epochs) == (preset, 3)
+    assert settings.first.lr == {"ours": 1e-3, "paper": 1e-3, "release": 0.1}[preset]
+    assert settings.second.optim.optimizer == ("adamw" if preset == "ours" else "sgd")
+    assert from_plain(defaults, as_plain(settings)) == settings
+    with pytest.raises(UserError, match="setting preset takes ours or paper or release, got 'papers'"):
+        resolve(defaults, ["preset=papers"])
+
+
+def test_settings_that_do_not_go_together_are_refused():
+    for changes, message in (
+        (("first.epochs=0", "second.epochs=0"), "nothing to train"),
+        (("first.weights=0,0,0",), "first.weights and first.infonce are all zero"),
+        (("image.train=true",), "trains the backbone in its second stage"),
+        (("text.encoder=x",), "text.network=cnn and text.encoder are two text branches"),
+    ):
+        with pytest.raises(UserError, match=message):
+            settings_of(*changes)
+
+
+def test_vse_takes_the_instance_loss_beside_its_own(tiny, tmp_path):
+    recipe = RECIPES["vse"]
+    changes = ("instance=0.5", "image.size=16", "image.channels=4", "dim=16", "text.min_count=1", "epochs=2", "batch=6")
+    settings = resolve(recipe.defaults, [*changes, "text.network=cnn", "text.cnn.blocks=1", "text.cnn.width=4"])
+    run_recipe(recipe, settings, tiny, tmp_path / "run", around=Surroundings(torch.device("cpu")))
+    assert (tmp_path / "run" / "best.safetensors").is_file()

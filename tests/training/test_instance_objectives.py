@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from calligram.data.matches import Matches
+from calligram.models.matcher import EmbeddingMatcher, Encoded
+from calligram.training.batch import Batch
+from calligram.training.instance import Classes, InstanceObjective, pseudo_classes
+from calligram.training.objectives import JointObjective, RankingObjective, with_one_negative
+
+
+class Given(EmbeddingMatcher):
+    """Vectors are handed to it as they are."""
+
+    def encode_images(self, images, mask=None):
+        return Encoded(images)
+
+    def encode_texts(self, texts, mask=None):
+        return Encoded(texts)
+
+
+def batch():
+    """Three images, five texts; the last text belongs to images 1 and 2, whose classes differ."""
+    random = torch.Generator().manual_seed(0)
+    target = torch.tensor([[1, 1, -1, -1, -1], [-1, -1, 1, -1, 1], [-1, -1, -1, 1, 1]])
+    return Batch(
+        torch.randn(3, 4, generator=random).double(), torch.randn(5, 4, generator=random).double(),
+        torch.ones(5, 1).bool(), target, target.T.contiguous(), torch.tensor([4, 0, 2]),
+        torch.tensor([4, 4, 0, 2, -1]),
+    )  # fmt: skip
+
+
+def cosine(a, b):
+    return sum(x * y for x, y in zip(a, b, strict=True)) / (math.hypot(*a) * math.hypot(*b))
+
+
+def literal_ranking(given, margin):
+    """Eq. 4 for every matching pair, its negatives the hardest ones of its image and of its text."""
+    images, texts, target = given.images.tolist(), given.texts.tolist(), given.image_target.tolist()
+    total, pairs = 0.0, 0
+    for i in range(3):
+        for t in range(5):
+            if target[i][t] != 1:
+                continue
+            own = cosine(images[i], texts[t])
+            text_n = max(cosine(images[i], texts[n]) for n in range(5) if target[i][n] == -1)
+            image_n = max(cosine(texts[t], images[n]) for n in range(3) if target[n][t] == -1)
+            total += max(0, margin - (own - text_n)) + max(0, margin - (own - image_n))
+            pairs += 1
+    return total / pairs
+
+
+def literal_instance(vectors, classes, labels):
+    found = []
+    for f, c in zip(vectors.tolist(), labels.tolist(), strict=True):
+        if c >= 0:
+            powers = [math.exp(sum(a * b for a, b in zip(w, f, strict=True))) for w in classes.tolist()]
+            found.append(-math.log(powers[c] / sum(powers)))
+    return sum(found) / len(found)
+
+
+def test_ranking_with_the_hardest_negatives_is_dual_path_eq_4():
+    terms = RankingObjective(1.0, 1)(Given(), batch())
+    assert float(terms["ranking"]) == pytest.approx(literal_ranking(batch(), 1.0))
+
+
+def test_the_joint_objective_is_the_weighted_sum_of_dual_path_eq_9():
+    given = batch()
+    shared = InstanceObjective(4, 6, weights=(0.5, 0.1)).double()
+    terms = JointObjective((2.0, RankingObjective(1.0, 1)), (1.0, shared), (0.0, RankingObjective()))(Given(), given)
+    assert set(terms) == {"ranking", "instance_image", "instance_text"}
+    expected = 2 * literal_ranking(given, 1.0)
+    expected += 0.5 * literal_instance(given.images, shared.classes, given.image_groups)
+    expected += 0.1 * literal_instance(given.texts, shared.classes, given.text_groups)
+    assert float(sum(terms.values()).detach()) == pytest.approx(expected)
+
+
+def test_a_scale_classifies_cosines():
+    given = batch()
+    found = InstanceObjective(4, 6, weights=(1.0, 0.0), scale=8.0).double()
+    unit = torch.nn.functional.normalize
+    expected = literal_instance(8 * unit(given.images), unit(found.classes), given.image_groups)
+    assert float(found(Given(), given)["instance_image"].detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_dropout_before_the_classifier_acts_in_training_only():
+    objective, given = InstanceObjective(4, 6, dropout=0.5).double(), batch()
+    torch.manual_seed(0)
+    one, two = (float(objective(Given(), given)["instance_image"].detach()) for _ in range(2))
+    assert one != two
+    objective.eval()
+    one, two = (float(objective(Given(), given)["instance_image"].detach()) for _ in range(2))
+    assert one == two
+
+
+def test_one_negative_is_drawn_of_each_row_and_all_come_in_turn():
+    target = torch.tensor([[1, -1, -1, 0, -1], [1, 1, 1, 0, 1], [-1, 1, 0, 0, 0]])
+    seen = set()
+    for _ in range(50):
+        drawn = with_one_negative(target)
+        assert torch.equal(drawn > 0, target > 0)
+        assert (drawn < 0).sum(1).tolist() == [1, 0, 1]
+        assert ((target < 0) | (drawn >= 0)).all()
+        seen.add(int((drawn[0] < 0).nonzero()))
+    assert seen == {1, 2, 4}
+    assert torch.isfinite(RankingObjective(1.0, draw=True)(Given(), batch())["ranking"])
+
+
+def test_nothing_to_minimise_is_an_error():
+    with pytest.raises(ValueError, match="all weights are zero"):
+        JointObjective((0.0, RankingObjective()))
+
+
+def test_a_text_has_the_class_that_all_its_images_share():
+    matches = Matches.from_pairs([(0, 0), (1, 0), (1, 1), (2, 2), (0, 3)], (3, 5))
+    classes = Classes.of(matches, np.array([7, 7, 2]))
+    assert classes.texts.tolist() == [7, 7, 2, 7, -1]
+    assert Classes.of(matches, np.array([0, 1, 2])).texts.tolist() == [-1, 1, 2, 0, -1]
+
+
+def test_pseudo_classes_are_clusters_of_features_and_the_same_again():
+    rng = np.random.default_rng(0)
+    centres = np.repeat(rng.normal(size=(4, 6)) * 20, 5, axis=0)
+    features = (centres + rng.normal(size=centres.shape)).astype(np.float32)
+    found = pseudo_classes(features, 4, seed=1)
+    assert sorted(map(tuple, {tuple(np.flatnonzero(found == c)) for c in range(4)})) == [
+        tuple(range(5 * c, 5 * c + 5)) for c in range(4)
+    ]
+    assert np.array_equal(found, pseudo_classes(features, 4, seed=1))
