@@ -43,8 +43,9 @@ def run(collection, out, *changes, resume=False):
 
 
 def test_both_stages_from_scratch_learn_and_the_classifier_stays_behind(tiny, tmp_path):
-    changes = ("image.size=24", "image.channels=8,16", "first.epochs=25", "second.epochs=25", "batch=6")
-    best = run(tiny, tmp_path / "run", *changes, "first.lr=0.01", "second.lr=0.01", "second.optim.parts=")
+    changes = ("image.size=24", "image.channels=8,16", "first.epochs=20", "second.epochs=20", "batch=14", "texts=3")
+    changes += ("text.cnn.width=8", "dim=32", "first.lr=0.01", "second.lr=0.01", "second.optim.parts=")
+    best = run(tiny, tmp_path / "run", *changes)
     assert best["t2i_r1"] > 60  # chance is 1 in 6
     rows = Run.open(tmp_path / "run").metrics()
     assert {"stage I", "stage II"} == {row["stage"] for row in rows}
