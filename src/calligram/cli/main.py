@@ -16,6 +16,7 @@ from calligram.cli import (
     data_verbs,
     demo_verb,
     evaluate_verb,
+    explain_verb,
     export_verb,
     forget_verb,
     index_verb,
@@ -59,6 +60,7 @@ app.command("list")(list_verb.list_)
 app.command("words")(words_verb.words)
 app.command("train")(train_verb.train)
 app.command("evaluate")(evaluate_verb.evaluate)
+app.command("explain")(explain_verb.explain)
 app.command("export")(export_verb.export)
 app.command("index")(index_verb.index)
 app.command("forget")(forget_verb.forget)

@@ -1,0 +1,105 @@
+"""Which words of a sentence a matcher goes by: each is left out in turn, and the score's fall is its weight."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from calligram.errors import UserError
+from calligram.features.inputs import Inputs
+from calligram.models.matcher import Matcher, stack
+
+Floats = NDArray[np.float32]
+BATCH = 128
+"""sentences encoded at a time"""
+
+
+class WordWeight(NamedTuple):
+    """A word of a sentence, and by how much the score falls without it."""
+
+    word: str
+    start: int
+    """its first character in the sentence"""
+    end: int
+    """the character after its last"""
+    weight: float
+    """below zero where the sentence fits better without it"""
+
+
+class Explained(NamedTuple):
+    """The score of a picture and a sentence, and what each word has to do with it."""
+
+    score: float
+    words: list[WordWeight]
+
+    def telling(self, count: int = 3) -> list[WordWeight]:
+        """The words of most weight, most first; those that speak for the picture only."""
+        return [word for word in sorted(self.words, key=lambda w: -w.weight) if word.weight > 0][:count]
+
+
+def weigh(sentence: str, score: Callable[[Sequence[str]], Floats]) -> Explained:
+    """Leave out each word in turn (dual-path, Fig. 11): its weight is s(all words) - s(all words but this one).
+
+    Words are what stands between spaces, without the commas and full stops around it, which stay. The paper takes out
+    words that its text branch does not know beforehand; here they stay, with the weight that leaving them out shows.
+
+    Args:
+        score: of the picture with each of some sentences.
+
+    Raises:
+        UserError: for fewer than two words, since nothing would be left.
+    """
+    spans = words_of(sentence)
+    if len(spans) < 2:
+        raise UserError(f"words are weighed by leaving out one at a time; give at least two, got {len(spans)}")
+    texts = [sentence, *(sentence[:start] + sentence[end:] for start, end in spans)]
+    whole, *rest = (float(value) for value in score([" ".join(text.split()) for text in texts]))
+    return Explained(
+        whole,
+        [
+            WordWeight(sentence[start:end], start, end, whole - less)
+            for (start, end), less in zip(spans, rest, strict=True)
+        ],
+    )
+
+
+def words_of(sentence: str) -> list[tuple[int, int]]:
+    """Where each word begins and ends, punctuation around it left out."""
+    found = []
+    for match in re.finditer(r"\S+", sentence):
+        start, end = match.span()
+        while start < end and unicodedata.category(sentence[start])[0] in "PS":
+            start += 1
+        while start < end and unicodedata.category(sentence[end - 1])[0] in "PS":
+            end -= 1
+        if start < end:
+            found.append((start, end))
+    return found
+
+
+@torch.no_grad()
+def explain(matcher: Matcher, inputs: Inputs, image: Image.Image, sentence: str) -> Explained:
+    """Weigh the words of a sentence for a picture; the picture is encoded once, all sentences in few batches.
+
+    See also: ``Searcher.explain``, for a picture of a library.
+    """
+    device = next(matcher.parameters()).device
+    matcher.eval()
+    seen = matcher.encode_images(inputs.images.finish(inputs.images.images([image.convert("RGB")]).to(device)))
+
+    def score(sentences: Sequence[str]) -> Floats:
+        pieces = []
+        for first in range(0, len(sentences), BATCH):
+            words, mask = inputs.texts.texts(sentences[first : first + BATCH])
+            pieces.append(matcher.encode_texts(words.to(device), mask.to(device)))
+        found: Floats = matcher.score(seen, stack(pieces))[0].float().cpu().numpy()
+        return found
+
+    return weigh(sentence, score)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from calligram.errors import UserError
+from calligram.features.inputs import Inputs
+from calligram.features.vocabulary import Vocabulary
+from calligram.models.stored import load_matcher
+from calligram.models.two_branch import TwoBranchSimilarity, TwoBranchSimilaritySettings
+from calligram.search import word_weights
+from calligram.search.word_drawing import draw_words
+from calligram.search.word_weights import Explained, WordWeight, explain, weigh, words_of
+
+PICTURE = Image.effect_noise((40, 30), 80).convert("RGB")
+SENTENCE = "a red disc, the round thing is blue and  black."
+
+
+def slowly(matcher, inputs, words: list[str], punctuation: list[str]) -> list[float]:
+    """The picture and one sentence at a time, encoded anew for each word."""
+
+    def score(kept: list[str]) -> float:
+        pixels = inputs.images.finish(inputs.images.images([PICTURE]))
+        text = " ".join(k for k in kept if k)
+        return float(matcher.score(matcher.encode_images(pixels), matcher.encode_texts(*inputs.texts.texts([text]))))
+
+    whole = [word + mark for word, mark in zip(words, punctuation, strict=True)]
+    weights = []
+    for place in range(len(words)):
+        without = whole.copy()
+        without[place] = punctuation[place]
+        weights.append(score(whole) - score(without))
+    return weights
+
+
+@pytest.mark.parametrize("batch", [3, 128])
+@torch.no_grad()
+def test_a_words_weight_is_what_the_score_loses_without_it(small_run, batch, monkeypatch):
+    monkeypatch.setattr(word_weights, "BATCH", batch)
+    stored = load_matcher(small_run)
+    found = explain(stored.matcher, stored.inputs, PICTURE, SENTENCE)
+    words = ["a", "red", "disc", "the", "round", "thing", "is", "blue", "and", "black"]
+    expected = slowly(stored.matcher.eval(), stored.inputs, words, ["", "", ",", "", "", "", "", "", "", "."])
+    assert [word.word for word in found.words] == words
+    assert [SENTENCE[word.start : word.end] for word in found.words] == words
+    np.testing.assert_allclose([word.weight for word in found.words], expected, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_matcher_that_scores_pairs_is_explained_by_its_score(small_run):
+    inputs = load_matcher(small_run).inputs
+    assert isinstance(inputs.texts, Vocabulary)
+    torch.manual_seed(0)
+    shape = TwoBranchSimilaritySettings(3, 8, hidden=9, dim=12, text="gru", vocabulary=len(inputs.texts), word_dim=6)
+    matcher = TwoBranchSimilarity(shape).eval()
+    assert matcher.reranks
+
+    class Means:
+        """Mean colours."""
+
+        def images(self, images: list[Image.Image]) -> torch.Tensor:
+            return torch.tensor(np.stack([np.asarray(image).mean((0, 1)) for image in images]) / 255).float()
+
+        def finish(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows
+
+    inputs = Inputs(Means(), inputs.texts)
+    words = ["a", "red", "disc"]
+    found = explain(matcher, inputs, PICTURE, " ".join(words))
+    np.testing.assert_allclose([w.weight for w in found.words], slowly(matcher, inputs, words, [""] * 3), atol=1e-6)
+
+
+def test_by_hand():
+    """A scorer that counts letters: each word weighs as many as it has, and a word against takes two off."""
+    found = weigh("dog, not cat", lambda texts: np.array([len(t) - 5 * ("not" in t) for t in texts], dtype=np.float32))
+    assert found.score == 7
+    assert [(word.word, word.weight) for word in found.words] == [("dog", 4.0 - 1), ("not", -1.0), ("cat", 4.0)]
+    assert [word.word for word in found.telling(1)] == ["cat"]
+
+
+def test_words_are_what_stands_between_spaces_without_punctuation():
+    text = " «Où»  est-ce?  — o'clock, नमस्ते… $5 "
+    assert [text[start:end] for start, end in words_of(text)] == ["Où", "est-ce", "o'clock", "नमस्ते", "5"]
+
+
+@pytest.mark.parametrize("sentence", ["", "  ", "dog", "dog !"])
+def test_fewer_than_two_words_cannot_be_weighed(sentence):
+    with pytest.raises(UserError, match="at least two, got"):
+        weigh(sentence, lambda texts: np.zeros(len(texts), dtype=np.float32))
+
+
+@pytest.mark.parametrize("size", [(40, 30), (5, 900), (900, 5)])
+def test_words_are_drawn_below_the_picture(size):
+    words = [WordWeight(word, 0, 1, weight) for word, weight in (("red", 0.4), ("the", 0.0), ("green", -0.2))]
+    drawn = draw_words(Image.new("RGB", size), Explained(0.5, words))
+    shown = np.asarray(drawn)
+    assert drawn.height > max(1, size[1])
+    red = (shown[..., 0] > 180) & (shown[..., 1] < 60)
+    assert red.any()
+    zero = draw_words(Image.new("RGB", size), Explained(0.5, [word._replace(weight=0.0) for word in words]))
+    assert zero.size == drawn.size
