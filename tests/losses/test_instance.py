@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from calligram.losses.instance import instance
+from calligram.losses.instance import classified, instance
 
 
 def drawn(kind=torch.float64, items=7, classes=23, dim=5):
@@ -101,3 +101,16 @@ def test_wrong_arguments_are_named():
         instance(features, weight, labels, chunk=0)
     with pytest.raises(ValueError, match="features have 5 numbers and classes 4"):
         instance(features, weight[:, :4], labels)
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 4, 22])
+def test_the_error_is_the_share_whose_own_class_is_not_the_likeliest(chunk):
+    features, weight, bias, labels = drawn(items=12)
+    logits = features @ weight.T + bias
+    labels[:5] = logits.argmax(1)[:5]
+    labels[4] = -1  # left out
+    wrong = [int(logits[i].argmax()) != int(labels[i]) for i in range(12) if labels[i] >= 0]
+    found = classified(features.requires_grad_(), weight, labels, bias, chunk=chunk)
+    assert float(found.error) == pytest.approx(sum(wrong) / len(wrong))
+    assert not found.error.requires_grad
+    torch.testing.assert_close(found.loss, instance(features, weight, labels, bias, chunk=chunk))

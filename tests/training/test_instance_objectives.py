@@ -131,3 +131,16 @@ def test_pseudo_classes_are_clusters_of_features_and_the_same_again():
         tuple(range(5 * c, 5 * c + 5)) for c in range(4)
     ]
     assert np.array_equal(found, pseudo_classes(features, 4, seed=1))
+
+
+def test_errors_of_both_branches_are_measured_and_not_minimised():
+    given = batch()
+    objective = InstanceObjective(4, 5).double()
+    joint = JointObjective((1.0, RankingObjective(1.0, 1)), (1.0, objective))
+    terms = joint(Given(), given)
+    assert set(terms) == {"ranking", "instance_image", "instance_text"}
+    wrong = [
+        int((objective.classes @ f).argmax()) != int(c) for f, c in zip(given.images, given.image_groups, strict=True)
+    ]
+    assert float(joint.measures["instance_image_error"]) == pytest.approx(np.mean(wrong))
+    assert set(joint.measures) == {"instance_image_error", "instance_text_error"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,14 @@ from torch.autograd.function import once_differentiable
 
 CHUNK = 16384
 """classes whose logits are held at a time"""
+
+
+class Classified(NamedTuple):
+    """A batch as its classifier sees it."""
+
+    loss: Tensor
+    error: Tensor
+    """share of the items whose own class is not the likeliest"""
 
 
 def instance(
@@ -31,24 +39,36 @@ def instance(
 
     See also: ``contrastive.info_nce``, whose classes are the other items of the batch.
     """
+    return classified(features, weight, labels, bias, chunk=chunk).loss
+
+
+def classified(
+    features: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, *, chunk: int | None = CHUNK
+) -> Classified:
+    """``instance``, and the classification error that the paper draws over the epochs (dual-path, Fig. 8)."""
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
     if features.shape[-1] != weight.shape[-1]:
         raise ValueError(f"features have {features.shape[-1]} numbers and classes {weight.shape[-1]}")
     if chunk is None or len(weight) <= chunk:
         logits = F.linear(features, weight, bias)
-        losses = F.cross_entropy(logits.to(_at_least_single(logits.dtype)), labels.clamp(min=0), reduction="none")
+        logits, own = logits.to(_at_least_single(logits.dtype)), labels.clamp(min=0)
+        losses = F.cross_entropy(logits, own, reduction="none")
+        right = logits.detach().amax(1) <= logits.detach().gather(1, own.unsqueeze(1)).squeeze(1)
     else:
-        losses = _Streamed.apply(features, weight, bias, labels.clamp(min=0), chunk)  # type: ignore[no-untyped-call]
+        losses, right = _Streamed.apply(features, weight, bias, labels.clamp(min=0), chunk)  # type: ignore[no-untyped-call]
     known = (labels >= 0).to(losses.dtype)
-    return (losses * known).sum() / known.sum().clamp(min=1)
+    count = known.sum().clamp(min=1)
+    return Classified((losses * known).sum() / count, (known * ~right).sum() / count)
 
 
 class _Streamed(torch.autograd.Function):
     """-log softmax(W f)_c of each item, with a running maximum and sum over chunks of classes."""
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, chunk: int) -> Tensor:
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, chunk: int
+    ) -> tuple[Tensor, Tensor]:
         ctx.chunk, ctx.kind = chunk, _arithmetic(features)
         with torch.autocast(features.device.type, enabled=False):
             seen = features.to(ctx.kind)
@@ -62,11 +82,13 @@ class _Streamed(torch.autograd.Function):
                 total = total * (before - largest).exp() + logits.sub_(largest.unsqueeze(1)).exp_().sum(1)
             log_sum = largest + total.log()
         ctx.save_for_backward(features, weight, bias, labels, log_sum)
-        return log_sum - own
+        right = largest <= own
+        ctx.mark_non_differentiable(right)
+        return log_sum - own, right
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         features, weight, bias, labels, log_sum = ctx.saved_tensors
         with torch.autocast(features.device.type, enabled=False):
             seen = features.to(ctx.kind)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 from calligram.training.runs import Run
 
 
 def draw_curves(folder: Path, target: Path | None = None) -> Path:
-    """Draw the training loss and the dev recalls over the steps, into ``curves.png`` of the run if not elsewhere."""
+    """Draw the training loss and the dev recalls over the steps, into ``curves.png`` of the run if not elsewhere.
+
+    Where an objective measures classification errors, their means of each epoch are drawn too (dual-path, Fig. 8).
+    """
     from matplotlib.figure import Figure
 
     rows = Run(folder).metrics()
     losses = [(row["step"], row["loss"]) for row in rows if "loss" in row]
     dev = [(row["step"], row["dev"]) for row in rows if "dev" in row]
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    errors = errors_by_epoch(rows)
+    figure = Figure(figsize=(13.5 if errors else 9, 3.4), layout="constrained")
+    left, right, *third = figure.subplots(1, 3 if errors else 2)
     left.plot(*zip(*losses, strict=True), linewidth=0.8) if losses else None
     left.set(title="training loss", xlabel="step")
     for key in ("i2t_r1", "t2i_r1", "i2t_r10", "t2i_r10", "r1", "r5", "r10"):
@@ -26,7 +33,29 @@ def draw_curves(folder: Path, target: Path | None = None) -> Path:
     right.set(title="dev recall, %", xlabel="step", ylim=(0, 100))
     if dev:
         right.legend(frameon=False, fontsize=8)
+    for axis in third:
+        for name, values in errors.items():
+            steps, means = zip(*values, strict=True)
+            axis.plot(
+                steps, [100 * value for value in means], ".-", label=name.removesuffix("_error").replace("_", " ")
+            )
+        axis.set(title="training error of each epoch, %", xlabel="step", ylim=(0, 100))
+        axis.legend(frameon=False, fontsize=8)
     target = target or folder / "curves.png"
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=110)
     return target
+
+
+def errors_by_epoch(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Every term named ``..._error``: the last step of each epoch it was logged in, and its mean over them."""
+    found: dict[str, dict[tuple[str, int], list[tuple[int, float]]]] = {}
+    for row in rows:
+        for name in row:
+            if name.endswith("_error"):
+                epochs = found.setdefault(name, {})
+                epochs.setdefault((row["stage"], row["epoch"]), []).append((row["step"], row[name]))
+    return {
+        name: [(logged[-1][0], mean(value for _, value in logged)) for logged in epochs.values()]
+        for name, epochs in found.items()
+    }

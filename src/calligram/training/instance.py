@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from calligram.data.matches import Matches
-from calligram.losses.instance import CHUNK, instance
+from calligram.losses.instance import CHUNK, Classified, classified
 from calligram.models.matcher import Encoded, Matcher, unit
 from calligram.training.batch import Batch
 from calligram.training.objectives import Objective
@@ -51,16 +51,18 @@ class InstanceObjective(Objective):
         """L_visual and L_textual, one for each weight that is not zero."""
         del matcher
         sides = (("image", images, batch.image_groups), ("text", texts, batch.text_groups))
-        return {
-            f"instance_{name}": weight * self._classified(encoded.vectors, groups)
+        found = {
+            name: (weight, self._classified(encoded.vectors, groups))
             for weight, (name, encoded, groups) in zip(self.weights, sides, strict=True)
             if weight
         }
+        self.measures = {f"instance_{name}_error": seen.error for name, (_, seen) in found.items()}
+        return {f"instance_{name}": weight * seen.loss for name, (weight, seen) in found.items()}
 
-    def _classified(self, vectors: Tensor, groups: Tensor) -> Tensor:
+    def _classified(self, vectors: Tensor, groups: Tensor) -> Classified:
         if not self.scale:
-            return instance(self.dropout(vectors), self.classes, groups, chunk=self.chunk)
-        return instance(self.scale * self.dropout(unit(vectors)), unit(self.classes), groups, chunk=self.chunk)
+            return classified(self.dropout(vectors), self.classes, groups, chunk=self.chunk)
+        return classified(self.scale * self.dropout(unit(vectors)), unit(self.classes), groups, chunk=self.chunk)
 
 
 class Classes(NamedTuple):

@@ -205,7 +205,8 @@ class _Training:
             terms: dict[str, Tensor] = stage.objective(self.matcher, batch)
             loss = torch.stack(list(terms.values())).sum() / stage.accumulate
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        return {"loss": loss.detach() * stage.accumulate, **{k: v.detach() for k, v in terms.items()}}
+        shown = {**terms, **stage.objective.measures}
+        return {"loss": loss.detach() * stage.accumulate, **{k: v.detach() for k, v in shown.items()}}
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.loop.precision == "fp32":

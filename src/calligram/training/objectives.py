@@ -35,6 +35,11 @@ class Objective(nn.Module):
     spread: Spread | None = None
     """of the last batch, for the collapse detector"""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.measures: dict[str, Tensor] = {}
+        """of the last batch, logged beside the terms and not minimised; names of errors end in ``_error``"""
+
     def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
         """Terms of one batch."""
         return self.terms(matcher, batch, *self.encode(matcher, batch))
@@ -113,9 +118,11 @@ class JointObjective(Objective):
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """The terms of all parts."""
         found: dict[str, Tensor] = {}
+        self.measures = {}
         for weight, part in zip(self.weights, self.parts, strict=True):
             assert isinstance(part, Objective)
             found |= {name: weight * term for name, term in part.terms(matcher, batch, images, texts).items()}
+            self.measures |= part.measures
         return found
 
 
