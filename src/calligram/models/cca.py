@@ -24,7 +24,9 @@ class CCASettings:
     dim: int
     """canonical directions that are kept"""
     eta: float = 1e-4
-    """share of the largest variance that is added to every direction, on both sides"""
+    """share of the largest variance that is added to every direction of images"""
+    text_eta: float = 1e-4
+    """the same of texts"""
 
 
 class Directions(NamedTuple):
@@ -55,25 +57,30 @@ class CCA(EmbeddingMatcher):
         self.register_buffer("correlations", torch.zeros(settings.dim))
 
     @classmethod
-    def fit(cls, batches: Iterable[tuple[Tensor, Tensor]], dim: int = 0, eta: float = 1e-4) -> CCA:
+    def fit(
+        cls, batches: Iterable[tuple[Tensor, Tensor]], dim: int = 0, eta: float = 1e-4, text_eta: float | None = None
+    ) -> CCA:
         """From matching image vectors (N, image_dim) and text vectors (N, text_dim), a batch at a time.
 
         Memory does not grow with the number of pairs, which the paper names as the weakness of CCA (Sec. 2).
 
         Args:
             dim: directions to keep; 0 for all.
+            eta: share of the largest variance that is added to every direction.
+            text_eta: the same of texts; ``eta`` when None.
         """
         covariance = Covariance()
         for images, texts in batches:
             covariance.add(images, texts)
-        return cls.of(covariance, dim, eta)
+        return cls.of(covariance, dim, eta, text_eta)
 
     @classmethod
-    def of(cls, covariance: Covariance, dim: int = 0, eta: float = 1e-4) -> CCA:
+    def of(cls, covariance: Covariance, dim: int = 0, eta: float = 1e-4, text_eta: float | None = None) -> CCA:
         """From covariances that are known, so that several ``eta`` cost one pass."""
-        found = canonical_directions(*covariance.blocks, eta=eta)
+        text_eta = eta if text_eta is None else text_eta
+        found = canonical_directions(*covariance.blocks, eta=eta, text_eta=text_eta)
         kept = min(dim or len(found.correlations), len(found.correlations))
-        matcher = cls(CCASettings(len(found.image), len(found.text), kept, eta))
+        matcher = cls(CCASettings(len(found.image), len(found.text), kept, eta, text_eta))
         matcher.correlations = found.correlations[:kept].float()
         sides = ((matcher.image, found.image), (matcher.text, found.text))
         for (layer, directions), mean in zip(sides, covariance.means, strict=True):
@@ -94,16 +101,16 @@ class CCA(EmbeddingMatcher):
         return Encoded(self.text(texts))
 
 
-def canonical_directions(images: Tensor, between: Tensor, texts: Tensor, *, eta: float) -> Directions:
+def canonical_directions(images: Tensor, between: Tensor, texts: Tensor, *, eta: float, text_eta: float) -> Directions:
     """Solve CCA from covariances C_xx, C_xy and C_yy.
 
-    Both own covariances get (1e-8 + eta lambda_max) I. With Cholesky factors L L' of what results, the singular values
-    of L_x^-1 C_xy L_y'^-1 are the correlations r, and W_x = L_x'^-1 U, W_y = L_y'^-1 V satisfy W'CW = I with signs
-    that agree.
+    Both own covariances get (1e-8 + eta lambda_max) I, each with its eta. With Cholesky factors L L' of what results,
+    the singular values of L_x^-1 C_xy L_y'^-1 are the correlations r, and W_x = L_x'^-1 U, W_y = L_y'^-1 V satisfy
+    W'CW = I with signs that agree.
     """
-    if eta < 0:
-        raise ValueError(f"eta must not be negative, got {eta}")
-    lower_x, lower_y = _factor(images, eta), _factor(texts, eta)
+    if min(eta, text_eta) < 0:
+        raise ValueError(f"eta must not be negative, got {min(eta, text_eta)}")
+    lower_x, lower_y = _factor(images, eta), _factor(texts, text_eta)
     whitened = torch.linalg.solve_triangular(lower_x, between, upper=False)
     whitened = torch.linalg.solve_triangular(lower_y, whitened.T, upper=False).T
     left, correlations, right = torch.linalg.svd(whitened, full_matrices=False)

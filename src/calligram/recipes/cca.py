@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Annotated
 
 import numpy as np
@@ -40,7 +41,7 @@ class CCARecipe:
 
     seed: Annotated[int, "source of all randomness", (0, 4611686018427387904)] = 0
     dim: Annotated[int, "canonical directions to keep; 0 for all", (0, 65536)] = 0
-    eta: Annotated[tuple[float, ...], "shares of the largest variance to add, of which dev chooses", (0, 1000)] = (
+    eta: Annotated[tuple[float, ...], "shares of the largest variance to add; dev chooses, by side", (0, 1000)] = (
         1e-4, 1e-3, 1e-2, 1e-1,
     )  # fmt: skip
     image: ImageSettings = field(default_factory=ImageSettings)
@@ -65,12 +66,13 @@ def plan(settings: CCARecipe, collection: Collection, around: Surroundings) -> P
         covariance = Covariance()
         for images, texts in matching_vectors(inputs, train, around.track):
             covariance.add(images, texts)
-        candidates = [CCA.of(covariance, settings.dim, eta) for eta in settings.eta]
+        # Of each side its own: Fisher vectors have far more weak directions than image features.
+        candidates = [CCA.of(covariance, settings.dim, *etas) for etas in product(settings.eta, repeat=2)]
         if len(candidates) == 1:
             return candidates[0]
         found = [evaluate(matcher.to(around.device))["rsum"] for matcher in candidates]
         for matcher, rsum in zip(candidates, found, strict=True):
-            log.info("eta %g: dev rsum %.1f", matcher.settings.eta, rsum)
+            log.info("eta %g and %g: dev rsum %.1f", matcher.settings.eta, matcher.settings.text_eta, rsum)
         return candidates[int(np.argmax(found))]
 
     return Plan(CCA(CCASettings(1, text.dim, 1, settings.eta[0])), inputs, (), Loop(settings.seed), fit)

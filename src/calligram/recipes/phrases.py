@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import product
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -93,7 +94,7 @@ class PhrasesRecipe:
     layers: Annotated[int, "FC layers of each branch; 1 is linear, without batch norm", (1, 3)] = 2
     heads: Annotated[int, "FC layers after the product, of the similarity network", (1, 3)] = 3
     dropout: Annotated[float, "share of entries set to zero after each ReLU", (0, 0.99)] = 0.0
-    eta: Annotated[tuple[float, ...], "cca: shares of the largest variance to add, of which dev chooses", (0, 1000)] = (
+    eta: Annotated[tuple[float, ...], "cca: shares of the largest variance to add; dev chooses, by side", (0, 1000)] = (
         1e-4, 1e-3, 1e-2, 1e-1,
     )  # fmt: skip
     precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
@@ -226,12 +227,13 @@ class _Sides:
         covariance = Covariance()
         for regions, texts in self._positives():
             covariance.add(regions, texts)
-        candidates = [CCA.of(covariance, self.settings.dim, eta) for eta in self.settings.eta]
+        # Of each side its own: Fisher vectors have far more weak directions than image features.
+        candidates = [CCA.of(covariance, self.settings.dim, *etas) for etas in product(self.settings.eta, repeat=2)]
         if len(candidates) == 1:
             return candidates[0]
         found = [evaluate(matcher.to(self.around.device))["r1"] for matcher in candidates]
         for matcher, r1 in zip(candidates, found, strict=True):
-            log.info("eta %g: dev R@1 %.1f", matcher.settings.eta, r1)
+            log.info("eta %g and %g: dev R@1 %.1f", matcher.settings.eta, matcher.settings.text_eta, r1)
         return candidates[int(np.argmax(found))]
 
     def _positives(self) -> Iterator[tuple[Tensor, Tensor]]:
