@@ -1,8 +1,8 @@
 """What the two-branch paper claims, as rows that can be run.
 
 Text vectors have 2000 principal components instead of the paper's 6000, and phrases are learnt from 3,000 sets of 100
-pairs. Word vectors stand for the paper's, which were trained on news and cannot be had; they come first, from captions of
-other pictures than those of dev and test:
+pairs. Word vectors stand for the paper's, which were trained on news and cannot be had; they come first, from captions
+of other pictures than those of dev and test:
 ``calligram words $CALLIGRAM_ASSETS/text/flickr30k-captions.txt.gz data/words.txt``.
 """
 
