@@ -22,7 +22,7 @@ from statistics import median
 
 import numpy as np
 import torch
-from indexing import indexing
+from indexing import indexing, unchanged
 
 from calligram.data.matches import Matches
 from calligram.data.scenes.generate import generate_scenes
@@ -250,6 +250,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
         extraction,
         search_index,
         indexing,
+        unchanged,
         relevance,
         serving,
         fisher,

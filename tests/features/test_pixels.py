@@ -20,6 +20,15 @@ def test_squash_keeps_all_and_crop_keeps_the_middle():
     assert np.array_equal(cropped[0], np.repeat(np.arange(40, 80)[None], 40, 0))
 
 
+@pytest.mark.parametrize("size", [(96, 96), (500, 375), (577, 1301), (2048, 1000), (31, 900), (289, 290)])
+def test_resizing_with_a_reduced_image_at_hand_equals_pillow(size):
+    drawn = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    image, pixels = Image.fromarray(drawn), PixelInput(size=48)
+    wanted = np.asarray(image.resize((48, 48), Image.Resampling.BICUBIC, reducing_gap=3.0)).transpose(2, 0, 1)
+    assert np.array_equal(pixels.resize(image), wanted)
+    assert np.array_equal(pixels.resize(image, pixels.reduced(image)), wanted)
+
+
 def test_normalisation_is_that_of_the_definition():
     pixels = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
     source = PixelInput(4, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))

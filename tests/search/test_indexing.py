@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 
 import numpy as np
 import pytest
+import torch
 
 from calligram.errors import UserError
 from calligram.search import indexing, preparing, writing
@@ -15,7 +17,8 @@ from calligram.search.library import Library
 from calligram.search.locking import locked
 from calligram.search.manifest import REBUILT
 from calligram.search.models import Models
-from calligram.search.staging import Shard
+from calligram.search.sources import open_source
+from calligram.search.staging import Shard, make_worker
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +102,28 @@ def test_what_is_the_same_is_not_encoded_again(models, photos, indexed, monkeypa
     after = contents(indexed)
     np.testing.assert_allclose(after["copy.jpg"][1], before["photo_0.jpg"][1], atol=1e-3)
     assert after["copy.jpg"][0] != after["photo_0.jpg"][0]
+
+
+def test_many_batches_at_once_keep_their_order_and_leave_torch_as_it_was(models, photos):
+    threads = torch.get_num_threads()
+    source = open_source(photos)
+    entries = source.scan().entries
+    worker = dataclasses.replace(make_worker(models, source, "cpu"), batch=2)
+    rows = [row for batch in worker.run(entries, frozenset()) for row in batch]
+    assert sorted(row["key"] for row in rows) == sorted(entry.key for entry in entries)
+    fine = [row["key"] for row in rows if row.get("vector") is not None]
+    assert len(fine) > 4
+    assert fine == [entry.key for entry in entries if entry.key in set(fine)]
+    assert torch.get_num_threads() == threads
+
+
+def test_a_matcher_that_fails_stops_the_run_and_leaves_torch_as_it_was(models, photos, monkeypatch):
+    threads = torch.get_num_threads()
+    monkeypatch.setattr("calligram.search.encoders.ImageEncoder.encode", lambda *_: 1 / 0)
+    source = open_source(photos)
+    with pytest.raises(ZeroDivisionError):
+        list(make_worker(models, source, "cpu").run(source.scan().entries, frozenset()))
+    assert torch.get_num_threads() == threads
 
 
 def test_two_files_with_one_content_are_two_items_from_the_start(models, photos, tmp_path):

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
 from calligram.data.pictures import decode
+from calligram.features.pixels import PixelInput
 from calligram.search.metadata import facts
 from calligram.search.thumbnails import is_plain_jpeg, thumbnail
 
@@ -81,6 +83,32 @@ def test_a_thumbnail_keeps_the_shape_and_says_nothing_else(size, small):
     assert made.format == "JPEG"
     assert made.size == small
     assert not made.getexif()
+
+
+@pytest.mark.parametrize(
+    ("size", "made"), [((1280, 1280), (320, 320)), ((4000, 3000), (320, 240)), ((900, 3000), (96, 320))]
+)
+def test_a_thumbnail_from_what_the_matcher_reduced_looks_the_same(size, made):
+    rows = np.linspace(0, 255, size[1])[:, None] * np.ones(size[0])
+    columns = np.ones(size[1])[:, None] * np.linspace(0, 255, size[0])
+    image = Image.fromarray(np.stack([rows, columns, 255 - rows], 2).astype(np.uint8))
+    reduced = PixelInput(size=96).reduced(image)
+    assert reduced.size != image.size
+    found = Image.open(io.BytesIO(thumbnail(image, b"", reduced)))
+    alone = Image.open(io.BytesIO(thumbnail(image))).resize(found.size)
+    assert found.size == made
+    assert np.abs(np.asarray(found, dtype=float) - np.asarray(alone, dtype=float)).mean() < 2
+
+
+def test_too_little_is_not_made_into_a_thumbnail():
+    image = Image.new("RGB", (1280, 960), "red")
+    assert thumbnail(image, b"", image.reduce((8, 4))) == thumbnail(image)
+
+
+def test_exif_is_looked_for_before_the_pixels_only(monkeypatch):
+    data = encoded() + b"Exif"  # such bytes turn up among those of a large picture
+    monkeypatch.setattr("calligram.search.metadata.Image.open", lambda _: pytest.fail("opened again"))
+    assert facts(data) == {}
 
 
 def encoded(mode: str = "RGB", kind: str = "JPEG", size: tuple[int, int] = (40, 30), **options: object) -> bytes:

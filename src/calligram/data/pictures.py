@@ -44,7 +44,8 @@ def decode(source: bytes | Path) -> Image.Image:
     """
     with _open(source) as image:
         try:
-            return _as_rgb(ImageOps.exif_transpose(image))
+            ImageOps.exif_transpose(image, in_place=True)  # most need no turning, and none a copy
+            return _as_rgb(image)
         except Exception as error:  # decoders given damaged bytes raise whatever they stumble over
             raise PictureError(str(error) or type(error).__name__) from error
 

@@ -21,6 +21,8 @@ from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
 
+GAP = 3.0
+"""how much larger than wanted a picture stays when it is first made smaller by whole numbers, which is quick"""
 CACHE_BYTES = 4 << 30
 """Decoded images are kept in memory up to this much; past it they are decoded again when needed."""
 
@@ -96,14 +98,32 @@ class PixelInput:
         plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
         return cls(**plain)
 
-    def resize(self, image: Image.Image) -> NDArray[np.uint8]:
-        """One RGB image to (3, size, size)."""
+    def reduced(self, image: Image.Image) -> Image.Image:
+        """What ``resize`` does first with the whole picture: each side divided by a whole number, often another one.
+
+        The image itself where that is nothing, and where the middle is cut out before.
+        """
+        factors = tuple(int(side / self.size / GAP) or 1 for side in image.size)
+        return image if self.fit == "crop" or factors == (1, 1) else image.reduce((factors[0], factors[1]))
+
+    def resize(self, image: Image.Image, reduced: Image.Image | None = None) -> NDArray[np.uint8]:
+        """One RGB image to (3, size, size).
+
+        Args:
+            reduced: what ``reduced`` gave for it, if that is at hand.
+        """
+        whole = image.size
         if self.fit == "crop":
             side = min(image.size)
             left, top = (image.width - side) // 2, (image.height - side) // 2
             image = image.crop((left, top, left + side, top + side))
+        elif (image := reduced or self.reduced(image)).size != whole:
+            # The last row and column of a reduced image may stand for less than the others.
+            factors = [int(side / self.size / GAP) or 1 for side in whole]
+            part = (0, 0, whole[0] / factors[0], whole[1] / factors[1])
+            image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, part)
         if image.size != (self.size, self.size):
-            image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, reducing_gap=3.0)
+            image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, reducing_gap=GAP)
         return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
 
     def load(self, visuals: Visuals, track: Track = silent, budget: int = CACHE_BYTES) -> PixelRows:

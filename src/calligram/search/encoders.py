@@ -36,16 +36,28 @@ class ImageEncoder:
         """Name of the stored features it reads instead of pictures."""
         return self._input.name if isinstance(self._input, StoredInput) else None
 
-    def prepare(self, image: Image.Image | None, source: Pictures, entry: Entry) -> Prepared:
-        """What is done for one picture alone; a large one becomes small here."""
+    def reduced(self, image: Image.Image) -> Image.Image | None:
+        """What ``prepare`` makes of the whole picture on its way, for others to use; None if nothing."""
+        pixels = self._input.pixels if isinstance(self._input, BackboneInput) else self._input
+        found = pixels.reduced(image) if isinstance(pixels, PixelInput) else image
+        return found if found is not image else None
+
+    def prepare(
+        self, image: Image.Image | None, source: Pictures, entry: Entry, reduced: Image.Image | None = None
+    ) -> Prepared:
+        """What is done for one picture alone; a large one becomes small here.
+
+        Args:
+            reduced: what ``reduced`` gave for it, if that is at hand.
+        """
         if self.feature is not None:
             return torch.from_numpy(source.features(self.feature, entry))
         if image is None:
             raise PictureError("there is no picture, only features")
         if isinstance(self._input, PixelInput):
-            return torch.from_numpy(self._input.resize(image))
+            return torch.from_numpy(self._input.resize(image, reduced))
         if isinstance(self._input, BackboneInput):
-            return torch.from_numpy(self._input.pixels.resize(image))
+            return torch.from_numpy(self._input.pixels.resize(image, reduced))
         return image
 
     @torch.no_grad()

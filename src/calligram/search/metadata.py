@@ -10,6 +10,8 @@ from typing import Any
 
 from PIL import ExifTags, Image
 
+from calligram.search.jpeg_segments import SCAN, segments
+
 Value = str | int | float | bool | None
 
 TAKEN = re.compile(r"(\d{4})[:-](\d{2})[:-](\d{2})[ T](\d{2}):(\d{2}):(\d{2})")
@@ -20,7 +22,7 @@ FACTS = ("taken", "year", "camera", "latitude", "longitude")
 
 def facts(data: bytes) -> dict[str, Value]:
     """Date, year, camera and position from the EXIF block; what is missing or makes no sense is left out."""
-    if not any(mark in data for mark in MARKS):
+    if not _may_have_exif(data):
         return {}
     try:
         with Image.open(io.BytesIO(data)) as image:
@@ -38,6 +40,12 @@ def facts(data: bytes) -> dict[str, Value]:
         "longitude": _degrees(place, ExifTags.GPS.GPSLongitude, ExifTags.GPS.GPSLongitudeRef, "W", 180),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _may_have_exif(data: bytes) -> bool:
+    """Whether it is worth opening the file again. Of a JPEG only what comes before the pixels is looked through."""
+    before = next((place for marker, place in segments(data) if marker == SCAN), len(data))
+    return any(data.find(mark, 0, before) >= 0 for mark in MARKS)
 
 
 def _taken(text: object) -> str | None:

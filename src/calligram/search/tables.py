@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,10 +139,15 @@ class Tables:
         if rows:
             self._opened[name].add(pa.Table.from_pylist(list(rows), schema=SCHEMAS[name]))
 
-    def put(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows, or replace those whose id is there."""
-        if rows:
-            table = pa.Table.from_pylist(list(rows), schema=SCHEMAS[name])
+    def put(self, name: str, rows: Sequence[Mapping[str, Any]], new: AbstractSet[str] = frozenset()) -> None:
+        """Add rows, or replace those whose id is there.
+
+        Args:
+            new: ids that are surely not there, and need not be looked for.
+        """
+        self.add(name, [row for row in rows if row["id"] in new])
+        if rest := [row for row in rows if row["id"] not in new]:
+            table = pa.Table.from_pylist(rest, schema=SCHEMAS[name])
             merge = self._opened[name].merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
             merge.execute(table)
 

@@ -7,11 +7,13 @@ import os
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from calligram.data.pictures import PictureError, decode
 from calligram.errors import UserError
@@ -41,6 +43,10 @@ WORKED = pa.schema(
 BATCH = 64
 AHEAD = 3
 """batches that are prepared before they are encoded"""
+AT_ONCE = 16
+"""pictures that a thread takes at a time: handing over each by itself would take as long as reading it"""
+ENCODING = 4
+"""batches that are encoded at the same time, where a processor does it; each takes memory"""
 
 Row = dict[str, Any]
 T = TypeVar("T")
@@ -70,20 +76,29 @@ class Worker:
         Args:
             known: contents that need not be encoded.
         """
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            coming = in_order(pool, lambda entry: self._look(entry, known), entries, AHEAD * self.batch)
-            done: list[Row] = []
-            waiting: list[Seen] = []
-            for seen in track(coming, "indexing pictures", len(entries)):
-                if seen.prepared:
-                    waiting.append(seen)
-                else:
-                    done.append(seen.row)
-                if len(waiting) == self.batch or len(done) >= 16 * self.batch:
-                    yield done + self._encoded(waiting)
-                    done, waiting = [], []
-            if done or waiting:
-                yield done + self._encoded(waiting)
+        with working_threads(self.encoder.device) as (pool, together):
+            few = [entries[start : start + AT_ONCE] for start in range(0, len(entries), AT_ONCE)]
+            ahead = max(2 * together, AHEAD * self.batch // AT_ONCE)
+            looked = in_order(pool, lambda part: [self._look(entry, known) for entry in part], few, ahead)
+            coming = (seen for part in looked for seen in part)
+            batches = self._batches(track(coming, "indexing pictures", len(entries)))
+            for done, encoded in in_order(pool, lambda b: (b[0], self._encoded(b[1])), batches, together):
+                yield done + encoded
+
+    def _batches(self, coming: Iterable[Seen]) -> Iterator[tuple[list[Row], list[Seen]]]:
+        """Rows that are complete, and pictures that are to be encoded together."""
+        done: list[Row] = []
+        waiting: list[Seen] = []
+        for seen in coming:
+            if seen.prepared:
+                waiting.append(seen)
+            else:
+                done.append(seen.row)
+            if len(waiting) == self.batch or len(done) >= 16 * self.batch:
+                yield done, waiting
+                done, waiting = [], []
+        if done or waiting:
+            yield done, waiting
 
     def _look(self, entry: Entry, known: Container[str]) -> Seen:
         row: Row = {"key": entry.key, "bytes": entry.size, "mtime": entry.mtime}
@@ -107,11 +122,14 @@ class Worker:
 
     def _prepare(self, row: Row, data: bytes | None, entry: Entry) -> Seen:
         image = None if data is None else decode(data)
-        if data is not None and image is not None:
-            row |= {"width": image.width, "height": image.height, "jpeg": thumbnail(image, data)}
-            row["facts"] = json.dumps(facts(data))
         encoders = (self.encoder,) if self.reranker in (None, self.encoder) else (self.encoder, self.reranker)
-        return Seen(row, tuple(encoder.prepare(image, self.source, entry) for encoder in encoders))
+        reduced = [None if image is None else encoder.reduced(image) for encoder in encoders]
+        prepared = (e.prepare(image, self.source, entry, r) for e, r in zip(encoders, reduced, strict=True))
+        seen = Seen(row, tuple(prepared))
+        if data is not None and image is not None:
+            row |= {"width": image.width, "height": image.height, "jpeg": thumbnail(image, data, reduced[0])}
+            row["facts"] = json.dumps(facts(data))
+        return seen
 
     def _encoded(self, seen: Sequence[Seen]) -> list[Row]:
         if not seen:
@@ -141,6 +159,24 @@ def _checked(row: Row) -> Row:
         return row
     kept = {name: row[name] for name in ("key", "bytes", "mtime", "hash")}
     return {**kept, "problem": "the matcher gives no usable vector for it (zero or not finite)"}
+
+
+@contextmanager
+def working_threads(device: torch.device) -> Iterator[tuple[ThreadPoolExecutor, int]]:
+    """Threads that prepare and encode, a core for each, and how many batches they may encode at the same time.
+
+    Encoding on a processor would by itself spread each operation over all cores, and wait at its end for whichever
+    was busy decoding: several times slower than whole batches side by side.
+    """
+    cores, before = os.cpu_count() or 1, torch.get_num_threads()
+    together = min(cores, ENCODING) if device.type == "cpu" else 1
+    each = max(1, min(before, cores // together)) if device.type == "cpu" else before
+    try:
+        # In torch the number belongs to the thread that sets it, and to those that begin later.
+        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(each,)) as pool:
+            yield pool, together
+    finally:
+        torch.set_num_threads(before)
 
 
 def in_order(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:

@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ class Additions:
     """What a commit puts into the tables and the index of images."""
 
     items: Rows = field(default_factory=dict)
+    new: set[str] = field(default_factory=set)
+    """ids that no item has had"""
     vectors: dict[str, bytes] = field(default_factory=dict)
     """of items that are to be found and were not, or looked different"""
     moved: list[str] = field(default_factory=list)
@@ -103,6 +106,7 @@ class Writer:
             seen = {**old[found.id]}
         made = item_row(found.id, entry, state.number, source.about(entry), {**seen, "hash": row["hash"]}, self.kinds)
         adding.items[found.id] = made
+        adding.new |= {found.id} if found.outcome in ("added", "copied") else set()
         adding.solved += [row["key"]] if row["key"] in state.problems else []
         if found.outcome in ("added", "changed", "copied") and row.get("vector") is not None:
             adding.vectors[found.id] = row["vector"]
@@ -135,20 +139,26 @@ class Writer:
     def _write(self, adding: Additions, number: int) -> None:
         ids = list(adding.vectors)
         self.pending.note([*ids, *adding.gone])
-        if ids:
-            stacked = np.stack([np.frombuffer(adding.vectors[id], dtype=np.float32) for id in ids])
-            self.images.add(ids, stacked, self._columns(adding.items[id] for id in ids))
-        if moved := [id for id in adding.moved if id not in adding.vectors]:
-            self.images.update(moved, self._columns(adding.items[id] for id in moved))
-        self.tables.put("items", list(adding.items.values()))
+        tables = {"thumbnails": adding.thumbnails, "parts": adding.parts, "items": list(adding.items.values())}
+        # Each is a table of its own, and none counts before the commit: they need not wait for one another.
+        with ThreadPoolExecutor() as pool:
+            writing = [pool.submit(self.tables.put, name, rows, adding.new) for name, rows in tables.items()]
+            self._write_vectors(ids, adding)
+            for done in writing:
+                done.result()
         self.written |= adding.items.keys()
-        self.tables.put("thumbnails", adding.thumbnails)
-        self.tables.put("parts", adding.parts)
         if self.tables.count("shelf"):
             self.tables.drop("shelf", ids)
         self.drop_problems(number, adding.solved)
         self.put_problems(number, adding.problems)
         self.mark_gone(sorted(adding.gone))
+
+    def _write_vectors(self, ids: Sequence[str], adding: Additions) -> None:
+        if ids:
+            stacked = np.stack([np.frombuffer(adding.vectors[id], dtype=np.float32) for id in ids])
+            self.images.add(ids, stacked, self._columns(adding.items[id] for id in ids))
+        if moved := [id for id in adding.moved if id not in adding.vectors]:
+            self.images.update(moved, self._columns(adding.items[id] for id in moved))
 
     def _columns(self, rows: Iterable[Row]) -> Any:
         roots = {source.number: source.root for source in self.manifest.sources}
