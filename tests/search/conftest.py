@@ -11,9 +11,13 @@ from PIL import ExifTags, Image
 
 from calligram.features.inputs import Inputs
 from calligram.features.pixels import PixelInput
+from calligram.features.region_input import RegionInput
+from calligram.features.regions.crops import Crops
+from calligram.features.text_vectors import VectorSettings, VectorText
 from calligram.features.vocabulary import Vocabulary
 from calligram.models import catalog
 from calligram.models.stored import BEST, INPUTS, MATCHER, RUN
+from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 from calligram.models.vse import VSE, VSESettings
 
 WORDS = ["a red disc", "the round thing is blue", "green yellow white black", "a warm colour", "snow"]
@@ -65,6 +69,25 @@ def photos(tmp_path: Path) -> Path:
 def write_run() -> Callable[..., Path]:
     """Makes a run folder."""
     return _write_run
+
+
+def _write_localizer(folder: Path, seed: int = 0) -> Path:
+    """A run folder of a very small network of regions and phrases."""
+    folder.mkdir(parents=True)
+    texts = VectorText.fit(WORDS, None, VectorSettings(kind="tfidf"))
+    regions = RegionInput(Crops(PixelInput(16), 2), "grid", "grid", 20)
+    torch.manual_seed(seed)
+    sizes = {"image_dim": regions.dim, "text_dim": texts.dim, "hidden": 8, "dim": 4}
+    (folder / RUN).write_text("{}\n")
+    catalog.save(TwoBranchEmbedding(TwoBranchSettings(**sizes)), folder / MATCHER, folder / BEST)
+    Inputs(regions, texts).save(folder / INPUTS)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def localizer_run() -> Callable[..., Path]:
+    """Makes a run folder of a matcher of regions."""
+    return _write_localizer
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import tarfile
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from calligram.search import manifest
 from calligram.search.forgetting import forget
 from calligram.search.indexing import index_source
 from calligram.search.library import Library
+from calligram.search.locator import Locator
 from calligram.search.models import Models
 from calligram.search.where import parse
 
@@ -274,13 +276,27 @@ def test_the_reranker_is_remembered_and_none_can_be_added_later(cross_run, small
         Library.open(folder).parts(Library.open(folder).sample(1))
 
 
-def test_a_localizer_is_recorded_and_another_refused(small_run, write_run, photos, tmp_path):
-    out = tmp_path / "library"
-    index_source(Models.load(small_run, localizer=small_run), photos, out)
+def test_a_localizer_can_be_added_and_exchanged_at_any_time_and_stays(small_run, localizer_run, photos, tmp_path):
+    """Nothing that is stored depends on it, so no picture is encoded again."""
+    out, first, second = tmp_path / "library", localizer_run(tmp_path / "first"), localizer_run(tmp_path / "second", 1)
     index_source(Models.load(small_run), photos, out)
-    assert Library.open(out).stats()["localizer"] == str(small_run)
-    with pytest.raises(UserError, match="was made with localizer"):
-        index_source(Models.load(small_run, localizer=write_run(tmp_path / "other", seed=2)), photos, out)
+    for run in (first, second):
+        report = index_source(Models.load(small_run, localizer=run), photos, out)
+        assert report.counts["unchanged"] == 12
+        assert Library.open(out).stats()["localizer"] == str(run)
+    index_source(Models.load(small_run), photos, out)
+    index_source(Models.load(small_run), photos, out, rebuild=True)
+    library = Library.open(out)
+    assert library.stats()["localizer"] == str(second)
+    assert Locator.open(library).model.source == str(second)
+    shutil.copy(first / "best.safetensors", second / "best.safetensors")
+    with pytest.raises(UserError, match=r"was indexed with localizer .*; take it with .* --localizer"):
+        Locator.open(library)
+
+
+def test_a_localizer_must_see_regions(small_run):
+    with pytest.raises(UserError, match="sees whole pictures; train one on regions"):
+        Models.load(small_run, localizer=small_run)
 
 
 def test_a_dual_encoder_needs_no_run(tiny_clip, photos, tmp_path):

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageColor, ImageDraw
 from torch import nn
 
-from calligram.errors import UserError
+from calligram.errors import NotFiniteError, UserError
 from calligram.features.chunker import Chunker, Span
 from calligram.features.inputs import Inputs
 from calligram.features.pixels import PixelInput
@@ -85,6 +85,27 @@ def test_every_noun_phrase_of_a_sentence_gets_its_box(picture, inputs):
     assert sentence[found[1].span.start : found[1].span.end] == "the blue thing"
 
 
+def test_a_text_without_a_noun_phrase_is_one(picture, inputs):
+    class Finds(Chunker):
+        def spans(self, text):
+            return []
+
+    matcher = ByColour(inputs.texts)
+    none = Inputs(inputs.images, inputs.texts, Finds({}))
+    found = localize_sentence(matcher, none, look(matcher, inputs, picture), "  red ")
+    assert [(located.span, located.text) for located in found] == [(Span(2, 5), "red")]
+    assert found[0].hits[0].box[2] < 60
+
+
+def test_scores_that_are_not_finite_are_refused(picture, inputs):
+    class Broken(ByColour):
+        def score(self, images, texts):
+            return torch.full((len(images.vectors), len(texts.vectors)), torch.nan)
+
+    with pytest.raises(NotFiniteError, match="not finite"):
+        localize(Broken(inputs.texts), inputs, picture, "red")
+
+
 def test_what_cannot_be_done_is_said(picture, inputs):
     matcher = ByColour(inputs.texts)
     with pytest.raises(UserError, match="the phrase is empty"):
@@ -105,10 +126,11 @@ def test_boxes_are_drawn_in_their_colours_above_the_sentence(picture):
     drawn = draw_boxes(picture, boxes, sentence, spans)
     assert drawn.width == 640
     assert drawn.height > 320
-    assert drawn.getpixel((33, 160)) == (0xE6, 0x19, 0x4B)
-    assert drawn.getpixel((385, 130)) == (0x3C, 0xB4, 0x4B)
+    first, second = (ImageColor.getrgb(colour_of(number)) for number in (0, 1))
+    assert drawn.getpixel((33, 160)) == first
+    assert drawn.getpixel((385, 130)) == second
     below = {drawn.getpixel((x, y)) for x in range(640) for y in range(320, drawn.height)}
-    assert {(0xE6, 0x19, 0x4B), (0x3C, 0xB4, 0x4B), (0, 0, 0)} <= below
+    assert {first, second, (0, 0, 0)} <= below
     assert colour_of(len(COLOURS)) == COLOURS[0]
 
 

@@ -1,4 +1,4 @@
-"""A library of real scenes with a matcher of random weights, served by the real command on a free port."""
+"""A library of real scenes with matchers that have barely been trained, served by the real command on a free port."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
 from calligram.data.scenes.generate import generate_scenes
+from calligram.features.regions.catalog import proposer_named
+from calligram.features.regions.extraction import Task, add_regions
 from calligram.recipes.catalog import recipe_named
 from calligram.recipes.config import resolve
 from calligram.recipes.plan import Surroundings, device_named, run_recipe
@@ -25,7 +27,11 @@ from calligram.search.indexing import index_source
 from calligram.search.models import Models
 
 SMALL = ["epochs=1", "batch=8", "dim=16", "image.size=16", "image.channels=4", "text.hidden=8", "text.word_dim=8"]
-IMAGES = 60
+SMALL_PHRASES = [
+    "epochs=2", "hidden=32", "dim=16", "lr=0.01", "text.vectors.kind=tfidf", "region.proposals=grid", "region.size=64",
+    "region.bins=4", "region.geometry=10",
+]  # fmt: skip
+IMAGES, WINDOWS = 60, 100
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -46,21 +52,29 @@ class Served(NamedTuple):
         assert answer.status_code == 200, answer.text
         return answer.json()["hits"]
 
+    def located(self, id: str, text: str, **more: object) -> dict[str, Any]:
+        answer = self.client.get("/api/locate", params={"id": id, "text": text, **more})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
 
 @pytest.fixture(scope="session")
 def served_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weights that have barely been trained: what is found does not matter here, only that it is."""
     folder = tmp_path_factory.mktemp("served")
     collection = generate_scenes(folder / "scenes", images=IMAGES, size=64)
-    recipe = recipe_named("vse")
+    collection = add_regions(collection, Task(proposer_named("grid", WINDOWS), "grid", WINDOWS, None)).collection
     around = Surroundings(device_named("cpu"))
-    run_recipe(recipe, resolve(recipe.defaults, SMALL), collection, folder / "run", around=around)
+    for name, changes, out in (("vse", SMALL, "run"), ("two-branch-phrases", SMALL_PHRASES, "phrases")):
+        recipe = recipe_named(name)
+        run_recipe(recipe, resolve(recipe.defaults, changes), collection, folder / out, around=around)
     return folder
 
 
 @pytest.fixture(scope="session")
 def library_folder(served_run: Path) -> Path:
-    index_source(Models.load(served_run / "run"), served_run / "scenes", served_run / "library")
+    models = Models.load(served_run / "run", localizer=served_run / "phrases")
+    index_source(models, served_run / "scenes", served_run / "library")
     return served_run / "library"
 
 
@@ -104,6 +118,12 @@ def served(library_folder: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
+def item(served: Served) -> str:
+    """Id of a picture."""
+    return served.client.get("/api/browse", params={"k": 1}).json()["hits"][0]["id"]
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Callable]:
     """The system's Chromium; there is no skipping without it."""
     from playwright.sync_api import sync_playwright
@@ -115,3 +135,22 @@ def browser() -> Iterator[Callable]:
         opened = playwright.chromium.launch(executable_path=found, headless=True, args=FLAGS)
         yield opened
         opened.close()
+
+
+@pytest.fixture
+def page(browser, served):
+    """An empty page that fails the test when the console complains."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    opened = context.new_page()
+    opened.set_default_timeout(10_000)
+    complaints: list[str] = []
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    opened.on(
+        "request",
+        lambda asked: complaints.append(asked.url) if not asked.url.startswith((served.url, "blob:")) else None,
+    )
+    opened.complaints = complaints
+    yield opened
+    context.close()
+    assert complaints == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.strategies import characters, integers, text
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
@@ -21,7 +22,7 @@ CHECKS = [
 OPERATIONS = [
     ("GET", "/api/search"), ("POST", "/api/search"), ("GET", "/api/browse"), ("GET", "/api/item"),
     ("GET", "/api/thumbnail"), ("GET", "/api/image"), ("GET", "/api/health"), ("POST", "/api/login"),
-    ("GET", "/metrics"), ("GET", "/api/stats"),
+    ("GET", "/metrics"), ("GET", "/api/stats"), ("GET", "/api/locate"), ("GET", "/api/explain"),
 ]  # fmt: skip
 PLAIN = ("/api/health", "/metrics", "/api/stats")
 """without parameters, so nothing in a request can break the description"""
@@ -50,3 +51,34 @@ def test_any_request_gets_an_answer_that_is_described(served, description, metho
 
         check()
     assert served.client.get("/api/health").status_code == 200
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(text=text(characters(exclude_categories=["Cs"]), max_size=1000), k=integers(1, 20))
+def test_any_text_is_looked_for_in_a_picture(served, text, k):
+    """Ids that are made up lead nowhere, so this one is real."""
+    id = served.client.get("/api/browse", params={"k": 1}).json()["hits"][0]["id"]
+    answer = served.client.get("/api/locate", params={"id": id, "text": text, "k": k})
+    if not text.strip():
+        assert answer.status_code == 400
+        return
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    for phrase in found["phrases"]:
+        assert text[phrase["start"] : phrase["end"]] == phrase["text"] != ""
+        assert len(phrase["boxes"]) <= k
+        for x0, y0, x1, y1 in (hit["box"] for hit in phrase["boxes"]):
+            assert 0 <= x0 < x1 <= found["width"]
+            assert 0 <= y0 < y1 <= found["height"]
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(text=text(characters(exclude_categories=["Cs"]), max_size=1000))
+def test_any_text_is_weighed_word_by_word(served, text):
+    id = served.client.get("/api/browse", params={"k": 1}).json()["hits"][0]["id"]
+    answer = served.client.get("/api/explain", params={"id": id, "text": text})
+    assert answer.status_code in (200, 400), answer.text
+    for word in answer.json().get("words", []):
+        assert text[word["start"] : word["end"]] == word["word"] != ""

@@ -5,32 +5,11 @@ from __future__ import annotations
 import re
 import time
 
-import pytest
-
 DROP = """([name, bytes]) => {
   const carried = new DataTransfer();
   carried.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
   return carried;
 }"""
-
-
-@pytest.fixture
-def page(browser, served):
-    """An empty page that fails the test when the console complains."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
-    opened = context.new_page()
-    opened.set_default_timeout(10_000)
-    complaints: list[str] = []
-    opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-    opened.on(
-        "request",
-        lambda asked: complaints.append(asked.url) if not asked.url.startswith((served.url, "blob:")) else None,
-    )
-    opened.complaints = complaints
-    yield opened
-    context.close()
-    assert complaints == []
 
 
 def until(page, condition: str) -> None:

@@ -80,9 +80,6 @@ def _content(picture: Image.Image, found: list[Located]) -> dict[str, object]:
 
 
 def _print(found: list[Located], boxes: int) -> None:
-    if not found:
-        console.print("no noun phrase was found in the sentence")
-        return
     table = Table()
     for heading in ("phrase", "rank", "score", "x0", "y0", "x1", "y1"):
         table.add_column(heading, justify="left" if heading == "phrase" else "right")
@@ -99,7 +96,7 @@ def _draw(picture: Image.Image, found: list[Located], sentence: str, out: Path) 
     from calligram.search.box_drawing import Drawn, colour_of, draw_boxes
 
     boxes = [
-        Drawn(hit.box, colour_of(number if sentence else hit.rank - 1), "" if sentence else str(hit.rank))
+        Drawn(hit.box, colour_of(number if sentence else hit.rank - 1), str(number + 1 if sentence else hit.rank))
         for number, located in enumerate(found)
         for hit in located.hits
     ]

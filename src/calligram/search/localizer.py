@@ -12,10 +12,11 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.data.boxes import iou
-from calligram.errors import UserError
+from calligram.errors import NotFiniteError, UserError
 from calligram.features.chunker import Span
 from calligram.features.inputs import Inputs
 from calligram.features.region_input import RegionInput
+from calligram.features.regions.proposer import Proposer
 from calligram.models.matcher import Encoded, Matcher
 
 Floats = NDArray[np.float32]
@@ -51,15 +52,18 @@ class Located(NamedTuple):
 
 
 @torch.no_grad()
-def look(matcher: Matcher, inputs: Inputs, image: Image.Image) -> Looked:
+def look(matcher: Matcher, inputs: Inputs, image: Image.Image, proposer: Proposer | None = None) -> Looked:
     """Propose boxes in a picture and encode them: what takes time, done once for all phrases.
+
+    Args:
+        proposer: the run's own, where it has been made before; a detector takes time to load.
 
     Raises:
         UserError: when the matcher was not trained on regions.
     """
     side = region_side(inputs)
     picture = image.convert("RGB")
-    boxes = side.propose(picture)
+    boxes = side.propose(picture, proposer)
     device = next(matcher.parameters()).device
     features: Tensor = side.finish(side.regions(picture, boxes).to(device))
     return Looked(boxes, matcher.eval().encode_images(features))
@@ -85,6 +89,8 @@ def rank(
     device = next(matcher.parameters()).device
     texts = matcher.eval().encode_texts(words.to(device), mask.to(device))
     scores = matcher.score(looked.regions, texts).float().cpu().numpy()
+    if not np.isfinite(scores).all():
+        raise NotFiniteError("the localizer's scores are not finite; it cannot be used")
     return [_best(looked.boxes, column, k, apart) for column in scores.T]
 
 
@@ -103,15 +109,23 @@ def localize_sentence(
 ) -> list[Located]:
     """The noun phrases of a sentence with their boxes (two-branch, Sec. 4 and Fig. 2).
 
+    A text in which none is found is a phrase itself, such as a single word.
+
     Raises:
         UserError: when the run has no chunker.
     """
     if inputs.chunker is None:
         raise UserError("this run has not learnt to find noun phrases (chunks=0); ask for one phrase at a time")
-    spans = inputs.chunker.spans(sentence)
+    spans = inputs.chunker.spans(sentence) or [whole(sentence)]
     texts = [sentence[span.start : span.end] for span in spans]
     hits = rank(matcher, inputs, looked, texts, k, apart)
     return [Located(*found) for found in zip(spans, texts, hits, strict=True)]
+
+
+def whole(text: str) -> Span:
+    """All of a text but the blanks around it."""
+    start = len(text) - len(text.lstrip())
+    return Span(start, start + len(text.strip()))
 
 
 def region_side(inputs: Inputs) -> RegionInput:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from calligram.errors import UserError
 from calligram.models.stored import Stored, load_matcher
+from calligram.search.localizer import region_side
 from calligram.search.locking import locked
 from calligram.search.manifest import MANIFEST, Manifest, Model, read_manifest
 
@@ -33,6 +34,9 @@ class Models:
         """Load them; what is not given is taken from the library where it has one.
 
         A matcher whose score needs both sides re-ranks what its own vectors find.
+
+        Raises:
+            UserError: when one cannot be loaded, or the localizer sees whole pictures.
         """
         first = load_matcher(matcher)
         known = None
@@ -42,7 +46,10 @@ class Models:
             assert known.reranker is not None
             reranker = known.reranker.source
         second = load_matcher(reranker) if reranker is not None else first if first.matcher.reranks else None
-        return cls(first, second, load_matcher(localizer) if localizer is not None else None)
+        third = load_matcher(localizer) if localizer is not None else None
+        if third is not None:
+            region_side(third.inputs)
+        return cls(first, second, third)
 
     def named(self) -> dict[str, Model | None]:
         """As a manifest has them."""
@@ -59,7 +66,7 @@ class Models:
 
     def _other(self, manifest: Manifest, name: str) -> bool:
         model, before = self.named()[name], getattr(manifest, name)
-        if name == "localizer" and (model is None or before is None):
+        if name == "localizer":  # nothing that is stored depends on it
             return False
         return bool((before and before.fingerprint) != (model and model.fingerprint))
 
@@ -81,6 +88,27 @@ class Models:
         if self.localizer is not None:
             words.append(f"--localizer {self.localizer.source}")
         return " ".join(words)
+
+
+def load_recorded(library: Path, role: str, model: Model) -> Stored:
+    """A matcher that a library names.
+
+    Raises:
+        UserError: when it is not there, or not what it was.
+    """
+    try:
+        stored = load_matcher(model.source)
+    except UserError as error:
+        raise UserError(f"the {role} of {library} cannot be loaded: {error}") from error
+    if stored.fingerprint != model.fingerprint:
+        what_to_do = f'rebuild it with "calligram index {model.source} SOURCE --out {library} --rebuild"'
+        if role == "localizer":
+            what_to_do = f'take it with "calligram index RUN SOURCE --out {library} --localizer {model.source}"'
+        raise UserError(
+            f"{library} was indexed with {role} {model.fingerprint[:8]}, and {model.source} is now "
+            f"{stored.fingerprint[:8]}; {what_to_do}"
+        )
+    return stored
 
 
 def _up_to_date(library: Path) -> Manifest:

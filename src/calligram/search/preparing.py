@@ -31,6 +31,8 @@ class Preparing:
     writer: Writer
     before: Manifest | None = None
     """of the library that is to be replaced"""
+    renewed: bool = False
+    """the manifest names other models or places than before, which alone is worth a commit"""
 
     def sources(self, given: Opened) -> Iterator[Opened]:
         """The source that was given; all of the library's, too, when it is rebuilt."""
@@ -43,7 +45,7 @@ class Preparing:
     def finish(self, track: Track, *, changed: bool) -> None:
         """Commit and tidy up; a rebuilt library takes the other's place."""
         writer = self.writer
-        if changed or not writer.manifest.versions:
+        if changed or self.renewed or not writer.manifest.versions:
             writer.commit()
             writer.settle(track)
         if writer.name == REBUILT:
@@ -65,7 +67,8 @@ def open_writer(out: Path, models: Models, source: Path, engine: str | None, *, 
     if engine is not None and engine != before.index:
         raise UserError(f"the vectors of {out} are in {before.index or 'its own folder'}; add --rebuild to move them")
     given = {name: model for name, model in models.named().items() if model is not None}
-    return Preparing(Writer(out, replace(before, **given)))  # type: ignore[arg-type]
+    now = replace(before, **given)  # type: ignore[arg-type]
+    return Preparing(Writer(out, now), renewed=now != before)
 
 
 def _before(out: Path, *, rebuild: bool) -> Manifest | None:
@@ -89,6 +92,8 @@ def _fresh(models: Models, engine: str | None, generation: int) -> Manifest:
 def _replacement(out: Path, before: Manifest, models: Models, engine: str | None) -> Writer:
     """Go on with a rebuild that was cut short, or begin one."""
     fresh = replace(_fresh(models, engine, before.generation + 1), sources=before.sources)
+    if fresh.localizer is None:  # nothing that is stored depends on it, so it stays
+        fresh = replace(fresh, localizer=before.localizer)
     if (out / REBUILT).is_file():
         begun = read_manifest(out, REBUILT, writing=True)
         same = ("matcher", "reranker", "localizer", "generation", "index")

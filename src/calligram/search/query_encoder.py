@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from calligram.errors import NotFiniteError
-from calligram.features.vocabulary import Vocabulary, tokenise
 from calligram.models.matcher import Encoded, unit
 from calligram.models.stored import Stored
+from calligram.search.unknown_words import UnknownWords
 
 Floats = NDArray[np.float32]
 
@@ -25,8 +25,7 @@ class QueryEncoder:
         self.device = torch.device(device)
         self.fingerprint = stored.fingerprint
         self._matcher, self._inputs = stored.matcher.to(self.device).eval(), stored.inputs
-        text = stored.inputs.texts
-        self._words = frozenset(text.words) if isinstance(text, Vocabulary) else None
+        self._unknown = UnknownWords(stored.inputs.texts)
         # Tokenizers of transformers set their padding at every call and refuse two calls at a time.
         self._tokenizing = threading.Lock()
 
@@ -39,7 +38,7 @@ class QueryEncoder:
 
     def unknown(self, text: str) -> list[str]:
         """Words of a text that the matcher has never seen; none for one that reads pieces of words."""
-        return [] if self._words is None else [word for word in tokenise(text) if word not in self._words]
+        return self._unknown(text)
 
     @torch.inference_mode()
     def images(self, images: Sequence[Image.Image]) -> Encoded:

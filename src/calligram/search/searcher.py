@@ -12,17 +12,17 @@ from typing import NamedTuple
 import torch
 
 from calligram.errors import UserError
-from calligram.models.stored import load_matcher
 from calligram.search.asking import Asked, Asker, Clock
 from calligram.search.calibration import Scales, measure
 from calligram.search.fusion import has_every_word, reciprocal_ranks
 from calligram.search.index import Index
 from calligram.search.library import Library
-from calligram.search.manifest import Model
+from calligram.search.models import load_recorded
 from calligram.search.query import ItemId, Query, Term, What
-from calligram.search.query_encoder import QueryEncoder
+from calligram.search.query_encoder import QueryEncoder, unit_vectors
 from calligram.search.reranking import Reranker, Scored
 from calligram.search.tables import Worded
+from calligram.search.word_weights import Explained, weigh
 
 DEPTH = 100
 """candidates that a second stage orders, and at least as many are joined with what words find"""
@@ -104,6 +104,11 @@ class Searcher:
         library = Library.open(library_folder)
         return cls(library, *load_encoders(library, device))
 
+    @property
+    def device(self) -> torch.device:
+        """Where queries are encoded."""
+        return self._encoders[0].device
+
     def refreshed(self) -> Searcher:
         """This searcher, or, when something was committed to the library since, a new one that sees it."""
         library = self.library.refreshed()
@@ -111,7 +116,7 @@ class Searcher:
             return self
         before, now = self.library.manifest, library.manifest
         if (before.matcher, before.reranker) != (now.matcher, now.reranker):
-            return Searcher(library, *load_encoders(library, self._encoders[0].device))
+            return Searcher(library, *load_encoders(library, self.device))
         changed = abs(len(library) - self.scales.items) > CHANGED * self.scales.items
         return Searcher(library, *self._encoders, scales=None if changed else self.scales)
 
@@ -199,6 +204,19 @@ class Searcher:
         hits = [Hit(s.id, s.score, 0, text=captions[s.id]) for s in found[:k]]
         return _results(asked, hits, cutoff, (), clock)
 
+    def explain(self, id: str, text: str) -> Explained:
+        """Which words of a text an image goes by: what its score loses when each is left out.
+
+        Raises:
+            UserError: for an image that is not there, and for a text of fewer than two words.
+        """
+        first, second = self._encoders
+        if second is not None:
+            kept = self.library.parts([id])
+            return weigh(text, lambda texts: second.scores(kept, second.texts(texts))[0])
+        vector = self.library.images.vectors([id])[0]
+        return weigh(text, lambda texts: unit_vectors(first.texts(texts)) @ vector)
+
     def _second_stage(self, asked: Asked) -> Reranker | None:
         applies = self._reranker is not None and self._reranker.compares(asked.query, asked.found)
         return self._reranker if applies else None
@@ -223,24 +241,10 @@ def load_encoders(library: Library, device: str | torch.device) -> tuple[QueryEn
         UserError: when one is not there, or not what it was.
     """
     first, second = library.manifest.matcher, library.manifest.reranker
-    encoder = _load(library, "matcher", first, device)
+    encoder = QueryEncoder(load_recorded(library.folder, "matcher", first), device)
     if second is None or second.fingerprint == first.fingerprint:
         return encoder, None if second is None else encoder
-    return encoder, _load(library, "reranker", second, device)
-
-
-def _load(library: Library, role: str, model: Model, device: str | torch.device) -> QueryEncoder:
-    try:
-        stored = load_matcher(model.source)
-    except UserError as error:
-        raise UserError(f"the {role} of {library.folder} cannot be loaded: {error}") from error
-    if stored.fingerprint != model.fingerprint:
-        raise UserError(
-            f"{library.folder} was indexed with {role} {model.fingerprint[:8]}, and {model.source} is now "
-            f'{stored.fingerprint[:8]}; rebuild it with "calligram index {model.source} SOURCE --out {library.folder} '
-            '--rebuild"'
-        )
-    return QueryEncoder(stored, device)
+    return encoder, QueryEncoder(load_recorded(library.folder, "reranker", second), device)
 
 
 def _wanted(index: Index, k: int, depth: int | None) -> int:

@@ -85,6 +85,52 @@ class ItemAnswer(BaseModel):
     metadata: dict[str, Value]
 
 
+class BoxAnswer(BaseModel):
+    """A part of a picture."""
+
+    box: tuple[float, float, float, float] = Field(
+        description="Left, top, right and bottom, in pixels of a picture of the given width and height."
+    )
+    score: float = Field(description="Higher is better; comparable within a picture only.")
+    rank: int = Field(ge=1)
+
+
+class PhraseAnswer(BaseModel):
+    """A noun phrase and where it is."""
+
+    start: int = Field(ge=0, description="Its first character in the text, counting Unicode's code points.")
+    end: int = Field(ge=1, description="The character after its last.")
+    text: str
+    boxes: list[BoxAnswer] = Field(description="Best first; none where no telling word of the phrase is known.")
+
+
+class LocateAnswer(BaseModel):
+    """The noun phrases of a text, in its order; a text without any is one phrase."""
+
+    width: int = Field(ge=1, description="Of the picture, upright.")
+    height: int = Field(ge=1)
+    phrases: list[PhraseAnswer]
+    unknown: list[str] = Field(description="Words of the phrases that the localizer has never seen.")
+    proposals: int = Field(ge=1, description="Boxes that were compared.")
+    milliseconds: dict[str, float] = Field(description="Where the time went: look, rank.")
+
+
+class WordAnswer(BaseModel):
+    """A word of a text."""
+
+    word: str
+    start: int = Field(ge=0, description="Its first character in the text, counting Unicode's code points.")
+    end: int = Field(ge=1, description="The character after its last.")
+    weight: float = Field(description="What the score loses without it; below zero where it gains.")
+
+
+class ExplainAnswer(BaseModel):
+    """What each word has to do with a picture's score."""
+
+    score: float = Field(description="Of the picture with the whole text.")
+    words: list[WordAnswer] = Field(description="In the order of the text.")
+
+
 class FacetValue(BaseModel):
     """One value of a column, and how many items have it."""
 
@@ -100,6 +146,7 @@ class StatsAnswer(BaseModel):
     examples: list[str] = Field(description="Captions that read like queries.")
     columns: dict[str, str] = Field(description="Every column that a condition may name, and its kind.")
     limits: dict[str, int]
+    localizer: bool = Field(description="Whether phrases can be found within pictures.")
 
 
 class HealthAnswer(BaseModel):

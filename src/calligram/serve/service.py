@@ -7,15 +7,18 @@ import contextlib
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from fastapi import Request
 
 from calligram.errors import UserError
 from calligram.search.library import Library
+from calligram.search.locator import Locator
+from calligram.search.manifest import Model
 from calligram.search.searcher import Searcher
 from calligram.serve.metrics import Metrics
 from calligram.serve.overview import Overview, overview
+from calligram.serve.problems import Refused
 from calligram.serve.settings import Settings
 from calligram.serve.workers import Workers, share_cores
 
@@ -26,13 +29,36 @@ READERS = 4
 """threads that fetch items and thumbnails: short waits for the disk, which must not queue behind searches"""
 
 
+class Locating(NamedTuple):
+    """The localizer of the moment."""
+
+    locator: Locator | None
+    problem: str
+    """why there is none"""
+    model: Model | None
+    """what the library names"""
+
+    @classmethod
+    def of(cls, searcher: Searcher) -> Locating:
+        """Open it; a library whose localizer is gone can still be searched."""
+        model = searcher.library.manifest.localizer
+        try:
+            return cls(Locator.open(searcher.library, searcher.device), "", model)
+        except UserError as error:
+            if model is not None:
+                log.warning("phrases cannot be found within pictures: %s", error)
+            return cls(None, str(error), model)
+
+
 class Service:
     """Holds the searcher and replaces it when the library has changed."""
 
     def __init__(self, searcher: Searcher, settings: Settings):
         self.searcher, self.settings, self.metrics = searcher, settings, Metrics()
         self.problem: str | None = None
+        self.locating = Locating.of(searcher)
         self._searches = Workers(settings.workers, settings.waiting, settings.timeout, "search")
+        self._looks = Workers(max(1, settings.workers // 2), settings.waiting, settings.timeout, "look")
         self._reads = Workers(READERS, 4 * settings.waiting, settings.timeout, "read")
         self._looking = threading.Lock()
         self._looked: tuple[Library, Overview] | None = None
@@ -41,6 +67,17 @@ class Service:
         """Run a search, in one of a few threads."""
         searcher = self.searcher
         return await self._searches.run(lambda: work(searcher))
+
+    async def locate(self, work: Callable[[Locator, Library], T]) -> T:
+        """Look into a picture, in threads of its own: it takes longer than a search, which must not wait for it.
+
+        Raises:
+            Refused: when the library has no localizer.
+        """
+        locator, library = self.locating.locator, self.searcher.library
+        if locator is None:
+            raise Refused(409, self.locating.problem)
+        return await self._looks.run(lambda: work(locator, library))
 
     async def read(self, work: Callable[[Library], T]) -> T:
         """Look something up in the library."""
@@ -66,6 +103,7 @@ class Service:
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
             self._searches.close()
+            self._looks.close()
             self._reads.close()
 
     async def _watch(self) -> None:
@@ -73,6 +111,8 @@ class Service:
             await asyncio.sleep(self.settings.refresh)
             try:
                 self.searcher = await asyncio.to_thread(self.searcher.refreshed)
+                if self.searcher.library.manifest.localizer != self.locating.model:
+                    self.locating = await asyncio.to_thread(Locating.of, self.searcher)
                 self.problem = None
             except (UserError, OSError) as error:
                 # The state that is open stays good: a reader keeps the versions it was opened at.

@@ -16,6 +16,10 @@ MAX_QUERY = 1000
 """characters of one term of a query"""
 MAX_TERMS = 16
 """terms of one kind: plus, minus or like"""
+MAX_BOXES = 20
+"""of one phrase"""
+MAX_WORDS = 64
+"""of a text whose words are weighed: each is encoded without one of them"""
 MAX_WHERE = 4000
 MAX_ID = 1000
 MAX_TOKEN = 200

@@ -53,6 +53,16 @@ export async function item(id, signal) {
   return (await ask(`api/item?${new URLSearchParams({ id })}`, { signal })).json();
 }
 
+// The noun phrases of a text and their boxes in a picture.
+export async function locate(id, text, k, signal) {
+  return (await ask(`api/locate?${new URLSearchParams({ id, text, k })}`, { signal })).json();
+}
+
+// What each word of a text has to do with a picture's score.
+export async function explain(id, text, signal) {
+  return (await ask(`api/explain?${new URLSearchParams({ id, text })}`, { signal })).json();
+}
+
 export async function stats() {
   return (await ask("api/stats")).json();
 }

@@ -2,6 +2,8 @@
 
 import * as api from "./api.js";
 import { h, icon, svg } from "./dom.js";
+import { Explanation } from "./explanation.js";
+import { Locate } from "./locate.js";
 
 const LONG = 140;
 const FILTERED = new Set(["folder"]);
@@ -13,6 +15,9 @@ export class Detail {
     this.dialog = dialog;
     this.actions = { close, step, more, address, follow };
     this.id = null;
+    this.locate = null; // where the library has a localizer
+    this.explanation = null;
+    this.words = ""; // what is looked for in pictures, from one to the next
     dialog.addEventListener("cancel", (event) => {
       event.preventDefault();
       close();
@@ -22,7 +27,12 @@ export class Detail {
 
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "ArrowLeft") this.actions.step(-1);
+    if (event.key === "Escape") {
+      if (!this.locate?.active) return;
+      this.locate.leave(); // the next one closes the view
+    } else if (event.target.matches("input")) return;
+    else if (event.key === "/" && this.locate) this.locate.field.focus();
+    else if (event.key === "ArrowLeft") this.actions.step(-1);
     else if (event.key === "ArrowRight") this.actions.step(1);
     else if (event.key === "m") this.actions.more(this.id);
     else return;
@@ -31,12 +41,23 @@ export class Detail {
 
   hide() {
     this.id = null;
+    this.forget();
+    this.words = "";
     this.waiting?.abort();
     if (this.dialog.open) this.dialog.close();
   }
 
-  async show(id, hit, neighbours, about) {
+  // Boxes belong to the picture they were found in; the words may be wanted in the next one too.
+  forget() {
+    if (this.locate?.field.value.trim()) this.words = this.locate.field.value;
+    this.locate?.clear();
+    this.locate = null;
+    this.explanation?.leave();
+  }
+
+  async show(id, hit, neighbours, about, words = "") {
     if (this.id === id && this.dialog.open) return;
+    this.forget();
     this.id = id;
     this.waiting?.abort();
     this.waiting = new AbortController();
@@ -47,7 +68,12 @@ export class Detail {
     try {
       const item = await api.item(id, this.waiting.signal);
       stage.fill(item);
-      side.replaceChildren(this.head(item.name, hit), this.buttons(id), explanation(), ...[this.captions(item)].filter(Boolean), this.facts(item, about));
+      if (about.localizer) this.locate = new Locate(this.dialog, { id, text: this.words || words, ...stage });
+      this.explanation = new Explanation(id, words);
+      const parts = [this.head(item.name, hit), this.buttons(id), this.locate?.element, this.explanation.element, this.captions(item), this.facts(item, about)];
+      const focused = side.contains(document.activeElement);
+      side.replaceChildren(...parts.filter(Boolean));
+      if (focused) side.querySelector("button").focus(); // else keys would go nowhere
     } catch (error) {
       if (error.name !== "AbortError") side.append(h("p", { class: "error", role: "alert" }, error.message));
     }
@@ -63,7 +89,8 @@ export class Detail {
   stage(id, neighbours) {
     const overlay = svg("svg", { id: "overlay", "aria-hidden": "true" }, svg("g", { id: "boxes" }), svg("g", { id: "attention" }));
     const image = h("img", { alt: "", src: api.thumbnail(id) });
-    const picture = h("div", { class: "picture" }, image, overlay);
+    const tags = h("div", { class: "tags", "aria-hidden": "true" });
+    const picture = h("div", { class: "picture" }, image, overlay, tags);
     const measure = (width, height) => {
       picture.style.setProperty("--ratio", width / height);
       picture.style.setProperty("--width", width);
@@ -82,7 +109,7 @@ export class Detail {
       "aria-label": by < 0 ? "Previous" : "Next", onclick: () => this.actions.step(by) }, icon(side));
     const element = h("figure", { class: "stage" }, h("div", { class: "fit" }, picture),
       step("left", -1, neighbours.before), step("right", 1, neighbours.after));
-    return { element, fill };
+    return { element, fill, measure, tags, overlay: overlay.firstChild };
   }
 
   buttons(id) {
@@ -94,7 +121,7 @@ export class Detail {
 
   captions(item) {
     if (!item.captions.length) return null;
-    const links = item.captions.map((text) => h("li", {}, this.link({ q: text }, text, "Find pictures of this")));
+    const links = item.captions.map((text) => h("li", {}, this.link({ q: text }, text, "Find pictures of this"), this.explanation.button(text), this.locate?.button(text)));
     return h("section", { class: "captions" }, h("h3", {}, item.captions.length === 1 ? "Caption" : "Captions"), h("ul", {}, links));
   }
 
@@ -122,9 +149,4 @@ export class Detail {
     const href = this.actions.address({ plus: [], minus: [], like: [], picture: null, all: false, find: "images", item: null, ...changes });
     return h("a", { href, title, onclick: (event) => this.actions.follow(event) }, text);
   }
-}
-
-// Later drawn here: the weight of each word of the query, and where the matcher looked for it.
-function explanation() {
-  return h("section", { id: "explanation", hidden: true, "aria-label": "Why it was found" });
 }

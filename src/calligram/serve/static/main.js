@@ -201,7 +201,7 @@ function say(title, text, ...buttons) {
 
 function openItem(id) {
   const at = found.hits.findIndex((hit) => hit.id === id);
-  detail.show(id, isQuery(state) ? found.hits[at] : null, { before: at > 0, after: at >= 0 && at + 1 < found.hits.length }, about);
+  detail.show(id, isQuery(state) ? found.hits[at] : null, { before: at > 0, after: at >= 0 && at + 1 < found.hits.length }, about, state.q);
 }
 
 function closeItem() {

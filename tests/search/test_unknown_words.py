@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from calligram.features.text_vectors import VectorSettings, VectorText
+from calligram.features.vocabulary import Vocabulary
+from calligram.features.wordpieces import WordPieces
+from calligram.search.unknown_words import UnknownWords
+
+TEXTS = ["a red dog runs", "the dog plays with a well known ball"]
+
+
+@pytest.mark.parametrize(
+    "words", [Vocabulary.build(TEXTS, 1), VectorText.fit(TEXTS, None, VectorSettings(kind="tfidf"))]
+)
+def test_words_that_were_never_seen_are_told_in_their_order(words):
+    unknown = UnknownWords(words)
+    assert unknown("A striped zebra and a red DOG") == ["striped", "zebra", "and"]
+    assert unknown.lost("a striped zebra")
+    assert unknown.lost("the")
+    assert unknown.lost("?!")
+    assert not unknown.lost("a striped dog")
+
+
+def test_text_vectors_know_a_word_by_its_parts():
+    vectors = VectorText.fit(TEXTS, None, VectorSettings(kind="tfidf"))
+    assert UnknownWords(vectors)("the dog's zebra") == ["zebra"]
+    assert UnknownWords(Vocabulary.build(TEXTS, 1))("the dog's zebra") == ["dog's", "zebra"]
+
+
+def test_pieces_of_words_know_everything():
+    unknown = UnknownWords(WordPieces.train(TEXTS, min_count=1, max_pieces=12))
+    assert unknown("a striped zebra") == []
+    assert not unknown.lost("zebra")
