@@ -1,0 +1,52 @@
+"""The weight of words over HTTP."""
+
+from __future__ import annotations
+
+import pytest
+
+from calligram.search.searcher import Searcher
+from calligram.serve.settings import MAX_WORDS
+
+SENTENCE = "A little girl, in a red hat."
+
+
+def explained(served, id: str, text: str) -> dict:
+    answer = served.client.get("/api/explain", params={"id": id, "text": text})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_words_come_back_with_what_the_score_loses_without_them(served, library_folder, item):
+    found = explained(served, item, SENTENCE)
+    assert [word["word"] for word in found["words"]] == ["A", "little", "girl", "in", "a", "red", "hat"]
+    assert all(SENTENCE[word["start"] : word["end"]] == word["word"] for word in found["words"])
+    searcher = Searcher.open(library_folder)
+
+    def score(text: str) -> float:
+        return next(hit.score for hit in searcher.images(text, 60, all=True, hybrid=False).hits if hit.id == item)
+
+    assert found["score"] == pytest.approx(score(SENTENCE), abs=1e-3)
+    for word in found["words"]:
+        without = SENTENCE[: word["start"]] + SENTENCE[word["end"] :]
+        assert word["weight"] == pytest.approx(score(SENTENCE) - score(without), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("terms", "status", "reason"),
+    [
+        ({"text": " "}, 400, "give 2 to 64, got 0"),
+        ({"text": "dog"}, 400, "give 2 to 64, got 1"),
+        ({"text": "a " * (MAX_WORDS + 1)}, 400, "give 2 to 64, got 65"),
+        ({}, 422, "text: field required"),
+        ({"text": "x" * 1001}, 422, "text: string should have at most 1000 characters"),
+        ({"text": "a dog", "id": "nothing"}, 404, "nothing"),
+    ],
+)
+def test_what_cannot_be_weighed_is_told(served, item, terms, status, reason):
+    answer = served.client.get("/api/explain", params={"id": item, **terms})
+    assert answer.status_code == status
+    assert reason in answer.json()["error"]
+
+
+def test_as_many_words_as_are_taken_are_weighed(served, item):
+    assert len(explained(served, item, "a " * MAX_WORDS)["words"]) == MAX_WORDS
