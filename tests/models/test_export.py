@@ -21,6 +21,7 @@ from calligram.features.wordpieces import WordPieces
 from calligram.models import export
 from calligram.models.matcher import EmbeddingMatcher, Matcher, unit
 from calligram.models.pretrained import load_pretrained
+from calligram.models.text_cnn import TextCNNSettings
 from calligram.models.vse import VSE, VSESettings
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -32,6 +33,12 @@ WORDS = Vocabulary.build(TEXTS, min_count=1)
 
 def recurrent() -> tuple[Matcher, Inputs]:
     settings = VSESettings(len(WORDS), 12, channels=(4, 8), word_dim=6, hidden=10, bidirectional=True, pooling="max")
+    return VSE(settings), Inputs(PixelInput(16, views="flip"), WORDS)
+
+
+def convolutional() -> tuple[Matcher, Inputs]:
+    cnn = TextCNNSettings(len(WORDS), 6, (1, 2), width=2, length=7, shifts=0)
+    settings = VSESettings(len(WORDS), 12, channels=(4, 8), head="paper", text="cnn", cnn=cnn.description)
     return VSE(settings), Inputs(PixelInput(16, views="flip"), WORDS)
 
 
@@ -89,6 +96,14 @@ def test_files_give_the_vectors_the_matcher_gives(model, made, request, tmp_path
     assert json.loads((tmp_path / "out" / "README.json").read_text()) == about
     assert about["text"]["inputs"]["words"]["shape"] == ["batch", "length"]
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_text_cnn_is_exported_with_all_its_shifts(tmp_path):
+    torch.manual_seed(0)
+    matcher, inputs = convolutional()
+    matcher.eval()
+    export.export_onnx(matcher, inputs, tmp_path / "out")
+    assert_same(matcher, inputs, tmp_path / "out")
 
 
 def test_the_verb_exports_a_run(tmp_path, capsys):

@@ -123,7 +123,7 @@ class TextCNN(nn.Module):
     def _over_shifts(self, words: Tensor, kept: Tensor, spare: Tensor) -> Tensor:
         """The mean over the places to begin at; short texts have more of them than long ones."""
         count = self.settings.length + 1 if self.settings.shifts == 0 else self.settings.shifts
-        total, turns = torch.zeros((), device=words.device), torch.zeros(len(words), 1, device=words.device)
+        total, turns = torch.zeros((), device=words.device), torch.zeros(words.shape[0], 1, device=words.device)
         first = ((spare + 1 - count) // 2).clamp(min=0)
         for turn in range(count):
             begin = first + turn
@@ -152,5 +152,5 @@ def placed(words: Tensor, kept: Tensor, begin: Tensor, length: int) -> Tensor:
     place = kept.cumsum(1) - 1 + begin.unsqueeze(1)
     # What does not fit, or is not kept, goes to a last place that is cut off.
     place = torch.where(kept & (place < length), place, length)
-    out = words.new_full((len(words), length + 1), PAD).scatter(1, place, words)
+    out = words.new_full((words.shape[0], length + 1), PAD).scatter(1, place, words)
     return out[:, :length]
