@@ -153,3 +153,22 @@ def test_queries_that_the_second_stage_cannot_score_keep_the_first_stages_order(
 def test_equal_scores_keep_the_first_stages_order():
     found = reordered(["a", "b", "c", "d"], np.array([0.5, 0.9, 0.5, 0.9], np.float32))
     assert [scored.id for scored in found] == ["b", "d", "a", "c"]
+
+
+@torch.no_grad()
+def test_words_are_weighed_by_the_second_stages_score(stage):
+    id, text = stage.ids[2], "a red disc, the blue"
+    pixels = stage.second.inputs.images.images([stage.tiny.pictures.open(2)])
+
+    def score(words: str) -> float:
+        seen = stage.second.matcher.encode_images(stage.second.inputs.images.finish(pixels))
+        read = stage.second.matcher.encode_texts(*stage.second.inputs.texts.texts([words]))
+        return float(stage.second.matcher.score(seen, read))
+
+    found = stage.searcher.explain(id, text)
+    hit = next(hit for hit in stage.searcher.images(text, len(stage.ids), all=True).hits if hit.id == id)
+    assert found.score == pytest.approx(hit.score, abs=1e-5)
+    expected = [score(text) - score(text.replace(word, "", 1)) for word in ("a ", "red", "disc", "the", "blue")]
+    assert [word.weight for word in found.words] == pytest.approx(
+        expected, abs=2e-3
+    )  # parts are kept in half precision

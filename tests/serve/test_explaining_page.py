@@ -8,7 +8,7 @@ import pytest
 
 
 def weights(page) -> list[float]:
-    return [float(word.get_attribute("title").replace("−", "-")) for word in page.locator("#weighed .word").all()]
+    return [float(word.get_attribute("title").replace("−", "-")) for word in page.locator("#weighed .weighs").all()]
 
 
 def test_the_words_of_a_search_are_weighed_for_the_picture(page, served):
@@ -16,15 +16,16 @@ def test_the_words_of_a_search_are_weighed_for_the_picture(page, served):
     id = served.hits(q=query, all=True)[0]["id"]
     found = served.client.get("/api/explain", params={"id": id, "text": query}).json()
     page.goto(f"{served.url}/?q={query.replace(' ', '+')}&all=1&item={id}")
-    page.wait_for_selector("#explanation:not([hidden]) .word")
+    page.wait_for_selector("#explanation:not([hidden]) .weighs")
     assert weights(page) == pytest.approx([word["weight"] for word in found["words"]], abs=6e-4)
     assert f"Score {found['score']:.3f}" in page.inner_text("#explanation-status")
     for place, word in enumerate(found["words"]):
-        shown = page.locator("#weighed .word").nth(place)
+        shown = page.locator("#weighed .weighs").nth(place)
         assert shown.evaluate("e => e.firstChild.textContent") == word["word"]
+        assert shown.evaluate("e => getComputedStyle(e).display") == "inline"
         assert ("against" in shown.get_attribute("class").split()) == (word["weight"] < 0)
     most = max(range(len(found["words"])), key=lambda place: abs(found["words"][place]["weight"]))
-    assert page.locator("#weighed .word").nth(most).evaluate("e => e.style.getPropertyValue('--weight')") == "1.000"
+    assert page.locator("#weighed .weighs").nth(most).evaluate("e => e.style.getPropertyValue('--weight')") == "1.000"
     risen = sum(word["weight"] > 0 for word in found["words"])
     assert page.locator("#weighed .telling").count() == min(3, risen)
 
@@ -35,7 +36,7 @@ def test_captions_are_weighed_by_their_button_and_one_word_is_not(page, served, 
     page.wait_for_selector(".captions")
     assert page.locator("#explanation").is_hidden()
     page.click(f".weigh[aria-label={json.dumps('Weigh the words: ' + captions[1])}]")
-    page.wait_for_selector("#explanation:not([hidden]) .word")
+    page.wait_for_selector("#explanation:not([hidden]) .weighs")
     page.locator("#weighed").evaluate("e => e.querySelectorAll('.visually-hidden').forEach(told => told.remove())")
     assert page.locator("#weighed").evaluate("e => e.textContent") == captions[1]
 

@@ -65,7 +65,7 @@ export class Explanation {
 
   word({ word, weight }, most, telling) {
     const told = signed(weight);
-    const kind = `word ${weight < 0 ? "against" : "for"}${telling ? " telling" : ""}`;
+    const kind = `weighs ${weight < 0 ? "against" : "for"}${telling ? " telling" : ""}`;
     const element = h("span", { class: kind, title: told }, word, h("span", { class: "visually-hidden" }, ` (${told})`));
     element.style.setProperty("--weight", (Math.abs(weight) / most).toFixed(3));
     return element;
