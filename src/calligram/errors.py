@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable
 
 
@@ -12,6 +13,15 @@ class UserError(Exception):
 
 class NotFiniteError(UserError):
     """Numbers that cannot be compared."""
+
+
+def command(*words: object) -> str:
+    """A command to suggest in a message, in quotes, and as a shell takes it whatever is in its names.
+
+    >>> print(command("calligram", "scenes", "my pictures"))
+    "calligram scenes 'my pictures'"
+    """
+    return f'"{shlex.join(str(word) for word in words)}"'
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

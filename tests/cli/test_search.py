@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,35 @@ def test_paths_are_all_that_is_printed(libraries, pictures):
     assert len(lines) == 3
 
 
+def test_paths_with_line_breaks_are_told_apart(libraries, pictures, tmp_path):
+    for name in ("two\nlines.png", "plain.png"):
+        (tmp_path / "odd").mkdir(exist_ok=True)
+        shutil.copy(pictures / f"test-{len(name) % 3}.png", tmp_path / "odd" / name)
+    index_source(Models(load_matcher(libraries / "run")), tmp_path / "odd", tmp_path / "library")
+    asked = ["search", str(tmp_path / "library"), "a red disc", "--all"]
+    apart = CliRunner().invoke(app, [*asked, "-0"], catch_exceptions=False)
+    assert sorted(apart.stdout.split("\0")) == ["", *sorted(str(file) for file in (tmp_path / "odd").iterdir())]
+    assert apart.stderr == ""
+    torn = CliRunner().invoke(app, [*asked, "--paths"], catch_exceptions=False)
+    assert len(torn.stdout.splitlines()) == 3
+    assert "1 of the paths have a line break" in torn.stderr
+
+
+def test_paths_left_out_are_told_of_beside_them(libraries, monkeypatch):
+    import calligram.search.searcher as module
+    from calligram.search.calibration import Scales
+    from calligram.search.relevance import Scale
+
+    asked = ["search", str(libraries / "photos"), "a red disc"]
+    hits = json.loads(search(*asked[1:], "--json", "--all"))["hits"]
+    between = (hits[2]["score"] + hits[3]["score"]) / 2
+    scale = Scale(0.0, 0.1, between)
+    monkeypatch.setattr(module, "measure", lambda *_: Scales(across=scale, briefly=scale, images=scale))
+    done = CliRunner().invoke(app, [*asked, "--paths"], catch_exceptions=False)
+    assert done.stdout.splitlines() == [hit["path"] for hit in hits[:3]]
+    assert done.stderr.strip() == "7 more are no good match; --all shows them"
+
+
 def test_a_table_shows_scores_and_a_path_given_as_the_query_is_a_picture(libraries, pictures, monkeypatch):
     monkeypatch.chdir(pictures)
     heading, row = search(libraries / "photos", "test-2.png", "-k", "1").splitlines()[:2]
@@ -111,8 +141,10 @@ def test_captions_and_conditions(libraries):
         (["--minus", "snow"], "give something to look for"),
         (["snow", "--minus", "snow"], "cancel each other"),
         (["snow", "--where", "splat = 1"], "did you mean 'split'"),
-        (["snow", "--json", "--paths"], "--json or --paths"),
+        (["snow", "--json", "--paths"], "--json, or --paths or --null"),
+        (["snow", "--json", "-0"], "--json, or --paths or --null"),
         (["snow", "--captions", "--paths"], "captions have no paths"),
+        (["snow", "--captions", "--null"], "captions have no paths"),
         (["--plus", "snow", "--weight", "2"], "--weight is that of the query"),
     ],
 )

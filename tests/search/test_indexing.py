@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import shutil
 
 import numpy as np
@@ -262,6 +263,16 @@ def test_another_matcher_is_refused_with_the_command_that_rebuilds(models, photo
     with pytest.raises(UserError) as refused:
         index_source(Models.load(other), photos, indexed)
     assert f'"calligram index {other} {photos} --out {indexed} --rebuild"' in str(refused.value)
+
+
+def test_a_command_that_is_suggested_can_be_pasted(models, photos, write_run, tmp_path):
+    other, out = write_run(tmp_path / "my $HOME run", seed=1), tmp_path / "the 'library'"
+    index_source(models, photos, out)
+    with pytest.raises(UserError) as refused:
+        index_source(Models.load(other), photos, out)
+    suggested = str(refused.value).split('"')[1::2]
+    told = shlex.split('"'.join(suggested))
+    assert told == ["calligram", "index", str(other), str(photos), "--out", str(out), "--rebuild"]
 
 
 def test_a_library_is_rebuilt_behind_the_back_of_its_readers(

@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import tarfile
+import unicodedata
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,11 +24,12 @@ from calligram.models.matcher import Encoded, Matcher
 from calligram.models.stored import BEST, INPUTS, MATCHER, load_matcher
 from calligram.search import manifest
 from calligram.search.forgetting import forget
+from calligram.search.fusion import has_every_word
 from calligram.search.indexing import index_source
 from calligram.search.library import Library
 from calligram.search.locator import Locator
 from calligram.search.models import Models
-from calligram.search.where import parse
+from calligram.search.where import holds, parse
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +107,27 @@ def test_words_of_names_and_captions_are_found_whatever_is_asked(of_tiny):
     assert len(of_tiny.full_text("disc", 7, parse("n < 4", of_tiny.kinds))) == 7
     for odd in ("", "  ", '"(+-*', "a AND", "日本 語", "'; DROP", "x" * 5000, "\x00", 'snow" OR (', "~~ {}[]:^"):
         assert isinstance(of_tiny.full_text(odd, 3), list)
+
+
+@pytest.mark.parametrize("asked", ["NFC", "NFD"])
+def test_an_accent_is_the_same_however_it_is_written(models, photograph, tmp_path, asked):
+    for number, form in enumerate(("NFC", "NFD")):
+        photograph(tmp_path / "photos" / form / unicodedata.normalize(form, "café_Zoë.jpg"), 20 + number)
+    index_source(models, tmp_path / "photos", tmp_path / "library")
+    library = Library.open(tmp_path / "library")
+    name, word, part = (unicodedata.normalize(asked, text) for text in ("café_Zoë.jpg", "Zoë", "fé_"))
+    both = set(library.sample(2))
+    assert len(both) == 2
+    vector = library.images.vectors(sorted(both)[:1])
+    for text in (f"name = '{name}'", f"name in ('{name}')", f"name ~ '{part}'", f"path ~ '{part}'"):
+        condition = parse(text, library.kinds)
+        assert {hit.id for hit in library.images.search(vector, 5, condition)[0]} == both, text
+        assert {row["id"] for row in library.rows() if holds(condition, row)} == both
+    assert {found.id for found in library.full_text(word, 5)} == both
+    assert all(has_every_word(word, (found.words,)) for found in library.full_text(word, 5))
+    assert {Image.open(io.BytesIO(library.picture(id))).size for id in both} == {
+        (48, 36)
+    }  # the file is opened under its own name
 
 
 def test_a_collection_brings_captions_splits_and_every_column(of_tiny, tiny):

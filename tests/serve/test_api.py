@@ -8,6 +8,11 @@ import re
 import pytest
 from PIL import Image
 
+from calligram.search.indexing import index_source
+from calligram.search.library import Library
+from calligram.search.models import Models
+from calligram.serve.overview import overview
+
 
 @pytest.fixture(scope="module")
 def first(served) -> dict:
@@ -110,6 +115,18 @@ def test_the_library_is_described_with_what_it_can_be_filtered_by(served):
     assert things == sorted(things)
     assert answer["columns"]["things"] == "number"
     assert answer["examples"]
+
+
+def test_sizes_and_places_are_columns_but_nothing_to_choose_from(served_run, tmp_path):
+    for number, (side, turn) in enumerate([(40, 20), (50, 30)] * 6):
+        (tmp_path / "photos" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (side, turn), (20 * number, 9, 9)).save(
+            tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
+        )
+    index_source(Models.load(served_run / "run"), tmp_path / "photos", tmp_path / "library")
+    library = Library.open(tmp_path / "library")
+    assert set(overview(library).facets) == {"folder"}
+    assert {"width", "height", "bytes", "latitude", "longitude"} <= set(library.kinds)
 
 
 def test_the_library_can_be_looked_at_without_a_query(served):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from calligram.cli.screen import bars, console
-from calligram.errors import UserError
+from calligram.errors import UserError, command
 
 if TYPE_CHECKING:  # importing it takes seconds, and help should not
     from calligram.search.indexing import Report
@@ -89,9 +89,10 @@ def _print(report: Report, out: Path) -> None:
     console.print(f"{', '.join(said) or 'no pictures found'} ({report.seconds:.1f} s)")
     held = report.library
     captions = f" and {held['captions']:,} captions" if held.get("captions") else ""
-    console.print(f"{out} holds {held['items']:,} pictures{captions}", highlight=False)
+    console.print(f"{out} holds {held['items']:,} pictures{captions}", highlight=False, markup=False)
     if held.get("problems"):
-        console.print(f'{held["problems"]:,} files could not be used: "calligram index --problems {out}" lists them')
+        lists = command("calligram", "index", "--problems", out)
+        console.print(f"{held['problems']:,} files could not be used: {lists} lists them", markup=False, soft_wrap=True)
 
 
 def _list_problems(library: Path) -> None:

@@ -46,12 +46,15 @@ def search(
     everything: Annotated[bool, typer.Option("--all", help="Also show hits that are no good match.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     paths: Annotated[bool, typer.Option("--paths", help="Print paths only, one a line.")] = False,
+    null: Annotated[
+        bool, typer.Option("--null", "-0", help="Print paths only, each with a zero byte after it, as xargs -0 reads.")
+    ] = False,
 ) -> None:
     """Find images, or captions, of a library by a text, a picture, or several of both."""
-    if captions and paths:
-        raise UserError("captions have no paths; leave out --paths or --captions")
-    if as_json and paths:
-        raise UserError("give --json or --paths, not both")
+    if captions and (paths or null):
+        raise UserError("captions have no paths; leave out --paths and --null, or --captions")
+    if as_json and (paths or null):
+        raise UserError("give --json, or --paths or --null, not both")
     from calligram.search.searcher import Searcher
 
     asked = _query(query, image, plus or [], minus or [], weight)
@@ -60,8 +63,8 @@ def search(
     results = find(asked, k, where=where, all=everything, hybrid=hybrid, depth=depth or None)
     if as_json:
         typer.echo(json.dumps(_content(results, captions), ensure_ascii=False))
-    elif paths:
-        _print_paths(results)
+    elif paths or null:
+        _print_paths(results, "\0" if null else "\n")
     else:
         _print_table(results, searcher, captions)
 
@@ -92,15 +95,20 @@ def _content(results: Results, captions: bool) -> dict[str, object]:
     return {"hits": hits, "below": results.below}
 
 
-def _print_paths(results: Results) -> None:
+def _print_paths(results: Results, end: str) -> None:
     """Nothing but paths, so that they can be piped; the rest goes where errors go."""
     for hit in results.hits:
         if hit.path is not None:
-            typer.echo(hit.path)
+            typer.echo(f"{hit.path}{end}", nl=False)
+    torn = sum("\n" in hit.path for hit in results.hits if hit.path is not None)
+    if torn and end == "\n":
+        errors.print(f"{torn} of the paths have a line break in them; --null tells them apart")
     if inside := sum(hit.path is None for hit in results.hits):
         errors.print(f"{inside} of the hits are no files of their own: they lie in a collection's shards")
     if not results.hits:
         errors.print(_nothing(results))
+    elif results.below:
+        errors.print(_more(results))
 
 
 def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
@@ -118,7 +126,11 @@ def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
         table.add_row(str(hit.rank), f"{hit.score:.3f}", escape(hit.text or hit.path or names[hit.id]))
     console.print(table)
     if results.below:
-        console.print(f"{results.below} more are no good match; --all shows them")
+        console.print(_more(results))
+
+
+def _more(results: Results) -> str:
+    return f"{results.below} more are no good match; --all shows them"
 
 
 def _nothing(results: Results) -> str:

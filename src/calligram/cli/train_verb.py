@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from calligram.cli.screen import bars, console
+from calligram.errors import command
 
 
 def train(
@@ -36,4 +37,5 @@ def train(
         draw_curves(out)
         measured = f"rsum {best['rsum']:.1f}" if "rsum" in best else f"localization R@1 {best['r1']:.1f}"
         console.print(f"best on dev: {measured} in epoch {best['epoch'] + 1:.0f}; the matcher is in {out}")
-        console.print(f'measure it with "calligram evaluate {out} {collection} --split test"')
+        measure = command("calligram", "evaluate", out, collection, "--split", "test")
+        console.print(f"measure it with {measure}", markup=False, soft_wrap=True)

@@ -21,7 +21,7 @@ from calligram.data.draft import Value
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, Texts, Visuals
 from calligram.data.pictures import PictureError, decode
-from calligram.errors import UserError, unknown
+from calligram.errors import UserError, command, unknown
 
 Ints = NDArray[np.int64]
 
@@ -56,7 +56,8 @@ class Collection:
         if not (path / MANIFEST).is_file():
             raise UserError(
                 f"{path} is not a collection (it has no {MANIFEST}); "
-                f'make one with "calligram import FORMAT SOURCE {path}" or "calligram scenes {path}"'
+                f"make one with {command('calligram', 'import', 'FORMAT', 'SOURCE', path)} "
+                f"or {command('calligram', 'scenes', path)}"
             )
         try:
             manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from calligram.data.boxes import iou
 from calligram.data.collection import Collection
 from calligram.data.grounding import BoxesInImages, boxes_of_source, grounded_phrases
-from calligram.errors import UserError
+from calligram.errors import UserError, command
 
 Ints = NDArray[np.int64]
 
@@ -132,8 +132,8 @@ def _looked_at(collection: Collection, split: str) -> tuple[list[str], Ints]:
     sources = [name for name, images in looked.items() if len(images)]
     if not sources:
         raise UserError(
-            f"no proposals for split {split} of {collection.folder}; "
-            f'find some with "calligram regions {collection.folder} --proposals edgeboxes --split {split}"'
+            f"no proposals for split {split} of {collection.folder}; find some with "
+            + command("calligram", "regions", collection.folder, "--proposals", "edgeboxes", "--split", split)
         )
     for name in sources:
         rows = np.intersect1d(rows, looked[name])

@@ -17,7 +17,7 @@ from calligram.data.collection import Collection
 from calligram.data.grounding import BoxesInImages, box_visuals, boxes_of_source
 from calligram.data.pairing import Visuals
 from calligram.data.region_writing import images_with
-from calligram.errors import UserError
+from calligram.errors import UserError, command
 from calligram.features.backbones import Backbone
 from calligram.features.pixels import Augment, PixelInput
 from calligram.features.region_rows import GEOMETRY, ComputedRows, StoredRegionRows, computed_rows, geometry
@@ -99,7 +99,8 @@ class RegionInput:
         if missing:
             raise UserError(
                 f"{missing} of {len(images)} images of {collection.folder} have no proposals '{self.source}'; find "
-                f'them with "calligram regions {collection.folder} --proposals {self.proposals} --top {self.top}"'
+                "them with "
+                + command("calligram", "regions", collection.folder, "--proposals", self.proposals, "--top", self.top)
             )
 
     def _stored(self, collection: Collection) -> bool:

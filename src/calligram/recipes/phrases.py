@@ -15,7 +15,7 @@ from torch import Tensor
 from calligram.data.collection import Collection
 from calligram.data.grounding import box_visuals, grounded_phrases, phrase_texts
 from calligram.data.region_writing import images_with, recorded
-from calligram.errors import UserError
+from calligram.errors import UserError, command
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.features.chunker import Chunker, annotated_captions
 from calligram.features.covariance import Covariance
@@ -140,7 +140,13 @@ def region_input(region: RegionSettings, collection: Collection, around: Surroun
     if known is None:
         raise UserError(
             f"collection {collection.folder} has no proposals '{region.proposals}'; find some with "
-            f'"calligram regions {collection.folder} --proposals edgeboxes --top 200 --backbone FOLDER --size 448"'
+            + command(
+                "calligram",
+                "regions",
+                collection.folder,
+                *["--proposals", "edgeboxes", "--top", "200"],
+                *["--backbone", "FOLDER", "--size", "448"],
+            )
         )
     method = str(known["settings"]["proposals"]["method"])
     pooling: Pooling | Crops = Crops(PixelInput(region.size), region.bins, region.margin)

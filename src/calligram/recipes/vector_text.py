@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from calligram.errors import UserError
+from calligram.errors import UserError, command
 from calligram.features.known_words import WordVectors
 from calligram.features.text_vectors import VectorSettings, VectorText
 from calligram.progress import Track, silent
@@ -70,6 +70,6 @@ def _key(settings: VectorTextSettings, strings: Sequence[str]) -> str:
         except OSError as error:
             raise UserError(
                 f"word vectors {settings.words} could not be read ({error.strerror}); train some with "
-                f'"calligram words TEXT {settings.words}"'
+                + command("calligram", "words", "TEXT", settings.words)
             ) from error
     return digest.hexdigest()

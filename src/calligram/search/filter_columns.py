@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from calligram.errors import UserError
 from calligram.search.compiling import stored_name
-from calligram.search.condition import Kind
+from calligram.search.condition import FORM, Kind
 from calligram.search.where_tokens import storable
 
 STORED: Mapping[Kind, pa.DataType] = {"number": pa.float64(), "text": pa.string(), "flag": pa.bool_()}
@@ -39,7 +39,7 @@ def kinds_of(columns: pa.Table) -> dict[str, Kind]:
 
 
 def stored_columns(columns: pa.Table, rows: int) -> pa.Table:
-    """Columns under their stored names: numbers as float64, those that are not finite as missing.
+    """Columns under their stored names: numbers as float64, those that are not finite as missing, text composed.
 
     Whole numbers above 2**53 lose their last digits, as in any float.
     """
@@ -48,6 +48,8 @@ def stored_columns(columns: pa.Table, rows: int) -> pa.Table:
     found = {}
     for name, kind in kinds_of(columns).items():
         column = columns[name].cast(STORED[kind])
+        if kind == "text":
+            column = pc.utf8_normalize(column, form=FORM)
         if kind == "number":
             column = pc.add(pc.if_else(pc.is_finite(column), column, None), 0.0)
         found[stored_name(name)] = column

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from calligram.search import columns
+from calligram.search.fusion import composed
 from calligram.search.metadata import FACTS
 from calligram.search.scanning import Entry
 from calligram.search.sources import About
@@ -55,5 +56,5 @@ def _described(key: str, about: About, seen: Mapping[str, Any], kinds: dict[str,
 
 def words_of(key: str, captions: tuple[str, ...]) -> str:
     """What a full-text search looks through: the words of the path, without the suffix, and the captions."""
-    path = re.sub(r"\.\w{1,5}$", "", key)
-    return "\n".join((" ".join(re.findall(r"[^\W_]+", path)), *captions))
+    path = re.sub(r"\.\w{1,5}$", "", composed(key))
+    return "\n".join((" ".join(re.findall(r"[^\W_]+", path)), *(composed(caption) for caption in captions)))

@@ -19,6 +19,7 @@ import torch
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded, stack
 from calligram.search import columns
+from calligram.search.fusion import composed
 from calligram.search.index import Index
 from calligram.search.manifest import MANIFEST, Manifest, read_manifest
 from calligram.search.metadata import Value
@@ -189,7 +190,7 @@ class Library:
 
     def full_text(self, query: str, k: int, where: Condition | None = None) -> list[Worded]:
         """The k items whose captions and file names match best by BM25, any of the words sufficing."""
-        words = " ".join(re.findall(r"\w+", query))
+        words = " ".join(re.findall(r"\w+", composed(query)))
         if not words or k < 1:
             return []
         asked = k if where is None else 4 * k

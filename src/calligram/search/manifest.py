@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from calligram.errors import UserError
+from calligram.errors import UserError, command
 from calligram.search.where import Kind
 
 FORMAT = "calligram-library"
@@ -92,7 +92,7 @@ def read_manifest(folder: Path, name: str = MANIFEST, *, writing: bool = False) 
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{folder} is not a library (it has no {MANIFEST}); "
-            f'make one with "calligram index RUN SOURCE --out {folder}"'
+            f"make one with {command('calligram', 'index', 'RUN', 'SOURCE', '--out', folder)}"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} is damaged ({error}); index again with --rebuild") from error

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from calligram.errors import UserError
+from calligram.errors import UserError, command
 from calligram.models.stored import Stored, load_matcher
 from calligram.search.localizer import region_side
 from calligram.search.locking import locked
@@ -78,16 +78,16 @@ class Models:
                 raise UserError(
                     f"{library} was made with {before}, this is {_called(name, model)}: "
                     f"what is stored cannot be compared; rebuild it with "
-                    f'"{self._command(library, source)} --rebuild", or choose another --out'
+                    f"{self._command(library, source)}, or choose another --out"
                 )
 
     def _command(self, library: Path, source: Path) -> str:
-        words = [f"calligram index {self.matcher.source} {source} --out {library}"]
+        words = ["calligram", "index", self.matcher.source, source, "--out", library]
         if self.reranker is not None and self.reranker is not self.matcher:
-            words.append(f"--reranker {self.reranker.source}")
+            words += ["--reranker", self.reranker.source]
         if self.localizer is not None:
-            words.append(f"--localizer {self.localizer.source}")
-        return " ".join(words)
+            words += ["--localizer", self.localizer.source]
+        return command(*words, "--rebuild")
 
 
 def load_recorded(library: Path, role: str, model: Model) -> Stored:
@@ -101,9 +101,13 @@ def load_recorded(library: Path, role: str, model: Model) -> Stored:
     except UserError as error:
         raise UserError(f"the {role} of {library} cannot be loaded: {error}") from error
     if stored.fingerprint != model.fingerprint:
-        what_to_do = f'rebuild it with "calligram index {model.source} SOURCE --out {library} --rebuild"'
+        what_to_do = "rebuild it with " + command(
+            "calligram", "index", model.source, "SOURCE", "--out", library, "--rebuild"
+        )
         if role == "localizer":
-            what_to_do = f'take it with "calligram index RUN SOURCE --out {library} --localizer {model.source}"'
+            what_to_do = "take it with " + command(
+                "calligram", "index", "RUN", "SOURCE", "--out", library, "--localizer", model.source
+            )
         raise UserError(
             f"{library} was indexed with {role} {model.fingerprint[:8]}, and {model.source} is now "
             f"{stored.fingerprint[:8]}; {what_to_do}"

@@ -14,11 +14,13 @@ Words may be written in capitals. A quote within quotes is doubled.
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Mapping
 from typing import NoReturn, cast
 
 from calligram.errors import UserError, unknown
 from calligram.search.condition import (
+    FORM,
     Both,
     Comparison,
     Condition,
@@ -152,7 +154,7 @@ class Reader:
         if isinstance(value, str) and not storable(value):
             self.refuse("the text has a character that UTF-8 cannot write")
         self.next += 1
-        return value
+        return unicodedata.normalize(FORM, value) if isinstance(value, str) else value
 
     def took(self, text: str) -> bool:
         """Step over a word, sign or mark if it is next."""

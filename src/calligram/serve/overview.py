@@ -14,6 +14,8 @@ from calligram.serve.schema import FacetValue
 SAMPLE = 48
 MOST_VALUES = 100
 """values of a column that are worth a list to choose from; beyond ten times as many it is not counted at all"""
+MEASURED = frozenset(("width", "height", "bytes", "latitude", "longitude"))
+"""columns that nobody chooses single values of, and that a condition such as ``width >= 1000`` is for"""
 EXAMPLES = 4
 WORDS = (3, 9)
 """length of a caption that reads like a query"""
@@ -31,7 +33,7 @@ class Overview:
 def overview(library: Library) -> Overview:
     """Pass over all items once. The sample is drawn the same way each time, so that the page does not flicker."""
     draw, present = random.Random(0), 0
-    counters: dict[str, Counter[Any]] = {name: Counter() for name in library.kinds}
+    counters: dict[str, Counter[Any]] = {name: Counter() for name in library.kinds if name not in MEASURED}
     sample: list[str] = []
     for row in library.rows():
         if row["state"] != "present":
