@@ -233,6 +233,12 @@ def fisher() -> list[Row]:
     return measured(row)
 
 
+def instance() -> list[Row]:
+    from instance import instance as measured
+
+    return measured(row)
+
+
 def serving() -> list[Row]:
     from serving import measured
 
@@ -254,6 +260,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
         relevance,
         serving,
         fisher,
+        instance,
     )
     known = {w.__name__: w for w in works}
     missing = set() if ASSETS in os.environ else {"end_to_end", "extraction"}

@@ -27,17 +27,23 @@ def one_step(folder: Path, out: Path) -> None:
     recipe = RECIPES["vse"]
     settings = resolve(
         recipe.defaults,
-        ["batch=7", "dim=16", "image.features=colour", "text.word_dim=8", "text.min_count=1", "text.dropout=0"],
+        [
+            *("batch=7", "dim=16", "image.features=colour", "text.word_dim=8", "text.min_count=1", "text.dropout=0"),
+            *("instance=0.5", "classifier.chunk=2"),
+        ],
     )
     torch.manual_seed(0)
     plan = recipe.plan(settings, Collection.open(folder), Surroundings(processes=processes))
     stage = plan.stages[-1]
     batch = next(iter(stage.batches.epoch(0)))
     plan.matcher.double()
+    stage.objective.double()
     terms = stage.objective(plan.matcher, type(batch)(batch.images.double(), *list(vars(batch).values())[1:]))
     sum(terms.values()).backward()
-    processes.average_gradients(plan.matcher.parameters())
-    grads = {name: p.grad for name, p in plan.matcher.named_parameters() if p.grad is not None}
+    named = dict([*plan.matcher.named_parameters(), *stage.objective.named_parameters("objective")])
+    processes.average_gradients(named.values())
+    grads = {name: p.grad for name, p in named.items() if p.grad is not None}
+    assert "objective.parts.1.classes" in grads
     save_file({**grads, "loss": sum(terms.values()).detach().reshape(1), "seen": batch.images.contiguous()}, out)
 
 

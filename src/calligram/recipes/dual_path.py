@@ -101,7 +101,10 @@ class DualPathRecipe:
 
 
 def plan(settings: DualPathRecipe, collection: Collection, around: Surroundings) -> Plan:
-    """Inputs, matcher and the two stages of one loop; weights of the classifier go on from one to the other."""
+    """Inputs, matcher and the two stages of one loop (dual-path, Sec. V).
+
+    The classifier goes on from one stage to the other.
+    """
     pairing = _pairing(settings, collection, "train")
     end_to_end = bool(settings.image.backbone) and settings.second.epochs > 0
     sides = Sides(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from calligram.errors import UserError
 from calligram.recipes.claims import Claim, Row, Study
 from calligram.recipes.provenance import ASSETS
+from calligram.recipes.studies_dual_path import DUAL_PATH, DUAL_PATH_PERSONS
 from calligram.recipes.studies_two_branch import TWO_BRANCH
 
 _MOBILENET = (f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224", "image.views=flip")
@@ -74,6 +75,8 @@ STUDIES: Mapping[str, Study] = {
         ),
     ),
     "two-branch": TWO_BRANCH,
+    "dual-path": DUAL_PATH,
+    "dual-path-persons": DUAL_PATH_PERSONS,
 }  # fmt: skip
 
 
