@@ -8,7 +8,7 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,14 @@ TOLERANCE = 1e-4
 LARGE = 1 << 30
 """weights past this many bytes go into a file beside the graph, since a graph's own file ends at twice as many"""
 
+OUTSIDE: Mapping[str, str] = {
+    "regions": "regions of pictures",
+    "joined-images": "regions of pictures",
+    "text-vectors": "text vectors",
+    "joined-texts": "text vectors",
+}
+"""kinds of input that are made by other than networks"""
+
 
 def export_onnx(matcher: Matcher, inputs: Inputs, out: Path) -> dict[str, Any]:
     """Write ``image.onnx``, ``text.onnx``, ``inputs/`` and ``README.json`` into the new folder ``out``.
@@ -35,11 +43,17 @@ def export_onnx(matcher: Matcher, inputs: Inputs, out: Path) -> dict[str, Any]:
         What ``README.json`` says.
 
     Raises:
-        UserError: when the score is more than a cosine, when a graph differs from the matcher by more than
-            ``TOLERANCE``, or when ``out`` is there. Nothing is left behind then.
+        UserError: when the score is more than a cosine, when an input is not made by a network, when a graph differs
+            from the matcher by more than ``TOLERANCE``, or when ``out`` is there. Nothing is left behind then.
     """
     if not isinstance(matcher, EmbeddingMatcher):
         raise UserError("only a matcher whose score is the cosine of two vectors can be exported; this one reranks")
+    for side in (inputs.images, inputs.texts):
+        if (what := OUTSIDE.get(side.kind)) is not None:
+            raise UserError(
+                f"this matcher is fed {what}, which no network computes and a graph cannot contain; export one that is "
+                "trained on pictures (pixels or a backbone) and on words, pieces of words or a text encoder"
+            )
     if out.exists():
         raise UserError(f"{out} is there already; choose another folder")
     _needed()

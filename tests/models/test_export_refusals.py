@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+from calligram.errors import UserError
+from calligram.features.inputs import Inputs
+from calligram.features.pixels import PixelInput
+from calligram.features.region_input import RegionInput
+from calligram.features.regions.crops import Crops
+from calligram.features.text_vectors import VectorSettings, VectorText
+from calligram.features.vocabulary import Vocabulary
+from calligram.models.export import export_onnx
+from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
+
+TEXTS = ["a red dog", "a blue ball"]
+
+
+@pytest.mark.parametrize("what", ["regions of pictures", "text vectors"])
+def test_inputs_that_no_network_makes_are_refused(tmp_path, what):
+    vectors = VectorText.fit(TEXTS, None, VectorSettings(kind="tfidf"))
+    regions = RegionInput(Crops(PixelInput(16), 2), "grid", "grid", 4)
+    inputs = Inputs(regions, Vocabulary.build(TEXTS, 1)) if "regions" in what else Inputs(PixelInput(16), vectors)
+    matcher = TwoBranchEmbedding(TwoBranchSettings(image_dim=regions.dim, text_dim=vectors.dim, hidden=8, dim=4))
+    with pytest.raises(UserError, match=f"is fed {what}, which no network computes.*; export one that is trained on"):
+        export_onnx(matcher, inputs, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
