@@ -13,6 +13,7 @@ import torch
 
 from calligram.errors import UserError
 from calligram.search import indexing, preparing, writing
+from calligram.search.forgetting import forget
 from calligram.search.indexing import index_source, stage_source
 from calligram.search.library import Library
 from calligram.search.locking import locked
@@ -339,6 +340,37 @@ def test_shards_of_another_matcher_are_not_taken(models, photos, indexed, tmp_pa
     stage_source(Models.load(write_run(tmp_path / "other", seed=1)), photos, out, Shard(1, 1))
     index_source(models, photos, out)
     assert same(contents(out), contents(indexed))
+
+
+def test_a_library_is_rebuilt_from_shards(models, photos, indexed, tmp_path, write_run, monkeypatch):
+    other = Models.load(write_run(tmp_path / "other", seed=1, dim=12))
+    with pytest.raises(UserError, match="--rebuild"):
+        stage_source(other, photos, indexed, Shard(1, 2))
+    counts = [stage_source(other, photos, indexed, Shard(number, 2), rebuild=True) for number in (1, 2)]
+    assert sum(counts) == 12
+    ids = {path: id for path, (id, _) in contents(indexed).items()}
+
+    def never(*_, **__):
+        raise AssertionError("encoded again")
+
+    monkeypatch.setattr(indexing, "make_worker", never)
+    assert done(index_source(other, photos, indexed, rebuild=True)) == {"added": 12}
+    assert Library.open(indexed).images.dim == 12
+    assert {path: id for path, (id, _) in contents(indexed).items()} == ids
+
+
+def test_a_rebuild_misses_a_source_that_is_not_there(models, photos, indexed, tmp_path, photograph):
+    photograph(tmp_path / "a disk" / "a.jpg", 70)
+    index_source(models, tmp_path / "a disk", indexed)
+    (tmp_path / "a disk").rename(tmp_path / "elsewhere")
+    before = contents(indexed)
+    with pytest.raises(UserError, match=r"also holds pictures of .*a disk, which cannot be opened") as refused:
+        index_source(models, photos, indexed, rebuild=True)
+    assert f"calligram forget {indexed} '{tmp_path / 'a disk'}'" in str(refused.value)
+    assert not (indexed / REBUILT).exists()
+    assert same(contents(indexed), before)
+    assert forget(indexed, [str(tmp_path / "a disk")]) == 1  # as it was told to
+    assert done(index_source(models, photos, indexed, rebuild=True)) == {"added": 12}
 
 
 def test_a_shard_that_is_being_worked_on_is_waited_for(models, photos, tmp_path):

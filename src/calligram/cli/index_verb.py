@@ -11,7 +11,10 @@ from calligram.cli.screen import bars, console
 from calligram.errors import UserError, command
 
 if TYPE_CHECKING:  # importing it takes seconds, and help should not
+    import torch
+
     from calligram.search.indexing import Report
+    from calligram.search.models import Models
 
 SHOWN = {
     "added": "new",
@@ -65,21 +68,21 @@ def index(
     where = device_named(device)
     models = Models.load(run, reranker, localizer, None if rebuild else out)
     if shard is not None:
-        _stage(models, source, out, shard, where)
+        _stage(models, source, out, shard, where, rebuild)
         return
     if ray is not None:
         from calligram.search.spreading import stage_over_ray
 
-        stage_over_ray(ray, models, source, out, device=device, track=bars)
+        stage_over_ray(ray, models, source, out, rebuild=rebuild, device=device, track=bars)
     report = index_source(models, source, out, engine=engine, again=again, rebuild=rebuild, device=where, track=bars)
     _print(report, out)
 
 
-def _stage(models: object, source: Path, out: Path, shard: str, device: object) -> None:
+def _stage(models: Models, source: Path, out: Path, shard: str, device: torch.device, rebuild: bool) -> None:
     from calligram.search.indexing import stage_source
     from calligram.search.staging import Shard
 
-    count = stage_source(models, source, out, Shard.parse(shard), device=device, track=bars)  # type: ignore[arg-type]
+    count = stage_source(models, source, out, Shard.parse(shard), rebuild=rebuild, device=device, track=bars)
     console.print(f"shard {shard}: {count:,} pictures encoded; when all shards are done, run it without --shard")
 
 

@@ -15,6 +15,7 @@ from calligram.progress import Track, silent
 from calligram.search.captioning import take_captions
 from calligram.search.known import Changes, State, compare
 from calligram.search.locking import locked
+from calligram.search.manifest import MANIFEST, read_manifest
 from calligram.search.models import Models
 from calligram.search.preparing import Opened, open_writer, refuse_strangers
 from calligram.search.scanning import Scan
@@ -83,14 +84,21 @@ def stage_source(
     out: Path,
     shard: Shard,
     *,
+    rebuild: bool = False,
     device: torch.device | str = "cpu",
     track: Track = silent,
 ) -> int:
-    """Encode one share of a source into the library's staging folder; gives how many pictures that were."""
+    """Encode one share of a source into the library's staging folder; gives how many pictures that were.
+
+    Args:
+        rebuild: of the whole source, for ``index_source`` to rebuild the library with; else of what it lacks.
+    """
     opened = open_source(source)
     check_readable(models, opened)
     refuse_strangers(out)
-    return stage(models, opened, out, shard, device=device, track=track)
+    if not rebuild and (out / MANIFEST).is_file():
+        models.check(read_manifest(out), out, source)
+    return stage(models, opened, out, shard, rebuild=rebuild, device=device, track=track)
 
 
 def check_readable(models: Models, source: Opened) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from calligram.errors import UserError
+from calligram.errors import UserError, command
 from calligram.progress import Track
 from calligram.search.encoders import ImageEncoder
 from calligram.search.locking import LOCK
-from calligram.search.manifest import MANIFEST, REBUILT, Manifest, Source, read_manifest
+from calligram.search.manifest import MANIFEST, REBUILT, Manifest, read_manifest
 from calligram.search.models import Models
 from calligram.search.opening import empty_indexes
 from calligram.search.sources import CollectionPictures, FolderPictures, reopen
@@ -33,14 +33,12 @@ class Preparing:
     """of the library that is to be replaced"""
     renewed: bool = False
     """the manifest names other models or places than before, which alone is worth a commit"""
+    others: Sequence[Opened] = ()
+    """the library's other sources, when it is rebuilt"""
 
-    def sources(self, given: Opened) -> Iterator[Opened]:
-        """The source that was given; all of the library's, too, when it is rebuilt."""
-        others: tuple[Source, ...] = self.before.sources if self.before is not None else ()
-        for source in others:
-            if source.root != str(given.root):
-                yield reopen(source)
-        yield given
+    def sources(self, given: Opened) -> list[Opened]:
+        """The source that was given, after the library's others when it is rebuilt."""
+        return [*(source for source in self.others if source.root != given.root), given]
 
     def finish(self, track: Track, *, changed: bool) -> None:
         """Commit and tidy up; a rebuilt library takes the other's place."""
@@ -60,15 +58,36 @@ def open_writer(out: Path, models: Models, source: Path, engine: str | None, *, 
     before = _before(out, rebuild=rebuild)
     if before is None:
         return Preparing(Writer(out, _fresh(models, engine, _next_generation(out))))
+    others = _others(out, before, source.resolve()) if rebuild else []
     _remove_leftovers(out, before)
     if rebuild:
-        return Preparing(_replacement(out, before, models, engine), before)
+        return Preparing(_replacement(out, before, models, engine), before, others=others)
     models.check(before, out, source)
     if engine is not None and engine != before.index:
         raise UserError(f"the vectors of {out} are in {before.index or 'its own folder'}; add --rebuild to move them")
     given = {name: model for name, model in models.named().items() if model is not None}
     now = replace(before, **given)  # type: ignore[arg-type]
     return Preparing(Writer(out, now), renewed=now != before)
+
+
+def _others(out: Path, before: Manifest, given: Path) -> list[Opened]:
+    """The library's other sources, as far as it holds pictures of them.
+
+    Raises:
+        UserError: when one is not there: its pictures would be lost.
+    """
+    tables, found = Tables.open(out / str(before.generation) / "tables", before.versions), []
+    for source in before.sources:
+        if source.root == str(given) or not tables.count("items", f"source = {source.number}"):
+            continue
+        try:
+            found.append(reopen(source))
+        except UserError as error:
+            raise UserError(
+                f"{out} also holds pictures of {source.root}, which cannot be opened ({error}); bring it back, or "
+                f"leave them out with {command('calligram', 'forget', out, source.root)}, and rebuild then"
+            ) from error
+    return found
 
 
 def _before(out: Path, *, rebuild: bool) -> Manifest | None:

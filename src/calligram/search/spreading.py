@@ -29,7 +29,14 @@ def ray_module() -> Any:
 
 
 def stage_over_ray(
-    address: str, models: Models, source: Path, out: Path, *, device: str = "auto", track: Track = silent
+    address: str,
+    models: Models,
+    source: Path,
+    out: Path,
+    *,
+    rebuild: bool = False,
+    device: str = "auto",
+    track: Track = silent,
 ) -> int:
     """Encode a source in as many shards as the cluster has places for; gives how many pictures that were.
 
@@ -41,6 +48,7 @@ def stage_over_ray(
         models: loaded once more by each worker, from where they lie.
         source: a folder that all machines see under this path.
         out: the library, which they see as well.
+        rebuild: encode all of the source, not only what the library lacks.
         device: where each worker encodes.
         track: told how far it has come.
     """
@@ -57,7 +65,8 @@ def stage_over_ray(
         task = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=3)(_stage_shard)
         named = [s.source if s is not None else None for s in (models.matcher, models.reranker)]
         places_of = str(source.resolve()), str(out.resolve())
-        running = [task.remote(named, *places_of, (n, count), "cuda" if gpus else "cpu") for n in range(1, count + 1)]
+        how = "cuda" if gpus else "cpu", rebuild
+        running = [task.remote(named, *places_of, (n, count), *how) for n in range(1, count + 1)]
         return sum(track(_finished(ray, running), "shards", count))
     finally:
         ray.shutdown()
@@ -69,7 +78,9 @@ def _finished(ray: Any, running: list[Any]) -> Any:
         yield from ray.get(done)
 
 
-def _stage_shard(named: list[str | None], source: str, out: str, shard: tuple[int, int], device: str) -> int:
+def _stage_shard(
+    named: list[str | None], source: str, out: str, shard: tuple[int, int], device: str, rebuild: bool
+) -> int:
     """What a worker does: the same as ``calligram index --shard``."""
     import torch
 
@@ -77,4 +88,4 @@ def _stage_shard(named: list[str | None], source: str, out: str, shard: tuple[in
     matcher, reranker = named
     assert matcher is not None
     models = Models.load(matcher, None if reranker == matcher else reranker)
-    return stage_source(models, Path(source), Path(out), Shard(*shard), device=device)
+    return stage_source(models, Path(source), Path(out), Shard(*shard), rebuild=rebuild, device=device)

@@ -54,17 +54,21 @@ def stage(
     out: Path,
     shard: Shard,
     *,
+    rebuild: bool = False,
     device: torch.device | str = "cpu",
     track: Track = silent,
 ) -> int:
     """Encode a shard of what the library in ``out`` lacks; gives how many pictures were worked on now.
 
     Stopped and started again, it goes on where it was.
+
+    Args:
+        rebuild: take it as empty, since it is to be made anew.
     """
     folder = _folder(out, source) / f"{shard.number}-of-{shard.of}"
     with locked(folder, "shard"):
         _begin(folder, models)
-        state = _state(out, source)
+        state = State(-1) if rebuild else _state(out, source)
         todo = shard_of(compare(source.scan(), state, source).todo, *shard)
         done = set(_stamps(folder))
         left = [entry for entry in todo if (entry.key, entry.size, entry.mtime) not in done]
