@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from calligram.search.opening import empty_indexes
 from calligram.search.sources import CollectionPictures, FolderPictures, reopen
 from calligram.search.staging import STAGING
 from calligram.search.tables import Tables
-from calligram.search.writing import Writer, remove_folder
+from calligram.search.writing import GRACE, Writer, remove_folder
 
 Opened = CollectionPictures | FolderPictures
 
@@ -47,6 +48,8 @@ class Preparing:
             writer.commit()
             writer.settle(track)
         if writer.name == REBUILT:
+            if self.before is not None:
+                os.utime(writer.folder / str(self.before.generation))  # when it was replaced; see _remove_leftovers
             os.replace(writer.folder / REBUILT, writer.folder / MANIFEST)
             writer.name = MANIFEST
             if self.before is not None:
@@ -150,10 +153,12 @@ def _next_generation(out: Path) -> int:
 
 
 def _remove_leftovers(out: Path, manifest: Manifest) -> None:
-    """Folders of generations that were replaced; their readers have had the time since."""
+    """Folders of generations that were replaced, once their readers have had the time to look again."""
     keep = {manifest.generation}
     if (out / REBUILT).is_file():
         keep.add(manifest.generation + 1)
     for folder in out.iterdir():
-        if re.fullmatch(r"\d+", folder.name) and int(folder.name) not in keep:
+        if not re.fullmatch(r"\d+", folder.name) or int(folder.name) in keep:
+            continue
+        if int(folder.name) > manifest.generation or time.time() - folder.stat().st_mtime > GRACE:
             remove_folder(folder)
