@@ -15,7 +15,7 @@ from calligram.losses.instance import CHUNK
 from calligram.losses.instance import instance as instance_loss
 
 Row = dict[str, object]
-CLASSES, DIM, BATCH, STEPS = 113_287, 1024, 256, 5
+CLASSES, DIM, BATCH, STEPS = 113_287, 512, 1024, 3
 
 
 def instance(row: Callable[[str, float, str], Row]) -> list[Row]:

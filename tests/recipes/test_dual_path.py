@@ -166,3 +166,17 @@ def test_vse_takes_the_instance_loss_beside_its_own(tiny, tmp_path):
     settings = resolve(recipe.defaults, [*changes, "text.network=cnn", "text.cnn.blocks=1", "text.cnn.width=4"])
     run_recipe(recipe, settings, tiny, tmp_path / "run", around=Surroundings(torch.device("cpu")))
     assert (tmp_path / "run" / "best.safetensors").is_file()
+
+
+def test_classes_may_start_where_their_images_are(stored_tiny):
+    changes = ("image.features=colour", "classifier.start=images", "head=linear", "second.epochs=1")
+    plan = RECIPES["dual-path"].plan(settings_of(*changes), stored_tiny, Surroundings())
+    first, second = (stage.objective.parts[-1].classes for stage in plan.stages)
+    assert first is second
+    train = stored_tiny.sentences("train")
+    vectors = plan.matcher.encode_images(plan.inputs.images.load(train.visuals).take(range_of(stored_tiny))).vectors
+    centred = torch.nn.functional.normalize(vectors - vectors.mean(0))
+    groups = torch.from_numpy(train.matches.groups()[0])
+    for group in range(5):
+        expected = torch.nn.functional.normalize(centred[groups == group].sum(0), dim=0)
+        torch.testing.assert_close(first[group].detach(), expected.detach())

@@ -15,9 +15,10 @@ from calligram.features.inputs import Inputs
 from calligram.features.pixels import Augment
 from calligram.models.heads import HeadKind
 from calligram.models.matcher import Matcher
+from calligram.models.vse import VSE
 from calligram.recipes.dual_path_presets import PRESETS
 from calligram.recipes.embedding import ImageSettings, Sides, TextSettings, check_sides
-from calligram.recipes.instance_classes import ClassifierSettings, instance_classes
+from calligram.recipes.instance_classes import ClassifierSettings, classifier, instance_classes
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
 from calligram.training.batch import Batches
@@ -115,12 +116,13 @@ def plan(settings: DualPathRecipe, collection: Collection, around: Surroundings)
         dim=settings.dim,
         head=settings.head,
     )
-    stages = _Stages(settings, pairing, sides)
+    matcher = sides.matcher()
+    stages = _Stages(settings, pairing, sides, matcher)
     loop = Loop(settings.seed, settings.precision, settings.average, save_steps=settings.save_steps)
     evaluate = None
     if settings.groups == "identity":
         evaluate = _finds_persons(sides.inputs, _pairing(settings, collection, "dev"), around)
-    return Plan(sides.matcher(), sides.inputs, stages.stages(), loop, evaluate=evaluate)
+    return Plan(matcher, sides.inputs, stages.stages(), loop, evaluate=evaluate)
 
 
 def _pairing(settings: DualPathRecipe, collection: Collection, split: str) -> Pairing:
@@ -140,8 +142,8 @@ def _finds_persons(inputs: Inputs, dev: Pairing, around: Surroundings) -> Evalua
 class _Stages:
     """Batches and objectives of both stages, which share the classifier."""
 
-    def __init__(self, settings: DualPathRecipe, pairing: Pairing, sides: Sides) -> None:
-        self.settings, self.sides = settings, sides
+    def __init__(self, settings: DualPathRecipe, pairing: Pairing, sides: Sides, matcher: VSE) -> None:
+        self.settings, self.sides, self.matcher = settings, sides, matcher
         self.classes = instance_classes(settings.classifier, pairing, sides, settings.seed)
         self.infonce = InfoNCEObjective(settings.temperature)
         self._classifier: InstanceObjective | None = None
@@ -180,16 +182,16 @@ class _Stages:
     def _stage(self, name: str, stage: StageSettings, batches: Batches, held: tuple[str, ...]) -> Stage:
         optim = stage.optim
         return Stage(
-            name, stage.epochs, self._objective(stage, batches.groups), batches, optim.build, stage.lr, optim.part_lr(),
+            name, stage.epochs, self._objective(stage), batches, optim.build, stage.lr, optim.part_lr(),
             (*held, *optim.frozen), optim.factor(), optim.clip, optim.accumulate,
         )  # fmt: skip
 
-    def _objective(self, stage: StageSettings, classes: int) -> Objective:
+    def _objective(self, stage: StageSettings) -> Objective:
         """L = lambda_1 L_rank + lambda_2 L_visual + lambda_3 L_textual (dual-path, Eq. 9), and InfoNCE if asked for."""
         rank, *of_sides = stage.weights
         parts: list[tuple[float, Objective]] = [(rank, self._ranking()), (stage.infonce, self.infonce)]
         if any(of_sides):
-            parts.append((1.0, self._shared(classes, (of_sides[0], of_sides[1]))))
+            parts.append((1.0, self._shared((of_sides[0], of_sides[1]))))
         return JointObjective(*parts)
 
     def _ranking(self) -> RankingObjective:
@@ -197,10 +199,9 @@ class _Stages:
         top_k = 1 if settings.negatives == "hardest" else None
         return RankingObjective(settings.margin, top_k, draw=settings.negatives == "random")
 
-    def _shared(self, classes: int, weights: tuple[float, float]) -> InstanceObjective:
+    def _shared(self, weights: tuple[float, float]) -> InstanceObjective:
         """The instance loss with weights of its own and the one classifier."""
-        made = self.settings.classifier.objective(self.settings.dim, classes, weights)
-        if self._classifier is None:
-            self._classifier = made
+        made = classifier(self.settings.classifier, self.sides, self.matcher, self.classes, weights)
+        self._classifier = self._classifier or made
         made.classes = self._classifier.classes
         return made

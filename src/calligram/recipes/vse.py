@@ -9,7 +9,7 @@ from calligram.data.collection import Collection
 from calligram.features.pixels import Augment
 from calligram.models.heads import HeadKind
 from calligram.recipes.embedding import ImageSettings, Sides, TextSettings, check_sides
-from calligram.recipes.instance_classes import ClassifierSettings, instance_classes
+from calligram.recipes.instance_classes import ClassifierSettings, classifier, instance_classes
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
 from calligram.recipes.stages import PairLoss, pair_stages
@@ -62,6 +62,7 @@ def plan(settings: VSERecipe, collection: Collection, around: Surroundings) -> P
     image, text = settings.image, settings.text
     sides = Sides(image, text, train, around, dim=settings.dim, head=settings.head)
     matcher = sides.matcher()
+    classes = instance_classes(settings.classifier, by_image, sides, settings.seed) if settings.instance else None
     per_image = settings.epoch_of == "images"
     batches = Batches(
         train,
@@ -72,12 +73,12 @@ def plan(settings: VSERecipe, collection: Collection, around: Surroundings) -> P
         device=around.device,
         processes=around.processes,
         ignore_also_true=settings.ignore_also_true,
-        classes=instance_classes(settings.classifier, by_image, sides) if settings.instance else None,
+        classes=classes,
         track=around.track,
     )
     loop = Loop(settings.seed, settings.precision, settings.average, save_steps=settings.save_steps)
     loss = PairLoss(settings.loss, settings.margin, settings.top_k, settings.warmup_epochs, settings.temperature)
     weight, optim = settings.instance, settings.optim
-    extra = ((weight, settings.classifier.objective(settings.dim, batches.groups)),) if weight else ()
+    extra = ((weight, classifier(settings.classifier, sides, matcher, classes)),) if classes else ()
     stages = pair_stages(loss, settings.epochs, batches, optim, settings.lr, optim.frozen, extra)
     return Plan(matcher, sides.inputs, stages, loop)
