@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import time
 
+import pytest
+
 DROP = """([name, bytes]) => {
   const carried = new DataTransfer();
   carried.items.add(new File([new Uint8Array(bytes)], name, { type: "image/png" }));
@@ -153,6 +155,30 @@ def test_a_pasted_picture_is_searched_by(page, served):
     assert "picture=" in page.url
 
 
+@pytest.mark.parametrize(("content", "said"), [(b"hello", "this is not a picture"), (None, None)])
+def test_a_file_of_no_known_type_is_not_passed_over(page, served, content, said):
+    page.goto(served.url)
+    tiles(page).first.wait_for()
+    picture = served.client.get("/api/thumbnail", params={"id": tiles(page).first.get_attribute("data-id")}).content
+    carried = page.evaluate_handle(
+        """(bytes) => {
+            const data = new DataTransfer();
+            data.items.add(new File([new Uint8Array(bytes)], "without-suffix", { type: "" }));
+            return data;
+        }""",
+        list(content or picture),
+    )
+    page.dispatch_event("body", "drop", {"dataTransfer": carried})
+    page.wait_for_url("**picture=*")
+    if said:
+        page.wait_for_selector(f"#notice:has-text('{said}')")
+        page.complaints.clear()  # the browser notes every 415 in the console
+        page.go_back()
+    else:
+        answered(page)
+    tiles(page).first.wait_for()
+
+
 def test_what_is_not_wanted_is_written_after_a_minus_and_can_be_removed(page, served):
     search(page, served, "a park - a person + 2:a dog")
     assert page.input_value("#query") == "a park"
@@ -268,3 +294,23 @@ def test_the_page_asks_for_the_token_and_then_shows_pictures(browser, serving, l
         page.reload()
         tiles(page).first.wait_for()
         page.close()
+
+
+def test_a_token_given_in_one_tab_is_good_for_the_other(browser, serving, library_folder):
+    with serving(library_folder, "--token", "not a secret") as running:
+        context = browser.new_context()
+        one, two = context.new_page(), context.new_page()
+        for tab in (one, two):
+            tab.goto(f"{running.url}/?q=a+dog&all=1")
+            tab.wait_for_selector("#login[open]")
+        one.fill("#token", "wrong")
+        one.press("#token", "Enter")
+        one.wait_for_selector("#login-error:has-text('not the token')")
+        one.fill("#token", "not a secret")
+        one.press("#token", "Enter")
+        tiles(one).first.wait_for()
+        assert one.locator("#login-error").text_content() == ""
+        two.evaluate("dispatchEvent(new Event('focus'))")
+        tiles(two).first.wait_for()
+        assert not two.locator("#login").is_visible()
+        context.close()

@@ -237,6 +237,12 @@ function login() {
   if (!$("login").open) $("login").showModal();
 }
 
+function admitted() {
+  $("login").close();
+  $("token").value = $("login-error").textContent = "";
+  begin();
+}
+
 async function begin() {
   try {
     about = await api.stats();
@@ -266,14 +272,16 @@ $("login-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   try {
     await api.login($("token").value);
-    $("login").close();
-    $("token").value = "";
-    begin();
+    admitted();
   } catch (error) {
     $("login-error").textContent = error.message;
   }
 });
 $("login").addEventListener("cancel", (event) => event.preventDefault());
+addEventListener("focus", () => {
+  // The token may have been given in another tab.
+  if ($("login").open) api.stats().then(admitted, () => {});
+});
 $("results").addEventListener("click", follow);
 $("results").addEventListener("keydown", (event) => {
   if (grid.walk($("results"), event) === "leave") $("query").focus();

@@ -3,7 +3,8 @@
 import { icon } from "./dom.js";
 
 export function takePictures({ file, pick, take }) {
-  const first = (files) => [...(files ?? [])].find((one) => one.type.startsWith("image/"));
+  // Systems do not know every picture's type, so where none is one by its type the server says what it thinks of it.
+  const first = (files) => [...(files ?? [])].find((one) => one.type.startsWith("image/")) ?? files?.[0];
   pick.addEventListener("click", () => file.click());
   file.addEventListener("change", () => {
     const chosen = first(file.files);
