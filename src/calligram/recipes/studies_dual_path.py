@@ -29,7 +29,7 @@ _SHALLOW = (
     "first.weights=0,0.3,0.3", "first.infonce=1", "second.epochs=5", "second.lr=0.001", "second.weights=0.3,0.3,0.3",
     "second.infonce=1",
 )  # fmt: skip
-_LARGE = ("epochs=5", "batch=256", "image.size=256", "image.crop=0.4", "text.blank=0.2")
+_LARGE = ("epochs=5", "batch=256", "average=0.995", "image.size=256", "image.crop=0.4", "text.blank=0.2")
 
 
 def _row(name: str, *changes: str) -> Row:
