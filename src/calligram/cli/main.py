@@ -22,6 +22,7 @@ from calligram.cli import (
     index_verb,
     list_verb,
     localize_verb,
+    mine_verb,
     regions_verb,
     results_verbs,
     search_verb,
@@ -59,6 +60,7 @@ app.command("regions")(regions_verb.regions)
 app.command("list")(list_verb.list_)
 app.command("words")(words_verb.words)
 app.command("train")(train_verb.train)
+app.command("mine")(mine_verb.mine)
 app.command("evaluate")(evaluate_verb.evaluate)
 app.command("explain")(explain_verb.explain)
 app.command("export")(export_verb.export)

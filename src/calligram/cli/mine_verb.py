@@ -1,0 +1,91 @@
+"""``calligram mine``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.table import Table
+
+from calligram.cli.screen import bars, console
+from calligram.errors import UserError, command
+
+if TYPE_CHECKING:  # importing it takes seconds, and help should not
+    from calligram.evaluation.online_ranks import OnlineRanks
+
+
+def mine(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or a dual encoder of transformers.")],
+    collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
+    out: Annotated[Path, typer.Option(help="Folder for the negatives.")],
+    texts: Annotated[int, typer.Option(min=1, help="Hard texts kept for each image.")] = 300,
+    images: Annotated[int, typer.Option(min=1, help="Hard images kept for each text.")] = 60,
+    split: Annotated[str, typer.Option(help="train, dev, test or all.")] = "train",
+    precision: Annotated[
+        Literal["fp32", "bf16"], typer.Option(help="bf16 rounds the vectors and adds up in fp32; for cosines only.")
+    ] = "fp32",
+    ignore_also_true: Annotated[
+        bool, typer.Option(help="Leave out pairs known to be true without being annotated; scenes know them.")
+    ] = False,
+    ranks: Annotated[
+        bool, typer.Option(help="Also rank the hardest negatives of random batches among all of the split.")
+    ] = False,
+    batch: Annotated[int, typer.Option(min=2, help="Images in such a batch.")] = 128,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+) -> None:
+    """Score a whole split with a run and keep, by ids, what scores best without matching; for recipe aoq."""
+    from calligram.data.collection import Collection
+    from calligram.evaluation.encoding import encode_pairing, load_pairing
+    from calligram.evaluation.mining import mine_pairing
+    from calligram.evaluation.online_ranks import online_ranks
+    from calligram.models.stored import load_matcher
+    from calligram.recipes.plan import device_named
+    from calligram.training.samplers import PairSampler
+
+    if out.exists():
+        raise UserError(f"{out} exists; choose another --out")
+    source, stored = Collection.open(collection), load_matcher(run)
+    matcher = stored.matcher.to(device_named(device))
+    pairing = source.sentences(split).join_equal_texts()
+    encoded = encode_pairing(matcher.eval(), stored.inputs, load_pairing(stored.inputs, pairing, bars), bars)
+    found = mine_pairing(
+        matcher,
+        stored.inputs,
+        pairing,
+        encoded=encoded,
+        texts=texts,
+        images=images,
+        precision=precision,
+        ignore_also_true=ignore_also_true,
+        track=bars,
+    )
+    about: dict[str, object] = {
+        "run": stored.fingerprint, "collection": source.name, "content": source.fingerprint, "split": split,
+        "precision": precision, "ignore_also_true": ignore_also_true,
+    }  # fmt: skip
+    if ranks:
+        batches = PairSampler(pairing.matches, min(batch, len(pairing.visuals)), 0, per_image=True).epoch(0)[:20]
+        both = online_ranks(matcher, encoded, pairing.matches, batches, track=bars)
+        about["online_ranks"] = {"batch": batch, "texts": both[0].as_dict(), "images": both[1].as_dict()}
+    replace(found, about=about).save(out)
+    console.print(
+        f"{found.texts.shape[1]} texts for each of {len(found.texts)} images and {found.images.shape[1]} images for "
+        f"each of {len(found.images)} texts: {out}",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+    if ranks:
+        _print_ranks(both, batch)
+    train = command("calligram", "train", "aoq", collection, "--out", "RUN", "--set", f"negatives={out}")
+    console.print(f"train with them: {train}", markup=False, soft_wrap=True)
+
+
+def _print_ranks(both: tuple[OnlineRanks, OnlineRanks], batch: int) -> None:
+    table = Table(title=f"hardest negatives of batches of {batch} images, among all of the split", title_justify="left")
+    for heading in ("", "mean rank", "median", "by chance", "in the first 100", "by chance"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, found in zip(("texts for images", "images for texts"), both, strict=True):
+        shares = (f"{100 * share:.1f}%" for share in (found.within, found.expected_within))
+        table.add_row(name, f"{found.mean:.1f}", f"{found.median:.0f}", f"{found.expected_mean:.1f}", *shares)
+    console.print(table)

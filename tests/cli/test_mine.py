@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from calligram.cli.main import app
+from calligram.data.negatives import Negatives
+from calligram.errors import UserError
+from calligram.recipes.plan import train_recipe
+
+SMALL = ("batch=6", "epochs=1", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8")
+
+
+@pytest.fixture(scope="module")
+def trained(tiny, tmp_path_factory):
+    out = tmp_path_factory.mktemp("mine") / "run"
+    train_recipe("vse", tiny, out, *SMALL)
+    return out
+
+
+def mine(*arguments):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["mine", *map(str, arguments)])
+
+
+def test_mining_leaves_lists_with_fingerprints_and_says_what_to_do_next(trained, tiny, tmp_path):
+    out = tmp_path / "negatives"
+    done = mine(trained, tiny.folder, "--out", out, "--texts", 4, "--images", 2, "--ranks", "--batch", 3)
+    assert done.exit_code == 0, done.output
+    assert "4 texts for each of 6 images and 2 images for each of 14 texts" in done.output
+    assert f"--set negatives={out}" in done.output.replace("\n", "")
+    about = json.loads((out / "negatives.json").read_text())
+    assert about["content"] == tiny.fingerprint
+    assert len(about["run"]) == 24
+    assert about["online_ranks"]["texts"]["anchors"] == 6
+    assert 1 <= about["online_ranks"]["images"]["mean"] <= 5
+    train = tiny.sentences("train").join_equal_texts()
+    assert Negatives.open(out).fitted(train).texts.shape == (6, 4)
+
+
+def test_a_folder_that_exists_is_not_overwritten(trained, tiny, tmp_path):
+    done = mine(trained, tiny.folder, "--out", tmp_path)
+    assert isinstance(done.exception, UserError)
+    assert "exists; choose another --out" in str(done.exception)
