@@ -60,6 +60,11 @@ def _name(result: Result) -> str:
     return f"{result.recipe}{members}{told}" + (f": {settings}" if settings else "")
 
 
+def _told(result: Result) -> str:
+    """A study's row by its name, with the settings folded away; any other result by its settings."""
+    return f"<details><summary>{result.study}</summary>{_name(result)}</details>" if result.study else _name(result)
+
+
 def _short(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
@@ -87,8 +92,7 @@ def _table(groups: dict[tuple[str, ...], list[Result]]) -> str:
         sides = ("i2t", "t2i", "t2t") if within else ("i2t", "t2i")
         recalls = [_recalls([found for r in rows if (found := getattr(r, side))]) for side in sides]
         oracle = f"{first.oracle['r1']:.1f}" if first.oracle else ""
-        study = f"**{first.study}** = " if first.study else ""
-        cells = [study + _name(first), *recalls, f"{mean(sums):.1f}{spread}"]
+        cells = [_told(first), *recalls, f"{mean(sums):.1f}{spread}"]
         cells += [f"{mean(r.t2i['map'] for r in rows):.1f}" if first.by else ""] if people else []
         cells += [_mean_of([r.overlap for r in rows if r.overlap is not None], 4)] if apart else []
         cells += [oracle, str(len(rows)), f"{mean(r.seconds for r in rows):.0f}", first.hardware]
@@ -116,8 +120,7 @@ def _localization(groups: Sequence[Sequence[Result]]) -> str:
         measured = [r.localization for r in rows if r.localization]
         spread = f" (R@1 ± {stdev(m['r1'] for m in measured):.1f})" if len(measured) > 1 else ""
         size = measured[0].get("triplets") or measured[0].get("pairs", "")
-        study = f"**{rows[0].study}** = " if rows[0].study else ""
-        cells = [study + _name(rows[0]), _recalls(measured) + spread, str(size), str(len(rows))]
+        cells = [_told(rows[0]), _recalls(measured) + spread, str(size), str(len(rows))]
         cells += [f"{mean(r.seconds for r in rows):.0f}", rows[0].hardware]
         lines.append("| " + " | ".join(cells) + " |\n")
     return "".join(lines)
