@@ -108,3 +108,10 @@ def test_an_index_out_of_range_is_refused() -> None:
 def test_lists_of_unequal_length_are_refused() -> None:
     with pytest.raises(ValueError, match="equal length"):
         Matches([0, 1], [0], (2, 2))
+
+
+def test_among_tells_which_of_aligned_pairs_match():
+    matches = Matches([0, 0, 2], [1, 3, 1], (3, 4))
+    found = matches.among(np.array([0, 0, 1, 2, 0]), np.array([1, 0, 1, 1, 3]))
+    assert found.tolist() == [True, False, False, True, True]
+    assert not len(matches.among(np.array([], dtype=np.int64), np.array([], dtype=np.int64)))

@@ -95,6 +95,12 @@ class Matches:
         """How many texts each visual item has, and how many visual items each text."""
         return np.diff(self._rows.indptr).astype(np.int64), np.diff(self._columns.indptr).astype(np.int64)
 
+    def among(self, visuals: Ints, texts: Ints) -> NDArray[np.bool_]:
+        """Whether each pair of two aligned lists matches."""
+        if not len(visuals):
+            return np.zeros(0, dtype=bool)
+        return np.asarray(self._rows[visuals, texts]).ravel() > 0
+
     def target(self, visuals: Ints, texts: Ints) -> NDArray[np.int8]:
         """The block of the relation over these items as (I, T): +1 a match, -1 not."""
         block = self._rows[visuals][:, texts].toarray()

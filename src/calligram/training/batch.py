@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 @dataclass(frozen=True)
 class Batch:
     """One row per distinct item. With several processes, items are this process's share and targets the whole
-    batch's.
+    batch's. Targets are of the items that come first; those after them are there for ``drawn`` alone.
     """
 
     images: Tensor
@@ -38,6 +38,9 @@ class Batch:
     """(I,) class labels: items connected by matches share one"""
     text_groups: Tensor
     """(T,)"""
+    drawn: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.int64))
+    """(N, 2k) what a sampler drew, as rows of images and texts by turns: a matching pair, then what goes with it; -1
+    for none"""
 
 
 class Batches:
@@ -95,6 +98,8 @@ class Batches:
         target = self.pairing.matches.target(images, texts)
         if self._also_true is not None:
             target[(target < 0) & (self._also_true.target(images, texts) > 0)] = 0
+        images, texts = (_with_others(own, pairs[:, side::2]) for side, own in ((0, images), (1, texts)))
+        drawn = np.stack([_places(pairs[:, c], texts if c % 2 else images) for c in range(pairs.shape[1])], axis=1)
         mine_images, mine_texts = self.processes.share(images), self.processes.share(texts)
         words, mask = self._texts.take(mine_texts)
         host = (
@@ -105,6 +110,7 @@ class Batches:
             torch.from_numpy(np.ascontiguousarray(target.T)),
             torch.from_numpy(self._image_groups[images]),
             torch.from_numpy(self._text_groups[texts]),
+            torch.from_numpy(drawn),
         )
         # Pinned here, in the thread that runs ahead, so that the copy to the device need not wait.
         return Batch(*(tensor.pin_memory() if self.device.type == "cuda" else tensor for tensor in host))
@@ -125,3 +131,16 @@ class Batches:
         inner[torch.arange(len(mask), device=mask.device), mask.sum(1) - 1] = False
         hidden = inner & (torch.rand(texts.shape, device=texts.device) < self.blank)
         return texts.masked_fill(hidden, self._blank_word)
+
+
+def _with_others(own: Ints, drawn: Ints) -> Ints:
+    """Distinct rows: those of pairs, then others that were drawn; -1 is none."""
+    others = np.setdiff1d(drawn, own)
+    return np.concatenate([own, others[others >= 0]])
+
+
+def _places(rows: Ints, items: Ints) -> Ints:
+    """Where each row stands among distinct ``items``; -1 stays."""
+    order = np.argsort(items)
+    place = order[np.searchsorted(items, np.maximum(rows, items.min()), sorter=order)]
+    return np.where(rows >= 0, place, -1)
