@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from calligram.errors import UserError
 from calligram.features.architectures import describe_architecture
 from calligram.models import catalog
+from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.cca import CCA, CCASettings
+from calligram.models.combine import Ensemble, EnsembleSettings
 from calligram.models.matcher import Encoded, Matcher, stack, unit
 from calligram.models.pretrained import Pretrained, PretrainedSettings
+from calligram.models.scan import Scan, ScanSettings
 from calligram.models.text_cnn import TextCNNSettings
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
 from calligram.models.vse import VSESettings
+from calligram.models.vsrn import VSRN, VSRNSettings
 
+SIDES = {"vocabulary": 30, "dim": 12, "feature_dim": 5, "word_dim": 6, "hidden": 12}
+MEMBERS = (Scan(ScanSettings(**SIDES)), BFAN(BFANSettings(**SIDES)), VSRN(VSRNSettings(**SIDES, layers=1)))
 SMALL = {
     "vse": VSESettings(vocabulary=30, dim=12, channels=(4, 8), word_dim=6, hidden=10),
     "vse, both ways": VSESettings(
@@ -36,6 +44,13 @@ SMALL = {
     ),
     "cca": CCASettings(image_dim=5, text_dim=7, dim=4),
     "two-branch, similarity": TwoBranchSimilaritySettings(image_dim=5, text_dim=7, hidden=9, dim=12),
+    "scan, t2i": ScanSettings(**SIDES),
+    "scan, i2t": ScanSettings(**{**SIDES, "hidden": 7}, direction="i2t", aggregation="mean", temperature=4.0),
+    "bfan, equal": BFANSettings(**SIDES),
+    "bfan, prob": BFANSettings(**SIDES, focal="prob"),
+    "vsrn": VSRNSettings(**SIDES, layers=2),
+    "vsrn, batch norm": VSRNSettings(**SIDES, layers=1, norm="features", norm_before=False, batch_norm=True),
+    "ensemble": EnsembleSettings(tuple(json.dumps(catalog.describe(member)) for member in MEMBERS)),
 }  # fmt: skip
 DUAL = ("pretrained CLIP", "pretrained Siglip")
 
@@ -60,7 +75,7 @@ def build(name: str) -> Matcher:
 
 
 def images(matcher: Matcher, count: int) -> torch.Tensor:
-    stored = isinstance(matcher, CCA) or getattr(matcher.settings, "image", "") == "features"
+    stored = isinstance(matcher, CCA | Ensemble) or getattr(matcher.settings, "image", "") == "features"
     return torch.randn(count, 3, 5) if stored else torch.randn(count, 3, 16, 16)
 
 

@@ -12,10 +12,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from calligram.errors import UserError, unknown
+from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.cca import CCA, CCASettings
-from calligram.models.combine import Weighted, WeightedSettings
+from calligram.models.combine import Ensemble, EnsembleSettings, Weighted, WeightedSettings
 from calligram.models.matcher import Matcher
 from calligram.models.pretrained import Pretrained, PretrainedSettings
+from calligram.models.scan import Scan, ScanSettings
 from calligram.models.two_branch import (
     TwoBranchEmbedding,
     TwoBranchSettings,
@@ -23,6 +25,7 @@ from calligram.models.two_branch import (
     TwoBranchSimilaritySettings,
 )
 from calligram.models.vse import VSE, VSESettings
+from calligram.models.vsrn import VSRN, VSRNSettings
 
 
 class Kind(NamedTuple):
@@ -37,6 +40,10 @@ MATCHERS: Mapping[str, Kind] = {
     "pretrained": Kind(Pretrained, PretrainedSettings),
     "cca": Kind(CCA, CCASettings),
     "weighted": Kind(Weighted, WeightedSettings),
+    "ensemble": Kind(Ensemble, EnsembleSettings),
+    "scan": Kind(Scan, ScanSettings),
+    "bfan": Kind(BFAN, BFANSettings),
+    "vsrn": Kind(VSRN, VSRNSettings),
     "two-branch": Kind(TwoBranchEmbedding, TwoBranchSettings),
     "two-branch-similarity": Kind(TwoBranchSimilarity, TwoBranchSimilaritySettings),
 }

@@ -6,10 +6,11 @@ import json
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from calligram.features.stored import real_parts
-from calligram.models.matcher import Encoded, Matcher
+from calligram.models.fragment_matcher import FragmentMatcher
+from calligram.models.matcher import Encoded, Matcher, unit
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,74 @@ class Weighted(Matcher):
         owner = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
         mean = torch.zeros_like(whole[0]).index_add(0, owner, best.to(whole.dtype)) / counts.clamp(min=1)
         return torch.where(counts > 0, (1 - alpha) * whole + alpha * mean, whole)
+
+
+@dataclass(frozen=True)
+class EnsembleSettings:
+    """Matchers fed the same inputs."""
+
+    members: tuple[str, ...]
+    """each as ``catalog.describe`` gives it, as JSON; with a ``dim`` among its settings"""
+
+
+class Ensemble(Matcher):
+    """The mean of several matchers' scores, as the tables of scan, bfan and vsrn have it (aoq, Table 1).
+
+    Vectors stand side by side at length one, so that their cosine is the mean of the members' cosines; so do the parts
+    of members that have any.
+    """
+
+    settings: EnsembleSettings
+
+    def __init__(self, settings: EnsembleSettings) -> None:
+        from calligram.models.catalog import build  # which lists this class too
+
+        super().__init__()
+        if not settings.members:
+            raise ValueError("an ensemble needs at least one member")
+        self.settings = settings
+        self.members = nn.ModuleList(build(json.loads(member)) for member in settings.members)
+
+    def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
+        """By every member."""
+        return self._joined([member.encode_images(images, mask) for member in self._all()])
+
+    def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
+        """By every member."""
+        return self._joined([member.encode_texts(texts, mask) for member in self._all()])
+
+    def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
+        """The mean of the members'."""
+        sides = zip(self._all(), self._own(images), self._own(texts), strict=True)
+        return torch.stack([member.score_pairs(one, two) for member, one, two in sides]).mean(0)
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        """The mean of the members'."""
+        sides = zip(self._all(), self._own(images), self._own(texts), strict=True)
+        return torch.stack([member.score(one, two) for member, one, two in sides]).mean(0)
+
+    def _all(self) -> list[Matcher]:
+        return [member for member in self.members if isinstance(member, Matcher)]
+
+    def _joined(self, found: list[Encoded]) -> Encoded:
+        vectors = torch.cat([unit(e.vectors) for e in found], dim=-1)
+        with_parts = [e for member, e in zip(self._all(), found, strict=True) if isinstance(member, FragmentMatcher)]
+        if not with_parts:
+            return Encoded(vectors)
+        return Encoded(vectors, torch.cat([e.parts for e in with_parts], dim=-1), with_parts[0].mask)  # type: ignore[misc]
+
+    def _own(self, items: Encoded) -> list[Encoded]:
+        """What each member gave."""
+        sizes = [member.settings.dim for member in self._all()]
+        of_parts = [d if isinstance(m, FragmentMatcher) else 0 for m, d in zip(self._all(), sizes, strict=True)]
+        vectors = torch.split(items.vectors, sizes, dim=-1)
+        if items.parts is None:
+            return [Encoded(v) for v in vectors]
+        parts = torch.split(items.parts, of_parts, dim=-1)
+        return [
+            Encoded(v, p, items.mask) if size else Encoded(v)
+            for v, p, size in zip(vectors, parts, of_parts, strict=True)
+        ]
 
 
 def _real(items: Encoded) -> Tensor:

@@ -86,18 +86,30 @@ class RecurrentText(nn.Module):
         """Word numbers (N, W) and their mask -> (N, dim); both directions of the GRU are averaged."""
         return self.project(self._pooled(words, mask))  # type: ignore[no-any-return]
 
-    def _pooled(self, words: Tensor, mask: Tensor) -> Tensor:
+    def states(self, words: Tensor, mask: Tensor) -> Tensor:
+        """The same of each word, (N, W, dim), zero where there is none."""
+        return self.project(self._states(self._read(words, mask)[0], words)) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
+
+    def _read(self, words: Tensor, mask: Tensor) -> tuple[nn.utils.rnn.PackedSequence, Tensor]:
+        """All states, and the last of each direction."""
         lengths = mask.sum(1).clamp(min=1)
         packed = nn.utils.rnn.pack_padded_sequence(
             self.dropout(self.words(words)), lengths.cpu(), batch_first=True, enforce_sorted=False
         )
-        packed_states, last = self.gru(packed)
-        if self.pooling == "last":
-            return last.mean(0)  # type: ignore[no-any-return]
-        states, _ = nn.utils.rnn.pad_packed_sequence(packed_states, batch_first=True, total_length=words.shape[1])
+        return self.gru(packed)  # type: ignore[no-any-return]
+
+    def _states(self, packed: nn.utils.rnn.PackedSequence, words: Tensor) -> Tensor:
+        states, _ = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True, total_length=words.shape[1])
         if self.gru.bidirectional:
             states = (states[..., : self.gru.hidden_size] + states[..., self.gru.hidden_size :]) / 2
-        real = mask.unsqueeze(-1)
+        return states
+
+    def _pooled(self, words: Tensor, mask: Tensor) -> Tensor:
+        packed, last = self._read(words, mask)
+        if self.pooling == "last":
+            return last.mean(0)
+        states = self._states(packed, words)
+        lengths, real = mask.sum(1).clamp(min=1), mask.unsqueeze(-1)
         if self.pooling == "max":
             return states.masked_fill(~real, -torch.inf).amax(1)
         return (states * real).sum(1) / lengths.unsqueeze(1)

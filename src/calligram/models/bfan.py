@@ -1,0 +1,39 @@
+"""BFAN: attention both ways between regions and words, on the relevant ones alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from calligram.models.fragment_matcher import FragmentMatcher
+from calligram.models.fragments import Attention, Crossing, Norm, similarity
+from calligram.models.part_sides import PartSettings
+
+
+@dataclass(frozen=True)
+class BFANSettings(PartSettings):
+    """Both sides, and the focus."""
+
+    focal: Literal["equal", "prob"] = "equal"
+    """parts are relevant that get more than the mean attention, or more than others weighed by their confidence"""
+    norm: Norm = "clipped_l2norm"
+    """of products, over what looks"""
+    temperature: float = 20.0
+    """factor on them before the softmax"""
+
+
+class BFAN(FragmentMatcher):
+    """The mean relevance of words to the regions they focus on, plus that of regions to words: -2 .. 2 (bfan).
+
+    Departs from its release where attentions are all alike or of one part: all are kept, where it divides zero by zero.
+    """
+
+    settings: BFANSettings
+
+    def crossed(self, crossing: Crossing) -> Tensor:
+        """Both directions, from the same products."""
+        how = Attention(self.settings.norm, self.settings.temperature, self.settings.focal)
+        words, regions = similarity(crossing, how, "mean"), similarity(crossing.turned(), how, "mean")
+        return words + (regions if crossing.aligned else regions.T)

@@ -1,0 +1,56 @@
+"""What scan and bfan share: parts at length one, and scores by attention between them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from calligram.models.fragment_tiles import last_places, score_in_tiles
+from calligram.models.fragments import Crossing, Parts
+from calligram.models.matcher import Encoded, Matcher, unit
+from calligram.models.part_sides import PartSettings, image_branch, image_parts, text_branch, text_parts
+
+
+class FragmentMatcher(Matcher):
+    """Regions or cells and words at length one; an item's vector is the mean of its parts, for a first search."""
+
+    reranks = True
+    settings: PartSettings
+
+    def __init__(self, settings: PartSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.image, self.project = image_branch(settings)
+        self.text = text_branch(settings)
+
+    def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
+        """Features (N, R, D) or (N, D), or pixels (N, 3, H, W) for a backbone."""
+        features, real = image_parts(self.image, images, mask)
+        return _encoded(self.project(features), real)
+
+    def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
+        """Word numbers (N, W), or states (N, W, D)."""
+        mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
+        return _encoded(text_parts(self.text, texts, mask), mask)
+
+    def crossed(self, crossing: Crossing) -> Tensor:
+        """Scores (I, T), or (N, 1) of aligned pairs, from products of regions (context) and words (query)."""
+        raise NotImplementedError
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        """All pairs, in tiles."""
+        return score_in_tiles(Parts.of(images), Parts.of(texts), lambda one, two: self.crossed(Crossing.of(one, two)))
+
+    def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Aligned pairs."""
+        if not len(images.vectors):
+            return images.vectors.new_zeros(0)
+        one, two = Parts.of(images), Parts.of(texts)
+        every = slice(None)
+        longest = max(1, int(last_places(two.mask).max()))
+        return self.crossed(Crossing.of(one, two.rows(every, longest), aligned=True)).squeeze(1)
+
+
+def _encoded(parts: Tensor, real: Tensor) -> Encoded:
+    parts = unit(parts) * real.unsqueeze(-1)
+    return Encoded(parts.sum(1) / real.sum(1, keepdim=True).clamp(min=1), parts, real)

@@ -1,0 +1,77 @@
+"""Scores of all images with all texts in tiles that fit into memory, texts of like length together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from calligram.models.fragments import Parts
+
+Block = Callable[[Parts, Parts], Tensor]
+"""the scores (I, T) of some images with some texts"""
+
+TILE = {"cpu": 1 << 20, "cuda": 1 << 27}
+"""products of parts in a tile: what a core's cache holds, or what keeps an accelerator busy"""
+TEXTS = {"cpu": 128, "cuda": 512}
+"""most texts in a tile: sorted by length, few of them need padding"""
+KEPT = {"cpu": 1 << 31, "cuda": 1 << 34}
+"""bytes that a backward pass may hold; beyond, tiles are computed again for it"""
+SAVED = 24
+"""bytes that a backward pass holds for a product: about six numbers of four bytes"""
+
+
+def score_in_tiles(
+    images: Parts, texts: Parts, block: Block, *, tile: int | None = None, kept: int | None = None
+) -> Tensor:
+    """The scores (I, T) by tiles, exact and differentiable.
+
+    Args:
+        tile: products of parts in a tile.
+        kept: bytes that may be held for the backward pass.
+    """
+    device = images.vectors.device.type
+    tile = tile or TILE.get(device, TILE["cpu"])
+    kept = KEPT.get(device, KEPT["cpu"]) if kept is None else kept
+    rows, columns, places = len(images.mask), len(texts.mask), images.mask.shape[1]
+    if not rows or not columns:
+        return images.gram.new_zeros(rows, columns)
+    lengths = last_places(texts.mask)
+    order = torch.argsort(lengths, stable=True)
+    longest = lengths[order].tolist()
+    again = torch.is_grad_enabled() and rows * places * sum(longest) * SAVED > kept
+    blocks = []
+    for first, last in _buckets(columns, TEXTS.get(device, TEXTS["cpu"])):
+        width = max(longest[last - 1], 1)
+        some = texts.rows(order[first:last], width)
+        step = max(1, tile // (places * width * (last - first)))
+        pieces = [
+            _computed(block, images.rows(slice(start, start + step)), some, again=again)
+            for start in range(0, rows, step)
+        ]
+        blocks.append(torch.cat(pieces))
+    back = torch.argsort(order)
+    return torch.cat(blocks, dim=1)[:, back]
+
+
+def last_places(mask: Tensor) -> Tensor:
+    """(N,) how many places hold everything that is real of an item (N, K)."""
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return (mask * places).amax(1)
+
+
+def _buckets(count: int, most: int) -> list[tuple[int, int]]:
+    """Ranges of texts in order of length: at least 32 each, so that tiles are worth their start; at most ``most``."""
+    size = min(most, max(32, -(-count // 8)))
+    return [(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def _computed(block: Block, images: Parts, texts: Parts, *, again: bool) -> Tensor:
+    if not again:
+        return block(images, texts)
+    found: Tensor = checkpoint(
+        lambda *given: block(Parts(*given[:3]), Parts(*given[3:])), *images, *texts, use_reentrant=False
+    )
+    return found

@@ -1,0 +1,94 @@
+"""Both sides of matchers that see an image as regions or cells of a grid, and a text as words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from calligram.features.backbones import Backbone
+from calligram.features.stored import real_parts
+from calligram.models.layers import RecurrentText
+from calligram.models.text_encoders import BertText, PooledText
+
+
+@dataclass(frozen=True)
+class PartSettings:
+    """Shape of both sides; the defaults are those of scan and bfan."""
+
+    vocabulary: int
+    """number of words, special ones included"""
+    dim: int = 1024
+    """size of the joint space"""
+    image: Literal["features", "backbone"] = "features"
+    """stored features of regions or cells, or the cells of a trained backbone"""
+    backbone: str = ""
+    """architecture of the backbone, as ``Backbone.description`` gives it"""
+    feature_dim: int = 2048
+    """size of stored features"""
+    text: Literal["gru", "bert", "states"] = "gru"
+    """word table and GRU, a trained BERT-like encoder, or a linear map of a frozen one's states"""
+    encoder: str = ""
+    """architecture of the text encoder, as ``TextEncoder.description`` gives it"""
+    state_dim: int = 0
+    """size of the frozen encoder's states"""
+    word_dim: int = 300
+    hidden: int = 1024
+    """size of the GRU's state"""
+    bidirectional: bool = True
+    """both directions are averaged"""
+    dropout: float = 0.0
+    """share of word-vector entries, or of an encoder's states, set to zero in training"""
+
+
+def image_branch(settings: PartSettings) -> tuple[nn.Module, nn.Linear]:
+    """What sees the picture, and the linear map of each part (Xavier-uniform, zero bias)."""
+    seen: nn.Module = nn.Identity()
+    size = settings.feature_dim
+    if settings.image == "backbone":
+        backbone = Backbone.from_description(settings.backbone)
+        seen, size = backbone, backbone.dim
+    project = nn.Linear(size, settings.dim)
+    nn.init.xavier_uniform_(project.weight)
+    nn.init.zeros_(project.bias)
+    return seen, project
+
+
+def image_parts(branch: nn.Module, images: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Features of the parts (N, R, D) and which are real.
+
+    Args:
+        images: features (N, R, D), zero throughout where a list of regions is filled up; vectors (N, D), one part each;
+            or pixels (N, 3, H, W) for a backbone. Features may stand for pixels too: what it would give while it is not
+            trained.
+    """
+    if images.ndim == 4:
+        images = branch(images).grid.flatten(2).transpose(1, 2)
+        mask = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device) if mask is None else mask
+    if images.ndim == 2:
+        images = images.unsqueeze(1)
+    return images, real_parts(images) if mask is None else mask
+
+
+def text_branch(settings: PartSettings, pooling: str = "mean") -> RecurrentText | BertText | PooledText:
+    """What reads the text."""
+    if settings.text == "states":
+        return PooledText(settings.state_dim, settings.dim, pooling, settings.dropout)
+    if settings.text == "bert":
+        return BertText(settings.encoder, settings.dim, pooling, settings.dropout)
+    return RecurrentText(
+        settings.vocabulary, settings.word_dim, settings.hidden, settings.dim, bidirectional=settings.bidirectional,
+        pooling=pooling, dropout=settings.dropout,
+    )  # fmt: skip
+
+
+def text_parts(branch: nn.Module, texts: Tensor, mask: Tensor) -> Tensor:
+    """The words or pieces (N, W, dim) of word numbers (N, W) or states (N, W, D)."""
+    if isinstance(branch, RecurrentText):
+        return branch.states(texts, mask)
+    assert isinstance(branch, BertText | PooledText)
+    parts = branch.encode(texts, mask).parts
+    assert parts is not None
+    return parts
