@@ -136,7 +136,7 @@ def test_captions_and_conditions(libraries):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["no-such.png"], "no-such.png cannot be searched with: no such file"),
+        (["no-such.png"], "no-such.png cannot be used: no such file"),
         ([], "give something to look for"),
         (["--minus", "snow"], "give something to look for"),
         (["snow", "--minus", "snow"], "cancel each other"),

@@ -83,3 +83,10 @@ def test_a_run_without_a_checkpoint_is_refused(run):
     (run / BEST).unlink()
     with pytest.raises(UserError, match="no checkpoint yet"):
         load_matcher(run)
+
+
+@pytest.mark.parametrize("name", ["nothere", "./nothere", "run/nothere", "~/nothere"])
+def test_a_folder_that_is_not_there_is_not_asked_of_a_hub(name, run, monkeypatch):
+    monkeypatch.chdir(run.parent)
+    with pytest.raises(UserError, match=r"there is no folder .*nothere; .* OWNER/NAME"):
+        load_matcher(name)

@@ -322,6 +322,15 @@ def test_a_localizer_must_see_regions(small_run):
         Models.load(small_run, localizer=small_run)
 
 
+def test_a_matcher_of_regions_scores_no_whole_pictures(small_run, localizer_run, tmp_path):
+    """Neither alone nor as re-ranker; a library of such scores would answer with anything."""
+    regions = localizer_run(tmp_path / "regions")
+    with pytest.raises(UserError, match="regions finds phrases within pictures"):
+        Models.load(regions)
+    with pytest.raises(UserError, match="regions finds phrases within pictures"):
+        Models.load(small_run, reranker=regions)
+
+
 def test_a_dual_encoder_needs_no_run(tiny_clip, photos, tmp_path):
     index_source(Models.load(str(tiny_clip)), photos, tmp_path / "library")
     library = Library.open(tmp_path / "library")

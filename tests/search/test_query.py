@@ -35,7 +35,7 @@ def test_a_path_is_a_picture_and_a_misspelt_one_is_an_error_rather_than_a_text(t
     assert parse_what("unnamed") == "unnamed"
     assert parse_what("black/white photograph") == "black/white photograph"
     assert parse_what("dog " * 2000).startswith("dog")
-    with pytest.raises(UserError, match=r"reed\.png cannot be searched with: no such file"):
+    with pytest.raises(UserError, match=r"reed\.png cannot be used: no such file"):
         parse_what("reed.png")
 
 

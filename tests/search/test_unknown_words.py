@@ -16,6 +16,7 @@ TEXTS = ["a red dog runs", "the dog plays with a well known ball"]
 def test_words_that_were_never_seen_are_told_in_their_order(words):
     unknown = UnknownWords(words)
     assert unknown("A striped zebra and a red DOG") == ["striped", "zebra", "and"]
+    assert unknown.of_all(["a zebra", "the dog", "a striped zebra"]) == ["zebra", "striped"]
     assert unknown.lost("a striped zebra")
     assert unknown.lost("the")
     assert unknown.lost("?!")

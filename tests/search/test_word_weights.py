@@ -48,6 +48,13 @@ def test_a_words_weight_is_what_the_score_loses_without_it(small_run, batch, mon
     np.testing.assert_allclose([word.weight for word in found.words], expected, atol=1e-5)
 
 
+def test_rounding_gives_a_word_no_weight():
+    """A text side that passes a word over scores the same but for the last digits."""
+    found = weigh("dog the sea", lambda texts: np.array([-5.0, -5.2, -5.0000005, -4.9999995], dtype=np.float32))
+    assert [word.weight for word in found.words] == [pytest.approx(0.2), 0, 0]
+    assert [word.word for word in found.telling()] == ["dog"]
+
+
 @torch.no_grad()
 def test_a_matcher_that_scores_pairs_is_explained_by_its_score(small_run):
     inputs = load_matcher(small_run).inputs

@@ -34,12 +34,14 @@ def explain(
         raise UserError(f"--out {out} must end in {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     from calligram.models.stored import load_matcher
     from calligram.recipes.plan import device_named
+    from calligram.search.localizer import refuse_regions
     from calligram.search.query import read_picture
     from calligram.search.word_drawing import draw_words
     from calligram.search.word_weights import explain as weigh_words
 
     picture = read_picture(image)
     stored = load_matcher(run)
+    refuse_regions(stored.inputs, stored.source)
     found = weigh_words(stored.matcher.to(device_named(device)), stored.inputs, picture, sentence)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -46,6 +46,7 @@ def localize(
     from calligram.recipes.plan import device_named
     from calligram.search.localizer import Located, localize_sentence, look, rank
     from calligram.search.query import read_picture
+    from calligram.search.unknown_words import UnknownWords
 
     picture = read_picture(image)
     stored = load_matcher(run)
@@ -56,17 +57,20 @@ def localize(
     else:
         hits = rank(matcher, stored.inputs, looked, [phrase], k or 3, apart)[0]
         found = [Located(Span(0, len(phrase)), phrase, hits)]
+    unknown = UnknownWords(stored.inputs.texts)
+    never_seen = unknown.of_all(located.text for located in found)
+    found = [located._replace(hits=[]) if unknown.lost(located.text) else located for located in found]
     if out is not None:
         _draw(picture, found, phrase if sentence else "", out)
     if as_json:
-        typer.echo(json.dumps(_content(picture, found), ensure_ascii=False))
+        typer.echo(json.dumps(_content(picture, found, never_seen), ensure_ascii=False))
         return
-    _print(found, len(looked.boxes))
+    _print(found, len(looked.boxes), never_seen)
     if out is not None:
         console.print(f"drawn: {out}", markup=False)
 
 
-def _content(picture: Image.Image, found: list[Located]) -> dict[str, object]:
+def _content(picture: Image.Image, found: list[Located], never_seen: list[str]) -> dict[str, object]:
     phrases = [
         {
             "text": located.text,
@@ -76,10 +80,10 @@ def _content(picture: Image.Image, found: list[Located]) -> dict[str, object]:
         }
         for located in found
     ]
-    return {"width": picture.width, "height": picture.height, "phrases": phrases}
+    return {"width": picture.width, "height": picture.height, "phrases": phrases, "unknown": never_seen}
 
 
-def _print(found: list[Located], boxes: int) -> None:
+def _print(found: list[Located], boxes: int, never_seen: list[str]) -> None:
     table = Table()
     for heading in ("phrase", "rank", "score", "x0", "y0", "x1", "y1"):
         table.add_column(heading, justify="left" if heading == "phrase" else "right")
@@ -87,8 +91,14 @@ def _print(found: list[Located], boxes: int) -> None:
         for hit in located.hits:
             name = escape(located.text) if hit.rank == 1 else ""
             table.add_row(name, str(hit.rank), f"{hit.score:.3f}", *(f"{value:.0f}" for value in hit.box))
+        if not located.hits:
+            table.add_row(escape(located.text), *["-"] * 6)
     console.print(table)
-    console.print(f"the best of {boxes} boxes, in pixels of the picture")
+    console.print(f"the best of {boxes} {'box' if boxes == 1 else 'boxes'}, in pixels of the picture")
+    if never_seen:
+        console.print(f"the run has never seen: {', '.join(never_seen)}", markup=False)
+    if not all(located.hits for located in found):
+        console.print("a phrase has no box where none of its known words says what is meant")
 
 
 def _draw(picture: Image.Image, found: list[Located], sentence: str, out: Path) -> None:

@@ -57,9 +57,11 @@ def load_matcher(source: str | os.PathLike[str]) -> Stored:
             f"{folder} is neither a run (it has no {RUN}) nor a dual encoder of transformers (it has no config.json); "
             'make a run with "calligram train"'
         )
-    if not folder.is_dir() and (folder.is_absolute() or (folder.parent != Path() and folder.parent.is_dir())):
-        # A hub name has a slash too; where what stands before it is a folder here, a folder was meant.
-        raise UserError(f'there is no folder {folder}; make a run with "calligram train", or give a hub name')
+    if not folder.is_dir() and (folder.is_absolute() or folder.parent.is_dir()):
+        # A dual encoder's hub name has one slash; without it, or where a folder is before it, a folder was meant.
+        raise UserError(
+            f'there is no folder {folder}; make a run with "calligram train", or give a hub name as OWNER/NAME'
+        )
     if folder.is_dir():
         name = str(folder.resolve())
     matcher, inputs, _ = load_dual_encoder(name)

@@ -95,7 +95,7 @@ class Locator:
         looked = time.perf_counter()
         phrases = tuple(self._known(located) for located in self._rank(seen.looked, text, k))
         times = {"look": looked - began, "rank": time.perf_counter() - looked}
-        unknown = tuple(dict.fromkeys(word for located in phrases for word in self._unknown(located.text)))
+        unknown = tuple(self._unknown.of_all(located.text for located in phrases))
         return Answer(phrases, seen.width, seen.height, len(seen.looked.boxes), unknown, times)
 
     def _rank(self, looked: Looked, text: str, k: int) -> list[Located]:

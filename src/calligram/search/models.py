@@ -8,7 +8,7 @@ from pathlib import Path
 
 from calligram.errors import UserError, command
 from calligram.models.stored import Stored, load_matcher
-from calligram.search.localizer import region_side
+from calligram.search.localizer import refuse_regions, region_side
 from calligram.search.locking import locked
 from calligram.search.manifest import MANIFEST, Manifest, Model, read_manifest
 
@@ -36,7 +36,7 @@ class Models:
         A matcher whose score needs both sides re-ranks what its own vectors find.
 
         Raises:
-            UserError: when one cannot be loaded, or the localizer sees whole pictures.
+            UserError: when one cannot be loaded, or sees regions where whole pictures are wanted, or the reverse.
         """
         first = load_matcher(matcher)
         known = None
@@ -46,6 +46,8 @@ class Models:
             assert known.reranker is not None
             reranker = known.reranker.source
         second = load_matcher(reranker) if reranker is not None else first if first.matcher.reranks else None
+        for one in filter(None, (first, second)):
+            refuse_regions(one.inputs, one.source)
         third = load_matcher(localizer) if localizer is not None else None
         if third is not None:
             region_side(third.inputs)

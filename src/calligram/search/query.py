@@ -152,7 +152,7 @@ def parse_what(text: str) -> str | Image.Image:
 
 
 def read_picture(file: Path) -> Image.Image:
-    """A picture to search with.
+    """A picture to search with, or in.
 
     Raises:
         UserError: when it is none, with its path.
@@ -160,4 +160,4 @@ def read_picture(file: Path) -> Image.Image:
     try:
         return decode(file.expanduser())
     except PictureError as error:
-        raise UserError(f"{file} cannot be searched with: {error}; give the path of a picture") from error
+        raise UserError(f"{file} cannot be used: {error}; give the path of a picture") from error

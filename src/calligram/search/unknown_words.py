@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from calligram.features.inputs import TextInput
 from calligram.features.joined_input import JoinedTexts
 from calligram.features.known_words import parts_of
@@ -26,6 +28,10 @@ class UnknownWords:
     def __call__(self, text: str) -> list[str]:
         """In the order of the text."""
         return [word for word in tokenise(text) if not self._knows(word)]
+
+    def of_all(self, texts: Iterable[str]) -> list[str]:
+        """Those of several texts, each once."""
+        return list(dict.fromkeys(word for text in texts for word in self(text)))
 
     def lost(self, text: str) -> bool:
         """Whether a text has no word that says what is meant and is known."""

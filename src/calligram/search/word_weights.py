@@ -19,6 +19,8 @@ from calligram.models.matcher import Matcher, stack
 Floats = NDArray[np.float32]
 BATCH = 128
 """sentences encoded at a time"""
+NOISE = 2e-6
+"""what single precision cannot tell from nothing, as a share of the score or of 1, whichever is more"""
 
 
 class WordWeight(NamedTuple):
@@ -48,7 +50,8 @@ def weigh(sentence: str, score: Callable[[Sequence[str]], Floats]) -> Explained:
     """Leave out each word in turn (dual-path, Fig. 11): its weight is s(all words) - s(all words but this one).
 
     Words are what stands between spaces, without the commas and full stops around it, which stay. The paper takes out
-    words that its text branch does not know beforehand; here they stay, with the weight that leaving them out shows.
+    words that its text branch does not know beforehand; here they stay, with the weight that leaving them out shows:
+    zero where the text side passes them over, rounding of the scores apart.
 
     Args:
         score: of the picture with each of some sentences.
@@ -64,10 +67,15 @@ def weigh(sentence: str, score: Callable[[Sequence[str]], Floats]) -> Explained:
     return Explained(
         whole,
         [
-            WordWeight(sentence[start:end], start, end, whole - less)
+            WordWeight(sentence[start:end], start, end, _fall(whole, less))
             for (start, end), less in zip(spans, rest, strict=True)
         ],
     )
+
+
+def _fall(whole: float, less: float) -> float:
+    fall = whole - less
+    return 0.0 if abs(fall) <= NOISE * max(1.0, abs(whole)) else fall
 
 
 def words_of(sentence: str) -> list[tuple[int, int]]:
