@@ -147,7 +147,7 @@ def test_words_come_from_a_file_with_its_most_frequent_ones(tmp_path):
 
 
 def test_what_needs_word_vectors_says_so():
-    with pytest.raises(UserError, match='need word vectors; train some with "calligram words"'):
+    with pytest.raises(UserError, match='need word vectors: train some with "calligram words"'):
         VectorText.fit(TEXTS, None, VectorSettings("mean"))
 
 

@@ -42,7 +42,7 @@ def test_values_are_read_by_their_type():
         ("epochs=1.5", "setting epochs takes a whole number"),
         ("kind=c", "setting kind takes a or b, got 'c'"),
         ("flag=perhaps", "setting flag takes true or false"),
-        ("inner.sizes=1,x", "a list of a whole number separated by commas"),
+        ("inner.sizes=1,x", "whole numbers separated by commas"),
         ("limit=x", "a whole number or none"),
         ("epochs", "--set takes key=value, got 'epochs'"),
     ],
@@ -60,7 +60,7 @@ def test_wrong_settings_say_what_is_accepted(change, message):
         ("lr=nan", "setting lr takes a number"),
         ("image.crop=2", "setting image.crop takes a number from 0.01 to 1, got '2'"),
         ("image.size=-5", "setting image.size takes a whole number from 0 to 4096"),
-        ("image.channels=0", "setting image.channels takes a list of a whole number"),
+        ("image.channels=0", "setting image.channels takes whole numbers separated by commas from 1"),
         ("image.channels=", "image.channels needs at least one width"),
         ("average=2", "setting average takes a number from 0 to"),
         ("warmup_epochs=-1", "setting warmup_epochs takes"),
@@ -92,7 +92,7 @@ def test_settings_survive_json_and_differences_are_listed():
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_setting_of_every_recipe_is_described_and_epochs_and_seed_are_there(name):
-    fitted_at_once = name in ("cca", "combined")
+    fitted_at_once = name in ("cca", "combined", "ensemble")
     found = settings_fields(RECIPES[name].defaults)
     assert not [f.key for f in found if not f.about]
     keys = {f.key for f in found}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from calligram.data.scenes.generate import generate_scenes
+from calligram.errors import UserError
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.features.regions.catalog import proposer_named
 from calligram.features.regions.extraction import Task, add_regions
@@ -40,3 +41,16 @@ def test_phrases_are_found_in_most_of_the_cases_that_the_boxes_allow(looked_at, 
     assert found.oracle > 30
     assert found.r1 >= 0.7 * found.oracle, found
     assert found.r1 > 2 * max(found.whole, found.central), found
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("network=cca", "eta="), "eta needs at least one value"),
+        (("match=0.5", "background=0.6"), "background=0.6 must not be above match=0.5"),
+        (("dim=0",), "dim must be at least 1"),
+    ],
+)
+def test_what_makes_no_sense_is_said(changes, message):
+    with pytest.raises(UserError, match=message):
+        resolve(RECIPES["two-branch-phrases"].defaults, changes)

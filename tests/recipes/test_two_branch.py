@@ -130,6 +130,7 @@ def test_batch_statistics_are_measured_and_left_out_of_search(colours, tmp_path,
     ("recipe", "change", "message"),
     [
         ("two-branch", ("weights=0,0",), "weights are both zero"),
+        ("two-branch", ("weights=1",), "setting weights takes 2 numbers separated by commas from 0 to 1000, got '1'"),
         ("two-branch", ("constraint_epochs=1", "extra=random"), "set extra=neighbours"),
         ("two-branch", ("constraint_epochs=1", "constraint_weights=0,0"), "constraint_weights that is not zero"),
         ("two-branch", ("text.source=encoder",), "go together"),

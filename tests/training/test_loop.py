@@ -150,6 +150,7 @@ def test_parts_can_have_their_own_rate_and_unknown_parts_are_named(tiny, tmp_pat
     assert start["rsum"] > 0
     with pytest.raises(UserError, match="has no part 'imge'; it has: image"):
         run(tiny, tmp_path / "typo", "epochs=1", "optim.parts=imge:0.1")
+    assert not (tmp_path / "typo").exists()
 
 
 @pytest.mark.parametrize("precision", ["bf16"])

@@ -36,6 +36,9 @@ def train(
     if processes.first:
         draw_curves(out)
         measured = f"rsum {best['rsum']:.1f}" if "rsum" in best else f"localization R@1 {best['r1']:.1f}"
-        console.print(f"best on dev: {measured} in epoch {best['epoch'] + 1:.0f}; the matcher is in {out}")
+        chosen_by = (
+            f"best on dev: {measured} in epoch {best['epoch'] + 1:.0f}" if best["epoch"] >= 0 else f"on dev: {measured}"
+        )
+        console.print(f"{chosen_by}; the matcher is in {out}", markup=False)
         measure = command("calligram", "evaluate", out, collection, "--split", "test")
         console.print(f"measure it with {measure}", markup=False, soft_wrap=True)

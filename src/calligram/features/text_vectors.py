@@ -91,7 +91,8 @@ class VectorText:
             return cls(settings, TfIdf.fit(strings, settings.tfidf_words))
         if words is None:
             raise UserError(
-                f'text vectors of kind {settings.kind} need word vectors; train some with "calligram words"'
+                f'text vectors of kind {settings.kind} need word vectors: train some with "calligram words" and give '
+                "their file with --set text.words=FILE, or take --set text.vectors.kind=tfidf, which needs none"
             )
         if settings.kind == "mean":
             return cls(settings, MeanVector(words))

@@ -175,7 +175,8 @@ def _name(kind: Any) -> str:
     if origin is Literal:
         return " or ".join(map(str, inside))
     if origin is tuple:
-        return f"a list of {_name(inside[0])} separated by commas"
+        several = {int: "whole numbers", float: "numbers"}.get(inside[0], "words")
+        return f"{several if inside[-1] is Ellipsis else f'{len(inside)} {several}'} separated by commas"
     if origin in (Union, types.UnionType):
         return " or ".join("none" if k is type(None) else _name(k) for k in inside)
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))

@@ -114,6 +114,8 @@ class PhrasesRecipe:
             raise UserError(f"background={self.background} must not be above match={self.match}")
         if self.constraint_epochs and (self.extra != "neighbours" or self.network != "embedding"):
             raise UserError("constraint_epochs needs network=embedding and extra=neighbours")
+        if self.network == "cca" and not self.eta:
+            raise UserError("eta needs at least one value, such as 0.001")
         if self.network != "cca" and not self.dim:
             raise UserError("dim must be at least 1")
 

@@ -28,6 +28,7 @@ from calligram.recipes.config import as_plain, resolve
 from calligram.recipes.provenance import commit
 from calligram.training.distributed import Processes
 from calligram.training.loop import Evaluate, Loop, Stage, train
+from calligram.training.parts import check_parts
 from calligram.training.runs import METRICS, Run
 
 log = logging.getLogger(__name__)
@@ -106,6 +107,8 @@ def run_recipe(
     with torch.random.fork_rng([]):
         torch.manual_seed(int(settings.seed))
         plan = recipe.plan(settings, collection, around)
+    for stage in plan.stages:  # of all of them: the last may begin hours later
+        check_parts(plan.matcher, (*stage.part_lr, *stage.frozen))
     plan.matcher.to(around.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     # Only now: a recipe that could not be planned leaves no folder behind.
     run = Run.create(out, about) if around.processes.first else Run(out)

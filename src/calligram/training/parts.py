@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -20,11 +20,7 @@ def parameter_groups(
         part_lr: factors by name of a sub-module; the longest name wins.
         frozen: sub-modules that do not learn.
     """
-    names = dict(matcher.named_modules())
-    for part in (*part_lr, *frozen):
-        if part not in names:
-            tops = ", ".join(name for name, _ in matcher.named_children())
-            raise UserError(f"the matcher has no part '{part}'; it has: {tops}, and their parts by dotted names")
+    check_parts(matcher, (*part_lr, *frozen))
     by_factor: dict[float, list[nn.Parameter]] = {}
     for name, parameter in matcher.named_parameters():
         fixed = any(name.startswith(f"{part}.") for part in frozen)
@@ -36,6 +32,15 @@ def parameter_groups(
     groups = [{"params": params, "factor": factor} for factor, params in by_factor.items()]
     own = [p for p in objective.parameters() if p.requires_grad]
     return [*groups, {"params": own, "factor": 1.0}] if own else groups
+
+
+def check_parts(matcher: Matcher, named: Iterable[str]) -> None:
+    """Refuse parts that the matcher does not have."""
+    names = dict(matcher.named_modules())
+    for part in named:
+        if part not in names:
+            tops = ", ".join(name for name, _ in matcher.named_children())
+            raise UserError(f"the matcher has no part '{part}'; it has: {tops}, and their parts by dotted names")
 
 
 def hold_still(matcher: Matcher, frozen: Sequence[str]) -> None:
