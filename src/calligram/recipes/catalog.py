@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calligram.errors import unknown
-from calligram.recipes import cca, combined, dual_path, phrases, pretrained, two_branch, vse
+from calligram.recipes import cca, combined, dual_path, ensemble, fragments, phrases, pretrained, two_branch, vse
 from calligram.recipes.plan import Recipe
 
 RECIPES: Mapping[str, Recipe] = {
@@ -25,6 +25,18 @@ RECIPES: Mapping[str, Recipe] = {
             "image CNN and text CNN, instance loss and then ranking, end to end in two stages (dual-path)",
             dual_path.DualPathRecipe(),
             dual_path.plan,
+        ),
+        Recipe(
+            "fragments",
+            "regions or cells and words by attention or reasoning: scan, bfan or vsrn",
+            fragments.FragmentsRecipe(),
+            fragments.plan,
+        ),
+        Recipe(
+            "ensemble",
+            "the mean of several runs' scores; the published numbers of scan, bfan and vsrn are of two",
+            ensemble.EnsembleRecipe(),
+            ensemble.plan,
         ),
         Recipe(
             "two-branch",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError, unknown
@@ -21,12 +21,16 @@ from calligram.features.word_vectors import initial_table
 from calligram.features.wordpieces import WordPieces
 from calligram.models.heads import HeadKind
 from calligram.models.layers import RecurrentText
+from calligram.models.matcher import Matcher
 from calligram.models.text_cnn import TextCNN, TextCNNSettings
 from calligram.models.text_encoders import BertText
 from calligram.models.vse import VSE, VSESettings
 from calligram.recipes.plan import Surroundings
 
 log = logging.getLogger(__name__)
+
+AnyMatcher = TypeVar("AnyMatcher", bound=Matcher)
+ImageParts = Literal["vector", "grid"]
 
 
 @dataclass(frozen=True)
@@ -100,14 +104,14 @@ def check_sides(image: ImageSettings, text: TextSettings) -> None:
         raise UserError("image.channels needs at least one width")
 
 
-def image_input(image: ImageSettings, backbone: Backbone | None) -> ImageInput:
-    """Stored features, pixels, or features of a backbone that is not trained."""
+def image_input(image: ImageSettings, backbone: Backbone | None, parts: ImageParts = "vector") -> ImageInput:
+    """Stored features, pixels, or features of a backbone that is not trained: its vector, or its grid."""
     if image.features:
         return StoredInput(image.features)
     if backbone is None:
         return PixelInput(image.size or 96, image.fit, views=image.views)
     pixels = replace(pixel_input(image.backbone, image.size or None, image.fit), views=image.views)
-    return pixels if image.train else BackboneInput(backbone.eval(), pixels, Path(image.backbone).name)
+    return pixels if image.train else BackboneInput(backbone.eval(), pixels, Path(image.backbone).name, parts)
 
 
 class Sides:
@@ -122,28 +126,37 @@ class Sides:
         *,
         dim: int,
         head: HeadKind = "linear",
+        parts: ImageParts = "vector",
     ) -> None:
-        self.image, self.text, self.around, self.train = image, text, around, train
+        self.image, self.text, self.around, self.train, self.parts = image, text, around, train, parts
         self.backbone = Backbone.load(image.backbone).to(around.device) if image.backbone else None
         self.encoder = TextEncoder.load(text.encoder).to(around.device) if text.encoder else None
-        self.inputs = Inputs(image_input(image, self.backbone), self._text_input())
+        self.inputs = Inputs(image_input(image, self.backbone, parts), self._text_input())
         self.shape = self._with_text(self._with_image(self._shape(dim, head)))
 
     def frozen_inputs(self) -> Inputs:
         """The same with a backbone's features in place of pixels, stored once."""
-        return replace(self.inputs, images=image_input(replace(self.image, train=False), self.backbone))
+        return replace(self.inputs, images=image_input(replace(self.image, train=False), self.backbone, self.parts))
 
     def matcher(self) -> VSE:
-        """The matcher, starting from the backbone's, the encoder's or the word vectors' weights where there are any."""
-        matcher, words = VSE(self.shape), self.inputs.texts
-        if self.shape.image == "backbone" and self.backbone is not None:
+        """The matcher, as it starts."""
+        return self.started(VSE(self.shape))
+
+    def started(self, matcher: AnyMatcher) -> AnyMatcher:
+        """A matcher of this shape with the backbone's, the encoder's or the word vectors' weights, where there are any.
+
+        Args:
+            matcher: with the parts ``image`` and ``text``, as ``VSE`` has them.
+        """
+        words, branch = self.inputs.texts, matcher.text
+        if isinstance(matcher.image, Backbone) and self.backbone is not None:
             matcher.image.load_state_dict(self.backbone.state_dict())
-        if isinstance(matcher.text, BertText) and self.encoder is not None:
-            matcher.text.encoder.load_state_dict(self.encoder.state_dict())
-        if self.text.vectors and isinstance(words, Vocabulary) and isinstance(matcher.text, RecurrentText | TextCNN):
+        if isinstance(branch, BertText) and self.encoder is not None:
+            branch.encoder.load_state_dict(self.encoder.state_dict())
+        if self.text.vectors and isinstance(words, Vocabulary) and isinstance(branch, RecurrentText | TextCNN):
             table = initial_table(words, Path(self.text.vectors), self.text.word_dim)
             log.info("word vectors for %d of %d words", table.found, len(words))
-            matcher.text.words.weight.data.copy_(table.vectors)
+            branch.words.weight.data.copy_(table.vectors)
         return matcher
 
     def _text_input(self) -> TextInput:

@@ -124,6 +124,7 @@ def _line(run: Run, collection: Collection, split: str, *, study: str, pictures:
         about["device"],
         str(about.get("commit", "unknown")),
         recorded_command(about["command"]),
+        members=len(about["settings"]["runs"]) if recipe.name == "ensemble" else 1,
         study=study,
         pictures=[str(picture) for picture in pictures],
     )

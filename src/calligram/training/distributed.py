@@ -98,6 +98,17 @@ def gather(encoded: Encoded) -> Encoded:
     return Encoded(*(None if t is None else _gather_rows(t) for t in encoded))  # type: ignore[arg-type]
 
 
+def own_rows(count: int) -> tuple[slice, int]:
+    """Which rows of a whole batch this process encoded, as ``Processes.share`` cut them, and how many processes there
+    are.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return slice(0, count), 1
+    rows = Processes(dist.get_rank(), dist.get_world_size()).share(np.arange(count))
+    first = int(rows[0]) if len(rows) else count
+    return slice(first, first + len(rows)), dist.get_world_size()
+
+
 def _gather_rows(tensor: Tensor) -> Tensor:
     """Join along the first axis; shares may differ in length, and in the second axis where texts do."""
     shape = torch.tensor(tensor.shape[:2], device=tensor.device)

@@ -1,0 +1,110 @@
+"""Matchers of regions and words as recipes set them up: settings, sides, matcher, and what only training needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+from calligram.data.pairing import Pairing
+from calligram.errors import UserError, unknown
+from calligram.models.bfan import BFAN, BFANSettings
+from calligram.models.fragments import Aggregation, Norm
+from calligram.models.matcher import Matcher
+from calligram.models.part_sides import PartSettings
+from calligram.models.scan import Scan, ScanSettings
+from calligram.models.vsrn import VSRN, VSRNSettings
+from calligram.recipes.embedding import ImageSettings, Sides, TextSettings, check_sides
+from calligram.recipes.plan import Surroundings
+from calligram.recipes.vector_text import need_vectors
+from calligram.training.caption_writing import CaptionObjective
+from calligram.training.objectives import Objective
+
+FRAGMENTS = ("scan", "bfan", "vsrn")
+
+
+@dataclass(frozen=True)
+class ScanModel:
+    """SCAN's attention; the defaults are the release's t-i LSE."""
+
+    direction: Annotated[Literal["t2i", "i2t"], "each word looks at regions, or each region at words"] = "t2i"
+    norm: Annotated[Norm, "of products of regions and words, over what looks"] = "clipped_l2norm"
+    temperature: Annotated[float, "factor on them before the softmax; the release's i2t has 4", (0, 10000)] = 9.0
+    aggregation: Annotated[Aggregation, "of relevances into a score"] = "lse"
+    sharpness: Annotated[float, "of LogSumExp; the release's i2t has 5, or 20 on MS-COCO", (0.001, 10000)] = 6.0
+
+
+@dataclass(frozen=True)
+class BFANModel:
+    """BFAN's focus."""
+
+    focal: Annotated[Literal["equal", "prob"], "relevant is more than the mean, or than others by confidence"] = "equal"
+    norm: Annotated[Norm, "of products of regions and words, over what looks"] = "clipped_l2norm"
+    temperature: Annotated[float, "factor on them before the softmax", (0, 10000)] = 20.0
+
+
+@dataclass(frozen=True)
+class VSRNModel:
+    """VSRN's reasoning, and the writing of captions."""
+
+    layers: Annotated[int, "steps of reasoning", (0, 100)] = 4
+    norm: Annotated[
+        Literal["regions", "features"], "axis along which regions get length one; the release's: regions"
+    ] = "regions"
+    norm_before: Annotated[bool, "also before reasoning; the release on MS-COCO alone"] = True
+    batch_norm: Annotated[bool, "of the image's vector; the release on Flickr30K alone"] = False
+    captions: Annotated[
+        float, "weight of writing captions; 0 for none. The release's is 1 beside a sum over the batch", (0, 1000)
+    ] = 0.01
+    writer: Annotated[int, "size of the state that writes captions", (1, 65536)] = 512
+
+
+@dataclass(frozen=True)
+class FragmentModels:
+    """Settings of each matcher, of which one's count; a recipe's settings may inherit them."""
+
+    scan: ScanModel = field(default_factory=ScanModel)
+    bfan: BFANModel = field(default_factory=BFANModel)
+    vsrn: VSRNModel = field(default_factory=VSRNModel)
+
+
+def check_fragments(matcher: str, image: ImageSettings, text: TextSettings, models: FragmentModels) -> None:
+    """Refuse settings that do not go together."""
+    need_vectors(image)
+    check_sides(image, text)
+    if text.network == "cnn":
+        raise UserError("text.network=cnn gives a caption one vector; matchers of words take gru, or a text.encoder")
+    if image.views != "one":
+        raise UserError("image.views averages over views, whose cells are different places; take image.views=one")
+    if matcher == "vsrn" and models.vsrn.captions and text.encoder and not text.train:
+        raise UserError(
+            "captions are written word by word, and stored encodings have no words; "
+            "take vsrn.captions=0, text.train=true, or no text.encoder"
+        )
+
+
+def fragment_sides(image: ImageSettings, text: TextSettings, train: Pairing, around: Surroundings, dim: int) -> Sides:
+    """Both sides with a backbone's grid in place of its vector."""
+    return Sides(image, text, train, around, dim=dim, parts="grid")
+
+
+def fragment_matcher(matcher: str, models: FragmentModels, sides: Sides) -> Matcher:
+    """``scan``, ``bfan`` or ``vsrn``, starting from the sides' weights where there are any."""
+    shared: dict[str, Any] = {f.name: getattr(sides.shape, f.name) for f in fields(PartSettings)}
+    if matcher == "scan":
+        return sides.started(Scan(ScanSettings(**shared, **vars(models.scan))))
+    if matcher == "bfan":
+        return sides.started(BFAN(BFANSettings(**shared, **vars(models.bfan))))
+    if matcher == "vsrn":
+        own = {k: v for k, v in vars(models.vsrn).items() if k not in ("captions", "writer")}
+        return sides.started(VSRN(VSRNSettings(**shared, **own)))
+    raise unknown("matcher of regions and words", matcher, FRAGMENTS)
+
+
+def extra_objectives(matcher: str, models: FragmentModels, sides: Sides) -> tuple[tuple[float, Objective], ...]:
+    """What is minimised beside the scores' loss, with its weight: VSRN's captions."""
+    own, words = models.vsrn, sides.inputs.texts
+    if matcher != "vsrn" or not own.captions:
+        return ()
+    blank = words.blank if sides.text.blank else None
+    writer = CaptionObjective(sides.shape.dim, len(words), hidden=own.writer, word_dim=sides.text.word_dim, blank=blank)
+    return ((own.captions, writer),)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from calligram.errors import UserError
+from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.fragment_models import fragment_matcher, fragment_sides
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.recipes.results import result_line
+from calligram.training.runs import Run
+
+SMALL = (
+    "batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "text.dropout=0", "text.blank=0",
+    "average=0", "lr=0.01", "epochs=25", "optim.schedule=constant", "vsrn.writer=12",
+)  # fmt: skip
+STORED = "image.features=colour"
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory):
+    import transformers
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("backbone")
+    config = transformers.MobileNetV2Config(depth_multiplier=0.2, image_size=64)
+    transformers.MobileNetV2Model(config).save_pretrained(folder)
+    return folder
+
+
+def run(collection, out, *changes, recipe="fragments"):
+    chosen = RECIPES[recipe]
+    settings = resolve(chosen.defaults, [*(SMALL if recipe == "fragments" else ()), *changes])
+    return run_recipe(chosen, settings, collection, out, around=Surroundings(torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("matcher=scan",),
+        ("matcher=scan", "scan.direction=i2t", "scan.aggregation=mean", "loss=ranking", "warmup_epochs=5"),
+        ("matcher=bfan",),
+        ("matcher=bfan", "bfan.focal=prob"),
+        ("matcher=vsrn", "vsrn.layers=1", "vsrn.norm=features"),
+    ],
+)
+def test_every_matcher_learns_the_tiny_collection_and_its_run_is_self_contained(stored_tiny, tmp_path, changes):
+    run(stored_tiny, tmp_path / "run", STORED, *changes)
+    matcher, inputs = Run.open(tmp_path / "run").load()
+    report = evaluate_retrieval(matcher, inputs, stored_tiny.sentences("train"))
+    assert report.retrieval.t2i.r1 > 40  # chance is 1 in 6; features are random, so train's alone can be told apart
+
+
+@pytest.mark.parametrize("train", ["false", "true"])
+def test_cells_of_a_backbone_serve_frozen_and_trained(tiny, backbone, tmp_path, train):
+    copy = tmp_path / "backbone"
+    copy.symlink_to(backbone)
+    run(tiny, tmp_path / "run", f"image.backbone={copy}", f"image.train={train}", "image.size=64", "epochs=2")
+    copy.unlink()
+    matcher, inputs = Run.open(tmp_path / "run").load()
+    picture = tiny.sentences("test").visuals.open(0)
+    found = matcher.encode_images(inputs.images.finish(inputs.images.images([picture])))
+    assert found.parts.shape == (1, 4, 16)
+    assert evaluate_retrieval(matcher, inputs, tiny.sentences("test")).retrieval.t2i.queries == 14
+
+
+@pytest.mark.parametrize("train", ["false", "true"])
+def test_a_text_encoder_gives_the_words(stored_tiny, tiny_bert, tmp_path, train):
+    run(stored_tiny, tmp_path / "run", STORED, f"text.encoder={tiny_bert}", f"text.train={train}", "epochs=1")
+    matcher, inputs = Run.open(tmp_path / "run").load()
+    assert matcher.encode_texts(*inputs.texts.texts(["a red disc"])).parts.shape[2] == 16
+
+
+def test_captions_are_written_in_training_alone(stored_tiny, tmp_path):
+    run(stored_tiny, tmp_path / "run", STORED, "matcher=vsrn", "vsrn.captions=0.1", "text.blank=0.2", "epochs=12")
+    rows = [row for row in Run.open(tmp_path / "run").metrics() if "captions" in row]
+    assert rows
+    assert rows[-1]["captions"] < rows[0]["captions"]
+    matcher, _ = Run.open(tmp_path / "run").load()
+    assert not any("writer" in name for name, _ in matcher.named_parameters())
+
+
+def test_word_vectors_start_the_table(stored_tiny, tmp_path):
+    (tmp_path / "words.txt").write_text("disc 1 2 3 4 5 6 7 8\n", encoding="utf-8")
+    settings = resolve(RECIPES["fragments"].defaults, [*SMALL, STORED, f"text.vectors={tmp_path / 'words.txt'}"])
+    plan = RECIPES["fragments"].plan(settings, stored_tiny, Surroundings(torch.device("cpu")))
+    number = plan.inputs.texts.number_of["disc"]
+    row = plan.matcher.text.words.weight[number]
+    assert torch.nn.functional.cosine_similarity(row, torch.arange(1.0, 9.0), dim=0) > 0.999
+
+
+def test_runs_on_the_same_inputs_become_an_ensemble(stored_tiny, tmp_path):
+    for name, direction in (("one", "t2i"), ("two", "i2t")):
+        run(stored_tiny, tmp_path / name, STORED, f"scan.direction={direction}", "epochs=1")
+    both = f"runs={tmp_path / 'one'},{tmp_path / 'two'}"
+    run(stored_tiny, tmp_path / "both", both, recipe="ensemble")
+    matcher, inputs = Run.open(tmp_path / "both").load()
+    assert [member.settings.direction for member in matcher.members] == ["t2i", "i2t"]
+    pairing = stored_tiny.sentences("test")
+    report = evaluate_retrieval(matcher, inputs, pairing)
+    line = result_line(Run.open(tmp_path / "both"), stored_tiny, "test", report)
+    assert line.members == 2
+    run(stored_tiny, tmp_path / "other", STORED, "text.max_words=3", "epochs=1")
+    with pytest.raises(UserError, match="is fed other inputs than"):
+        run(stored_tiny, tmp_path / "no", f"runs={tmp_path / 'one'},{tmp_path / 'other'}", recipe="ensemble")
+    with pytest.raises(UserError, match="two or more run folders"):
+        run(stored_tiny, tmp_path / "no", f"runs={tmp_path / 'one'}", recipe="ensemble")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ((), "image.backbone= with a vision model, or image.features="),
+        ((STORED, "text.network=cnn"), "gives a caption one vector"),
+        (("image.backbone=x", "image.views=flip"), "whose cells are different places"),
+        ((STORED, "matcher=vsrn", "text.encoder=x", "text.blank=0"), "stored encodings have no words"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(stored_tiny, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        run(stored_tiny, tmp_path / "run", *changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_releases_settings_are_a_preset():
+    settings = resolve(RECIPES["fragments"].defaults, ["preset=release", "epochs=3"])
+    assert (settings.loss, settings.dim, settings.epochs, settings.optim.optimizer) == ("ranking", 1024, 3, "adam")
+
+
+def test_an_unknown_matcher_suggests_the_nearest(stored_tiny):
+    settings = resolve(RECIPES["fragments"].defaults, [*SMALL, STORED])
+    train = stored_tiny.sentences("train")
+    sides = fragment_sides(settings.image, settings.text, train, Surroundings(torch.device("cpu")), 8)
+    with pytest.raises(UserError, match="did you mean 'scan'"):
+        fragment_matcher("scam", settings, sides)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from calligram.models.matcher import Encoded, Matcher
+from calligram.training.batch import Batch
+from calligram.training.caption_writing import CaptionObjective
+
+WORDS = torch.tensor([[1, 5, 6, 2, 0], [1, 7, 2, 0, 0], [1, 8, 3, 9, 2]])
+
+
+def objective(**changes) -> CaptionObjective:
+    torch.manual_seed(0)
+    return CaptionObjective(6, 12, hidden=5, word_dim=4, dropout=0.0, **changes).double()
+
+
+def batch(target: torch.Tensor) -> Batch:
+    groups = torch.zeros(3, dtype=torch.long)
+    return Batch(torch.zeros(2), WORDS, WORDS > 0, target, target.T, groups[:2], groups)
+
+
+def literal(writer: CaptionObjective, regions: torch.Tensor, words: list[int]) -> torch.Tensor:
+    """One image and one caption, word by word."""
+    seen, state = writer.reader(writer.squeeze(regions).unsqueeze(0))
+    seen, state = seen[0], state[0, 0]
+    total = torch.zeros((), dtype=torch.float64)
+    for before, after in pairwise(words):
+        scores = torch.stack([writer.weigh(torch.tanh(writer.attend(torch.cat([s, state]))))[0] for s in seen])
+        context = sum(w * s for w, s in zip(torch.softmax(scores, 0), seen, strict=True))
+        given = torch.cat([writer.words(torch.tensor(before)), context])
+        state = writer.writer(given.unsqueeze(0), state.unsqueeze(0))[0]
+        total = total - torch.log_softmax(writer.out(state), 0)[after]
+    return total
+
+
+def test_the_loss_is_that_of_the_literal_loop_over_pairs_and_words():
+    writer = objective()
+    regions = torch.randn(2, 4, 6, dtype=torch.float64)
+    real = torch.tensor([[True] * 4, [True, True, False, False]])
+    # The second caption belongs to both images, the third to none.
+    target = torch.tensor([[1, 1, -1], [-1, 1, -1]], dtype=torch.int8)
+    images = Encoded(regions[:, 0], regions, real)
+    found = writer.terms(Matcher(), batch(target), images, images)
+    first, second = WORDS[0, :4].tolist(), WORDS[1, :3].tolist()
+    own = regions[1, :2]
+    expected = literal(writer, regions[0], first) + literal(writer, regions[0], second) + literal(writer, own, second)
+    assert list(found) == ["captions"]
+    torch.testing.assert_close(found["captions"], expected / 3)
+
+
+def test_hidden_words_are_not_to_be_written():
+    writer, regions = objective(blank=3), torch.randn(1, 4, 6, dtype=torch.float64)
+    real, words = torch.ones(1, 4, dtype=torch.bool), WORDS[2:]
+    whole = objective().loss(regions, real, words, words > 0)
+    found = writer.loss(regions, real, words, words > 0)
+    assert 0 < found < whole
+
+
+def test_a_batch_without_a_match_and_a_matcher_without_parts():
+    writer, regions = objective(), torch.randn(2, 4, 6, dtype=torch.float64)
+    images = Encoded(regions[:, 0], regions, torch.ones(2, 4, dtype=torch.bool))
+    none = batch(torch.full((2, 3), -1, dtype=torch.int8))
+    assert writer.terms(Matcher(), none, images, images)["captions"] == 0
+    with pytest.raises(ValueError, match="written from parts"):
+        writer.terms(Matcher(), none, Encoded(regions[:, 0]), images)
+
+
+def test_captions_are_learnt():
+    writer = objective().float()
+    regions, real, words = torch.randn(3, 4, 6), torch.ones(3, 4, dtype=torch.bool), WORDS
+    optimizer = torch.optim.Adam(writer.parameters(), 0.05)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = writer.loss(regions, real, words, words > 0)
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < 1.0  # of nine words; by chance each costs log 12
