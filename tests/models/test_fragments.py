@@ -181,14 +181,15 @@ def test_tiles_and_recomputation_change_nothing(tile, kept):
         return similarity(Crossing.of(images, texts), Attention(), "lse")
 
     whole = scores(parts(one, one_mask), parts(two, two_mask))
-    found = score_in_tiles(parts(one, one_mask), parts(two, two_mask), scores, tile=tile, kept=kept)
+    given = Encoded(one.mean(1), one, one_mask), Encoded(two.mean(1), two, two_mask)
+    found = score_in_tiles(*given, scores, tile=tile, kept=kept)
     torch.testing.assert_close(found, whole)
     ours, theirs = (torch.autograd.grad(s.square().sum(), one)[0] for s in (found, whole))
     torch.testing.assert_close(ours, theirs)
 
 
 def test_nothing_is_scored_with_nothing():
-    one, none = parts(*items(2, 3, 0)), parts(torch.zeros(0, 3, 8), torch.zeros(0, 3, dtype=torch.bool))
+    one, none = Encoded(torch.ones(2, 8), torch.ones(2, 3, 8)), Encoded(torch.zeros(0, 8), torch.zeros(0, 3, 8))
     assert score_in_tiles(one, none, lambda a, b: torch.ones(1)).shape == (2, 0)
     assert score_in_tiles(none, one, lambda a, b: torch.ones(1)).shape == (0, 2)
 
@@ -205,3 +206,19 @@ def test_lower_precision_multiplies_and_single_adds():
         found = similarity(Crossing.of(parts(*one), parts(*two)), Attention(), "lse")
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, exact, atol=0.02, rtol=0)
+
+
+def test_the_order_of_parts_does_not_count():
+    (one, one_mask), (two, two_mask) = items(3, 5, 0), items(4, 6, 1)
+    regions, words = torch.tensor([3, 1, 4, 0, 2]), torch.tensor([5, 0, 2, 1, 4, 3])
+    for how in (Attention(), Attention("softmax"), Attention("clipped_l2norm", 20.0, "prob")):
+        plain = Crossing.of(parts(one, one_mask), parts(two, two_mask))
+        mixed = Crossing.of(parts(one[:, regions], one_mask[:, regions]), parts(two[:, words], two_mask[:, words]))
+        for a, b in ((plain, mixed), (plain.turned(), mixed.turned())):
+            torch.testing.assert_close(similarity(a, how, "lse"), similarity(b, how, "lse"))
+
+
+def test_items_without_parts_are_their_vector():
+    one, two = torch.randn(3, 8), torch.randn(4, 8)
+    found = score_in_tiles(Encoded(one), Encoded(two), lambda a, b: similarity(Crossing.of(a, b), Attention(), "mean"))
+    torch.testing.assert_close(found, F.normalize(one, dim=1) @ F.normalize(two, dim=1).T)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from calligram.models.fragment_tiles import last_places, score_in_tiles
+from calligram.models.fragment_tiles import score_in_tiles
 from calligram.models.fragments import Crossing, Parts
 from calligram.models.matcher import Encoded, Matcher, unit
 from calligram.models.part_sides import PartSettings, image_branch, image_parts, text_branch, text_parts
@@ -39,16 +39,13 @@ class FragmentMatcher(Matcher):
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """All pairs, in tiles."""
-        return score_in_tiles(Parts.of(images), Parts.of(texts), lambda one, two: self.crossed(Crossing.of(one, two)))
+        return score_in_tiles(images, texts, lambda one, two: self.crossed(Crossing.of(one, two)))
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """Aligned pairs."""
         if not len(images.vectors):
             return images.vectors.new_zeros(0)
-        one, two = Parts.of(images), Parts.of(texts)
-        every = slice(None)
-        longest = max(1, int(last_places(two.mask).max()))
-        return self.crossed(Crossing.of(one, two.rows(every, longest), aligned=True)).squeeze(1)
+        return self.crossed(Crossing.of(Parts.of(images), Parts.of(texts), aligned=True)).squeeze(1)
 
 
 def _encoded(parts: Tensor, real: Tensor) -> Encoded:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from calligram.models.fragments import Parts
+from calligram.models.matcher import Encoded
 
 Block = Callable[[Parts, Parts], Tensor]
 """the scores (I, T) of some images with some texts"""
@@ -24,7 +25,7 @@ SAVED = 24
 
 
 def score_in_tiles(
-    images: Parts, texts: Parts, block: Block, *, tile: int | None = None, kept: int | None = None
+    images: Encoded, texts: Encoded, block: Block, *, tile: int | None = None, kept: int | None = None
 ) -> Tensor:
     """The scores (I, T) by tiles, exact and differentiable.
 
@@ -32,28 +33,42 @@ def score_in_tiles(
         tile: products of parts in a tile.
         kept: bytes that may be held for the backward pass.
     """
-    device = images.vectors.device.type
+    device, mask = images.vectors.device.type, _mask(texts)
     tile = tile or TILE.get(device, TILE["cpu"])
     kept = KEPT.get(device, KEPT["cpu"]) if kept is None else kept
-    rows, columns, places = len(images.mask), len(texts.mask), images.mask.shape[1]
+    rows, columns = len(images.vectors), len(mask)
     if not rows or not columns:
-        return images.gram.new_zeros(rows, columns)
-    lengths = last_places(texts.mask)
+        return images.vectors.new_zeros(rows, columns)
+    seen = Parts.of(images)
+    places, lengths = seen.mask.shape[1], last_places(mask)
     order = torch.argsort(lengths, stable=True)
     longest = lengths[order].tolist()
     again = torch.is_grad_enabled() and rows * places * sum(longest) * SAVED > kept
     blocks = []
     for first, last in _buckets(columns, TEXTS.get(device, TEXTS["cpu"])):
         width = max(longest[last - 1], 1)
-        some = texts.rows(order[first:last], width)
+        some = Parts.of(first_places(texts.rows(order[first:last]), width))
         step = max(1, tile // (places * width * (last - first)))
         pieces = [
-            _computed(block, images.rows(slice(start, start + step)), some, again=again)
-            for start in range(0, rows, step)
+            _computed(block, seen.rows(slice(start, start + step)), some, again=again) for start in range(0, rows, step)
         ]
         blocks.append(torch.cat(pieces))
     back = torch.argsort(order)
     return torch.cat(blocks, dim=1)[:, back]
+
+
+def first_places(items: Encoded, count: int) -> Encoded:
+    """The same items with so many places for parts."""
+    if items.parts is None:
+        return items
+    return Encoded(items.vectors, items.parts[:, :count], _mask(items)[:, :count])
+
+
+def _mask(items: Encoded) -> Tensor:
+    """(N, K) which parts are real; the vector is the only one where there are none."""
+    if items.parts is None:
+        return torch.ones(len(items.vectors), 1, dtype=torch.bool, device=items.vectors.device)
+    return items.parts.new_ones(items.parts.shape[:2], dtype=torch.bool) if items.mask is None else items.mask
 
 
 def last_places(mask: Tensor) -> Tensor:

@@ -61,13 +61,14 @@ class Parts(NamedTuple):
         vectors = items.vectors.unsqueeze(1) if items.parts is None else items.parts
         mask = vectors.new_ones(vectors.shape[:2], dtype=torch.bool) if items.mask is None else items.mask
         vectors = vectors.masked_fill(~mask.unsqueeze(-1), 0.0)
-        return cls(vectors, mask, _wide(vectors @ vectors.mT))
+        with torch.autocast(vectors.device.type, enabled=False):
+            # Small beside the products, and a length that all weights go through: not in lower precision.
+            wide = _wide(vectors)
+            return cls(vectors, mask, wide @ wide.mT)
 
-    def rows(self, index: Tensor | slice, places: int | None = None) -> Parts:
-        """Some of the items, and the first so many places of each."""
-        return Parts(
-            self.vectors[index][:, :places], self.mask[index][:, :places], self.gram[index][:, :places, :places]
-        )
+    def rows(self, index: slice) -> Parts:
+        """Some of the items."""
+        return Parts(*(tensor[index] for tensor in self))
 
     @property
     def lengths(self) -> Tensor:
