@@ -108,7 +108,11 @@ def test_a_batch_holds_each_item_once_and_targets_of_its_pairs(fed):
         assert len(batch.images) == len({i for i in drawn[:, 0::2].ravel() if i >= 0})
         assert len(batch.texts) == len({t for t in drawn[:, 1::2].ravel() if t >= 0})
         own = np.unique(drawn[:, 0]), np.unique(drawn[:, 1])
-        np.testing.assert_array_equal(batch.image_target.numpy(), train.matches.target(*own))
+        target, (rows, columns) = batch.image_target.numpy(), batch.own
+        np.testing.assert_array_equal(target[:rows, :columns], train.matches.target(*own))
+        assert target.shape == (len(batch.images), len(batch.texts))
+        assert not target[rows:].any()
+        assert not target[:, columns:].any()
         # Groups name items in the batch's order: through them, drawn rows are those of the sampler.
         groups = train.matches.groups()
         for column, (of_batch, all_groups) in enumerate(

@@ -97,8 +97,11 @@ class Negatives:
 
     def kept(self, texts: int | None = None, images: int | None = None) -> Negatives:
         """Only the first so many of each list (aoq, Sec. 3.2: the top list size h)."""
-        for kind, wanted, there in (("texts", texts, self.texts), ("images", images, self.images)):
-            if wanted is not None and wanted > there.shape[1]:
+        for kind, wanted, there, candidates in (
+            ("texts", texts, self.texts, self.text_ids), ("images", images, self.images, self.image_ids),
+        ):  # fmt: skip
+            # A small split has fewer candidates than are asked for; then all of them were mined.
+            if wanted is not None and min(wanted, len(candidates)) > there.shape[1]:
                 raise UserError(
                     f"{wanted} hard {kind} are asked for and {there.shape[1]} were mined; "
                     f"mine more with --{kind} {wanted}, or ask for fewer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calligram.errors import unknown
-from calligram.recipes import cca, combined, dual_path, ensemble, fragments, phrases, pretrained, two_branch, vse
+from calligram.recipes import aoq, cca, combined, dual_path, ensemble, fragments, phrases, pretrained, two_branch, vse
 from calligram.recipes.plan import Recipe
 
 RECIPES: Mapping[str, Recipe] = {
@@ -37,6 +37,12 @@ RECIPES: Mapping[str, Recipe] = {
             "the mean of several runs' scores; the published numbers of scan, bfan and vsrn are of two",
             ensemble.EnsembleRecipe(),
             ensemble.plan,
+        ),
+        Recipe(
+            "aoq",
+            "any matcher with online and mined offline negatives, in two rounds (aoq)",
+            aoq.AOQRecipe(),
+            aoq.plan,
         ),
         Recipe(
             "two-branch",

@@ -52,7 +52,8 @@ def settings_fields(settings: object, prefix: str = "") -> list[Field]:
 def resolve(defaults: S, changes: Sequence[str] = (), file: Path | None = None) -> S:
     """Settings with a TOML file's values and then ``key=value`` changes laid over the defaults.
 
-    Where a recipe has ``presets``, that of the setting ``preset`` is laid over the defaults first.
+    Where a recipe has ``presets``, that of the setting ``preset``, or of the one that ``preset_by`` names, is laid over
+    the defaults first.
 
     Raises:
         UserError: for an unknown key (naming the nearest), a value of the wrong type, or a line that is neither.
@@ -96,7 +97,7 @@ def _split(change: str) -> tuple[str, object]:
 def _of_preset(defaults: object, given: Sequence[tuple[str, object]]) -> list[tuple[str, object]]:
     """What the preset named last says; nothing where there is none, or none of that name."""
     presets: Mapping[object, Sequence[str]] = getattr(defaults, "presets", {})
-    named = [raw for key, raw in given if key == "preset"]
+    named = [raw for key, raw in given if key == getattr(defaults, "preset_by", "preset")]
     return [_split(change) for change in presets.get(named[-1], ())] if named else []
 
 

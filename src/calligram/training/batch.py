@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ Ints = NDArray[np.int64]
 @dataclass(frozen=True)
 class Batch:
     """One row per distinct item. With several processes, items are this process's share and targets the whole
-    batch's. Targets are of the items that come first; those after them are there for ``drawn`` alone.
+    batch's.
     """
 
     images: Tensor
@@ -41,6 +43,14 @@ class Batch:
     drawn: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.int64))
     """(N, 2k) what a sampler drew, as rows of images and texts by turns: a matching pair, then what goes with it; -1
     for none"""
+    own: tuple[int, int] | None = None
+    """how many of the images and of the texts are in matching pairs; they come first, and what was drawn beside them
+    after, with a target of 0. None for all"""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The same with every tensor changed."""
+        changed: dict[str, Any] = {k: change(v) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **changed)
 
 
 class Batches:
@@ -77,6 +87,12 @@ class Batches:
     def __len__(self) -> int:
         return len(self.sampler)
 
+    def with_sampler(self, sampler: PairSampler) -> Batches:
+        """Batches of another sampler, over what was loaded for these."""
+        other = copy(self)
+        other.sampler = sampler
+        return other
+
     @property
     def groups(self) -> int:
         """Number of classes that ``Batch.image_groups`` and ``Batch.text_groups`` come from."""
@@ -98,11 +114,13 @@ class Batches:
         target = self.pairing.matches.target(images, texts)
         if self._also_true is not None:
             target[(target < 0) & (self._also_true.target(images, texts) > 0)] = 0
-        images, texts = (_with_others(own, pairs[:, side::2]) for side, own in ((0, images), (1, texts)))
+        own = len(images), len(texts)
+        images, texts = (_with_others(rows, pairs[:, side::2]) for side, rows in ((0, images), (1, texts)))
+        target = np.pad(target, [(0, len(images) - own[0]), (0, len(texts) - own[1])])
         drawn = np.stack([_places(pairs[:, c], texts if c % 2 else images) for c in range(pairs.shape[1])], axis=1)
         mine_images, mine_texts = self.processes.share(images), self.processes.share(texts)
         words, mask = self._texts.take(mine_texts)
-        host = (
+        host = Batch(
             self._images.take(mine_images),
             words,
             mask,
@@ -111,12 +129,13 @@ class Batches:
             torch.from_numpy(self._image_groups[images]),
             torch.from_numpy(self._text_groups[texts]),
             torch.from_numpy(drawn),
+            own,
         )
         # Pinned here, in the thread that runs ahead, so that the copy to the device need not wait.
-        return Batch(*(tensor.pin_memory() if self.device.type == "cuda" else tensor for tensor in host))
+        return host.each(Tensor.pin_memory) if self.device.type == "cuda" else host
 
     def _on_device(self, host: Batch, seed: int) -> Batch:
-        batch = Batch(*(getattr(host, n).to(self.device, non_blocking=True) for n in Batch.__dataclass_fields__))
+        batch = host.each(lambda tensor: tensor.to(self.device, non_blocking=True))
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(derived_seed(seed, self.processes.rank))

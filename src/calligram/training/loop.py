@@ -6,9 +6,8 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,68 +19,15 @@ from calligram.training.averaging import Average
 from calligram.training.batch import Batch
 from calligram.training.collapse import ADVICE, Watch
 from calligram.training.distributed import Processes
-from calligram.training.objectives import Objective
 from calligram.training.parts import hold_still, parameter_groups
 from calligram.training.runs import Run, optimizer_tensors, restore_optimizer
 from calligram.training.samplers import derived_seed
+from calligram.training.stages import Evaluate, Feed, Loop, Precision, Stage
 from calligram.training.tensorboard import Curves
 
 log = logging.getLogger(__name__)
 
-Precision = Literal["fp32", "bf16", "fp16"]
-Evaluate = Callable[[Matcher], Mapping[str, float]]
-
-
-class Feed(Protocol):
-    """A source of batches that can be entered anywhere."""
-
-    def __len__(self) -> int:
-        """Batches in an epoch."""
-        ...
-
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Batches of an epoch, the same each time it is asked."""
-        ...
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stretch of training with one objective, one optimiser and one set of frozen parts."""
-
-    name: str
-    epochs: int
-    objective: Objective
-    batches: Feed
-    optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
-    """from parameter groups"""
-    lr: float
-    part_lr: Mapping[str, float] = field(default_factory=dict)
-    """factor on the learning rate for sub-modules of the matcher, by name; the longest name wins"""
-    frozen: Sequence[str] = ()
-    """sub-modules of the matcher kept fixed, in evaluation mode"""
-    schedule: Callable[[float], float] = lambda progress: 1.0
-    """factor on the learning rate at ``progress`` 0..1 of the stage"""
-    clip: float | None = 2.0
-    """largest norm of the gradient"""
-    accumulate: int = 1
-    """batches per step"""
-    anew: bool = False
-    """the best epoch is chosen from this stage on; what was best before does not count"""
-
-
-@dataclass(frozen=True)
-class Loop:
-    """What holds for a whole run."""
-
-    seed: int = 0
-    precision: Precision = "fp32"
-    average: float = 0.0
-    """decay of the weight average that is evaluated and saved; 0 uses the weights themselves"""
-    select_by: str = "rsum"
-    """metric of ``evaluate`` that chooses the best epoch; higher is better"""
-    save_steps: int = 0
-    """also save the state every so many steps; it is always saved after an epoch"""
-    log_steps: int = 10
+__all__ = ["Evaluate", "Feed", "Loop", "Precision", "Stage", "train"]
 
 
 def train(
@@ -162,8 +108,13 @@ class _Training:
     def _run_stage(self, number: int, tensors: Mapping[str, Any], position: Mapping[str, Any]) -> None:
         stage = self.stages[number]
         objective = stage.objective
-        if stage.anew and not position["epoch"] and not position["batch"]:
+        fresh = not position["epoch"] and not position["batch"]
+        if stage.anew and fresh:
             self.best = {}
+        if stage.enter is not None:
+            changed = stage.enter(self.matcher, self.run, fresh)
+            if changed and self.average:
+                self.average = Average(self.matcher, self.loop.average)
         optimizer = stage.optimizer(parameter_groups(self.matcher, objective, stage.part_lr, stage.frozen))
         if "objective" in tensors:
             objective.load_state_dict(tensors["objective"])

@@ -37,7 +37,7 @@ class OfflineSampler(PairSampler):
         matches: Matches,
         batch: int,
         seed: int,
-        negatives: Negatives,
+        negatives: Negatives | None = None,
         *,
         spread: Spread = "uniform",
         excluded: Matches | None = None,
@@ -45,15 +45,21 @@ class OfflineSampler(PairSampler):
         per_image: bool = False,
     ) -> None:
         """Args:
+        negatives: lists in the order of the items of ``matches``; None where ``take`` gives them later.
         spread: of the ranks that are drawn: all alike, or normal about the middle of a list, which leaves out most of
             its top, where negatives may be false ones (aoq, supplement; its parameters are not given).
         excluded: pairs that are no negatives; ``matches`` when None.
         """
         super().__init__(matches, batch, seed, texts=texts, per_image=per_image)
         self.spread = spread
-        self._texts, self._images = _Lists(negatives.texts), _Lists(negatives.images)
+        if negatives is not None:
+            self.take(negatives)
         self._excluded = matches if excluded is None else excluded
         self._texts_of, self._images_of = Partners(matches), Partners(matches.T)
+
+    def take(self, negatives: Negatives) -> None:
+        """Draw from these lists from now on."""
+        self._texts, self._images = _Lists(negatives.texts), _Lists(negatives.images)
 
     def epoch(self, number: int) -> list[Ints]:
         """The batches of one epoch, each (N, 6)."""

@@ -78,11 +78,11 @@ class OfflineObjective(Objective):
         """What the losses of ``losses.quintuplet`` take, from a batch of (N, 6) drawn rows."""
         if batch.drawn.shape[1] != 6:
             raise ValueError("this objective needs offline negatives; take batches of an OfflineSampler")
-        target = batch.image_target
+        height, width = batch.own or batch.image_target.shape
+        target = batch.image_target[:height, :width]
         image, text, image_off, text_off, image_of, text_of = batch.drawn.unbind(1)
-        own_images, own_texts = images.rows(slice(0, target.shape[0])), texts.rows(slice(0, target.shape[1]))
-        grid = matcher.score(own_images, own_texts)
-        online = hardest(grid, target, batch.text_target, image, text)
+        grid = matcher.score(images.rows(slice(0, height)), texts.rows(slice(0, width)))
+        online = hardest(grid, target, batch.text_target[:width, :height], image, text)
         derived_rows = [(image_off, text_off), (image_of, text_of)]
         wanted = [(image, text_off), (image_off, text)]
         if self.options.kind != "offline-triplet" and self.options.derive == "offline":

@@ -80,7 +80,7 @@ class PhraseBatches:
                 assert coming is not None
                 host = coming.result()
                 coming = ahead.submit(self._host, number, step + 1) if step + 1 < len(self) else None
-                yield Batch(*(getattr(host, n).to(self.device) for n in Batch.__dataclass_fields__))
+                yield host.each(lambda tensor: tensor.to(self.device))
 
     def _host(self, number: int, step: int) -> Batch:
         drawn = self.drawn(number, step)

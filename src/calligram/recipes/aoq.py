@@ -1,0 +1,279 @@
+"""Recipe ``aoq``: any matcher in two rounds, the second with hard negatives mined by the first (aoq)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import torch
+
+from calligram.data.collection import Collection
+from calligram.data.matches import Matches
+from calligram.data.negatives import Negatives
+from calligram.data.pairing import Pairing
+from calligram.errors import UserError
+from calligram.evaluation.mining import mine_pairing
+from calligram.features.inputs import Inputs
+from calligram.features.pixels import Augment
+from calligram.models import catalog
+from calligram.models.heads import HeadKind
+from calligram.models.matcher import Matcher
+from calligram.models.stored import BEST, MATCHER, RUN, load_matcher
+from calligram.recipes.aoq_presets import PRESETS
+from calligram.recipes.embedding import ImageSettings, TextSettings
+from calligram.recipes.fragment_models import FragmentModels
+from calligram.recipes.matchers import Extra, MatcherName, Model, built
+from calligram.recipes.optimisation import Optimisation
+from calligram.recipes.plan import Plan, Surroundings
+from calligram.recipes.stages import PairLoss, pair_stages
+from calligram.training.batch import Batches
+from calligram.training.loop import Loop, Precision, Stage
+from calligram.training.objectives import JointObjective
+from calligram.training.offline import OfflineSampler
+from calligram.training.offline_objectives import OfflineObjective, OfflineTerms
+from calligram.training.runs import Run
+from calligram.training.samplers import PairSampler
+
+FIRST, NEGATIVES = "first.safetensors", "negatives"
+"""in a run folder: the best weights of the first round, and what they mined"""
+
+
+@dataclass(frozen=True)
+class HardNegatives:
+    """Offline negatives, and how they are drawn (aoq, Secs. 3.2 and 4.2, and its supplement)."""
+
+    texts: Annotated[int, "hardest texts of an image that are drawn from, h", (1, 1000000)] = 300
+    images: Annotated[int, "hardest images of a text that are drawn from", (1, 1000000)] = 60
+    spread: Annotated[
+        Literal["uniform", "normal"], "ranks drawn alike, or about the middle of a list, away from its top"
+    ] = "uniform"
+
+
+@dataclass(frozen=True)
+class AOQRecipe(FragmentModels):
+    """Settings of ``aoq``: losses and their parameters are the paper's, sizes those of each matcher's own recipe.
+
+    Those of one matcher alone are named by it (``scan.direction``, ``vsrn.layers``).
+
+    Without ``negatives`` a first round trains with online negatives and mines; then a second one starts from scratch.
+    """
+
+    presets: ClassVar[Mapping[str, tuple[str, ...]]] = PRESETS
+    preset_by: ClassVar[str] = "matcher"
+
+    matcher: Annotated[MatcherName, "what is trained; each lays settings of its own over those below"] = "vse"
+    loss: Annotated[
+        Literal["online", "offline-triplet", "offline-quintuplet", "adaptive"], "of aoq: Eq. 2, 3, 4 or 5"
+    ] = "adaptive"
+    negatives: Annotated[
+        str, 'folder that "calligram mine" made, or a run to mine with (a teacher); empty for a first round'
+    ] = ""
+    seed: Annotated[int, "source of all randomness", (0, 4611686018427387904)] = 0
+    epochs: Annotated[int, "passes over the training pairs in a round, warm-up included", (1, 1000000)] = 12
+    first_epochs: Annotated[int, "those of the first round; 0 for as many as the second", (0, 1000000)] = 0
+    warmup_epochs: Annotated[int, "first epochs of a round that use all negatives of a batch", (0, 1000000)] = 2
+    batch: Annotated[int, "images in a batch, over all processes", (2, 1000000)] = 64
+    texts: Annotated[int, "captions that come with each image of a batch", (1, 1000)] = 3
+    epoch_of: Annotated[Literal["pairs", "images"], "an epoch takes all pairs, or every image once"] = "images"
+    margin: Annotated[float, "gamma_1, of online negatives", (0, 100)] = 0.2
+    offline_margin: Annotated[float, "gamma_2, of offline ones", (-100, 100)] = 0.0
+    alpha: Annotated[float, "gap of scores that changes an online weight by one", (0.001, 1000)] = 0.3
+    beta: Annotated[float, "online weight where there is no gap", (0, 1000)] = 1.5
+    online: Annotated[bool, "keep the online term; without it, Table 3's OnlyOffline"] = True
+    derive: Annotated[
+        Literal["offline", "online"], "where pairs that share nothing come from; online is Table 3's OnlineQuin"
+    ] = "offline"
+    weigh_by: Annotated[
+        Literal["offline", "positive"], "score that weights compare with; positive is Table 3's w/o OfflineAdap"
+    ] = "offline"
+    squared: Annotated[bool, "square every hinge (Sec. 3.3)"] = False
+    fine_tune: Annotated[bool, "let the second round go on from the first instead of from scratch (Table 3)"] = False
+    hard: HardNegatives = field(default_factory=HardNegatives)
+    ignore_also_true: Annotated[bool, "leave out negatives known to be true; scenes know them"] = False
+    lr: Annotated[float, "learning rate", (0, 1000)] = 4e-3
+    dim: Annotated[int, "size of the joint space", (1, 65536)] = 256
+    head: Annotated[HeadKind, "maps image features into it, and a text CNN's; for vse and dual-path"] = "linear"
+    precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
+    average: Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none", (0, 0.999999)] = (
+        0.99
+    )
+    save_steps: Annotated[
+        int, "save the state every so many steps, besides after every epoch; 0 for not", (0, 1000000000)
+    ] = 0
+    model: Annotated[str, "folder or hub name of a dual encoder, for matcher=pretrained"] = ""
+    image: ImageSettings = field(default_factory=ImageSettings)
+    text: TextSettings = field(default_factory=TextSettings)
+    optim: Optimisation = field(default_factory=Optimisation)
+
+    def __post_init__(self) -> None:
+        if self.loss == "online":
+            return
+        if self.warmup_epochs >= self.epochs:
+            raise UserError(
+                f"warmup_epochs={self.warmup_epochs} leaves none of epochs={self.epochs} for the offline negatives; "
+                "give more epochs or a shorter warm-up"
+            )
+        if not self.online and self.loss != "offline-quintuplet":
+            raise UserError("online=false is for loss=offline-quintuplet; other losses have an online term")
+        if self.fine_tune and self.negatives:
+            raise UserError("fine_tune goes on from the first round, which negatives= leaves out; give one of them")
+
+
+def plan(settings: AOQRecipe, collection: Collection, around: Surroundings) -> Plan:
+    """One round with given negatives or online ones; else two in one loop, with mining between them (aoq, Sec. 3.2)."""
+    train = collection.sentences("train").join_equal_texts()
+    matcher, inputs, extra = built(_model(settings), train, around)
+    rounds = _Rounds(settings, train, inputs, around, matcher)
+    if settings.loss == "online":
+        stages = rounds.online("", settings.epochs, extra)
+    elif settings.negatives:
+        rounds.sampler.take(_given(settings, train, around))
+        stages = rounds.offline("", extra)
+    else:
+        stages = rounds.online("round 1", settings.first_epochs or settings.epochs, extra)
+        # Objectives own weights too, and those begin anew with the matcher's.
+        again = extra if settings.fine_tune else built(_model(settings), train, around).extra
+        stages += rounds.second(again)
+    loop = Loop(settings.seed, settings.precision, settings.average, save_steps=settings.save_steps)
+    return Plan(matcher, inputs, stages, loop)
+
+
+def _model(settings: AOQRecipe) -> Model:
+    return Model(settings.matcher, settings.image, settings.text, settings.dim, settings.head, settings.model, settings)
+
+
+def _excluded(settings: AOQRecipe, train: Pairing) -> Matches:
+    """Pairs that are no negatives."""
+    if settings.ignore_also_true and train.also_true is not None:
+        return train.matches.plus(train.also_true)
+    return train.matches
+
+
+def _given(settings: AOQRecipe, train: Pairing, around: Surroundings) -> Negatives:
+    """Negatives of a folder, or those that a run finds; the lists that this recipe's own runs keep are taken as is."""
+    folder = Path(settings.negatives).expanduser()
+    if (folder / RUN).is_file() and not (folder / NEGATIVES).is_dir():
+        teacher = load_matcher(folder)
+        found = _mined(settings, teacher.matcher.to(around.device), teacher.inputs, train, around)
+    else:
+        found = Negatives.open(folder / NEGATIVES if (folder / RUN).is_file() else folder).fitted(train)
+    return found.kept(settings.hard.texts, settings.hard.images)
+
+
+def _mined(settings: AOQRecipe, matcher: Matcher, inputs: Inputs, train: Pairing, around: Surroundings) -> Negatives:
+    return mine_pairing(
+        matcher,
+        inputs,
+        train,
+        texts=settings.hard.texts,
+        images=settings.hard.images,
+        ignore_also_true=settings.ignore_also_true,
+        track=around.track,
+    )
+
+
+class _Rounds:
+    """The stages of both rounds."""
+
+    def __init__(
+        self, settings: AOQRecipe, train: Pairing, inputs: Inputs, around: Surroundings, matcher: Matcher
+    ) -> None:
+        self.settings, self.train, self.inputs, self.around = settings, train, inputs, around
+        self._initial = {name: value.detach().clone() for name, value in matcher.state_dict().items()}
+        self.sampler = OfflineSampler(
+            train.matches,
+            settings.batch,
+            settings.seed,
+            spread=settings.hard.spread,
+            excluded=_excluded(settings, train),
+            texts=settings.texts,
+            per_image=settings.epoch_of == "images",
+        )
+        online = PairSampler(
+            train.matches,
+            settings.batch,
+            settings.seed,
+            texts=settings.texts,
+            per_image=settings.epoch_of == "images",
+        )
+        self._plain = self._batches(online)
+        self._offline = self._plain.with_sampler(self.sampler)
+
+    def _batches(self, sampler: PairSampler) -> Batches:
+        settings, around, image = self.settings, self.around, self.settings.image
+        return Batches(
+            self.train,
+            self.inputs,
+            sampler,
+            augment=Augment(image.crop, image.flip, image.jitter),
+            blank=settings.text.blank,
+            device=around.device,
+            processes=around.processes,
+            ignore_also_true=settings.ignore_also_true,
+            track=around.track,
+        )
+
+    def online(self, name: str, epochs: int, extra: Extra, warmup: int | None = None) -> tuple[Stage, ...]:
+        """A round of the online triplet loss (aoq, Eqs. 1 and 2)."""
+        settings, optim = self.settings, self.settings.optim
+        loss = PairLoss("ranking", settings.margin, 1, settings.warmup_epochs if warmup is None else warmup, 0.07)
+        stages = pair_stages(loss, epochs, self._plain, optim, settings.lr, optim.frozen, extra)
+        return tuple(replace(stage, name=f"{name}, {stage.name}" if name else stage.name) for stage in stages)
+
+    def offline(self, name: str, extra: Extra, warmup: int | None = None) -> tuple[Stage, ...]:
+        """A round whose epochs after the warm-up have offline negatives (aoq, Eqs. 3-5)."""
+        *warm, last = self.online(name, self.settings.epochs, extra, warmup)
+        settings = self.settings
+        assert settings.loss != "online"
+        objective = OfflineObjective(
+            OfflineTerms(
+                settings.loss, settings.margin, settings.offline_margin, settings.alpha, settings.beta,
+                settings.online, settings.derive, settings.weigh_by, settings.squared,
+            )
+        )  # fmt: skip
+        whole = JointObjective((1.0, objective), *extra) if extra else objective
+        named = f"{name}, {settings.loss}" if name else settings.loss
+        return (*warm, replace(last, name=named, objective=whole, batches=self._offline))
+
+    def second(self, extra: Extra) -> tuple[Stage, ...]:
+        """The round after mining, chosen anew: it must show what offline negatives do."""
+        fine = self.settings.fine_tune
+        first, *rest = self.offline("round 2", extra, 0 if fine else None)
+        return (
+            replace(first, anew=True, enter=self._begin),
+            *(replace(stage, enter=self._take) for stage in rest),
+        )
+
+    def _begin(self, matcher: Matcher, run: Run, fresh: bool) -> bool:
+        """Keep the first round's matcher, mine with it, and begin from scratch or go on from it."""
+        if fresh:
+            self._mine(run)
+            weights = self._initial
+            if self.settings.fine_tune:
+                weights = catalog.load(run.folder / MATCHER, run.folder / FIRST).state_dict()
+            matcher.load_state_dict(weights)
+        self._take(matcher, run, fresh)
+        return fresh
+
+    def _mine(self, run: Run) -> None:
+        """Once; after a kill, what is there whole is not made again."""
+        processes, kept = self.around.processes, run.folder / FIRST
+        if processes.first and not (run.folder / NEGATIVES).is_dir():
+            partial = kept.with_suffix(".partial")
+            shutil.copyfile(run.folder / BEST, partial)
+            partial.replace(kept)
+            teacher, inputs = run.load()
+            with torch.no_grad():
+                found = _mined(self.settings, teacher.to(self.around.device), inputs, self.train, self.around)
+            about = {key: run.about[key] for key in ("collection", "content")}
+            replace(found, about={**about, "run": load_matcher(run.folder).fingerprint}).save(run.folder / NEGATIVES)
+        processes.agree(0.0)  # the others wait here
+
+    def _take(self, matcher: Matcher, run: Run, fresh: bool) -> bool:
+        del matcher, fresh
+        hard = self.settings.hard
+        self.sampler.take(Negatives.open(run.folder / NEGATIVES).fitted(self.train).kept(hard.texts, hard.images))
+        return False

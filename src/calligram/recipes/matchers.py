@@ -1,0 +1,75 @@
+"""Any matcher by name, with its inputs: for recipes that are about how to train rather than what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from calligram.data.pairing import Pairing
+from calligram.errors import UserError
+from calligram.features.inputs import Inputs
+from calligram.models.heads import HeadKind
+from calligram.models.matcher import Matcher
+from calligram.models.pretrained import load_dual_encoder
+from calligram.recipes.embedding import ImageSettings, Sides, TextSettings, check_sides
+from calligram.recipes.fragment_models import (
+    FRAGMENTS,
+    FragmentModels,
+    check_fragments,
+    extra_objectives,
+    fragment_matcher,
+    fragment_sides,
+)
+from calligram.recipes.plan import Surroundings
+from calligram.training.objectives import Objective
+
+MatcherName = Literal["vse", "dual-path", "pretrained", "scan", "bfan", "vsrn"]
+Extra = tuple[tuple[float, Objective], ...]
+"""objectives that a matcher is trained with beside any other, with their weights"""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is built."""
+
+    matcher: MatcherName
+    image: ImageSettings
+    text: TextSettings
+    dim: int
+    head: HeadKind
+    model: str
+    """folder or hub name, of ``pretrained``"""
+    fragments: FragmentModels = field(default_factory=FragmentModels)
+
+    def check(self) -> None:
+        """Refuse settings that do not go together."""
+        if self.matcher in FRAGMENTS:
+            check_fragments(self.matcher, self.image, self.text, self.fragments)
+        else:
+            check_sides(self.image, self.text)
+        if self.matcher == "pretrained" and not self.model:
+            raise UserError("matcher=pretrained needs a model: give --set model= with a folder or a hub name")
+
+
+class Built(NamedTuple):
+    """A matcher ready to be trained."""
+
+    matcher: Matcher
+    inputs: Inputs
+    extra: Extra = ()
+
+
+def built(model: Model, train: Pairing, around: Surroundings) -> Built:
+    """The matcher with its inputs; ``vse`` and ``dual-path`` differ in their settings alone."""
+    model.check()
+    if model.matcher == "pretrained":
+        matcher, inputs, _ = load_dual_encoder(
+            model.model, fit="own", views=model.image.views, max_pieces=model.text.max_words
+        )
+        return Built(matcher, inputs)
+    if model.matcher in FRAGMENTS:
+        sides = fragment_sides(model.image, model.text, train, around, model.dim)
+        regions = fragment_matcher(model.matcher, model.fragments, sides)
+        return Built(regions, sides.inputs, extra_objectives(model.matcher, model.fragments, sides))
+    sides = Sides(model.image, model.text, train, around, dim=model.dim, head=model.head)
+    return Built(sides.matcher(), sides.inputs)

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from calligram.data.negatives import Negatives
+from calligram.errors import UserError
+from calligram.evaluation.mining import mine_pairing
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.training.loop import _Training
+from calligram.training.offline import OfflineSampler
+from calligram.training.runs import Run
+
+SMALL = (
+    "batch=6", "texts=1", "dim=8", "average=0", "image.size=16", "image.channels=4", "image.crop=1", "text.word_dim=6",
+    "text.hidden=8", "text.min_count=1", "epochs=2", "warmup_epochs=1", "hard.texts=6", "hard.images=3",
+)  # fmt: skip
+
+
+def settings_of(*changes):
+    return resolve(RECIPES["aoq"].defaults, [*SMALL, *changes])
+
+
+def run(collection, out, *changes, resume=False):
+    around = Surroundings(torch.device("cpu"))
+    return run_recipe(RECIPES["aoq"], settings_of(*changes), collection, out, resume=resume, around=around)
+
+
+def test_two_rounds_learn_and_keep_what_the_first_one_found(tiny, tmp_path):
+    changes = ("dim=32", "image.size=24", "image.channels=8,16", "text.word_dim=16", "text.hidden=16", "lr=0.01")
+    best = run(tiny, tmp_path / "run", *changes, "batch=14", "texts=3", "epochs=25", "warmup_epochs=10")
+    assert best["t2i_r1"] > 60  # chance is 1 in 6
+    opened = Run.open(tmp_path / "run")
+    rows = opened.metrics()
+    names = ["round 1, warm-up", "round 1, ranking", "round 2, warm-up", "round 2, adaptive"]
+    assert list(dict.fromkeys(row["stage"] for row in rows)) == names
+    last = [row for row in rows if row["stage"] == names[-1] and "loss" in row][-1]
+    assert {"online", "offline", "derived"} <= set(last)
+    # What was mined is what the first round's best matcher finds.
+    train = tiny.sentences("train").join_equal_texts()
+    matcher, inputs = opened.load()
+    matcher.load_state_dict(load_file(tmp_path / "run" / "first.safetensors"))
+    found = mine_pairing(matcher, inputs, train, texts=6, images=3)
+    kept = Negatives.open(tmp_path / "run" / "negatives")
+    assert (kept.texts == found.texts).all()
+    assert (kept.images == found.images).all()
+    assert kept.about["content"] == tiny.fingerprint
+
+
+def test_the_second_round_begins_from_scratch_or_goes_on(tiny, tmp_path, monkeypatch):
+    at_start = {}
+
+    def watched(self, number, epoch, start, optimizer, real=_Training._run_epoch):
+        at_start[self.stages[number].name, epoch] = {k: v.clone() for k, v in self.matcher.state_dict().items()}
+        return real(self, number, epoch, start, optimizer)
+
+    monkeypatch.setattr(_Training, "_run_epoch", watched)
+    run(tiny, tmp_path / "scratch", "average=0.9")
+    same = at_start["round 1, warm-up", 0], at_start["round 2, warm-up", 0]
+    assert all(torch.equal(same[0][name], same[1][name]) for name in same[0])
+    run(tiny, tmp_path / "on", "fine_tune=true")
+    first = load_file(tmp_path / "on" / "first.safetensors")
+    assert all(torch.equal(first[name], value) for name, value in at_start["round 2, adaptive", 0].items())
+
+
+@pytest.mark.parametrize("where", [("round 2, warm-up", 0), ("round 2, adaptive", 0), ("round 2, adaptive", 1)])
+def test_a_run_that_was_killed_takes_the_same_steps(tiny, tmp_path, monkeypatch, where):
+    changes = ("epochs=3", "average=0.9", "save_steps=1")
+    run(tiny, tmp_path / "whole", *changes)
+
+    def dies(self, number, epoch, optimizer, real=_Training._end_epoch):
+        if (self.stages[number].name, epoch) == where:
+            raise KeyboardInterrupt
+        return real(self, number, epoch, optimizer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Training, "_end_epoch", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny, tmp_path / "killed", *changes)
+    run(tiny, tmp_path / "killed", *changes, resume=True)
+    one, two = (Run(tmp_path / name).load_state()[0] for name in ("whole", "killed"))
+    for group in ("matcher", "average"):
+        assert all(torch.equal(one[group][name], two[group][name]) for name in one[group])
+
+
+def test_negatives_of_a_folder_or_of_a_teacher_make_one_round(tiny, tmp_path):
+    run(tiny, tmp_path / "teacher", "loss=online")
+    assert not (tmp_path / "teacher" / "negatives").exists()
+    matcher, inputs = Run.open(tmp_path / "teacher").load()
+    train = tiny.sentences("train").join_equal_texts()
+    mine_pairing(matcher, inputs, train, texts=6, images=3).save(tmp_path / "lists")
+    drawn = []
+    for number, negatives in enumerate(("lists", "teacher")):
+        changes = (f"negatives={tmp_path / negatives}", "loss=offline-triplet")
+        plan = RECIPES["aoq"].plan(settings_of(*changes), tiny, Surroundings())
+        assert [stage.name for stage in plan.stages] == ["warm-up", "offline-triplet"]
+        drawn.append(next(iter(plan.stages[-1].batches.epoch(0))).drawn)
+        run(tiny, tmp_path / f"run-{number}", *changes)
+    assert torch.equal(drawn[0], drawn[1])
+    one, two = (load_file(tmp_path / f"run-{n}" / "best.safetensors") for n in (0, 1))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_table_3_is_settings(tiny):
+    for changes, wanted in (
+        (("loss=offline-quintuplet", "online=false"), {"online": False}),
+        (("loss=offline-quintuplet", "derive=online"), {"derive": "online"}),
+        (("weigh_by=positive",), {"against": "positive", "kind": "adaptive"}),
+        (("squared=true", "alpha=0.5", "beta=2", "offline_margin=0.1"), {"squared": True, "alpha": 0.5, "beta": 2.0}),
+    ):
+        plan = RECIPES["aoq"].plan(settings_of(*changes), tiny, Surroundings())
+        options = plan.stages[-1].objective.options
+        assert {name: getattr(options, name) for name in wanted} == wanted
+    plan = RECIPES["aoq"].plan(settings_of("hard.spread=normal"), tiny, Surroundings())
+    sampler = plan.stages[-1].batches.sampler
+    assert isinstance(sampler, OfflineSampler)
+    assert sampler.spread == "normal"
+
+
+CNN = ("text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.length=8")
+
+
+@pytest.mark.parametrize(
+    ("matcher", "changes"),
+    [
+        ("dual-path", CNN),
+        ("scan", ("image.features=colour",)),
+        ("bfan", ("image.features=colour",)),
+        ("vsrn", ("image.features=colour", "vsrn.layers=1", "vsrn.writer=8")),
+    ],
+)
+def test_other_matchers_train_in_two_rounds(matcher, changes, stored_tiny, tmp_path):
+    best = run(stored_tiny, tmp_path / "run", f"matcher={matcher}", *changes)
+    assert best["rsum"] > 0
+    assert (tmp_path / "run" / "negatives" / "negatives.json").is_file()
+    losses = [row for row in Run.open(tmp_path / "run").metrics() if row["stage"] == "round 2, adaptive"]
+    assert losses
+
+
+def test_a_pretrained_model_trains_in_two_rounds(tiny, tiny_clip, tmp_path):
+    best = run(tiny, tmp_path / "run", "matcher=pretrained", f"model={tiny_clip}", "lr=3e-3", "warmup_epochs=0")
+    assert best["rsum"] > 0
+    with pytest.raises(UserError, match="matcher=pretrained needs a model"):
+        run(tiny, tmp_path / "none", "matcher=pretrained")
+    assert not (tmp_path / "none").exists()
+
+
+def test_settings_that_do_not_go_together_are_refused(tiny, tmp_path):
+    for changes, message in (
+        (("warmup_epochs=2",), "warmup_epochs=2 leaves none of epochs=2"),
+        (("online=false",), "online=false is for loss=offline-quintuplet"),
+        (("fine_tune=true", "negatives=x"), "fine_tune goes on from the first round"),
+    ):
+        with pytest.raises(UserError, match=message):
+            settings_of(*changes)
+    with pytest.raises(UserError, match="holds no negatives"):
+        run(tiny, tmp_path / "run", f"negatives={tmp_path / 'missing'}")
