@@ -143,7 +143,7 @@ def test_what_is_found_both_ways_overlap_and_correlation_are_drawn(setup, tmp_pa
     protocols.evaluate_retrieval(matcher, inputs, pairing, look=lambda encoded, scores: seen.append((encoded, scores)))
     before = np.random.default_rng(0).normal(size=(6, 5))
     drawn = draw_pictures(matcher, *seen[0], pairing, tmp_path / "pictures", before=before)
-    assert [file.name for file in drawn] == ["images.png", "texts.png", "overlap.png", "correlation.png"]
+    assert [file.name for file in drawn] == ["images.png", "texts.png", "ranks.png", "overlap.png", "correlation.png"]
     assert all(file.stat().st_size > 3000 for file in drawn)
 
 

@@ -1,4 +1,4 @@
-"""The pictures of an evaluation: what is found both ways, how scores lie apart, how alike features are."""
+"""The pictures of an evaluation: what is found both ways, how pairs rank, how scores and features lie."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from calligram.data.pairing import Pairing
 from calligram.evaluation.correlation import IMAGES, correlation, draw_correlation
+from calligram.evaluation.cross_rank import cross_ranks, draw_cross_ranks
 from calligram.evaluation.encoding import EncodedPairing
 from calligram.evaluation.overlap import draw_overlap
 from calligram.evaluation.retrieval import overlap_of
@@ -34,14 +35,15 @@ def draw_pictures(
     *,
     before: Floats | None = None,
 ) -> list[Path]:
-    """Draw ``images.png``, ``texts.png``, ``overlap.png`` and ``correlation.png`` into ``folder``.
+    """Draw ``images.png``, ``texts.png``, ``ranks.png``, ``overlap.png`` and ``correlation.png`` into ``folder``.
 
     Args:
         before: (N, D) features of the images of ``sample`` before training, to stand beside the matcher's.
     """
     draw_found_images(scores, pairing, folder / "images.png")
     draw_found_texts(scores, pairing, folder / "texts.png")
-    drawn = [folder / "images.png", folder / "texts.png"]
+    draw_cross_ranks({"this matcher": cross_ranks(scores, pairing.matches)}, folder / "ranks.png")
+    drawn = [folder / "images.png", folder / "texts.png", folder / "ranks.png"]
     apart = overlap_of(matcher, scores, pairing)
     if apart is not None:
         draw_overlap(apart, folder / "overlap.png")
