@@ -84,6 +84,23 @@ def test_one_region_and_one_word_are_enough(number):
     assert matcher.score_pairs(one.rows(slice(0)), two.rows(slice(0))).shape == (0,)
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_where_words_and_regions_look_are_shares_of_real_parts(number):
+    matcher = matchers()[number]
+    features = torch.cat([torch.randn(2, 4, 5), torch.zeros(2, 1, 5)], dim=1)
+    images, texts = matcher.encode_images(features), matcher.encode_texts(WORDS, MASK)
+    words, regions = matcher.attended(images, texts)
+    assert words.shape == regions.shape == (2, 5, 5)
+    torch.testing.assert_close(words.sum(1), MASK.float())
+    torch.testing.assert_close(regions.sum(2), images.mask.float())
+    # What a word looks at, put together, is what its relevance is measured with.
+    seen = (words[0, :, 1, None] * images.parts[0]).sum(0)
+    focal = getattr(matcher.settings, "focal", "none")
+    temperature = matcher.settings.temperature
+    expected = literal_attended(texts.parts[0], images.parts[0, :4], temperature, focal)[1]
+    torch.testing.assert_close(F.cosine_similarity(seen, texts.parts[0, 1], dim=0), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_vectors_are_means_of_parts_at_length_one():
     matcher = matchers()[0]
     texts = matcher.encode_texts(WORDS, MASK)

@@ -32,8 +32,13 @@ class BFAN(FragmentMatcher):
 
     settings: BFANSettings
 
+    @property
+    def attention(self) -> Attention:
+        """Over the relevant parts."""
+        return Attention(self.settings.norm, self.settings.temperature, self.settings.focal)
+
     def crossed(self, crossing: Crossing) -> Tensor:
         """Both directions, from the same products."""
-        how = Attention(self.settings.norm, self.settings.temperature, self.settings.focal)
+        how = self.attention
         words, regions = similarity(crossing, how, "mean"), similarity(crossing.turned(), how, "mean")
         return words + (regions if crossing.aligned else regions.T)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from calligram.models.fragment_tiles import score_in_tiles
-from calligram.models.fragments import Crossing, Parts
+from calligram.models.fragments import Attention, Crossing, Parts, attention
 from calligram.models.matcher import Encoded, Matcher, unit
 from calligram.models.part_sides import PartSettings, image_branch, image_parts, text_branch, text_parts
 
@@ -33,6 +33,11 @@ class FragmentMatcher(Matcher):
         mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
         return _encoded(text_parts(self.text, texts, mask), mask)
 
+    @property
+    def attention(self) -> Attention:
+        """How parts look at each other."""
+        raise NotImplementedError
+
     def crossed(self, crossing: Crossing) -> Tensor:
         """Scores (I, T), or (N, 1) of aligned pairs, from products of regions (context) and words (query)."""
         raise NotImplementedError
@@ -46,6 +51,22 @@ class FragmentMatcher(Matcher):
         if not len(images.vectors):
             return images.vectors.new_zeros(0)
         return self.crossed(Crossing.of(Parts.of(images), Parts.of(texts), aligned=True)).squeeze(1)
+
+    def attended(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
+        """Where aligned pairs look, as shares (N, R, W): each word at the regions, and each region at the words.
+
+        Both are given also where the score goes by one of them. Parts that are not real get no share.
+        """
+        crossing = Crossing.of(Parts.of(images), Parts.of(texts), aligned=True)
+        words = _shares(attention(crossing, self.attention).squeeze(-1))
+        regions = _shares(attention(crossing.turned(), self.attention).squeeze(-1)).mT
+        real = crossing.context.mask.unsqueeze(2) & crossing.query.mask.unsqueeze(1)
+        return words * real, regions * real
+
+
+def _shares(weights: Tensor) -> Tensor:
+    """Weights (N, S, Q) that sum to one over the context."""
+    return weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
 
 def _encoded(parts: Tensor, real: Tensor) -> Encoded:

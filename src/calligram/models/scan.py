@@ -37,10 +37,14 @@ class Scan(FragmentMatcher):
 
     settings: ScanSettings
 
+    @property
+    def attention(self) -> Attention:
+        """Over all parts."""
+        return Attention(self.settings.norm, self.settings.temperature)
+
     def crossed(self, crossing: Crossing) -> Tensor:
         """One direction."""
-        own = self.settings
-        how = Attention(own.norm, own.temperature)
+        own, how = self.settings, self.attention
         if own.direction == "t2i":
             return similarity(crossing, how, own.aggregation, own.sharpness)
         found = similarity(crossing.turned(), how, own.aggregation, own.sharpness)
