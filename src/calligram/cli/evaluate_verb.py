@@ -28,7 +28,7 @@ def evaluate(
     pictures: Annotated[
         Path | None,
         typer.Option(
-            help="Draw into this folder: what is found both ways, ranks of pairs, the scores' overlap, features' correlation."
+            help="Draw into this folder: what is found both ways, ranks of pairs, overlap of scores, correlation."
         ),
     ] = None,
     record: Annotated[Path | None, typer.Option(help="Append the result as a line to this .jsonl file.")] = None,
