@@ -10,6 +10,11 @@ from calligram.recipes.config import resolve
 from calligram.recipes.fragment_models import fragment_matcher, fragment_sides
 from calligram.recipes.plan import Surroundings, run_recipe
 from calligram.recipes.results import result_line
+from calligram.search.indexing import index_source
+from calligram.search.library import Library
+from calligram.search.models import Models
+from calligram.search.query_encoder import QueryEncoder
+from calligram.search.searcher import Searcher
 from calligram.training.runs import Run
 
 SMALL = (
@@ -64,6 +69,19 @@ def test_cells_of_a_backbone_serve_frozen_and_trained(tiny, backbone, tmp_path, 
     found = matcher.encode_images(inputs.images.finish(inputs.images.images([picture])))
     assert found.parts.shape == (1, 4, 16)
     assert evaluate_retrieval(matcher, inputs, tiny.sentences("test")).retrieval.t2i.queries == 14
+
+
+def test_a_library_orders_what_vectors_find_by_attention(stored_tiny, tmp_path):
+    run(stored_tiny, tmp_path / "run", STORED, "matcher=bfan", "epochs=1")
+    models = Models.load(tmp_path / "run")
+    assert models.reranker is not None
+    index_source(models, stored_tiny.folder, tmp_path / "library")
+    library = Library.open(tmp_path / "library")
+    encoder = QueryEncoder(models.matcher)
+    hits = Searcher(library, encoder, encoder).images("a red disc", 18, hybrid=False, all=True).hits
+    query = encoder.texts(["a red disc"])
+    expected = encoder.scores(library.parts([hit.id for hit in hits]), query)[:, 0]
+    assert [hit.score for hit in hits] == pytest.approx(sorted(expected, reverse=True), abs=1e-5)
 
 
 @pytest.mark.parametrize("train", ["false", "true"])
