@@ -239,6 +239,12 @@ def instance() -> list[Row]:
     return measured(row)
 
 
+def mining() -> list[Row]:
+    from mining import mining as measured
+
+    return measured(row)
+
+
 def serving() -> list[Row]:
     from serving import measured
 
@@ -261,6 +267,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
         serving,
         fisher,
         instance,
+        mining,
     )
     known = {w.__name__: w for w in works}
     missing = set() if ASSETS in os.environ else {"end_to_end", "extraction"}
