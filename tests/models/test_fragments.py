@@ -199,11 +199,15 @@ def test_places_reach_to_the_last_real_part():
     assert last_places(mask).tolist() == [3, 0, 1]
 
 
-def test_lower_precision_multiplies_and_single_adds():
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("temperature", [9.0, 20.0])
+@pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16])
+def test_lower_precision_multiplies_and_single_adds(lower, temperature, grad):
     one, two = items(3, 5, 0, torch.float32), items(4, 6, 1, torch.float32)
-    exact = similarity(Crossing.of(parts(*one), parts(*two)), Attention(), "lse")
-    with torch.autocast("cpu", torch.bfloat16):
-        found = similarity(Crossing.of(parts(*one), parts(*two)), Attention(), "lse")
+    how = Attention("clipped_l2norm", temperature)
+    exact = similarity(Crossing.of(parts(*one), parts(*two)), how, "lse")
+    with torch.autocast("cpu", lower), torch.set_grad_enabled(grad):
+        found = similarity(Crossing.of(parts(*one), parts(*two)), how, "lse")
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, exact, atol=0.02, rtol=0)
 

@@ -126,7 +126,7 @@ def attention(crossing: Crossing, how: Attention) -> Tensor:
     else:
         values = values.clone() if values is products else values
         logits = torch.addcmul(bias, values, scale, out=values)
-    if not how.bounded:
+    if not how.bounded or _narrow(products.device.type):
         weights = torch.softmax(logits, dim=1)
     else:
         weights = logits.exp() if torch.is_grad_enabled() else logits.exp_()
@@ -193,6 +193,11 @@ def _focus(weights: Tensor, mask: Tensor, kind: Focal) -> Tensor:
         root = weights.sqrt()
         keep = weights * root.sum(1, keepdim=True) > (weights * root).sum(1, keepdim=True)
     return keep | ~keep.any(1, keepdim=True)
+
+
+def _narrow(device: str) -> bool:
+    """Whether matrix products are in float16, which ends at 65504."""
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
 
 
 def _wide(values: Tensor) -> Tensor:
