@@ -55,8 +55,9 @@ def reproduce(
         changes: settings for every row, such as a shortened schedule; they are part of the recorded settings.
         only: patterns of the names of rows to run, such as ``phrases*``; all when empty.
     """
-    if only and not any(fnmatchcase(row.name, pattern) for row in study.rows for pattern in only):
-        raise unknown(f"row of {study.paper}", ", ".join(only), [row.name for row in study.rows])
+    for pattern in only:
+        if not any(fnmatchcase(row.name, pattern) for row in study.rows):
+            raise unknown(f"row of {study.paper}", pattern, [row.name for row in study.rows])
     around = around or Surroundings(device_named())
     began = time.monotonic()
     for row, seed in _wanted(study, collection, results, seeds, changes, only):
@@ -174,7 +175,7 @@ def _run(
     else:
         by_identity = collection.has_identities("test")
         test = collection.identities("test") if by_identity else collection.sentences("test")
-        report = evaluate_retrieval(matcher, inputs, test, within_modality=True)
+        report = evaluate_retrieval(matcher, inputs, test, within_modality=True, track=around.track)
         if pictures:
             draw_sheet(matcher, inputs, test, sheet, queries=3)
         compared = any(c.metric == "overlap" and row.name in (c.better, c.worse) for c in study.claims)
