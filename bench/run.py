@@ -245,6 +245,12 @@ def mining() -> list[Row]:
     return measured(row)
 
 
+def offline_steps() -> list[Row]:
+    from offline_steps import offline_steps as measured
+
+    return measured(row)
+
+
 def serving() -> list[Row]:
     from serving import measured
 
@@ -268,6 +274,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
         fisher,
         instance,
         mining,
+        offline_steps,
     )
     known = {w.__name__: w for w in works}
     missing = set() if ASSETS in os.environ else {"end_to_end", "extraction"}

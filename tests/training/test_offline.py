@@ -177,6 +177,23 @@ def test_the_objective_is_the_papers_loss_over_all_scores(fed, options):
         assert found.item() == pytest.approx(literal(matcher, batches, drawn, train, options), abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "options", [OfflineTerms("offline-triplet"), OfflineTerms("offline-quintuplet", derive="online")]
+)
+def test_losses_that_derive_no_pairs_need_fewer_items(fed, options):
+    train, matcher, sampler, batches = fed
+    lists = Negatives(sampler._texts._lists, sampler._images._lists, train.visuals.ids, train.texts.ids)
+    less = batches.with_sampler(OfflineSampler(train.matches, 3, 0, lists, derived=False))
+    for one, two in zip(less.epoch(0), batches.epoch(0), strict=True):
+        assert one.drawn.shape[1] == 4
+        assert len(one.images) + len(one.texts) <= len(two.images) + len(two.texts)
+    objective, drawn = OfflineObjective(options), next(iter(less.epoch(0)))
+    assert not options.derived
+    assert torch.isfinite(sum(objective(matcher, drawn).values()))
+    with pytest.raises(ValueError, match="needs offline negatives"):
+        OfflineObjective()(matcher, drawn)
+
+
 def test_batches_without_offline_negatives_are_refused(fed):
     train, matcher, _, batches = fed
     plain = Batches(train, batches.inputs, PairSampler(train.matches, 3, 0))

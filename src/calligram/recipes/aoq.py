@@ -74,7 +74,7 @@ class AOQRecipe(FragmentModels):
     seed: Annotated[int, "source of all randomness", (0, 4611686018427387904)] = 0
     epochs: Annotated[int, "passes over the training pairs in a round, warm-up included", (1, 1000000)] = 12
     first_epochs: Annotated[int, "those of the first round; 0 for as many as the second", (0, 1000000)] = 0
-    warmup_epochs: Annotated[int, "first epochs of a round that use all negatives of a batch", (0, 1000000)] = 2
+    warmup_epochs: Annotated[int, "first epochs of a round that use all negatives of a batch", (0, 1000000)] = 4
     batch: Annotated[int, "images in a batch, over all processes", (2, 1000000)] = 64
     texts: Annotated[int, "captions that come with each image of a batch", (1, 1000)] = 3
     epoch_of: Annotated[Literal["pairs", "images"], "an epoch takes all pairs, or every image once"] = "images"
@@ -93,7 +93,7 @@ class AOQRecipe(FragmentModels):
     fine_tune: Annotated[bool, "let the second round go on from the first instead of from scratch (Table 3)"] = False
     hard: HardNegatives = field(default_factory=HardNegatives)
     ignore_also_true: Annotated[bool, "leave out negatives known to be true; scenes know them"] = False
-    lr: Annotated[float, "learning rate", (0, 1000)] = 4e-3
+    lr: Annotated[float, "learning rate", (0, 1000)] = 1e-3
     dim: Annotated[int, "size of the joint space", (1, 65536)] = 256
     head: Annotated[HeadKind, "maps image features into it, and a text CNN's; for vse and dual-path"] = "linear"
     precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
@@ -145,6 +145,14 @@ def _model(settings: AOQRecipe) -> Model:
     return Model(settings.matcher, settings.image, settings.text, settings.dim, settings.head, settings.model, settings)
 
 
+def _terms(settings: AOQRecipe) -> OfflineTerms:
+    assert settings.loss != "online"
+    return OfflineTerms(
+        settings.loss, settings.margin, settings.offline_margin, settings.alpha, settings.beta, settings.online,
+        settings.derive, settings.weigh_by, settings.squared,
+    )  # fmt: skip
+
+
 def _excluded(settings: AOQRecipe, train: Pairing) -> Matches:
     """Pairs that are no negatives."""
     if settings.ignore_also_true and train.also_true is not None:
@@ -189,6 +197,7 @@ class _Rounds:
             settings.seed,
             spread=settings.hard.spread,
             excluded=_excluded(settings, train),
+            derived=settings.loss != "online" and _terms(settings).derived,
             texts=settings.texts,
             per_image=settings.epoch_of == "images",
         )
@@ -226,14 +235,7 @@ class _Rounds:
     def offline(self, name: str, extra: Extra, warmup: int | None = None) -> tuple[Stage, ...]:
         """A round whose epochs after the warm-up have offline negatives (aoq, Eqs. 3-5)."""
         *warm, last = self.online(name, self.settings.epochs, extra, warmup)
-        settings = self.settings
-        assert settings.loss != "online"
-        objective = OfflineObjective(
-            OfflineTerms(
-                settings.loss, settings.margin, settings.offline_margin, settings.alpha, settings.beta,
-                settings.online, settings.derive, settings.weigh_by, settings.squared,
-            )
-        )  # fmt: skip
+        objective, settings = OfflineObjective(_terms(self.settings)), self.settings
         whole = JointObjective((1.0, objective), *extra) if extra else objective
         named = f"{name}, {settings.loss}" if name else settings.loss
         return (*warm, replace(last, name=named, objective=whole, batches=self._offline))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from calligram.errors import UserError
 from calligram.recipes.claims import Claim, Row, Study
 from calligram.recipes.provenance import ASSETS
+from calligram.recipes.studies_aoq import AOQ
 from calligram.recipes.studies_dual_path import DUAL_PATH, DUAL_PATH_PERSONS
 from calligram.recipes.studies_two_branch import TWO_BRANCH
 
@@ -77,6 +78,7 @@ STUDIES: Mapping[str, Study] = {
     "two-branch": TWO_BRANCH,
     "dual-path": DUAL_PATH,
     "dual-path-persons": DUAL_PATH_PERSONS,
+    "aoq": AOQ,
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ class OfflineSampler(PairSampler):
     A batch is (N, 6): i, t, i_off, t_off, then an image of t_off and a text of i_off. i_off and t_off are drawn from
     the lists of t and i, again while they match each other, and so are the two derived from them. -1 stands for what
     there is not: a pair without negatives, or whose negatives all match each other. The release draws both from the
-    same rank, and does not draw again.
+    same rank, and does not draw again. Without ``derived`` a batch is (N, 4), and there is less to encode.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class OfflineSampler(PairSampler):
         *,
         spread: Spread = "uniform",
         excluded: Matches | None = None,
+        derived: bool = True,
         texts: int = 1,
         per_image: bool = False,
     ) -> None:
@@ -51,7 +52,7 @@ class OfflineSampler(PairSampler):
         excluded: pairs that are no negatives; ``matches`` when None.
         """
         super().__init__(matches, batch, seed, texts=texts, per_image=per_image)
-        self.spread = spread
+        self.spread, self.derived = spread, derived
         if negatives is not None:
             self.take(negatives)
         self._excluded = matches if excluded is None else excluded
@@ -62,14 +63,14 @@ class OfflineSampler(PairSampler):
         self._texts, self._images = _Lists(negatives.texts), _Lists(negatives.images)
 
     def epoch(self, number: int) -> list[Ints]:
-        """The batches of one epoch, each (N, 6)."""
+        """The batches of one epoch, each (N, 6) or (N, 4)."""
         batches = super().epoch(number)
         rng = np.random.default_rng(derived_seed(self.seed, "offline", number))
         drawn = self.draw(np.concatenate(batches), rng)
         return np.split(drawn, np.cumsum([len(pairs) for pairs in batches])[:-1])
 
     def draw(self, pairs: Ints, rng: np.random.Generator) -> Ints:
-        """Negatives beside pairs (N, 2): (N, 6)."""
+        """Negatives beside pairs (N, 2): (N, 6) or (N, 4)."""
         image, text = self._apart(
             lambda of: self._images.draw(pairs[of, 1], self.spread, rng),
             lambda of: self._texts.draw(pairs[of, 0], self.spread, rng),
@@ -77,6 +78,8 @@ class OfflineSampler(PairSampler):
         )
         # A text's own negative still counts where no image can be found that does not match it.
         image = np.where(self._clash(image, text), -1, image)
+        if not self.derived:
+            return np.stack([pairs[:, 0], pairs[:, 1], image, text], axis=1)
         image_of, text_of = self._apart(
             lambda of: self._images_of.draw(text[of], rng), lambda of: self._texts_of.draw(image[of], rng), len(pairs)
         )

@@ -37,6 +37,11 @@ class OfflineTerms:
     squared: bool = False
     """the squared hinge of Sec. 3.3"""
 
+    @property
+    def derived(self) -> bool:
+        """Whether an image of t_off and a text of i_off are needed."""
+        return self.kind != "offline-triplet" and self.derive == "offline"
+
     def __post_init__(self) -> None:
         if not self.online and self.kind != "offline-quintuplet":
             raise ValueError("without the online term there is only the offline quintuplet loss")
@@ -75,18 +80,18 @@ class OfflineObjective(Objective):
         )
 
     def scores(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> PairScores:
-        """What the losses of ``losses.quintuplet`` take, from a batch of (N, 6) drawn rows."""
-        if batch.drawn.shape[1] != 6:
+        """What the losses of ``losses.quintuplet`` take, from a batch of drawn rows, (N, 6) or (N, 4)."""
+        derives = self.options.derived
+        if batch.drawn.shape[1] < (6 if derives else 4):
             raise ValueError("this objective needs offline negatives; take batches of an OfflineSampler")
         height, width = batch.own or batch.image_target.shape
         target = batch.image_target[:height, :width]
-        image, text, image_off, text_off, image_of, text_of = batch.drawn.unbind(1)
+        image, text, image_off, text_off, *others = batch.drawn.unbind(1)
         grid = matcher.score(images.rows(slice(0, height)), texts.rows(slice(0, width)))
         online = hardest(grid, target, batch.text_target[:width, :height], image, text)
-        derived_rows = [(image_off, text_off), (image_of, text_of)]
         wanted = [(image, text_off), (image_off, text)]
-        if self.options.kind != "offline-triplet" and self.options.derive == "offline":
-            wanted += derived_rows
+        if derives:
+            wanted += [(image_off, text_off), (others[0], others[1])]
         columns = _scored(matcher, images, texts, wanted)
         offline, derived = columns[:, :2], columns[:, 2:]
         if self.options.derive == "online":
