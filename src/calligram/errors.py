@@ -29,8 +29,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 
     >>> print(unknown("recipe", "vsa", ["vse", "scan"]))
     unknown recipe 'vsa'; did you mean 'vse'? known: scan, vse
+    >>> print(unknown("row", "CNN", ["GRU, stage I", "GRU"]))
+    unknown row 'CNN'; known: GRU, 'GRU, stage I'
     """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean '{near[0]}'?" if near else ";"
-    return UserError(f"unknown {kind} '{name}'{hint} known: {', '.join(names)}")
+    listed = ", ".join(f"'{name}'" if ", " in name else name for name in names)
+    return UserError(f"unknown {kind} '{name}'{hint} known: {listed}")

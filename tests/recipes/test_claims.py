@@ -67,6 +67,11 @@ def test_a_claim_about_rows_that_are_not_there_is_refused():
         Study("p", (Row("a", "vse"),), (Claim("a beats b", "a", "b"),))
 
 
+def test_every_pattern_of_rows_must_name_some(tiny, tmp_path):
+    with pytest.raises(UserError, match=r"unknown row of paper 'odl'; did you mean 'old'"):
+        reproduce(STUDY, tiny, results=tmp_path / "results", runs=tmp_path / "runs", only=("new", "odl"))
+
+
 def test_rows_are_run_once_and_the_budget_is_kept(tiny, tmp_path):
     said: list[str] = []
     options = {"results": tmp_path / "results", "runs": tmp_path / "runs", "changes": SMALL, "say": said.append}

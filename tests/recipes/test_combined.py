@@ -26,10 +26,8 @@ def run(recipe, collection, out, *changes, resume=False):
     return run_recipe(RECIPES[recipe], settings, collection, out, resume=resume, around=Surroundings())
 
 
-@pytest.fixture(scope="module")
-def looked_at(tiny_draft, tmp_path_factory):
-    """The tiny collection with features of whole pictures, and windows as proposals."""
-    folder = tmp_path_factory.mktemp("combined")
+def with_features(tiny_draft, folder):
+    """The tiny collection with features of whole pictures."""
     (folder / "pictures").mkdir()
     draft = tiny_draft(folder / "pictures")
     values = np.random.default_rng(0).normal(scale=0.1, size=(len(draft.images), 8)).astype(np.float32)
@@ -38,7 +36,13 @@ def looked_at(tiny_draft, tmp_path_factory):
         image.feature_rows["colours"] = row
     np.save(folder / "colours.npy", values)
     draft.features["colours"] = [folder / "colours.npy"]
-    collection = write_collection(draft, folder / "collection")
+    return write_collection(draft, folder / "collection")
+
+
+@pytest.fixture(scope="module")
+def looked_at(tiny_draft, tmp_path_factory):
+    """The same, and windows as proposals."""
+    collection = with_features(tiny_draft, tmp_path_factory.mktemp("combined"))
     for split in ("train", "dev", "test"):
         collection = add_regions(collection, Task(proposer_named("grid", 12), "grid", 12, None), split).collection
     return collection
@@ -131,4 +135,16 @@ def test_runs_of_other_kinds_are_refused(looked_at, members, tmp_path):
         run("combined", looked_at, tmp_path / "run", f"sentences={members / 'phrases'}", named(members)[1])
     with pytest.raises(UserError, match="does not score regions with phrases"):
         run("combined", looked_at, tmp_path / "run", named(members)[0], f"phrases={members / 'sentences'}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_images_without_regions_are_said_before_a_run_is_begun(members, tiny_draft, tmp_path):
+    with pytest.raises(UserError, match=r"have no proposals 'grid'; find them with .*calligram regions"):
+        run("combined", with_features(tiny_draft, tmp_path), tmp_path / "run", *named(members))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_method_for_new_pictures_that_is_not_there_is_refused_before_training(looked_at, tmp_path):
+    with pytest.raises(UserError, match="unknown proposals 'nothere'"):
+        run("two-branch-phrases", looked_at, tmp_path / "run", "region.proposals=grid", "region.finder=nothere", TFIDF)
     assert not (tmp_path / "run").exists()

@@ -15,7 +15,9 @@ def reproduce(
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     budget_minutes: Annotated[float | None, typer.Option(help="Start no new row after this long.")] = None,
     seeds: Annotated[int, typer.Option(help="Seeds where a verdict depends on it.")] = 3,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting for every row, as key=value.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting for every row, as key=value, beneath the row's own.")
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Run only rows of this name, or pattern such as 'phrases*'.")
     ] = None,

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from calligram.errors import UserError
+from calligram.errors import UserError, command
 from calligram.features.vocabulary import PAD, Vocabulary, tokenise
 
 Floats = NDArray[np.float32]
@@ -78,7 +78,7 @@ def vector_size(file: Path) -> int:
             fields = stream.readline().split()
             return int(fields[1]) if kind == ".bin" or len(fields) == 2 else len(fields) - 1
     except (OSError, EOFError, ValueError, IndexError) as error:
-        raise UserError(f"word vectors {file} could not be read ({error})") from error
+        raise _unreadable(file, error) from error
 
 
 def train_vectors(
@@ -120,7 +120,14 @@ def _entries(file: Path, dim: int, words: Collection[str]) -> Iterator[tuple[str
         with cast(IO[bytes], gzip.open(file) if file.suffix == ".gz" else file.open("rb")) as stream:
             yield from (_binary if kind == ".bin" else _text)(stream, file, dim, words)
     except (OSError, EOFError, ValueError) as error:
-        raise UserError(f"word vectors {file} could not be read ({error})") from error
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> UserError:
+    if isinstance(error, FileNotFoundError):
+        trained = command("calligram", "words", "TEXT", file)
+        return UserError(f"word vectors {file} could not be read: there is no such file; train some with {trained}")
+    return UserError(f"word vectors {file} could not be read ({error})")
 
 
 class _AnyWord(frozenset[str]):

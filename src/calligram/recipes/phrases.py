@@ -22,7 +22,7 @@ from calligram.features.covariance import Covariance
 from calligram.features.inputs import Inputs
 from calligram.features.pixels import PixelInput
 from calligram.features.region_input import RegionInput
-from calligram.features.regions.catalog import PROPOSALS
+from calligram.features.regions.catalog import PROPOSALS, proposer_named
 from calligram.features.regions.crops import Crops
 from calligram.features.regions.pooling import Pooling
 from calligram.models.cca import CCA, CCASettings
@@ -154,8 +154,11 @@ def region_input(region: RegionSettings, collection: Collection, around: Surroun
     pooling: Pooling | Crops = Crops(PixelInput(region.size), region.bins, region.margin)
     if region.backbone:
         pooling = Pooling.load(region.backbone, region.size, around.device)
+    top = int(known["settings"]["top"])
+    if region.finder:
+        proposer_named(region.finder, top)  # refused now, not when the run is to find something
     finder = region.finder or (method if method in PROPOSALS else region.proposals)
-    return RegionInput(pooling, region.proposals, finder, int(known["settings"]["top"]), region.geometry)
+    return RegionInput(pooling, region.proposals, finder, top, region.geometry)
 
 
 class _Sides:

@@ -110,11 +110,11 @@ def run_recipe(
     for stage in plan.stages:  # of all of them: the last may begin hours later
         check_parts(plan.matcher, (*stage.part_lr, *stage.frozen))
     plan.matcher.to(around.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    # Only now: a recipe that could not be planned leaves no folder behind.
+    evaluate = plan.evaluate or _measures_dev(plan, collection, around)
+    # Only now: a recipe that could not be planned or measured leaves no folder behind.
     run = Run.create(out, about) if around.processes.first else Run(out)
     if around.processes.first and plan.fit is None:
         run.describe(plan.matcher, plan.inputs)
-    evaluate = plan.evaluate or _measures_dev(plan, collection, around)
     if not plan.stages:
         return _without_stages(run, plan, evaluate, around)
     return train(

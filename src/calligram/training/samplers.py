@@ -45,6 +45,12 @@ class PairSampler:
         self._turns = int((counts > 0).sum() if per_image else (-(-counts // texts)).sum())
         if len(matches) < 2:
             raise UserError(f"training needs at least 2 matching pairs, this split has {len(matches)}")
+        images, distinct = (int((count > 0).sum()) for count in matches.counts())
+        if min(images, distinct) < 2:
+            raise UserError(
+                f"training needs at least 2 images and 2 different texts to tell apart; this split has {images} and "
+                f"{distinct}"
+            )
 
     def __len__(self) -> int:
         """Batches in an epoch. A last batch under half the size is left out; the next epoch shuffles anew."""
