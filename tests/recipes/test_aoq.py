@@ -8,8 +8,10 @@ from calligram.data.negatives import Negatives
 from calligram.errors import UserError
 from calligram.evaluation.mining import mine_pairing
 from calligram.recipes.catalog import RECIPES
+from calligram.recipes.claims import Claim, Row, Study
 from calligram.recipes.config import resolve
 from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.recipes.reproduce import reproduce
 from calligram.training.loop import _Training
 from calligram.training.offline import OfflineSampler
 from calligram.training.runs import Run
@@ -158,3 +160,14 @@ def test_settings_that_do_not_go_together_are_refused(tiny, tmp_path):
             settings_of(*changes)
     with pytest.raises(UserError, match="holds no negatives"):
         run(tiny, tmp_path / "run", f"negatives={tmp_path / 'missing'}")
+
+
+def test_rows_of_a_study_learn_from_another_rows_run(tiny, tmp_path):
+    rows = (Row("base", "aoq", ("loss=online",)), Row("taught", "aoq", ("loss=adaptive", "negatives=row:base")))
+    study = Study("paper", rows, (Claim("taught beats base", "taught", "base"),))
+    (verdict,) = reproduce(
+        study, tiny, results=tmp_path / "results", runs=tmp_path / "runs", seeds=1, changes=SMALL,
+        around=Surroundings(torch.device("cpu")),
+    )  # fmt: skip
+    assert verdict.verdict != "not run"
+    assert [row["stage"] for row in Run(next((tmp_path / "runs").glob("*taught*"))).metrics()][-1] == "adaptive"

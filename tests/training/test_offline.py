@@ -14,6 +14,7 @@ from calligram.features.vocabulary import Vocabulary
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 from calligram.models.vse import VSE, VSESettings
 from calligram.training.batch import Batches
+from calligram.training.distributed import Processes
 from calligram.training.offline import OfflineSampler
 from calligram.training.offline_objectives import OfflineObjective, OfflineTerms
 from calligram.training.samplers import PairSampler
@@ -201,3 +202,15 @@ def test_batches_without_offline_negatives_are_refused(fed):
         OfflineObjective()(matcher, next(iter(plain.epoch(0))))
     with pytest.raises(ValueError, match="only the offline quintuplet"):
         OfflineTerms("adaptive", online=False)
+
+
+def test_processes_share_a_batch_with_its_drawn_items(fed):
+    train, _, sampler, batches = fed
+    shares = [Batches(train, batches.inputs, sampler, processes=Processes(rank, 2)).epoch(0) for rank in range(2)]
+    for whole, one, two in zip(batches.epoch(0), *shares, strict=True):
+        assert torch.equal(torch.cat([one.images, two.images]), whole.images)
+        assert len(one.texts) + len(two.texts) == len(whole.texts)
+        for part in (one, two):
+            assert part.own == whole.own
+            assert torch.equal(part.drawn, whole.drawn)
+            assert torch.equal(part.image_target, whole.image_target)

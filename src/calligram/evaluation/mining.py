@@ -21,6 +21,8 @@ Precision = Literal["fp32", "bf16"]
 
 TILE_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
 """scores held at a time, by kind of device"""
+_WIDENS = "dtype" in torch.ops.aten.mm.overloads()  # type: ignore[no-untyped-call]
+"""whether a product of bfloat16 can be given in float32 on an accelerator: from torch 2.8 on"""
 
 
 class Best(NamedTuple):
@@ -124,7 +126,7 @@ def product(one: Tensor, two: Tensor) -> Tensor:
     """All inner products (A, C), added up and given in float32 whatever the vectors are rounded to."""
     if one.dtype == torch.float32:
         return one @ two.T
-    if one.device.type == "cuda":
+    if one.device.type == "cuda" and _WIDENS:
         return torch.mm(one, two.T, out_dtype=torch.float32)
     return one.float() @ two.float().T
 
