@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from calligram.data.collection import Collection
 from calligram.data.matches import Matches
@@ -126,7 +128,7 @@ def plan(settings: AOQRecipe, collection: Collection, around: Surroundings) -> P
     """One round with given negatives or online ones; else two in one loop, with mining between them (aoq, Sec. 3.2)."""
     train = collection.sentences("train").join_equal_texts()
     matcher, inputs, extra = built(_model(settings), train, around)
-    rounds = _Rounds(settings, train, inputs, around, matcher)
+    rounds = _Rounds(settings, train, inputs, around)
     if settings.loss == "online":
         stages = rounds.online("", settings.epochs, extra)
     elif settings.negatives:
@@ -135,8 +137,7 @@ def plan(settings: AOQRecipe, collection: Collection, around: Surroundings) -> P
     else:
         stages = rounds.online("round 1", settings.first_epochs or settings.epochs, extra)
         # Objectives own weights too, and those begin anew with the matcher's.
-        again = extra if settings.fine_tune else built(_model(settings), train, around).extra
-        stages += rounds.second(again)
+        stages += rounds.second(matcher, extra if settings.fine_tune else deepcopy(extra))
     loop = Loop(settings.seed, settings.precision, settings.average, save_steps=settings.save_steps)
     return Plan(matcher, inputs, stages, loop)
 
@@ -186,11 +187,9 @@ def _mined(settings: AOQRecipe, matcher: Matcher, inputs: Inputs, train: Pairing
 class _Rounds:
     """The stages of both rounds."""
 
-    def __init__(
-        self, settings: AOQRecipe, train: Pairing, inputs: Inputs, around: Surroundings, matcher: Matcher
-    ) -> None:
+    def __init__(self, settings: AOQRecipe, train: Pairing, inputs: Inputs, around: Surroundings) -> None:
         self.settings, self.train, self.inputs, self.around = settings, train, inputs, around
-        self._initial = {name: value.detach().clone() for name, value in matcher.state_dict().items()}
+        self._initial: dict[str, Tensor] = {}
         self.sampler = OfflineSampler(
             train.matches,
             settings.batch,
@@ -240,9 +239,10 @@ class _Rounds:
         named = f"{name}, {settings.loss}" if name else settings.loss
         return (*warm, replace(last, name=named, objective=whole, batches=self._offline))
 
-    def second(self, extra: Extra) -> tuple[Stage, ...]:
-        """The round after mining, chosen anew: it must show what offline negatives do."""
+    def second(self, matcher: Matcher, extra: Extra) -> tuple[Stage, ...]:
+        """The round after mining, from the matcher as it is now; chosen anew, to show what offline negatives do."""
         fine = self.settings.fine_tune
+        self._initial = {} if fine else {k: v.detach().clone() for k, v in matcher.state_dict().items()}
         first, *rest = self.offline("round 2", extra, 0 if fine else None)
         return (
             replace(first, anew=True, enter=self._begin),
