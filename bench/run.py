@@ -251,6 +251,12 @@ def offline_steps() -> list[Row]:
     return measured(row)
 
 
+def fragments() -> list[Row]:
+    from fragments import fragments as measured
+
+    return measured(row)
+
+
 def serving() -> list[Row]:
     from serving import measured
 
@@ -275,6 +281,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
         instance,
         mining,
         offline_steps,
+        fragments,
     )
     known = {w.__name__: w for w in works}
     missing = set() if ASSETS in os.environ else {"end_to_end", "extraction"}

@@ -1,0 +1,223 @@
+"""Attention between all regions and all words: ours, and scan's published loop over captions, in one run.
+
+The loop is its arithmetic (t-i, LogSumExp) transcribed: caption by caption, with every attended vector built, for 128
+images at a time as the release scores a test set. It is timed on a part, and its time for the whole is in proportion.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from statistics import median
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from calligram.models.matcher import Encoded
+from calligram.models.scan import Scan, ScanSettings
+
+Row = dict[str, object]
+REGIONS, DIM, SHARD = 36, 1024, 128
+WORDS = 8000
+"""in the vocabulary"""
+
+
+class Sizes(NamedTuple):
+    """What is measured."""
+
+    images: int = 1000
+    texts: int = 5000
+    part: int = 64
+    """captions that the loop is timed on"""
+    batch: int = 128
+    """pairs of a training step"""
+
+
+def fragments(row: Callable[[str, float, str], Row], sizes: Sizes = Sizes()) -> list[Row]:  # noqa: B008  frozen
+    """Scoring; and a training step where there is an accelerator."""
+    context = multiprocessing.get_context("spawn")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        times = pool.submit(scoring, device, sizes).result()  # alone: peak memory is a process's
+    title = f"scan, {sizes.images} x {sizes.texts}, {REGIONS} regions, {DIM} dimensions"
+    found = [
+        row(f"{title}: scoring", times["ours"], "s"),
+        row(f"{title}: the loop, from {sizes.images} x {sizes.part}", times["loop"], "s"),
+        row(f"{title}: the loop's time against ours", times["loop"] / times["ours"], "ratio"),
+        row(f"{title}: the matrix product alone against ours", times["product"] / times["ours"], "ratio"),
+        row(f"{title}: largest difference from the loop", times["difference"], "score"),
+        row(f"{title}: peak memory", times["gigabytes"], "GB"),
+    ]
+    if device == "cuda":
+        found += [
+            row(f"{title}: scoring at once", times["whole"], "s"),
+            row(f"{title}: scoring at once in bf16", times["lower"], "s"),
+        ]
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            steps = pool.submit(training, device, sizes).result()
+        name = f"scan, training step of {sizes.batch} x {REGIONS} x {DIM}"
+        found += [row(f"{name}: {what}", seconds * 1000, "ms") for what, seconds in steps.items()]
+        found.append(row(f"{name}: the loop's time against ours", steps["the loop"] / steps["ours"], "ratio"))
+    return found
+
+
+def items(device: str, images: int, texts: int) -> tuple[Encoded, Encoded]:
+    """Unit vectors; captions as long as Flickr's, 13 words with the marks of their ends."""
+    random = torch.Generator().manual_seed(0)
+    lengths = (13 + 4 * torch.randn(texts, generator=random)).round().clamp(5, 40).long()
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    regions = _normalised(torch.randn(images, REGIONS, DIM, generator=random))
+    words = _normalised(torch.randn(*mask.shape, DIM, generator=random)).mul_(mask.unsqueeze(-1))
+    one = Encoded(regions.mean(1), regions)
+    return one.to(device), Encoded(words.mean(1), words, mask).to(device)
+
+
+def _normalised(vectors: Tensor) -> Tensor:
+    """In place, since a copy would count as memory of the scoring."""
+    return vectors.div_(vectors.norm(dim=-1, keepdim=True))
+
+
+@torch.no_grad()
+def scoring(device: str, sizes: Sizes) -> dict[str, float]:
+    """Seconds of ours, of the loop, and of the one matrix product that neither can do without, over unpadded words.
+
+    In turns, a quarter of the images at a time: a machine that slows down slows all three.
+    """
+    matcher = Scan(ScanSettings(vocabulary=4, dim=DIM, feature_dim=8, word_dim=8, hidden=8))
+    images, texts = items(device, sizes.images, sizes.texts)
+    assert images.parts is not None
+    assert texts.parts is not None
+    assert texts.mask is not None
+    lengths = texts.mask[: sizes.part].sum(1).tolist()
+    share = sizes.texts / sizes.part
+    words = texts.parts[: sizes.part][texts.mask[: sizes.part]].T
+    ways: dict[str, tuple[float, Callable[[Encoded], Tensor]]] = {
+        "ours": (1.0, lambda some: matcher.score(some, texts)),
+        "loop": (share, lambda some: by_shards(some, texts, lengths)),
+        "product": (share, lambda some: some.parts.flatten(0, 1) @ words),  # type: ignore[union-attr]
+    }
+    times = 1 if device == "cpu" else 5
+    quarters = torch.arange(sizes.images).chunk(4)
+    seconds = dict.fromkeys(ways, 0.0)
+    difference = 0.0
+    for _, work in ways.values():
+        work(images.rows(slice(0, 32)))
+    for quarter in quarters:
+        some = images.rows(slice(int(quarter[0]), int(quarter[-1]) + 1))
+        for name, (factor, work) in ways.items():
+            seconds[name] += factor * timed(device, lambda work=work, some=some: work(some), times)  # type: ignore[misc]
+        both = by_shards(some, texts, lengths), matcher.score(some, texts.rows(slice(0, sizes.part)))
+        difference = max(difference, float((both[0] - both[1]).abs().max()))
+    found = {**seconds, "difference": difference, "gigabytes": _peak(device) / 1e9}
+    if device == "cuda":
+        found["whole"] = timed(device, lambda: matcher.score(images, texts), times)
+        with torch.autocast(device, torch.bfloat16):
+            found["lower"] = timed(device, lambda: matcher.score(images, texts), times)
+    return found
+
+
+def training(device: str, sizes: Sizes) -> dict[str, float]:
+    """Encoders, similarity, hinge with the hardest negatives, backward, Adam: ours in both precisions, and the loop."""
+    torch.manual_seed(0)
+    found = {}
+    for name, loop, lower in (("ours", False, False), ("ours in bf16", False, True), ("the loop", True, False)):
+        matcher = Scan(ScanSettings(vocabulary=WORDS, dim=DIM, hidden=DIM)).to(device)
+        optimizer = torch.optim.Adam(matcher.parameters(), 2e-4, fused=device == "cuda")
+        lengths = (13 + 4 * torch.randn(sizes.batch)).round().clamp(5, 40).long()
+        mask = (torch.arange(int(lengths.max())) < lengths[:, None]).to(device)
+        words = torch.randint(4, WORDS, tuple(mask.shape), device=device) * mask
+        features = torch.randn(sizes.batch, REGIONS, 2048, device=device)
+        step = _step(matcher, optimizer, features, words, mask, loop=loop, lower=lower)
+        for _ in range(3):
+            step()
+        found[name] = timed(device, step, 3 if loop else 20)
+    return found
+
+
+def _step(
+    matcher: Scan,
+    optimizer: torch.optim.Optimizer,
+    features: Tensor,
+    words: Tensor,
+    mask: Tensor,
+    *,
+    loop: bool,
+    lower: bool,
+) -> Callable[[], None]:
+    device, lengths = features.device.type, mask.sum(1).tolist()
+    others = ~torch.eye(len(features), dtype=torch.bool, device=device)
+
+    def step() -> None:
+        with torch.autocast(device, torch.bfloat16, enabled=lower):
+            images, texts = matcher.encode_images(features), matcher.encode_texts(words, mask)
+            assert images.parts is not None
+            assert texts.parts is not None
+            scores = published(images.parts, texts.parts, lengths) if loop else matcher.score(images, texts)
+        own = scores.diagonal()
+        costs = [(0.2 + scores - o).clamp(min=0) * others for o in (own[:, None], own[None])]
+        loss = costs[0].amax(1).sum() + costs[1].amax(0).sum()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(matcher.parameters(), 2.0)
+        optimizer.step()
+
+    return step
+
+
+def by_shards(images: Encoded, texts: Encoded, lengths: list[int]) -> Tensor:
+    """``published`` for 128 images at a time, as the release scores a test set."""
+    assert images.parts is not None
+    assert texts.parts is not None
+    return torch.cat([published(shard, texts.parts, lengths) for shard in torch.split(images.parts, SHARD)])
+
+
+def published(images: Tensor, captions: Tensor, lengths: list[int]) -> Tensor:
+    """The scores (I, T) as scan's release computes them."""
+    found = []
+    for number, length in enumerate(lengths):
+        caption = captions[number, :length].unsqueeze(0).contiguous().repeat(len(images), 1, 1)
+        attended = _attended(caption, images)
+        along = (caption * attended).sum(2)
+        lengths_both = caption.norm(2, 2) * attended.norm(2, 2)
+        relevance = along / lengths_both.clamp(min=1e-8)
+        found.append((6.0 * relevance).exp().sum(dim=1, keepdim=True).log() / 6.0)
+    return torch.cat(found, 1)
+
+
+def _attended(query: Tensor, context: Tensor) -> Tensor:
+    batch, words, regions = len(query), query.shape[1], context.shape[1]
+    attention = F.leaky_relu(torch.bmm(context, query.transpose(1, 2)), 0.1)
+    attention = attention / (attention.pow(2).sum(dim=2, keepdim=True).sqrt() + 1e-8)
+    attention = attention.transpose(1, 2).contiguous().view(batch * words, regions)
+    attention = torch.softmax(attention * 9.0, dim=1).view(batch, words, regions)
+    weights = attention.transpose(1, 2).contiguous()
+    return torch.bmm(context.transpose(1, 2), weights).transpose(1, 2)
+
+
+def timed(device: str, work: Callable[[], object], times: int) -> float:
+    """Median seconds."""
+    found = []
+    for _ in range(times):
+        _wait(device)
+        began = time.perf_counter()
+        work()
+        _wait(device)
+        found.append(time.perf_counter() - began)
+    return median(found)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _peak(device: str) -> float:
+    """Largest memory so far, in bytes."""
+    if device == "cuda":
+        return float(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1e3
