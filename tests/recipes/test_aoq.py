@@ -164,10 +164,12 @@ def test_settings_that_do_not_go_together_are_refused(tiny, tmp_path):
 
 def test_rows_of_a_study_learn_from_another_rows_run(tiny, tmp_path):
     rows = (Row("base", "aoq", ("loss=online",)), Row("taught", "aoq", ("loss=adaptive", "negatives=row:base")))
-    study = Study("paper", rows, (Claim("taught beats base", "taught", "base"),))
+    study = Study("paper", rows, (Claim("taught beats base", "taught", "base"),), (("base", "taught"),))
     (verdict,) = reproduce(
         study, tiny, results=tmp_path / "results", runs=tmp_path / "runs", seeds=1, changes=SMALL,
         around=Surroundings(torch.device("cpu")),
     )  # fmt: skip
     assert verdict.verdict != "not run"
+    (together,) = (tmp_path / "results" / "pictures").glob("paper-base-compared-*.png")
+    assert together.stat().st_size > 5000
     assert [row["stage"] for row in Run(next((tmp_path / "runs").glob("*taught*"))).metrics()][-1] == "adaptive"

@@ -4,7 +4,7 @@ import json
 
 from PIL import Image
 
-from calligram.training.curves import draw_curves, errors_by_epoch
+from calligram.training.curves import draw_compared, draw_curves, errors_by_epoch, of_last_round
 
 ROWS = [
     {"step": 10, "stage": "I", "epoch": 0, "loss": 2.0, "instance_text_error": 1.0, "instance_image_error": 0.5},
@@ -28,3 +28,19 @@ def test_they_are_drawn_where_there_are_any(tmp_path):
     plain = [{key: value for key, value in row.items() if not key.endswith("_error")} for row in ROWS]
     (tmp_path / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in plain))
     assert Image.open(draw_curves(tmp_path, tmp_path / "other.png")).width < with_errors
+
+
+def test_runs_are_compared_by_the_epochs_of_their_last_round(tmp_path):
+    def rows(*stages):
+        return [{"stage": stage, "dev": {"i2t_r1": float(n), "t2i_r1": 1.0}} for n, stage in enumerate(stages)]
+
+    both = rows("round 1, warm-up", "round 1, ranking", "round 2, warm-up", "round 2, adaptive")
+    assert [found["i2t_r1"] for found in of_last_round([{"loss": 1.0}, *both])] == [2.0, 3.0]
+    plain = rows("warm-up", "ranking")
+    assert [found["i2t_r1"] for found in of_last_round(plain)] == [0.0, 1.0]
+    assert of_last_round([]) == []
+    for name, content in (("one", both), ("two", plain)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in content))
+    drawn = draw_compared({name: tmp_path / name for name in ("one", "two")}, tmp_path / "both.png")
+    assert Image.open(drawn).width > 900

@@ -46,9 +46,14 @@ class Study:
     paper: str
     rows: tuple[Row, ...]
     claims: tuple[Claim, ...]
+    compared: tuple[tuple[str, ...], ...] = ()
+    """rows whose dev recalls over the epochs are drawn in one picture each"""
 
     def __post_init__(self) -> None:
         names = {row.name for row in self.rows}
+        for group in self.compared:
+            if set(group) - names:
+                raise ValueError(f"rows to be drawn together are not there: {sorted(set(group) - names)}")
         for claim in self.claims:
             missing = {claim.better, claim.worse} - names
             if missing and not claim.needs:

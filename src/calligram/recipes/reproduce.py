@@ -26,7 +26,7 @@ from calligram.recipes.config import changed, resolve
 from calligram.recipes.plan import Surroundings, device_named, run_recipe
 from calligram.recipes.provenance import with_assets_found
 from calligram.recipes.results import Result, append, localization_line, read_results, result_line
-from calligram.training.curves import draw_curves
+from calligram.training.curves import draw_compared, draw_curves
 from calligram.training.runs import Run, write_whole
 
 Say = Callable[[str], None]
@@ -69,6 +69,7 @@ def reproduce(
         append(results / f"{study.paper}.jsonl", result)
         found = result.localization
         say(f"  localization R@1 {found['r1']:.1f} on test" if found else f"  rsum {result.rsum:.1f} on test")
+    _draw_compared(study, collection.name, results, runs, changes)
     verdicts = judged(study, collection.name, results, changes)
     _store(verdicts, results / "claims.jsonl")
     return verdicts
@@ -149,8 +150,7 @@ def _run(
     recipe = recipe_named(row.recipe)
 
     def named(name: str) -> str:
-        told = "-".join((study.paper, name, collection.name, *changes, str(seed)))
-        return "".join(c if c.isalnum() else "-" for c in told)
+        return _plain(study.paper, name, collection.name, *changes, str(seed))
 
     plain = named(row.name)
     out = runs / plain
@@ -186,6 +186,21 @@ def _run(
         found = result_line(run, collection, "test", report, study=_key(study, row), by=by, pictures=pictures)
     # As the row gives them: a run it builds on is named by its row, wherever it lies.
     return replace(found, settings=_settings_of(row, changes))
+
+
+def _plain(*words: str) -> str:
+    """A name for a file or folder."""
+    return "".join(c if c.isalnum() else "-" for c in "-".join(words))
+
+
+def _draw_compared(study: Study, collection: str, results: Path, runs: Path, changes: tuple[str, ...]) -> None:
+    """The study's pictures of several rows, of those that have a run here."""
+    for group in study.compared:
+        folders = {name: runs / _plain(study.paper, name, collection, *changes, "0") for name in group}
+        there = {name: folder for name, folder in folders.items() if (folder / BEST).is_file()}
+        if len(there) > 1:
+            name = _plain(study.paper, group[0], "compared", collection, *changes)
+            draw_compared(there, results / "pictures" / f"{name}.png")
 
 
 def with_rows_found(change: str, folder: Callable[[str], Path]) -> str:

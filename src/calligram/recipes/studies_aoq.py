@@ -125,4 +125,6 @@ CLAIMS = (
     Claim("Ours: attention to cells beats one vector of the same features.", "scan", "vse"),
 )  # fmt: skip
 
-AOQ = Study("aoq", ROWS, CLAIMS)
+_FIGURE_4 = tuple((matcher, *(f"{matcher} + {name}" for name in LOSSES)) for matcher in MODELS)
+
+AOQ = Study("aoq", ROWS, CLAIMS, _FIGURE_4)

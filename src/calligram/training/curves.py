@@ -47,6 +47,34 @@ def draw_curves(folder: Path, target: Path | None = None) -> Path:
     return target
 
 
+def draw_compared(runs: Mapping[str, Path], target: Path) -> Path:
+    """Draw the dev R@1 of several runs over their epochs, both directions side by side (aoq, Fig. 4).
+
+    Epochs are counted through all stages; of a run in rounds the last round's alone, as the paper draws them.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for name, folder in runs.items():
+        shown = of_last_round(Run(folder).metrics())
+        for axis, key in zip(axes, ("i2t_r1", "t2i_r1"), strict=True):
+            axis.plot(range(1, len(shown) + 1), [found[key] for found in shown], ".-", label=name)
+    for axis, title in zip(axes, ("texts for images", "images for texts"), strict=True):
+        axis.set(title=f"{title}: dev R@1, %", xlabel="epoch")
+        axis.legend(frameon=False, fontsize=8)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=110)
+    return target
+
+
+def of_last_round(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, float]]:
+    """Dev metrics of each epoch: of all stages, or of the last round's where names begin with ``round 1, ``."""
+    dev = [row for row in rows if "dev" in row]
+    last = dev[-1]["stage"].partition(",")[0] if dev else ""
+    return [row["dev"] for row in dev if not last.startswith("round ") or row["stage"].partition(",")[0] == last]
+
+
 def errors_by_epoch(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """Every term named ``..._error``: the last step of each epoch it was logged in, and its mean over them."""
     found: dict[str, dict[tuple[str, int], list[tuple[int, float]]]] = {}
