@@ -109,10 +109,10 @@ CLAIMS = (
         Claim(f"VSRN: also with h = {h} it beats the base (Table 3).", f"vsrn, h = {h}", "vsrn")
         for h in _SIZES
     ),
-    Claim("VSRN: larger batches do not replace it (supplement, Table 4).",
+    Claim("VSRN: larger batches do not replace it (Table 4 of the supplement).",
           "vsrn + AdapOffQuin", "vsrn, batches of 192"),
     *(
-        Claim(f"VSRN: also with beta = {beta} and alpha = {alpha} it beats the base (supplement, Table 5).",
+        Claim(f"VSRN: also with beta = {beta} and alpha = {alpha} it beats the base (Table 5 of the supplement).",
               f"vsrn, beta = {beta}, alpha = {alpha}", "vsrn")
         for beta, alpha in _PENALTIES
     ),
