@@ -8,6 +8,7 @@ exception: it uses each process's own share.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ from calligram.models.matcher import Encoded
 Ints = NDArray[np.int64]
 
 
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 @dataclass(frozen=True)
 class Processes:
     """This process's place among all of them."""
@@ -37,6 +43,8 @@ class Processes:
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            # Left to the interpreter's end, threads of the group may outlive what they use, and abort.
+            atexit.register(_leave)
         return cls(int(os.environ.get("RANK", "0")), count)
 
     @property
