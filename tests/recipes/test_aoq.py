@@ -98,7 +98,7 @@ def test_negatives_of_a_folder_or_of_a_teacher_make_one_round(tiny, tmp_path):
     for number, negatives in enumerate(("lists", "teacher")):
         changes = (f"negatives={tmp_path / negatives}", "loss=offline-triplet")
         plan = RECIPES["aoq"].plan(settings_of(*changes), tiny, Surroundings())
-        assert [stage.name for stage in plan.stages] == ["warm-up", "offline-triplet"]
+        assert [(stage.name, stage.anew) for stage in plan.stages] == [("warm-up", False), ("offline-triplet", True)]
         drawn.append(next(iter(plan.stages[-1].batches.epoch(0))).drawn)
         run(tiny, tmp_path / f"run-{number}", *changes)
     assert torch.equal(drawn[0], drawn[1])

@@ -225,11 +225,12 @@ class _Rounds:
         )
 
     def online(self, name: str, epochs: int, extra: Extra, warmup: int | None = None) -> tuple[Stage, ...]:
-        """A round of the online triplet loss (aoq, Eqs. 1 and 2)."""
+        """A round of the online triplet loss (aoq, Eqs. 1 and 2), chosen after its warm-up: it must show that loss."""
         settings, optim = self.settings, self.settings.optim
         loss = PairLoss("ranking", settings.margin, 1, settings.warmup_epochs if warmup is None else warmup, 0.07)
         stages = pair_stages(loss, epochs, self._plain, optim, settings.lr, optim.frozen, extra)
-        return tuple(replace(stage, name=f"{name}, {stage.name}" if name else stage.name) for stage in stages)
+        *warm, last = (replace(stage, name=f"{name}, {stage.name}" if name else stage.name) for stage in stages)
+        return (*warm, replace(last, anew=bool(warm)))
 
     def offline(self, name: str, extra: Extra, warmup: int | None = None) -> tuple[Stage, ...]:
         """A round whose epochs after the warm-up have offline negatives (aoq, Eqs. 3-5)."""
