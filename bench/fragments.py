@@ -102,7 +102,7 @@ def scoring(device: str, sizes: Sizes) -> dict[str, float]:
     ways: dict[str, tuple[float, Callable[[Encoded], Tensor]]] = {
         "ours": (1.0, lambda some: matcher.score(some, texts)),
         "loop": (share, lambda some: by_shards(some, texts, lengths)),
-        "product": (sizes.texts / more, lambda some: some.parts.flatten(0, 1) @ words),  # type: ignore[union-attr]
+        "product": (sizes.texts / more, lambda some: product(some, words)),
     }
     times = 1 if device == "cpu" else 5
     quarters = torch.arange(sizes.images).chunk(4)
@@ -170,6 +170,22 @@ def _step(
         optimizer.step()
 
     return step
+
+
+def product(images: Encoded, words: Tensor) -> Tensor:
+    """All regions with all words (D, W), and nothing done with it; on a CPU into memory that is written over.
+
+    New memory for all of it would cost more than the multiplication.
+    """
+    assert images.parts is not None
+    regions = images.parts.flatten(0, 1)
+    if regions.device.type != "cpu":
+        return regions @ words
+    out = torch.empty(0)
+    for some in torch.split(regions, 28 * REGIONS):
+        for columns in torch.split(words, 1664, dim=1):
+            out = torch.mm(some, columns, out=out.resize_(len(some), columns.shape[1]))
+    return out
 
 
 def by_shards(images: Encoded, texts: Encoded, lengths: list[int]) -> Tensor:
