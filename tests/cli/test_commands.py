@@ -88,7 +88,8 @@ def test_identities_are_the_default_where_there_are_any_and_pictures_are_drawn(t
     }  # fmt: skip
     assert "by" not in json.loads(calligram("evaluate", trained[0], tiny.folder, "--no-identities", "--json").stdout)
     done = calligram("evaluate", trained[0], tiny.folder)
-    assert all(words in done.stdout for words in ("by identity", "  chance ", "mAP", "overlap by S = "))
+    told = " ".join(done.stdout.split())  # lines are broken where a long path wants it
+    assert all(words in told for words in ("by identity", " chance ", "mAP", "overlap by S = "))
 
 
 def test_a_folder_of_pictures_becomes_a_collection_with_problems_counted(tmp_path):

@@ -45,7 +45,7 @@ def run(collection, out, *changes, recipe="fragments"):
     "changes",
     [
         ("matcher=scan",),
-        ("matcher=scan", "scan.direction=i2t", "scan.aggregation=mean", "loss=ranking", "warmup_epochs=5"),
+        ("matcher=scan", "scan.direction=i2t", "scan.aggregation=mean", "loss=ranking", "top_k=none"),
         ("matcher=bfan",),
         ("matcher=bfan", "bfan.focal=prob"),
         ("matcher=vsrn", "vsrn.layers=1", "vsrn.norm=features"),
