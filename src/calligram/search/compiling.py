@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from calligram.search.condition import Both, Comparison, Condition, Contains, Either, Missing, Sign, Value
+from calligram.search.condition import (
+    Both,
+    Comparison,
+    Condition,
+    Contains,
+    Either,
+    Missing,
+    OneOf,
+    Sign,
+    Value,
+)
 
 LANCE_SIGNS: Mapping[Sign, str] = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 MILVUS_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
@@ -40,12 +50,20 @@ def to_lance(condition: Condition, known: Collection[str] | None = None) -> str:
         return "TRUE" if isinstance(condition, Missing) and not condition.negated else "FALSE"
     if isinstance(condition, Missing):
         return f"({name} IS {'NOT ' if condition.negated else ''}NULL)"
+    return f"({name} IS NOT NULL AND {_lance_test(name, condition)})"
+
+
+def _lance_test(name: str, condition: Comparison | Contains | OneOf) -> str:
+    """What is asked of a value that is there.
+
+    That there is one has to be said: "n <> 0 OR n NOT IN (1)" is taken for true by the engine, also where n is missing.
+    """
     if isinstance(condition, Comparison):
-        return f"({name} {LANCE_SIGNS[condition.sign]} {lance_literal(condition.value)})"
+        return f"{name} {LANCE_SIGNS[condition.sign]} {lance_literal(condition.value)}"
     no = "NOT " if condition.negated else ""
     if isinstance(condition, Contains):
-        return f"({no}contains({name}, {lance_literal(condition.text)}))"
-    return f"({name} {no}IN ({', '.join(lance_literal(value) for value in condition.values)}))"
+        return f"{no}contains({name}, {lance_literal(condition.text)})"
+    return f"{name} {no}IN ({', '.join(lance_literal(value) for value in condition.values)})"
 
 
 def lance_literal(value: Value) -> str:
