@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from calligram.cli.screen import bars, console, print_localization, print_report
+from calligram.errors import UserError
+
+if TYPE_CHECKING:  # importing them takes seconds, and help should not
+    from calligram.data.collection import Collection
+    from calligram.features.inputs import Inputs
+    from calligram.models.matcher import Matcher
+    from calligram.training.runs import Run
 
 
 def evaluate(
@@ -36,26 +43,17 @@ def evaluate(
 ) -> None:
     """Measure a run's matcher: recall, ranks and precision in both directions, or of phrases found in images."""
     from calligram.data.collection import Collection
-    from calligram.errors import UserError
     from calligram.evaluation.encoding import EncodedPairing
-    from calligram.evaluation.localization import evaluate_localization, load_phrases
     from calligram.evaluation.pictures import draw_pictures, sample
     from calligram.evaluation.retrieval import Floats, evaluate_retrieval
     from calligram.evaluation.sheets import draw_found_images
     from calligram.features.region_input import RegionInput
     from calligram.recipes.plan import device_named
-    from calligram.recipes.results import append, localization_line, result_line
+    from calligram.recipes.results import append, result_line
     from calligram.recipes.starting import starting_features
     from calligram.training.runs import Run
 
-    if within and folds > 1:
-        raise UserError("--within is measured over the whole split; leave out --folds")
-    if sheet is not None and sheet.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg", ".webp"):
-        raise UserError(f"--sheet {sheet} must end in .png, .jpg, .webp, .svg or .pdf")
-    if record is not None and record.is_dir():
-        raise UserError(f"--record {record} is a folder; give a file, such as {record / 'results.jsonl'}")
-    if pictures is not None and pictures.is_file():
-        raise UserError(f"--pictures {pictures} is a file; give a folder")
+    _check(folds, within, sheet, pictures, record)
     opened, source = Run.open(run), Collection.open(collection)
     matcher, inputs = opened.load()
     matcher.to(device_named(device))
@@ -65,13 +63,7 @@ def evaluate(
                 "this run finds phrases in images; --within, --identities, --folds, --sheet and --pictures are for "
                 "runs that find whole images"
             )
-        found = evaluate_localization(matcher, inputs, load_phrases(inputs, source, split, track=bars), bars)
-        if record is not None:
-            append(record, localization_line(opened, source, split, found))
-        if as_json:
-            typer.echo(json.dumps(found.as_dict()))
-        else:
-            print_localization(found, f"{run} on {source.name}, {split}")
+        _phrases(opened, matcher, inputs, source, split, as_json=as_json, record=record)
         return
     by_identity = source.has_identities(split) if identities is None else identities
     pairing = source.identities(split) if by_identity else source.sentences(split)
@@ -97,3 +89,31 @@ def evaluate(
             console.print(f"queries with their first five images: {sheet}")
         if pictures is not None:
             console.print(f"pictures: {', '.join(file.name for file in drawn if file != sheet)} in {pictures}")
+
+
+def _check(folds: int, within: bool, sheet: Path | None, pictures: Path | None, record: Path | None) -> None:
+    """Refuse options that do not go together, before anything is loaded."""
+    if within and folds > 1:
+        raise UserError("--within is measured over the whole split; leave out --folds")
+    if sheet is not None and sheet.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg", ".webp"):
+        raise UserError(f"--sheet {sheet} must end in .png, .jpg, .webp, .svg or .pdf")
+    if record is not None and record.is_dir():
+        raise UserError(f"--record {record} is a folder; give a file, such as {record / 'results.jsonl'}")
+    if pictures is not None and pictures.is_file():
+        raise UserError(f"--pictures {pictures} is a file; give a folder")
+
+
+def _phrases(
+    run: Run, matcher: Matcher, inputs: Inputs, source: Collection, split: str, *, as_json: bool, record: Path | None
+) -> None:
+    """Measure how phrases are found in images, and say or record it."""
+    from calligram.evaluation.localization import evaluate_localization, load_phrases
+    from calligram.recipes.results import append, localization_line
+
+    found = evaluate_localization(matcher, inputs, load_phrases(inputs, source, split, track=bars), bars)
+    if record is not None:
+        append(record, localization_line(run, source, split, found))
+    if as_json:
+        typer.echo(json.dumps(found.as_dict()))
+    else:
+        print_localization(found, f"{run.folder} on {source.name}, {split}")
