@@ -97,7 +97,7 @@ CLAIMS = (
           "shallow text CNN, all losses, stage II", "stage II"),
     Claim("Ours: larger pictures and batches, and stronger augmentation, help.", "MiniLM, larger", "MiniLM, InfoNCE"),
     Claim("Ours: half the learning rates help.", "MiniLM, larger, half the rates", "MiniLM, larger"),
-    Claim("Ours: two captions of each image in a batch help.", "MiniLM, larger, two captions at once", "MiniLM, larger"),
+    Claim("Ours: two captions of an image in a batch help.", "MiniLM, larger, two captions at once", "MiniLM, larger"),
     Claim("Ours: the instance loss helps InfoNCE too.", "MiniLM, InfoNCE and instance", "MiniLM, InfoNCE"),
     Claim("The same gains with VGG-19, ResNet-50 and ResNet-152 (Table I).", "", "",
           needs="ImageNet weights of VGG19, ResNet-50 and ResNet-152"),
