@@ -14,13 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from PIL import Image
 
 from calligram.data.arrays import StoredFeatures
 from calligram.data.draft import Value
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, Texts, Visuals
-from calligram.data.pictures import PictureError, decode
+from calligram.data.stored_pictures import StoredPictures
 from calligram.errors import UserError, command, unknown
 
 Ints = NDArray[np.int64]
@@ -108,7 +107,7 @@ class Collection:
 
     def has(self, name: str) -> bool:
         """Whether a table exists and has rows."""
-        return self._file(name).is_file() and len(self.table(name)) > 0
+        return (name in self._tables or self._file(name).is_file()) and len(self.table(name)) > 0
 
     def _file(self, name: str) -> Path:
         # Tables that were replaced after the import have other names, which the manifest gives.
@@ -187,6 +186,25 @@ class Collection:
         also = self._matches("also_true").select(images, captions) if self.has("also_true") else None
         return Pairing(self.visuals(images), self.texts(captions), matches.select(images, captions), also)
 
+    def unannotated(self, split: str) -> Visuals:
+        """Images of a split that have no caption."""
+        images = self.images_in(split)
+        return self.visuals(np.setdiff1d(images, self.numbers("matches", "image")))
+
+    def sparse(self, images: float = 1.0, captions: int | None = None, seed: int = 0) -> Collection:
+        """The same with fewer captions in train: those of a share of its captioned images, some of each.
+
+        Nothing else changes; images that lose their captions stay. For one seed the levels are nested: images at 0.1
+        are among those at 0.2, captions at 1 among those at 2 (a3vse, Sec. 4.1).
+
+        Args:
+            images: share of the captioned images that keep captions, 0 to 1.
+            captions: how many each keeps, or None for all.
+        """
+        from calligram.data.sparse import Sparsity, sparse_view
+
+        return sparse_view(self, Sparsity(images, captions, seed))
+
     def identities(self, split: str) -> Pairing:
         """Images of a split x their captions, matched by the identity both show (person search)."""
         by_image = self.sentences(split)
@@ -229,57 +247,3 @@ class Collection:
         )
         named = Texts(tuple(part.column("id").to_pylist()), tuple(part.column("text").to_pylist()))
         return Pairing(visuals, named, grounded.select(rows, texts))
-
-
-class StoredPictures:
-    """The pictures of a collection: files, or members of tar shards read at their offsets."""
-
-    def __init__(self, collection: Collection) -> None:
-        """Open nothing yet; shards are opened when first read, once in each process."""
-        self._folder = collection.folder
-        self.cache = collection.folder / "cache"
-        table = collection.table("images")
-        self._ids = table.column("id")
-        self._paths = table.column("path")
-        self._shard = collection.numbers("images", "shard")
-        self._offset = collection.numbers("images", "offset")
-        self._bytes = collection.numbers("images", "bytes")
-        shards = collection.manifest.get("shards", [])
-        assert isinstance(shards, list)
-        self._shards = [str(s) for s in shards]
-        self._open: dict[tuple[int, int], int] = {}
-
-    def path(self, row: int) -> Path | None:
-        """Where the picture lies as a file of its own, None when it is in a shard or there is none."""
-        name = self._paths[row].as_py()
-        return None if name is None or self._shard[row] >= 0 else self._folder / name
-
-    def read(self, row: int) -> bytes:
-        """The picture's bytes as they came."""
-        name = self._paths[row].as_py()
-        if name is None:
-            raise PictureError(f"image {self._ids[row]} has no picture, only features")
-        if self._shard[row] < 0:
-            try:
-                return (self._folder / str(name)).read_bytes()
-            except OSError as error:
-                raise PictureError(f"image {self._ids[row]}: {error.strerror}: {self._folder / name}") from error
-        return os.pread(self._descriptor(int(self._shard[row])), int(self._bytes[row]), int(self._offset[row]))
-
-    def _descriptor(self, shard: int) -> int:
-        # Keyed by process: a forked reader must not share file objects with its parent.
-        key = (os.getpid(), shard)
-        if key not in self._open:
-            try:
-                self._open[key] = os.open(self._folder / self._shards[shard], os.O_RDONLY)
-            except OSError as error:
-                raise PictureError(f"shard {self._folder / self._shards[shard]}: {error.strerror}") from error
-        return self._open[key]
-
-    def open(self, row: int) -> Image.Image:
-        """The image upright, as RGB."""
-        data = self.read(row)
-        try:
-            return decode(data)
-        except PictureError as error:
-            raise PictureError(f"image {self._ids[row]}: {error}") from error

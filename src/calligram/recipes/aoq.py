@@ -30,9 +30,10 @@ from calligram.recipes.fragment_models import FragmentModels
 from calligram.recipes.matchers import Extra, MatcherName, Model, built
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
+from calligram.recipes.run_settings import BatchSize, Dim, EpochOf, LearningRate, PairedSettings, TextsPerImage
 from calligram.recipes.stages import PairLoss, pair_stages
 from calligram.training.batch import Batches
-from calligram.training.loop import Loop, Precision, Stage
+from calligram.training.loop import Stage
 from calligram.training.objectives import JointObjective
 from calligram.training.offline import OfflineSampler
 from calligram.training.offline_objectives import OfflineObjective, OfflineTerms
@@ -55,7 +56,7 @@ class HardNegatives:
 
 
 @dataclass(frozen=True)
-class AOQRecipe(FragmentModels):
+class AOQRecipe(FragmentModels, PairedSettings):
     """Settings of ``aoq``: losses and their parameters are the paper's, sizes those of each matcher's own recipe.
 
     Those of one matcher alone are named by it (``scan.direction``, ``vsrn.layers``).
@@ -73,13 +74,12 @@ class AOQRecipe(FragmentModels):
     negatives: Annotated[
         str, 'folder that "calligram mine" made, or a run to mine with (a teacher); empty for a first round'
     ] = ""
-    seed: Annotated[int, "source of all randomness", (0, 4611686018427387904)] = 0
     epochs: Annotated[int, "passes over the training pairs in a round, warm-up included", (1, 1000000)] = 12
     first_epochs: Annotated[int, "those of the first round; 0 for as many as the second", (0, 1000000)] = 0
     warmup_epochs: Annotated[int, "first epochs of a round that use all negatives of a batch", (0, 1000000)] = 4
-    batch: Annotated[int, "images in a batch, over all processes", (2, 1000000)] = 64
-    texts: Annotated[int, "captions that come with each image of a batch", (1, 1000)] = 3
-    epoch_of: Annotated[Literal["pairs", "images"], "an epoch takes all pairs, or every image once"] = "images"
+    batch: BatchSize = 64
+    texts: TextsPerImage = 3
+    epoch_of: EpochOf = "images"
     margin: Annotated[float, "gamma_1, of online negatives", (0, 100)] = 0.2
     offline_margin: Annotated[float, "gamma_2, of offline ones", (-100, 100)] = 0.0
     alpha: Annotated[float, "gap of scores that changes an online weight by one", (0.001, 1000)] = 0.3
@@ -94,17 +94,9 @@ class AOQRecipe(FragmentModels):
     squared: Annotated[bool, "square every hinge (Sec. 3.3)"] = False
     fine_tune: Annotated[bool, "let the second round go on from the first instead of from scratch (Table 3)"] = False
     hard: HardNegatives = field(default_factory=HardNegatives)
-    ignore_also_true: Annotated[bool, "leave out negatives known to be true; scenes know them"] = False
-    lr: Annotated[float, "learning rate", (0, 1000)] = 1e-3
-    dim: Annotated[int, "size of the joint space", (1, 65536)] = 256
+    lr: LearningRate = 1e-3
+    dim: Dim = 256
     head: Annotated[HeadKind, "maps image features into it, and a text CNN's; for vse and dual-path"] = "linear"
-    precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
-    average: Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none", (0, 0.999999)] = (
-        0.99
-    )
-    save_steps: Annotated[
-        int, "save the state every so many steps, besides after every epoch; 0 for not", (0, 1000000000)
-    ] = 0
     model: Annotated[str, "folder or hub name of a dual encoder, for matcher=pretrained"] = ""
     image: ImageSettings = field(default_factory=ImageSettings)
     text: TextSettings = field(default_factory=TextSettings)
@@ -138,8 +130,7 @@ def plan(settings: AOQRecipe, collection: Collection, around: Surroundings) -> P
         stages = rounds.online("round 1", settings.first_epochs or settings.epochs, extra)
         # Objectives own weights too, and those begin anew with the matcher's.
         stages += rounds.second(matcher, extra if settings.fine_tune else deepcopy(extra))
-    loop = Loop(settings.seed, settings.precision, settings.average, save_steps=settings.save_steps)
-    return Plan(matcher, inputs, stages, loop)
+    return Plan(matcher, inputs, stages, settings.loop())
 
 
 def _model(settings: AOQRecipe) -> Model:
@@ -200,14 +191,7 @@ class _Rounds:
             texts=settings.texts,
             per_image=settings.epoch_of == "images",
         )
-        online = PairSampler(
-            train.matches,
-            settings.batch,
-            settings.seed,
-            texts=settings.texts,
-            per_image=settings.epoch_of == "images",
-        )
-        self._plain = self._batches(online)
+        self._plain = self._batches(settings.sampler(train.matches))
         self._offline = self._plain.with_sampler(self.sampler)
 
     def _batches(self, sampler: PairSampler) -> Batches:

@@ -26,6 +26,7 @@ from calligram.models.text_encoders import pooled
 from calligram.progress import Track
 from calligram.recipes.embedding import ImageSettings, image_input
 from calligram.recipes.plan import Plan, Surroundings
+from calligram.recipes.run_settings import RunSettings
 from calligram.recipes.vector_text import VectorTextSettings, fitted_text, need_vectors
 from calligram.training.loop import Evaluate, Loop
 
@@ -36,10 +37,9 @@ PAIRS = 2048
 
 
 @dataclass(frozen=True)
-class CCARecipe:
+class CCARecipe(RunSettings):
     """Settings of ``cca``."""
 
-    seed: Annotated[int, "source of all randomness", (0, 4611686018427387904)] = 0
     dim: Annotated[int, "canonical directions to keep; 0 for all", (0, 65536)] = 0
     eta: Annotated[tuple[float, ...], "shares of the largest variance to add; dev chooses, by side", (0, 1000)] = (
         1e-4, 1e-3, 1e-2, 1e-1,

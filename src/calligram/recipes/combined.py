@@ -19,12 +19,13 @@ from calligram.features.text_vectors import VectorText
 from calligram.models import catalog
 from calligram.models.combine import Weighted, WeightedSettings
 from calligram.recipes.plan import Plan, Surroundings
+from calligram.recipes.run_settings import RunSettings
 from calligram.training.loop import Loop
 from calligram.training.runs import load_run
 
 
 @dataclass(frozen=True)
-class CombinedRecipe:
+class CombinedRecipe(RunSettings):
     """Settings of ``combined``."""
 
     sentences: Annotated[str, "run folder of an image-sentence matcher: two-branch or cca, on features"] = ""
@@ -35,7 +36,6 @@ class CombinedRecipe:
         "captions that noun phrases are learnt from, where the region-phrase run did not learn them",
         (1, 100000000),
     ] = 12000
-    seed: Annotated[int, "nothing is drawn; for the record", (0, 4611686018427387904)] = 0
 
 
 def plan(settings: CombinedRecipe, collection: Collection, around: Surroundings) -> Plan:

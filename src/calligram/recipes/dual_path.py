@@ -21,11 +21,11 @@ from calligram.recipes.embedding import ImageSettings, Sides, TextSettings, chec
 from calligram.recipes.instance_classes import ClassifierSettings, classifier, instance_classes
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
+from calligram.recipes.run_settings import Average, Dim, LearningRate, PairedSettings
 from calligram.training.batch import Batches
 from calligram.training.instance import InstanceObjective
-from calligram.training.loop import Evaluate, Loop, Precision, Stage
+from calligram.training.loop import Evaluate, Stage
 from calligram.training.objectives import InfoNCEObjective, JointObjective, Objective, RankingObjective
-from calligram.training.samplers import PairSampler
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class StageSettings:
         tuple[float, float, float], "of ranking, of the images' instance loss and of the texts'", (0, 1000)
     ] = (0.0, 1.0, 1.0)
     infonce: Annotated[float, "weight of InfoNCE beside them", (0, 1000)] = 0.0
-    lr: Annotated[float, "learning rate", (0, 1000)] = 1e-3
+    lr: LearningRate = 1e-3
     optim: Optimisation = field(default_factory=Optimisation)
 
 
 @dataclass(frozen=True)
-class DualPathRecipe:
+class DualPathRecipe(PairedSettings):
     """Settings of ``dual-path``: losses and networks are the paper's; sizes and optimiser ours, but for the presets.
 
     The first stage trains everything but the backbone, on features that are stored once; the second everything, from
@@ -54,30 +54,19 @@ class DualPathRecipe:
     preset: Annotated[
         Literal["ours", "paper", "release"], "settings that others are laid over: ours, the paper's or its release's"
     ] = "ours"
-    seed: Annotated[int, "source of all randomness", (0, 4611686018427387904)] = 0
     groups: Annotated[Literal["image", "identity"], "what belongs together: an image's captions, or a person's"] = (
         "image"
     )
-    batch: Annotated[int, "images in a batch, over all processes", (2, 1000000)] = 128
-    texts: Annotated[int, "captions that come with each image of a batch", (1, 1000)] = 1
-    epoch_of: Annotated[Literal["pairs", "images"], "an epoch takes all pairs, or every image once"] = "pairs"
     margin: Annotated[float, "of the ranking loss", (0, 100)] = 1.0
     negatives: Annotated[Literal["hardest", "random", "all"], "which count for an anchor of the ranking loss"] = (
         "hardest"
     )
     temperature: Annotated[float, "of InfoNCE at the start; it is learnt", (0.001, 100)] = 0.07
-    ignore_also_true: Annotated[bool, "leave out negatives known to be true; scenes know them"] = False
-    dim: Annotated[int, "size of the joint space", (1, 65536)] = 1024
+    dim: Dim = 1024
     head: Annotated[
         HeadKind, "maps image features into it, and a text CNN's: one layer, or two as the paper or release has them"
     ] = "paper"
-    precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
-    average: Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none", (0, 0.999999)] = (
-        0.998
-    )
-    save_steps: Annotated[
-        int, "save the state every so many steps, besides after every epoch; 0 for not", (0, 1000000000)
-    ] = 0
+    average: Average = 0.998
     first: StageSettings = field(default_factory=StageSettings)
     second: StageSettings = field(
         default_factory=lambda: StageSettings(
@@ -118,11 +107,10 @@ def plan(settings: DualPathRecipe, collection: Collection, around: Surroundings)
     )
     matcher = sides.matcher()
     stages = _Stages(settings, pairing, sides, matcher)
-    loop = Loop(settings.seed, settings.precision, settings.average, save_steps=settings.save_steps)
     evaluate = None
     if settings.groups == "identity":
         evaluate = _finds_persons(sides.inputs, _pairing(settings, collection, "dev"), around)
-    return Plan(matcher, sides.inputs, stages.stages(), loop, evaluate=evaluate)
+    return Plan(matcher, sides.inputs, stages.stages(), settings.loop(), evaluate=evaluate)
 
 
 def _pairing(settings: DualPathRecipe, collection: Collection, split: str) -> Pairing:
@@ -165,11 +153,10 @@ class _Stages:
     def _batches(self, inputs: Inputs) -> Batches:
         settings, around, train = self.settings, self.sides.around, self.sides.train
         image = settings.image
-        per_image = settings.epoch_of == "images"
         return Batches(
             train,
             inputs,
-            PairSampler(train.matches, settings.batch, settings.seed, texts=settings.texts, per_image=per_image),
+            settings.sampler(train.matches),
             augment=Augment(image.crop, image.flip, image.jitter),
             blank=settings.text.blank,
             device=around.device,

@@ -13,16 +13,16 @@ from calligram.models import catalog
 from calligram.models.combine import Ensemble, EnsembleSettings
 from calligram.models.stored import INPUTS
 from calligram.recipes.plan import Plan, Surroundings
+from calligram.recipes.run_settings import RunSettings
 from calligram.training.loop import Loop
 from calligram.training.runs import load_run
 
 
 @dataclass(frozen=True)
-class EnsembleRecipe:
+class EnsembleRecipe(RunSettings):
     """Settings of ``ensemble``."""
 
     runs: Annotated[tuple[str, ...], "run folders, separated by commas, trained on the same inputs"] = ()
-    seed: Annotated[int, "nothing is drawn; for the record", (0, 4611686018427387904)] = 0
 
 
 def plan(settings: EnsembleRecipe, collection: Collection, around: Surroundings) -> Plan:

@@ -18,10 +18,18 @@ from calligram.recipes.fragment_models import (
 )
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
+from calligram.recipes.run_settings import (
+    Average,
+    Dim,
+    LearningRate,
+    LossKind,
+    Margin,
+    PairedSettings,
+    TopK,
+    Warmup,
+)
 from calligram.recipes.stages import PairLoss, pair_stages
 from calligram.training.batch import Batches
-from calligram.training.loop import Loop, Precision
-from calligram.training.samplers import PairSampler
 
 PRESETS: Mapping[str, tuple[str, ...]] = {
     "ours": (),
@@ -36,7 +44,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class FragmentsRecipe(FragmentModels):
+class FragmentsRecipe(FragmentModels, PairedSettings):
     """Settings of ``fragments``, among them those of each matcher (``scan.direction``, ``vsrn.layers``)."""
 
     presets: ClassVar[Mapping[str, tuple[str, ...]]] = PRESETS
@@ -45,26 +53,15 @@ class FragmentsRecipe(FragmentModels):
         "ours"
     )
     matcher: Annotated[Literal["scan", "bfan", "vsrn"], "how regions and words are compared"] = "scan"
-    seed: Annotated[int, "source of all randomness", (0, 4611686018427387904)] = 0
     epochs: Annotated[int, "passes over the training pairs, warm-up included", (1, 1000000)] = 15
-    warmup_epochs: Annotated[int, "first epochs that use all negatives before top_k hardest ones", (0, 1000000)] = 1
-    batch: Annotated[int, "images in a batch, over all processes", (2, 1000000)] = 128
-    texts: Annotated[int, "captions that come with each image of a batch", (1, 1000)] = 1
-    epoch_of: Annotated[Literal["pairs", "images"], "an epoch takes all pairs, or every image once"] = "pairs"
-    loss: Annotated[Literal["ranking", "infonce"], "triplet hinge or symmetric InfoNCE"] = "infonce"
-    margin: Annotated[float, "of the hinge", (0, 100)] = 0.2
-    top_k: Annotated[int | None, "hardest negatives per anchor that count, or none for all", (1, 1000000)] = 1
+    warmup_epochs: Warmup = 1
+    loss: LossKind = "infonce"
+    margin: Margin = 0.2
+    top_k: TopK = 1
     temperature: Annotated[float, "of InfoNCE at the start; it is learnt", (0.001, 100)] = 0.07
-    ignore_also_true: Annotated[bool, "leave out negatives known to be true; scenes know them"] = False
-    lr: Annotated[float, "learning rate", (0, 1000)] = 5e-4
-    dim: Annotated[int, "size of the joint space", (1, 65536)] = 512
-    precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
-    average: Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none", (0, 0.999999)] = (
-        0.998
-    )
-    save_steps: Annotated[
-        int, "save the state every so many steps, besides after every epoch; 0 for not", (0, 1000000000)
-    ] = 0
+    lr: LearningRate = 5e-4
+    dim: Dim = 512
+    average: Average = 0.998
     image: ImageSettings = field(default_factory=ImageSettings)
     text: TextSettings = field(
         default_factory=lambda: TextSettings(
@@ -84,13 +81,7 @@ def plan(settings: FragmentsRecipe, collection: Collection, around: Surroundings
     batches = Batches(
         train,
         sides.inputs,
-        PairSampler(
-            train.matches,
-            settings.batch,
-            settings.seed,
-            texts=settings.texts,
-            per_image=settings.epoch_of == "images",
-        ),
+        settings.sampler(train.matches),
         augment=Augment(image.crop, image.flip, image.jitter),
         blank=text.blank,
         device=around.device,
@@ -98,8 +89,7 @@ def plan(settings: FragmentsRecipe, collection: Collection, around: Surroundings
         ignore_also_true=settings.ignore_also_true,
         track=around.track,
     )
-    loop = Loop(settings.seed, settings.precision, settings.average, save_steps=settings.save_steps)
     loss = PairLoss(settings.loss, settings.margin, settings.top_k, settings.warmup_epochs, settings.temperature)
     extra, optim = extra_objectives(settings.matcher, settings, sides), settings.optim
     stages = pair_stages(loss, settings.epochs, batches, optim, settings.lr, optim.frozen, extra)
-    return Plan(matcher, sides.inputs, stages, loop)
+    return Plan(matcher, sides.inputs, stages, settings.loop())

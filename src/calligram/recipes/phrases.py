@@ -35,8 +35,9 @@ from calligram.models.two_branch import (
 )
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
+from calligram.recipes.run_settings import LearningRate, TrainedSettings
 from calligram.recipes.vector_text import VectorTextSettings, fitted_text
-from calligram.training.loop import Evaluate, Loop, Precision, Stage
+from calligram.training.loop import Evaluate, Stage
 from calligram.training.objectives import Objective
 from calligram.training.phrase_batches import BACKGROUND, MATCH, Extra, PhrasePairs, draw_pairs, draw_triplets
 from calligram.training.phrase_feed import Draw, DrawnPairsObjective, PhraseBatches
@@ -61,10 +62,9 @@ class RegionSettings:
 
 
 @dataclass(frozen=True)
-class PhrasesRecipe:
+class PhrasesRecipe(TrainedSettings):
     """Settings of ``two-branch-phrases``; sizes, weights and sampling are the paper's (two-branch, Secs. 4.2-4.3)."""
 
-    seed: Annotated[int, "source of all randomness", (0, 4611686018427387904)] = 0
     network: Annotated[Literal["embedding", "similarity", "cca"], "distance, a score of pairs, or a linear fit"] = (
         "embedding"
     )
@@ -88,7 +88,7 @@ class PhrasesRecipe:
         tuple[float, float], "of region neighbourhoods and of phrase neighbourhoods, in these", (0, 1000)
     ] = (0.1, 0.1)
     constraint_lr: Annotated[float, "factor on the learning rate, in these", (0, 1000)] = 0.1
-    lr: Annotated[float, "learning rate", (0, 1000)] = 1e-3
+    lr: LearningRate = 1e-3
     hidden: Annotated[int, "size between the layers of a branch", (1, 65536)] = 1024
     dim: Annotated[int, "size of the joint space; with cca, directions to keep, 0 for all", (0, 65536)] = 512
     layers: Annotated[int, "FC layers of each branch; 1 is linear, without batch norm", (1, 3)] = 2
@@ -97,10 +97,6 @@ class PhrasesRecipe:
     eta: Annotated[tuple[float, ...], "cca: shares of the largest variance to add; dev chooses, by side", (0, 1000)] = (
         1e-4, 1e-3, 1e-2, 1e-1,
     )  # fmt: skip
-    precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
-    average: Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none", (0, 0.999999)] = (
-        0.99
-    )
     dev_images: Annotated[int | None, "images of dev that epochs are chosen by, or none for all", (1, 100000000)] = None
     chunks: Annotated[int, "captions that noun phrases are learnt from; 0 for no chunker", (0, 100000000)] = 12000
     region: RegionSettings = field(default_factory=RegionSettings)
@@ -129,7 +125,7 @@ def plan(settings: PhrasesRecipe, collection: Collection, around: Surroundings) 
         found = evaluate_localization(matcher, sides.inputs, loaded)
         return {"r1": found.r1, "r5": found.r5, "r10": found.r10, "oracle": found.oracle, **sides.batch_size}
 
-    loop = Loop(settings.seed, settings.precision, settings.average, select_by="r1")
+    loop = settings.loop(select_by="r1")
     if settings.network == "cca":
         stand_in = CCA(CCASettings(1, 1, 1, settings.eta[0]))
         return Plan(stand_in, sides.inputs, (), loop, sides.fit, evaluate)

@@ -26,6 +26,7 @@ from calligram.models.stored import BEST
 from calligram.progress import Track, silent
 from calligram.recipes.config import as_plain, resolve
 from calligram.recipes.provenance import commit
+from calligram.recipes.sparse_length import epochs_factor, lengthened
 from calligram.training.distributed import Processes
 from calligram.training.loop import Evaluate, Loop, Stage, train
 from calligram.training.parts import check_parts
@@ -93,20 +94,17 @@ def run_recipe(
 ) -> dict[str, float]:
     """Train a recipe into the folder ``out``; returns the dev metrics of the best epoch."""
     around = around or Surroundings(device_named())
-    for split in ("train", "dev"):
-        if not collection.splits().get(split) or not len(collection.sentences(split).matches):
-            raise UserError(
-                f"collection {collection.folder} has no captioned images in split {split}; training learns from train "
-                "and chooses on dev. Caption more images, or give a captions file a column 'split' (train, dev or test)"
-            )
+    whole, collection = collection, settings.sparse.of(collection)
+    _check_captions(whole, collection)
     about = _about(recipe, settings, collection, around, command)
     if around.processes.first:
-        Run.check(out, about, resume=resume)
+        Run.check(out, about, resume=resume, defaults={"settings": as_plain(recipe.defaults)})
         if resume and not out.exists():
             log.info("nothing to resume in %s; starting", out)
     with torch.random.fork_rng([]):
         torch.manual_seed(int(settings.seed))
         plan = recipe.plan(settings, collection, around)
+    plan = plan._replace(stages=lengthened(plan.stages, epochs_factor(settings, whole, collection)))
     for stage in plan.stages:  # of all of them: the last may begin hours later
         check_parts(plan.matcher, (*stage.part_lr, *stage.frozen))
     plan.matcher.to(around.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -120,6 +118,17 @@ def run_recipe(
     return train(
         plan.matcher, plan.stages, run, evaluate, loop=plan.loop, processes=around.processes, track=around.track
     )
+
+
+def _check_captions(whole: Collection, sparse: Collection) -> None:
+    for split in ("train", "dev"):
+        if not whole.splits().get(split) or not len(whole.sentences(split).matches):
+            raise UserError(
+                f"collection {whole.folder} has no captioned images in split {split}; training learns from train "
+                "and chooses on dev. Caption more images, or give a captions file a column 'split' (train, dev or test)"
+            )
+    if not len(sparse.sentences("train").matches):
+        raise UserError(f"no training image keeps a caption in {sparse.name}; give a larger sparse.images")
 
 
 def _about(

@@ -12,10 +12,9 @@ from calligram.features.pixels import Augment
 from calligram.models.pretrained import load_dual_encoder
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
+from calligram.recipes.run_settings import LossKind, Margin, PairedSettings, TopK, Warmup
 from calligram.recipes.stages import PairLoss, pair_stages
 from calligram.training.batch import Batches
-from calligram.training.loop import Loop, Precision
-from calligram.training.samplers import PairSampler
 
 
 @dataclass(frozen=True)
@@ -32,29 +31,21 @@ class PictureSettings:
 
 
 @dataclass(frozen=True)
-class PretrainedRecipe:
+class PretrainedRecipe(PairedSettings):
     """Settings of ``pretrained``."""
 
     model: Annotated[str, "folder or hub name of a dual encoder, such as openai/clip-vit-base-patch32"] = ""
-    seed: Annotated[int, "source of all randomness"] = 0
     epochs: Annotated[int, "passes over the training pairs; 0 takes the model as it is"] = 5
-    warmup_epochs: Annotated[int, "first epochs that use all negatives before top_k hardest ones"] = 0
-    batch: Annotated[int, "images in a batch, over all processes"] = 128
-    texts: Annotated[int, "captions that come with each image of a batch"] = 1
-    epoch_of: Annotated[Literal["pairs", "images"], "an epoch takes all pairs, or every image once"] = "pairs"
-    loss: Annotated[Literal["ranking", "infonce"], "triplet hinge or symmetric InfoNCE"] = "infonce"
-    margin: Annotated[float, "of the hinge"] = 0.2
-    top_k: Annotated[int | None, "hardest negatives per anchor that count, or none for all"] = 1
+    warmup_epochs: Warmup = 0
+    loss: LossKind = "infonce"
+    margin: Margin = 0.2
+    top_k: TopK = 1
     temperature: Annotated[float | None, "of InfoNCE at the start; none for the model's own"] = None
-    ignore_also_true: Annotated[bool, "leave out negatives known to be true; scenes know them"] = False
     lr: Annotated[
         float, "learning rate; by part with optim.parts=model.vision_model:0.1, or optim.frozen=model.vision_model"
     ] = 1e-5
     max_pieces: Annotated[int, "longer captions are cut; the model may have a lower limit"] = 77
     blank: Annotated[float, "share of words hidden in training"] = 0.0
-    precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
-    average: Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none"] = 0.99
-    save_steps: Annotated[int, "save the state every so many steps, besides after every epoch; 0 for not"] = 0
     image: PictureSettings = field(default_factory=PictureSettings)
     optim: Optimisation = field(default_factory=lambda: Optimisation(warmup=0.05))
 
@@ -72,7 +63,7 @@ def plan(settings: PretrainedRecipe, collection: Collection, around: Surrounding
     matcher, inputs, own_temperature = load_dual_encoder(
         settings.model, fit=settings.image.fit, views=settings.image.views, max_pieces=settings.max_pieces
     )
-    loop = Loop(settings.seed, settings.precision, settings.average, save_steps=settings.save_steps)
+    loop = settings.loop()
     if not settings.epochs:
         return Plan(matcher, inputs, (), loop)
     # InfoNCE's temperature is kept above 0.01, where SigLIP's lies, and would not learn below.
@@ -85,11 +76,10 @@ def plan(settings: PretrainedRecipe, collection: Collection, around: Surrounding
 
 def _batches(settings: PretrainedRecipe, collection: Collection, inputs: Inputs, around: Surroundings) -> Batches:
     train = collection.sentences("train").join_equal_texts()
-    per_image = settings.epoch_of == "images"
     return Batches(
         train,
         inputs,
-        PairSampler(train.matches, settings.batch, settings.seed, texts=settings.texts, per_image=per_image),
+        settings.sampler(train.matches),
         augment=Augment(settings.image.crop, settings.image.flip, settings.image.jitter),
         blank=settings.blank,
         device=around.device,

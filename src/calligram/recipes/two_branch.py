@@ -30,9 +30,10 @@ from calligram.models.two_branch import (
 from calligram.recipes.embedding import ImageSettings, image_input
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
+from calligram.recipes.run_settings import BatchSize, Dim, LearningRate, TrainedSettings
 from calligram.recipes.vector_text import VectorTextSettings, fitted_text, need_vectors
 from calligram.training.batch import Batches
-from calligram.training.loop import Loop, Precision, Stage
+from calligram.training.loop import Stage
 from calligram.training.neighbourhood import NeighbourhoodSampler
 from calligram.training.objectives import Objective
 from calligram.training.two_branch_objectives import LogisticObjective, NeighbourhoodObjective
@@ -56,28 +57,20 @@ class TextSettings(VectorTextSettings):
 
 
 @dataclass(frozen=True)
-class BranchesRecipe:
+class BranchesRecipe(TrainedSettings):
     """What both networks share; sizes and dropout are the paper's for sentences (two-branch, Sec. 5.3)."""
 
-    seed: Annotated[int, "source of all randomness", (0, 4611686018427387904)] = 0
     epochs: Annotated[int, "passes over the training pairs", (1, 1000000)] = 20
-    batch: Annotated[int, "images in a batch, over all processes", (2, 1000000)] = 500
-    lr: Annotated[float, "learning rate", (0, 1000)] = 1e-3
+    batch: BatchSize = 500
+    lr: LearningRate = 1e-3
     hidden: Annotated[int, "size between the layers of a branch", (1, 65536)] = 2048
-    dim: Annotated[int, "size of the joint space", (1, 65536)] = 512
+    dim: Dim = 512
     layers: Annotated[int, "FC layers of each branch; 1 is linear, without batch norm", (1, 3)] = 2
     text_layers: Annotated[int, "FC layers of the text branch; 0 for as many", (0, 3)] = 0
     dropout: Annotated[float, "share of entries set to zero after each ReLU", (0, 0.99)] = 0.5
     statistics: Annotated[
         Literal["training", "batch"], "of batch norm at test: learnt in training, or of what is encoded together"
     ] = "training"
-    precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
-    average: Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none", (0, 0.999999)] = (
-        0.99
-    )
-    save_steps: Annotated[
-        int, "save the state every so many steps, besides after every epoch; 0 for not", (0, 1000000000)
-    ] = 0
     image: ImageSettings = field(default_factory=ImageSettings)
     text: TextSettings = field(default_factory=TextSettings)
     optim: Optimisation = field(default_factory=Optimisation)
@@ -142,7 +135,7 @@ def plan(settings: TwoBranchRecipe, collection: Collection, around: Surroundings
         second = _stage("constraints", settings.constraint_epochs, constrained, batches, settings)
         # Chosen anew: the constraints are asked for, whether or not they help across modalities.
         stages.append(replace(second, lr=settings.lr * settings.constraint_lr, anew=True))
-    return Plan(sides.start(TwoBranchEmbedding(sides.shape)), sides.inputs, tuple(stages), _loop(settings))
+    return Plan(sides.start(TwoBranchEmbedding(sides.shape)), sides.inputs, tuple(stages), settings.loop())
 
 
 def plan_similarity(settings: TwoBranchSimilarityRecipe, collection: Collection, around: Surroundings) -> Plan:
@@ -151,11 +144,7 @@ def plan_similarity(settings: TwoBranchSimilarityRecipe, collection: Collection,
     batches = sides.batches(NeighbourhoodSampler(sides.train.matches, settings.batch, settings.seed, extra="none"))
     matcher = TwoBranchSimilarity(TwoBranchSimilaritySettings(**vars(sides.shape), heads=settings.heads))
     stage = _stage("logistic", settings.epochs, LogisticObjective("texts"), batches, settings)
-    return Plan(sides.start(matcher), sides.inputs, (stage,), _loop(settings))
-
-
-def _loop(settings: BranchesRecipe) -> Loop:
-    return Loop(settings.seed, settings.precision, settings.average, save_steps=settings.save_steps)
+    return Plan(sides.start(matcher), sides.inputs, (stage,), settings.loop())
 
 
 def _stage(name: str, epochs: int, objective: Objective, batches: Batches, settings: BranchesRecipe) -> Stage:

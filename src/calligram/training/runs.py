@@ -38,15 +38,21 @@ class Run:
         return cls(folder)
 
     @staticmethod
-    def check(folder: Path, about: Mapping[str, object], *, resume: bool) -> None:
-        """Refuse a folder that is in use, or to resume a run that had other settings."""
+    def check(
+        folder: Path, about: Mapping[str, object], *, resume: bool, defaults: Mapping[str, object] | None = None
+    ) -> None:
+        """Refuse a folder that is in use, or to resume a run that had other settings.
+
+        Args:
+            defaults: what holds for a run that says nothing of it, since it began before there was such a setting.
+        """
         if not (folder / RUN).is_file():
             if folder.is_file() or (folder.exists() and any(folder.iterdir())):
                 raise UserError(f"{folder} exists and is not a run; choose another --out")
             return
         if not resume:
             raise UserError(f"{folder} already holds a run; give --resume to go on with it, or another --out")
-        before = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        before = _over(defaults or {}, json.loads((folder / RUN).read_text(encoding="utf-8")))
         for key in ("recipe", "settings", "collection", "content"):
             if before.get(key) != json.loads(json.dumps(about[key])):
                 raise UserError(
@@ -147,6 +153,12 @@ def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     partial = file.with_name(f".{file.name}.partial")
     save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial)
     partial.replace(file)
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of both, nested ones too; ``above`` counts where both have one."""
+    nested = {k: _over(below[k], v) for k, v in above.items() if isinstance(v, dict) and isinstance(below.get(k), dict)}
+    return {**below, **above, **nested}
 
 
 def _difference(before: object, now: object) -> str:

@@ -1,0 +1,139 @@
+"""Collections with part of their annotations: captions of some training images, and none of the others.
+
+Removed captions are in no table of such a collection, nor is what refers to them, so that nothing can be learnt from
+them by mistake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from calligram.data.collection import Collection
+from calligram.errors import UserError
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+SPLIT = "train"
+"""the only split that loses captions; others measure"""
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """How much of the annotations is kept."""
+
+    images: float = 1.0
+    """share of the split's captioned images that keep captions"""
+    captions: int | None = None
+    """captions that each of them keeps, or None for all"""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.images <= 1:
+            raise UserError(f"the share of images that keep captions is from 0 to 1, got {self.images}")
+        if self.captions is not None and self.captions < 1:
+            raise UserError(f"images keep at least 1 caption each, or none for all, got {self.captions}")
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is removed, whatever the collection."""
+        return self.images == 1 and self.captions is None
+
+    def __str__(self) -> str:
+        each = "all captions" if self.captions is None else f"{self.captions} caption" + "s" * (self.captions > 1)
+        return f"{100 * self.images:g}% of images x {each}, seed {self.seed}"
+
+
+def sparse_view(collection: Collection, sparsity: Sparsity) -> Collection:
+    """The collection without the captions that are removed; itself where none is."""
+    return collection if sparsity.whole else _Sparse(collection, sparsity)
+
+
+class _Sparse(Collection):
+    """A view of another collection; captions and what refers to them are renumbered."""
+
+    def __init__(self, whole: Collection, sparsity: Sparsity) -> None:
+        kept = kept_matches(whole, sparsity)
+        tables = _without_captions(whole, kept)
+        counts = whole.manifest.get("counts", {})
+        assert isinstance(counts, dict)
+        changed = {"name": f"{whole.name} ({sparsity})", "counts": {**counts, **{n: len(t) for n, t in tables.items()}}}
+        super().__init__(whole.folder, {**whole.manifest, **changed})
+        self._tables.update(tables)
+        self._whole, self._kept = whole, kept
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the whole and of what is kept of it."""
+        return hashlib.blake2b(self._whole.fingerprint.encode() + self._kept.tobytes(), digest_size=8).hexdigest()
+
+
+def kept_matches(collection: Collection, sparsity: Sparsity) -> Mask:
+    """Which rows of ``matches`` stay.
+
+    The order of images, and that of an image's captions, is drawn once for a seed by hashing ids; a level takes the
+    first of each. A caption of two images may so be kept with one of them.
+    """
+    image, caption = collection.numbers("matches", "image"), collection.numbers("matches", "caption")
+    split = np.flatnonzero(np.array([s == SPLIT for s in collection.column("images", "split")], dtype=bool))
+    captioned = np.intersect1d(split, image)
+    of_split = np.isin(image, split)
+    image_ids, caption_ids = collection.column("images", "id"), collection.column("captions", "id")
+    order = captioned[_shuffled([str(image_ids[i]) for i in captioned], sparsity.seed)]
+    chosen = order[: round(sparsity.images * len(order))]
+    kept = ~of_split | np.isin(image, chosen)
+    if sparsity.captions is not None:
+        rows = np.flatnonzero(of_split & kept)
+        names = [f"{image_ids[i]}/{caption_ids[c]}" for i, c in zip(image[rows], caption[rows], strict=True)]
+        rows = rows[_shuffled(names, sparsity.seed)]
+        kept[rows[_place_in_group(image[rows]) >= sparsity.captions]] = False
+    return kept
+
+
+def _shuffled(names: Sequence[str], seed: int) -> Ints:
+    """Places of names in an order that depends on each name and the seed alone."""
+    keys = [hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest() for name in names]
+    return np.array(sorted(range(len(names)), key=lambda place: (keys[place], place)), dtype=np.int64)
+
+
+def _place_in_group(groups: Ints) -> Ints:
+    """How many of the same group stand before each item."""
+    order = np.argsort(groups, kind="stable")
+    ranked = groups[order]
+    place = np.empty(len(groups), dtype=np.int64)
+    place[order] = np.arange(len(groups)) - np.searchsorted(ranked, ranked)
+    return place
+
+
+def _without_captions(whole: Collection, kept: Mask) -> dict[str, pa.Table]:
+    """Tables without captions that match nothing any more, and without what is said of those."""
+    captions = whole.table("captions")
+    before, after = (np.zeros(len(captions), dtype=bool) for _ in range(2))
+    before[whole.numbers("matches", "caption")] = True
+    after[whole.numbers("matches", "caption")[kept]] = True
+    # Captions that never matched an image were not removed by anyone.
+    stays = after | ~before
+    made = {"captions": captions.filter(pa.array(stays))}
+    made["matches"] = _referring(whole.table("matches").filter(pa.array(kept)), "caption", stays)[0]
+    if whole.has("also_true"):
+        made["also_true"] = _referring(whole.table("also_true"), "caption", stays)[0]
+    if whole.has("phrases"):
+        made["phrases"], phrases = _referring(whole.table("phrases"), "caption", stays)
+        made["groundings"] = _referring(whole.table("groundings"), "phrase", phrases)[0]
+    return made
+
+
+def _referring(table: pa.Table, column: str, stays: Mask) -> tuple[pa.Table, Mask]:
+    """The rows that refer to something that stays, by its new number; and which rows those are."""
+    numbers = table.column(column).to_numpy()
+    rows = stays[numbers]
+    place = (np.cumsum(stays) - 1)[numbers[rows]]
+    field = table.schema.get_field_index(column)
+    return table.filter(pa.array(rows)).set_column(field, column, pa.array(place, table.column(column).type)), rows

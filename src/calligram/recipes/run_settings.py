@@ -1,0 +1,77 @@
+"""Settings that recipes share: of every run, of runs that train, and of runs that train on pairs of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from calligram.data.collection import Collection
+from calligram.data.matches import Matches
+from calligram.recipes.sparse_length import Length
+from calligram.training.loop import Loop, Precision
+from calligram.training.samplers import PairSampler
+
+Seed = Annotated[int, "source of all randomness", (0, 4611686018427387904)]
+Average = Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none", (0, 0.999999)]
+BatchSize = Annotated[int, "images in a batch, over all processes", (2, 1000000)]
+TextsPerImage = Annotated[int, "captions that come with each image of a batch", (1, 1000)]
+EpochOf = Annotated[Literal["pairs", "images"], "an epoch takes all pairs, or every image once"]
+Warmup = Annotated[int, "first epochs that use all negatives before top_k hardest ones", (0, 1000000)]
+LossKind = Annotated[Literal["ranking", "infonce"], "triplet hinge or symmetric InfoNCE"]
+Margin = Annotated[float, "of the hinge", (0, 100)]
+TopK = Annotated[int | None, "hardest negatives per anchor that count, or none for all", (1, 1000000)]
+LearningRate = Annotated[float, "learning rate", (0, 1000)]
+Dim = Annotated[int, "size of the joint space", (1, 65536)]
+
+
+@dataclass(frozen=True)
+class SparseSettings:
+    """How much of the training captions a run sees (a3vse, Sec. 4.1)."""
+
+    images: Annotated[float, "share of the captioned training images that keep captions", (0, 1)] = 1.0
+    captions: Annotated[int | None, "captions that each of them keeps, or none for all", (1, 1000000)] = None
+    seed: Annotated[int, "which ones; levels of one seed are nested", (0, 4611686018427387904)] = 0
+    length: Annotated[
+        Length, "epochs as set, extended with sparsity, or as many as give half the steps of all captions"
+    ] = "as-set"
+
+    def of(self, collection: Collection) -> Collection:
+        """What is left of a collection."""
+        return collection.sparse(self.images, self.captions, self.seed)
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Settings of every run."""
+
+    seed: Seed = 0
+    sparse: SparseSettings = field(default_factory=SparseSettings)
+
+
+@dataclass(frozen=True)
+class TrainedSettings(RunSettings):
+    """Settings of every run that trains in steps."""
+
+    precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
+    average: Average = 0.99
+    save_steps: Annotated[
+        int, "save the state every so many steps, besides after every epoch; 0 for not", (0, 1000000000)
+    ] = 0
+
+    def loop(self, select_by: str = "rsum") -> Loop:
+        """What holds for the whole run."""
+        return Loop(self.seed, self.precision, self.average, select_by, self.save_steps)
+
+
+@dataclass(frozen=True)
+class PairedSettings(TrainedSettings):
+    """Settings of runs whose batches are images with captions of each."""
+
+    batch: BatchSize = 128
+    texts: TextsPerImage = 1
+    epoch_of: EpochOf = "pairs"
+    ignore_also_true: Annotated[bool, "leave out negatives known to be true; scenes know them"] = False
+
+    def sampler(self, matches: Matches) -> PairSampler:
+        """Which pairs share a batch."""
+        return PairSampler(matches, self.batch, self.seed, texts=self.texts, per_image=self.epoch_of == "images")

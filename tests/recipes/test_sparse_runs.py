@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from calligram.errors import UserError
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.recipes.sparse_length import epochs_factor, extended, half
+from calligram.training.runs import Run
+
+SMALL = ("batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "texts=1", "image.crop=1")
+
+
+def run(collection, out, *changes, resume=False):
+    recipe = RECIPES["vse"]
+    settings = resolve(recipe.defaults, [*SMALL, "image.size=32", "epochs=2", *changes])
+    around = Surroundings(torch.device("cpu"))
+    return run_recipe(recipe, settings, collection, out, resume=resume, around=around)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_has_the_settings_of_sparse_collections(name):
+    settings = resolve(RECIPES[name].defaults, ["sparse.images=0.1", "sparse.captions=2", "sparse.seed=3"])
+    assert (settings.sparse.images, settings.sparse.captions, settings.sparse.seed) == (0.1, 2, 3)
+
+
+def test_words_of_removed_captions_are_not_known(tiny, tmp_path):
+    run(tiny, tmp_path / "run", "sparse.images=0.5", "sparse.captions=1")
+    words = set(Run.open(tmp_path / "run").load()[1].texts.words)
+    sparse = tiny.sparse(0.5, 1)
+    assert words - {"<pad>", "<start>", "<end>", "<unk>"} == {
+        word for text in sparse.sentences("train").texts.strings for word in text.split()
+    }
+    assert {"red", "green", "blue", "yellow", "white", "black"} - words
+
+
+def test_a_run_knows_its_level_and_is_not_taken_up_with_another(tiny, tmp_path):
+    run(tiny, tmp_path / "run", "sparse.images=0.5")
+    about = Run.open(tmp_path / "run").about
+    assert about["collection"] == "tiny (50% of images x all captions, seed 0)"
+    assert about["content"] == tiny.sparse(0.5).fingerprint
+    with pytest.raises(UserError, match=r"other settings: sparse was .*0.5.* now .*0.9"):
+        run(tiny, tmp_path / "run", "sparse.images=0.9", resume=True)
+
+
+def test_runs_from_before_there_were_sparse_settings_can_be_taken_up(tiny, tmp_path):
+    first = run(tiny, tmp_path / "run")
+    file = tmp_path / "run" / "run.json"
+    about = json.loads(file.read_text())
+    del about["settings"]["sparse"]
+    file.write_text(json.dumps(about))
+    assert run(tiny, tmp_path / "run", resume=True) == first
+    with pytest.raises(UserError, match="other settings: sparse was"):
+        run(tiny, tmp_path / "run", "sparse.captions=1", resume=True)
+
+
+def test_a_level_that_leaves_no_caption_is_refused(tiny, tmp_path):
+    with pytest.raises(UserError, match=r"no training image keeps a caption in tiny \(1% of images.*sparse.images"):
+        run(tiny, tmp_path / "run", "sparse.images=0.01")
+    assert not (tmp_path / "run").exists()
+
+
+def test_epochs_are_extended_as_the_paper_says():
+    assert [extended(share) for share in (1.0, 0.5, 0.2, 0.1, 0.02)] == pytest.approx([1.0, 1.2, 2.0, 2.5, 2.5])
+    shares = np.linspace(0.01, 1, 100)
+    assert (np.diff([extended(share) for share in shares]) <= 1e-12).all()
+    assert [half(share) for share in (1.0, 0.5, 0.1)] == [1.0, 1.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("epoch_of", "length", "factor"),
+    [
+        ("pairs", "as-set", 1.0),
+        ("pairs", "half", 0.5 * 15 / 3),  # three images keep one of fifteen pairs each
+        ("images", "half", 1.0),  # three of six images
+        ("images", "extended", 2.0),  # by annotations, whatever an epoch is
+    ],
+)
+def test_a_sparse_run_takes_longer(tiny, epoch_of, length, factor):
+    changes = [f"epoch_of={epoch_of}", f"sparse.length={length}", "sparse.images=0.5", "sparse.captions=1"]
+    settings = resolve(RECIPES["vse"].defaults, changes)
+    assert epochs_factor(settings, tiny, settings.sparse.of(tiny)) == pytest.approx(factor)
+
+
+def test_lengthened_stages_are_trained(tiny, tmp_path):
+    run(tiny, tmp_path / "run", "sparse.images=0.5", "sparse.captions=1", "epoch_of=pairs", "sparse.length=half")
+    assert max(row["epoch"] for row in Run.open(tmp_path / "run").metrics() if "dev" in row) == round(2.5 * 2) - 1
