@@ -1,0 +1,95 @@
+"""What machines say of images: words of their regions, joined into pseudo-sentences (a3vse, Secs. 3 and 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from calligram.data.collection import Collection
+from calligram.data.region_writing import images_with
+from calligram.errors import UserError, command
+from calligram.features.regions.attributes import COLOURS
+from calligram.features.vocabulary import tokenise
+
+Ints = NDArray[np.int64]
+Attributes = Literal["none", "colour", "all"]
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """How words of regions become a sentence."""
+
+    least: float = 0.3
+    """smallest score of a region that is spoken of"""
+    most: int = 10
+    """regions that are spoken of, the most certain first"""
+    repeats: bool = False
+    """say the same words of several regions; else once"""
+    attributes: Attributes = "colour"
+    """which words stand before a region's class"""
+
+    def of(self, labels: Sequence[str], attributes: Sequence[str], scores: Sequence[float]) -> str:
+        """One image's regions as "attribute class attribute class ...", sorted by score.
+
+        Regions without a class say nothing, and those without a score count as certain.
+        """
+        certain = [1.0 if np.isnan(score) else float(score) for score in scores]
+        order = sorted(range(len(labels)), key=lambda place: -certain[place])
+        said = [
+            " ".join([*self._before(attributes[place]), *tokenise(labels[place])])
+            for place in order
+            if labels[place] and certain[place] >= self.least
+        ]
+        return " ".join((said if self.repeats else list(dict.fromkeys(said)))[: self.most])
+
+    def _before(self, attribute: str) -> list[str]:
+        words = tokenise(attribute)
+        if self.attributes == "all":
+            return words
+        return [word for word in words if word in COLOURS] if self.attributes == "colour" else []
+
+
+def regional_sentences(collection: Collection, images: Ints, source: str, how: Sentences) -> list[str]:
+    """The pseudo-sentence of each of these images, from regions of one source; empty where nothing is certain enough.
+
+    Raises:
+        UserError: when the collection has no such regions, or they have no classes.
+    """
+    regions = _regions_of(collection, source)
+    images = np.asarray(images, dtype=np.int64)
+    at, labels = regions["image"].to_numpy(), regions["label"].to_pylist()
+    attributes, scores = regions["attribute"].to_pylist(), pc.fill_null(regions["score"], np.nan).to_numpy()
+    order = np.argsort(at, kind="stable")
+    starts, ends = (np.searchsorted(at[order], images, side=side) for side in ("left", "right"))
+    found = []
+    for start, end in zip(starts, ends, strict=True):
+        rows = order[start:end].tolist()
+        found.append(
+            how.of([labels[r] or "" for r in rows], [attributes[r] or "" for r in rows], [scores[r] for r in rows])
+        )
+    return found
+
+
+def _regions_of(collection: Collection, source: str) -> pa.Table:
+    """Image, class, attribute and score of a source's regions."""
+    table = collection.table("regions")
+    chosen = table.filter(pc.fill_null(pc.equal(table.column("source"), source), False))
+    if not len(chosen) and not len(images_with(collection, source)):
+        there = sorted({str(s) for s in pc.unique(table.column("source")).to_pylist() if s})
+        raise UserError(
+            f"collection {collection.folder} has no regions '{source}' ({', '.join(there) or 'none'} there); find some "
+            "with " + command("calligram", "regions", collection.folder, "--proposals", "DETECTOR", "--name", source)
+        )
+    named = pc.sum(pc.greater(pc.utf8_length(pc.fill_null(chosen.column("label"), "")), 0)).as_py()
+    if len(chosen) and not named:
+        raise UserError(
+            f"the regions '{source}' have no classes to speak of; take those of a detector, such as a YOLOX file: "
+            + command("calligram", "regions", collection.folder, "--proposals", "FILE.onnx")
+        )
+    return chosen.select(["image", "label", "attribute", "score"])

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calligram.data.draft import RegionRecord
+from calligram.data.writing import write_collection
+from calligram.errors import UserError
+from calligram.features.semantics import Sentences, regional_sentences
+
+REGIONS = (["dog", "traffic light", "dog", ""], ["small brown", "large red", "small brown", "medium blue"])
+SCORES = [0.5, 0.9, 0.4, 0.99]
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        (Sentences(), "red traffic light brown dog"),
+        (Sentences(attributes="none"), "traffic light dog"),
+        (Sentences(attributes="all"), "large red traffic light small brown dog"),
+        (Sentences(repeats=True), "red traffic light brown dog brown dog"),
+        (Sentences(most=1), "red traffic light"),
+        (Sentences(least=0.6), "red traffic light"),
+        (Sentences(least=0.95), ""),
+    ],
+)
+def test_regions_are_said_by_confidence(how, sentence):
+    assert how.of(*REGIONS, SCORES) == sentence
+
+
+def test_regions_without_a_score_are_certain():
+    assert Sentences(attributes="none").of(["cat", "dog"], ["", ""], [0.9, float("nan")]) == "dog cat"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["dog", "cat", "red bus", ""]), st.floats(0, 1, width=32)), max_size=12),
+    st.integers(1, 5),
+    st.floats(0, 1),
+    st.booleans(),
+)
+def test_sentences_agree_with_a_literal_reading(regions, most, least, repeats):
+    said: list[str] = []
+    for label, score in sorted(regions, key=lambda r: -r[1]):
+        if label and score >= least and (repeats or label not in said) and len(said) < most:
+            said.append(label)
+    labels, scores = [label for label, _ in regions], [score for _, score in regions]
+    assert Sentences(least, most, repeats, "none").of(labels, [""] * len(labels), scores) == " ".join(said)
+
+
+@pytest.fixture(scope="module")
+def detected(tiny_draft, tmp_path_factory):
+    """The tiny collection with boxes of a detector in some images."""
+    folder = tmp_path_factory.mktemp("detected")
+    (folder / "pictures").mkdir()
+    draft = tiny_draft(folder / "pictures")
+    for image, label, score in (("train-4", "plate", 0.4), ("train-1", "ball", 0.9), ("train-4", "ball", 0.8)):
+        name = f"{image}/{label}"
+        draft.regions.append(RegionRecord(name, image, (1, 1, 9, 9), "finder", label, "small red", score))
+    draft.regions.append(RegionRecord("nameless", "train-0", (1, 1, 9, 9), "boxes", score=0.5))
+    return write_collection(draft, folder / "collection")
+
+
+def test_each_image_has_the_sentence_of_its_own_regions(detected):
+    rows = detected.images_in("train")[[4, 0, 1]]
+    assert regional_sentences(detected, rows, "finder", Sentences()) == ["red ball red plate", "", "red ball"]
+
+
+def test_regions_that_are_not_there_or_have_no_class_are_refused(detected):
+    rows = detected.images_in("train")
+    with pytest.raises(UserError, match=r"no regions 'yolox' \(boxes, finder, truth there\); .*calligram regions"):
+        regional_sentences(detected, rows, "yolox", Sentences())
+    with pytest.raises(UserError, match="the regions 'boxes' have no classes"):
+        regional_sentences(detected, rows, "boxes", Sentences())
