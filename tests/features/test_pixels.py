@@ -50,6 +50,20 @@ def test_augmentation_without_strength_changes_nothing():
     assert torch.equal(Augment()(images), images)
 
 
+def test_stored_features_lose_entries_and_parts_but_never_all_parts() -> None:
+    rows = torch.ones(200, 6, 50)
+    assert torch.equal(Augment().features(rows), rows)
+    dropped = Augment(dropout=0.25).features(rows)
+    assert dropped.unique().tolist() == pytest.approx([0, 1 / 0.75])
+    assert 0.2 < float((dropped == 0).float().mean()) < 0.3
+    hidden = Augment(hide=0.9).features(rows)
+    there = hidden.any(-1)
+    assert torch.equal(hidden, there.unsqueeze(-1) * rows)  # a part is there whole, or not
+    assert there.any(1).all()
+    assert float(there.float().mean()) < 0.35
+    assert torch.equal(Augment(hide=0.9).features(rows[:, 0]), rows[:, 0])  # vectors have no parts
+
+
 def test_a_flip_mirrors_and_a_crop_stays_inside():
     images = torch.rand(64, 3, 8, 8)
     flipped = Augment(flip=True)(images)

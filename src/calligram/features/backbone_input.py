@@ -111,8 +111,7 @@ class BackboneInput:
 
     def finish(self, rows: Tensor, augment: Augment | None = None) -> Tensor:
         """In single precision."""
-        del augment
-        return rows.float()
+        return rows.float() if augment is None else augment.features(rows.float())
 
 
 class BackboneRows:

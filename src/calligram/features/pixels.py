@@ -37,6 +37,18 @@ class Augment:
     """mirror half of the images; harmful where captions say left and right"""
     jitter: float = 0.0
     """largest relative change of brightness, contrast and saturation"""
+    dropout: float = 0.0
+    """share of entries of stored features set to zero, the others being raised"""
+    hide: float = 0.0
+    """share of stored regions or cells left out"""
+
+    def features(self, rows: Tensor) -> Tensor:
+        """Change stored features, (N, D) or (N, R, D): a part that is zero throughout is not there."""
+        if self.hide and rows.ndim == 3:
+            kept = torch.rand(rows.shape[:2], device=rows.device) >= self.hide
+            kept[:, 0] |= ~kept.any(1)
+            rows = rows * kept.unsqueeze(-1)
+        return F.dropout(rows, self.dropout) if self.dropout else rows
 
     def __call__(self, images: Tensor) -> Tensor:
         """Change float images (N, 3, H, W) in 0..1."""

@@ -54,8 +54,7 @@ class StoredInput:
 
     def finish(self, rows: Tensor, augment: Augment | None = None) -> Tensor:
         """As stored."""
-        del augment
-        return rows
+        return rows if augment is None else augment.features(rows)
 
 
 class StoredRows:

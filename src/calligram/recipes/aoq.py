@@ -19,7 +19,6 @@ from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.evaluation.mining import mine_pairing
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import Augment
 from calligram.models import catalog
 from calligram.models.heads import HeadKind
 from calligram.models.matcher import Matcher
@@ -200,7 +199,7 @@ class _Rounds:
             self.train,
             self.inputs,
             sampler,
-            augment=Augment(image.crop, image.flip, image.jitter),
+            augment=image.augment,
             blank=settings.text.blank,
             device=around.device,
             processes=around.processes,

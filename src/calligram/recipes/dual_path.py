@@ -12,7 +12,6 @@ from calligram.errors import UserError
 from calligram.evaluation.encoding import load_pairing
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import Augment
 from calligram.models.heads import HeadKind
 from calligram.models.matcher import Matcher
 from calligram.models.vse import VSE
@@ -157,7 +156,7 @@ class _Stages:
             train,
             inputs,
             settings.sampler(train.matches),
-            augment=Augment(image.crop, image.flip, image.jitter),
+            augment=image.augment,
             blank=settings.text.blank,
             device=around.device,
             processes=around.processes,

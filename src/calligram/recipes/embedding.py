@@ -98,6 +98,10 @@ def check_sides(image: ImageSettings, text: TextSettings) -> None:
         raise UserError("text.network=cnn and text.encoder are two text branches; give one of them")
     if not text.cnn.blocks:
         raise UserError("text.cnn.blocks needs at least one group of blocks")
+    if (image.dropout or image.hide) and (image.train or not (image.backbone or image.features)):
+        raise UserError(
+            "image.dropout and image.hide change stored features; pixels have image.crop, image.flip and image.jitter"
+        )
     if image.views != "one" and image.features:
         raise UserError("image.views needs pictures; stored features have been computed already")
     if not image.channels:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from calligram.data.collection import Collection
-from calligram.features.pixels import Augment
 from calligram.recipes.embedding import ImageSettings, TextSettings
 from calligram.recipes.fragment_models import (
     FragmentModels,
@@ -82,7 +81,7 @@ def plan(settings: FragmentsRecipe, collection: Collection, around: Surroundings
         train,
         sides.inputs,
         settings.sampler(train.matches),
-        augment=Augment(image.crop, image.flip, image.jitter),
+        augment=image.augment,
         blank=text.blank,
         device=around.device,
         processes=around.processes,

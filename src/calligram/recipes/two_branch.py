@@ -12,7 +12,6 @@ from calligram.errors import UserError, unknown
 from calligram.features.backbones import Backbone
 from calligram.features.encoder_input import EncoderInput
 from calligram.features.inputs import Inputs, TextInput
-from calligram.features.pixels import Augment
 from calligram.features.text_encoder import TextEncoder
 from calligram.features.text_vectors import VectorText
 from calligram.features.vocabulary import Vocabulary
@@ -228,7 +227,7 @@ class _Sides:
             self.train,
             self.inputs,
             sampler,
-            augment=Augment(image.crop, image.flip, image.jitter),
+            augment=image.augment,
             device=self.around.device,
             processes=self.around.processes,
             track=self.around.track,

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from calligram.data.collection import Collection
-from calligram.features.pixels import Augment
 from calligram.models.heads import HeadKind
 from calligram.recipes.embedding import ImageSettings, Sides, TextSettings, check_sides
 from calligram.recipes.instance_classes import ClassifierSettings, classifier, instance_classes
@@ -68,7 +67,7 @@ def plan(settings: VSERecipe, collection: Collection, around: Surroundings) -> P
         train,
         sides.inputs,
         settings.sampler(train.matches),
-        augment=Augment(image.crop, image.flip, image.jitter),
+        augment=image.augment,
         blank=text.blank,
         device=around.device,
         processes=around.processes,
