@@ -50,7 +50,7 @@ def test_augmentation_without_strength_changes_nothing():
     assert torch.equal(Augment()(images), images)
 
 
-def test_stored_features_lose_entries_and_parts_but_never_all_parts() -> None:
+def test_stored_features_lose_entries_and_parts_but_never_all_parts():
     rows = torch.ones(200, 6, 50)
     assert torch.equal(Augment().features(rows), rows)
     dropped = Augment(dropout=0.25).features(rows)
