@@ -19,6 +19,7 @@ from calligram.features.text_encoder import TextEncoder
 from calligram.features.vocabulary import Vocabulary
 from calligram.features.wordpieces import WordPieces
 from calligram.models import export
+from calligram.models.a3vse import A3VSE, A3VSESettings
 from calligram.models.matcher import EmbeddingMatcher, Matcher, unit
 from calligram.models.pretrained import load_pretrained
 from calligram.models.text_cnn import TextCNNSettings
@@ -40,6 +41,15 @@ def convolutional() -> tuple[Matcher, Inputs]:
     cnn = TextCNNSettings(len(WORDS), 6, (1, 2), width=2, length=7, shifts=0)
     settings = VSESettings(len(WORDS), 12, channels=(4, 8), head="paper", text="cnn", cnn=cnn.description)
     return VSE(settings), Inputs(PixelInput(16, views="flip"), WORDS)
+
+
+def attentive() -> tuple[Matcher, Inputs]:
+    from transformers import ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    backbone = Backbone(ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8)))
+    settings = A3VSESettings(len(WORDS), 12, feature_dim=16, word_dim=6, hidden=10, bidirectional=True, context=8)
+    return A3VSE(settings), Inputs(BackboneInput(backbone, PixelInput(16), "x", "grid"), WORDS)
 
 
 def dual(folder) -> tuple[Matcher, Inputs]:
@@ -98,9 +108,10 @@ def test_files_give_the_vectors_the_matcher_gives(model, made, request, tmp_path
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_text_cnn_is_exported_with_all_its_shifts(tmp_path):
+@pytest.mark.parametrize("made", [convolutional, attentive])
+def test_text_cnns_with_all_their_shifts_and_attention_over_words_are_exported(made, tmp_path):
     torch.manual_seed(0)
-    matcher, inputs = convolutional()
+    matcher, inputs = made()
     matcher.eval()
     export.export_onnx(matcher, inputs, tmp_path / "out")
     assert_same(matcher, inputs, tmp_path / "out")

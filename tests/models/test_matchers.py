@@ -10,6 +10,7 @@ import torch
 from calligram.errors import UserError
 from calligram.features.architectures import describe_architecture
 from calligram.models import catalog
+from calligram.models.a3vse import A3VSESettings
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.cca import CCA, CCASettings
 from calligram.models.combine import Ensemble, EnsembleSettings
@@ -50,6 +51,9 @@ SMALL = {
     "bfan, prob": BFANSettings(**SIDES, focal="prob"),
     "vsrn": VSRNSettings(**SIDES, layers=2),
     "vsrn, batch norm": VSRNSettings(**SIDES, layers=1, norm="features", norm_before=False, batch_norm=True),
+    "a3vse": A3VSESettings(**SIDES, context=7),
+    "a3vse, GRU both ways": A3VSESettings(**SIDES, cell="gru", bidirectional=True, heads=1, merge="mean"),
+    "a3vse, mean": A3VSESettings(**{**SIDES, "hidden": 9}, attention="mean"),
     "ensemble": EnsembleSettings(tuple(json.dumps(catalog.describe(member)) for member in MEMBERS)),
 }  # fmt: skip
 DUAL = ("pretrained CLIP", "pretrained Siglip")

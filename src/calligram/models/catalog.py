@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from calligram.errors import UserError, unknown
+from calligram.models.a3vse import A3VSE, A3VSESettings
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.cca import CCA, CCASettings
 from calligram.models.combine import Ensemble, EnsembleSettings, Weighted, WeightedSettings
@@ -44,6 +45,7 @@ MATCHERS: Mapping[str, Kind] = {
     "scan": Kind(Scan, ScanSettings),
     "bfan": Kind(BFAN, BFANSettings),
     "vsrn": Kind(VSRN, VSRNSettings),
+    "a3vse": Kind(A3VSE, A3VSESettings),
     "two-branch": Kind(TwoBranchEmbedding, TwoBranchSettings),
     "two-branch-similarity": Kind(TwoBranchSimilarity, TwoBranchSimilaritySettings),
 }

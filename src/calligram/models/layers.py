@@ -55,7 +55,7 @@ class SmallCNN(nn.Module):
 
 
 class RecurrentText(nn.Module):
-    """Word table and GRU; a text's vector is the last state (vse++), or the mean or maximum over its words.
+    """Word table and GRU or LSTM; a text's vector is the last state (vse++), or the mean or maximum over its words.
 
     With ``hidden`` other than ``dim`` a linear map follows.
     """
@@ -70,20 +70,33 @@ class RecurrentText(nn.Module):
         bidirectional: bool,
         pooling: str,
         dropout: float,
+        cell: str = "gru",
     ) -> None:
+        """Args:
+        cell: gru or lstm; its weights are named by it.
+        """
         super().__init__()
+        if cell not in ("gru", "lstm"):
+            raise ValueError(f"cell must be gru or lstm, got {cell!r}")
         if pooling not in ("last", "mean", "max"):
             raise ValueError(f"pooling must be last, mean or max, got {pooling!r}")
         self.words = nn.Embedding(words, word_dim, padding_idx=0)
         # Departs from vse++'s +-0.1: words that start further apart are told apart much sooner.
         nn.init.normal_(self.words.weight, std=0.5)
         self.dropout = nn.Dropout(dropout)
-        self.gru = nn.GRU(word_dim, hidden, batch_first=True, bidirectional=bidirectional)
+        kind = nn.GRU if cell == "gru" else nn.LSTM
+        self.add_module(cell, kind(word_dim, hidden, batch_first=True, bidirectional=bidirectional))
+        self.cell = cell
         self.project = nn.Identity() if hidden == dim else nn.Linear(hidden, dim)
         self.pooling = pooling
 
+    @property
+    def recurrent(self) -> nn.GRU | nn.LSTM:
+        """What reads the words."""
+        return self.get_submodule(self.cell)  # type: ignore[return-value]
+
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """Word numbers (N, W) and their mask -> (N, dim); both directions of the GRU are averaged."""
+        """Word numbers (N, W) and their mask -> (N, dim); both directions are averaged."""
         return self.project(self._pooled(words, mask))  # type: ignore[no-any-return]
 
     def states(self, words: Tensor, mask: Tensor) -> Tensor:
@@ -96,12 +109,14 @@ class RecurrentText(nn.Module):
         packed = nn.utils.rnn.pack_padded_sequence(
             self.dropout(self.words(words)), lengths.cpu(), batch_first=True, enforce_sorted=False
         )
-        return self.gru(packed)  # type: ignore[no-any-return]
+        states, last = self.recurrent(packed)
+        return states, last if self.cell == "gru" else last[0]
 
     def _states(self, packed: nn.utils.rnn.PackedSequence, words: Tensor) -> Tensor:
         states, _ = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True, total_length=words.shape[1])
-        if self.gru.bidirectional:
-            states = (states[..., : self.gru.hidden_size] + states[..., self.gru.hidden_size :]) / 2
+        if self.recurrent.bidirectional:
+            size = self.recurrent.hidden_size
+            states = (states[..., :size] + states[..., size:]) / 2
         return states
 
     def _pooled(self, words: Tensor, mask: Tensor) -> Tensor:

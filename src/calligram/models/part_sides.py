@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from calligram.features.backbones import Backbone
 from calligram.features.stored import real_parts
 from calligram.models.layers import RecurrentText
+from calligram.models.padded_text import PaddedText
 from calligram.models.text_encoders import BertText, PooledText
 
 
@@ -72,21 +73,27 @@ def image_parts(branch: nn.Module, images: Tensor, mask: Tensor | None = None) -
     return images, real_parts(images) if mask is None else mask
 
 
-def text_branch(settings: PartSettings, pooling: str = "mean") -> RecurrentText | BertText | PooledText:
-    """What reads the text."""
+def text_branch(
+    settings: PartSettings, pooling: str = "mean", cell: str = "gru"
+) -> RecurrentText | BertText | PooledText:
+    """What reads the text.
+
+    Args:
+        cell: gru or lstm, where there is a table of words.
+    """
     if settings.text == "states":
         return PooledText(settings.state_dim, settings.dim, pooling, settings.dropout)
     if settings.text == "bert":
         return BertText(settings.encoder, settings.dim, pooling, settings.dropout)
     return RecurrentText(
         settings.vocabulary, settings.word_dim, settings.hidden, settings.dim, bidirectional=settings.bidirectional,
-        pooling=pooling, dropout=settings.dropout,
+        pooling=pooling, dropout=settings.dropout, cell=cell,
     )  # fmt: skip
 
 
 def text_parts(branch: nn.Module, texts: Tensor, mask: Tensor) -> Tensor:
     """The words or pieces (N, W, dim) of word numbers (N, W) or states (N, W, D)."""
-    if isinstance(branch, RecurrentText):
+    if isinstance(branch, RecurrentText | PaddedText):
         return branch.states(texts, mask)
     assert isinstance(branch, BertText | PooledText)
     parts = branch.encode(texts, mask).parts
