@@ -136,7 +136,9 @@ class _Training:
         batches = stage.batches.epoch(derived_seed(number, epoch), start)
         for place, batch in enumerate(self.track(batches, label, total - start), start):
             # The middle of the step: at its start a rising rate, at its end a falling one, would be zero.
-            self._set_rate(stage, optimizer, (epoch * total + place + 0.5) / (stage.epochs * total))
+            progress = (epoch * total + place + 0.5) / (stage.epochs * total)
+            self._set_rate(stage, optimizer, progress)
+            stage.objective.at(progress)
             torch.manual_seed(derived_seed(self.loop.seed, "step", number, epoch, place, self.processes.rank))
             terms = self._backward(stage, batch)
             stepped = (place + 1) % stage.accumulate == 0 or place + 1 == total

@@ -34,11 +34,22 @@ class Objective(nn.Module):
 
     spread: Spread | None = None
     """of the last batch, for the collapse detector"""
+    progress: float = 0.0
+    """share of the stage that is done at this step, which the loop says"""
 
     def __init__(self) -> None:
         super().__init__()
         self.measures: dict[str, Tensor] = {}
         """of the last batch, logged beside the terms and not minimised; names of errors end in ``_error``"""
+
+    def at(self, progress: float) -> None:
+        """Say how much of the stage is done, to this objective and to those it is made of.
+
+        It depends on epoch and step alone, so that a run that was killed goes on with the same.
+        """
+        for module in self.modules():
+            if isinstance(module, Objective):
+                module.progress = progress
 
     def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
         """Terms of one batch."""
