@@ -4,17 +4,25 @@ import json
 
 import pytest
 import torch
+import transformers
 from PIL import Image
 from typer.testing import CliRunner
 
 from calligram.cli.main import app
 from calligram.errors import UserError
+from calligram.features.backbone_input import BackboneInput
+from calligram.features.backbones import Backbone
 from calligram.features.inputs import Inputs
 from calligram.features.pixels import PixelInput
+from calligram.features.stored import StoredInput
 from calligram.features.vocabulary import Vocabulary
 from calligram.models import catalog
+from calligram.models.scan import Scan, ScanSettings
 from calligram.models.stored import BEST, INPUTS, MATCHER, RUN
 from calligram.models.vse import VSE, VSESettings
+from calligram.models.vsrn import VSRN, VSRNSettings
+from calligram.search.word_drawing import draw_words
+from calligram.search.word_weights import Explained, WordWeight
 
 
 @pytest.fixture
@@ -48,6 +56,94 @@ def test_words_are_weighed_printed_and_drawn(run, tmp_path):
     assert f"{found['words'][2]['weight']:+.4f}" in printed
     assert f"score {found['score']:.4f}" in printed
     assert "drawn:" in printed
+
+
+@pytest.fixture
+def scan(tmp_path):
+    """A run whose words look at the four cells of a picture's middle square."""
+    return _written(tmp_path / "scan", Scan, ScanSettings)
+
+
+@pytest.fixture
+def vsrn(tmp_path):
+    """A run that compares single vectors of the same cells."""
+    return _written(tmp_path / "vsrn", VSRN, VSRNSettings)
+
+
+def _written(folder, kind, settings):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    backbone = Backbone(transformers.ViTModel(transformers.ViTConfig(**shape, image_size=16, patch_size=8))).eval()
+    words = Vocabulary.build(["a red disc"], min_count=1)
+    folder.mkdir()
+    matcher = kind(settings(len(words), dim=8, feature_dim=16, word_dim=6, hidden=8))
+    (folder / RUN).write_text("{}\n")
+    catalog.save(matcher, folder / MATCHER, folder / BEST)
+    Inputs(BackboneInput(backbone, PixelInput(16, "crop"), "vit", "grid"), words).save(folder / INPUTS)
+    Image.effect_noise((40, 30), 80).convert("RGB").save(folder.parent / "p.png")
+    return folder
+
+
+def test_where_words_look_is_printed_drawn_and_given_as_numbers(scan, tmp_path):
+    picture, drawn = tmp_path / "p.png", tmp_path / "e.png"
+    found = json.loads(explain(scan, picture, "a red [disc]", "--json", "--out", drawn, "--at", "0.2,0.9"))
+    looks = found["attention"]
+    assert looks["boxes"][0] == pytest.approx([0.125, 0, 0.5, 0.5])
+    assert [sum(row) for row in looks["words"]] == pytest.approx([1] * 3, abs=1e-4)
+    assert [len(row) for row in looks["words"]] == [4] * 3
+    whole = [sum(row) + rest for row, rest in zip(looks["regions"], looks["rest"], strict=True)]
+    assert whole == pytest.approx([1] * 4, abs=1e-4)
+    assert found["region"] == 2
+    assert looks["scored"] == ["words"]
+    sheet = Image.open(drawn)
+    printed = explain(scan, picture, "a red [disc]", "--out", drawn, "--at", "0.2,0.9")
+    assert f"{max(looks['words'][1]):.0%}" in printed
+    assert "the region lower left looks at:" in " ".join(printed.split())
+    assert f"{max(looks['regions'][2]):.0%}" in printed
+    alone = draw_words(Image.open(picture), Explained(0.0, [WordWeight("a", 0, 1, 0.0)]))
+    assert sheet.height > alone.height + 200
+
+
+def test_a_matcher_of_single_vectors_says_that_it_has_no_attention(vsrn, tmp_path):
+    picture, drawn = tmp_path / "p.png", tmp_path / "e.png"
+    printed = " ".join(explain(vsrn, picture, "a red disc", "--out", drawn).split())
+    assert "compares one vector of the picture with one of the sentence, so words do not look at regions" in printed
+    assert "red" in printed
+    assert "drawn:" in printed
+    assert json.loads(explain(vsrn, picture, "a red disc", "--json"))["attention"] is None
+    with pytest.raises(UserError, match="--at asks for a region's words, and this matcher compares one vector"):
+        explain(vsrn, picture, "a red disc", "--at", "0.5,0.5")
+
+
+@pytest.mark.parametrize("at", ["here", "0.5", "0.5,1.5", "1,2,3"])
+def test_a_place_is_two_shares(scan, tmp_path, at):
+    with pytest.raises(UserError, match=f"--at takes X,Y in shares of the picture, .* got '{at}'"):
+        explain(scan, tmp_path / "p.png", "a red disc", "--at", at)
+
+
+def test_a_place_that_is_not_seen_has_no_words(scan, tmp_path):
+    with pytest.raises(UserError, match="sees the middle square"):
+        explain(scan, tmp_path / "p.png", "a red disc", "--at", "0.01,0.5")
+
+
+def test_an_image_of_a_collection_is_explained_by_its_stored_features(stored_tiny, tmp_path):
+    words = Vocabulary.build(["a red disc"], min_count=1)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / RUN).write_text("{}\n")
+    matcher = Scan(ScanSettings(len(words), dim=8, feature_dim=4, word_dim=6, hidden=8))
+    catalog.save(matcher, tmp_path / "run" / MATCHER, tmp_path / "run" / BEST)
+    Inputs(StoredInput("colour"), words).save(tmp_path / "run" / INPUTS)
+    drawn = tmp_path / "e.png"
+    of = ("--collection", stored_tiny.folder)
+    found = json.loads(explain(tmp_path / "run", "train-0", "a red disc", *of, "--json", "--out", drawn))
+    assert found["attention"]["boxes"] is None  # these features came without
+    assert [len(row) for row in found["attention"]["words"]] == [3] * 3
+    assert drawn.is_file()
+    assert "came without boxes" in explain(tmp_path / "run", "train-0", "a red disc", *of)
+    with pytest.raises(UserError, match="came without boxes; leave it out"):
+        explain(tmp_path / "run", "train-0", "a red disc", *of, "--at", "0.5,0.5")
+    with pytest.raises(UserError, match="has no image 'nobody'"):
+        explain(tmp_path / "run", "nobody", "a red disc", *of)
 
 
 @pytest.mark.parametrize(

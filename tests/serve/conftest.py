@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from calligram.data.collection import Collection
 from calligram.data.scenes.generate import generate_scenes
 from calligram.features.regions.catalog import proposer_named
 from calligram.features.regions.extraction import Task, add_regions
@@ -31,6 +32,7 @@ SMALL_PHRASES = [
     "epochs=2", "hidden=32", "dim=16", "lr=0.01", "text.vectors.kind=tfidf", "region.proposals=grid", "region.size=64",
     "region.bins=4", "region.geometry=10",
 ]  # fmt: skip
+SMALL_FRAGMENTS = ["epochs=1", "batch=8", "dim=16", "image.size=64", "text.hidden=8", "text.word_dim=8"]
 IMAGES, WINDOWS = 60, 100
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
@@ -118,6 +120,30 @@ def served(library_folder: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
+def attending_folder(served_run: Path) -> Path:
+    """A library whose matcher has attention: words look at four by four cells."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.ViTConfig(**shape, image_size=64, patch_size=16)
+    transformers.ViTModel(config).save_pretrained(served_run / "backbone")
+    recipe, collection = recipe_named("fragments"), Collection.open(served_run / "scenes")
+    settings = resolve(recipe.defaults, [*SMALL_FRAGMENTS, f"image.backbone={served_run / 'backbone'}"])
+    around = Surroundings(device_named("cpu"))
+    run_recipe(recipe, settings, collection, served_run / "fragments", around=around)
+    index_source(Models.load(served_run / "fragments"), served_run / "scenes", served_run / "attending")
+    return served_run / "attending"
+
+
+@pytest.fixture(scope="session")
+def attending(attending_folder: Path) -> Iterator[Served]:
+    with _serving(attending_folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def item(served: Served) -> str:
     """Id of a picture."""
     return served.client.get("/api/browse", params={"k": 1}).json()["hits"][0]["id"]
@@ -140,6 +166,19 @@ def browser() -> Iterator[Callable]:
 @pytest.fixture
 def page(browser, served):
     """An empty page that fails the test when the console complains."""
+    with _watched(browser, served.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def attending_page(browser, attending):
+    """Another, for the library with attention."""
+    with _watched(browser, attending.url) as opened:
+        yield opened
+
+
+@contextmanager
+def _watched(browser, url: str):
     context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
     opened = context.new_page()
     opened.set_default_timeout(10_000)
@@ -148,7 +187,7 @@ def page(browser, served):
     opened.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     opened.on(
         "request",
-        lambda asked: complaints.append(asked.url) if not asked.url.startswith((served.url, "blob:")) else None,
+        lambda asked: complaints.append(asked.url) if not asked.url.startswith((url, "blob:")) else None,
     )
     opened.complaints = complaints
     yield opened

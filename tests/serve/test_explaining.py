@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from calligram.data.pictures import decode
+from calligram.models.stored import load_matcher
 from calligram.search.searcher import Searcher
+from calligram.search.word_weights import explain
 from calligram.serve.settings import MAX_WORDS
 
 SENTENCE = "A little girl, in a red hat."
@@ -39,13 +43,45 @@ def test_words_come_back_with_what_the_score_loses_without_them(served, library_
         ({"text": "a " * (MAX_WORDS + 1)}, 400, "give 2 to 64, got 65"),
         ({}, 422, "text: field required"),
         ({"text": "x" * 1001}, 422, "text: string should have at most 1000 characters"),
-        ({"text": "a dog", "id": "nothing"}, 404, "nothing"),
+        (
+            {"text": "a dog", "id": "nothing"},
+            404,
+            "the library has no item 'nothing'; ids are those that a search gives",
+        ),
     ],
 )
 def test_what_cannot_be_weighed_is_told(served, item, terms, status, reason):
     answer = served.client.get("/api/explain", params={"id": item, **terms})
     assert answer.status_code == status
     assert reason in answer.json()["error"]
+
+
+def test_what_words_look_at_is_what_python_says_of_the_same_picture(attending, attending_folder, served_run):
+    hit = attending.hits(q=SENTENCE, all=True)[0]
+    found = explained(attending, hit["id"], SENTENCE)
+    assert found["score"] == pytest.approx(hit["score"], abs=1e-3)
+    stored = load_matcher(served_run / "fragments")
+    picture = decode(attending.client.get("/api/image", params={"id": hit["id"]}).content)
+    expected = explain(stored.matcher, stored.inputs, picture, SENTENCE)
+    looks = found["attention"]
+    # The library keeps parts in half precision.
+    np.testing.assert_allclose(looks["words"], expected.attention.words, atol=5e-3)
+    np.testing.assert_allclose(looks["regions"], expected.attention.regions, atol=5e-3)
+    np.testing.assert_allclose(looks["rest"], expected.attention.rest, atol=5e-3)
+    np.testing.assert_allclose(np.sum(looks["words"], axis=1), 1, atol=1e-4)
+    assert looks["boxes"][0] == [0, 0, 0.25, 0.25]
+    assert len(looks["boxes"]) == len(looks["regions"]) == 16
+    assert looks["scored"] == ["words"]
+
+
+def test_an_unknown_picture_is_told_alike_with_a_second_stage(attending):
+    answer = attending.client.get("/api/explain", params={"id": "nothing", "text": "a dog"})
+    assert answer.status_code == 404
+    assert "has no item 'nothing'; ids are those that a search gives" in answer.json()["error"]
+
+
+def test_a_matcher_of_single_vectors_has_no_attention(served, item):
+    assert explained(served, item, SENTENCE)["attention"] is None
 
 
 def test_as_many_words_as_are_taken_are_weighed(served, item):

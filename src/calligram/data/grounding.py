@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from calligram.data.boxes import union_box
@@ -16,6 +17,9 @@ from calligram.data.tables import AXES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+
+SOURCES = {"regions": "bottom-up"}
+"""feature arrays that are called otherwise than the regions they are of"""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,19 @@ def boxes_of_source(collection: Collection, images: Ints, source: str) -> BoxesI
     of_image = collection.numbers("regions", "image")
     chosen = np.isin(of_image, images) & regions_of_source(collection, source)
     return BoxesInImages(region_boxes(collection)[chosen], of_image[chosen])
+
+
+def feature_boxes(collection: Collection, name: str, image: int) -> Floats:
+    """The boxes of an image that the rows of a feature array were pooled from, in their order: (R, 4).
+
+    None of them where the features came without boxes, as those of scan's release did.
+    """
+    if not collection.has("regions"):
+        return np.zeros((0, 4), dtype=np.float32)
+    table = collection.table("regions")
+    found = table.filter(pc.equal(table.column("image"), image))
+    found = found.filter(pc.equal(found.column("source"), SOURCES.get(name, name)))
+    return np.stack([found.column(axis).to_numpy() for axis in AXES], axis=1).astype(np.float32)
 
 
 def regions_of_source(collection: Collection, source: str) -> NDArray[np.bool_]:

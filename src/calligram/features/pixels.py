@@ -110,6 +110,14 @@ class PixelInput:
         plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
         return cls(**plain)
 
+    def kept(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """The part of a picture that is seen: left, top, right and bottom in its pixels."""
+        if self.fit == "squash":
+            return 0, 0, width, height
+        side = min(width, height)
+        left, top = (width - side) // 2, (height - side) // 2
+        return left, top, left + side, top + side
+
     def reduced(self, image: Image.Image) -> Image.Image:
         """What ``resize`` does first with the whole picture: each side divided by a whole number, often another one.
 
@@ -126,9 +134,7 @@ class PixelInput:
         """
         whole = image.size
         if self.fit == "crop":
-            side = min(image.size)
-            left, top = (image.width - side) // 2, (image.height - side) // 2
-            image = image.crop((left, top, left + side, top + side))
+            image = image.crop(self.kept(*image.size))
         elif (image := reduced or self.reduced(image)).size != whole:
             # The last row and column of a reduced image may stand for less than the others.
             factors = [int(side / self.size / GAP) or 1 for side in whole]

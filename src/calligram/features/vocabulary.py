@@ -33,6 +33,18 @@ def tokenise(text: str) -> list[str]:
     return _WORD.findall(text.lower().replace("’", "'"))
 
 
+def word_places(text: str) -> list[tuple[int, int]]:
+    """Where each word that ``tokenise`` gives begins and ends in the text.
+
+    >>> word_places("A dog's ball")
+    [(0, 1), (2, 7), (8, 12)]
+    """
+    # A few letters become two in lower case, after which places would be off by one.
+    origin = [place for place, letter in enumerate(text) for _ in letter.lower()]
+    found = _WORD.finditer(text.lower().replace("’", "'"))
+    return [(origin[match.start()], origin[match.end() - 1] + 1) for match in found]
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """Word <-> number, saved with the matcher. Texts become ``<start> words <end>``, cut to ``max_words``."""
@@ -78,6 +90,10 @@ class Vocabulary:
         """Numbers of one text's words."""
         inner = [self.number_of.get(word, UNKNOWN) for word in tokenise(text)]
         return [START, *inner[: self.max_words], END]
+
+    def places(self, text: str) -> list[tuple[int, int] | None]:
+        """Where each part that ``encode`` gives lies in the text; None for the marks of its ends."""
+        return [None, *word_places(text)[: self.max_words], None]
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Numbers (N, W) and the mask of real words."""

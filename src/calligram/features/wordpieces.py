@@ -92,6 +92,19 @@ class WordPieces:
         found = self.tokenizer(list(strings), truncation=True, max_length=self.max_pieces, padding=False)
         return [numbers or [self.pad] for numbers in found["input_ids"]]
 
+    def places(self, text: str) -> list[tuple[int, int] | None] | None:
+        """Where each piece that ``encode`` gives lies in the text; None for special ones.
+
+        None instead of a list where the tokenizer cannot tell: those of ``transformers`` that are not fast.
+        """
+        if not self.tokenizer.is_fast:
+            return None
+        found = self.tokenizer(
+            text, truncation=True, max_length=self.max_pieces, padding=False, return_offsets_mapping=True
+        )
+        places = [(start, end) if end > start else None for start, end in found["offset_mapping"]]
+        return places or [None]  # an empty text is the piece that fills up
+
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Numbers (N, W) and the mask of real pieces."""
         return self.load(strings).take(np.arange(len(strings)))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from calligram.models.fragment_matcher import FragmentMatcher
 from calligram.models.fragments import Attention, Crossing, Norm, similarity
+from calligram.models.matcher import Side
 from calligram.models.part_sides import PartSettings
 
 
@@ -36,6 +37,11 @@ class BFAN(FragmentMatcher):
     def attention(self) -> Attention:
         """Over the relevant parts."""
         return Attention(self.settings.norm, self.settings.temperature, self.settings.focal)
+
+    @property
+    def attends(self) -> frozenset[Side]:
+        """Both sides."""
+        return frozenset(("words", "regions"))
 
     def crossed(self, crossing: Crossing) -> Tensor:
         """Both directions, from the same products."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from calligram.features.stored import real_parts
 from calligram.models.fragment_matcher import FragmentMatcher
-from calligram.models.matcher import Encoded, Matcher, unit
+from calligram.models.matcher import Encoded, Matcher, Side, unit
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,18 @@ class Ensemble(Matcher):
         """The mean of the members'."""
         sides = zip(self._all(), self._own(images), self._own(texts), strict=True)
         return torch.stack([member.score(one, two) for member, one, two in sides]).mean(0)
+
+    @property
+    def attends(self) -> frozenset[Side]:
+        """Whoever does in one of the members."""
+        return frozenset[Side]().union(*(member.attends for member in self._all()))
+
+    def attended(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
+        """The mean shares of the members that attend."""
+        sides = zip(self._all(), self._own(images), self._own(texts), strict=True)
+        found = [member.attended(one, two) for member, one, two in sides if member.attends]
+        words, regions = (torch.stack(shares).mean(0) for shares in zip(*found, strict=True))
+        return words, regions
 
     def _all(self) -> list[Matcher]:
         return [member for member in self.members if isinstance(member, Matcher)]

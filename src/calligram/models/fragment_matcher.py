@@ -53,10 +53,7 @@ class FragmentMatcher(Matcher):
         return self.crossed(Crossing.of(Parts.of(images), Parts.of(texts), aligned=True)).squeeze(1)
 
     def attended(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
-        """Where aligned pairs look, as shares (N, R, W): each word at the regions, and each region at the words.
-
-        Both are given also where the score goes by one of them. Parts that are not real get no share.
-        """
+        """Where aligned pairs look, each by the attention of the score."""
         crossing = Crossing.of(Parts.of(images), Parts.of(texts), aligned=True)
         words = _shares(attention(crossing, self.attention).squeeze(-1))
         regions = _shares(attention(crossing.turned(), self.attention).squeeze(-1)).mT

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Side = Literal["words", "regions"]
+"""who looks at the other's parts"""
 
 
 class Encoded(NamedTuple):
@@ -61,6 +64,19 @@ class Matcher(nn.Module):
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode prepared texts."""
+        raise NotImplementedError
+
+    @property
+    def attends(self) -> frozenset[Side]:
+        """Who looks at the other's parts for the score; nobody where it compares one vector with another."""
+        return frozenset()
+
+    def attended(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
+        """Where aligned pairs look, as shares (N, R, W): each word at the regions, and each region at the words.
+
+        For matchers that attend. Both are given also where the score goes by one of them. Parts that are not real get
+        no share.
+        """
         raise NotImplementedError
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:

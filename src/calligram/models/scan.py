@@ -9,6 +9,7 @@ from torch import Tensor
 
 from calligram.models.fragment_matcher import FragmentMatcher
 from calligram.models.fragments import Aggregation, Attention, Crossing, Norm, similarity
+from calligram.models.matcher import Side
 from calligram.models.part_sides import PartSettings
 
 
@@ -41,6 +42,11 @@ class Scan(FragmentMatcher):
     def attention(self) -> Attention:
         """Over all parts."""
         return Attention(self.settings.norm, self.settings.temperature)
+
+    @property
+    def attends(self) -> frozenset[Side]:
+        """One side."""
+        return frozenset(("words",) if self.settings.direction == "t2i" else ("regions",))
 
     def crossed(self, crossing: Crossing) -> Tensor:
         """One direction."""

@@ -270,7 +270,9 @@ def _known(id: str, known: Mapping[str, object]) -> str:
 
 
 def _no_item(id: str) -> UserError:
-    return UserError(f"the library has no item '{id}'")
+    return UserError(
+        f"the library has no item '{id}'; ids are those that a search gives, and a picture may be gone since"
+    )
 
 
 def _stamp(folder: Path) -> tuple[int, int]:

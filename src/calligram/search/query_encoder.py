@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from calligram.errors import NotFiniteError
+from calligram.evaluation.attention import Attended, Seen, attended, one_spaced, words_and_parts
 from calligram.models.matcher import Encoded, unit
 from calligram.models.stored import Stored
+from calligram.search.item_places import ItemPlaces
+from calligram.search.library import Item
 from calligram.search.unknown_words import UnknownWords
 
 Floats = NDArray[np.float32]
@@ -26,6 +29,7 @@ class QueryEncoder:
         self.fingerprint = stored.fingerprint
         self._matcher, self._inputs = stored.matcher.to(self.device).eval(), stored.inputs
         self._unknown = UnknownWords(stored.inputs.texts)
+        self._places = ItemPlaces(stored.inputs.images)
         # Tokenizers of transformers set their padding at every call and refuse two calls at a time.
         self._tokenizing = threading.Lock()
 
@@ -39,6 +43,18 @@ class QueryEncoder:
     def unknown(self, text: str) -> list[str]:
         """Words of a text that the matcher has never seen; none for one that reads pieces of words."""
         return self._unknown(text)
+
+    @torch.inference_mode()
+    def attended(self, image: Encoded, item: Item, text: str) -> Attended | None:
+        """Who looks where between what a library keeps of an item and a text; None for a matcher without attention."""
+        if not self._matcher.attends or image.parts is None:
+            return None
+        with self._tokenizing:
+            spelt = words_and_parts(self._inputs, text)
+        if spelt is None:
+            return None
+        seen = Seen(_on(image, self.device), self._places.of(item, image.parts.shape[1]))
+        return attended(self._matcher, seen, self.texts([one_spaced(text)]), spelt)
 
     @torch.inference_mode()
     def images(self, images: Sequence[Image.Image]) -> Encoded:

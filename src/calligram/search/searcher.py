@@ -205,15 +205,19 @@ class Searcher:
         return _results(asked, hits, cutoff, (), clock)
 
     def explain(self, id: str, text: str) -> Explained:
-        """Which words of a text an image goes by: what its score loses when each is left out.
+        """Which words of a text an image goes by: what its score loses when each is left out, and where each looks.
 
         Raises:
             UserError: for an image that is not there, and for a text of fewer than two words.
         """
         first, second = self._encoders
+        item = self.library.item(id)
+        if item.gone:
+            raise UserError(f"the picture of item '{id}' was gone when its source was indexed last; index it again")
         if second is not None:
             kept = self.library.parts([id])
-            return weigh(text, lambda texts: second.scores(kept, second.texts(texts))[0])
+            found = weigh(text, lambda texts: second.scores(kept, second.texts(texts))[0])
+            return found._replace(attention=second.attended(kept, item, text))
         vector = self.library.images.vectors([id])[0]
         return weigh(text, lambda texts: unit_vectors(first.texts(texts)) @ vector)
 

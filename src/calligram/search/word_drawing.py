@@ -26,7 +26,7 @@ def draw_words(image: Image.Image, found: Explained) -> Image.Image:
         length = font.getlength(word.word)
         if x + length > width - edge and x > edge:
             x, y = float(edge), y + line
-        placed.append((x, y + line - gap, word.word, _mixed(share, word.weight > 0), font))
+        placed.append((x, y + line - gap, word.word, mixed(share, word.weight > 0), font))
         x += length + gap
     sheet = Image.new("RGB", (width, picture.height + y + line + edge), "white")
     sheet.paste(picture, ((width - picture.width) // 2, 0))
@@ -36,7 +36,8 @@ def draw_words(image: Image.Image, found: Explained) -> Image.Image:
     return sheet
 
 
-def _mixed(share: float, raises: bool) -> tuple[int, int, int]:
+def mixed(share: float, raises: bool) -> tuple[int, int, int]:
+    """The colour of a word that weighs this share of the heaviest."""
     end = FOR if raises else AGAINST
     red, green, blue = (round(a + share * (b - a)) for a, b in zip(NEITHER, end, strict=True))
     return red, green, blue

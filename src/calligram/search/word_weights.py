@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,7 +11,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from calligram.errors import UserError
+from calligram.evaluation.attention import Attended, Seen, attend, one_spaced, see_picture
 from calligram.features.inputs import Inputs
+from calligram.features.word_spans import words_of
 from calligram.models.matcher import Matcher, stack
 
 Floats = NDArray[np.float32]
@@ -40,6 +40,8 @@ class Explained(NamedTuple):
 
     score: float
     words: list[WordWeight]
+    attention: Attended | None = None
+    """who looks where; None for a matcher that compares one vector of the picture with one of the sentence"""
 
     def telling(self, count: int = 3) -> list[WordWeight]:
         """The words of most weight, most first; those that speak for the picture only."""
@@ -63,7 +65,7 @@ def weigh(sentence: str, score: Callable[[Sequence[str]], Floats]) -> Explained:
     if len(spans) < 2:
         raise UserError(f"words are weighed by leaving out one at a time; give at least two, got {len(spans)}")
     texts = [sentence, *(sentence[:start] + sentence[end:] for start, end in spans)]
-    whole, *rest = (float(value) for value in score([" ".join(text.split()) for text in texts]))
+    whole, *rest = (float(value) for value in score([one_spaced(text) for text in texts]))
     return Explained(
         whole,
         [
@@ -78,36 +80,26 @@ def _fall(whole: float, less: float) -> float:
     return 0.0 if abs(fall) <= NOISE * max(1.0, abs(whole)) else fall
 
 
-def words_of(sentence: str) -> list[tuple[int, int]]:
-    """Where each word begins and ends, punctuation around it left out."""
-    found = []
-    for match in re.finditer(r"\S+", sentence):
-        start, end = match.span()
-        while start < end and unicodedata.category(sentence[start])[0] in "PS":
-            start += 1
-        while start < end and unicodedata.category(sentence[end - 1])[0] in "PS":
-            end -= 1
-        if start < end:
-            found.append((start, end))
-    return found
+def explain(matcher: Matcher, inputs: Inputs, image: Image.Image, sentence: str) -> Explained:
+    """Weigh the words of a sentence for a picture, and say where they look; the picture is encoded once.
+
+    See also: ``explain_seen`` for an image of a collection, ``Searcher.explain`` for a picture of a library.
+    """
+    return explain_seen(matcher, inputs, see_picture(matcher, inputs, image), sentence)
 
 
 @torch.no_grad()
-def explain(matcher: Matcher, inputs: Inputs, image: Image.Image, sentence: str) -> Explained:
-    """Weigh the words of a sentence for a picture; the picture is encoded once, all sentences in few batches.
-
-    See also: ``Searcher.explain``, for a picture of a library.
-    """
+def explain_seen(matcher: Matcher, inputs: Inputs, seen: Seen, sentence: str) -> Explained:
+    """The same for a picture that has been encoded; all sentences go in few batches."""
     device = next(matcher.parameters()).device
     matcher.eval()
-    seen = matcher.encode_images(inputs.images.finish(inputs.images.images([image.convert("RGB")]).to(device)))
 
     def score(sentences: Sequence[str]) -> Floats:
         pieces = []
         for first in range(0, len(sentences), BATCH):
             words, mask = inputs.texts.texts(sentences[first : first + BATCH])
             pieces.append(matcher.encode_texts(words.to(device), mask.to(device)))
-        found: Floats = matcher.score(seen, stack(pieces))[0].float().cpu().numpy()
+        found: Floats = matcher.score(seen.encoded, stack(pieces))[0].float().cpu().numpy()
         return found
 
-    return weigh(sentence, score)
+    return weigh(sentence, score)._replace(attention=attend(matcher, inputs, seen, sentence))

@@ -124,11 +124,28 @@ class WordAnswer(BaseModel):
     weight: float = Field(description="What the score loses without it; below zero where it gains.")
 
 
+class AttentionAnswer(BaseModel):
+    """Who looks where, in shares of one."""
+
+    boxes: list[tuple[float, float, float, float]] | None = Field(
+        description="Left, top, right and bottom of each region in shares of the picture; null where not known."
+    )
+    words: list[list[float] | None] = Field(
+        description="Of each word, how much it looks at each region; null for a word that was cut off."
+    )
+    regions: list[list[float]] = Field(description="Of each region, how much it looks at each word.")
+    rest: list[float] = Field(description="Of each region, what is left for the ends of the text and punctuation.")
+    scored: list[Literal["words", "regions"]] = Field(description="Whose looks the score goes by.")
+
+
 class ExplainAnswer(BaseModel):
     """What each word has to do with a picture's score."""
 
     score: float = Field(description="Of the picture with the whole text.")
     words: list[WordAnswer] = Field(description="In the order of the text.")
+    attention: AttentionAnswer | None = Field(
+        description="Null for a matcher that compares one vector of the picture with one of the text."
+    )
 
 
 class FacetValue(BaseModel):

@@ -28,8 +28,9 @@ export class Detail {
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "Escape") {
-      if (!this.locate?.active) return;
-      this.locate.leave(); // the next one closes the view
+      if (this.locate?.active) this.locate.leave(); // the next one closes the view
+      else if (this.explanation?.holds) this.explanation.release();
+      else return;
     } else if (event.target.matches("input")) return;
     else if (event.key === "/" && this.locate) this.locate.field.focus();
     else if (event.key === "ArrowLeft") this.actions.step(-1);
@@ -69,7 +70,7 @@ export class Detail {
       const item = await api.item(id, this.waiting.signal);
       stage.fill(item);
       if (about.localizer) this.locate = new Locate(this.dialog, { id, text: this.words || words, ...stage });
-      this.explanation = new Explanation(id, words);
+      this.explanation = new Explanation(id, words, stage);
       const parts = [this.head(item.name, hit), this.buttons(id), this.locate?.element, this.explanation.element, this.captions(item), this.facts(item, about)];
       const focused = side.contains(document.activeElement);
       side.replaceChildren(...parts.filter(Boolean));
@@ -90,7 +91,8 @@ export class Detail {
     const overlay = svg("svg", { id: "overlay", "aria-hidden": "true" }, svg("g", { id: "boxes" }), svg("g", { id: "attention" }));
     const image = h("img", { alt: "", src: api.thumbnail(id) });
     const tags = h("div", { class: "tags", "aria-hidden": "true" });
-    const picture = h("div", { class: "picture" }, image, overlay, tags);
+    const parts = h("div", { class: "parts", role: "group", "aria-label": "Regions of the picture", hidden: true });
+    const picture = h("div", { class: "picture" }, image, overlay, parts, tags);
     const measure = (width, height) => {
       picture.style.setProperty("--ratio", width / height);
       picture.style.setProperty("--width", width);
@@ -109,7 +111,7 @@ export class Detail {
       "aria-label": by < 0 ? "Previous" : "Next", onclick: () => this.actions.step(by) }, icon(side));
     const element = h("figure", { class: "stage" }, h("div", { class: "fit" }, picture),
       step("left", -1, neighbours.before), step("right", 1, neighbours.after));
-    return { element, fill, measure, tags, overlay: overlay.firstChild };
+    return { element, fill, measure, tags, parts, overlay: overlay.firstChild, looks: overlay.lastChild };
   }
 
   buttons(id) {

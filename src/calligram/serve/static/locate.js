@@ -10,7 +10,7 @@ const NEAR = 0.06;
 const area = ([x0, y0, x1, y1]) => (x1 - x0) * (y1 - y0);
 
 // Where a box lies, in words, for those who cannot see it.
-function place([x0, y0, x1, y1], width, height) {
+export function place([x0, y0, x1, y1], width, height) {
   const [x, y] = [(x0 + x1) / 2 / width, (y0 + y1) / 2 / height];
   const parts = [y < 0.36 ? "upper" : y > 0.64 ? "lower" : "", x < 0.36 ? "left" : x > 0.64 ? "right" : ""].filter(Boolean);
   return parts.length ? `in the ${parts.join(" ")} part` : "in the middle";

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from calligram.features.encoder_input import EncoderInput
+from calligram.features.text_encoder import TextEncoder
+from calligram.features.text_vectors import VectorSettings, VectorText
+from calligram.features.vocabulary import Vocabulary, tokenise, word_places
+from calligram.features.word_spans import owners, parts_of, words_of
+from calligram.features.wordpieces import WordPieces
+
+SENTENCE = "A dog's red-haired İstanbul, ’tis “snow”…"
+
+
+def test_places_are_those_of_the_words_that_are_encoded():
+    places = word_places(SENTENCE)
+    # The dotted letter is two in lower case, of which the second is no letter and parts the word.
+    spelt = ["A", "dog's", "red", "haired", "İ", "stanbul", "tis", "snow"]
+    assert [SENTENCE[start:end] for start, end in places] == spelt
+    assert len(places) == len(tokenise(SENTENCE))
+    assert owners(places, words_of(SENTENCE)) == [0, 1, 2, 2, 3, 3, 4, 5]
+
+
+def test_a_vocabulary_has_a_part_for_each_end_and_cuts_long_texts():
+    words = Vocabulary.build(["a red disc"], min_count=1, max_words=3)
+    parts = parts_of(words, "a red, very round disc")
+    assert parts == [None, (0, 1), (2, 5), (7, 11), None]
+    assert len(parts) == len(words.encode("a red, very round disc"))
+    assert owners(parts, words_of("a red, very round disc")) == [None, 0, 1, 2, None]
+
+
+@pytest.mark.parametrize("sentence", ["a reddish disc, the snow!", "snow", "", "a " * 40])
+def test_pieces_lie_in_their_words_frozen_or_not(tiny_bert, sentence):
+    pieces = WordPieces.load_pretrained(str(tiny_bert), 20)
+    parts = parts_of(pieces, sentence)
+    assert len(parts) == len(pieces.encode([sentence])[0])
+    assert parts[0] is None
+    assert parts[-1] is None
+    assert parts_of(EncoderInput(TextEncoder.load(str(tiny_bert)), pieces, "bert"), sentence) == parts
+    spelt = pieces.tokenizer.convert_ids_to_tokens(pieces.encode([sentence])[0])
+    for piece, place in zip(spelt[1:-1], parts[1:-1], strict=True):
+        assert piece in ("[UNK]", sentence[place[0] : place[1]], f"##{sentence[place[0] : place[1]]}")
+
+
+def test_pieces_of_a_word_are_its_own_and_punctuation_nobodys(tiny_bert):
+    sentence = "reddish disc, snow!"
+    pieces = WordPieces.load_pretrained(str(tiny_bert), 20)
+    spelt = pieces.tokenizer.convert_ids_to_tokens(pieces.encode([sentence])[0])
+    found = owners(parts_of(pieces, sentence), words_of(sentence))
+    assert spelt[1].startswith("red")
+    assert found[0] is found[-1] is None
+    assert [number for number in found if number is not None] == sorted(n for n in found if n is not None)
+    assert found.count(0) > 1
+    assert {0, 1, 2} <= set(found)
+    assert [found[place] for place, piece in enumerate(spelt) if piece in (",", "!", "[UNK]")] == [None, None]
+
+
+def test_by_hand():
+    """Two words; a piece that begins with the blank before its word, one over both, one between."""
+    assert owners([(0, 3), (3, 6), (2, 6), (3, 4), None], [(0, 3), (4, 6)]) == [0, 1, 1, None, None]
+
+
+def test_a_text_of_one_vector_has_no_parts():
+    assert parts_of(VectorText.fit(["a red disc"], None, VectorSettings(kind="tfidf")), "a disc") is None

@@ -1,0 +1,87 @@
+"""Where words look in pictures of a library, whose matcher reads features stored with a collection."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from calligram.data.collection import Collection
+from calligram.data.draft import RegionRecord
+from calligram.data.writing import write_collection
+from calligram.errors import UserError
+from calligram.evaluation.attention import attend, see_image
+from calligram.features.inputs import Inputs
+from calligram.features.stored import StoredInput
+from calligram.features.vocabulary import Vocabulary
+from calligram.models import catalog
+from calligram.models.scan import Scan, ScanSettings
+from calligram.models.stored import BEST, INPUTS, MATCHER, RUN, load_matcher
+from calligram.search.indexing import index_source
+from calligram.search.models import Models
+from calligram.search.searcher import Searcher
+
+SENTENCE = "a red disc"
+
+
+@pytest.fixture
+def folder(tiny_draft, tmp_path):
+    """A collection with features of boxes, a run that reads them, and a library of both."""
+    (tmp_path / "pictures").mkdir()
+    draft = tiny_draft(tmp_path / "pictures")
+    np.save(tmp_path / "w.npy", np.random.default_rng(0).normal(size=(len(draft.images), 3, 4)).astype(np.float32))
+    draft.features["windows"] = [tmp_path / "w.npy"]
+    for row, image in enumerate(draft.images):
+        image.feature_rows["windows"] = row
+        for number in range(3):
+            box = (4.0 * number, 2.0, 20.0 + row, 30.0)
+            draft.regions.append(RegionRecord(f"{image.id}/w{number}", image.id, box, source="windows"))
+    write_collection(draft, tmp_path / "collection")
+    words = Vocabulary.build([SENTENCE], min_count=1)
+    torch.manual_seed(0)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / RUN).write_text("{}\n")
+    matcher = Scan(ScanSettings(len(words), dim=8, feature_dim=4, word_dim=6, hidden=8))
+    catalog.save(matcher, tmp_path / "run" / MATCHER, tmp_path / "run" / BEST)
+    Inputs(StoredInput("windows"), words).save(tmp_path / "run" / INPUTS)
+    index_source(Models.load(tmp_path / "run"), tmp_path / "collection", tmp_path / "library")
+    return tmp_path
+
+
+def item_called(searcher: Searcher, name: str) -> str:
+    return next(row["id"] for row in searcher.library.rows() if row["path"] == name)
+
+
+def test_boxes_are_those_of_the_items_own_row(folder):
+    searcher = Searcher.open(folder / "library")
+    stored, collection = load_matcher(folder / "run"), Collection.open(folder / "collection")
+    for name, row in (("train-2", 2), ("dev-1", 7)):
+        found = searcher.explain(item_called(searcher, name), SENTENCE).attention
+        expected = np.array([[4 * n, 2, 20 + row, 30] for n in range(3)]) / np.array([40, 32, 40, 32])
+        np.testing.assert_allclose(found.boxes, expected, atol=1e-6)
+        seen = see_image(stored.matcher, stored.inputs, collection, name)
+        np.testing.assert_allclose(found.words, attend(stored.matcher, stored.inputs, seen, SENTENCE).words, atol=5e-3)
+
+
+def test_without_the_collection_words_are_weighed_and_nothing_has_a_place(folder):
+    searcher = Searcher.open(folder / "library")
+    before = searcher.explain(item_called(searcher, "train-2"), SENTENCE)
+    (folder / "collection").rename(folder / "elsewhere")
+    after = searcher.explain(item_called(searcher, "train-2"), SENTENCE)
+    assert after.words == before.words
+    assert before.attention.boxes is not None
+    assert after.attention.boxes is None
+    np.testing.assert_array_equal(after.attention.words, before.attention.words)
+
+
+def test_a_picture_that_is_gone_is_told(folder):
+    gone = item_called(Searcher.open(folder / "library"), "train-2")
+    (folder / "collection" / "images").rename(folder / "images")
+    try:
+        index_source(Models.load(folder / "run"), folder / "collection", folder / "library")
+    finally:
+        (folder / "images").rename(folder / "collection" / "images")
+    with pytest.raises(UserError, match="was gone when its source was indexed last; index it again"):
+        Searcher.open(folder / "library").explain(gone, SENTENCE)
+    with pytest.raises(UserError, match="has no item 'nobody'; ids are those that a search gives"):
+        Searcher.open(folder / "library").explain("nobody", SENTENCE)
