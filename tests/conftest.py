@@ -158,3 +158,50 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     BertModel(BertConfig(**TINY, vocab_size=len(pieces), max_position_embeddings=20)).save_pretrained(folder)
     return folder
+
+
+NOUNS = (  # words of a meaning, the number of its file, and what it is a kind of
+    ("thing", "03", ""), ("animal", "05", "thing"), ("dog", "05", "animal"), ("hunting_dog", "05", "dog"),
+    ("hound", "05", "hunting_dog"), ("whippet", "05", "hound"), ("person", "18", "thing"), ("setter", "18", "person"),
+    ("setter", "05", "hunting_dog"), ("bird", "05", "animal"), ("toy", "06", "thing"),
+    ("shuttlecock bird", "06", "toy"), ("vehicle", "06", "thing"), ("unicycle monocycle", "06", "vehicle"),
+    ("child kid", "18", "person"), ("man", "18", "person"), ("glass", "06", "thing"), ("frank dog", "13", "thing"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny_wordnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few nouns in the format of WordNet's database (wndb(5)): an index by word, and meanings at their offsets."""
+    folder = tmp_path_factory.mktemp("wordnet")
+    data, offsets, index = "  1 a line of the licence\n", [], {}
+    above = {words.split()[0]: place for place, (words, _, _) in reversed(list(enumerate(NOUNS)))}
+    for words, file, kind in NOUNS:
+        offsets.append(len(data))
+        pointers = f"001 @ {offsets[above[kind]]:08d} n 0000" if kind else "000"
+        names = words.split()
+        data += f"{offsets[-1]:08d} {file} n {len(names):02x} {' '.join(f'{n} 0' for n in names)} {pointers} | gloss\n"
+        for name in names:
+            index.setdefault(name, []).append(offsets[-1])
+    (folder / "data.noun").write_text(data)
+    lines = [f"{w} n {len(o)} 1 @ {len(o)} 0 {' '.join(f'{x:08d}' for x in o)}  " for w, o in sorted(index.items())]
+    (folder / "index.noun").write_text("\n".join(["  1 a line of the licence", *lines, ""]))
+    (folder / "noun.exc").write_text("children child\nmen man\n")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random convolutional network with labels."""
+    import torch
+    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+
+    labels = {0: "background", 1: "whippet", 2: "unicycle, monocycle", 3: "disc", 4: "gizmo"}
+    config = MobileNetV2Config(depth_multiplier=0.2, image_size=32, id2label=labels, label2id={})
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("classifier")
+    model = MobileNetV2ForImageClassification(config)
+    with torch.no_grad():
+        for _ in range(100):  # statistics of batch norm; without them a random network's features vanish
+            model.train()(2 * torch.rand(8, 3, 32, 32) - 1)
+    model.save_pretrained(folder)
+    return folder

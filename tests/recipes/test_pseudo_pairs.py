@@ -5,7 +5,7 @@ import pytest
 from calligram.data.draft import RegionRecord
 from calligram.data.writing import write_collection
 from calligram.errors import UserError
-from calligram.recipes.pseudo_pairs import PseudoSettings, pseudo_pairs
+from calligram.recipes.pseudo_pairs import PseudoSettings, pseudo_pairs, pseudo_sentences
 
 FINDER = PseudoSettings(source="finder")
 
@@ -47,3 +47,40 @@ def test_nothing_to_pair_is_said(detected):
         pseudo_pairs(detected, FINDER)
     with pytest.raises(UserError, match="has none of which anything is said"):
         pseudo_pairs(detected.sparse(0.5), PseudoSettings(source="finder", least=0.95))
+
+
+def test_kinds_of_semantics_follow_each_other_without_saying_a_word_twice(detected, tiny_classifier):
+    sparse = detected.sparse(0.5)
+    visuals = sparse.unannotated("train")
+
+    def said(*kinds):
+        how = PseudoSettings(
+            said=kinds, source="finder", backbone=str(tiny_classifier), label_least=0.0, naming="own", learnt_least=1
+        )
+        return [sentence.split() for sentence in pseudo_sentences(sparse, visuals, how)]
+
+    regions, labels, learnt, joined = (
+        said("regions"),
+        said("labels"),
+        said("learnt"),
+        said("regions", "labels", "learnt"),
+    )
+    for parts in zip(regions, labels, learnt, joined, strict=True):
+        assert parts[3] == list(dict.fromkeys(word for part in parts[:3] for word in part))
+    assert any(learnt)
+
+
+def test_learnt_words_and_names_come_from_captions_that_are_kept(detected, tiny_classifier):
+    for seed in range(3):
+        sparse = detected.sparse(0.5, seed=seed)
+        how = PseudoSettings(said=("labels", "learnt"), backbone=str(tiny_classifier), learnt_least=1, shrink=1e-6)
+        said = pseudo_sentences(sparse, sparse.unannotated("train"), how)
+        kept = {word for string in sparse.sentences("train").texts.strings for word in string.split()}
+        assert {word for sentence in said for word in sentence.split()} <= kept
+
+
+def test_labels_need_a_classifier(detected):
+    with pytest.raises(UserError, match="said=labels needs a classifier: give backbone="):
+        pseudo_pairs(detected.sparse(0.5), PseudoSettings(said=("labels",)))
+    with pytest.raises(UserError, match="said needs at least one"):
+        PseudoSettings(said=())

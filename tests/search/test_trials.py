@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from calligram.search.trials import COUNT, PHRASES, telling, trials_of
+from calligram.features.telling_words import telling
+from calligram.search.trials import COUNT, PHRASES, trials_of
 
 
 def test_a_caption_matches_its_items_and_a_piece_those_with_its_words():

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from calligram.errors import UserError
+from calligram.features.telling_words import telling
 from calligram.features.vocabulary import tokenise
 from calligram.search.calibration import Scales
 from calligram.search.index import Index
@@ -22,7 +23,7 @@ from calligram.search.query import ItemId, Modality, Query, Term, What, joined
 from calligram.search.query_encoder import QueryEncoder, unit_vectors
 from calligram.search.relevance import cutoff_of
 from calligram.search.reranking import Scored
-from calligram.search.trials import is_brief, telling
+from calligram.search.trials import is_brief
 from calligram.search.where import Condition, parse
 
 Floats = NDArray[np.float32]

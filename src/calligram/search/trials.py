@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from calligram.features.telling_words import STOP
 from calligram.search.fusion import WORD
 
 Flags = NDArray[np.bool_]
@@ -35,14 +36,6 @@ PHRASES = tuple(
     )
 )
 """tried where there are no captions"""
-STOP = frozenset(
-    re.findall(
-        r"\w+",
-        """a an the this that these those his her its their and or but of in on at by to from with into over under near
-        is are was were be been being has have had it he she they there as for while some""",
-    )
-)
-"""words that tell nothing: no piece of a caption begins or ends with one"""
 
 
 class Trials(NamedTuple):
@@ -61,11 +54,6 @@ class Trials(NamedTuple):
 def is_brief(text: str) -> bool:
     """Whether a text has no more words than pieces of captions have."""
     return len(words_of(text)) <= LONGEST_PIECE
-
-
-def telling(words: Iterable[str]) -> list[str]:
-    """Words that say what is meant."""
-    return [word for word in words if word.lower() not in STOP]
 
 
 def trials_of(captions: Sequence[Sequence[str]], seed: int = 0) -> Trials:

@@ -1,0 +1,124 @@
+"""Nouns of a WordNet database: synonyms, and what a thing is a kind of (Fellbaum, 1998).
+
+The database's own files are read (``index.noun``, ``data.noun``, ``noun.exc``), as Debian's ``wordnet-base`` and NLTK's
+corpus hold them; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from calligram.errors import UserError
+
+FILES = ("index.noun", "data.noun", "noun.exc")
+HINT = "install Debian's wordnet-base, or set NLTK_DATA to a folder with corpora/wordnet"
+
+KINDS = {"05": "animal", "06": "artifact", "13": "food", "17": "object", "18": "person", "20": "plant"}
+"""some of the files that WordNet's authors sorted nouns into, by number"""
+
+_ENDINGS = (
+    ("ses", "s"),
+    ("xes", "x"),
+    ("zes", "z"),
+    ("ches", "ch"),
+    ("shes", "sh"),
+    ("men", "man"),
+    ("ies", "y"),
+    ("s", ""),
+)
+"""plural endings and what they stand for, as WordNet's own morphology has them"""
+
+
+@dataclass(frozen=True)
+class Synset:
+    """A meaning: the words for it, most usual first, and its hypernyms."""
+
+    offset: int
+    words: tuple[str, ...]
+    """in lower case, with blanks between the words of a name"""
+    hypernyms: tuple[int, ...]
+    kind: str = ""
+    """what sort of thing it is, of the sorts in ``KINDS``"""
+
+
+@dataclass(frozen=True)
+class WordNet:
+    """The nouns of one database."""
+
+    folder: Path
+    index: dict[str, tuple[int, ...]] = field(repr=False)
+    """meanings of each word, most frequent first"""
+    irregular: dict[str, tuple[str, ...]] = field(repr=False)
+    """words that a plural form is of"""
+    data: bytes = field(repr=False)
+
+    @classmethod
+    def find(cls) -> WordNet | None:
+        """The database of ``NLTK_DATA`` or the system's; None where there is none."""
+        named = [Path(p) / "corpora" / "wordnet" for p in os.environ.get("NLTK_DATA", "").split(os.pathsep) if p]
+        for folder in (*named, Path("/usr/share/nltk_data/corpora/wordnet"), Path("/usr/share/wordnet")):
+            if all((folder / name).is_file() for name in FILES):
+                return cls.open(folder)
+        return None
+
+    @classmethod
+    def open(cls, folder: Path) -> WordNet:
+        """Read a database."""
+        try:
+            index = (folder / "index.noun").read_text(encoding="latin-1").splitlines()
+            exceptions = (folder / "noun.exc").read_text(encoding="latin-1").splitlines()
+            data = (folder / "data.noun").read_bytes()
+        except OSError as error:
+            raise UserError(f"WordNet in {folder} could not be read ({error}); {HINT}") from error
+        # "lemma n SENSES POINTERS pointer... senses tagged offset...": the offsets are the last SENSES numbers.
+        rows = (line.split() for line in index if line and not line.startswith(" "))
+        words = {row[0].replace("_", " "): tuple(map(int, row[-int(row[2]) :])) for row in rows}
+        forms = (line.split() for line in exceptions if line)
+        return cls(folder, words, {f[0].replace("_", " "): tuple(f[1:]) for f in forms}, data)
+
+    def base_forms(self, word: str) -> tuple[str, ...]:
+        """A word as the database lists it: itself, and what it may be the plural of."""
+        found = [word] if word in self.index else []
+        found += [w for w in self.irregular.get(word, ()) if w in self.index]
+        if not self.irregular.get(word) and not word.endswith("ss"):
+            for ending, single in _ENDINGS:
+                if (
+                    word.endswith(ending)
+                    and len(word) > len(ending) + 1
+                    and word[: -len(ending)] + single in self.index
+                ):
+                    found.append(word[: -len(ending)] + single)
+        return tuple(dict.fromkeys(found))
+
+    def meanings(self, word: str) -> list[Synset]:
+        """Meanings of a word in any form, most frequent first."""
+        return [self.synset(offset) for form in self.base_forms(word.lower()) for offset in self.index[form]]
+
+    def synset(self, offset: int) -> Synset:
+        """The meaning at a place of the database."""
+        return _parsed(self.data[offset : self.data.index(b"\n", offset)].decode("latin-1"))
+
+    def kinds_of(self, synset: Synset, steps: int = 100) -> Iterator[Synset]:
+        """What a thing is a kind of, nearest first; itself left out."""
+        seen, front = {synset.offset}, [synset]
+        for _ in range(steps):
+            above = dict.fromkeys(offset for near in front for offset in near.hypernyms)
+            front = [self.synset(offset) for offset in above if offset not in seen]
+            seen.update(near.offset for near in front)
+            yield from front
+
+
+@lru_cache(maxsize=65536)
+def _parsed(line: str) -> Synset:
+    """A line "offset file type COUNT(hex) word id ... POINTERS symbol offset type place ... | gloss"."""
+    fields = line.split(" | ")[0].split()
+    count = int(fields[3], 16)
+    words = tuple(fields[4 + 2 * i].replace("_", " ").lower() for i in range(count))
+    first = 4 + 2 * count
+    pointers = [fields[first + 1 + 4 * i : first + 5 + 4 * i] for i in range(int(fields[first]))]
+    above = tuple(int(p[1]) for p in pointers if p[0] in ("@", "@i"))
+    return Synset(int(fields[0]), words, above, KINDS.get(fields[1], ""))

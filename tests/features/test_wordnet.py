@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from calligram.features.label_words import known_word, meaning, names_of, said_of
+from calligram.features.wordnet import WordNet
+
+
+@pytest.fixture(scope="module")
+def wordnet(tiny_wordnet: Path) -> WordNet:
+    return WordNet.open(tiny_wordnet)
+
+
+def test_words_are_found_in_any_form(wordnet):
+    assert wordnet.base_forms("dogs") == ("dog",)
+    assert wordnet.base_forms("children") == ("child",)
+    assert wordnet.base_forms("men") == ("man",)
+    assert wordnet.base_forms("glass") == ("glass",)
+    assert wordnet.base_forms("foxes") == ()
+    assert [synset.words[0] for synset in wordnet.meanings("Setters")] == ["setter", "setter"]
+
+
+def test_a_thing_is_of_its_kinds_nearest_first(wordnet):
+    whippet = wordnet.meanings("whippet")[0]
+    kinds = ["hound", "hunting dog", "dog", "animal", "thing"]
+    assert [kind.words[0] for kind in wordnet.kinds_of(whippet)] == kinds
+    assert [kind.words[0] for kind in wordnet.kinds_of(whippet, 2)] == kinds[:2]
+
+
+def test_the_database_is_found_in_nltk_data_or_not_at_all(tiny_wordnet, tmp_path, monkeypatch):
+    (tmp_path / "corpora").mkdir()
+    (tmp_path / "corpora" / "wordnet").symlink_to(tiny_wordnet)
+    monkeypatch.setenv("NLTK_DATA", f"{tmp_path / 'elsewhere'}:{tmp_path}")
+    found = WordNet.find()
+    assert found is not None
+    assert found.folder == tmp_path / "corpora" / "wordnet"
+
+
+@pytest.mark.parametrize(
+    ("label", "known", "word"),
+    [
+        ("whippet", {"dog", "animal"}, "dog"),
+        ("whippet", {"whippet", "dog"}, "whippet"),
+        ("all-terrain bike, off-roader", {"bike"}, "bike"),
+        ("monocycle", {"unicycle", "thing"}, "unicycle"),  # a synonym
+        ("setter", {"person", "dog"}, "dog"),  # the animal, not the person
+        ("shuttlecock", {"bird", "toy"}, "toy"),  # also called bird, which means the animal
+        ("whippet", {"thing"}, None),  # five steps are too far for a name
+        ("gizmo", {"dog"}, None),
+        ("kid, child", {"person"}, "person"),
+    ],
+)
+def test_a_label_gets_the_nearest_word_that_is_known(wordnet, label, known, word):
+    assert known_word(label, known, wordnet) == word
+
+
+def test_without_wordnet_only_the_labels_own_words_count():
+    assert known_word("whippet", {"dog"}) is None
+    assert known_word("golden retriever, retriever dog", {"dog"}) == "dog"
+
+
+def test_the_meaning_is_that_of_most_names(wordnet):
+    assert meaning("dog, frank", wordnet).kind == "food"
+    assert meaning("dog", wordnet).kind == "animal"
+    assert meaning("gizmo", wordnet) is None
+
+
+def test_words_of_a_label(wordnet):
+    assert names_of("Kid, child, kid") == ["kid", "child"]
+    assert said_of("Hunting dog, whippet", "own", set()) == ("hunting", "dog")
+    assert said_of("Hunting dog, whippet", "known", {"animal"}, wordnet) == ("animal",)
+    assert said_of("whippet", "known", set(), wordnet) == ()
+    assert said_of("background", "own", set()) == ()
