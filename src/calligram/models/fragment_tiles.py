@@ -16,8 +16,8 @@ Block = Callable[[Parts, Parts], Tensor]
 
 TILE = {"cpu": 1 << 20, "cuda": 1 << 27}
 """products of parts in a tile: what a core's cache holds, or what keeps an accelerator busy"""
-TEXTS = {"cpu": 128, "cuda": 512}
-"""most texts in a tile: sorted by length, few of them need padding"""
+TEXTS = {"cpu": (32, 128), "cuda": (128, 512)}
+"""fewest and most texts in a tile: sorted by length, few of them need padding; but a tile must be worth its start"""
 KEPT = {"cpu": 1 << 31, "cuda": 1 << 34}
 """bytes that a backward pass may hold; beyond, tiles are computed again for it"""
 SAVED = 24
@@ -40,21 +40,26 @@ def score_in_tiles(
     if not rows or not columns:
         return images.vectors.new_zeros(rows, columns)
     seen = Parts.of(images)
-    places, lengths = seen.mask.shape[1], last_places(mask)
+    places, buckets = seen.mask.shape[1], _buckets(columns, *TEXTS.get(device, TEXTS["cpu"]))
+    again = torch.is_grad_enabled() and rows * places * mask.numel() * SAVED > kept
+
+    def column(some: Encoded) -> Tensor:
+        """The scores of some texts."""
+        words = Parts.of(some)
+        step = max(1, tile // (places * words.mask.numel()))
+        pieces = [
+            _computed(block, seen.rows(slice(start, start + step)), words, again=again)
+            for start in range(0, rows, step)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    if len(buckets) == 1:  # a training batch on an accelerator, which would have to wait for the lengths
+        return column(texts)
+    lengths = last_places(mask)
     order = torch.argsort(lengths, stable=True)
     longest = lengths[order].tolist()
-    again = torch.is_grad_enabled() and rows * places * sum(longest) * SAVED > kept
-    blocks = []
-    for first, last in _buckets(columns, TEXTS.get(device, TEXTS["cpu"])):
-        width = max(longest[last - 1], 1)
-        some = Parts.of(first_places(texts.rows(order[first:last]), width))
-        step = max(1, tile // (places * width * (last - first)))
-        pieces = [
-            _computed(block, seen.rows(slice(start, start + step)), some, again=again) for start in range(0, rows, step)
-        ]
-        blocks.append(torch.cat(pieces))
-    back = torch.argsort(order)
-    return torch.cat(blocks, dim=1)[:, back]
+    found = [column(first_places(texts.rows(order[first:last]), max(longest[last - 1], 1))) for first, last in buckets]
+    return torch.cat(found, dim=1)[:, torch.argsort(order)]
 
 
 def first_places(items: Encoded, count: int) -> Encoded:
@@ -77,9 +82,9 @@ def last_places(mask: Tensor) -> Tensor:
     return (mask * places).amax(1)
 
 
-def _buckets(count: int, most: int) -> list[tuple[int, int]]:
-    """Ranges of texts in order of length: at least 32 each, so that tiles are worth their start; at most ``most``."""
-    size = min(most, max(32, -(-count // 8)))
+def _buckets(count: int, fewest: int, most: int) -> list[tuple[int, int]]:
+    """Ranges of texts in order of length, by eighths where that is within the bounds."""
+    size = min(most, max(fewest, -(-count // 8)))
     return [(first, min(first + size, count)) for first in range(0, count, size)]
 
 

@@ -7,6 +7,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from calligram.models.reading import PackedRead, PaddedRead, Read
+
 
 class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions with a shortcut; the first may halve the image."""
@@ -101,30 +103,20 @@ class RecurrentText(nn.Module):
 
     def states(self, words: Tensor, mask: Tensor) -> Tensor:
         """The same of each word, (N, W, dim), zero where there is none."""
-        return self.project(self._states(self._read(words, mask)[0], words)) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
-
-    def _read(self, words: Tensor, mask: Tensor) -> tuple[nn.utils.rnn.PackedSequence, Tensor]:
-        """All states, and the last of each direction."""
-        lengths = mask.sum(1).clamp(min=1)
-        packed = nn.utils.rnn.pack_padded_sequence(
-            self.dropout(self.words(words)), lengths.cpu(), batch_first=True, enforce_sorted=False
-        )
-        states, last = self.recurrent(packed)
-        return states, last if self.cell == "gru" else last[0]
-
-    def _states(self, packed: nn.utils.rnn.PackedSequence, words: Tensor) -> Tensor:
-        states, _ = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True, total_length=words.shape[1])
-        if self.recurrent.bidirectional:
-            size = self.recurrent.hidden_size
-            states = (states[..., :size] + states[..., size:]) / 2
-        return states
+        return self.project(self._read(words, mask).states) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
 
     def _pooled(self, words: Tensor, mask: Tensor) -> Tensor:
-        packed, last = self._read(words, mask)
+        read = self._read(words, mask)
         if self.pooling == "last":
-            return last.mean(0)
-        states = self._states(packed, words)
+            return read.last
+        states = read.states
         lengths, real = mask.sum(1).clamp(min=1), mask.unsqueeze(-1)
         if self.pooling == "max":
             return states.masked_fill(~real, -torch.inf).amax(1)
         return (states * real).sum(1) / lengths.unsqueeze(1)
+
+    def _read(self, words: Tensor, mask: Tensor) -> Read:
+        vectors, lengths = self.dropout(self.words(words)), mask.sum(1, keepdim=True).clamp(min=1)
+        # An accelerator takes longer to unpack words, one copy for each place, than to read padding.
+        kind = PaddedRead if vectors.is_cuda else PackedRead
+        return kind(self.recurrent, vectors, lengths)

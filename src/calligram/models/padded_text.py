@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from calligram.models.layers import RecurrentText
+from calligram.models.reading import at, joined, turned
 
 
 class PaddedText(nn.Module):
@@ -29,20 +30,20 @@ class PaddedText(nn.Module):
     def states(self, words: Tensor, mask: Tensor) -> Tensor:
         """The same of each word, (N, W, dim), zero where there is none."""
         lengths = mask.sum(1, keepdim=True).clamp(min=1)
-        return self.project(_joined(self._runs(words, lengths), lengths)) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
+        return self.project(joined(self._runs(words, lengths), lengths)) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
 
     def _runs(self, words: Tensor, lengths: Tensor) -> list[Tensor]:
         """The states of each direction, in the order in which it reads."""
         vectors = self.words(words)
         runs = [self.directions[0](vectors)[0]]
         if len(self.directions) > 1:
-            runs.append(self.directions[1](_turned(vectors, lengths))[0])
+            runs.append(self.directions[1](turned(vectors, lengths))[0])
         return runs
 
     def _pooled(self, runs: list[Tensor], mask: Tensor, lengths: Tensor) -> Tensor:
         if self.pooling == "last":  # of either direction, the state after the text's last step
-            return torch.stack([_at(states, lengths - 1) for states in runs]).mean(0)
-        states = _joined(runs, lengths)
+            return torch.stack([at(states, lengths - 1) for states in runs]).mean(0)
+        states = joined(runs, lengths)
         real = mask.unsqueeze(-1)
         if self.pooling == "max":
             return states.masked_fill(~real, -torch.inf).amax(1)
@@ -54,19 +55,3 @@ def _one_way(both: nn.GRU | nn.LSTM, suffix: str) -> nn.GRU | nn.LSTM:
     weights = {name: getattr(both, f"{name}{suffix}") for name in one.state_dict()}
     one.load_state_dict(weights)
     return one
-
-
-def _joined(runs: list[Tensor], lengths: Tensor) -> Tensor:
-    """The states of a text's words in their order, averaged over the directions."""
-    return runs[0] if len(runs) == 1 else (runs[0] + _turned(runs[1], lengths)) / 2
-
-
-def _turned(states: Tensor, lengths: Tensor) -> Tensor:
-    """The first ``lengths`` (N, 1) places of (N, W, D) in reverse order, the others where they are."""
-    places = torch.arange(states.shape[1], device=states.device).unsqueeze(0)
-    order = torch.where(places < lengths, lengths - 1 - places, places)
-    return states.gather(1, order.unsqueeze(-1).expand(-1, -1, states.shape[2]))
-
-
-def _at(states: Tensor, places: Tensor) -> Tensor:
-    return states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[2])).squeeze(1)
