@@ -42,11 +42,11 @@ def localize(
     if not phrase.strip():
         raise UserError("the phrase is empty; give some words, such as 'a dog'")
     from calligram.features.chunker import Span
+    from calligram.features.unknown_words import UnknownWords
     from calligram.models.stored import load_matcher
     from calligram.recipes.plan import device_named
     from calligram.search.localizer import Located, localize_sentence, look, rank
     from calligram.search.query import read_picture
-    from calligram.search.unknown_words import UnknownWords
 
     picture = read_picture(image)
     stored = load_matcher(run)

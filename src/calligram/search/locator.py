@@ -16,12 +16,12 @@ import torch
 from calligram.data.pictures import PictureError, decode
 from calligram.errors import UserError
 from calligram.features.regions.catalog import proposer_named
+from calligram.features.unknown_words import UnknownWords
 from calligram.models.stored import Stored
 from calligram.search.library import Library
 from calligram.search.localizer import Located, Looked, localize_sentence, look, rank, region_side, whole
 from calligram.search.manifest import Model
 from calligram.search.models import load_recorded
-from calligram.search.unknown_words import UnknownWords
 
 REMEMBERED = 32
 """pictures whose proposals are kept: some 200 boxes each, at 2 kB a box for 512 numbers"""

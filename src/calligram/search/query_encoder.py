@@ -12,11 +12,11 @@ from PIL import Image
 
 from calligram.errors import NotFiniteError
 from calligram.evaluation.attention import Attended, Seen, attended, one_spaced, words_and_parts
+from calligram.features.unknown_words import UnknownWords
 from calligram.models.matcher import Encoded, unit
 from calligram.models.stored import Stored
 from calligram.search.item_places import ItemPlaces
 from calligram.search.library import Item
-from calligram.search.unknown_words import UnknownWords
 
 Floats = NDArray[np.float32]
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from calligram.features.text_vectors import VectorSettings, VectorText
+from calligram.features.unknown_words import UnknownWords
 from calligram.features.vocabulary import Vocabulary
 from calligram.features.wordpieces import WordPieces
-from calligram.search.unknown_words import UnknownWords
 
 TEXTS = ["a red dog runs", "the dog plays with a well known ball"]
 
