@@ -78,7 +78,7 @@ def lit(image: Image.Image, boxes: Floats, bright: Floats, longer: int = TILE) -
     for (left, top, right, bottom), value in zip(corners.tolist(), bright.tolist(), strict=True):
         part = shine[top:bottom, left:right]
         np.maximum(part, value, out=part)
-    grey = picture.mean(2, keepdims=True) * 0.3 + np.array(VEIL) * 0.5
+    grey = picture.mean(2, keepdims=True) * 0.25 + np.array(VEIL) * 0.5
     warm = picture * 0.62 + np.array(WARM) * 0.38  # colour, not light alone: what is lit may be black
     drawn = Image.fromarray(np.clip(grey + shine**0.8 * (warm - grey), 0, 255).astype(np.uint8))
     if _overlap(boxes):
@@ -97,7 +97,7 @@ def _overlap(boxes: Floats) -> bool:
 
 
 def _word(image: Image.Image, boxes: Floats, row: Floats, word: WordWeight, colour: tuple[int, int, int]) -> Tile:
-    return Tile(lit(image, boxes, light(row)), word.word, colour, f"{row.max():.0%}")
+    return Tile(lit(image, boxes, light(row)), word.word, colour, f"peak {row.max():.0%}")
 
 
 def _region(image: Image.Image, looks: Attended, region: int, words: list[WordWeight]) -> Tile:
