@@ -13,7 +13,7 @@ from calligram.features.backbone_input import BackboneInput
 from calligram.features.backbones import Backbone, pixel_input
 from calligram.features.encoder_input import EncoderInput
 from calligram.features.inputs import ImageInput, Inputs, TextInput
-from calligram.features.pixels import PixelInput
+from calligram.features.pixels import Augment, PixelInput
 from calligram.features.stored import StoredInput
 from calligram.features.text_encoder import TextEncoder
 from calligram.features.vocabulary import Vocabulary
@@ -47,6 +47,13 @@ class ImageSettings:
     crop: Annotated[float, "smallest share of a picture that a random training crop keeps", (0.01, 1)] = 0.9
     flip: Annotated[bool, "mirror half of the training pictures; harmful where captions say left and right"] = False
     jitter: Annotated[float, "largest random change of brightness, contrast and saturation", (0, 1)] = 0.0
+    dropout: Annotated[float, "share of entries of stored features set to zero in training", (0, 0.99)] = 0.0
+    hide: Annotated[float, "share of stored regions or cells left out in training", (0, 0.99)] = 0.0
+
+    @property
+    def augment(self) -> Augment:
+        """What training does to pictures, or to their features."""
+        return Augment(self.crop, self.flip, self.jitter, self.dropout, self.hide)
 
 
 @dataclass(frozen=True)
