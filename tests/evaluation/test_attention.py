@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from calligram.data.draft import RegionRecord
+from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, RegionRecord
 from calligram.data.writing import write_collection
 from calligram.errors import UserError
 from calligram.evaluation.attention import Attended, attend, place_of, see_image, see_picture
@@ -208,3 +209,30 @@ def test_by_hand():
     assert [place_of(box) for box in boxes] == ["left", "upper right"]
     assert looks._replace(boxes=None).at(0.1, 0.1) is None
     assert looks.plain()["words"] == [[0.25, 0.75]]
+
+
+def test_words_learn_to_look_at_the_region_they_name(tmp_path):
+    """Three regions of different colours, in any order, and a caption that names them: a third would be chance."""
+    draft, random = Draft("colours"), np.random.default_rng(0)
+    colours, looks = ("red", "green", "blue", "white", "black", "pink"), np.random.default_rng(1).normal(size=(6, 8))
+    shown = []
+    Image.new("RGB", (8, 8)).save(tmp_path / "p.png")
+    for split, count in (("train", 120), ("dev", 20), ("test", 40)):
+        for number in range(count):
+            id, own = f"{split}-{number}", random.permutation(6)[:3]
+            draft.images.append(ImageRecord(id, FileAt(tmp_path / "p.png"), split, feature_rows={"looks": len(shown)}))
+            text = "a " + " and a ".join(colours[colour] for colour in random.permutation(own))
+            draft.captions.append(CaptionRecord(f"{id}#0", text, (id,)))
+            shown.append(own)
+    values = looks[np.array(shown)] + 0.1 * random.normal(size=(len(shown), 3, 8))
+    np.save(tmp_path / "looks.npy", values.astype(np.float32))
+    draft.features["looks"] = [tmp_path / "looks.npy"]
+    collection = write_collection(draft, tmp_path / "collection")
+    matcher, inputs = trained(collection, tmp_path / "run", "image.features=looks", "batch=20", "epochs=10")
+    named = []
+    for row, text in zip(range(140, 180), collection.column("captions", "text")[140:], strict=True):
+        found = attend(matcher, inputs, see_image(matcher, inputs, collection, f"test-{row - 140}"), text)
+        for word, (start, end) in enumerate(words_of(text)):
+            if text[start:end] in colours:
+                named.append(found.words[word, shown[row].tolist().index(colours.index(text[start:end]))])
+    assert np.mean(named) > 0.55
