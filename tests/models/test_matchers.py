@@ -17,6 +17,7 @@ from calligram.models.combine import Ensemble, EnsembleSettings
 from calligram.models.matcher import Encoded, Matcher, stack, unit
 from calligram.models.pretrained import Pretrained, PretrainedSettings
 from calligram.models.scan import Scan, ScanSettings
+from calligram.models.tags import TagMatcher, TagSettings
 from calligram.models.text_cnn import TextCNNSettings
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
 from calligram.models.vse import VSESettings
@@ -44,6 +45,7 @@ SMALL = {
         image_dim=5, text_dim=8, hidden=9, dim=12, layers=3, text_layers=2, text="gru", vocabulary=30, word_dim=6
     ),
     "cca": CCASettings(image_dim=5, text_dim=7, dim=4),
+    "tags": TagSettings(image_dim=5, text_dim=7),
     "two-branch, similarity": TwoBranchSimilaritySettings(image_dim=5, text_dim=7, hidden=9, dim=12),
     "scan, t2i": ScanSettings(**SIDES),
     "scan, i2t": ScanSettings(**{**SIDES, "hidden": 7}, direction="i2t", aggregation="mean", temperature=4.0),
@@ -79,12 +81,12 @@ def build(name: str) -> Matcher:
 
 
 def images(matcher: Matcher, count: int) -> torch.Tensor:
-    stored = isinstance(matcher, CCA | Ensemble) or getattr(matcher.settings, "image", "") == "features"
+    stored = isinstance(matcher, CCA | Ensemble | TagMatcher) or getattr(matcher.settings, "image", "") == "features"
     return torch.randn(count, 3, 5) if stored else torch.randn(count, 3, 16, 16)
 
 
 def texts(matcher: Matcher, count: int, longest: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
-    if isinstance(matcher, CCA) or getattr(matcher.settings, "text", "") == "vectors":
+    if isinstance(matcher, CCA | TagMatcher) or getattr(matcher.settings, "text", "") == "vectors":
         return torch.randn(count, matcher.settings.text_dim), torch.ones(count, 1, dtype=torch.bool)
     lengths = torch.randint(2, longest + 1, (count,))
     lengths[0] = longest

@@ -17,6 +17,7 @@ from calligram.data.pairing import Visuals
 from calligram.errors import UserError, unknown
 from calligram.features.backbone_input import BackboneInput
 from calligram.features.chunker import Chunker
+from calligram.features.concepts import ConceptText
 from calligram.features.encoder_input import EncoderInput
 from calligram.features.joined_input import JoinedImages, JoinedTexts
 from calligram.features.pixels import Augment, PixelInput
@@ -107,7 +108,7 @@ IMAGE_INPUTS: Mapping[str, type[ImageInput]] = {
     cls.kind: cls for cls in (PixelInput, StoredInput, BackboneInput, RegionInput, JoinedImages)
 }
 TEXT_INPUTS: Mapping[str, type[TextInput]] = {
-    cls.kind: cls for cls in (Vocabulary, WordPieces, EncoderInput, VectorText, JoinedTexts)
+    cls.kind: cls for cls in (Vocabulary, WordPieces, EncoderInput, VectorText, JoinedTexts, ConceptText)
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from calligram.features.concepts import ConceptText
 from calligram.features.inputs import TextInput
 from calligram.features.joined_input import JoinedTexts
 from calligram.features.known_words import parts_of
@@ -20,6 +21,7 @@ class UnknownWords:
             text = text.sentences
         self._parted = isinstance(text, VectorText)
         self._known: frozenset[str] | None = None
+        self._concepts = text if isinstance(text, ConceptText) else None
         if isinstance(text, Vocabulary):
             self._known = frozenset(text.words)
         elif isinstance(text, VectorText):
@@ -38,6 +40,8 @@ class UnknownWords:
         return not telling(word for word in tokenise(text) if self._knows(word))
 
     def _knows(self, word: str) -> bool:
+        if self._concepts is not None:
+            return bool(self._concepts.asked(word))
         if self._known is None:
             return True
         # Text vectors look up the parts of a word that they do not know whole.

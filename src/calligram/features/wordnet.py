@@ -7,7 +7,7 @@ corpus hold them; nothing is downloaded.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -82,17 +82,7 @@ class WordNet:
 
     def base_forms(self, word: str) -> tuple[str, ...]:
         """A word as the database lists it: itself, and what it may be the plural of."""
-        found = [word] if word in self.index else []
-        found += [w for w in self.irregular.get(word, ()) if w in self.index]
-        if not self.irregular.get(word) and not word.endswith("ss"):
-            for ending, single in _ENDINGS:
-                if (
-                    word.endswith(ending)
-                    and len(word) > len(ending) + 1
-                    and word[: -len(ending)] + single in self.index
-                ):
-                    found.append(word[: -len(ending)] + single)
-        return tuple(dict.fromkeys(found))
+        return base_forms(word, self.index, self.irregular)
 
     def meanings(self, word: str) -> list[Synset]:
         """Meanings of a word in any form, most frequent first."""
@@ -110,6 +100,15 @@ class WordNet:
             front = [self.synset(offset) for offset in above if offset not in seen]
             seen.update(near.offset for near in front)
             yield from front
+
+
+def base_forms(word: str, known: Container[str] | None, irregular: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """A word itself and what it may be the plural of, as far as they are known; None knows every word."""
+    found = [word, *irregular.get(word, ())]
+    if word not in irregular and not word.endswith("ss"):
+        ends = [(e, single) for e, single in _ENDINGS if word.endswith(e) and len(word) > len(e) + 1]
+        found += [word[: -len(ending)] + single for ending, single in ends]
+    return tuple(dict.fromkeys(form for form in found if known is None or form in known))
 
 
 @lru_cache(maxsize=65536)

@@ -19,6 +19,7 @@ from calligram.models.combine import Ensemble, EnsembleSettings, Weighted, Weigh
 from calligram.models.matcher import Matcher
 from calligram.models.pretrained import Pretrained, PretrainedSettings
 from calligram.models.scan import Scan, ScanSettings
+from calligram.models.tags import TagMatcher, TagSettings
 from calligram.models.two_branch import (
     TwoBranchEmbedding,
     TwoBranchSettings,
@@ -46,6 +47,7 @@ MATCHERS: Mapping[str, Kind] = {
     "bfan": Kind(BFAN, BFANSettings),
     "vsrn": Kind(VSRN, VSRNSettings),
     "a3vse": Kind(A3VSE, A3VSESettings),
+    "tags": Kind(TagMatcher, TagSettings),
     "two-branch": Kind(TwoBranchEmbedding, TwoBranchSettings),
     "two-branch-similarity": Kind(TwoBranchSimilarity, TwoBranchSimilaritySettings),
 }

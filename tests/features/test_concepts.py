@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from calligram.features.concepts import ConceptText, words_for
+from calligram.features.wordnet import WordNet
+
+LABELS = ("background", "whippet", "unicycle", "shuttlecock", "hunting dog, chaser")
+
+
+@pytest.fixture(scope="module")
+def wordnet(tiny_wordnet):
+    return WordNet.open(tiny_wordnet)
+
+
+@pytest.mark.parametrize(
+    ("label", "expansion", "words"),
+    [
+        ("unicycle", "none", {"unicycle"}),
+        ("unicycle", "synonyms", {"unicycle", "monocycle"}),
+        ("whippet", "kinds", {"whippet", "hound", "hunting dog", "dog", "animal"}),  # a thing is five steps away
+        ("hunting dog, chaser", "synonyms", {"hunting dog", "chaser"}),
+        ("background", "kinds", set()),
+    ],
+)
+def test_words_that_ask_for_a_label(wordnet, label, expansion, words):
+    assert set(words_for(label, expansion, wordnet)) == words
+
+
+def test_without_wordnet_its_own_names_ask_for_a_label():
+    assert words_for("unicycle, one-wheeler", "synonyms", None) == ("unicycle", "one wheeler")
+
+
+@pytest.mark.parametrize(
+    ("text", "expansion", "concepts"),
+    [
+        ("Two whippets ride a monocycle.", "none", [1]),
+        ("Two whippets ride a monocycle.", "synonyms", [1, 2]),
+        ("a hunting dog", "none", [4]),
+        ("a dog, hunting", "none", []),
+        ("hunting dogs", "none", [4]),
+        ("a dog", "kinds", [1, 4]),
+        ("background", "kinds", []),
+        ("", "kinds", []),
+    ],
+)
+def test_a_text_asks_for_the_concepts_it_names(wordnet, text, expansion, concepts):
+    found = ConceptText.of(LABELS, expansion, wordnet)
+    assert found.asked(text) == concepts
+    queries, mask = found.texts([text, "a whippet"])
+    expected = torch.zeros(2, 5)
+    expected[0, concepts] = 1
+    expected[1, 1] = 1
+    assert torch.equal(queries, expected)
+    assert mask.shape == (2, 1)
+
+
+def test_queries_need_no_wordnet_once_it_is_saved(wordnet, tmp_path):
+    made = ConceptText.of(("child", "man"), "synonyms", wordnet)
+    again = ConceptText.read(tmp_path, json.loads(json.dumps(made.save(tmp_path))))
+    assert again == made
+    assert again.asked("children and men") == [0, 1]
+    assert again.asked("some kids") == [0]

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from calligram.errors import UserError
+from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.features.wordnet import WordNet
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.training.runs import Run
+
+
+def run(collection, out, *changes):
+    recipe = RECIPES["tags"]
+    return run_recipe(
+        recipe, resolve(recipe.defaults, changes), collection, out, around=Surroundings(torch.device("cpu"))
+    )
+
+
+def test_scores_are_sums_of_the_probabilities_of_named_labels(
+    tiny, tiny_classifier, tiny_wordnet, tmp_path, monkeypatch
+):
+    from transformers import AutoModelForImageClassification
+
+    monkeypatch.setattr(WordNet, "find", lambda: WordNet.open(tiny_wordnet))
+    run(tiny, tmp_path / "run", f"backbone={tiny_classifier}", "expand=kinds")
+    monkeypatch.setattr(WordNet, "find", lambda: None)  # a run is self-contained
+    matcher, inputs = Run.open(tmp_path / "run").load()
+    visuals = tiny.sentences("test").visuals
+    rows = inputs.images.load(visuals, lambda items, *_: items).take(visuals.rows * 0)[:1]
+    texts = ["a dog on a monocycle", "a whippet", "a disc", "a gizmo and a disc", "nothing"]
+    with torch.no_grad():
+        scores = matcher.score(
+            matcher.encode_images(inputs.images.finish(rows)), matcher.encode_texts(*inputs.texts.texts(texts))
+        )[0]
+        pixels = inputs.images.pixels.finish(inputs.images.pixels.images([visuals.open(0)]))
+        model = AutoModelForImageClassification.from_pretrained(tiny_classifier).eval()
+        seen = torch.softmax(model(pixels).logits[0], dim=0).tolist()
+    expected = [seen[1] + seen[2], seen[1], seen[3], seen[3] + seen[4], 0.0]
+    torch.testing.assert_close(scores, torch.tensor(expected), rtol=1e-2, atol=1e-3)  # features are kept in half
+    assert evaluate_retrieval(matcher, inputs, tiny.sentences("test")).retrieval.t2i.queries == 14
+
+
+def test_without_wordnet_it_is_said_and_names_alone_are_used(tiny, tiny_classifier, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(WordNet, "find", lambda: None)
+    with caplog.at_level(logging.WARNING):
+        run(tiny, tmp_path / "run", f"backbone={tiny_classifier}")
+    assert "there is no WordNet here" in caplog.text
+    texts = Run.open(tmp_path / "run").load()[1].texts
+    assert texts.asked("a monocycle") == [2]
+    assert texts.asked("a dog") == []
+
+
+def test_a_classifier_is_needed(tiny, tmp_path):
+    with pytest.raises(UserError, match="recipe tags needs a classifier"):
+        run(tiny, tmp_path / "run")
+
+
+def test_probabilities_under_the_least_count_as_none(tiny, tiny_classifier, tmp_path):
+    run(tiny, tmp_path / "run", f"backbone={tiny_classifier}", "least=1.0", "expand=none")
+    matcher = Run.open(tmp_path / "run").load()[0]
+    assert matcher.encode_images(torch.randn(3, matcher.settings.image_dim)).vectors.sum() == 0
