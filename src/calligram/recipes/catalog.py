@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calligram.errors import unknown
-from calligram.recipes import aoq, cca, combined, dual_path, ensemble, fragments, phrases, pretrained, two_branch, vse
+from calligram.recipes import (
+    aoq,
+    cca,
+    combined,
+    dual_path,
+    ensemble,
+    fragments,
+    phrases,
+    pretrained,
+    tags,
+    two_branch,
+    vse,
+)
 from calligram.recipes.plan import Recipe
 
 RECIPES: Mapping[str, Recipe] = {
@@ -67,6 +79,12 @@ RECIPES: Mapping[str, Recipe] = {
             "an image-sentence run and a region-phrase run, their distances weighted (two-branch, Eq. 8)",
             combined.CombinedRecipe(),
             combined.plan,
+        ),
+        Recipe(
+            "tags",
+            "labels of a classifier against the words of a text, without a caption to learn from (baseline of a3vse)",
+            tags.TagsRecipe(),
+            tags.plan,
         ),
         Recipe(
             "cca", "canonical correlation analysis in one pass, the baseline of two-branch", cca.CCARecipe(), cca.plan
