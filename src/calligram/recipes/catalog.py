@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from calligram.errors import unknown
 from calligram.recipes import (
+    a3vse,
     aoq,
     cca,
     combined,
@@ -40,7 +41,7 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         Recipe(
             "fragments",
-            "regions or cells and words by attention or reasoning: scan, bfan or vsrn",
+            "regions or cells and words by attention or reasoning: scan, bfan, vsrn or a3vse",
             fragments.FragmentsRecipe(),
             fragments.plan,
         ),
@@ -55,6 +56,12 @@ RECIPES: Mapping[str, Recipe] = {
             "any matcher with online and mined offline negatives, in two rounds (aoq)",
             aoq.AOQRecipe(),
             aoq.plan,
+        ),
+        Recipe(
+            "a3vse",
+            "any matcher from few captions, and pseudo pairs of images without any, with adversaries (a3vse)",
+            a3vse.A3VSERecipe(),
+            a3vse.plan,
         ),
         Recipe(
             "two-branch",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError, unknown
+from calligram.models.a3vse import A3VSE, A3VSESettings
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.fragments import Aggregation, Norm
 from calligram.models.matcher import Matcher
@@ -19,7 +20,7 @@ from calligram.recipes.vector_text import need_vectors
 from calligram.training.caption_writing import CaptionObjective
 from calligram.training.objectives import Objective
 
-FRAGMENTS = ("scan", "bfan", "vsrn")
+FRAGMENTS = ("scan", "bfan", "vsrn", "a3vse")
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,27 @@ class VSRNModel:
 
 
 @dataclass(frozen=True)
+class A3VSEModel:
+    """A3VSE's attention of each side to itself (a3vse, Eq. 1)."""
+
+    attention: Annotated[Literal["context", "mean"], "weigh regions and words by their context, or all alike"] = (
+        "context"
+    )
+    heads: Annotated[int, "attentions of each side, K", (1, 1000)] = 3
+    context: Annotated[int, "size of the space in which context and parts are compared, K'", (1, 65536)] = 512
+    temperature: Annotated[float, "factor before the softmax, lambda; the paper's is not given", (0, 10000)] = 1.0
+    merge: Annotated[Literal["concat", "mean"], "what the heads become: one after the other, or their mean"] = "concat"
+    cell: Annotated[Literal["lstm", "gru"], "what reads words, without a text.encoder"] = "lstm"
+
+
+@dataclass(frozen=True)
 class FragmentModels:
     """Settings of each matcher, of which one's count; a recipe's settings may inherit them."""
 
     scan: ScanModel = field(default_factory=ScanModel)
     bfan: BFANModel = field(default_factory=BFANModel)
     vsrn: VSRNModel = field(default_factory=VSRNModel)
+    a3vse: A3VSEModel = field(default_factory=A3VSEModel)
 
 
 def check_fragments(matcher: str, image: ImageSettings, text: TextSettings, models: FragmentModels) -> None:
@@ -88,7 +104,7 @@ def fragment_sides(image: ImageSettings, text: TextSettings, train: Pairing, aro
 
 
 def fragment_matcher(matcher: str, models: FragmentModels, sides: Sides) -> Matcher:
-    """``scan``, ``bfan`` or ``vsrn``, starting from the sides' weights where there are any."""
+    """``scan``, ``bfan``, ``vsrn`` or ``a3vse``, starting from the sides' weights where there are any."""
     shared: dict[str, Any] = {f.name: getattr(sides.shape, f.name) for f in fields(PartSettings)}
     if matcher == "scan":
         return sides.started(Scan(ScanSettings(**shared, **vars(models.scan))))
@@ -97,6 +113,8 @@ def fragment_matcher(matcher: str, models: FragmentModels, sides: Sides) -> Matc
     if matcher == "vsrn":
         own = {k: v for k, v in vars(models.vsrn).items() if k not in ("captions", "writer")}
         return sides.started(VSRN(VSRNSettings(**shared, **own)))
+    if matcher == "a3vse":
+        return sides.started(A3VSE(A3VSESettings(**shared, **vars(models.a3vse))))
     raise unknown("matcher of regions and words", matcher, FRAGMENTS)
 
 

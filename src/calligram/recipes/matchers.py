@@ -8,9 +8,11 @@ from typing import Literal, NamedTuple
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
+from calligram.models.branches import WordStates
 from calligram.models.heads import HeadKind
 from calligram.models.matcher import Matcher
 from calligram.models.pretrained import load_dual_encoder
+from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 from calligram.recipes.embedding import ImageSettings, Sides, TextSettings, check_sides
 from calligram.recipes.fragment_models import (
     FRAGMENTS,
@@ -21,9 +23,10 @@ from calligram.recipes.fragment_models import (
     fragment_sides,
 )
 from calligram.recipes.plan import Surroundings
+from calligram.recipes.vector_text import need_vectors
 from calligram.training.objectives import Objective
 
-MatcherName = Literal["vse", "dual-path", "pretrained", "scan", "bfan", "vsrn"]
+MatcherName = Literal["vse", "dual-path", "two-branch", "pretrained", "scan", "bfan", "vsrn", "a3vse"]
 Extra = tuple[tuple[float, Objective], ...]
 """objectives that a matcher is trained with beside any other, with their weights"""
 
@@ -49,6 +52,10 @@ class Model:
             check_sides(self.image, self.text)
         if self.matcher == "pretrained" and not self.model:
             raise UserError("matcher=pretrained needs a model: give --set model= with a folder or a hub name")
+        if self.matcher == "two-branch":
+            need_vectors(self.image)
+            if self.text.network == "cnn":
+                raise UserError("text.network=cnn is not for matcher=two-branch; it takes gru, or a text.encoder")
 
 
 class Built(NamedTuple):
@@ -72,4 +79,30 @@ def built(model: Model, train: Pairing, around: Surroundings) -> Built:
         regions = fragment_matcher(model.matcher, model.fragments, sides)
         return Built(regions, sides.inputs, extra_objectives(model.matcher, model.fragments, sides))
     sides = Sides(model.image, model.text, train, around, dim=model.dim, head=model.head)
+    if model.matcher == "two-branch":
+        return Built(_two_branch(sides), sides.inputs)
     return Built(sides.matcher(), sides.inputs)
+
+
+def _two_branch(sides: Sides) -> TwoBranchEmbedding:
+    """The two-branch network over a GRU or an encoder; its recipe has fitted text vectors as well."""
+    shape, backbone, encoder = sides.shape, sides.backbone, sides.encoder
+    assert shape.text in ("gru", "bert", "states")
+    matcher = TwoBranchEmbedding(
+        TwoBranchSettings(
+            image_dim=backbone.dim if backbone is not None else shape.feature_dim,
+            text_dim=encoder.dim if encoder is not None else shape.hidden,
+            dim=shape.dim,
+            image="backbone" if shape.image == "backbone" else "features",
+            backbone=shape.backbone,
+            text=shape.text,
+            encoder=shape.encoder,
+            vocabulary=shape.vocabulary,
+            word_dim=shape.word_dim,
+            bidirectional=shape.bidirectional,
+            pooling=shape.pooling,
+        )
+    )
+    if isinstance(matcher.text, WordStates) and matcher.text.encoder is not None and encoder is not None:
+        matcher.text.encoder.load_state_dict(encoder.state_dict())
+    return sides.started(matcher)

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from calligram.data.draft import RegionRecord
+from calligram.data.writing import write_collection
+from calligram.errors import UserError
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.training.loop import _Training
+from calligram.training.objectives import InfoNCEObjective, RankingObjective
+from calligram.training.runs import Run
+from calligram.training.weak_batches import WeakBatch
+from calligram.training.weak_objectives import WeakObjective
+
+SMALL = (
+    "image.features=colour", "batch=4", "dim=8", "average=0", "text.word_dim=6", "text.hidden=8", "epochs=2",
+    "a3vse.context=6", "a3vse.heads=2", "adversary.hidden=5", "pseudo.source=finder", "sparse.images=0.5",
+)  # fmt: skip
+COLOURS = ("red", "green", "blue", "yellow", "white", "black")
+
+
+@pytest.fixture(scope="module")
+def detected(tiny_draft, tmp_path_factory):
+    """The tiny collection with features that show each disc's colour, and a detector that says it."""
+    folder = tmp_path_factory.mktemp("detected")
+    (folder / "pictures").mkdir()
+    draft = tiny_draft(folder / "pictures", 2)
+    rng = np.random.default_rng(0)
+    values = 0.3 * rng.normal(size=(len(draft.images), 3, 8)).astype(np.float32)
+    for row, image in enumerate(draft.images):
+        number = int(image.id.rpartition("-")[2]) % 6
+        values[row, row % 3, number] += 2
+        image.feature_rows["colour"] = row
+        draft.regions.append(
+            RegionRecord(f"{image.id}/found", image.id, (8, 4, 32, 28), "finder", "disc", COLOURS[number], 0.9)
+        )
+    np.save(folder / "colour.npy", values)
+    draft.features["colour"] = [folder / "colour.npy"]
+    return write_collection(draft, folder / "collection")
+
+
+def settings_of(*changes):
+    return resolve(RECIPES["a3vse"].defaults, [*SMALL, *changes])
+
+
+def planned(collection, *changes):
+    settings = settings_of(*changes)
+    return RECIPES["a3vse"].plan(settings, settings.sparse.of(collection), Surroundings())
+
+
+def run(collection, out, *changes, resume=False):
+    around = Surroundings(torch.device("cpu"))
+    return run_recipe(RECIPES["a3vse"], settings_of(*changes), collection, out, resume=resume, around=around)
+
+
+def test_pseudo_pairs_teach_what_the_captions_do_not_say(detected, tmp_path):
+    """Two captioned images know two colours; the detector knows all six, by the same words."""
+    changes = ("sparse.images=0.17", "dim=32", "text.word_dim=16", "text.hidden=32", "text.dropout=0", "text.blank=0",
+               "lr=0.01", "epochs=12", "steps=8", "batch=6", "adversary.weight=0.1")  # fmt: skip
+    with_them = run(detected, tmp_path / "with", *changes)
+    without = run(detected, tmp_path / "without", *changes, "pseudo.of=none")
+    assert with_them["rsum"] > 1.3 * without["rsum"]
+    weights = load_file(tmp_path / "with" / "best.safetensors")
+    assert not [name for name in weights if "discriminator" in name or "adversary" in name]
+    terms = next(row for row in reversed(Run(tmp_path / "with").metrics()) if "loss" in row)
+    assert {"info_nce", "pseudo_info_nce", "intra", "cross", "trans", "cross_error"} <= set(terms)
+
+
+def test_words_of_pseudo_sentences_are_known_and_their_images_are_others(detected):
+    plan = planned(detected, "sparse.images=0.17")
+    assert set(COLOURS) <= set(plan.inputs.texts.words)
+    (stage,) = plan.stages
+    batch = next(iter(stage.batches.epoch(0)))
+    assert isinstance(batch, WeakBatch)
+    own, beside = ({tuple(image.flatten().tolist()) for image in b.images} for b in (batch, batch.pseudo))
+    assert not own & beside
+
+
+def test_the_papers_preset_is_the_triplet_loss_with_its_margins_beta_and_weights(detected):
+    plan = planned(detected, "preset=paper", "warmup_epochs=1", "epochs=4")
+    warm, hard = plan.stages
+    assert [stage.name for stage in plan.stages] == ["warm-up", "ranking"]
+    for stage, top_k in ((warm, None), (hard, 1)):
+        objective = stage.objective
+        assert isinstance(objective, WeakObjective)
+        assert isinstance(objective.annotated, RankingObjective)
+        assert isinstance(objective.pseudo, RankingObjective)
+        assert (objective.annotated.margin, objective.pseudo.margin, objective.beta) == (0.2, 0.3, 0.8)
+        assert objective.annotated.top_k == objective.pseudo.top_k == top_k
+        assert sorted(objective.adversary.weights.values()) == [0.1, 0.2, 0.3, 0.3, 0.5, 0.5]
+        assert objective.adversary.steepness == 10
+    assert (warm.objective.span, hard.objective.span) == ((0.0, 0.25), (0.25, 1.0))
+    assert warm.objective.adversary is hard.objective.adversary
+    assert isinstance(planned(detected).stages[0].objective.annotated, InfoNCEObjective)
+
+
+def test_table_5_is_settings(detected):
+    for changes, kinds in (
+        (("adversary.intra=0,0",), {"cross", "trans"}),
+        (("adversary.cross=0,0",), {"intra", "trans"}),
+        (("adversary.trans=0,0",), {"intra", "cross"}),
+    ):
+        plan = planned(detected, *changes)
+        objective = plan.stages[0].objective
+        terms = objective(plan.matcher, next(iter(plan.stages[0].batches.epoch(0))))
+        assert set(terms) - {"info_nce", "pseudo_info_nce"} == kinds
+    assert planned(detected, "adversary.weight=0").stages[0].objective.adversary is None
+    assert not isinstance(planned(detected, "pseudo.of=none").stages[0].objective, WeakObjective)
+    assert planned(detected, "a3vse.attention=mean").matcher.settings.attention == "mean"
+
+
+def test_without_images_to_speak_of_it_says_so_and_trains_on_captions_alone(detected, tmp_path, caplog):
+    with caplog.at_level(logging.INFO, logger="calligram"):
+        best = run(detected, tmp_path / "run", "sparse.images=1", "steps=3")
+    assert best["rsum"] > 0
+    said = [record.message for record in caplog.records if "no pseudo pairs and no adversarial terms" in record.message]
+    assert len(said) == 1
+    assert len(planned(detected, "sparse.images=1", "steps=3").stages[0].batches) == 3
+    # Or captioned images are spoken of as well.
+    plan = planned(detected, "sparse.images=1", "pseudo.of=all", "batch=50")
+    (batch,) = plan.stages[0].batches.epoch(0)
+    assert len(batch.images) == len(batch.pseudo.images) == 12
+
+
+def test_too_few_pseudo_pairs_are_left_out(detected, caplog):
+    with caplog.at_level(logging.INFO, logger="calligram"):
+        plan = planned(detected, "sparse.images=0.9167", "pseudo_batch=3")
+    assert not isinstance(plan.stages[0].objective, WeakObjective)
+    assert "1 images with 1 different pseudo-sentences are too few" in caplog.text
+
+
+@pytest.mark.parametrize("where", [("warm-up", 0), ("ranking", 0), ("ranking", 1)])
+def test_a_run_that_was_killed_takes_the_same_steps(detected, tmp_path, monkeypatch, where):
+    changes = ("epochs=3", "loss=ranking", "warmup_epochs=1", "average=0.9", "save_steps=1", "steps=5")
+    run(detected, tmp_path / "whole", *changes)
+    count = []
+
+    def dies(self, stage, batch, real=_Training._backward):
+        count.append(stage.name)
+        place = {"warm-up": 0, "ranking": 5}[where[0]] + 5 * where[1] + 3
+        if len(count) == place:
+            raise KeyboardInterrupt
+        return real(self, stage, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Training, "_backward", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(detected, tmp_path / "killed", *changes)
+    run(detected, tmp_path / "killed", *changes, resume=True)
+    one, two = (Run(tmp_path / name).load_state()[0] for name in ("whole", "killed"))
+    for group in ("matcher", "average"):
+        assert all(torch.equal(one[group][name], two[group][name]) for name in one[group])
+    numbers = [
+        [{k: v for k, v in row.items() if k != "steps_per_second"} for row in Run(tmp_path / name).metrics()]
+        for name in ("whole", "killed")
+    ]
+    assert numbers[0] == numbers[1]
+
+
+CNN = ("text.network=cnn", "text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.length=16", "head=paper")
+
+
+@pytest.mark.parametrize(
+    ("matcher", "changes"),
+    [
+        ("vse", ()),
+        ("dual-path", CNN),
+        ("two-branch", ()),
+        ("vsrn", ("vsrn.layers=1", "vsrn.writer=8")),
+        ("scan", ("adversary.weight=0",)),
+    ],
+)
+def test_other_matchers_learn_from_pseudo_pairs_too(matcher, changes, detected, tmp_path):
+    best = run(detected, tmp_path / "run", f"matcher={matcher}", *changes)
+    assert best["rsum"] > 0
+    terms = next(row for row in reversed(Run(tmp_path / "run").metrics()) if "stage" in row)
+    assert terms["stage"] == "infonce"
+
+
+def test_settings_that_do_not_go_together_are_refused(detected):
+    with pytest.raises(UserError, match=r"matcher=scan scores more than the cosine .* take adversary.weight=0"):
+        planned(detected, "matcher=scan")
+    with pytest.raises(UserError, match="pseudo_batch must be at least 2"):
+        settings_of("pseudo_batch=1")
+    with pytest.raises(UserError, match=r"text\.network=cnn is not for matcher=two-branch"):
+        planned(detected, "matcher=two-branch", "text.network=cnn")
