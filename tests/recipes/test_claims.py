@@ -134,6 +134,32 @@ def test_of_some_metrics_less_is_better():
     assert judge(median, STUDY, {"new": [1.0, 1.0], "old": [3.0, 4.0]}, "c").verdict == "holds"
 
 
+def test_a_claim_may_say_how_many_times_as_good():
+    """Means of 14 and 10: more than 1.3 times, by 1, and the error of the worse counts 1.3 times."""
+    claim = Claim("much better", "new", "old", factor=1.3)
+    found = judge(claim, STUDY, {"new": [13.9, 14.0, 14.1], "old": [9.9, 10.0, 10.1]}, "c")
+    assert found.verdict == "holds"
+    assert found.numbers["factor"] == 1.3
+    assert found.numbers["difference"] == 1.0
+    assert found.numbers["standard_error"] == 0.09  # sqrt((1 + 1.69) 0.01 / 3)
+    assert judge(claim, STUDY, {"new": [12.0, 12.1], "old": [10.0, 10.1]}, "c").verdict == "fails"
+    assert judge(claim, STUDY, {"new": [13.0, 13.4], "old": [10.0, 10.2]}, "c").verdict == "noise"
+
+
+def test_rows_of_several_levels_and_maps_of_rows_are_drawn(tiny, tmp_path):
+    rows = (Row("half", "vse", ("sparse.images=0.5",)), Row("all", "vse"))
+    study = Study(
+        "paper", rows, (Claim("more is better", "all", "half"),), levels={"vse": ("half", "all")}, mapped=("all",)
+    )
+    results = tmp_path / "results"
+    reproduce(study, tiny, seeds=1, results=results, runs=tmp_path / "runs", changes=SMALL)
+    assert len(list((results / "pictures").glob("paper-levels-tiny-*.png"))) == 1
+    (drawn,) = (results / "pictures").glob("*-map.png")
+    assert [line.study for line in read_results(results) if str(drawn) in line.pictures] == ["paper: all"]
+    with pytest.raises(ValueError, match="rows to be drawn together are not there"):
+        Study("p", rows, (), mapped=("none",))
+
+
 def test_overlap_is_measured_judged_and_drawn(tiny, tmp_path):
     study = Study("paper", STUDY.rows[:2], (Claim("further apart", "new", "old", metric="overlap"),))
     results = tmp_path / "results"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean, stdev
 
 LOWER = ("overlap", "medr", "meanr")
@@ -35,6 +35,8 @@ class Claim:
     worse: str
     metric: str = "rsum"
     """``rsum``, ``overlap``, or a direction and a metric such as ``t2i.r1``"""
+    factor: float = 1.0
+    """how many times as much as the other the better one has at least"""
     needs: str = ""
     """data this claim is about and that is not to be had; it is then reported as not run"""
 
@@ -48,10 +50,14 @@ class Study:
     claims: tuple[Claim, ...]
     compared: tuple[tuple[str, ...], ...] = ()
     """rows whose dev recalls over the epochs are drawn in one picture each"""
+    levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """by model, rows whose recalls are drawn against the captions they were trained with"""
+    mapped: tuple[str, ...] = ()
+    """rows whose test split is drawn as points on a plane"""
 
     def __post_init__(self) -> None:
         names = {row.name for row in self.rows}
-        for group in self.compared:
+        for group in (*self.compared, *self.levels.values(), self.mapped):
             if set(group) - names:
                 raise ValueError(f"rows to be drawn together are not there: {sorted(set(group) - names)}")
         for claim in self.claims:
@@ -81,8 +87,8 @@ class Verdict:
 def judge(claim: Claim, study: Study, values: Mapping[str, Sequence[float]], collection: str) -> Verdict:
     """Compare the means over seeds: a difference under two standard errors is noise.
 
-    A row with one seed has no spread of its own; it borrows the largest spread among this study's rows. Without any
-    spread at all nothing is decided.
+    The worse row's mean counts as often as the claim's factor says. A row with one seed has no spread of its own; it
+    borrows the largest spread among this study's rows. Without any spread at all nothing is decided.
     """
     if claim.needs:
         return Verdict(study.paper, claim.text, "not run", {"needs": claim.needs}, collection)
@@ -93,15 +99,17 @@ def judge(claim: Claim, study: Study, values: Mapping[str, Sequence[float]], col
         "metric": claim.metric,
         claim.better: [round(v, digits) for v in better],
         claim.worse: [round(v, digits) for v in worse],
+        **({"factor": claim.factor} if claim.factor != 1 else {}),
     }
     if not better or not worse:
         return Verdict(study.paper, claim.text, "not run", numbers, collection)
     spreads = [stdev(v) for v in values.values() if len(v) > 1]
-    difference = mean(better) - mean(worse)
+    difference = mean(better) - claim.factor * mean(worse)
     numbers["difference"] = round(difference, digits)
     if not spreads:
         return Verdict(study.paper, claim.text, "noise", numbers, collection)
-    error = math.sqrt(sum((stdev(v) if len(v) > 1 else max(spreads)) ** 2 / len(v) for v in (better, worse)))
+    variances = ((stdev(v) if len(v) > 1 else max(spreads)) ** 2 / len(v) for v in (better, worse))
+    error = math.sqrt(sum(factor**2 * of for factor, of in zip((1.0, claim.factor), variances, strict=True)))
     numbers["standard_error"] = round(error, digits)
     verdict = "noise" if abs(difference) < 2 * error else "holds" if sign * difference > 0 else "fails"
     return Verdict(study.paper, claim.text, verdict, numbers, collection)

@@ -10,19 +10,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from calligram.data.collection import Collection
+from calligram.data.pairing import Pairing
 from calligram.errors import UserError, unknown
+from calligram.evaluation.embedding_map import draw_map
+from calligram.evaluation.encoding import EncodedPairing
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.evaluation.overlap import draw_overlap
-from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.evaluation.retrieval import Floats, Look, evaluate_retrieval
 from calligram.evaluation.sheets import draw_sheet
 from calligram.features.region_input import RegionInput
 from calligram.models.stored import BEST
 from calligram.recipes.catalog import recipe_named
 from calligram.recipes.claims import Claim, Row, Study, Verdict, judge
 from calligram.recipes.config import changed, resolve
+from calligram.recipes.level_curves import Level, draw_levels
 from calligram.recipes.plan import Surroundings, device_named, run_recipe
 from calligram.recipes.provenance import with_assets_found
 from calligram.recipes.results import Result, append, localization_line, read_results, result_line
@@ -70,6 +75,7 @@ def reproduce(
         found = result.localization
         say(f"  localization R@1 {found['r1']:.1f} on test" if found else f"  rsum {result.rsum:.1f} on test")
     _draw_compared(study, collection.name, results, runs, changes)
+    _draw_levels(study, collection, results, changes)
     verdicts = judged(study, collection.name, results, changes)
     _store(verdicts, results / "claims.jsonl")
     return verdicts
@@ -175,7 +181,11 @@ def _run(
     else:
         by_identity = collection.has_identities("test")
         test = collection.identities("test") if by_identity else collection.sentences("test")
-        report = evaluate_retrieval(matcher, inputs, test, within_modality=True, track=around.track)
+        look = None
+        if seed == 0 and row.name in study.mapped:
+            pictures.append(shown / f"{plain}-map.png")
+            look = _draws_map(test, pictures[-1], row.name)
+        report = evaluate_retrieval(matcher, inputs, test, within_modality=True, look=look, track=around.track)
         if pictures:
             draw_sheet(matcher, inputs, test, sheet, queries=3)
         compared = any(c.metric == "overlap" and row.name in (c.better, c.worse) for c in study.claims)
@@ -186,6 +196,14 @@ def _run(
         found = result_line(run, collection, "test", report, study=_key(study, row), by=by, pictures=pictures)
     # As the row gives them: a run it builds on is named by its row, wherever it lies.
     return replace(found, settings=_settings_of(row, changes))
+
+
+def _draws_map(test: Pairing, target: Path, title: str) -> Look:
+    def look(encoded: EncodedPairing, scores: Floats) -> None:
+        del scores
+        draw_map(encoded, test.matches, target, title)
+
+    return look
 
 
 def _plain(*words: str) -> str:
@@ -201,6 +219,22 @@ def _draw_compared(study: Study, collection: str, results: Path, runs: Path, cha
         if len(there) > 1:
             name = _plain(study.paper, group[0], "compared", collection, *changes)
             draw_compared(there, results / "pictures" / f"{name}.png")
+
+
+def _draw_levels(study: Study, collection: Collection, results: Path, changes: tuple[str, ...]) -> None:
+    """Test recalls against the captions of training, means over seeds; of rows that have results."""
+    done = _done(study, collection.name, results, changes)
+    curves: dict[str, list[Level]] = {}
+    for model, names in study.levels.items():
+        for name in names:
+            if found := list(done[name].values()):
+                row = study.row(name)
+                settings = resolve(recipe_named(row.recipe).defaults, [*changes, *row.changes])
+                pairs = len(settings.sparse.of(collection).sentences("train").matches)
+                i2t, t2i = (mean(getattr(result, side)["r1"] for result in found) for side in ("i2t", "t2i"))
+                curves.setdefault(model, []).append(Level(pairs, i2t, t2i))
+    if curves:
+        draw_levels(curves, results / "pictures" / f"{_plain(study.paper, 'levels', collection.name, *changes)}.png")
 
 
 def with_rows_found(change: str, folder: Callable[[str], Path]) -> str:
