@@ -205,4 +205,4 @@ def test_the_summary_counts_every_image_region_and_phrase_it_speaks_of(tmp_path:
         "4 noted: region of a skipped image",
         "5 noted: phrase of a skipped caption",
     }
-    assert problems.found[0].detail == "kept, but nothing is learnt from it"
+    assert problems.found[0].detail == "kept; only recipe a3vse learns from it"

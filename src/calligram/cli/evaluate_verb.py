@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calligram.cli.screen import bars, console, print_localization, print_report
+from calligram.cli.screen import bars, console, print_localization, print_report, print_unknown
 from calligram.errors import UserError
 
 if TYPE_CHECKING:  # importing them takes seconds, and help should not
@@ -30,6 +30,9 @@ def evaluate(
         bool | None,
         typer.Option(help="Match by identity (person search); the default where a collection has identities."),
     ] = None,
+    unknown: Annotated[
+        bool, typer.Option(help="Also count failures of texts with words that the matcher has never seen.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     sheet: Annotated[Path | None, typer.Option(help="Draw queries with their first five images into this PNG.")] = None,
     pictures: Annotated[
@@ -47,7 +50,9 @@ def evaluate(
     from calligram.evaluation.pictures import draw_pictures, sample
     from calligram.evaluation.retrieval import Floats, evaluate_retrieval
     from calligram.evaluation.sheets import draw_found_images
+    from calligram.evaluation.unknown_failures import UnknownFailures, unknown_failures
     from calligram.features.region_input import RegionInput
+    from calligram.features.unknown_words import UnknownWords
     from calligram.recipes.plan import device_named
     from calligram.recipes.results import append, result_line
     from calligram.recipes.starting import starting_features
@@ -58,18 +63,22 @@ def evaluate(
     matcher, inputs = opened.load()
     matcher.to(device_named(device))
     if isinstance(inputs.images, RegionInput):
-        if within or identities or folds > 1 or sheet is not None or pictures is not None:
+        if within or identities or unknown or folds > 1 or sheet is not None or pictures is not None:
             raise UserError(
-                "this run finds phrases in images; --within, --identities, --folds, --sheet and --pictures are for "
-                "runs that find whole images"
+                "this run finds phrases in images; --within, --identities, --unknown, --folds, --sheet and --pictures "
+                "are for runs that find whole images"
             )
         _phrases(opened, matcher, inputs, source, split, as_json=as_json, record=record)
         return
     by_identity = source.has_identities(split) if identities is None else identities
     pairing = source.identities(split) if by_identity else source.sentences(split)
     drawn = [] if sheet is None else [sheet]
+    counted: list[UnknownFailures] = []
 
     def look(encoded: EncodedPairing, scores: Floats) -> None:
+        if unknown:
+            texts = pairing.texts.strings
+            counted.append(unknown_failures(scores, pairing.matches, texts, UnknownWords(inputs.texts)))
         if sheet is not None:
             draw_found_images(scores, pairing, sheet)
         if pictures is not None:
@@ -82,9 +91,12 @@ def evaluate(
     if record is not None:
         append(record, result_line(opened, source, split, report, by=by, pictures=drawn))
     if as_json:
-        typer.echo(json.dumps({**report.as_dict(), **({"by": by} if by else {})}))
+        more = {"unknown": counted[0].as_dict()} if counted else {}
+        typer.echo(json.dumps({**report.as_dict(), **({"by": by} if by else {}), **more}))
     else:
         print_report(report, f"{run} on {source.name}, {split}{', by identity' if by else ''}")
+        for count in counted:
+            print_unknown(count)
         if sheet is not None:
             console.print(f"queries with their first five images: {sheet}")
         if pictures is not None:

@@ -26,6 +26,7 @@ from calligram.cli import (
     regions_verb,
     results_verbs,
     search_verb,
+    semantics_verb,
     serve_verb,
     train_verb,
     words_verb,
@@ -57,6 +58,7 @@ app.command("scenes")(data_verbs.scenes)
 app.command("import")(data_verbs.import_)
 app.command("info")(data_verbs.info)
 app.command("regions")(regions_verb.regions)
+app.command("semantics")(semantics_verb.semantics)
 app.command("list")(list_verb.list_)
 app.command("words")(words_verb.words)
 app.command("train")(train_verb.train)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # importing them takes seconds, and help should not
     from calligram.evaluation.localization import Localization
     from calligram.evaluation.ranking import Direction
     from calligram.evaluation.retrieval import Report, Retrieval
+    from calligram.evaluation.unknown_failures import UnknownFailures
 
 T = TypeVar("T")
 
@@ -79,6 +80,17 @@ def print_report(report: Report, title: str) -> None:
     if report.oracle is not None:
         share = 100 * report.retrieval.t2i.r1 / report.oracle.t2i.r1
         console.print(f"text-to-image R@1 is {share:.0f}% of what an oracle that knows every fact would get")
+
+
+def print_unknown(count: UnknownFailures) -> None:
+    """How many texts that were not found have words that are not known."""
+    rates = [f"{rate:.0f}%" for rate in count.failure_rate]
+    console.print(
+        f"{count.failures} texts do not find an image among the first {count.within}; {count.failures_unknown} of them "
+        f"have a word that the matcher has never seen. Of texts with such a word {rates[0]} fail, of others {rates[1]}"
+    )
+    if count.words:
+        console.print(f"unknown most often: {', '.join(f'{w} ({n})' for w, n in count.words[:10])}", markup=False)
 
 
 def print_localization(found: Localization, title: str) -> None:

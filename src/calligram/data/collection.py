@@ -187,8 +187,11 @@ class Collection:
         return Pairing(self.visuals(images), self.texts(captions), matches.select(images, captions), also)
 
     def unannotated(self, split: str) -> Visuals:
-        """Images of a split that have no caption."""
+        """Images of a split that have no caption; for train also those of no split, which nothing is measured by."""
         images = self.images_in(split)
+        if split == "train":
+            free = np.flatnonzero(np.array([not s for s in self.column("images", "split")], dtype=bool))
+            images = np.union1d(images, free)
         return self.visuals(np.setdiff1d(images, self.numbers("matches", "image")))
 
     def sparse(self, images: float = 1.0, captions: int | None = None, seed: int = 0) -> Collection:

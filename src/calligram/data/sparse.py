@@ -76,7 +76,7 @@ class _Sparse(Collection):
 
 
 def kept_matches(collection: Collection, sparsity: Sparsity) -> Mask:
-    """Which rows of ``matches`` stay.
+    """Which rows of ``matches`` stay (a3vse, Sec. 4.1).
 
     The order of images, and that of an image's captions, is drawn once for a seed by hashing ids; a level takes the
     first of each. A caption of two images may so be kept with one of them.

@@ -95,7 +95,7 @@ def _note_undescribed(checked: Checked, described: set[int], problems: Problems)
         return
     for row, record in enumerate(checked.images):
         if row not in described:
-            problems.note("image without captions", record.id, "kept, but nothing is learnt from it")
+            problems.note("image without captions", record.id, "kept; only recipe a3vse learns from it")
 
 
 def _also_true(draft: Draft, image_row: dict[str, int], caption_row: dict[str, int]) -> pa.Table:

@@ -24,7 +24,7 @@ Expansion = Literal["none", "synonyms", "kinds"]
 
 
 def words_for(label: str, expansion: Expansion, wordnet: WordNet | None) -> tuple[str, ...]:
-    """Names by which a text asks for a concept.
+    """Names by which a text asks for a concept (a3vse, Sec. 4.2).
 
     ``synonyms`` are those of the paper, words that share a meaning with the concept; ``kinds`` has also what it is a
     kind of, so that "dog" asks for every breed.

@@ -27,7 +27,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ImageWords:
-    """A backbone that images are described by; its features are stored with the collection, like any other's."""
+    """A backbone that images are described by, the source of global semantics s_g (a3vse, Sec. 4.6).
+
+    Its features are stored with the collection, like any other's.
+    """
 
     name: str
     images: BackboneInput = field(repr=False)

@@ -23,7 +23,7 @@ Attributes = Literal["none", "colour", "all"]
 
 @dataclass(frozen=True)
 class Sentences:
-    """How words of regions become a sentence."""
+    """How words of regions become a sentence s = [s_1 || s_2 || ...], s_k = [attribute_k class_k] (a3vse, Sec. 4.3)."""
 
     least: float = 0.3
     """smallest score of a region that is spoken of"""

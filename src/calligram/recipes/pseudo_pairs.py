@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from calligram.features.label_words import Naming
 from calligram.features.semantics import Attributes, Sentences, regional_sentences
 from calligram.features.vocabulary import tokenise
 from calligram.recipes.plan import Surroundings
+from calligram.recipes.run_settings import RunSettings
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,13 @@ class PseudoSettings:
     def __post_init__(self) -> None:
         if not self.said:
             raise UserError("said needs at least one of regions, labels and learnt")
+
+
+@dataclass(frozen=True)
+class SemanticsSettings(RunSettings):
+    """What is said of which images, for looking at it."""
+
+    pseudo: PseudoSettings = field(default_factory=PseudoSettings)
 
 
 def pseudo_pairs(

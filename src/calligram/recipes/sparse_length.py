@@ -18,7 +18,7 @@ EXTENDED = ((0.1, 2.5), (0.2, 2.0), (0.5, 1.2), (1.0, 1.0))
 
 
 def extended(share: float) -> float:
-    """Factor on the epochs at a share of annotations.
+    """Factor on the epochs at a share of annotations (a3vse, Sec. 4.2).
 
     The paper gives it at 10%, 20% and 50%; between these it is read off straight lines over the logarithm of the share,
     and below 10% it stays 2.5.
@@ -28,7 +28,7 @@ def extended(share: float) -> float:
 
 
 def half(share: float) -> float:
-    """Factor on the epochs that gives half of the steps that all annotations would take; at least 1."""
+    """Factor on the epochs for half of the steps that all annotations would take, at least 1 (a3vse, Sec. 4.2)."""
     return max(1.0, 0.5 / max(share, 1e-12))
 
 

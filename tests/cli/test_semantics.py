@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from calligram.cli.main import app
+from calligram.data.collection import Collection
+from calligram.data.draft import RegionRecord
+from calligram.data.writing import write_collection
+from calligram.recipes.plan import train_recipe
+
+
+@pytest.fixture(scope="module")
+def detected(tiny_draft, tmp_path_factory):
+    """The tiny collection with what a detector says of every image."""
+    folder = tmp_path_factory.mktemp("detected")
+    (folder / "pictures").mkdir()
+    draft = tiny_draft(folder / "pictures")
+    for image in draft.images:
+        draft.regions.append(RegionRecord(f"{image.id}/x", image.id, (1, 1, 9, 9), "yolox", "disc", "small red", 0.9))
+    return write_collection(draft, folder / "collection")
+
+
+def test_what_is_said_and_how_much_captions_say_it_too(detected):
+    shown = CliRunner().invoke(app, ["semantics", str(detected.folder), "--set", "sparse.images=0.1", "-n", "2"])
+    assert shown.exit_code == 0, shown.output
+    assert ": red disc" in shown.output
+    asked = ["semantics", str(detected.folder), "--set", "sparse.images=0.1", "--json"]
+    found = json.loads(CliRunner().invoke(app, asked).output)
+    assert found["images"] == 5
+    assert found["sentences"] == 1
+    assert found["said"] == 2
+
+
+def test_pictures_without_captions_beside_captioned_ones(tmp_path):
+    source, out = tmp_path / "pictures", tmp_path / "collection"
+    source.mkdir()
+    for number in range(12):
+        Image.new("RGB", (20, 20), (number * 20, 60, 90)).save(source / f"{number}.png")
+    rows = [f"{n}.png,a picture {n},{'train' if n < 4 else 'dev' if n < 6 else 'test'}" for n in range(8)]
+    (source / "captions.csv").write_text("\n".join(["image,caption,split", *rows]) + "\n")
+    done = CliRunner().invoke(app, ["import", "folder", str(source), str(out)])
+    assert done.exit_code == 0, done.output
+    collection = Collection.open(out)
+    names = {"8.png", "9.png", "10.png", "11.png"}
+    assert set(collection.unannotated("train").ids) == names
+    assert len(collection.unannotated("dev")) == len(collection.unannotated("test")) == 0
+    assert len(collection.sparse(0.5).unannotated("train")) == len(names) + 2
+    assert set(collection.sentences("train").visuals.ids) == {"0.png", "1.png", "2.png", "3.png"}
+
+
+def test_failures_with_unknown_words_are_counted(tiny, tmp_path):
+    small = ["epochs=1", "batch=6", "dim=8", "text.word_dim=8", "text.hidden=8", "text.min_count=1", "image.size=32"]
+    train_recipe("vse", tiny, tmp_path / "run", *small, "sparse.images=0.5", "sparse.captions=1")
+    asked = ["evaluate", str(tmp_path / "run"), str(tiny.folder), "--unknown", "--device", "cpu"]
+    shown = CliRunner().invoke(app, asked)
+    assert shown.exit_code == 0, shown.output
+    assert "have a word that the matcher has never seen" in " ".join(shown.output.split())
+    found = json.loads(CliRunner().invoke(app, [*asked, "--json"]).output.splitlines()[-1])["unknown"]
+    assert found["failures"] + found["found"] == 14
+    known = {w for text in tiny.sparse(0.5, 1).sentences("train").texts.strings for w in text.split()}
+    strange = sum(bool(set(text.split()) - known) for text in tiny.sentences("test").texts.strings)
+    assert found["failures_unknown"] + found["found_unknown"] == strange
