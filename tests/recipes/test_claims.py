@@ -149,8 +149,9 @@ def test_a_claim_may_say_how_many_times_as_good():
 def test_rows_of_several_levels_and_maps_of_rows_are_drawn(tiny, tmp_path):
     rows = (Row("half", "vse", ("sparse.images=0.5",)), Row("all", "vse"))
     study = Study(
-        "paper", rows, (Claim("more is better", "all", "half"),), levels={"vse": ("half", "all")}, mapped=("all",)
-    )
+        "paper", rows, (Claim("more is better", "all", "half"),), levels={"vse": ("half",)}, uncaptioned=("all",),
+        mapped=("all",),
+    )  # fmt: skip
     results = tmp_path / "results"
     reproduce(study, tiny, seeds=1, results=results, runs=tmp_path / "runs", changes=SMALL)
     assert len(list((results / "pictures").glob("paper-levels-tiny-*.png"))) == 1

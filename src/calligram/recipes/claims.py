@@ -52,12 +52,14 @@ class Study:
     """rows whose dev recalls over the epochs are drawn in one picture each"""
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """by model, rows whose recalls are drawn against the captions they were trained with"""
+    uncaptioned: tuple[str, ...] = ()
+    """rows that need no captions, drawn as lines across the same picture"""
     mapped: tuple[str, ...] = ()
     """rows whose test split is drawn as points on a plane"""
 
     def __post_init__(self) -> None:
         names = {row.name for row in self.rows}
-        for group in (*self.compared, *self.levels.values(), self.mapped):
+        for group in (*self.compared, *self.levels.values(), self.uncaptioned, self.mapped):
             if set(group) - names:
                 raise ValueError(f"rows to be drawn together are not there: {sorted(set(group) - names)}")
         for claim in self.claims:

@@ -225,12 +225,14 @@ def _draw_levels(study: Study, collection: Collection, results: Path, changes: t
     """Test recalls against the captions of training, means over seeds; of rows that have results."""
     done = _done(study, collection.name, results, changes)
     curves: dict[str, list[Level]] = {}
-    for model, names in study.levels.items():
+    for model, names in {**study.levels, **{name: (name,) for name in study.uncaptioned}}.items():
         for name in names:
             if found := list(done[name].values()):
                 row = study.row(name)
                 settings = resolve(recipe_named(row.recipe).defaults, [*changes, *row.changes])
-                pairs = len(settings.sparse.of(collection).sentences("train").matches)
+                pairs = 0
+                if name not in study.uncaptioned:
+                    pairs = len(settings.sparse.of(collection).sentences("train").matches)
                 i2t, t2i = (mean(getattr(result, side)["r1"] for result in found) for side in ("i2t", "t2i"))
                 curves.setdefault(model, []).append(Level(pairs, i2t, t2i))
     if curves:

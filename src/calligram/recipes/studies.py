@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from calligram.errors import UserError
 from calligram.recipes.claims import Claim, Row, Study
 from calligram.recipes.provenance import ASSETS
+from calligram.recipes.studies_a3vse import A3VSE
 from calligram.recipes.studies_aoq import AOQ
 from calligram.recipes.studies_dual_path import DUAL_PATH, DUAL_PATH_PERSONS
 from calligram.recipes.studies_two_branch import TWO_BRANCH
@@ -79,6 +80,7 @@ STUDIES: Mapping[str, Study] = {
     "dual-path": DUAL_PATH,
     "dual-path-persons": DUAL_PATH_PERSONS,
     "aoq": AOQ,
+    "a3vse": A3VSE,
 }  # fmt: skip
 
 
