@@ -52,6 +52,7 @@ SMALL = {
     "bfan, equal": BFANSettings(**SIDES),
     "bfan, prob": BFANSettings(**SIDES, focal="prob"),
     "vsrn": VSRNSettings(**SIDES, layers=2),
+    "vsrn, mean": VSRNSettings(**SIDES, layers=2, norm="features", reader="mean"),
     "vsrn, batch norm": VSRNSettings(**SIDES, layers=1, norm="features", norm_before=False, batch_norm=True),
     "a3vse": A3VSESettings(**SIDES, context=7),
     "a3vse, GRU both ways": A3VSESettings(**SIDES, cell="gru", bidirectional=True, heads=1, merge="mean"),

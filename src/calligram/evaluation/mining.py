@@ -115,7 +115,7 @@ def best_by_cosine(
     found = torch.empty(len(anchors), k, dtype=torch.int32, device=anchors.device)
     mask = _Mask(excluded, anchors.device)
     step = max(1, tile // (4 * max(1, count)))
-    candidates = _aligned(candidates)
+    candidates = aligned(candidates)
     starts = range(0, len(anchors), step)
     for start in track(starts, label, len(starts)):
         block = slice(start, min(start + step, len(anchors)))
@@ -126,7 +126,7 @@ def best_by_cosine(
     return found
 
 
-def _aligned(vectors: Tensor) -> Tensor:
+def aligned(vectors: Tensor) -> Tensor:
     """With zeros to a multiple of 8 on an accelerator: tensor cores take seven times as long for rows of odd length."""
     missing = -len(vectors) % 8
     return F.pad(vectors, (0, 0, 0, missing)) if missing and vectors.is_cuda else vectors

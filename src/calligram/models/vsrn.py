@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 from calligram.models.part_sides import PartSettings, image_branch, image_parts, text_branch
+from calligram.models.reading import at
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class VSRNSettings(PartSettings):
     """also before the reasoning: the release on MS-COCO, not on Flickr30K"""
     batch_norm: bool = False
     """of the image's vector: the release on Flickr30K, not on MS-COCO"""
+    reader: Literal["gru", "mean"] = "gru"
+    """what makes regions one vector: vsrn's GRU over them as they stand; or, ours, their mean, for the cells of a grid,
+    which have no order of importance to be read in"""
 
 
 class RegionReasoning(nn.Module):
@@ -66,7 +70,8 @@ class VSRN(EmbeddingMatcher):
         self.settings = settings
         self.image, self.project = image_branch(settings)
         self.reasoning = nn.ModuleList(RegionReasoning(settings.dim) for _ in range(settings.layers))
-        self.reader = nn.GRU(settings.dim, settings.dim, batch_first=True)
+        if settings.reader == "gru":
+            self.reader = nn.GRU(settings.dim, settings.dim, batch_first=True)
         self.norm = nn.BatchNorm1d(settings.dim) if settings.batch_norm else nn.Identity()
         self.text = text_branch(settings, "last" if settings.text == "gru" else "mean")
 
@@ -83,10 +88,15 @@ class VSRN(EmbeddingMatcher):
         for step in self.reasoning:
             regions = step(regions, real, places)
         regions = self._at_length_one(regions)
-        states, _ = self.reader(regions)
-        last = (real.sum(1) - 1).clamp(min=0)
-        vectors = self.norm(states[torch.arange(len(states), device=states.device), last])
+        vectors = self.norm(self._read(regions * real.unsqueeze(-1), real.sum(1, keepdim=True)))
         return Encoded(vectors, regions, real) if self.training else Encoded(vectors)
+
+    def _read(self, regions: Tensor, count: Tensor) -> Tensor:
+        """One vector of the real regions, which come first and of which there are so many (N, 1)."""
+        if self.settings.reader == "mean":
+            return regions.sum(1) / count.clamp(min=1)
+        states, _ = self.reader(regions)
+        return at(states, (count - 1).clamp(min=0))
 
     def _at_length_one(self, regions: Tensor) -> Tensor:
         return nn.functional.normalize(regions, dim=1 if self.settings.norm == "regions" else 2, eps=1e-8)

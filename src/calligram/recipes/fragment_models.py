@@ -53,6 +53,9 @@ class VSRNModel:
     ] = "regions"
     norm_before: Annotated[bool, "also before reasoning; the release on MS-COCO alone"] = True
     batch_norm: Annotated[bool, "of the image's vector; the release on Flickr30K alone"] = False
+    reader: Annotated[
+        Literal["gru", "mean"], "of regions into a vector: vsrn's GRU, or the mean, for cells that have no order"
+    ] = "gru"
     captions: Annotated[
         float, "weight of writing captions; 0 for none. The release's is 1 beside a sum over the batch", (0, 1000)
     ] = 0.01
