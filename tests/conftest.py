@@ -83,6 +83,25 @@ def stored_tiny(tmp_path_factory: pytest.TempPathFactory) -> Collection:
     return write_collection(draft, folder / "collection")
 
 
+@pytest.fixture(scope="session")
+def spoken_tiny(tmp_path_factory: pytest.TempPathFactory) -> Collection:
+    """Twelve images a split with features that show each disc's colour, and a detector "finder" that says it."""
+    folder = tmp_path_factory.mktemp("spoken")
+    (folder / "pictures").mkdir()
+    draft = _tiny_draft(folder / "pictures", 2)
+    values = 0.3 * np.random.default_rng(0).normal(size=(len(draft.images), 3, 8)).astype(np.float32)
+    for row, image in enumerate(draft.images):
+        number = int(image.id.rpartition("-")[2]) % 6
+        values[row, row % 3, number] += 2
+        image.feature_rows["colour"] = row
+        draft.regions.append(
+            RegionRecord(f"{image.id}/found", image.id, (8, 4, 32, 28), "finder", "disc", COLOURS[number], 0.9)
+        )
+    np.save(folder / "colour.npy", values)
+    draft.features["colour"] = [folder / "colour.npy"]
+    return write_collection(draft, folder / "collection")
+
+
 CAPTIONS = [
     *(text for c in COLOURS for text in (f"a {c} disc", f"the round thing is {c}")), "a warm colour", "snow",
 ]  # fmt: skip

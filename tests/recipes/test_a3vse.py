@@ -2,13 +2,10 @@ from __future__ import annotations
 
 import logging
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from calligram.data.draft import RegionRecord
-from calligram.data.writing import write_collection
 from calligram.errors import UserError
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.config import resolve
@@ -26,26 +23,6 @@ SMALL = (
 COLOURS = ("red", "green", "blue", "yellow", "white", "black")
 
 
-@pytest.fixture(scope="module")
-def detected(tiny_draft, tmp_path_factory):
-    """The tiny collection with features that show each disc's colour, and a detector that says it."""
-    folder = tmp_path_factory.mktemp("detected")
-    (folder / "pictures").mkdir()
-    draft = tiny_draft(folder / "pictures", 2)
-    rng = np.random.default_rng(0)
-    values = 0.3 * rng.normal(size=(len(draft.images), 3, 8)).astype(np.float32)
-    for row, image in enumerate(draft.images):
-        number = int(image.id.rpartition("-")[2]) % 6
-        values[row, row % 3, number] += 2
-        image.feature_rows["colour"] = row
-        draft.regions.append(
-            RegionRecord(f"{image.id}/found", image.id, (8, 4, 32, 28), "finder", "disc", COLOURS[number], 0.9)
-        )
-    np.save(folder / "colour.npy", values)
-    draft.features["colour"] = [folder / "colour.npy"]
-    return write_collection(draft, folder / "collection")
-
-
 def settings_of(*changes):
     return resolve(RECIPES["a3vse"].defaults, [*SMALL, *changes])
 
@@ -60,12 +37,12 @@ def run(collection, out, *changes, resume=False):
     return run_recipe(RECIPES["a3vse"], settings_of(*changes), collection, out, resume=resume, around=around)
 
 
-def test_pseudo_pairs_teach_what_the_captions_do_not_say(detected, tmp_path):
+def test_pseudo_pairs_teach_what_the_captions_do_not_say(spoken_tiny, tmp_path):
     """Two captioned images know two colours; the detector knows all six, by the same words."""
     changes = ("sparse.images=0.17", "dim=32", "text.word_dim=16", "text.hidden=32", "text.dropout=0", "text.blank=0",
                "lr=0.01", "epochs=12", "steps=8", "batch=6", "adversary.weight=0.1")  # fmt: skip
-    with_them = run(detected, tmp_path / "with", *changes)
-    without = run(detected, tmp_path / "without", *changes, "pseudo.of=none")
+    with_them = run(spoken_tiny, tmp_path / "with", *changes)
+    without = run(spoken_tiny, tmp_path / "without", *changes, "pseudo.of=none")
     assert with_them["rsum"] > 1.3 * without["rsum"]
     weights = load_file(tmp_path / "with" / "best.safetensors")
     assert not [name for name in weights if "discriminator" in name or "adversary" in name]
@@ -73,8 +50,8 @@ def test_pseudo_pairs_teach_what_the_captions_do_not_say(detected, tmp_path):
     assert {"info_nce", "pseudo_info_nce", "intra", "cross", "trans", "cross_error"} <= set(terms)
 
 
-def test_words_of_pseudo_sentences_are_known_and_their_images_are_others(detected):
-    plan = planned(detected, "sparse.images=0.17")
+def test_words_of_pseudo_sentences_are_known_and_their_images_are_others(spoken_tiny):
+    plan = planned(spoken_tiny, "sparse.images=0.17")
     assert set(COLOURS) <= set(plan.inputs.texts.words)
     (stage,) = plan.stages
     batch = next(iter(stage.batches.epoch(0)))
@@ -83,8 +60,8 @@ def test_words_of_pseudo_sentences_are_known_and_their_images_are_others(detecte
     assert not own & beside
 
 
-def test_the_papers_preset_is_the_triplet_loss_with_its_margins_beta_and_weights(detected):
-    plan = planned(detected, "preset=paper", "warmup_epochs=1", "epochs=4")
+def test_the_papers_preset_is_the_triplet_loss_with_its_margins_beta_and_weights(spoken_tiny):
+    plan = planned(spoken_tiny, "preset=paper", "warmup_epochs=1", "epochs=4")
     warm, hard = plan.stages
     assert [stage.name for stage in plan.stages] == ["warm-up", "ranking"]
     for stage, top_k in ((warm, None), (hard, 1)):
@@ -98,48 +75,48 @@ def test_the_papers_preset_is_the_triplet_loss_with_its_margins_beta_and_weights
         assert objective.adversary.steepness == 10
     assert (warm.objective.span, hard.objective.span) == ((0.0, 0.25), (0.25, 1.0))
     assert warm.objective.adversary is hard.objective.adversary
-    assert isinstance(planned(detected).stages[0].objective.annotated, InfoNCEObjective)
+    assert isinstance(planned(spoken_tiny).stages[0].objective.annotated, InfoNCEObjective)
 
 
-def test_table_5_is_settings(detected):
+def test_table_5_is_settings(spoken_tiny):
     for changes, kinds in (
         (("adversary.intra=0,0",), {"cross", "trans"}),
         (("adversary.cross=0,0",), {"intra", "trans"}),
         (("adversary.trans=0,0",), {"intra", "cross"}),
     ):
-        plan = planned(detected, *changes)
+        plan = planned(spoken_tiny, *changes)
         objective = plan.stages[0].objective
         terms = objective(plan.matcher, next(iter(plan.stages[0].batches.epoch(0))))
         assert set(terms) - {"info_nce", "pseudo_info_nce"} == kinds
-    assert planned(detected, "adversary.weight=0").stages[0].objective.adversary is None
-    assert not isinstance(planned(detected, "pseudo.of=none").stages[0].objective, WeakObjective)
-    assert planned(detected, "a3vse.attention=mean").matcher.settings.attention == "mean"
+    assert planned(spoken_tiny, "adversary.weight=0").stages[0].objective.adversary is None
+    assert not isinstance(planned(spoken_tiny, "pseudo.of=none").stages[0].objective, WeakObjective)
+    assert planned(spoken_tiny, "a3vse.attention=mean").matcher.settings.attention == "mean"
 
 
-def test_without_images_to_speak_of_it_says_so_and_trains_on_captions_alone(detected, tmp_path, caplog):
+def test_without_images_to_speak_of_it_says_so_and_trains_on_captions_alone(spoken_tiny, tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="calligram"):
-        best = run(detected, tmp_path / "run", "sparse.images=1", "steps=3")
+        best = run(spoken_tiny, tmp_path / "run", "sparse.images=1", "steps=3")
     assert best["rsum"] > 0
     said = [record.message for record in caplog.records if "no pseudo pairs and no adversarial terms" in record.message]
     assert len(said) == 1
-    assert len(planned(detected, "sparse.images=1", "steps=3").stages[0].batches) == 3
+    assert len(planned(spoken_tiny, "sparse.images=1", "steps=3").stages[0].batches) == 3
     # Or captioned images are spoken of as well.
-    plan = planned(detected, "sparse.images=1", "pseudo.of=all", "batch=50")
+    plan = planned(spoken_tiny, "sparse.images=1", "pseudo.of=all", "batch=50")
     (batch,) = plan.stages[0].batches.epoch(0)
     assert len(batch.images) == len(batch.pseudo.images) == 12
 
 
-def test_too_few_pseudo_pairs_are_left_out(detected, caplog):
+def test_too_few_pseudo_pairs_are_left_out(spoken_tiny, caplog):
     with caplog.at_level(logging.INFO, logger="calligram"):
-        plan = planned(detected, "sparse.images=0.9167", "pseudo_batch=3")
+        plan = planned(spoken_tiny, "sparse.images=0.9167", "pseudo_batch=3")
     assert not isinstance(plan.stages[0].objective, WeakObjective)
     assert "1 images with 1 different pseudo-sentences are too few" in caplog.text
 
 
 @pytest.mark.parametrize("where", [("warm-up", 0), ("ranking", 0), ("ranking", 1)])
-def test_a_run_that_was_killed_takes_the_same_steps(detected, tmp_path, monkeypatch, where):
+def test_a_run_that_was_killed_takes_the_same_steps(spoken_tiny, tmp_path, monkeypatch, where):
     changes = ("epochs=3", "loss=ranking", "warmup_epochs=1", "average=0.9", "save_steps=1", "steps=5")
-    run(detected, tmp_path / "whole", *changes)
+    run(spoken_tiny, tmp_path / "whole", *changes)
     count = []
 
     def dies(self, stage, batch, real=_Training._backward):
@@ -152,8 +129,8 @@ def test_a_run_that_was_killed_takes_the_same_steps(detected, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(_Training, "_backward", dies)
         with pytest.raises(KeyboardInterrupt):
-            run(detected, tmp_path / "killed", *changes)
-    run(detected, tmp_path / "killed", *changes, resume=True)
+            run(spoken_tiny, tmp_path / "killed", *changes)
+    run(spoken_tiny, tmp_path / "killed", *changes, resume=True)
     one, two = (Run(tmp_path / name).load_state()[0] for name in ("whole", "killed"))
     for group in ("matcher", "average"):
         assert all(torch.equal(one[group][name], two[group][name]) for name in one[group])
@@ -177,17 +154,17 @@ CNN = ("text.network=cnn", "text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.
         ("scan", ("adversary.weight=0",)),
     ],
 )
-def test_other_matchers_learn_from_pseudo_pairs_too(matcher, changes, detected, tmp_path):
-    best = run(detected, tmp_path / "run", f"matcher={matcher}", *changes)
+def test_other_matchers_learn_from_pseudo_pairs_too(matcher, changes, spoken_tiny, tmp_path):
+    best = run(spoken_tiny, tmp_path / "run", f"matcher={matcher}", *changes)
     assert best["rsum"] > 0
     terms = next(row for row in reversed(Run(tmp_path / "run").metrics()) if "stage" in row)
     assert terms["stage"] == "infonce"
 
 
-def test_settings_that_do_not_go_together_are_refused(detected):
+def test_settings_that_do_not_go_together_are_refused(spoken_tiny):
     with pytest.raises(UserError, match=r"matcher=scan scores more than the cosine .* take adversary.weight=0"):
-        planned(detected, "matcher=scan")
+        planned(spoken_tiny, "matcher=scan")
     with pytest.raises(UserError, match="pseudo_batch must be at least 2"):
         settings_of("pseudo_batch=1")
     with pytest.raises(UserError, match=r"text\.network=cnn is not for matcher=two-branch"):
-        planned(detected, "matcher=two-branch", "text.network=cnn")
+        planned(spoken_tiny, "matcher=two-branch", "text.network=cnn")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from calligram.data.collection import Collection
+from calligram.training.batch import Batch
+from calligram.training.weak_batches import WeakBatch
 
 HERE = Path(__file__)
 SMALL = ("batch=7", "dim=16", "image.features=colour", "text.word_dim=8", "text.min_count=1", "text.dropout=0")
@@ -28,17 +31,24 @@ def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
     recipe = RECIPES[name]
     settings = resolve(recipe.defaults, [*SMALL, *changes])
     torch.manual_seed(0)
-    plan = recipe.plan(settings, Collection.open(folder), Surroundings(processes=processes))
+    plan = recipe.plan(settings, settings.sparse.of(Collection.open(folder)), Surroundings(processes=processes))
     stage = plan.stages[-1]
     batch = next(iter(stage.batches.epoch(0)))
     plan.matcher.double()
     stage.objective.double().eval()  # without dropout, which every process draws for itself
-    terms = stage.objective(plan.matcher, type(batch)(batch.images.double(), *list(vars(batch).values())[1:]))
+    stage.objective.at(0.5)
+    terms = stage.objective(plan.matcher, doubled(batch))
     sum(terms.values()).backward()
     named = dict([*plan.matcher.named_parameters(), *stage.objective.named_parameters("objective")])
     processes.average_gradients(named.values())
     grads = {name: p.grad for name, p in named.items() if p.grad is not None}
     save_file({**grads, "loss": sum(terms.values()).detach().reshape(1), "seen": batch.images.contiguous()}, out)
+
+
+def doubled(batch: Batch) -> Batch:
+    """The batch, and what is beside it, in double precision."""
+    beside = {"pseudo": doubled(batch.pseudo)} if isinstance(batch, WeakBatch) and batch.pseudo is not None else {}
+    return replace(batch, images=batch.images.double(), **beside)
 
 
 def launch(folder: Path, out: Path, rank: int, count: int, port: int, *what: str) -> subprocess.Popen[bytes]:
@@ -77,6 +87,15 @@ def test_so_they_do_with_parts_and_with_captions_that_each_writes_its_share_of(s
         for name, value in one.items():
             for part in two:
                 torch.testing.assert_close(part[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_so_they_do_with_pseudo_pairs_and_adversaries(spoken_tiny, tmp_path):
+    changes = ("pseudo.source=finder", "sparse.images=0.5", "text.hidden=16", "text.blank=0", "a3vse.context=8")
+    one, two = stepped(spoken_tiny.folder, tmp_path, "a3vse", *changes)
+    assert "objective.adversary.discriminators.image-pseudo_text.0.weight" in one
+    for name, value in one.items():
+        for part in two:
+            torch.testing.assert_close(part[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_torchrun_trains_to_the_weights_of_a_single_process(stored_tiny, tmp_path):
