@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from calligram.cli.screen import bars, console
+
+if TYPE_CHECKING:  # importing it takes seconds, and help should not
+    from calligram.evaluation.retrieval import Retrieval
 
 
 def semantics(
@@ -20,6 +23,10 @@ def semantics(
         ),
     ] = None,
     split: Annotated[str, typer.Option(help="Images of this split that have no captions.")] = "train",
+    found: Annotated[
+        bool,
+        typer.Option(help="Instead, say it of captioned images (--split dev) and find their captions by its words."),
+    ] = False,
     show: Annotated[int, typer.Option("-n", min=0, help="Sentences to show.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
@@ -27,25 +34,41 @@ def semantics(
     """Show what machines say of images without captions, and how many of its words captions use."""
     from calligram.data.collection import Collection
     from calligram.evaluation.word_overlap import word_overlap
+    from calligram.evaluation.word_search import found_by_words
     from calligram.recipes.config import resolve
     from calligram.recipes.plan import Surroundings, device_named
-    from calligram.recipes.pseudo_pairs import SemanticsSettings, pseudo_pairs
+    from calligram.recipes.pseudo_pairs import SemanticsSettings, pseudo_pairs, pseudo_sentences
 
     settings, whole = resolve(SemanticsSettings(), set_ or []), Collection.open(collection)
-    pairs = pseudo_pairs(
-        settings.sparse.of(whole), settings.pseudo, Surroundings(device_named(device), track=bars), split
-    )
+    around, sparse = Surroundings(device_named(device), track=bars), settings.sparse.of(whole)
+    if found:
+        pairing = whole.sentences(split)
+        by_words = found_by_words(
+            pseudo_sentences(sparse, pairing.visuals, settings.pseudo, around), pairing.texts.strings, pairing.matches
+        )
+        _show_found(by_words, f"{whole.name}, {split}", as_json=as_json)
+        return
+    pairs = pseudo_pairs(sparse, settings.pseudo, around, split)
     said = [pairs.texts.strings[text] for text in pairs.matches.pairs()[1].tolist()]
     # All captions, those that the sparse collection lost too: this measures, and nothing is learnt from it.
-    found = word_overlap(whole.sentences(split).texts.strings, said)
+    shared = word_overlap(whole.sentences(split).texts.strings, said)
     if as_json:
-        typer.echo(json.dumps({"images": len(said), "sentences": len(pairs.texts), **found.as_dict()}))
+        typer.echo(json.dumps({"images": len(said), "sentences": len(pairs.texts), **shared.as_dict()}))
         return
     step = max(1, len(said) // max(1, show))
     for place in range(0, step * min(show, len(said)), step):
         console.print(f"{pairs.visuals.ids[place]}: {said[place]}", markup=False, soft_wrap=True)
     console.print(f"{len(said):,} images without captions, {len(pairs.texts):,} different sentences")
     console.print(
-        f"{found.said:,} words (said at least 4 times), of which captions use {found.shared:,}; "
-        f"IoU with the {found.captions:,} words of captions: {found.iou:.1f}%"
+        f"{shared.said:,} words (said at least 4 times), of which captions use {shared.shared:,}; "
+        f"IoU with the {shared.captions:,} words of captions: {shared.iou:.1f}%"
     )
+
+
+def _show_found(by_words: Retrieval, where: str, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(by_words.as_dict()))
+        return
+    for name, direction in (("captions find images", by_words.t2i), ("images find captions", by_words.i2t)):
+        recalls = ", ".join(f"R@{k} {getattr(direction, f'r{k}'):.1f}" for k in (1, 5, 10))
+        console.print(f"{name} of {where} by shared words: {recalls}", soft_wrap=True)

@@ -29,8 +29,8 @@ Said = Literal["regions", "labels", "learnt"]
 class PseudoSettings:
     """What is said of images without captions.
 
-    ``regions`` are the paper's regional semantics, ``labels`` its global ones; ``learnt`` is ours. The defaults of each
-    are those that found most captions of Flickr8k's dev by their words (``docs/papers.md``).
+    ``regions`` are the paper's regional semantics, ``labels`` its global ones; ``learnt`` is ours. How defaults were
+    chosen is in ``docs/papers.md``.
     """
 
     of: Annotated[
@@ -85,7 +85,7 @@ def pseudo_pairs(
     visuals = collection.visuals(collection.images_in(split)) if everything else collection.unannotated(split)
     said = pseudo_sentences(collection, visuals, settings, around)
     spoken_of = np.flatnonzero([bool(sentence) for sentence in said])
-    log.info("pseudo-sentences for %d of %d images without captions", len(spoken_of), len(visuals))
+    log.info("pseudo-sentences for %d of %d images", len(spoken_of), len(visuals))
     if not len(spoken_of):
         reason = "has no image without captions" if not len(visuals) else "has none of which anything is said"
         raise UserError(
