@@ -41,7 +41,7 @@ def draw_levels(curves: Mapping[str, Sequence[Level]], target: Path) -> Path:
             for level in levels:
                 if not level.pairs:
                     axis.axhline(getattr(level, key), color=f"C{number}", linestyle="--", linewidth=1, label=name)
-        axis.set(title=f"{title}: R@1, %", xlabel="annotated pairs", xscale="log")
+        axis.set(title=f"{title}: R@1, %", xlabel="annotated pairs", xscale="log", ylim=(0, None))
         axis.legend(frameon=False, fontsize=8)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=110)

@@ -235,7 +235,7 @@ def _draw_levels(study: Study, collection: Collection, results: Path, changes: t
                     pairs = len(settings.sparse.of(collection).sentences("train").matches)
                 i2t, t2i = (mean(getattr(result, side)["r1"] for result in found) for side in ("i2t", "t2i"))
                 curves.setdefault(model, []).append(Level(pairs, i2t, t2i))
-    if curves:
+    if any(level.pairs for levels in curves.values() for level in levels):
         draw_levels(curves, results / "pictures" / f"{_plain(study.paper, 'levels', collection.name, *changes)}.png")
 
 
