@@ -134,6 +134,31 @@ def test_it_goes_without_a_mouse(opened):
     assert page.locator(".part[tabindex='0']").count() == 1
 
 
+def test_boxes_that_overlap_are_outlined_and_the_small_ones_are_on_top(attending_page, attending):
+    """Cells of the real answer put over each other, as boxes of stored features are."""
+    page, id = attending_page, attending.hits(q=QUERY, all=True)[0]["id"]
+
+    def moved(route):
+        answer = route.fetch().json()
+        answer["attention"]["boxes"] = [[0.03 * n, 0.03 * n, 1 - 0.03 * n, 1 - 0.03 * n] for n in range(16)]
+        route.fulfill(json=answer)
+
+    page.route("**/api/explain?*", moved)
+    page.goto(f"{attending.url}/?q={QUERY.replace(' ', '+')}&all=1&item={id}")
+    page.wait_for_selector("#weighed .looks")
+    page.locator("#weighed .looks").first.hover()
+    shares = lights(page)
+    lines = page.locator("#attention .outlined").all()
+    best = sorted(shares, key=shares.__getitem__)[-3:]
+    assert [int(line.get_attribute("data-region")) for line in lines] == best
+    page.locator(".picture").click()  # its middle
+    assert lights(page)[15] == 1
+    page.keyboard.press("PageUp")  # all have one middle, so there is nothing beside
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert lights(page)[14] == 1
+
+
 def test_a_matcher_of_single_vectors_shows_words_alone(page, served):
     id = served.hits(q=QUERY, all=True)[0]["id"]
     page.goto(f"{served.url}/?q={QUERY.replace(' ', '+')}&all=1&item={id}")

@@ -6,6 +6,7 @@ import { place } from "./locate.js";
 const SPREAD = 3; // a word that looks nowhere in particular shows at one in so many of full light, as on printed sheets
 const TOLD = 3; // words of a region that its button names
 const NAMED = 6; // and those that are written out
+const OUTLINED = 3; // boxes of a word that get an outline, where they overlap
 
 const percent = (share) => `${Math.round(100 * share)}%`;
 const area = ([x0, y0, x1, y1]) => (x1 - x0) * (y1 - y0);
@@ -15,6 +16,12 @@ const middle = ([x0, y0, x1, y1]) => [(x0 + x1) / 2, (y0 + y1) / 2];
 function light(shares) {
   const largest = Math.max(...shares, SPREAD / shares.length);
   return shares.map((share) => share / largest);
+}
+
+// Whether regions lie over each other, as boxes do and cells do not.
+function overlap(boxes) {
+  const [x0, y0, x1, y1] = [0, 1, 2, 3].map((side) => Math[side < 2 ? "min" : "max"](...boxes.map((box) => box[side])));
+  return boxes.reduce((sum, box) => sum + area(box), 0) > 1.01 * area([x0, y0, x1, y1]);
 }
 
 // Of what a button in this direction would be, how far it is; nothing for what lies elsewhere.
@@ -31,6 +38,7 @@ export class Attention {
     Object.assign(this, { boxes: attention.boxes, shares: attention.words, regions: attention.regions, rest: attention.rest });
     this.held = null; // { word } or { region }
     this.order = this.boxes.map((_, number) => number).sort((a, b) => area(this.boxes[b]) - area(this.boxes[a]));
+    this.overlap = overlap(this.boxes);
     this.buttons = this.boxes.map((box, number) => this.button(box, number));
     // Small regions lie above large ones, or they could not be pointed at.
     parts.replaceChildren(...this.order.map((number) => this.buttons[number]));
@@ -63,17 +71,24 @@ export class Attention {
     return button;
   }
 
-  // One stop for the tabulator; arrows go from region to region.
+  // One stop for the tabulator; arrows go to the region beside, and the page keys to smaller and larger ones, since
+  // regions may have one middle.
   move(event, number) {
-    if (!event.key.startsWith("Arrow") || event.ctrlKey || event.metaKey || event.altKey) return;
+    const by = { PageDown: 1, PageUp: -1 }[event.key];
+    if ((!by && !event.key.startsWith("Arrow")) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     event.stopPropagation(); // else they would go to the next picture
-    const far = this.boxes.map((box) => distance(middle(this.boxes[number]), middle(box), event.key));
-    const next = far.indexOf(Math.min(...far));
-    if (far[next] === Infinity) return;
+    const next = by ? this.order[this.order.indexOf(number) + by] : this.beside(number, event.key);
+    if (next === undefined) return;
     this.buttons[number].tabIndex = -1;
     this.buttons[next].tabIndex = 0;
     this.buttons[next].focus();
+  }
+
+  beside(number, key) {
+    const far = this.boxes.map((box) => distance(middle(this.boxes[number]), middle(box), key));
+    const nearest = Math.min(...far);
+    return nearest === Infinity ? undefined : far.indexOf(nearest);
   }
 
   follow(element, number) {
@@ -126,15 +141,18 @@ export class Attention {
   // Dark where nothing is looked at, warm where much is. The brightest is drawn last: where regions overlap it counts.
   shine(bright) {
     const order = bright.map((_, number) => number).sort((a, b) => bright[a] - bright[b]);
-    const mask = (id) => svg("mask", { id }, svg("rect", { class: "nothing", width: "100%", height: "100%" }), ...order.map((number) => {
+    const drawn = (number, kind) => {
       const [x0, y0, x1, y1] = this.boxes[number].map((value) => 100 * value);
-      const rect = svg("rect", { x: `${x0}%`, y: `${y0}%`, width: `${x1 - x0}%`, height: `${y1 - y0}%` });
+      const rect = svg("rect", { x: `${x0}%`, y: `${y0}%`, width: `${x1 - x0}%`, height: `${y1 - y0}%`, class: kind });
       rect.dataset.region = String(number);
       rect.style.setProperty("--light", bright[number].toFixed(3));
       return rect;
-    }));
-    const over = (id) => svg("rect", { class: id, width: "100%", height: "100%", mask: `url(#${id})` });
-    this.overlay.replaceChildren(mask("unlit"), mask("lit"), over("unlit"), over("lit"));
+    };
+    const whole = { width: "100%", height: "100%" };
+    const mask = (id) => svg("mask", { id }, svg("rect", whole), ...order.map((number) => drawn(number, "region")));
+    const over = (id) => svg("rect", { ...whole, class: id, mask: `url(#${id})` });
+    const lines = this.overlap ? order.slice(-OUTLINED).map((number) => drawn(number, "outlined")) : [];
+    this.overlay.replaceChildren(mask("unlit"), mask("lit"), over("unlit"), over("lit"), ...lines);
   }
 
   clear() {
