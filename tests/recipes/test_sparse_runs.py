@@ -90,3 +90,14 @@ def test_a_sparse_run_takes_longer(tiny, epoch_of, length, factor):
 def test_lengthened_stages_are_trained(tiny, tmp_path):
     run(tiny, tmp_path / "run", "sparse.images=0.5", "sparse.captions=1", "epoch_of=pairs", "sparse.length=half")
     assert max(row["epoch"] for row in Run.open(tmp_path / "run").metrics() if "dev" in row) == round(2.5 * 2) - 1
+
+
+def test_text_vectors_are_fitted_on_kept_captions_whatever_was_cached_before(stored_tiny, tmp_path):
+    recipe = RECIPES["cca"]
+    words = {}
+    for name, changes in (("all", ()), ("few", ("sparse.images=0.5", "sparse.captions=1"))):
+        given = ["image.features=colour", "text.vectors.kind=tfidf", "eta=0.1", *changes]
+        run_recipe(recipe, resolve(recipe.defaults, given), stored_tiny, tmp_path / name)
+        words[name] = set(Run.open(tmp_path / name).load()[1].texts.coder.known.words)
+    kept = stored_tiny.sparse(0.5, 1).sentences("train").texts.strings
+    assert words["few"] <= {word for string in kept for word in string.split()} < words["all"]
