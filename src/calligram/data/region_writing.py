@@ -1,16 +1,9 @@
-"""Regions added to a collection that exists: new files beside the old, one rename of the manifest makes them count.
-
-A process that dies before the rename has changed nothing; files that no manifest names are removed by the next writer.
-"""
+"""Regions added to a collection that exists, as ``revising`` does it."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from calligram.data.collection import MANIFEST, Collection
+from calligram.data.collection import Collection
+from calligram.data.revising import listed, replace_manifest, sweep_tables, write_tables, writing
 from calligram.data.tables import REGION_TYPES
 from calligram.errors import UserError
 
@@ -53,10 +46,9 @@ def recorded(collection: Collection, source: str) -> Mapping[str, Any] | None:
     Raises:
         UserError: when the name is taken by regions or features that came with the collection.
     """
-    listed = collection.manifest.get("proposals", {})
-    assert isinstance(listed, dict)
-    if source in listed:
-        found: Mapping[str, Any] = listed[source]
+    known = listed(collection.manifest, "proposals")
+    if source in known:
+        found: Mapping[str, Any] = known[source]
         return found
     if source == "truth" or pc.any(pc.equal(collection.table("regions").column("source"), source)).as_py():
         raise UserError(f"the regions '{source}' came with the collection and stay as they are; choose another --name")
@@ -79,42 +71,15 @@ def store_regions(folder: Path, new: NewRegions) -> Collection:
         before = Collection.open(folder)
         known = recorded(before, new.source)
         kept = known if known is not None and known["settings"] == dict(new.settings) else None
-        manifest = dict(before.manifest)
-        revision = _as_int(manifest.get("revision", 0)) + 1
         tables = _region_tables(before, new, keep=kept is not None)
         if new.features is not None or f"features.{new.source}" in before.table("images").column_names:
             tables["images"] = _image_table(before, new, keep=kept is not None)
-        files = {name: f"{name}.{revision}.parquet" for name in tables}
-        for name, table in tables.items():
-            pq.write_table(table, folder / files[name], compression="zstd")
-        manifest["revision"] = revision
-        manifest["tables"] = {**_mapping(manifest, "tables"), **files}
-        manifest["counts"] = {**_mapping(manifest, "counts"), **{n: len(t) for n, t in tables.items()}}
-        manifest["features"] = _feature_files(folder, manifest, new, revision, keep=kept is not None)
-        manifest["proposals"] = {**_mapping(manifest, "proposals"), new.source: _record(new, kept)}
+        manifest = write_tables(folder, before.manifest, tables)
+        manifest["features"] = _feature_files(folder, manifest, new, keep=kept is not None)
+        manifest["proposals"] = {**listed(manifest, "proposals"), new.source: _record(new, kept)}
         replace_manifest(folder, manifest)
         _sweep(folder, before.manifest, manifest)
     return Collection.open(folder)
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Hold the collection for writing; others wait. Released when the process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system: writers must take turns by themselves
-        yield
-        return
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def replace_manifest(folder: Path, manifest: Mapping[str, object]) -> None:
-    """The moment at which a change to the collection happens."""
-    partial = folder / f"{MANIFEST}.part"
-    partial.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(partial, folder / MANIFEST)
 
 
 def _region_tables(before: Collection, new: NewRegions, *, keep: bool) -> dict[str, pa.Table]:
@@ -163,19 +128,17 @@ def _image_table(before: Collection, new: NewRegions, *, keep: bool) -> pa.Table
     return images.append_column(column, pa.array(rows, pa.int64(), mask=rows < 0))
 
 
-def _feature_files(
-    folder: Path, manifest: Mapping[str, object], new: NewRegions, revision: int, *, keep: bool
-) -> dict[str, Any]:
+def _feature_files(folder: Path, manifest: Mapping[str, object], new: NewRegions, *, keep: bool) -> dict[str, Any]:
     """The manifest's list of feature files with the new one, which is moved to its place."""
-    listed = _mapping(manifest, "features")
-    earlier = listed.pop(new.source, []) if keep else []
-    listed.pop(new.source, None)
+    files = listed(manifest, "features")
+    earlier = files.pop(new.source, []) if keep else []
+    files.pop(new.source, None)
     if new.features is None:
-        return listed
-    name = f"features/{new.source}.{revision}.npy"
+        return files
+    name = f"features/{new.source}.{manifest['revision']}.npy"
     (folder / "features").mkdir(exist_ok=True)
     shutil.move(new.features, folder / name)
-    return {**listed, new.source: [*earlier, name]}
+    return {**files, new.source: [*earlier, name]}
 
 
 def _record(new: NewRegions, kept: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -188,28 +151,10 @@ def _record(new: NewRegions, kept: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _sweep(folder: Path, before: Mapping[str, object], after: Mapping[str, object]) -> None:
-    """Remove tables of earlier revisions and of writers that died, and arrays of regions that were replaced.
-
-    The tables that counted until now stay for one more revision: a process may have the collection open.
-    """
-    past, now = _mapping(before, "tables"), _mapping(after, "tables")
-    for file in folder.glob("*.parquet"):
-        match = re.fullmatch(r"(\w+?)(\.\d+)?\.parquet", file.name)
-        if match and match[1] in now and file.name not in (now[match[1]], past.get(match[1], f"{match[1]}.parquet")):
-            file.unlink()
-    named = {f for files in _mapping(after, "features").values() for f in files}
-    for source in _mapping(after, "proposals"):
-        for file_name in _mapping(before, "features").get(source, []):
+    """Remove tables that were replaced, and arrays of regions that were."""
+    sweep_tables(folder, before, after)
+    named = {f for files in listed(after, "features").values() for f in files}
+    for source in listed(after, "proposals"):
+        for file_name in listed(before, "features").get(source, []):
             if file_name not in named:
                 (folder / file_name).unlink(missing_ok=True)
-
-
-def _mapping(manifest: Mapping[str, object], key: str) -> dict[str, Any]:
-    found = manifest.get(key, {})
-    assert isinstance(found, dict)
-    return dict(found)
-
-
-def _as_int(value: object) -> int:
-    assert isinstance(value, int)
-    return value

@@ -1,0 +1,198 @@
+"""Captions that people add to a collection that exists, and taking them back.
+
+Captions are only ever added at the end of their table, each with the revision it came with, so every earlier state is
+the beginning of the present one and can be had again by ``take_back``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import unicodedata
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from calligram.data.collection import Collection
+from calligram.data.revising import next_revision, replace_manifest, sweep_tables, write_tables, writing
+from calligram.errors import UserError
+
+REVISION, WHEN = "added.revision", "added.when"
+"""columns of ``captions``: with which revision a caption was added, and when (UTC); null for those of the source"""
+LONGEST = 1000
+"""characters of a caption"""
+READERS = 600.0
+"""seconds that replaced tables are kept for processes that have the collection open"""
+
+
+class NewCaption(NamedTuple):
+    """A text for an image that is there."""
+
+    image: str
+    """its id"""
+    text: str
+
+
+class Added(NamedTuple):
+    """What became of new captions."""
+
+    collection: Collection
+    captions: int
+    """that were added"""
+    known: int
+    """that were there already, with the same image"""
+
+
+class Addition(NamedTuple):
+    """Captions that were added together."""
+
+    revision: int
+    when: str
+    captions: tuple[NewCaption, ...]
+
+
+def clean_caption(text: str) -> str:
+    """A caption on one line, without control characters.
+
+    Raises:
+        UserError: when nothing is left, or it is too long.
+    """
+    visible = "".join(c for c in text if c.isspace() or unicodedata.category(c) != "Cc")
+    # Halves of surrogate pairs, which JSON may escape and UTF-8 cannot hold, become question marks as at import.
+    cleaned = " ".join(visible.encode("utf-8", "replace").decode().split())
+    if not cleaned:
+        raise UserError("the caption is empty; say in a sentence what the picture shows")
+    if len(cleaned) > LONGEST:
+        raise UserError(f"the caption has {len(cleaned)} characters, at most {LONGEST} are taken; say it in a sentence")
+    return cleaned
+
+
+def add_captions(folder: Path, captions: Sequence[NewCaption]) -> Added:
+    """Add captions to the collection in ``folder``: all of them or, when one is refused, none.
+
+    Writers wait for each other, and readers see the state before or the one after. A caption that its image has
+    already is left alone, so that doing it twice changes nothing.
+
+    Raises:
+        UserError: when an image is unknown, or a caption empty or too long.
+    """
+    cleaned = [NewCaption(new.image, clean_caption(new.text)) for new in captions]
+    with writing(folder):
+        before = Collection.open(folder)
+        rows = _image_rows(before, [new.image for new in cleaned])
+        fresh = _without_known(before, cleaned, rows)
+        if not fresh:
+            return Added(before, 0, len(cleaned))
+        tables = _grown(before, [(rows[new.image], new) for new in fresh])
+        return Added(_replaced(folder, before, tables), len(fresh), len(cleaned) - len(fresh))
+
+
+def additions(collection: Collection) -> list[Addition]:
+    """What was added since the collection was made, the first first."""
+    table = collection.table("captions")
+    if REVISION not in table.column_names:
+        return []
+    numbers = collection.numbers("captions", REVISION)
+    image = np.full(len(table), -1, dtype=np.int64)
+    image[collection.numbers("matches", "caption")] = collection.numbers("matches", "image")
+    ids = collection.table("images").column("id")
+    found = []
+    for revision in sorted({int(n) for n in numbers if n >= 0}):
+        rows = np.flatnonzero(numbers == revision)
+        texts = table.column("text").take(pa.array(rows)).to_pylist()
+        together = [NewCaption(ids[int(i)].as_py(), text) for i, text in zip(image[rows], texts, strict=True)]
+        found.append(Addition(revision, str(table.column(WHEN)[int(rows[0])].as_py()), tuple(together)))
+    return found
+
+
+def take_back(folder: Path) -> Addition:
+    """Remove the captions that were added last; returns them.
+
+    Raises:
+        UserError: when none were added.
+    """
+    with writing(folder):
+        before = Collection.open(folder)
+        earlier = additions(before)
+        if not earlier:
+            raise UserError(f"no captions were added to {folder} since it was made; there is nothing to take back")
+        last = earlier[-1]
+        keep = before.numbers("captions", REVISION) != last.revision
+        assert not keep[int(keep.sum()) :].any(), "captions that were added last stand last"
+        tables = {"captions": before.table("captions").slice(0, int(keep.sum()))}
+        for name in ("matches", "also_true"):
+            if before.has(name):
+                table = before.table(name)
+                tables[name] = table.filter(pc.less(table.column("caption"), int(keep.sum())))
+        _replaced(folder, before, tables)
+        return last
+
+
+def _image_rows(collection: Collection, ids: Sequence[str]) -> dict[str, int]:
+    wanted, column = set(ids), collection.table("images").column("id")
+    places = pc.index_in(pa.array(sorted(wanted), pa.string()), value_set=column.combine_chunks())
+    rows = {name: row.as_py() for name, row in zip(sorted(wanted), places, strict=True)}
+    unknown = [name for name in dict.fromkeys(ids) if rows[name] is None]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], column.to_pylist(), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else 'ids are those that "calligram suggest" gives'
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise UserError(f"there is no image '{unknown[0]}'{more} in {collection.folder}; {hint}")
+    return rows
+
+
+def _without_known(collection: Collection, captions: Sequence[NewCaption], rows: Mapping[str, int]) -> list[NewCaption]:
+    """Those that are new to their image, each once."""
+    image, caption = collection.numbers("matches", "image"), collection.numbers("matches", "caption")
+    here = np.flatnonzero(np.isin(image, list(rows.values())))
+    texts = collection.table("captions").column("text").take(pa.array(caption[here])).to_pylist()
+    known = set(zip(image[here].tolist(), texts, strict=True))
+    fresh = []
+    for new in captions:
+        if (rows[new.image], new.text) not in known:
+            known.add((rows[new.image], new.text))
+            fresh.append(new)
+    return fresh
+
+
+def _grown(before: Collection, fresh: Sequence[tuple[int, NewCaption]]) -> dict[str, pa.Table]:
+    """The tables of captions and of what matches what, with the new ones at the end."""
+    captions, revision = before.table("captions"), next_revision(before.manifest)
+    first, when = len(captions), datetime.now(UTC).isoformat(timespec="seconds")
+    taken = set(captions.column("id").to_pylist())
+    ids: list[str] = []
+    for number, (_, new) in enumerate(fresh):
+        name = f"{new.image}#r{revision}.{number}"
+        while name in taken:
+            name += "'"
+        ids.append(name)
+    added = pa.table(
+        {
+            "id": pa.array(ids, pa.string()),
+            "text": pa.array([new.text for _, new in fresh], pa.string()),
+            REVISION: pa.array([revision] * len(fresh), pa.int64()),
+            WHEN: pa.array([when] * len(fresh), pa.string()),
+        }
+    )
+    pairs = pa.table(
+        {
+            "image": pa.array([row for row, _ in fresh], pa.int32()),
+            "caption": pa.array(range(first, first + len(fresh)), pa.int32()),
+        }
+    )
+    made = {"captions": pa.concat_tables([captions, added], promote_options="default")}
+    made["matches"] = pa.concat_tables([before.table("matches"), pairs])
+    if before.has("also_true"):  # nobody asked of which other images a new caption is true
+        made["also_true"] = pa.concat_tables([before.table("also_true"), pairs])
+    return made
+
+
+def _replaced(folder: Path, before: Collection, tables: Mapping[str, pa.Table]) -> Collection:
+    manifest = write_tables(folder, before.manifest, tables)
+    replace_manifest(folder, manifest)
+    sweep_tables(folder, before.manifest, manifest, readers=READERS)
+    return Collection.open(folder)

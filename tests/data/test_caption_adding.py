@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from calligram.data import caption_adding
+from calligram.data.caption_adding import NewCaption, add_captions, additions, clean_caption, take_back
+from calligram.data.collection import Collection
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord
+from calligram.data.writing import write_collection
+from calligram.errors import UserError
+
+
+@pytest.fixture
+def copy(tiny, tmp_path):
+    shutil.copytree(tiny.folder, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def pairs(collection, table="matches"):
+    """(image id, text) of every match, in order."""
+    ids, texts = collection.column("images", "id"), collection.column("captions", "text")
+    both = zip(collection.numbers(table, "image"), collection.numbers(table, "caption"), strict=True)
+    return [(ids[i], texts[c]) for i, c in both]
+
+
+def test_captions_are_added_at_the_end_and_nothing_else_changes(copy):
+    before = Collection.open(copy)
+    known = pairs(before)
+    added = add_captions(copy, [NewCaption("train-2", " a blue\n disc "), NewCaption("train-5", "night")])
+    after = added.collection
+    assert (added.captions, added.known) == (1, 1)  # "a blue disc" was there
+    assert pairs(after) == [*known, ("train-5", "night")]
+    assert after.manifest["counts"]["captions"] == len(after.table("captions")) == len(before.table("captions")) + 1
+    assert after.fingerprint != before.fingerprint
+    for name in ("images", "regions", "phrases", "groundings"):
+        assert after.table(name).equals(before.table(name))
+    found = after.sentences("train")
+    assert "night" in [found.texts.strings[t] for t in found.matches.texts_of(5)]
+
+
+def test_doing_it_twice_changes_nothing(copy):
+    first = add_captions(copy, [NewCaption("train-5", "night")]).collection
+    again = add_captions(copy, [NewCaption("train-5", "night"), NewCaption("train-5", " night ")])
+    assert (again.captions, again.known) == (0, 2)
+    assert again.collection.fingerprint == first.fingerprint
+
+
+def test_an_open_collection_goes_on_reading_its_own_state(copy):
+    opened = Collection.open(copy)
+    for number in range(4):
+        add_captions(copy, [NewCaption("train-5", f"night {number}")])
+    assert len(opened.table("captions")) == len(Collection.open(copy).table("captions")) - 4
+
+
+def test_replaced_tables_go_when_nobody_can_have_them_open_any_more(copy):
+    for number in range(4):
+        add_captions(copy, [NewCaption("train-5", f"night {number}")])
+        for file in copy.glob("*.parquet"):  # as if an hour had passed
+            seconds = file.stat().st_mtime - 3600
+            os.utime(file, (seconds, seconds))
+    assert {f.name for f in copy.glob("captions*.parquet")} == {"captions.3.parquet", "captions.4.parquet"}
+    assert len(Collection.open(copy).table("regions")) == 18
+
+
+def test_earlier_states_can_be_had_again(copy):
+    before = Collection.open(copy)
+    first = add_captions(copy, [NewCaption("train-5", "night"), NewCaption("dev-0", "fire")]).collection
+    add_captions(copy, [NewCaption("train-1", "grass")])
+    assert [(a.revision, a.captions) for a in additions(Collection.open(copy))] == [
+        (1, (NewCaption("train-5", "night"), NewCaption("dev-0", "fire"))),
+        (2, (NewCaption("train-1", "grass"),)),
+    ]
+    assert take_back(copy).captions == (NewCaption("train-1", "grass"),)
+    assert Collection.open(copy).table("captions").equals(first.table("captions"))
+    assert take_back(copy).revision == 1
+    assert pairs(Collection.open(copy)) == pairs(before)
+    with pytest.raises(UserError, match="nothing to take back"):
+        take_back(copy)
+    assert add_captions(copy, [NewCaption("train-1", "grass")]).captions == 1
+
+
+def test_true_pairs_go_on_being_a_superset_of_matches(tmp_path):
+    draft = Draft("true", [ImageRecord(name, None, "train") for name in "ab"], [CaptionRecord("c", "both", ("a",))])
+    draft.also_true = np.array([[0, 0], [1, 0]])
+    write_collection(draft, tmp_path / "collection")
+    after = add_captions(tmp_path / "collection", [NewCaption("b", "mine")]).collection
+    assert pairs(after, "also_true") == [("a", "both"), ("b", "both"), ("b", "mine")]
+    take_back(tmp_path / "collection")
+    assert pairs(Collection.open(tmp_path / "collection"), "also_true") == [("a", "both"), ("b", "both")]
+
+
+def test_a_collection_without_any_caption_takes_one(tmp_path):
+    write_collection(Draft("bare", [ImageRecord("a", None, "train")]), tmp_path / "collection")
+    after = add_captions(tmp_path / "collection", [NewCaption("a", "first")]).collection
+    assert pairs(after) == [("a", "first")]
+    assert not len(after.unannotated("train"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(" \n\t\x00", "the caption is empty"), ("x" * 1001, "has 1001 characters, at most 1000")],
+)
+def test_captions_that_are_none_are_refused_and_nothing_is_written(copy, text, message):
+    before = Collection.open(copy)
+    with pytest.raises(UserError, match=message):
+        add_captions(copy, [NewCaption("train-5", "night"), NewCaption("train-1", text)])
+    assert Collection.open(copy).manifest == before.manifest
+
+
+def test_an_unknown_image_is_named_with_the_nearest(copy):
+    with pytest.raises(UserError, match=r"no image 'train-55' and 1 more in .*; did you mean 'train-5'\?"):
+        add_captions(copy, [NewCaption("train-55", "night"), NewCaption("x", "night")])
+
+
+def test_captions_are_written_on_one_line_without_what_cannot_be_stored():
+    assert clean_caption(" two\n\tdogs\x07 \ud83d run ") == "two dogs ? run"
+    assert clean_caption("a man\u200c\u200ds 犬") == "a man\u200c\u200ds 犬"
+
+
+def test_writers_that_come_together_take_turns(copy):
+    def add(number: int) -> int:
+        return add_captions(copy, [NewCaption("train-5", f"night {number}")]).captions
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(add, range(16))) == 16
+    texts = [text for image, text in pairs(Collection.open(copy)) if text.startswith("night ")]
+    assert sorted(texts) == sorted(f"night {n}" for n in range(16))
+
+
+def test_a_writer_that_dies_before_the_manifest_changes_nothing(copy, monkeypatch):
+    before = Collection.open(copy)
+
+    def dies(folder, manifest):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(caption_adding, "replace_manifest", dies)
+    with pytest.raises(KeyboardInterrupt):
+        add_captions(copy, [NewCaption("train-5", "night")])
+    assert Collection.open(copy).fingerprint == before.fingerprint
+    monkeypatch.undo()
+    assert add_captions(copy, [NewCaption("train-5", "day")]).captions == 1
+    assert pairs(Collection.open(copy))[-1] == ("train-5", "day")
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from calligram.data.caption_adding import NewCaption, add_captions
+print("ready", flush=True)
+for number in range(10_000):
+    add_captions(Path(sys.argv[1]), [NewCaption("train-1", f"{sys.argv[2]}.{number} one"),
+                                     NewCaption("train-2", f"{sys.argv[2]}.{number} two")])
+    print(number, flush=True)
+"""
+
+
+def test_a_process_that_is_killed_at_any_moment_leaves_whole_additions(copy):
+    moments = random.Random(0)
+    for turn in range(4):
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(copy), str(turn)], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(moments.uniform(0.05, 0.4))
+        process.send_signal(signal.SIGKILL)
+        told = [int(line) for line in process.stdout.read().splitlines() if line.isdigit()]
+        process.wait(10)
+        found = [text for _, text in pairs(Collection.open(copy)) if text.startswith(f"{turn}.")]
+        count = len(found) // 2
+        assert found == [f"{turn}.{n} {which}" for n in range(count) for which in ("one", "two")]
+        # Nothing that was told is lost; at most the addition under way was done and could not be told.
+        assert len(told) <= count <= len(told) + 1
+    assert add_captions(copy, [NewCaption("train-5", "night")]).captions == 1
