@@ -31,7 +31,7 @@ def literal_eq_1(attention: ContextAttention, parts: list[list[float]], heads: i
     return found
 
 
-@pytest.mark.parametrize(("heads", "temperature"), [(1, 1.0), (3, 2.5)])
+@pytest.mark.parametrize(("heads", "temperature"), [(1, None), (3, 2.5)])
 def test_attention_is_a3vse_eq_1_and_parts_that_fill_up_do_not_count(heads, temperature):
     torch.manual_seed(0)
     attention = ContextAttention(6, heads, 4, temperature).double()
@@ -41,7 +41,8 @@ def test_attention_is_a3vse_eq_1_and_parts_that_fill_up_do_not_count(heads, temp
     found = attention(parts, real)
     assert found.shape == (3, heads, 6)
     for item in range(3):
-        expected = literal_eq_1(attention, parts[item][real[item]].tolist(), heads, temperature)
+        # Contexts have four entries, so that lambda is a half where it is not given.
+        expected = literal_eq_1(attention, parts[item][real[item]].tolist(), heads, temperature or 0.5)
         torch.testing.assert_close(
             found[item].flatten(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0
         )

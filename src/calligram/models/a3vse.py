@@ -28,8 +28,8 @@ class A3VSESettings(PartSettings):
     """K"""
     context: int = 512
     """K', size of the space in which context and parts are compared"""
-    temperature: float = 1.0
-    """lambda, a factor on what enters the softmax"""
+    temperature: float | None = None
+    """lambda, a factor on what enters the softmax; None for one over the root of ``context``"""
     merge: Literal["concat", "mean"] = "concat"
     """what the heads' vectors become: one after the other, or their mean"""
 
@@ -43,12 +43,13 @@ class ContextAttention(nn.Module):
     The equation as printed has no free index i in a_ik, and a bracket that would put the sum over parts around both
     factors; read so, every part of an image would weigh the same. It calls the weights both W_k and alpha and lists
     W_k among the parameters, though its size is the number of parts: they are the weights, not parameters. Matrices
-    start as Xavier's and have no bias.
+    start as Xavier's and have no bias. Lambda is a constant that the paper does not give: one over the root of K', which
+    keeps logits of a size whatever K' is. With 1 they are so large that attention starts, and stays, on single parts.
     """
 
-    def __init__(self, dim: int, heads: int, context: int, temperature: float) -> None:
+    def __init__(self, dim: int, heads: int, context: int, temperature: float | None = None) -> None:
         super().__init__()
-        self.heads, self.temperature = heads, temperature
+        self.heads, self.temperature = heads, context**-0.5 if temperature is None else temperature
         self.whole = nn.Linear(dim, heads * context, bias=False)
         self.parts = nn.Linear(dim, heads * context, bias=False)
         for layer in (self.whole, self.parts):

@@ -71,7 +71,9 @@ class A3VSEModel:
     )
     heads: Annotated[int, "attentions of each side, K", (1, 1000)] = 3
     context: Annotated[int, "size of the space in which context and parts are compared, K'", (1, 65536)] = 512
-    temperature: Annotated[float, "factor before the softmax, lambda; the paper's is not given", (0, 10000)] = 1.0
+    temperature: Annotated[
+        float | None, "factor before the softmax, lambda; none for one over the root of context", (0, 10000)
+    ] = None
     merge: Annotated[Literal["concat", "mean"], "what the heads become: one after the other, or their mean"] = "concat"
     cell: Annotated[Literal["lstm", "gru"], "what reads words, without a text.encoder"] = "lstm"
 
