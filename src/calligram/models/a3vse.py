@@ -43,8 +43,9 @@ class ContextAttention(nn.Module):
     The equation as printed has no free index i in a_ik, and a bracket that would put the sum over parts around both
     factors; read so, every part of an image would weigh the same. It calls the weights both W_k and alpha and lists
     W_k among the parameters, though its size is the number of parts: they are the weights, not parameters. Matrices
-    start as Xavier's and have no bias. Lambda is a constant that the paper does not give: one over the root of K', which
-    keeps logits of a size whatever K' is. With 1 they are so large that attention starts, and stays, on single parts.
+    start as Xavier's and have no bias. Lambda is a constant that the paper does not give: one over the root of K', so
+    that logits have a size that does not depend on it. With 1 and a K' of 64 half of the attention starts, and stays,
+    on one cell of 49, and fewer captions are found.
     """
 
     def __init__(self, dim: int, heads: int, context: int, temperature: float | None = None) -> None:
