@@ -53,18 +53,28 @@ class Sparsity:
 
 def sparse_view(collection: Collection, sparsity: Sparsity) -> Collection:
     """The collection without the captions that are removed; itself where none is."""
-    return collection if sparsity.whole else _Sparse(collection, sparsity)
+    return collection if sparsity.whole else _Sparse(collection, kept_matches(collection, sparsity), str(sparsity))
+
+
+def with_captions_of(collection: Collection, images: Ints, sparsity: Sparsity, how: str) -> Collection:
+    """What a sparse collection would be with the captions of these further images, as many of each.
+
+    Args:
+        images: rows of images of train.
+        how: they were chosen, for the name.
+    """
+    kept = kept_matches(collection, sparsity, images)
+    return _Sparse(collection, kept, f"{sparsity}, and {len(images)} images {how}")
 
 
 class _Sparse(Collection):
     """A view of another collection; captions and what refers to them are renumbered."""
 
-    def __init__(self, whole: Collection, sparsity: Sparsity) -> None:
-        kept = kept_matches(whole, sparsity)
+    def __init__(self, whole: Collection, kept: Mask, how: str) -> None:
         tables = _without_captions(whole, kept)
         counts = whole.manifest.get("counts", {})
         assert isinstance(counts, dict)
-        changed = {"name": f"{whole.name} ({sparsity})", "counts": {**counts, **{n: len(t) for n, t in tables.items()}}}
+        changed = {"name": f"{whole.name} ({how})", "counts": {**counts, **{n: len(t) for n, t in tables.items()}}}
         super().__init__(whole.folder, {**whole.manifest, **changed})
         self._tables.update(tables)
         self._whole, self._kept = whole, kept
@@ -75,11 +85,14 @@ class _Sparse(Collection):
         return hashlib.blake2b(self._whole.fingerprint.encode() + self._kept.tobytes(), digest_size=8).hexdigest()
 
 
-def kept_matches(collection: Collection, sparsity: Sparsity) -> Mask:
+def kept_matches(collection: Collection, sparsity: Sparsity, further: Ints | None = None) -> Mask:
     """Which rows of ``matches`` stay (a3vse, Sec. 4.1).
 
     The order of images, and that of an image's captions, is drawn once for a seed by hashing ids; a level takes the
     first of each. A caption of two images may so be kept with one of them.
+
+    Args:
+        further: rows of images that keep captions too, wherever the order has them.
     """
     image, caption = collection.numbers("matches", "image"), collection.numbers("matches", "caption")
     split = np.flatnonzero(np.array([s == SPLIT for s in collection.column("images", "split")], dtype=bool))
@@ -88,6 +101,8 @@ def kept_matches(collection: Collection, sparsity: Sparsity) -> Mask:
     image_ids, caption_ids = collection.column("images", "id"), collection.column("captions", "id")
     order = captioned[_shuffled([str(image_ids[i]) for i in captioned], sparsity.seed)]
     chosen = order[: round(sparsity.images * len(order))]
+    if further is not None:
+        chosen = np.union1d(chosen, further)
     kept = ~of_split | np.isin(image, chosen)
     if sparsity.captions is not None:
         rows = np.flatnonzero(of_split & kept)

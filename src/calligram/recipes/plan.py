@@ -94,7 +94,7 @@ def run_recipe(
 ) -> dict[str, float]:
     """Train a recipe into the folder ``out``; returns the dev metrics of the best epoch."""
     around = around or Surroundings(device_named())
-    whole, collection = collection, settings.sparse.of(collection)
+    whole, collection = collection, settings.sparse.of(collection, settings.seed, around.device)
     _check_captions(whole, collection)
     about = _about(recipe, settings, collection, around, command)
     if around.processes.first:

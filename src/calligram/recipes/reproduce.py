@@ -119,9 +119,15 @@ def _wanted(
             yield row, 0
     for seed in range(1, seeds):
         for claim in _closest_first(study, collection.name, results, changes):
-            for name in (claim.better, claim.worse):
+            for name in (*_built_on(study, claim.better), *_built_on(study, claim.worse)):
                 if name in possible and seed not in _done(study, collection.name, results, changes)[name]:
                     yield study.row(name), seed
+
+
+def _built_on(study: Study, name: str) -> list[str]:
+    """A row after those whose runs it takes, ``key=row:NAME``, and those that they take."""
+    needed = [c.partition("=row:")[2] for c in study.row(name).changes if "=row:" in c]
+    return [*(earlier for other in needed for earlier in _built_on(study, other)), name]
 
 
 def _closest_first(study: Study, collection: str, results: Path, changes: tuple[str, ...]) -> list[Claim]:

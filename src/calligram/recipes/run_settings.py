@@ -5,9 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+import torch
+
 from calligram.data.collection import Collection
 from calligram.data.matches import Matches
+from calligram.data.sparse import Sparsity, sparse_view
+from calligram.errors import UserError
 from calligram.recipes.sparse_length import Length
+from calligram.recipes.suggested import suggested_view
 from calligram.training.loop import Loop, Precision
 from calligram.training.samplers import PairSampler
 
@@ -30,14 +35,35 @@ class SparseSettings:
 
     images: Annotated[float, "share of the captioned training images that keep captions", (0, 1)] = 1.0
     captions: Annotated[int | None, "captions that each of them keeps, or none for all", (1, 1000000)] = None
-    seed: Annotated[int, "which ones; levels of one seed are nested", (0, 4611686018427387904)] = 0
+    seed: Annotated[
+        int | None, "which ones; levels of one seed are nested. None for the seed of the run", (0, 4611686018427387904)
+    ] = 0
     length: Annotated[
         Length, "epochs as set, extended with sparsity, or as many as give half the steps of all captions"
     ] = "as-set"
+    run: Annotated[str, "run that suggests which further images have captions, as calligram suggest does"] = ""
+    more: Annotated[float, "share of the captioned training images that it adds", (0, 1)] = 0.0
+    uncertainty: Annotated[float, "how much its uncertainty counts, beside coverage", (0, 1)] = 0.5
 
-    def of(self, collection: Collection) -> Collection:
-        """What is left of a collection."""
-        return collection.sparse(self.images, self.captions, self.seed)
+    def __post_init__(self) -> None:
+        if bool(self.run) != bool(self.more):
+            raise UserError(
+                "sparse.run names the run that suggests further images, and sparse.more their share; give both or none"
+            )
+
+    def of(self, collection: Collection, seed: int = 0, device: str | torch.device = "cpu") -> Collection:
+        """What is left of a collection.
+
+        Args:
+            seed: of the run, where the settings leave it to that.
+            device: where the run that suggests further images works.
+        """
+        sparsity = Sparsity(self.images, self.captions, seed if self.seed is None else self.seed)
+        if not self.run:
+            return sparse_view(collection, sparsity)
+        return suggested_view(
+            collection, sparsity, self.run, more=self.more, uncertainty=self.uncertainty, device=device
+        )
 
 
 @dataclass(frozen=True)

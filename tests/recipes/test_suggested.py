@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from calligram.errors import UserError
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.claims import Claim, Row, Study
+from calligram.recipes.config import resolve
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.recipes.reproduce import reproduce
+from calligram.recipes.results import read_results
+from calligram.recipes.studies_suggest import SUGGEST
+from calligram.training.runs import Run
+
+SMALL = (
+    "batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "texts=1", "image.features=colour",
+    "epochs=2",
+)  # fmt: skip
+
+
+def settings(*changes):
+    return resolve(RECIPES["vse"].defaults, [*SMALL, *changes])
+
+
+@pytest.fixture(scope="module")
+def start(spoken_tiny, tmp_path_factory):
+    """A run that saw a caption of each of three images of twelve."""
+    out = tmp_path_factory.mktemp("start") / "run"
+    chosen = settings("sparse.images=0.25", "sparse.captions=1")
+    run_recipe(RECIPES["vse"], chosen, spoken_tiny, out, around=Surroundings(torch.device("cpu")))
+    return out
+
+
+def captioned(collection):
+    found = collection.sentences("train")
+    return {found.visuals.ids[v]: len(found.matches.texts_of(v)) for v in found.matches.pairs()[0].tolist()}
+
+
+def test_suggested_images_come_to_those_that_were_captioned_as_many_as_at_random(spoken_tiny, start):
+    few = captioned(spoken_tiny.sparse(0.25, 1))
+    chosen = settings("sparse.images=0.25", "sparse.captions=1", f"sparse.run={start}", "sparse.more=0.25")
+    view = chosen.sparse.of(spoken_tiny)
+    assert set(few) < set(captioned(view))
+    assert len(captioned(view)) == len(captioned(spoken_tiny.sparse(0.5, 1))) == 6
+    assert set(captioned(view).values()) == {1}
+    assert view.name == "tiny (25% of images x 1 caption, seed 0, and 3 images suggested by a run, uncertainty 0.5)"
+    assert len({view.fingerprint, spoken_tiny.fingerprint, spoken_tiny.sparse(0.5, 1).fingerprint}) == 3
+    assert chosen.sparse.of(spoken_tiny).fingerprint == view.fingerprint
+
+
+def test_captions_are_of_the_seed_of_the_run_where_settings_leave_it_to_that(spoken_tiny):
+    own = settings("sparse.images=0.5", "sparse.seed=none")
+    assert own.sparse.of(spoken_tiny, 3).fingerprint == spoken_tiny.sparse(0.5, seed=3).fingerprint
+    fixed = settings("sparse.images=0.5", "sparse.seed=1")
+    assert fixed.sparse.of(spoken_tiny, 3).fingerprint == spoken_tiny.sparse(0.5, seed=1).fingerprint
+
+
+def test_half_of_the_settings_is_refused_and_so_is_a_share_that_is_none(spoken_tiny, start):
+    for change in ("sparse.more=0.1", "sparse.run=somewhere"):
+        with pytest.raises(UserError, match="give both or none"):
+            settings(change)
+    none = settings("sparse.images=0.25", f"sparse.run={start}", "sparse.more=0.001")
+    with pytest.raises(UserError, match=r"sparse.more=0.001 of 12 images is none"):
+        none.sparse.of(spoken_tiny)
+
+
+def test_a_study_suggests_by_the_row_of_the_same_seed(spoken_tiny, tmp_path):
+    few = ("sparse.images=0.25", "sparse.captions=1", "sparse.seed=none")
+    study = Study(
+        "try",
+        (
+            Row("few", "vse", few),
+            Row("random", "vse", ("sparse.images=0.5", *few[1:])),
+            Row("suggested", "vse", (*few, "sparse.run=row:few", "sparse.more=0.25")),
+        ),
+        (Claim("they help", "suggested", "random"), Claim("more help", "random", "few")),
+    )
+    reproduce(study, spoken_tiny, results=tmp_path / "results", runs=tmp_path / "runs", seeds=2, changes=SMALL)
+    found = {(r.study, r.seed): r for r in read_results(tmp_path / "results")}
+    assert len(found) == 6
+    assert found["try: suggested", 1].settings["sparse.run"] == "row:few"
+    names = [
+        Run.open(folder).about["collection"] for folder in (tmp_path / "runs").iterdir() if "suggested" in folder.name
+    ]
+    assert sorted(name.partition(", and")[0] for name in names) == [
+        f"tiny (25% of images x 1 caption, seed {seed}" for seed in (0, 1)
+    ]
+
+
+def test_rows_of_the_study_differ_in_what_is_chosen_alone():
+    def without(row):
+        return [
+            c for c in row.changes if not c.startswith(("sparse.images", "sparse.run", "sparse.more", "sparse.unc"))
+        ]
+
+    assert all(without(row) == without(SUGGEST.rows[0]) for row in SUGGEST.rows)
