@@ -4,7 +4,7 @@ Regions are the cells of a frozen MobileNetV2's grid, and word vectors stand for
 ``calligram words $CALLIGRAM_ASSETS/text/flickr30k-captions.txt.gz data/words.txt``. What is said of images without
 captions comes from a YOLOX of 80 classes, which has little to say, so labels of the whole image and words learnt from
 the captions there are join it; rows of one kind alone are beside. Its regions are found first: ``calligram regions
-data/flickr8k --proposals $CALLIGRAM_ASSETS/models/yolox_nano.onnx --source yolox``.
+data/flickr8k --proposals $CALLIGRAM_ASSETS/models/yolox_nano.onnx --name yolox``.
 
 All models are trained by the same recipe, with as many steps: with fewer captions half of those that all captions take,
 as the paper does (a3vse, Sec. 4.2).
