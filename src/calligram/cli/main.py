@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 import calligram
 from calligram.cli import (
+    caption_verb,
     data_verbs,
     demo_verb,
     evaluate_verb,
@@ -28,6 +29,7 @@ from calligram.cli import (
     search_verb,
     semantics_verb,
     serve_verb,
+    suggest_verb,
     train_verb,
     words_verb,
 )
@@ -59,10 +61,12 @@ app.command("import")(data_verbs.import_)
 app.command("info")(data_verbs.info)
 app.command("regions")(regions_verb.regions)
 app.command("semantics")(semantics_verb.semantics)
+app.command("caption")(caption_verb.caption)
 app.command("list")(list_verb.list_)
 app.command("words")(words_verb.words)
 app.command("train")(train_verb.train)
 app.command("mine")(mine_verb.mine)
+app.command("suggest")(suggest_verb.suggest)
 app.command("evaluate")(evaluate_verb.evaluate)
 app.command("explain")(explain_verb.explain)
 app.command("export")(export_verb.export)

@@ -1,0 +1,73 @@
+"""Captions in a file, for images of a collection: lists that people fill in."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from calligram.data.caption_adding import NewCaption, clean_caption
+from calligram.data.collection import Collection
+from calligram.data.problems import Problems
+from calligram.data.readers.captions_table import SUFFIXES, read_table
+from calligram.errors import UserError
+
+
+class FilledIn(NamedTuple):
+    """What a file holds."""
+
+    captions: list[NewCaption]
+    empty: int
+    """rows without a caption"""
+
+
+def read_captions(collection: Collection, file: Path, problems: Problems) -> FilledIn:
+    """Captions of a ``.csv``, ``.tsv`` or ``.jsonl`` as ``calligram import folder`` reads it.
+
+    Images are named by their id, or by the name or the path of their file. Rows without a caption are left out.
+
+    Raises:
+        UserError: when the file cannot be read, or names an image that is not there or not the only one of its name.
+    """
+    if file.suffix.lower() not in SUFFIXES:
+        raise UserError(f"{file} is not a list of captions; known: {', '.join(SUFFIXES)}")
+    rows = read_table(file, problems)
+    known = _names(collection)
+    captions, empty = [], 0
+    for row in rows:
+        if not row.captions:
+            empty += 1
+            continue
+        image = known.get(row.image, known.get(PurePath(row.image).name))
+        if image is None:
+            why = "several images have this file name" if row.image in known else "no image has this id or file name"
+            raise UserError(f"{row.line} is about '{row.image}', but {why} in {collection.folder}")
+        for text in row.captions:
+            try:
+                captions.append(NewCaption(image, clean_caption(text)))
+            except UserError as error:
+                raise UserError(f"{row.line}: {error}") from None
+    return FilledIn(captions, empty)
+
+
+def write_list(
+    file: Path, rows: Iterable[Sequence[object]], columns: Sequence[str] = ("image", "caption", "path", "why")
+) -> None:
+    """A ``.csv`` that ``read_captions`` takes when it is filled in."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(columns)
+        writer.writerows(rows)
+
+
+def _names(collection: Collection) -> dict[str, str | None]:
+    """The id behind every name of an image; None where several have it. Ids come first."""
+    ids, paths = collection.column("images", "id"), collection.column("images", "path")
+    names: dict[str, str | None] = {}
+    for image, path in zip(ids, paths, strict=True):
+        if path is not None:
+            for name in {str(path), str(collection.folder / str(path)), PurePath(str(path)).name}:
+                names[name] = None if name in names else str(image)
+    return {**names, **{str(image): str(image) for image in ids}}

@@ -1,0 +1,142 @@
+"""``calligram suggest`` and ``calligram caption``: propose, fill in, add, take back."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from calligram.cli.main import app
+from calligram.data.caption_adding import additions
+from calligram.data.collection import Collection
+from calligram.data.writing import write_collection
+from calligram.errors import UserError
+from calligram.recipes.plan import train_recipe
+
+SMALL = ("batch=6", "epochs=1", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8")
+
+
+def call(*arguments):
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory, tiny_draft):
+    """A run, and a draft of twelve images in train of which four have captions."""
+    folder = tmp_path_factory.mktemp("suggest")
+    (folder / "pictures").mkdir()
+    draft = tiny_draft(folder / "pictures", 2)
+    draft.captions = [c for c in draft.captions if not c.images[0].startswith("train") or c.images[0] < "train-2"]
+    draft.phrases = []
+    collection = write_collection(draft, folder / "whole")
+    train_recipe("vse", collection, folder / "run", *SMALL)
+    return folder / "run", draft
+
+
+@pytest.fixture
+def given(sources, tmp_path):
+    run, draft = sources
+    return run, write_collection(draft, tmp_path / "collection")
+
+
+def test_images_are_proposed_with_reasons_a_sheet_and_a_list_that_is_filled_in_and_added(given, tmp_path):
+    run, collection = given
+    before = set(collection.unannotated("train").ids)
+    sheet, todo = tmp_path / "new" / "sheet.png", tmp_path / "new" / "todo.csv"
+    done = call("suggest", run, collection.folder, "-n", 3, "--near", 2, "--out", sheet, "--out", todo)
+    assert done.exit_code == 0, done.output
+    assert f"3 of {len(before)} images without captions" in done.output
+    assert "stands for" in done.output
+    assert f"calligram caption {collection.folder} {todo}" in done.output.replace("\n", "")
+    assert Image.open(sheet).size[0] > 900
+    with todo.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len({row["image"] for row in rows} & before) == 3
+    assert rows[0]["path"].endswith(".png")
+    rows[0]["caption"], rows[2]["caption"] = 'a "quoted", disc', "  another  one"
+    with todo.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    done = call("caption", collection.folder, todo)
+    assert done.exit_code == 0, done.output
+    assert f"2 captions added to {collection.folder}, 1 rows had none" in done.output.replace("\n", "")
+    after = Collection.open(collection.folder)
+    assert set(after.unannotated("train").ids) == before - {rows[0]["image"], rows[2]["image"]}
+    assert after.column("captions", "text")[-2:] == ['a "quoted", disc', "another one"]
+    assert "0 captions added" in call("caption", collection.folder, todo).output
+    assert "revision 1" in call("caption", collection.folder, "--history").output
+    done = call("caption", collection.folder, "--undo")
+    assert "2 captions of" in done.output
+    assert set(Collection.open(collection.folder).unannotated("train").ids) == before
+    assert call("caption", collection.folder, collection.folder / "taken-back.1.csv").exit_code == 0
+    assert [a.revision for a in additions(Collection.open(collection.folder))] == [3]
+
+
+def test_json_has_the_numbers_behind_the_reasons(given):
+    run, collection = given
+    done = call("suggest", run, collection.folder, "-n", 2, "--near", 2, "--json")
+    found = json.loads(done.output)
+    assert len(found["suggestions"]) == 2
+    first = found["suggestions"][0]
+    assert set(first) == {"image", "path", "why", "nearest", "uncertainty", "stands_for"}
+    assert -1 <= first["nearest"] <= 1
+    assert 0 <= first["uncertainty"] <= 1
+    assert found["captioned"] + found["candidates"] == 12
+
+
+def test_images_that_are_the_same_are_proposed_once_and_that_is_said(given):
+    run, collection = given
+    done = call("suggest", run, collection.folder, "-n", 12, "--near", 0.5)
+    assert done.exit_code == 0, done.output
+    assert "all others are nearly the same" in done.output
+
+
+def test_images_may_be_named_by_file(given, tmp_path):
+    _, collection = given
+    image = collection.unannotated("train").ids[0]
+    path = collection.pictures.path(int(collection.unannotated("train").rows[0]))
+    (tmp_path / "list.tsv").write_text(f"file\tcaption\n{path}\tby path\n{path.name}\tby name\n")
+    assert call("caption", collection.folder, tmp_path / "list.tsv").exit_code == 0
+    assert {(c.image, c.text) for c in additions(Collection.open(collection.folder))[0].captions} == {
+        (image, "by path"),
+        (image, "by name"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("list.csv", "image,caption\nnobody,here\n", r"list.csv line 2 is about 'nobody', but no image has"),
+        ("list.csv", "image,caption\ntrain-5,\n", r"holds no caption; write some into its column 'caption'"),
+        ("list.csv", f"image,caption\ntrain-5,{'x' * 1001}\n", r"list.csv line 2: the caption has 1001 characters"),
+        ("list.csv", "who,caption\na,b\n", r"one must name the image"),
+        ("list.txt", "a b\n", r"is not a list of captions; known: .csv, .tsv, .jsonl"),
+    ],
+)
+def test_lists_that_cannot_be_added_are_told_and_nothing_is_written(given, tmp_path, name, content, message):
+    _, collection = given
+    (tmp_path / name).write_text(content)
+    done = call("caption", collection.folder, tmp_path / name)
+    assert isinstance(done.exception, UserError)
+    with pytest.raises(UserError, match=message):
+        raise done.exception
+    assert Collection.open(collection.folder).manifest == collection.manifest
+
+
+def test_what_to_do_must_be_said_and_only_one_thing(given):
+    _, collection = given
+    for arguments in ((), ("--undo", "--history"), ("list.csv", "--undo")):
+        done = call("caption", collection.folder, *arguments)
+        assert "give a list of captions to add, or --undo, or --history" in str(done.exception)
+    assert "nothing to take back" in str(call("caption", collection.folder, "--undo").exception)
+    assert "no captions were added" in call("caption", collection.folder, "--history").output
+
+
+def test_an_out_of_another_kind_is_refused_before_any_work(given, tmp_path):
+    run, collection = given
+    done = call("suggest", run, collection.folder, "--out", tmp_path / "list.xls")
+    assert "neither a picture nor a list" in str(done.exception)
