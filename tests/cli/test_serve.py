@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from calligram.errors import UserError
     [
         ({}, "is not a library"),
         ({"host": "0.0.0.0"}, "0.0.0.0 can be reached by others; protect it with --token"),
+        ({"host": "0.0.0.0", "open_": True, "collection": Path("c")}, "may write into the collection; protect it"),
         ({"host": "nowhere.invalid", "open_": True}, "cannot listen on nowhere.invalid"),
         ({"token": "abc"}, "a token has 8 to 200 characters"),
         ({"device": "gpu"}, "unknown device 'gpu'"),

@@ -18,7 +18,9 @@ import httpx
 import pytest
 
 from calligram.data.collection import Collection
+from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord
 from calligram.data.scenes.generate import generate_scenes
+from calligram.data.writing import write_collection
 from calligram.features.regions.catalog import proposer_named
 from calligram.features.regions.extraction import Task, add_regions
 from calligram.recipes.catalog import recipe_named
@@ -144,6 +146,29 @@ def attending(attending_folder: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
+def few_captions(served_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collection of thirty scenes as files, of which four have captions."""
+    scenes = Collection.open(served_run / "scenes")
+    folder = tmp_path_factory.mktemp("few-captions")
+    (folder / "pictures").mkdir()
+    draft, texts = Draft("few captions"), scenes.sentences("all").texts.strings
+    for row in range(30):
+        name, file = f"scene {row}", folder / "pictures" / f"{row}.png"
+        file.write_bytes(scenes.pictures.read(row))
+        draft.images.append(ImageRecord(name, FileAt(file), "train"))
+        if row < 4:
+            draft.captions.append(CaptionRecord(f"{name}#", texts[5 * row], (name,)))
+    return write_collection(draft, folder / "collection").folder
+
+
+@pytest.fixture(scope="session")
+def captioning(library_folder: Path, few_captions: Path) -> Iterator[Served]:
+    """A server that takes captions for it."""
+    with _serving(library_folder, "--collection", str(few_captions)) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def item(served: Served) -> str:
     """Id of a picture."""
     return served.client.get("/api/browse", params={"k": 1}).json()["hits"][0]["id"]
@@ -174,6 +199,13 @@ def page(browser, served):
 def attending_page(browser, attending):
     """Another, for the library with attention."""
     with _watched(browser, attending.url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def captioning_page(browser, captioning):
+    """Another, for the server that takes captions."""
+    with _watched(browser, captioning.url) as opened:
         yield opened
 
 

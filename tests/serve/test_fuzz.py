@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -9,6 +11,9 @@ from hypothesis.strategies import characters, integers, text
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
+
+from calligram.data.caption_adding import clean_caption
+from calligram.data.collection import Collection
 
 EXAMPLES = 100
 """per operation, and per kind of request: those that follow the description, and those that break it"""
@@ -23,8 +28,10 @@ OPERATIONS = [
     ("GET", "/api/search"), ("POST", "/api/search"), ("GET", "/api/browse"), ("GET", "/api/item"),
     ("GET", "/api/thumbnail"), ("GET", "/api/image"), ("GET", "/api/health"), ("POST", "/api/login"),
     ("GET", "/metrics"), ("GET", "/api/stats"), ("GET", "/api/locate"), ("GET", "/api/explain"),
+    ("GET", "/api/suggestions"), ("POST", "/api/suggestions"), ("GET", "/api/suggested-image"),
+    ("POST", "/api/captions"),
 ]  # fmt: skip
-PLAIN = ("/api/health", "/metrics", "/api/stats")
+PLAIN = ("/api/health", "/metrics", "/api/stats", "/api/suggestions")
 """without parameters, so nothing in a request can break the description"""
 
 
@@ -71,6 +78,21 @@ def test_any_text_is_looked_for_in_a_picture(served, text, k):
         for x0, y0, x1, y1 in (hit["box"] for hit in phrase["boxes"]):
             assert 0 <= x0 < x1 <= found["width"]
             assert 0 <= y0 < y1 <= found["height"]
+
+
+@settings(max_examples=30, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+          suppress_health_check=list(HealthCheck))  # fmt: skip
+@given(text=text(max_size=1000))
+def test_any_text_is_written_as_it_can_be_or_refused(captioning, few_captions, text):
+    answer = captioning.client.post(
+        "/api/captions",
+        content=json.dumps({"id": "scene 20", "text": text}),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code in (200, 400, 422), answer.text
+    if answer.status_code == 200:
+        kept = Collection.open(few_captions).column("captions", "text")
+        assert clean_caption(text) in kept
 
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[Phase.generate],

@@ -32,6 +32,10 @@ def serve(
     allow_host: Annotated[
         list[str] | None, typer.Option(help="A name that this machine goes by; may be repeated.", metavar="NAME")
     ] = None,
+    collection: Annotated[
+        Path | None,
+        typer.Option(help="Propose images of this collection on a page of its own, and write their captions into it."),
+    ] = None,
     device: Annotated[str, typer.Option(help="Where queries are encoded: cpu, cuda or cuda:1.")] = "cpu",
 ) -> None:
     """Serve a library: the search page, and JSON under /api. Ctrl-C ends it."""
@@ -44,10 +48,18 @@ def serve(
             f"{host} can be reached by others; protect it with --token, or let everyone in with --open, "
             "or leave --host at 127.0.0.1"
         )
-    settings = Settings(token=token, hosts=address.names(allow_host or []), anywhere=not address.loopback)
+    if collection is not None and not (address.loopback or token):
+        raise UserError(
+            "with --collection whoever reaches the server may write into the collection; protect it with --token"
+        )
+    settings = Settings(
+        token=token, hosts=address.names(allow_host or []), anywhere=not address.loopback, collection=collection
+    )
     with open_server(library, address, settings, device) as server:
         note = ", and asks for the token" if token else ""
         console.print(f"[bold]{server.address.url}[/] serves the page{note}; Ctrl-C ends it", soft_wrap=True)
+        if collection is not None:
+            console.print(f"{server.address.url}/caption.html takes captions for {collection}", soft_wrap=True)
         server.run()
 
 

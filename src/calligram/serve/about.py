@@ -54,7 +54,7 @@ async def stats(here: Here) -> StatsAnswer:
         return StatsAnswer(
             stats=counts, facets=dict(seen.facets), examples=list(seen.examples), columns=dict(library.kinds),
             limits={"k": MAX_K, "query": MAX_QUERY, "upload_bytes": here.settings.upload_bytes},
-            localizer=here.locating.locator is not None,
+            localizer=here.locating.locator is not None, captioning=here.desk is not None,
         )  # fmt: skip
 
     return await here.read(look)

@@ -11,7 +11,7 @@ from starlette.staticfiles import StaticFiles
 
 import calligram
 from calligram.search.searcher import Searcher
-from calligram.serve import about, explaining, items, locating, problems, searching
+from calligram.serve import about, captioning, explaining, items, locating, problems, searching
 from calligram.serve.guard import Guard
 from calligram.serve.service import Service
 from calligram.serve.settings import Settings
@@ -39,7 +39,7 @@ def create_app(searcher: Searcher, settings: Settings | None = None) -> FastAPI:
     )
     app.state.service = service
     problems.install(app)
-    for router in (searching.router, items.router, locating.router, explaining.router, about.router):
+    for router in (searching.router, items.router, locating.router, explaining.router, captioning.router, about.router):
         app.include_router(router)
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)

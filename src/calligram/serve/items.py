@@ -36,7 +36,7 @@ async def item(here: Here, id: ItemId) -> ItemAnswer:
 async def thumbnail(here: Here, request: Request, id: ItemId) -> Response:
     """The picture, small, as JPEG."""
     picture = await here.read(_or_404(lambda library: library.thumbnail(id)))
-    return _picture(request, picture, "image/jpeg", {"Cache-Control": "private, max-age=600"})
+    return picture_answer(request, picture, "image/jpeg", {"Cache-Control": "private, max-age=600"})
 
 
 @router.get("/image", response_class=Response, responses={200: {"content": {"image/*": {}}}, 304: {}})
@@ -57,7 +57,7 @@ async def image(
     manner = "attachment" if download or not kind.startswith("image/") else "inline"
     disposition = f"{manner}; filename*=UTF-8''{quote(_file_name(found.name, kind), safe='')}"
     headers = {"Cache-Control": "private, no-cache", "Content-Disposition": disposition}
-    return _picture(request, picture, kind, headers)
+    return picture_answer(request, picture, kind, headers)
 
 
 def _file_name(name: str, kind: str) -> str:
@@ -66,7 +66,8 @@ def _file_name(name: str, kind: str) -> str:
     return f"{name}.{kind.removeprefix('image/').replace('jpeg', 'jpg')}" if known else name
 
 
-def _picture(request: Request, picture: bytes, kind: str, headers: dict[str, str]) -> Response:
+def picture_answer(request: Request, picture: bytes, kind: str, headers: dict[str, str]) -> Response:
+    """A picture that browsers may keep, and that may do nothing if it is none."""
     tag = f'"{hashlib.blake2b(picture, digest_size=12).hexdigest()}"'
     headers = {**headers, "ETag": tag, "Content-Security-Policy": SANDBOX}
     if tag in (known.strip() for known in request.headers.get("if-none-match", "").split(",")):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from calligram.serve.settings import MAX_DEPTH, MAX_ID, MAX_K, MAX_QUERY, MAX_TERMS, MAX_TOKEN, MAX_WHERE
+from calligram.serve.settings import MAX_CAPTION, MAX_DEPTH, MAX_ID, MAX_K, MAX_QUERY, MAX_TERMS, MAX_TOKEN, MAX_WHERE
 
 Text = Annotated[str, StringConstraints(max_length=MAX_QUERY)]
 Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
@@ -148,6 +148,38 @@ class ExplainAnswer(BaseModel):
     )
 
 
+class NewCaption(BaseModel):
+    """A caption for an image of the collection."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: Id = Field(description="Of the image, as suggestions give it.")
+    text: str = Field(max_length=MAX_CAPTION, description="What the picture shows, in a sentence.")
+
+
+class CaptionAnswer(BaseModel):
+    """What became of a caption."""
+
+    added: bool = Field(description="False where the image has this caption already.")
+
+
+class SuggestedAnswer(BaseModel):
+    """An image to caption."""
+
+    id: str
+    why: str
+
+
+class SuggestionsAnswer(BaseModel):
+    """Images to caption next, the most telling first."""
+
+    state: Literal["working", "ready", "failed"]
+    said: str = Field(description="What is being done while working, or what went wrong.")
+    captioned: int = Field(ge=0, description="Images that have captions.")
+    left: int = Field(ge=0, description="Images that have none, those proposed among them.")
+    suggestions: list[SuggestedAnswer]
+
+
 class FacetValue(BaseModel):
     """One value of a column, and how many items have it."""
 
@@ -164,6 +196,7 @@ class StatsAnswer(BaseModel):
     columns: dict[str, str] = Field(description="Every column that a condition may name, and its kind.")
     limits: dict[str, int]
     localizer: bool = Field(description="Whether phrases can be found within pictures.")
+    captioning: bool = Field(description="Whether captions can be written into a collection.")
 
 
 class HealthAnswer(BaseModel):

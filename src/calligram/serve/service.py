@@ -16,6 +16,7 @@ from calligram.search.library import Library
 from calligram.search.locator import Locator
 from calligram.search.manifest import Model
 from calligram.search.searcher import Searcher
+from calligram.serve.desk import Desk
 from calligram.serve.metrics import Metrics
 from calligram.serve.overview import Overview, overview
 from calligram.serve.problems import Refused
@@ -60,6 +61,8 @@ class Service:
         self._searches = Workers(settings.workers, settings.waiting, settings.timeout, "search")
         self._looks = Workers(max(1, settings.workers // 2), settings.waiting, settings.timeout, "look")
         self._reads = Workers(READERS, 4 * settings.waiting, settings.timeout, "read")
+        self.desk = None if settings.collection is None else Desk(settings.collection)
+        self._captions = Workers(1, settings.waiting, settings.timeout, "caption")
         self._looking = threading.Lock()
         self._looked: tuple[Library, Overview] | None = None
 
@@ -84,6 +87,17 @@ class Service:
         library = self.searcher.library
         return await self._reads.run(lambda: work(library))
 
+    async def caption(self, work: Callable[[Desk], T], *, writes: bool = True) -> T:
+        """Do something with the collection that captions go into; what may write takes turns.
+
+        Raises:
+            Refused: when the server has none.
+        """
+        desk = self.desk
+        if desk is None:
+            raise Refused(409, "this server writes no captions; start it with --collection and the collection's folder")
+        return await (self._captions if writes else self._reads).run(lambda: work(desk))
+
     def overview(self, library: Library) -> Overview:
         """What ``library`` looks like; the first to ask waits for the counting, others wait with it."""
         with self._looking:
@@ -105,6 +119,7 @@ class Service:
             self._searches.close()
             self._looks.close()
             self._reads.close()
+            self._captions.close()
 
     async def _watch(self) -> None:
         while True:

@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from calligram.errors import UserError
 
@@ -20,6 +21,8 @@ MAX_BOXES = 20
 """of one phrase"""
 MAX_WORDS = 64
 """of a text whose words are weighed: each is encoded without one of them"""
+MAX_CAPTION = 10_000
+"""characters that are looked at; what is kept of them must be shorter, which is said kindly"""
 MAX_WHERE = 4000
 MAX_ID = 1000
 MAX_TOKEN = 200
@@ -37,6 +40,8 @@ class Settings:
     """names that the Host header may give, besides addresses"""
     anywhere: bool = False
     """addresses other than loopback may be in the Host header"""
+    collection: Path | None = None
+    """what captions are written into, by everyone who may ask; nowhere if None"""
     upload_bytes: int = 20_000_000
     upload_pixels: int = 50_000_000
     workers: int = field(default_factory=lambda: max(2, min(8, os.cpu_count() or 1)))

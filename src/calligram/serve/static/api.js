@@ -63,18 +63,27 @@ export async function explain(id, text, signal) {
   return (await ask(`api/explain?${new URLSearchParams({ id, text })}`, { signal })).json();
 }
 
+// Images that a caption would teach most; `anew` proposes others.
+export async function suggestions(anew = false) {
+  return (await ask("api/suggestions", anew ? { method: "POST" } : {})).json();
+}
+
+export async function caption(id, text) {
+  return (await send("api/captions", { id, text })).json();
+}
+
 export async function stats() {
   return (await ask("api/stats")).json();
 }
 
+const send = (path, content) =>
+  ask(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content) });
+
 export async function login(token) {
-  await ask("api/login", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ token }),
-  });
+  await send("api/login", { token });
 }
 
 export const thumbnail = (id) => `api/thumbnail?${new URLSearchParams({ id })}`;
 export const picture = (id) => `api/image?${new URLSearchParams({ id })}`;
+export const suggested = (id) => `api/suggested-image?${new URLSearchParams({ id })}`;
 export const download = (id) => `api/image?${new URLSearchParams({ id, download: "true" })}`;

@@ -5,6 +5,7 @@ import { $, h, icon, number, several } from "./dom.js";
 import { Detail } from "./detail.js";
 import * as filters from "./filters.js";
 import * as grid from "./grid.js";
+import { asksToken } from "./login.js";
 import { isQuery, read, split, spoken, terms, write } from "./state.js";
 import { takePictures, toggleTheme } from "./page.js";
 
@@ -18,6 +19,7 @@ let wanted = PAGE;
 let asking = null;
 let written = ""; // what was put into the search box last
 
+const login = asksToken(begin);
 const address = (changes = {}) => write({ ...state, item: null, ...changes });
 const detail = new Detail($("detail"), { close: closeItem, step, more: moreLike, address, follow });
 
@@ -233,16 +235,6 @@ function openFilters(open) {
   if (open) filters.show($("filters"), about, state, go, null);
 }
 
-function login() {
-  if (!$("login").open) $("login").showModal();
-}
-
-function admitted() {
-  $("login").close();
-  $("token").value = $("login-error").textContent = "";
-  begin();
-}
-
 async function begin() {
   try {
     about = await api.stats();
@@ -252,6 +244,7 @@ async function begin() {
   const items = about.stats.items ?? 0;
   $("tagline").textContent = items ? `${several(items, "picture", "pictures")}. Describe the one you are looking for.` : "";
   $("about").textContent = [several(items, "picture", "pictures"), about.stats.captions ? several(about.stats.captions, "caption", "captions") : ""].filter(Boolean).join(" · ");
+  $("to-captions").hidden = !about.captioning;
   const examples = about.examples ?? [];
   $("examples").replaceChildren(...examples.map((text) => h("a", { href: write({ ...read("?"), q: text }), onclick: follow }, text)));
   $("examples").hidden = !examples.length;
@@ -267,20 +260,6 @@ $("search").addEventListener("submit", (event) => {
   written = null;
   const joined = (kind) => [...new Set([...state[kind], ...typed[kind]])];
   go({ q: typed.q, plus: joined("plus"), minus: joined("minus"), all: false, item: null });
-});
-$("login-form").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  try {
-    await api.login($("token").value);
-    admitted();
-  } catch (error) {
-    $("login-error").textContent = error.message;
-  }
-});
-$("login").addEventListener("cancel", (event) => event.preventDefault());
-addEventListener("focus", () => {
-  // The token may have been given in another tab.
-  if ($("login").open) api.stats().then(admitted, () => {});
 });
 $("results").addEventListener("click", follow);
 $("results").addEventListener("keydown", (event) => {

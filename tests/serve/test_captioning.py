@@ -1,0 +1,157 @@
+"""Captions written through the server: into the collection, by those who may, once."""
+
+from __future__ import annotations
+
+import io
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from PIL import Image
+
+from calligram.data.caption_adding import NewCaption, add_captions, additions
+from calligram.data.collection import Collection
+from calligram.search.library import Library
+from calligram.serve.desk import Desk
+
+TOKEN = "correct horse battery"
+FIRST = {f"scene {row}" for row in range(4)}
+"""the images that came with captions"""
+
+
+def proposed(server) -> dict:
+    """The suggestions, once they are there."""
+    until = time.monotonic() + 60
+    while True:
+        answer = server.client.get("/api/suggestions")
+        assert answer.status_code == 200, answer.text
+        if answer.json()["state"] != "working":
+            return answer.json()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def written(folder) -> list[tuple[str, str]]:
+    return [(c.image, c.text) for addition in additions(Collection.open(folder)) for c in addition.captions]
+
+
+def test_images_without_captions_are_proposed_and_leave_the_list_when_they_have_one(captioning, few_captions):
+    found, before = proposed(captioning), written(few_captions)
+    assert found["state"] == "ready"
+    assert found["captioned"] + found["left"] == 30
+    ids = [s["id"] for s in found["suggestions"]]
+    assert ids
+    assert not set(ids) & FIRST
+    assert "stands for" in found["suggestions"][0]["why"]
+    picture = captioning.client.get("/api/suggested-image", params={"id": ids[0]})
+    assert picture.headers["content-type"] == "image/jpeg"
+    assert "sandbox" in picture.headers["content-security-policy"]
+    assert Image.open(io.BytesIO(picture.content)).size == (64, 64)
+    answer = captioning.client.post("/api/captions", json={"id": ids[0], "text": " a dog\n on a beach "})
+    assert (answer.status_code, answer.json()) == (200, {"added": True})
+    assert written(few_captions) == [*before, (ids[0], "a dog on a beach")]
+    again = captioning.client.post("/api/captions", json={"id": ids[0], "text": "a dog on a beach"})
+    assert again.json() == {"added": False}
+    after = proposed(captioning)
+    assert [s["id"] for s in after["suggestions"]] == ids[1:]
+    assert (after["captioned"], after["left"]) == (found["captioned"] + 1, found["left"] - 1)
+    assert captioning.client.post("/api/suggestions").json()["state"] == "working"
+    anew = proposed(captioning)
+    assert anew["captioned"] == after["captioned"]
+    assert ids[0] not in [s["id"] for s in anew["suggestions"]]
+    assert captioning.client.get("/api/stats").json()["captioning"] is True
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"id": "scene 9", "text": " \n\t"}, 400, "the caption is empty; say in a sentence"),
+        ({"id": "scene 9", "text": "x" * 1001}, 400, "has 1001 characters, at most 1000"),
+        ({"id": "scene 9", "text": "x" * 20_000}, 422, "at most 10000 characters"),
+        ({"id": "nobody", "text": "a dog"}, 404, "no image 'nobody'"),
+        ({"id": "../collection.json", "text": "a dog"}, 404, "no image"),
+        ({"text": "a dog"}, 422, "id: field required"),
+        ({"id": "scene 9", "text": "a dog", "image": "x"}, 422, "extra inputs"),
+    ],
+)
+def test_what_is_no_caption_is_refused_with_the_reason(captioning, few_captions, body, status, message):
+    before = written(few_captions)
+    answer = captioning.client.post("/api/captions", json=body)
+    assert answer.status_code == status
+    assert message in answer.json()["error"]
+    assert written(few_captions) == before
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example"}],
+)
+def test_other_sites_write_nothing(captioning, few_captions, headers):
+    before = written(few_captions)
+    for path, body in (("/api/captions", {"id": "scene 9", "text": "a dog"}), ("/api/suggestions", None)):
+        assert captioning.client.post(path, json=body, headers=headers).status_code in (403, 421)
+    plain = {"Content-Type": "text/plain", **headers}  # what a form of another site could send
+    assert captioning.client.post("/api/captions", content='{"id": "scene 9"}', headers=plain).status_code in (403, 421)
+    assert written(few_captions) == before
+
+
+def test_a_token_is_asked_for_and_the_page_may_write_with_its_cookie(serving, library_folder, few_captions):
+    before = written(few_captions)
+    with serving(library_folder, "--collection", str(few_captions), "--token", TOKEN) as guarded:
+        client, body = guarded.client, {"id": "scene 9", "text": "with a token"}
+        assert client.get("/caption.html").status_code == 200
+        for refused in (
+            client.get("/api/suggestions"),
+            client.get("/api/suggested-image", params={"id": "scene 9"}),
+            client.post("/api/suggestions"),
+            client.post("/api/captions", json=body),
+            client.post("/api/captions", json=body, headers={"Authorization": "Bearer wrong wrong"}),
+        ):
+            assert refused.status_code == 401
+        assert written(few_captions) == before
+        assert client.post("/api/login", json={"token": TOKEN}).status_code == 204
+        crossing = client.post("/api/captions", json=body, headers={"Origin": "http://evil.example"})
+        assert crossing.status_code == 403  # a cookie alone does not make it ours
+        assert client.post("/api/captions", json=body, headers={"Origin": guarded.url}).status_code == 200
+        assert written(few_captions) == [*before, ("scene 9", "with a token")]
+
+
+def test_many_who_write_at_once_all_get_theirs_in(captioning, few_captions):
+    before = written(few_captions)
+
+    def one(number: int) -> int:
+        body = {"id": f"scene {4 + number % 3}", "text": f"caption {number}"}
+        return captioning.client.post("/api/captions", json=body).status_code
+
+    with ThreadPoolExecutor(12) as pool:
+        assert set(pool.map(one, range(24))) == {200}
+    after = written(few_captions)
+    assert after[: len(before)] == before
+    assert sorted(text for _, text in after[len(before) :]) == sorted(f"caption {n}" for n in range(24))
+
+
+def test_what_another_program_writes_leaves_the_list_too(captioning, few_captions):
+    first = proposed(captioning)["suggestions"][0]["id"]
+    add_captions(few_captions, [NewCaption(first, "from elsewhere")])
+    assert first not in [s["id"] for s in proposed(captioning)["suggestions"]]
+
+
+def test_without_a_collection_nothing_is_written_or_proposed(served):
+    for answer in (
+        served.client.get("/api/suggestions"),
+        served.client.post("/api/suggestions"),
+        served.client.get("/api/suggested-image", params={"id": "x"}),
+        served.client.post("/api/captions", json={"id": "x", "text": "a dog"}),
+    ):
+        assert answer.status_code == 409
+        assert "start it with --collection" in answer.json()["error"]
+    assert served.client.get("/api/stats").json()["captioning"] is False
+
+
+def test_a_collection_with_nothing_left_to_caption_says_so(library_folder, served_run):
+    desk, library = Desk(served_run / "scenes"), Library.open(library_folder)
+    until = time.monotonic() + 60
+    while (found := desk.proposed(library)).state == "working" and time.monotonic() < until:
+        time.sleep(0.05)
+    assert found.state == "failed"
+    assert "has a caption; there is none to propose" in found.said

@@ -1,0 +1,106 @@
+"""The page that takes captions, in a real browser against a real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from calligram.data.caption_adding import additions
+from calligram.data.collection import Collection
+
+ACTIVE = "document.activeElement.getAttribute('aria-label')"
+
+
+def opened(page, served):
+    page.goto(f"{served.url}/caption.html")
+    page.wait_for_selector(".todo input")
+    return page.locator(".todo li")
+
+
+def written(folder) -> list[tuple[str, str]]:
+    return [(c.image, c.text) for addition in additions(Collection.open(folder)) for c in addition.captions]
+
+
+def test_keys_are_enough_to_caption_one_picture_after_the_other(captioning_page, captioning, few_captions):
+    page, before = captioning_page, written(few_captions)
+    items = opened(page, captioning)
+    ids = [items.nth(n).get_attribute("data-id") for n in range(3)]
+    count = page.locator(".todo input").count()
+    assert "stands for" in items.first.inner_text()
+    assert page.evaluate(ACTIVE) == "Caption of picture 1"
+    page.keyboard.type("a <b>dog</b> on a beach")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".saved .written")
+    assert page.evaluate(ACTIVE) == "Caption of picture 2"
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate(ACTIVE) == "Caption of picture 3"
+    page.keyboard.type("two boats")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".todo li:nth-child(3).saved")
+    page.keyboard.press("ArrowUp")
+    assert page.evaluate(ACTIVE) in ("Caption of picture 2", "Caption of picture 4")
+    assert written(few_captions) == [*before, (ids[0], "a <b>dog</b> on a beach"), (ids[2], "two boats")]
+    assert page.locator(".todo b").count() == 0
+    assert f"Saved. {count - 2} pictures to caption" in page.inner_text("#status")
+    assert page.locator(".todo img").first.evaluate("image => image.naturalWidth") == 64
+    page.reload()
+    page.wait_for_selector(".todo input")
+    assert ids[0] not in [item.get_attribute("data-id") for item in items.all()]
+
+
+@pytest.mark.parametrize(("text", "said"), [("   ", "the caption is empty"), ("x" * 1001, "at most 1000")])
+def test_what_is_refused_is_told_beside_the_field_and_what_was_typed_stays(captioning_page, captioning, text, said):
+    page = captioning_page
+    opened(page, captioning)
+    field = page.locator(".todo input").first
+    field.fill(text)
+    field.press("Enter")
+    page.wait_for_selector(f".todo .error:has-text('{said}')")
+    assert field.input_value() == text
+    assert field.get_attribute("aria-invalid") == "true"
+    assert page.locator(".todo .saved").count() == 0
+    page.complaints.clear()  # the browser notes the request that was refused
+
+
+def test_others_are_proposed_when_asked_for(captioning_page, captioning):
+    page = captioning_page
+    items = opened(page, captioning)
+    first = items.first.get_attribute("data-id")
+    page.locator(".todo input").first.fill("one more")
+    page.locator(".todo button").first.click()
+    page.wait_for_selector(".todo .saved")
+    page.click("#anew")
+    page.wait_for_selector(".todo .saved", state="detached")
+    page.wait_for_selector(".todo input")
+    assert first not in [item.get_attribute("data-id") for item in items.all()]
+
+
+def test_the_search_page_leads_here_where_captions_are_taken(captioning_page, captioning):
+    page = captioning_page
+    page.goto(captioning.url)
+    page.click("#to-captions")
+    page.wait_for_selector(".todo input")
+    page.click(".wordmark")
+    page.wait_for_selector("#results .tile[data-id]")
+
+
+def test_a_server_without_a_collection_says_how_to_give_one(page, served):
+    page.goto(served.url)
+    page.wait_for_selector("#results .tile[data-id]")
+    assert page.is_hidden("#to-captions")
+    page.goto(f"{served.url}/caption.html")
+    page.wait_for_selector("#notice:has-text('--collection')")
+    page.complaints.clear()  # the browser notes the request that was refused
+
+
+def test_a_token_is_asked_for_here_too(browser, serving, library_folder, few_captions):
+    with serving(library_folder, "--collection", str(few_captions), "--token", "correct horse battery") as guarded:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"{guarded.url}/caption.html")
+        page.fill("#token", "wrong wrong")
+        page.press("#token", "Enter")
+        page.wait_for_selector("#login-error:has-text('not the token')")
+        page.fill("#token", "correct horse battery")
+        page.press("#token", "Enter")
+        page.wait_for_selector(".todo input", timeout=60_000)
+        context.close()
