@@ -44,9 +44,19 @@ def test_suggested_images_come_to_those_that_were_captioned_as_many_as_at_random
     assert set(few) < set(captioned(view))
     assert len(captioned(view)) == len(captioned(spoken_tiny.sparse(0.5, 1))) == 6
     assert set(captioned(view).values()) == {1}
-    assert view.name == "tiny (25% of images x 1 caption, seed 0, and 3 images suggested by a run, uncertainty 0.5)"
+    assert view.name == "tiny (25% of images x 1 caption, seed 0, and 3 images suggested by runs)"
     assert len({view.fingerprint, spoken_tiny.fingerprint, spoken_tiny.sparse(0.5, 1).fingerprint}) == 3
     assert chosen.sparse.of(spoken_tiny).fingerprint == view.fingerprint
+
+
+def test_a_run_on_suggestions_suggests_beside_them(spoken_tiny, start, tmp_path):
+    few = ("sparse.images=0.25", "sparse.captions=1", "sparse.more=0.25")
+    one = settings(*few, f"sparse.run={start}")
+    run_recipe(RECIPES["vse"], one, spoken_tiny, tmp_path / "one", around=Surroundings(torch.device("cpu")))
+    first, second = one.sparse.of(spoken_tiny), settings(*few, f"sparse.run={tmp_path / 'one'}").sparse.of(spoken_tiny)
+    assert len(Run.open(tmp_path / "one").about["further captions"]) == 3
+    assert set(captioned(first)) < set(captioned(second))
+    assert len(captioned(second)) == 9
 
 
 def test_captions_are_of_the_seed_of_the_run_where_settings_leave_it_to_that(spoken_tiny):

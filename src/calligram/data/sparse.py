@@ -21,6 +21,8 @@ from calligram.errors import UserError
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
+FURTHER = "further captions"
+"""where the manifest of such a collection has the ids of images that keep captions though the level does not say so"""
 SPLIT = "train"
 """the only split that loses captions; others measure"""
 
@@ -64,7 +66,9 @@ def with_captions_of(collection: Collection, images: Ints, sparsity: Sparsity, h
         how: they were chosen, for the name.
     """
     kept = kept_matches(collection, sparsity, images)
-    return _Sparse(collection, kept, f"{sparsity}, and {len(images)} images {how}")
+    made = _Sparse(collection, kept, f"{sparsity}, and {len(images)} images {how}")
+    made.manifest = {**made.manifest, FURTHER: collection.visuals(images).ids}
+    return made
 
 
 class _Sparse(Collection):

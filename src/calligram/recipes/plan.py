@@ -17,6 +17,7 @@ import torch
 
 import calligram
 from calligram.data.collection import Collection
+from calligram.data.sparse import FURTHER
 from calligram.errors import UserError
 from calligram.evaluation.encoding import load_pairing
 from calligram.evaluation.retrieval import evaluate_retrieval
@@ -134,7 +135,9 @@ def _check_captions(whole: Collection, sparse: Collection) -> None:
 def _about(
     recipe: Recipe, settings: Any, collection: Collection, around: Surroundings, command: str
 ) -> dict[str, object]:
+    further = {FURTHER: list(ids)} if isinstance(ids := collection.manifest.get(FURTHER), tuple) else {}
     return {
+        **further,
         "recipe": recipe.name,
         "settings": as_plain(settings),
         "collection": collection.name,

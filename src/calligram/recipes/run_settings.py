@@ -41,7 +41,9 @@ class SparseSettings:
     length: Annotated[
         Length, "epochs as set, extended with sparsity, or as many as give half the steps of all captions"
     ] = "as-set"
-    run: Annotated[str, "run that suggests which further images have captions, as calligram suggest does"] = ""
+    run: Annotated[
+        str, "run that suggests further images whose captions are kept, beside those that it had by suggestion itself"
+    ] = ""
     more: Annotated[float, "share of the captioned training images that it adds", (0, 1)] = 0.0
     uncertainty: Annotated[float, "how much its uncertainty counts, beside coverage", (0, 1)] = 0.5
 
