@@ -41,7 +41,7 @@ STUDY = Study(
         ([100, 110, 120], [99, 109, 119], "noise"),
         ([130], [100, 101, 102], "holds"),
         ([102], [100, 101, 102], "noise"),
-        ([130], [100], "noise"),
+        ([130], [100], "one seed"),
         ([], [100], "not run"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_metric_that_was_not_measured_is_not_judged(tmp_path):
         )  # fmt: skip
     study = Study("paper", STUDY.rows, (Claim("closer", "new", "old", metric="t2t.r1"), Claim("r1", "new", "old")))
     found = judged(study, "c", tmp_path)
-    assert [v.verdict for v in found] == ["not run", "noise"]
+    assert [v.verdict for v in found] == ["not run", "one seed"]
     assert found[0].numbers["new"] == [5.0]
 
 

@@ -79,7 +79,7 @@ class Verdict:
     paper: str
     claim: str
     verdict: str
-    """holds, fails, noise or not run"""
+    """holds, fails, noise, one seed or not run"""
     numbers: dict[str, object]
     collection: str = ""
     settings: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ def judge(claim: Claim, study: Study, values: Mapping[str, Sequence[float]], col
     """Compare the means over seeds: a difference under two standard errors is noise.
 
     The worse row's mean counts as often as the claim's factor says. A row with one seed has no spread of its own; it
-    borrows the largest spread among this study's rows. Without any spread at all nothing is decided.
+    borrows the largest spread among this study's rows. Without any spread at all nothing is decided: ``one seed``.
     """
     if claim.needs:
         return Verdict(study.paper, claim.text, "not run", {"needs": claim.needs}, collection)
@@ -109,7 +109,7 @@ def judge(claim: Claim, study: Study, values: Mapping[str, Sequence[float]], col
     difference = mean(better) - claim.factor * mean(worse)
     numbers["difference"] = round(difference, digits)
     if not spreads:
-        return Verdict(study.paper, claim.text, "noise", numbers, collection)
+        return Verdict(study.paper, claim.text, "one seed", numbers, collection)
     variances = ((stdev(v) if len(v) > 1 else max(spreads)) ** 2 / len(v) for v in (better, worse))
     error = math.sqrt(sum(factor**2 * of for factor, of in zip((1.0, claim.factor), variances, strict=True)))
     numbers["standard_error"] = round(error, digits)
