@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +12,9 @@ from PIL import Image
 
 from calligram.data.caption_adding import NewCaption, add_captions, additions
 from calligram.data.collection import Collection
+from calligram.search.indexing import index_source
 from calligram.search.library import Library
+from calligram.search.models import Models
 from calligram.serve.desk import Desk
 
 TOKEN = "correct horse battery"
@@ -155,3 +158,14 @@ def test_a_collection_with_nothing_left_to_caption_says_so(library_folder, serve
         time.sleep(0.05)
     assert found.state == "failed"
     assert "has a caption; there is none to propose" in found.said
+
+
+def test_a_caption_that_was_written_is_found_once_the_collection_is_indexed_again(served_run, few_captions, tmp_path):
+    shutil.copytree(few_captions, tmp_path / "collection")
+    models, library = Models.load(served_run / "run"), tmp_path / "library"
+    index_source(models, tmp_path / "collection", library)
+    add_captions(tmp_path / "collection", [NewCaption("scene 25", "an unmistakable caption")])
+    index_source(models, tmp_path / "collection", library)
+    opened = Library.open(library)
+    (found,) = opened.full_text("unmistakable", 5)
+    assert opened.item(found.id).captions[-1] == "an unmistakable caption"
