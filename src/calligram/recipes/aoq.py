@@ -76,6 +76,9 @@ class AOQRecipe(FragmentModels, PairedSettings):
     epochs: Annotated[int, "passes over the training pairs in a round, warm-up included", (1, 1000000)] = 12
     first_epochs: Annotated[int, "those of the first round; 0 for as many as the second", (0, 1000000)] = 0
     warmup_epochs: Annotated[int, "first epochs of a round that use all negatives of a batch", (0, 1000000)] = 4
+    warmup_loss: Annotated[
+        Literal["ranking", "infonce"], "their loss; infonce tells pairs apart sooner, before the hardest negatives come"
+    ] = "ranking"
     batch: BatchSize = 64
     texts: TextsPerImage = 3
     epoch_of: EpochOf = "images"
@@ -210,7 +213,8 @@ class _Rounds:
     def online(self, name: str, epochs: int, extra: Extra, warmup: int | None = None) -> tuple[Stage, ...]:
         """A round of the online triplet loss (aoq, Eqs. 1 and 2), chosen after its warm-up: it must show that loss."""
         settings, optim = self.settings, self.settings.optim
-        loss = PairLoss("ranking", settings.margin, 1, settings.warmup_epochs if warmup is None else warmup, 0.07)
+        epochs_before = settings.warmup_epochs if warmup is None else warmup
+        loss = PairLoss("ranking", settings.margin, 1, epochs_before, 0.07, settings.warmup_loss)
         stages = pair_stages(loss, epochs, self._plain, optim, settings.lr, optim.frozen, extra)
         *warm, last = (replace(stage, name=f"{name}, {stage.name}" if name else stage.name) for stage in stages)
         return (*warm, replace(last, anew=bool(warm)))

@@ -19,8 +19,10 @@ class PairLoss:
     top_k: int | None
     """hardest negatives per anchor that count in the ranking loss"""
     warmup_epochs: int
-    """first epochs of the ranking loss, with all negatives"""
+    """first epochs of the ranking loss, with all negatives of a batch"""
     temperature: float
+    warmup: Literal["ranking", "infonce"] = "ranking"
+    """loss of those epochs: with the hardest negatives, scores that do not tell pairs apart yet fall together"""
 
 
 def pair_stages(
@@ -48,7 +50,8 @@ def pair_stages(
     if loss.kind == "infonce":
         return (stage("infonce", epochs, InfoNCEObjective(loss.temperature)),)
     warm = 0 if loss.top_k is None else min(loss.warmup_epochs, epochs)
-    hard, every = RankingObjective(loss.margin, loss.top_k), RankingObjective(loss.margin)
+    hard = RankingObjective(loss.margin, loss.top_k)
+    every = InfoNCEObjective(loss.temperature) if loss.warmup == "infonce" else RankingObjective(loss.margin)
     return tuple(
         stage(name, epochs, objective)
         for name, epochs, objective in (("warm-up", warm, every), ("ranking", epochs - warm, hard))
