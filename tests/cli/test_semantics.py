@@ -20,7 +20,9 @@ def detected(tiny_draft, tmp_path_factory):
     (folder / "pictures").mkdir()
     draft = tiny_draft(folder / "pictures")
     for image in draft.images:
-        draft.regions.append(RegionRecord(f"{image.id}/x", image.id, (1, 1, 9, 9), "yolox", "disc", "small red", 0.9))
+        draft.regions.append(
+            RegionRecord(f"{image.id}/x", image.id, (1, 1, 9, 9), "yolox_nano", "disc", "small red", 0.9)
+        )
     return write_collection(draft, folder / "collection")
 
 

@@ -68,7 +68,34 @@ def test_each_image_has_the_sentence_of_its_own_regions(detected):
 
 def test_regions_that_are_not_there_or_have_no_class_are_refused(detected):
     rows = detected.images_in("train")
-    with pytest.raises(UserError, match=r"no regions 'yolox' \(boxes, finder, truth there\); .*calligram regions"):
+    with pytest.raises(
+        UserError,
+        match=r"no regions 'yolox' \(boxes, finder, truth there\); .*pseudo.source=finder, .*calligram regions",
+    ):
         regional_sentences(detected, rows, "yolox", Sentences())
     with pytest.raises(UserError, match="the regions 'boxes' have no classes"):
         regional_sentences(detected, rows, "boxes", Sentences())
+
+
+def test_without_a_name_the_only_regions_with_classes_speak(detected):
+    rows = detected.images_in("train")
+    assert regional_sentences(detected, rows, "", Sentences()) == regional_sentences(
+        detected, rows, "finder", Sentences()
+    )
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        (("one", "two"), r"several regions with classes \(one, two\); .* --set pseudo.source=one"),
+        ((), r"no regions that a detector gave classes \(truth there\); .*calligram regions .*source=truth"),
+    ],
+)
+def test_without_a_name_several_or_none_are_refused(tiny_draft, tmp_path, sources, message):
+    (tmp_path / "pictures").mkdir()
+    draft = tiny_draft(tmp_path / "pictures")
+    for source in sources:
+        draft.regions.append(RegionRecord(f"{source}/x", "train-0", (1, 1, 9, 9), source, "ball", "", 0.9))
+    collection = write_collection(draft, tmp_path / "collection")
+    with pytest.raises(UserError, match=message):
+        regional_sentences(collection, collection.images_in("train"), "", Sentences())

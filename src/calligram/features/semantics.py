@@ -19,6 +19,10 @@ from calligram.features.vocabulary import tokenise
 
 Ints = NDArray[np.int64]
 Attributes = Literal["none", "colour", "all"]
+ANNOTATED = "truth"
+"""source of regions that people drew, or a generator"""
+SETTING = "pseudo.source"
+"""what messages advise to set"""
 
 
 @dataclass(frozen=True)
@@ -58,10 +62,13 @@ class Sentences:
 def regional_sentences(collection: Collection, images: Ints, source: str, how: Sentences) -> list[str]:
     """The pseudo-sentence of each of these images, from regions of one source; empty where nothing is certain enough.
 
+    Args:
+        source: name of the regions; empty for the only ones that a detector gave classes.
+
     Raises:
-        UserError: when the collection has no such regions, or they have no classes.
+        UserError: when the collection has no such regions, they have no classes, or several might be meant.
     """
-    regions = _regions_of(collection, source)
+    regions = _regions_of(collection, source or _only_source(collection))
     images = np.asarray(images, dtype=np.int64)
     at, labels = regions["image"].to_numpy(), regions["label"].to_pylist()
     attributes, scores = regions["attribute"].to_pylist(), pc.fill_null(regions["score"], np.nan).to_numpy()
@@ -76,20 +83,53 @@ def regional_sentences(collection: Collection, images: Ints, source: str, how: S
     return found
 
 
+def _only_source(collection: Collection) -> str:
+    """The one source with classes beside the annotated regions, which no machine said."""
+    found = _sources(collection, classes=True)
+    others = [name for name in found if name != ANNOTATED]
+    if len(others) == 1:
+        return others[0]
+    if others:
+        raise UserError(
+            f"collection {collection.folder} has several regions with classes ({', '.join(others)}); say whose are "
+            f"meant with --set {SETTING}={others[0]}"
+        )
+    there = ", ".join(_sources(collection)) or "none"
+    raise UserError(
+        f"collection {collection.folder} has no regions that a detector gave classes ({there} there); find some with "
+        + command("calligram", "regions", collection.folder, "--proposals", "FILE.onnx")
+        + (f", or take the annotated ones with --set {SETTING}={ANNOTATED}" if ANNOTATED in found else "")
+    )
+
+
+def _sources(collection: Collection, *, classes: bool = False) -> list[str]:
+    """Names of the collection's regions, or of those among them that have classes; annotated ones come last."""
+    table = collection.table("regions")
+    if classes:
+        table = table.filter(_has_class(table))
+    names = (str(name) for name in pc.unique(table.column("source")).to_pylist() if name)
+    return sorted(names, key=lambda name: (name == ANNOTATED, name))
+
+
+def _has_class(regions: pa.Table) -> pa.ChunkedArray:
+    return pc.greater(pc.utf8_length(pc.fill_null(regions.column("label"), "")), 0)
+
+
 def _regions_of(collection: Collection, source: str) -> pa.Table:
     """Image, class, attribute and score of a source's regions."""
     table = collection.table("regions")
     chosen = table.filter(pc.fill_null(pc.equal(table.column("source"), source), False))
+    named = _sources(collection, classes=True)
+    choose = f"take others with --set {SETTING}={named[0]}, or " if named else ""
     if not len(chosen) and not len(images_with(collection, source)):
-        there = sorted({str(s) for s in pc.unique(table.column("source")).to_pylist() if s})
+        there = ", ".join(_sources(collection)) or "none"
         raise UserError(
-            f"collection {collection.folder} has no regions '{source}' ({', '.join(there) or 'none'} there); find some "
-            "with " + command("calligram", "regions", collection.folder, "--proposals", "DETECTOR", "--name", source)
+            f"collection {collection.folder} has no regions '{source}' ({there} there); {choose}find some with "
+            + command("calligram", "regions", collection.folder, "--proposals", "DETECTOR", "--name", source)
         )
-    named = pc.sum(pc.greater(pc.utf8_length(pc.fill_null(chosen.column("label"), "")), 0)).as_py()
-    if len(chosen) and not named:
+    if len(chosen) and source not in named:
         raise UserError(
-            f"the regions '{source}' have no classes to speak of; take those of a detector, such as a YOLOX file: "
-            + command("calligram", "regions", collection.folder, "--proposals", "FILE.onnx")
+            f"the regions '{source}' have no classes to speak of; {choose}find those of a detector, such as a YOLOX "
+            "file: " + command("calligram", "regions", collection.folder, "--proposals", "FILE.onnx")
         )
     return chosen.select(["image", "label", "attribute", "score"])

@@ -41,9 +41,11 @@ class PseudoSettings:
         "what sentences are joined from: regions (classes of regions), labels (of the whole image), learnt (words of "
         "captions of similar images)",
     ] = ("regions",)
-    source: Annotated[str, "name of the collection's regions whose classes are said, as calligram regions gave it"] = (
-        "yolox"
-    )
+    source: Annotated[
+        str,
+        "name of the collection's regions whose classes are said, as calligram regions gave it; empty for the only "
+        "ones that have classes",
+    ] = ""
     least: Annotated[float, "smallest score of a region that is spoken of", (0, 1)] = 0.3
     most: Annotated[int, "regions that are spoken of, the most certain first", (1, 10000)] = 10
     repeats: Annotated[bool, "say the same words of several regions"] = False
