@@ -97,7 +97,7 @@ def test_damaged_inputs_and_missing_features_are_said(tmp_path, tiny):
     (tmp_path / "inputs.json").write_text("{")
     with pytest.raises(UserError, match="does not hold a matcher's inputs"):
         Inputs.read(tmp_path)
-    with pytest.raises(UserError, match="unknown stored feature 'regions'"):
+    with pytest.raises(UserError, match=r"unknown stored feature 'regions': the collection has none; .*--backbone"):
         StoredInput("regions").load(tiny.sentences("train").visuals)
     with pytest.raises(UserError, match="a new picture has none"):
         StoredInput("regions").images([Image.new("RGB", (4, 4))])

@@ -110,7 +110,7 @@ def test_a_collection_that_has_changed_is_not_resumed_and_the_run_stays_whole(ti
 
 
 def test_settings_that_cannot_be_planned_leave_no_folder(tiny, tmp_path):
-    with pytest.raises(UserError, match="unknown stored feature 'foo'"):
+    with pytest.raises(UserError, match="unknown stored feature 'foo': the collection has none"):
         run(tiny, tmp_path / "run", "image.features=foo")
     assert not (tmp_path / "run").exists()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,9 +14,17 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.data.pairing import Visuals
-from calligram.errors import UserError, unknown
+from calligram.errors import UserError, command, unknown
 from calligram.features.pixels import Augment
 from calligram.progress import Track, silent
+
+
+def unknown_feature(name: str, stored: Collection[str]) -> UserError:
+    """Say that a collection has no feature arrays of this name, and which it has or how it gets some."""
+    if stored:
+        return unknown("stored feature", name, stored)
+    regions = command("calligram", "regions", "COLLECTION", "--proposals", "DETECTOR", "--backbone", "NETWORK")
+    return UserError(f"unknown stored feature '{name}': the collection has none; store some with {regions}")
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class StoredInput:
         """The stored rows of these images, still on disk."""
         del track
         if self.name not in visuals.features:
-            raise unknown("stored feature", self.name, visuals.features)
+            raise unknown_feature(self.name, visuals.features)
         return StoredRows(visuals, self.name)
 
     def images(self, images: list[Image.Image]) -> Tensor:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from calligram.data.pairing import Pairing
-from calligram.errors import UserError, unknown
+from calligram.errors import UserError
 from calligram.features.backbone_input import BackboneInput
 from calligram.features.backbones import Backbone, pixel_input
 from calligram.features.encoder_input import EncoderInput
 from calligram.features.inputs import ImageInput, Inputs, TextInput
 from calligram.features.pixels import Augment, PixelInput
-from calligram.features.stored import StoredInput
+from calligram.features.stored import StoredInput, unknown_feature
 from calligram.features.text_encoder import TextEncoder
 from calligram.features.vocabulary import Vocabulary
 from calligram.features.word_vectors import initial_table
@@ -207,7 +207,7 @@ class Sides:
         image, stored = self.image, self.train.visuals.features
         if image.features:
             if image.features not in stored:
-                raise unknown("stored feature", image.features, stored)
+                raise unknown_feature(image.features, stored)
             return replace(shape, image="features", feature_dim=stored[image.features].row_shape[-1])
         if self.backbone is None:
             return shape

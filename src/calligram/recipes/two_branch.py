@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 
 from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
-from calligram.errors import UserError, unknown
+from calligram.errors import UserError
 from calligram.features.backbones import Backbone
 from calligram.features.encoder_input import EncoderInput
 from calligram.features.inputs import Inputs, TextInput
+from calligram.features.stored import unknown_feature
 from calligram.features.text_encoder import TextEncoder
 from calligram.features.text_vectors import VectorText
 from calligram.features.vocabulary import Vocabulary
@@ -187,7 +188,7 @@ class _Sides:
             return self.backbone.dim
         name = self.settings.image.features
         if name not in collection.features:
-            raise unknown("stored feature", name, collection.features)
+            raise unknown_feature(name, collection.features)
         return int(collection.features[name].row_shape[-1])
 
     def _text_input(self) -> TextInput:
