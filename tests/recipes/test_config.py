@@ -23,6 +23,7 @@ class Outer:
     flag: bool = False
     limit: int | None = 4
     name: str = ""
+    kinds: tuple[Literal["c", "d"], ...] = ()
     inner: Inner = field(default_factory=Inner)
 
 
@@ -30,7 +31,7 @@ def test_values_are_read_by_their_type():
     found = resolve(
         Outer(), ["epochs=5", "kind=b", "flag=yes", "limit=none", "name=x=y", "inner.rate=1e-3", "inner.sizes=4,5,6"]
     )
-    assert found == Outer(5, "b", True, None, "x=y", Inner(0.001, (4, 5, 6)))
+    assert found == Outer(5, "b", True, None, "x=y", (), Inner(0.001, (4, 5, 6)))
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ def test_values_are_read_by_their_type():
         ("kind=c", "setting kind takes a or b, got 'c'"),
         ("flag=perhaps", "setting flag takes true or false"),
         ("inner.sizes=1,x", "whole numbers separated by commas"),
+        ("kinds=c,foo", r"setting kinds takes words \(c, d\) separated by commas, got 'c,foo'"),
         ("limit=x", "a whole number or none"),
         ("epochs", "--set takes key=value, got 'epochs'"),
     ],

@@ -177,6 +177,8 @@ def _name(kind: Any) -> str:
         return " or ".join(map(str, inside))
     if origin is tuple:
         several = {int: "whole numbers", float: "numbers"}.get(inside[0], "words")
+        if get_origin(inside[0]) is Literal:
+            several += f" ({', '.join(map(str, get_args(inside[0])))})"
         return f"{several if inside[-1] is Ellipsis else f'{len(inside)} {several}'} separated by commas"
     if origin in (Union, types.UnionType):
         return " or ".join("none" if k is type(None) else _name(k) for k in inside)
