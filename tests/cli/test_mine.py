@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from calligram.cli.main import app
 from calligram.data.negatives import Negatives
+from calligram.data.writing import write_collection
 from calligram.errors import UserError
 from calligram.recipes.plan import train_recipe
 
@@ -37,6 +38,18 @@ def test_mining_leaves_lists_with_fingerprints_and_says_what_to_do_next(trained,
     assert 1 <= about["online_ranks"]["images"]["mean"] <= 5
     train = tiny.sentences("train").join_equal_texts()
     assert Negatives.open(out).fitted(train).texts.shape == (6, 4)
+
+
+def test_ranks_of_a_split_of_one_image_are_refused_and_the_lists_kept(trained, tiny_draft, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    draft = tiny_draft(tmp_path / "pictures")
+    for image in draft.images:
+        image.split = "train" if image.id == "train-1" else "dev"
+    collection = write_collection(draft, tmp_path / "collection")
+    done = mine(trained, collection.folder, "--out", tmp_path / "lists", "--ranks")
+    assert isinstance(done.exception, UserError)
+    assert "split train of tiny has 1 and" in str(done.exception)
+    assert Negatives.open(tmp_path / "lists").image_ids == ("train-1",)
 
 
 def test_a_folder_that_exists_is_not_overwritten(trained, tiny, tmp_path):

@@ -65,7 +65,9 @@ def mine(
         "run": stored.fingerprint, "collection": source.name, "content": source.fingerprint, "split": split,
         "precision": precision, "ignore_also_true": ignore_also_true,
     }  # fmt: skip
-    if ranks:
+    captioned, distinct = (int((count > 0).sum()) for count in pairing.matches.counts())
+    enough = min(captioned, distinct) >= 2
+    if ranks and enough:
         batches = PairSampler(pairing.matches, min(batch, len(pairing.visuals)), 0, per_image=True).epoch(0)[:20]
         both = online_ranks(matcher, encoded, pairing.matches, batches, track=bars)
         about["online_ranks"] = {"batch": batch, "texts": both[0].as_dict(), "images": both[1].as_dict()}
@@ -75,10 +77,15 @@ def mine(
         f"each of {len(found.images)} texts: {out}",
         markup=False, soft_wrap=True,
     )  # fmt: skip
-    if ranks:
+    if ranks and enough:
         _print_ranks(both, batch)
     train = command("calligram", "train", "aoq", collection, "--out", "RUN", "--set", f"negatives={out}")
     console.print(f"train with them: {train}", markup=False, soft_wrap=True)
+    if ranks and not enough:  # last: the lists are there all the same
+        raise UserError(
+            f"--ranks compares batches of 2 or more captioned images and different texts; split {split} of "
+            f"{source.name} has {captioned} and {distinct}. The lists are kept in {out}"
+        )
 
 
 def _print_ranks(both: tuple[OnlineRanks, OnlineRanks], batch: int) -> None:
