@@ -68,3 +68,16 @@ def test_failures_with_unknown_words_are_counted(tiny, tmp_path):
     known = {w for text in tiny.sparse(0.5, 1).sentences("train").texts.strings for w in text.split()}
     strange = sum(bool(set(text.split()) - known) for text in tiny.sentences("test").texts.strings)
     assert found["failures_unknown"] + found["found_unknown"] == strange
+
+
+def test_a_collection_without_splits_is_told_what_to_do_and_can_be_spoken_of_as_a_whole(tiny_draft, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    draft = tiny_draft(tmp_path / "pictures")
+    for image in draft.images:
+        image.split = None
+        draft.regions.append(RegionRecord(f"{image.id}/x", image.id, (1, 1, 9, 9), "yolox_nano", "disc", "", 0.9))
+    collection = write_collection(draft, tmp_path / "collection")
+    refused = CliRunner().invoke(app, ["semantics", str(collection.folder)])
+    assert "unknown split 'train'; known: all. Give a captions file a column 'split'" in str(refused.exception)
+    asked = ["semantics", str(collection.folder), "--split", "all", "--set", "pseudo.of=all", "--json"]
+    assert json.loads(CliRunner().invoke(app, asked).output)["images"] == len(draft.images)

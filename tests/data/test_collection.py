@@ -31,6 +31,16 @@ def test_an_unknown_split_is_refused_with_the_nearest(tiny: Collection) -> None:
         tiny.sentences("tests")
 
 
+def test_a_split_that_no_image_has_is_refused_with_what_to_do(tiny_draft, tmp_path) -> None:
+    (tmp_path / "pictures").mkdir()
+    draft = tiny_draft(tmp_path / "pictures")
+    for image in draft.images:
+        image.split = None
+    collection = write_collection(draft, tmp_path / "collection")
+    with pytest.raises(UserError, match=r"unknown split 'train'; known: all\. Give a captions file a column 'split'"):
+        collection.sentences("train")
+
+
 def test_identities_match_every_image_of_the_same_person(tiny: Collection) -> None:
     pairing = tiny.identities("test")
     text = pairing.texts.ids.index("test-1#0")

@@ -160,7 +160,13 @@ class Collection:
             return np.arange(len(self.table("images")))
         rows = np.flatnonzero(np.array([s == split for s in self.column("images", "split")], dtype=bool))
         if not len(rows):
-            raise unknown("split", split, {*(s for s in self.splits() if s), "all"})
+            refused = unknown("split", split, {*(s for s in self.splits() if s), "all"})
+            if split not in SPLITS:
+                raise refused
+            raise UserError(
+                f"{refused}. Give a captions file a column 'split' (train, dev or test) and import again, or take all "
+                "images where a command has --split"
+            )
         return rows
 
     def visuals(self, rows: Ints) -> Visuals:

@@ -107,14 +107,15 @@ def pseudo_sentences(
     around = around or Surroundings()
     if not len(visuals):
         return []
-    captions = collection.sentences("train")
-    words = None
+    words, captions = None, None
     if set(settings.said) & {"labels", "learnt"}:
         if not settings.backbone:
             raise UserError(
                 f"said={','.join(settings.said)} needs a classifier: give backbone= with the folder or hub name "
                 "of one, or said=regions"
             )
+        # Regions need no captions, so that a collection without splits can be spoken of.
+        captions = collection.sentences("train")
         words = ImageWords.load(settings.backbone, around.device, around.track)
     parts: list[list[str]] = []
     for kind in settings.said:
@@ -123,6 +124,7 @@ def pseudo_sentences(
             parts.append(regional_sentences(collection, visuals.rows, settings.source, how))
             continue
         assert words is not None
+        assert captions is not None
         if kind == "labels":
             known = {word for string in captions.texts.strings for word in tokenise(string)}
             parts.append(words.labels(visuals, settings.label_least, settings.naming, known))
