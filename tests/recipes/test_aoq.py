@@ -95,6 +95,9 @@ def test_negatives_of_a_folder_or_of_a_teacher_make_one_round(tiny, tmp_path):
     train = tiny.sentences("train").join_equal_texts()
     mine_pairing(matcher, inputs, train, texts=6, images=3).save(tmp_path / "lists")
     drawn = []
+    sparse = settings_of(f"negatives={tmp_path / 'lists'}", "sparse.images=0.5")
+    with pytest.raises(UserError, match=r"other items .*; give negatives=RUN \(a run .*\), or leave negatives out"):
+        RECIPES["aoq"].plan(sparse, sparse.sparse.of(tiny), Surroundings())
     for number, negatives in enumerate(("lists", "teacher")):
         changes = (f"negatives={tmp_path / negatives}", "loss=offline-triplet")
         plan = RECIPES["aoq"].plan(settings_of(*changes), tiny, Surroundings())

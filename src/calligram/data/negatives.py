@@ -21,6 +21,8 @@ Ranked = NDArray[np.int32]
 
 FORMAT, VERSION, MANIFEST = "calligram-negatives", 1, "negatives.json"
 _TEXTS, _IMAGES = "texts_of_images.npy", "images_of_texts.npy"
+MINE = 'mine them from this collection with "calligram mine"'
+"""what to do about lists of other items"""
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,17 @@ class Negatives:
             raise UserError(f"{path} was written in another format or by a newer version; mine the negatives again")
         return cls(lists[0], lists[1], image_ids, text_ids, about)
 
-    def fitted(self, pairing: Pairing) -> Negatives:
+    def fitted(self, pairing: Pairing, mend: str = MINE) -> Negatives:
         """The same lists in the order of a pairing's items.
+
+        Args:
+            mend: what to do about lists of other items.
 
         Raises:
             UserError: when the ids are not those of the pairing.
         """
-        image_place = _places(self.image_ids, pairing.visuals.ids, "image")
-        text_place = _places(self.text_ids, pairing.texts.ids, "caption")
+        image_place = _places(self.image_ids, pairing.visuals.ids, "image", mend)
+        text_place = _places(self.text_ids, pairing.texts.ids, "caption", mend)
         about = dict(self.about)
         return Negatives(
             _renumbered(self.texts, image_place, text_place),
@@ -109,7 +114,7 @@ class Negatives:
         return Negatives(self.texts[:, :texts], self.images[:, :images], self.image_ids, self.text_ids, self.about)
 
 
-def _places(mined: tuple[str, ...], wanted: tuple[str, ...], kind: str) -> NDArray[np.int64]:
+def _places(mined: tuple[str, ...], wanted: tuple[str, ...], kind: str, mend: str) -> NDArray[np.int64]:
     """The row that each wanted id has among the mined ones; refuses lists of other items."""
     if mined == wanted:
         return np.arange(len(wanted))
@@ -123,8 +128,7 @@ def _places(mined: tuple[str, ...], wanted: tuple[str, ...], kind: str) -> NDArr
         if strange:
             parts.append(f"{len(strange)} of {len(mined)} listed {kind}s are not there (such as {strange[0]!r})")
         raise UserError(
-            f"these negatives were mined from other items than this collection's split: {'; '.join(parts)}; "
-            'mine them from this collection with "calligram mine"'
+            f"these negatives were mined from other items than this collection's split: {'; '.join(parts)}; {mend}"
         )
     return np.array([row[name] for name in wanted], dtype=np.int64)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calligram.data.collection import Collection
 from calligram.data.matches import Matches
-from calligram.data.negatives import Negatives
+from calligram.data.negatives import MINE, Negatives
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.evaluation.mining import mine_pairing
@@ -29,7 +29,15 @@ from calligram.recipes.fragment_models import FragmentModels
 from calligram.recipes.matchers import Extra, MatcherName, Model, built
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
-from calligram.recipes.run_settings import BatchSize, Dim, EpochOf, LearningRate, PairedSettings, TextsPerImage
+from calligram.recipes.run_settings import (
+    BatchSize,
+    Dim,
+    EpochOf,
+    LearningRate,
+    PairedSettings,
+    SparseSettings,
+    TextsPerImage,
+)
 from calligram.recipes.stages import PairLoss, pair_stages
 from calligram.training.batch import Batches
 from calligram.training.loop import Stage
@@ -41,6 +49,8 @@ from calligram.training.samplers import PairSampler
 
 FIRST, NEGATIVES = "first.safetensors", "negatives"
 """in a run folder: the best weights of the first round, and what they mined"""
+_MINE_SPARSE = "give negatives=RUN (a run without lists of its own mines for itself), or leave negatives out"
+"""where captions were left out: no collection on disk is what is trained on"""
 
 
 @dataclass(frozen=True)
@@ -161,7 +171,8 @@ def _given(settings: AOQRecipe, train: Pairing, around: Surroundings) -> Negativ
         teacher = load_matcher(folder)
         found = _mined(settings, teacher.matcher.to(around.device), teacher.inputs, train, around)
     else:
-        found = Negatives.open(folder / NEGATIVES if (folder / RUN).is_file() else folder).fitted(train)
+        mend = MINE if settings.sparse == SparseSettings() else _MINE_SPARSE
+        found = Negatives.open(folder / NEGATIVES if (folder / RUN).is_file() else folder).fitted(train, mend)
     return found.kept(settings.hard.texts, settings.hard.images)
 
 
