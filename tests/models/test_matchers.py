@@ -15,6 +15,7 @@ from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.cca import CCA, CCASettings
 from calligram.models.combine import Ensemble, EnsembleSettings
 from calligram.models.matcher import Encoded, Matcher, stack, unit
+from calligram.models.mmca import MMCASettings
 from calligram.models.pretrained import Pretrained, PretrainedSettings
 from calligram.models.scan import Scan, ScanSettings
 from calligram.models.tags import TagMatcher, TagSettings
@@ -57,6 +58,7 @@ SMALL = {
     "a3vse": A3VSESettings(**SIDES, context=7),
     "a3vse, GRU both ways": A3VSESettings(**SIDES, cell="gru", bidirectional=True, heads=1, merge="mean"),
     "a3vse, mean": A3VSESettings(**{**SIDES, "hidden": 9}, attention="mean"),
+    "mmca": MMCASettings(**SIDES, heads=3, filters=8),
     "ensemble": EnsembleSettings(tuple(json.dumps(catalog.describe(member)) for member in MEMBERS)),
 }  # fmt: skip
 DUAL = ("pretrained CLIP", "pretrained Siglip")

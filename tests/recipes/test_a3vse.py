@@ -152,6 +152,7 @@ CNN = ("text.network=cnn", "text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.
         ("two-branch", ()),
         ("vsrn", ("vsrn.layers=1", "vsrn.writer=8")),
         ("scan", ("adversary.weight=0",)),
+        ("mmca", ("adversary.weight=0", "mmca.heads=2", "mmca.filters=8")),
     ],
 )
 def test_other_matchers_learn_from_pseudo_pairs_too(matcher, changes, spoken_tiny, tmp_path):

@@ -135,6 +135,7 @@ CNN = ("text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.length=8")
         ("scan", ("image.features=colour",)),
         ("bfan", ("image.features=colour",)),
         ("vsrn", ("image.features=colour", "vsrn.layers=1", "vsrn.writer=8")),
+        ("mmca", ("image.features=colour", "mmca.heads=2", "mmca.filters=8")),
     ],
 )
 def test_other_matchers_train_in_two_rounds(matcher, changes, stored_tiny, tmp_path):

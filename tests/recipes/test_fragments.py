@@ -49,6 +49,8 @@ def run(collection, out, *changes, recipe="fragments"):
         ("matcher=bfan",),
         ("matcher=bfan", "bfan.focal=prob"),
         ("matcher=vsrn", "vsrn.layers=1", "vsrn.norm=features"),
+        ("matcher=mmca", "mmca.heads=4", "mmca.filters=16"),
+        ("matcher=mmca", "mmca.heads=4", "mmca.filters=16", "mmca.alpha=0", "loss=ranking", "top_k=1"),
     ],
 )
 def test_every_matcher_learns_the_tiny_collection_and_its_run_is_self_contained(stored_tiny, tmp_path, changes):
@@ -71,8 +73,9 @@ def test_cells_of_a_backbone_serve_frozen_and_trained(tiny, backbone, tmp_path, 
     assert evaluate_retrieval(matcher, inputs, tiny.sentences("test")).retrieval.t2i.queries == 14
 
 
-def test_a_library_orders_what_vectors_find_by_attention(stored_tiny, tmp_path):
-    run(stored_tiny, tmp_path / "run", STORED, "matcher=bfan", "epochs=1")
+@pytest.mark.parametrize("matcher", ["bfan", "mmca"])
+def test_a_library_orders_what_vectors_find_by_attention(stored_tiny, tmp_path, matcher):
+    run(stored_tiny, tmp_path / "run", STORED, f"matcher={matcher}", "epochs=1")
     models = Models.load(tmp_path / "run")
     assert models.reranker is not None
     index_source(models, stored_tiny.folder, tmp_path / "library")
@@ -84,11 +87,23 @@ def test_a_library_orders_what_vectors_find_by_attention(stored_tiny, tmp_path):
     assert [hit.score for hit in hits] == pytest.approx(sorted(expected, reverse=True), abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["scan", "mmca"])
 @pytest.mark.parametrize("train", ["false", "true"])
-def test_a_text_encoder_gives_the_words(stored_tiny, tiny_bert, tmp_path, train):
-    run(stored_tiny, tmp_path / "run", STORED, f"text.encoder={tiny_bert}", f"text.train={train}", "epochs=1")
+def test_a_text_encoder_gives_the_words(stored_tiny, tiny_bert, tmp_path, train, name):
+    encoder = (f"text.encoder={tiny_bert}", f"text.train={train}")
+    run(stored_tiny, tmp_path / "run", STORED, f"matcher={name}", *encoder, "epochs=1")
     matcher, inputs = Run.open(tmp_path / "run").load()
     assert matcher.encode_texts(*inputs.texts.texts(["a red disc"])).parts.shape[2] == 16
+
+
+def test_mmca_learns_with_a_frozen_encoder_and_refuses_heads_that_do_not_fit(stored_tiny, tiny_bert, tmp_path):
+    changes = (STORED, "matcher=mmca", "mmca.heads=4", "mmca.filters=16", f"text.encoder={tiny_bert}")
+    run(stored_tiny, tmp_path / "run", *changes, "mmca.alpha=0.5", "loss=ranking", "top_k=1")
+    matcher, inputs = Run.open(tmp_path / "run").load()
+    assert matcher.settings.alpha == 0.5
+    assert evaluate_retrieval(matcher, inputs, stored_tiny.sentences("train")).retrieval.t2i.r1 > 40  # chance: 1 in 6
+    with pytest.raises(UserError, match=r"dim=16 cannot be cut into mmca\.heads=5 equal heads"):
+        run(stored_tiny, tmp_path / "other", *changes, "mmca.heads=5")
 
 
 def test_captions_are_written_in_training_alone(stored_tiny, tmp_path):

@@ -17,6 +17,7 @@ from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.cca import CCA, CCASettings
 from calligram.models.combine import Ensemble, EnsembleSettings, Weighted, WeightedSettings
 from calligram.models.matcher import Matcher
+from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.pretrained import Pretrained, PretrainedSettings
 from calligram.models.scan import Scan, ScanSettings
 from calligram.models.tags import TagMatcher, TagSettings
@@ -47,6 +48,7 @@ MATCHERS: Mapping[str, Kind] = {
     "bfan": Kind(BFAN, BFANSettings),
     "vsrn": Kind(VSRN, VSRNSettings),
     "a3vse": Kind(A3VSE, A3VSESettings),
+    "mmca": Kind(MMCA, MMCASettings),
     "tags": Kind(TagMatcher, TagSettings),
     "two-branch": Kind(TwoBranchEmbedding, TwoBranchSettings),
     "two-branch-similarity": Kind(TwoBranchSimilarity, TwoBranchSimilaritySettings),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,11 +12,13 @@ from torch.utils.checkpoint import checkpoint
 from calligram.models.fragments import Parts
 from calligram.models.matcher import Encoded
 
-Block = Callable[[Parts, Parts], Tensor]
+Prepared = TypeVar("Prepared", bound=tuple[Tensor, ...])
+"""a named tuple of tensors whose first axis is the item"""
+Block = Callable[[Prepared, Prepared], Tensor]
 """the scores (I, T) of some images with some texts"""
 
 TILE = {"cpu": 1 << 20, "cuda": 1 << 27}
-"""products of parts in a tile: what a core's cache holds, or what keeps an accelerator busy"""
+"""products of parts in a tile, or what counts as one: what a core's cache holds, or what keeps an accelerator busy"""
 TEXTS = {"cpu": (32, 128), "cuda": (128, 512)}
 """fewest and most texts in a tile: sorted by length, few of them need padding; but a tile must be worth its start"""
 KEPT = {"cpu": 1 << 31, "cuda": 1 << 34}
@@ -24,12 +27,26 @@ SAVED = 24
 """bytes that a backward pass holds for a product: about six numbers of four bytes"""
 
 
+def _products(regions: int, words: int) -> int:
+    """Of the parts of a pair."""
+    return regions * words
+
+
 def score_in_tiles(
-    images: Encoded, texts: Encoded, block: Block, *, tile: int | None = None, kept: int | None = None
+    images: Encoded,
+    texts: Encoded,
+    block: Block[Any],
+    *,
+    prepare: Callable[[Encoded], Prepared] = Parts.of,  # type: ignore[assignment]  # a default for one type of many
+    numbers: Callable[[int, int], int] = _products,
+    tile: int | None = None,
+    kept: int | None = None,
 ) -> Tensor:
     """The scores (I, T) by tiles, exact and differentiable.
 
     Args:
+        prepare: what is computed once for an item, whatever tiles it is in; ``block`` takes two of them.
+        numbers: how many products a pair of so many regions and words counts as, for the sizes of tiles.
         tile: products of parts in a tile.
         kept: bytes that may be held for the backward pass.
     """
@@ -39,16 +56,16 @@ def score_in_tiles(
     rows, columns = len(images.vectors), len(mask)
     if not rows or not columns:
         return images.vectors.new_zeros(rows, columns)
-    seen = Parts.of(images)
-    places, buckets = seen.mask.shape[1], _buckets(columns, *TEXTS.get(device, TEXTS["cpu"]))
-    again = torch.is_grad_enabled() and rows * places * mask.numel() * SAVED > kept
+    seen = prepare(images)
+    places, buckets = _mask(images).shape[1], _buckets(columns, *TEXTS.get(device, TEXTS["cpu"]))
+    again = torch.is_grad_enabled() and rows * columns * numbers(places, mask.shape[1]) * SAVED > kept
 
     def column(some: Encoded) -> Tensor:
         """The scores of some texts."""
-        words = Parts.of(some)
-        step = max(1, tile // (places * words.mask.numel()))
+        words, (count, longest) = prepare(some), _mask(some).shape
+        step = max(1, tile // max(1, count * numbers(places, longest)))
         pieces = [
-            _computed(block, seen.rows(slice(start, start + step)), words, again=again)
+            _computed(block, _rows(seen, slice(start, start + step)), words, again=again)
             for start in range(0, rows, step)
         ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -88,10 +105,16 @@ def _buckets(count: int, fewest: int, most: int) -> list[tuple[int, int]]:
     return [(first, min(first + size, count)) for first in range(0, count, size)]
 
 
-def _computed(block: Block, images: Parts, texts: Parts, *, again: bool) -> Tensor:
+def _rows(items: Prepared, index: slice) -> Prepared:
+    """Some of the items."""
+    return type(items)(*(tensor[index] for tensor in items))
+
+
+def _computed(block: Block[Prepared], images: Prepared, texts: Prepared, *, again: bool) -> Tensor:
     if not again:
         return block(images, texts)
+    kind, other, count = type(images), type(texts), len(images)
     found: Tensor = checkpoint(
-        lambda *given: block(Parts(*given[:3]), Parts(*given[3:])), *images, *texts, use_reentrant=False
+        lambda *given: block(kind(*given[:count]), other(*given[count:])), *images, *texts, use_reentrant=False
     )
     return found

@@ -66,10 +66,6 @@ class Parts(NamedTuple):
             wide = _wide(vectors)
             return cls(vectors, mask, wide @ wide.mT)
 
-    def rows(self, index: slice) -> Parts:
-        """Some of the items."""
-        return Parts(*(tensor[index] for tensor in self))
-
     @property
     def lengths(self) -> Tensor:
         """(N, K) of the vectors; the gradient at zero is zero."""

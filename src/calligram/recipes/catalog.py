@@ -41,7 +41,7 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         Recipe(
             "fragments",
-            "regions or cells and words by attention or reasoning: scan, bfan, vsrn or a3vse",
+            "regions or cells and words by attention or reasoning: scan, bfan, vsrn, a3vse or mmca",
             fragments.FragmentsRecipe(),
             fragments.plan,
         ),

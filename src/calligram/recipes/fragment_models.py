@@ -11,6 +11,7 @@ from calligram.models.a3vse import A3VSE, A3VSESettings
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.fragments import Aggregation, Norm
 from calligram.models.matcher import Matcher
+from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.part_sides import PartSettings
 from calligram.models.scan import Scan, ScanSettings
 from calligram.models.vsrn import VSRN, VSRNSettings
@@ -20,7 +21,7 @@ from calligram.recipes.vector_text import need_vectors
 from calligram.training.caption_writing import CaptionObjective
 from calligram.training.objectives import Objective
 
-FRAGMENTS = ("scan", "bfan", "vsrn", "a3vse")
+FRAGMENTS = ("scan", "bfan", "vsrn", "a3vse", "mmca")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,15 @@ class A3VSEModel:
 
 
 @dataclass(frozen=True)
+class MMCAModel:
+    """MMCA's attention within and between images and texts (mmca, Sec. 4.2)."""
+
+    heads: Annotated[int, "of each Transformer unit; dim is a multiple", (1, 1000)] = 16
+    filters: Annotated[int, "for each window of one, two and three words", (1, 65536)] = 256
+    alpha: Annotated[float, "weight of attention between image and text; 0 leaves it out", (0, 1000)] = 0.2
+
+
+@dataclass(frozen=True)
 class FragmentModels:
     """Settings of each matcher, of which one's count; a recipe's settings may inherit them."""
 
@@ -86,6 +96,7 @@ class FragmentModels:
     bfan: BFANModel = field(default_factory=BFANModel)
     vsrn: VSRNModel = field(default_factory=VSRNModel)
     a3vse: A3VSEModel = field(default_factory=A3VSEModel)
+    mmca: MMCAModel = field(default_factory=MMCAModel)
 
 
 def check_fragments(matcher: str, image: ImageSettings, text: TextSettings, models: FragmentModels) -> None:
@@ -109,7 +120,7 @@ def fragment_sides(image: ImageSettings, text: TextSettings, train: Pairing, aro
 
 
 def fragment_matcher(matcher: str, models: FragmentModels, sides: Sides) -> Matcher:
-    """``scan``, ``bfan``, ``vsrn`` or ``a3vse``, starting from the sides' weights where there are any."""
+    """``scan``, ``bfan``, ``vsrn``, ``a3vse`` or ``mmca``, starting from the sides' weights where there are any."""
     shared: dict[str, Any] = {f.name: getattr(sides.shape, f.name) for f in fields(PartSettings)}
     if matcher == "scan":
         return sides.started(Scan(ScanSettings(**shared, **vars(models.scan))))
@@ -120,6 +131,8 @@ def fragment_matcher(matcher: str, models: FragmentModels, sides: Sides) -> Matc
         return sides.started(VSRN(VSRNSettings(**shared, **own)))
     if matcher == "a3vse":
         return sides.started(A3VSE(A3VSESettings(**shared, **vars(models.a3vse))))
+    if matcher == "mmca":
+        return sides.started(MMCA(MMCASettings(**shared, **vars(models.mmca))))
     raise unknown("matcher of regions and words", matcher, FRAGMENTS)
 
 

@@ -1,4 +1,4 @@
-"""Recipe ``fragments``: regions or cells of a picture and words of its captions, by scan, bfan, vsrn or a3vse."""
+"""Recipe ``fragments``: regions or cells of a picture and words of its captions, by any matcher of parts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FragmentsRecipe(FragmentModels, PairedSettings):
     preset: Annotated[Literal["ours", "release"], "settings that others are laid over: ours, or scan's release's"] = (
         "ours"
     )
-    matcher: Annotated[Literal["scan", "bfan", "vsrn", "a3vse"], "how regions and words are compared"] = "scan"
+    matcher: Annotated[Literal["scan", "bfan", "vsrn", "a3vse", "mmca"], "how regions and words are compared"] = "scan"
     epochs: Annotated[int, "passes over the training pairs, warm-up included", (1, 1000000)] = 15
     warmup_epochs: Warmup = 1
     loss: LossKind = "infonce"

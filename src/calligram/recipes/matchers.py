@@ -26,7 +26,7 @@ from calligram.recipes.plan import Surroundings
 from calligram.recipes.vector_text import need_vectors
 from calligram.training.objectives import Objective
 
-MatcherName = Literal["vse", "dual-path", "two-branch", "pretrained", "scan", "bfan", "vsrn", "a3vse"]
+MatcherName = Literal["vse", "dual-path", "two-branch", "pretrained", "scan", "bfan", "vsrn", "a3vse", "mmca"]
 Extra = tuple[tuple[float, Objective], ...]
 """objectives that a matcher is trained with beside any other, with their weights"""
 

@@ -1,0 +1,137 @@
+"""MMCA: attention within images and within texts, and, for each pair, between all of their parts at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from calligram.errors import UserError
+from calligram.models.a3vse import mean_of_parts
+from calligram.models.fragment_tiles import score_in_tiles
+from calligram.models.layers import RecurrentText
+from calligram.models.matcher import Encoded, Matcher, unit
+from calligram.models.ngram_text import NgramText
+from calligram.models.part_sides import PartSettings, image_branch, image_parts, text_branch
+from calligram.models.text_encoders import BertText, PooledText
+from calligram.models.transformer_unit import Looking, TransformerUnit
+
+
+@dataclass(frozen=True)
+class MMCASettings(PartSettings):
+    """Both sides and both modules; sizes are the paper's (mmca, Sec. 4.2)."""
+
+    dim: int = 256
+    heads: int = 16
+    """of both Transformer units"""
+    filters: int = 256
+    """of each window of words"""
+    alpha: float = 0.2
+    """weight of the cross-attention module; 0 leaves it out"""
+
+
+class PairModule(nn.Module):
+    """One Transformer unit over the stacked regions and words of a pair (mmca, Eqs. 8-14), then the pools of each side.
+
+    i_1 is the mean over regions, c_1 what n-gram filters find in the words, and the score their cosine. For k regions,
+    n words, size d and as many filters, a pair takes 3 (k + n) d^2 multiplications for the output map and the inner
+    layers, 6 n d^2 + 3 d^2 for windows and the map that follows, and 4 k n d for attention; queries, keys, values, and
+    attention within an item, 3 (k + n) d^2 + 2 (k^2 + n^2) d, are shared by all pairs of the item. With 36 regions, 20
+    words and d of 256 that is 302 d^2 for a pair instead of 484.
+    """
+
+    def __init__(self, dim: int, heads: int, filters: int) -> None:
+        super().__init__()
+        self.unit = TransformerUnit(dim, heads)
+        self.ngrams = NgramText(dim, filters, dim)
+
+    def looking(self, items: Encoded) -> Looking:
+        """What is computed once for each image or text."""
+        assert items.parts is not None
+        mask = items.parts.new_ones(items.parts.shape[:2], dtype=torch.bool) if items.mask is None else items.mask
+        return self.unit.looking(items.parts.masked_fill(~mask.unsqueeze(-1), 0.0), mask)
+
+    def forward(self, images: Looking, texts: Looking, *, aligned: bool = False) -> Tensor:
+        """Cosines of i_1 and c_1: (I, T), or (N, 1) of aligned pairs."""
+        regions = self.unit.updated(images, texts, aligned=aligned)
+        words = self.unit.updated(texts, images, aligned=aligned)
+        real, spoken = (side.mask.unsqueeze(1 if aligned else 0) for side in (images, texts))
+        weights = real.to(regions.dtype) / real.sum(-1, keepdim=True).clamp(min=1)
+        image = (weights.unsqueeze(-2) @ regions).squeeze(-2)
+        text = self.ngrams(words, spoken)
+        return (unit(image if aligned else image.transpose(0, 1)) * unit(text)).sum(-1)
+
+
+class MMCA(Matcher):
+    """S = i_0 . c_0 + alpha i_1 . c_1, of vectors at length one (mmca, Secs. 3.3-3.5).
+
+    i_0 is the mean over regions after a Transformer unit, c_0 what n-gram filters find in the states of a BERT-like
+    encoder; both are an item's vector, by which a search finds what the pair module puts in order. That module sees
+    R and E, as its text says: regions after their linear layer, before the first unit, and states after a linear layer
+    of their own, which the paper does not mention but sizes of 768 and 256 need. It has filters of its own, since those
+    of c_0 are over states as large as the encoder's. Regions have no places, pieces such as [CLS] are words like
+    others, and a GRU may stand for the encoder.
+    """
+
+    settings: MMCASettings
+
+    def __init__(self, settings: MMCASettings) -> None:
+        super().__init__()
+        if settings.dim % settings.heads:
+            raise UserError(
+                f"dim={settings.dim} cannot be cut into mmca.heads={settings.heads} equal heads; "
+                "take a dim that is a multiple of it"
+            )
+        self.settings = settings
+        self.image, self.project = image_branch(settings)
+        self.text = text_branch(settings)
+        state_dim = settings.state_dim if isinstance(self.text, PooledText) else settings.dim
+        if isinstance(self.text, BertText):
+            state_dim = self.text.encoder.dim
+        self.regions = TransformerUnit(settings.dim, settings.heads)
+        self.ngrams = NgramText(state_dim, settings.filters, settings.dim)
+        self.pairs = PairModule(settings.dim, settings.heads, settings.filters)
+
+    def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
+        """Features (N, R, D) of regions or cells, or pixels (N, 3, H, W) for a backbone -> i_0 (mmca, Eq. 5) and R."""
+        features, real = image_parts(self.image, images, mask)
+        parts = self.project(features)
+        return Encoded(mean_of_parts(self.regions(parts, real), real), parts, real)
+
+    def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
+        """Word numbers (N, W), or states (N, W, D) -> c_0 and E."""
+        mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
+        states, parts = self._states(texts, mask)
+        return Encoded(self.ngrams(states, mask), parts, mask)
+
+    def _states(self, texts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The encoder's states, and the same in the space of regions."""
+        branch = self.text
+        if isinstance(branch, RecurrentText):
+            states = branch.states(texts, mask)
+            return states, states
+        pool = branch if isinstance(branch, PooledText) else branch.pool
+        states = pool.dropout(texts if isinstance(branch, PooledText) else branch.encoder(texts, mask))
+        return states, pool.project(states)
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        """All pairs, the pair module in tiles."""
+        scores = unit(images.vectors) @ unit(texts.vectors).T
+        if not self.settings.alpha:
+            return scores
+        return scores + self.settings.alpha * score_in_tiles(
+            images, texts, self.pairs, prepare=self.pairs.looking, numbers=self._numbers
+        )
+
+    def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Aligned pairs."""
+        scores = (unit(images.vectors) * unit(texts.vectors)).sum(-1)
+        if not self.settings.alpha or not len(scores):
+            return scores
+        crossed: Tensor = self.pairs(self.pairs.looking(images), self.pairs.looking(texts), aligned=True)
+        return scores + self.settings.alpha * crossed.squeeze(1)
+
+    def _numbers(self, regions: int, words: int) -> int:
+        """A sixth of what a backward pass holds for a pair: eight times all parts, and six times words for windows."""
+        return (8 * (regions + words) + 6 * words) * self.settings.dim // 6

@@ -1,0 +1,137 @@
+"""One Transformer unit over parts of items, and the same unit over the stacked parts of pairs of items (mmca).
+
+In one unit the queries, keys and values of stacked parts are those of each item, whatever it is stacked with. Of the
+attention, what an item's parts make of each other is the item's own too, but for its share: with Z the sum of exp
+of the logits, softmax over own and other parts is
+
+    (Z_own attended_own + Z_other attended_other) / (Z_own + Z_other),
+
+so for a pair it is enough to look at the other item, with one more key that stands for all of the own parts: its
+logit is log Z_own, and its share of the softmax is the factor of attended_own. That key, and the mask of parts that
+only fill up, are columns that queries and keys are given, so that fused attention without a mask computes it all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NEVER = -1e4
+"""logit of parts that are not real: exp of it is zero, and half precision has it"""
+COLUMNS = 3
+"""of queries and keys beside a head's own: log Z_own in two pieces, and the mask"""
+
+
+class Looking(NamedTuple):
+    """N items of K parts as a unit sees them, H heads of size S; nothing here depends on what they are stacked with."""
+
+    parts: Tensor
+    """(N, K, D)"""
+    mask: Tensor
+    """(N, K) True where a part is real"""
+    attended: Tensor
+    """(N, H, K, S) what each part makes of its own item's"""
+    queries: Tensor
+    """(N, H, K, E) with the columns"""
+    keys: Tensor
+    """(N, H, K + 1, E); the last stands for the own parts of whoever looks"""
+    values: Tensor
+    """(N, H, K + 1, E); the column after the head's own is one for the last key, and zero for others"""
+
+
+class TransformerUnit(nn.Module):
+    """Multi-head attention and two position-wise layers, each with a residual and layer norm (mmca, Eqs. 1-4).
+
+    As printed, projections have no bias and the inner layer is as wide as the outer. Eq. 11 prints the root of d where
+    Eq. 1 has d_k: it is d_k in both, the unit being "another Transformer unit". Dropout is not mentioned, and there is
+    none. Matrices start as Xavier's.
+    """
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        if dim % heads:
+            raise ValueError(f"the size of parts must be a multiple of the heads, got {dim} and {heads}")
+        self.heads, self.size = heads, dim // heads
+        self.query, self.key, self.value, self.out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+        self.inner, self.outer = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.attended_norm, self.norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        for layer in (self.query, self.key, self.value, self.out, self.inner, self.outer):
+            nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(self.inner.bias)
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, parts: Tensor, mask: Tensor) -> Tensor:
+        """Parts (N, K, D) and which are real -> (N, K, D), by attention to the same item's."""
+        query, key, value = self._heads(parts)
+        attended = F.scaled_dot_product_attention(query, key, value, _bias(mask, query))
+        return self.finished(parts, _joined(attended))
+
+    def looking(self, parts: Tensor, mask: Tensor) -> Looking:
+        """What is computed once for each item, whatever it is paired with."""
+        query, key, value = self._heads(parts)
+        query = query * self.size**-0.5
+        logits = _wide(query @ key.mT) + _bias(mask, query)
+        total = torch.logsumexp(logits, -1, keepdim=True)
+        attended = (logits - total).exp().to(value.dtype) @ value
+        # Half precision has eight or eleven bits: what is left over goes into a second column.
+        large = total.to(query.dtype)
+        small = (total - large).to(query.dtype)
+        one, zero, spare = torch.ones_like(large), torch.zeros_like(large), -(self.size + COLUMNS) % 8
+        hidden = _bias(mask, key).mT.expand(-1, self.heads, -1, -1)
+        queries = F.pad(torch.cat([query, large, small, one], -1), (0, spare))
+        keys = F.pad(torch.cat([key, zero, zero, hidden], -1), (0, spare))
+        values = F.pad(value, (0, COLUMNS + spare))
+        columns = torch.arange(keys.shape[-1], device=keys.device) - self.size
+        own, share = (columns == 0) | (columns == 1), columns == 0
+        keys, values = (
+            torch.cat([each, last.to(each.dtype).expand_as(each[:, :, :1])], 2)
+            for each, last in ((keys, own), (values, share))
+        )
+        return Looking(parts, mask, attended, queries, keys, values)
+
+    def updated(self, who: Looking, seen: Looking, *, aligned: bool) -> Tensor:
+        """The parts of ``who`` after the unit over both items' stacked parts (mmca, Eqs. 8-14).
+
+        Returns:
+            (S, N, K, D) for all pairs of S seen items and N that look, or (N, 1, K, D) for aligned ones.
+        """
+        count, parts = len(seen.keys), who.parts.unsqueeze(1 if aligned else 0)
+        queries, attended = (
+            t.unsqueeze(2) if aligned else t.transpose(0, 1).contiguous().unsqueeze(0).expand(count, *[-1] * 4)
+            for t in (who.queries, who.attended)
+        )
+        found = F.scaled_dot_product_attention(queries.flatten(2, 3), seen.keys, seen.values, scale=1.0)
+        found = found.view(*found.shape[:2], *queries.shape[2:])
+        merged = torch.addcmul(found[..., : self.size], found[..., self.size : self.size + 1], attended)
+        return self.finished(parts, merged.permute(0, 2, 3, 1, 4).flatten(3))
+
+    def finished(self, parts: Tensor, attended: Tensor) -> Tensor:
+        """Heads one after the other (..., K, D), through the output map, the residuals and the inner layers."""
+        parts = self.attended_norm(parts + self.out(attended))
+        return self.norm(parts + self.outer(torch.relu(self.inner(parts))))  # type: ignore[no-any-return]
+
+    def _heads(self, parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (N, H, K, S)."""
+        query, key, value = (
+            layer(parts).unflatten(-1, (self.heads, self.size)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        return query, key, value
+
+
+def _joined(heads: Tensor) -> Tensor:
+    """(N, H, K, S) -> (N, K, H S)."""
+    return heads.transpose(1, 2).flatten(2)
+
+
+def _bias(mask: Tensor, like: Tensor) -> Tensor:
+    """(N, 1, 1, K) zero for real parts, and what is never looked at for others."""
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, NEVER)[:, None, None]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In single precision at least."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

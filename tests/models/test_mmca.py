@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from calligram.errors import UserError
+from calligram.features.text_encoder import TextEncoder
+from calligram.models import catalog, fragment_tiles
+from calligram.models.matcher import Encoded, stack
+from calligram.models.mmca import MMCA, MMCASettings
+from calligram.models.ngram_text import NgramText
+from calligram.models.transformer_unit import TransformerUnit
+
+SIDES = {"vocabulary": 0, "dim": 12, "feature_dim": 5, "text": "states", "state_dim": 7, "heads": 3, "filters": 4}
+
+
+def matcher(**changes):
+    torch.manual_seed(0)
+    found = MMCA(MMCASettings(**{**SIDES, "alpha": 0.7, **changes})).eval()
+    for name, weights in found.named_parameters():  # biases and norms that would hide a mistake as they start
+        if weights.ndim == 1:
+            torch.nn.init.normal_(weights, 1.0 if "norm.weight" in name else 0.0, 0.5)
+    return found
+
+
+def given(images=3, texts=4, regions=4, words=6, seed=1):
+    """Features with regions that fill up, states with masks; a text of one word among them."""
+    torch.manual_seed(seed)
+    features, states = torch.randn(images, regions, 5), torch.randn(texts, words, 7)
+    features[0, -1] = 0
+    lengths = torch.randint(2, words + 1, (texts,))
+    lengths[0], lengths[-1] = words, 1
+    mask = torch.arange(words) < lengths[:, None]
+    return features, states, mask
+
+
+def encoded(found, features, states, mask):
+    return found.encode_images(features), found.encode_texts(states, mask)
+
+
+def literal_unit(unit, parts):
+    """Eqs. 1-4 for a list of parts, head by head and part by part."""
+    size, attended = unit.size, []
+    for query in parts:
+        heads = []
+        for head in range(unit.heads):
+            rows = slice(head * size, (head + 1) * size)
+            q = unit.query.weight[rows] @ query
+            logits = [q @ (unit.key.weight[rows] @ part) / math.sqrt(size) for part in parts]
+            weights = torch.stack(logits).exp() / sum(logit.exp() for logit in logits)
+            heads.append(sum(w * (unit.value.weight[rows] @ part) for w, part in zip(weights, parts, strict=True)))
+        attended.append(unit.out.weight @ torch.cat(heads))
+    found = []
+    for part, update in zip(parts, attended, strict=True):
+        x = literal_norm(unit.attended_norm, part + update)
+        inner = torch.clamp(unit.inner.weight @ x + unit.inner.bias, min=0)
+        found.append(literal_norm(unit.norm, x + unit.outer.weight @ inner + unit.outer.bias))
+    return found
+
+
+def literal_norm(norm, vector):
+    off = vector - vector.mean()
+    return off / torch.sqrt((off**2).mean() + norm.eps) * norm.weight + norm.bias
+
+
+def literal_ngrams(ngrams, words):
+    """Eqs. 6 and 7 window by window; zeros follow the last word."""
+    best = []
+    for size, layer in zip((1, 2, 3), ngrams.windows, strict=True):
+        answers = []
+        for first in range(len(words)):
+            window = [words[i] if i < len(words) else torch.zeros_like(words[0]) for i in range(first, first + size)]
+            answers.append(torch.relu(layer.weight @ torch.cat(window) + layer.bias))
+        best.append(torch.stack(answers).max(0).values)
+    return ngrams.project.weight @ torch.cat(best) + ngrams.project.bias
+
+
+def cosine(one, two):
+    return one @ two / (one.norm() * two.norm())
+
+
+def literal_score(found, features, states):
+    """S of one image and one text, from their real regions and words."""
+    regions = [found.project.weight @ f + found.project.bias for f in features]
+    words = [found.text.project.weight @ e + found.text.project.bias for e in states]
+    i0 = sum(literal_unit(found.regions, regions)) / len(regions)
+    c0 = literal_ngrams(found.ngrams, list(states))
+    both = literal_unit(found.pairs.unit, [*regions, *words])
+    i1 = sum(both[: len(regions)]) / len(regions)
+    c1 = literal_ngrams(found.pairs.ngrams, both[len(regions) :])
+    return cosine(i0, c0) + found.settings.alpha * cosine(i1, c1)
+
+
+def literal_scores(found, features, states, mask):
+    real = [image[image.any(-1)] for image in features]
+    texts = [text[there] for text, there in zip(states, mask, strict=True)]
+    return torch.stack([torch.stack([literal_score(found, image, text) for text in texts]) for image in real])
+
+
+def gradients(scores, found, inputs):
+    weights = (torch.arange(scores.numel()) * 0.7).sin().view_as(scores)
+    return torch.autograd.grad((scores * weights).sum(), [*found.parameters(), *inputs], retain_graph=True)
+
+
+def test_scores_and_gradients_are_those_of_mmca_eqs_1_to_14_in_literal_loops():
+    found, (features, states, mask) = matcher(), given()
+    features.requires_grad_()
+    states.requires_grad_()
+    scores = found.score(*encoded(found, features, states, mask))
+    expected = literal_scores(found, features, states, mask)
+    torch.testing.assert_close(scores, expected, atol=1e-5, rtol=1e-5)
+    names = [name for name, _ in found.named_parameters()] + ["features", "states"]
+    ours, theirs = (gradients(s, found, (features, states)) for s in (scores, expected))
+    for name, one, two in zip(names, ours, theirs, strict=True):
+        assert one.abs().sum() > 0, name
+        torch.testing.assert_close(one, two, atol=2e-5, rtol=1e-4, msg=lambda told, name=name: f"{name}: {told}")
+
+
+def test_the_unit_is_that_of_mmca_eqs_1_to_4():
+    torch.manual_seed(0)
+    unit = TransformerUnit(12, 4)
+    parts, mask = torch.randn(2, 5, 12), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    found = unit(parts, mask)
+    for row in range(2):
+        expected = torch.stack(literal_unit(unit, list(parts[row][mask[row]])))
+        torch.testing.assert_close(found[row][mask[row]], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_windows_are_those_of_mmca_eqs_6_and_7():
+    torch.manual_seed(0)
+    ngrams = NgramText(5, 4, 6)
+    words, mask = torch.randn(3, 4, 5), torch.tensor([[True] * 4, [True, True, False, False], [True] + [False] * 3])
+    found = ngrams(words, mask)
+    for row in range(3):
+        expected = literal_ngrams(ngrams, list(words[row][mask[row]]))
+        torch.testing.assert_close(found[row], expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("large", [1.0, 30.0])
+def test_own_parts_weigh_what_one_softmax_over_all_would_give_them(large):
+    torch.manual_seed(0)
+    unit = TransformerUnit(12, 3).double()
+    one, two = (torch.randn(2, count, 12, dtype=torch.float64) * large for count in (4, 5))
+    real = torch.ones(2, 4, dtype=torch.bool), torch.ones(2, 5, dtype=torch.bool)
+    together = unit(torch.cat([one, two], 1), torch.cat(real, 1))
+    looking = unit.looking(one, real[0]), unit.looking(two, real[1])
+    torch.testing.assert_close(unit.updated(*looking, aligned=True).squeeze(1), together[:, :4])
+    torch.testing.assert_close(unit.updated(*looking[::-1], aligned=True).squeeze(1), together[:, 4:])
+
+
+def test_aligned_pairs_are_entries_of_all_pairs_with_the_same_gradients():
+    found, (features, states, mask) = matcher(), given()
+    images, texts = encoded(found, features, states, mask)
+    rows, columns = torch.tensor([0, 2, 2, 1, 0]), torch.tensor([3, 0, 1, 1, 3])
+    whole, pairs = found.score(images, texts)[rows, columns], found.score_pairs(images.rows(rows), texts.rows(columns))
+    torch.testing.assert_close(pairs, whole)
+    names = [name for name, _ in found.named_parameters()]
+    for name, one, two in zip(names, gradients(pairs, found, ()), gradients(whole, found, ()), strict=True):
+        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4, msg=lambda told, name=name: f"{name}: {told}")
+    assert found.score_pairs(images.rows(slice(0)), texts.rows(slice(0))).shape == (0,)
+
+
+@pytest.mark.parametrize(("tile", "kept"), [(1, 1 << 31), (1, 0), (1 << 20, 0), (3000, 1 << 31)])
+def test_neither_tiles_nor_their_order_nor_recomputation_change_anything(monkeypatch, tile, kept):
+    found, (features, states, mask) = matcher(), given(5, 70)
+    whole = found.score(*encoded(found, features, states, mask))
+    expected = gradients(whole, found, ())
+    monkeypatch.setattr(fragment_tiles, "TILE", {"cpu": tile})
+    monkeypatch.setattr(fragment_tiles, "KEPT", {"cpu": kept})
+    monkeypatch.setattr(fragment_tiles, "TEXTS", {"cpu": (2, 16)})
+    again = found.score(*encoded(found, features, states, mask))
+    torch.testing.assert_close(again, whole)
+    for one, two in zip(gradients(again, found, ()), expected, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+    order = torch.randperm(70)
+    images, texts = encoded(found, features, states, mask)
+    torch.testing.assert_close(found.score(images, texts.rows(order)), whole[:, order])
+
+
+def test_neither_padding_nor_the_order_of_regions_counts():
+    found, (features, states, mask) = matcher(), given()
+    images, texts = encoded(found, features, states, mask)
+    plain = found.score(images, texts)
+    wider = torch.cat([features[:, [2, 0, 3, 1]], torch.zeros(3, 2, 5)], 1)
+    longer = torch.cat([states, torch.randn(4, 3, 7)], 1), F.pad(mask, (0, 3))
+    torch.testing.assert_close(found.score(*encoded(found, wider, *longer)), plain)
+    padded = stack([texts, found.encode_texts(*longer)])
+    torch.testing.assert_close(found.score(images, padded), torch.cat([plain, plain], 1))
+    alone = found.encode_texts(states[3:, :1])
+    torch.testing.assert_close(found.score_pairs(images.rows(slice(1)), alone), plain[:1, 3])
+
+
+def test_an_item_without_a_part_is_scored_and_learnt_from():
+    found = matcher()
+    images, texts = encoded(found, torch.zeros(1, 2, 5), torch.randn(2, 3, 7), torch.zeros(2, 3, dtype=torch.bool))
+    scores = found.score(images, texts)
+    scores.sum().backward()
+    assert torch.isfinite(scores).all()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in found.parameters())
+
+
+def test_vectors_are_i0_and_c0_and_alpha_0_leaves_the_pair_module_out(monkeypatch):
+    found, (features, states, mask) = matcher(alpha=0.0), given()
+    assert found.reranks
+    monkeypatch.setattr(found.pairs, "forward", lambda *_, **__: pytest.fail("the pair module was asked"))
+    images, texts = encoded(found, features, states, mask)
+    cosines = F.normalize(images.vectors, dim=1) @ F.normalize(texts.vectors, dim=1).T
+    torch.testing.assert_close(found.score(images, texts), cosines)
+    torch.testing.assert_close(found.score_pairs(images, texts.rows(slice(3))), cosines.diagonal())
+    torch.testing.assert_close(found.score(images, texts), literal_scores(found, features, states, mask))
+
+
+@pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16])
+def test_lower_precision_stays_close(lower):
+    found, (features, states, mask) = matcher(dim=48, filters=16), given()
+    exact = found.score(*encoded(found, features, states, mask))
+    with torch.autocast("cpu", lower):
+        images, texts = encoded(found, features, states, mask)
+        scores, pairs = found.score(images, texts), found.score_pairs(images, texts.rows(slice(3)))
+    torch.testing.assert_close(scores.float(), exact, atol=0.04, rtol=0)
+    torch.testing.assert_close(pairs.float(), exact.diagonal(), atol=0.04, rtol=0)
+
+
+def test_a_trained_encoder_gives_the_states_and_learns(tiny_bert, tmp_path):
+    encoder = TextEncoder.load(str(tiny_bert)).eval()
+    found = matcher(text="bert", encoder=encoder.description)
+    found.text.encoder.load_state_dict(encoder.state_dict())
+    words, mask = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]]), torch.tensor([[True] * 4, [True] * 3 + [False]])
+    images, texts = found.encode_images(torch.randn(2, 3, 5)), found.encode_texts(words, mask)
+    frozen = matcher(state_dim=encoder.dim)
+    weights = {k.replace("text.pool.", "text."): v for k, v in found.state_dict().items() if "text.encoder" not in k}
+    frozen.load_state_dict(weights)
+    stored = frozen.encode_texts(encoder(words, mask), mask)
+    torch.testing.assert_close(found.score(images, texts), frozen.score(images, stored))
+    found.score(images, texts).square().sum().backward()
+    assert all(p.grad is not None for p in found.text.encoder.parameters())
+    catalog.save(found, tmp_path / "matcher.json", tmp_path / "best.safetensors")
+    again = catalog.load(tmp_path / "matcher.json", tmp_path / "best.safetensors")
+    assert torch.equal(again.score(images, again.encode_texts(words, mask)), found.score(images, texts))
+
+
+def test_heads_that_do_not_divide_the_size_are_refused():
+    with pytest.raises(UserError, match=r"dim=12 cannot be cut into mmca\.heads=5 equal heads"):
+        MMCA(MMCASettings(**{**SIDES, "heads": 5}))
+
+
+def test_nothing_is_scored_with_nothing():
+    found = matcher()
+    none = Encoded(torch.zeros(0, 12), torch.zeros(0, 3, 12), torch.ones(0, 3, dtype=torch.bool))
+    some = found.encode_images(torch.randn(2, 3, 5))
+    assert found.score(some, none).shape == (2, 0)
+    assert found.score(none, some).shape == (0, 2)
