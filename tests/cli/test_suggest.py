@@ -114,6 +114,12 @@ def test_images_may_be_named_by_file(given, tmp_path):
         ("list.csv", "image,caption\ntrain-5,\n", r"holds no caption; write some into its column 'caption'"),
         ("list.csv", f"image,caption\ntrain-5,{'x' * 1001}\n", r"list.csv line 2: the caption has 1001 characters"),
         ("list.csv", "who,caption\na,b\n", r"one must name the image"),
+        (
+            "list.csv",
+            "image,caption,split\ntrain-5,night,holdout\n",
+            r"line 2: there is no split 'holdout'; known: train",
+        ),
+        ("list.csv", "image,caption,split\ntrain-5,night,val\n", r"image 'train-5' is in split train, not dev"),
         ("list.txt", "a b\n", r"is not a list of captions; known: .csv, .tsv, .jsonl"),
     ],
 )
@@ -125,6 +131,33 @@ def test_lists_that_cannot_be_added_are_told_and_nothing_is_written(given, tmp_p
     with pytest.raises(UserError, match=message):
         raise done.exception
     assert Collection.open(collection.folder).manifest == collection.manifest
+
+
+def test_a_folder_without_any_caption_gets_to_a_run_by_suggestions_alone(sources, tmp_path):
+    run, _ = sources
+    (tmp_path / "photos").mkdir()
+    for n in range(8):
+        Image.new("RGB", (40, 30), (30 * n, 90, 120)).save(tmp_path / "photos" / f"{n}.png")
+    todo, collection = tmp_path / "todo.csv", tmp_path / "collection"
+    assert call("import", "folder", tmp_path / "photos", collection).exit_code == 0
+    assert Collection.open(collection).splits() == {"": 8}
+    assert call("suggest", run, collection, "-n", 8, "--near", 2, "--out", todo).exit_code == 0
+    with todo.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    lines = [f"{row['image']},what {row['image']} shows,{'test' if n == 5 else ''}" for n, row in enumerate(rows[:6])]
+    todo.write_text("\n".join(["image,caption,split", *lines]))
+    done = call("caption", collection, todo)
+    assert done.exit_code == 0, done.output
+    assert "images are now in train" in done.output
+    after = Collection.open(collection)
+    assert after.splits().keys() == {"train", "dev", "test", ""}
+    assert (
+        dict(zip(after.column("images", "id"), after.column("images", "split"), strict=True))[rows[5]["image"]]
+        == "test"
+    )
+    changes = [part for change in (*SMALL, "text.min_count=1") for part in ("--set", change)]
+    done = call("train", "vse", collection, "--out", tmp_path / "run", "--device", "cpu", *changes)
+    assert done.exit_code == 0, (done.output, done.exception)
 
 
 def test_what_to_do_must_be_said_and_only_one_thing(given):

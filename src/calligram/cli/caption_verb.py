@@ -53,6 +53,7 @@ def _add(source: Collection, file: Path) -> None:
     parts = [f"{added.captions} captions added to {source.folder}"]
     parts += [f"{added.known} were there already"] if added.known else []
     parts += [f"{filled.empty} rows had none"] if filled.empty else []
+    parts += [f"{count} images are now in {split}" for split, count in added.splits.items()]
     console.print(", ".join(parts), markup=False, soft_wrap=True)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from calligram.data.caption_splits import (
+    refuse_other_splits,
+    split_of_revision,
+    splits_for,
+    with_splits,
+    without_splits,
+)
 from calligram.data.collection import Collection
 from calligram.data.revising import next_revision, replace_manifest, sweep_tables, write_tables, writing
 from calligram.errors import UserError
@@ -35,6 +43,8 @@ class NewCaption(NamedTuple):
     image: str
     """its id"""
     text: str
+    split: str | None = None
+    """where it goes when it is in no split; None to leave that to ``caption_splits.splits_for``"""
 
 
 class Added(NamedTuple):
@@ -45,6 +55,8 @@ class Added(NamedTuple):
     """that were added"""
     known: int
     """that were there already, with the same image"""
+    splits: Mapping[str, int]
+    """images that were in no split and now are, by split"""
 
 
 class Addition(NamedTuple):
@@ -75,20 +87,27 @@ def add_captions(folder: Path, captions: Sequence[NewCaption]) -> Added:
     """Add captions to the collection in ``folder``: all of them or, when one is refused, none.
 
     Writers wait for each other, and readers see the state before or the one after. A caption that its image has
-    already is left alone, so that doing it twice changes nothing.
+    already is left alone, so that doing it twice changes nothing. Images of no split get one with their captions
+    (``caption_splits``), since training would not see them otherwise.
 
     Raises:
-        UserError: when an image is unknown, or a caption empty or too long.
+        UserError: when an image is unknown or to be in another split than it is, or a caption empty or too long.
     """
-    cleaned = [NewCaption(new.image, clean_caption(new.text)) for new in captions]
+    cleaned = [new._replace(text=clean_caption(new.text)) for new in captions]
     with writing(folder):
         before = Collection.open(folder)
         rows = _image_rows(before, [new.image for new in cleaned])
         fresh = _without_known(before, cleaned, rows)
+        asked, captioned = _asked(cleaned, rows), [rows[new.image] for new in fresh]
+        refuse_other_splits(before, asked, captioned)
         if not fresh:
-            return Added(before, 0, len(cleaned))
+            return Added(before, 0, len(cleaned), {})
         tables = _grown(before, [(rows[new.image], new) for new in fresh])
-        return Added(_replaced(folder, before, tables), len(fresh), len(cleaned) - len(fresh))
+        given = splits_for(before, captioned, asked)
+        if given:
+            tables["images"] = with_splits(before.table("images"), given, next_revision(before.manifest))
+        splits = dict(Counter(given.values()))
+        return Added(_replaced(folder, before, tables), len(fresh), len(cleaned) - len(fresh), splits)
 
 
 def additions(collection: Collection) -> list[Addition]:
@@ -104,13 +123,17 @@ def additions(collection: Collection) -> list[Addition]:
     for revision in sorted({int(n) for n in numbers if n >= 0}):
         rows = np.flatnonzero(numbers == revision)
         texts = table.column("text").take(pa.array(rows)).to_pylist()
-        together = [NewCaption(ids[int(i)].as_py(), text) for i, text in zip(image[rows], texts, strict=True)]
+        splits = split_of_revision(collection, revision)
+        together = [
+            NewCaption(ids[int(i)].as_py(), text, splits.get(int(i)))
+            for i, text in zip(image[rows], texts, strict=True)
+        ]
         found.append(Addition(revision, str(table.column(WHEN)[int(rows[0])].as_py()), tuple(together)))
     return found
 
 
 def take_back(folder: Path) -> Addition:
-    """Remove the captions that were added last; returns them.
+    """Remove the captions that were added last, and the splits that came with them; returns them.
 
     Raises:
         UserError: when none were added.
@@ -128,6 +151,8 @@ def take_back(folder: Path) -> Addition:
             if before.has(name):
                 table = before.table(name)
                 tables[name] = table.filter(pc.less(table.column("caption"), int(keep.sum())))
+        if split_of_revision(before, last.revision):
+            tables["images"] = without_splits(before.table("images"), last.revision)
         _replaced(folder, before, tables)
         return last
 
@@ -143,6 +168,16 @@ def _image_rows(collection: Collection, ids: Sequence[str]) -> dict[str, int]:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         raise UserError(f"there is no image '{unknown[0]}'{more} in {collection.folder}; {hint}")
     return rows
+
+
+def _asked(captions: Sequence[NewCaption], rows: Mapping[str, int]) -> dict[int, str]:
+    """The split that is named for each image; some have none."""
+    asked: dict[int, str] = {}
+    for new in captions:
+        if new.split is not None and asked.setdefault(rows[new.image], new.split) != new.split:
+            both = f"{asked[rows[new.image]]} and {new.split}"
+            raise UserError(f"image '{new.image}' is to be in {both}; name one split for it, or none")
+    return asked
 
 
 def _without_known(collection: Collection, captions: Sequence[NewCaption], rows: Mapping[str, int]) -> list[NewCaption]:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from calligram.data.caption_adding import NewCaption, clean_caption
 from calligram.data.collection import Collection
 from calligram.data.problems import Problems
-from calligram.data.readers.captions_table import SUFFIXES, read_table
+from calligram.data.readers.captions_table import SUFFIXES, CaptionRow, read_table
+from calligram.data.readers.splits import NAMES, canonical
 from calligram.errors import UserError
 
 
@@ -28,7 +29,8 @@ def read_captions(collection: Collection, file: Path, problems: Problems) -> Fil
     Images are named by their id, or by the name or the path of their file. Rows without a caption are left out.
 
     Raises:
-        UserError: when the file cannot be read, or names an image that is not there or not the only one of its name.
+        UserError: when the file cannot be read, or names an image that is not there or not the only one of its name, or
+            a split that is none.
     """
     if file.suffix.lower() not in SUFFIXES:
         raise UserError(f"{file} is not a list of captions; known: {', '.join(SUFFIXES)}")
@@ -45,10 +47,18 @@ def read_captions(collection: Collection, file: Path, problems: Problems) -> Fil
             raise UserError(f"{row.line} is about '{row.image}', but {why} in {collection.folder}")
         for text in row.captions:
             try:
-                captions.append(NewCaption(image, clean_caption(text)))
+                captions.append(NewCaption(image, clean_caption(text), _split(row)))
             except UserError as error:
                 raise UserError(f"{row.line}: {error}") from None
     return FilledIn(captions, empty)
+
+
+def _split(row: CaptionRow) -> str | None:
+    found = Problems()
+    split = canonical(row.split, row.line, found)
+    if found.found:
+        raise UserError(f"there is no split '{row.split}'; known: {', '.join(NAMES)}, or leave it empty")
+    return split
 
 
 def write_list(

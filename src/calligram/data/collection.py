@@ -29,6 +29,8 @@ VERSION = 1
 MANIFEST = "collection.json"
 SPLITS = ("train", "dev", "test")
 IMAGE_COLUMNS = ("id", "path", "shard", "offset", "bytes", "width", "height", "split", "identity")
+SPLIT_REVISION = "split.revision"
+"""column of ``images``: with which revision an image got its split; null for those of the source"""
 
 
 class Collection:
@@ -129,7 +131,7 @@ class Collection:
     def metadata_columns(self) -> tuple[str, ...]:
         """Columns of ``images`` that came with the source."""
         names = self.table("images").column_names
-        return tuple(n for n in names if n not in IMAGE_COLUMNS and not n.startswith("features."))
+        return tuple(n for n in names if n not in (*IMAGE_COLUMNS, SPLIT_REVISION) and not n.startswith("features."))
 
     @cached_property
     def pictures(self) -> StoredPictures:

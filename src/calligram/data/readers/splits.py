@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 from calligram.data.collection import SPLITS
-from calligram.data.draft import Draft, ImageRecord
+from calligram.data.draft import Draft
 from calligram.data.problems import Problems
 from calligram.errors import UserError
 
@@ -75,7 +75,7 @@ def assign_missing(draft: Draft, shares: Sequence[float], problems: Problems) ->
     if not draft.captions or any(record.split for record in draft.images):
         return
     for record in draft.images:
-        record.split = by_hash(_key(record), shares)
+        record.split = by_hash(key_of(record.id, record.identity), shares)
     draft.about["splits"] = "by hash of the id, {:g}/{:g}/{:g}".format(*shares)
     _fill_empty(draft, [name for name, share in zip(SPLITS, shares, strict=True) if share > 0], problems)
 
@@ -83,7 +83,9 @@ def assign_missing(draft: Draft, shares: Sequence[float], problems: Problems) ->
 def _fill_empty(draft: Draft, wanted: Sequence[str], problems: Problems) -> None:
     """Give every wanted split a captioned image, as long as there are enough of them."""
     described = {image for caption in draft.captions if caption.text.strip() for image in caption.images}
-    split_of = {_key(record): str(record.split) for record in draft.images if record.id in described}
+    split_of = {
+        key_of(record.id, record.identity): str(record.split) for record in draft.images if record.id in described
+    }
     empty = [name for name in wanted if name not in split_of.values()]
     if empty and len(split_of) < len(wanted):
         count = f"{len(split_of)} (images of one identity count once) for {', '.join(wanted)}"
@@ -91,21 +93,22 @@ def _fill_empty(draft: Draft, wanted: Sequence[str], problems: Problems) -> None
         problems.note("too few captioned images to make splits", draft.name, detail)
         return
     for name in empty:
-        split_of[_spare(split_of)] = name
+        split_of[spare(split_of)] = name
     for record in draft.images:
-        split = split_of.get(_key(record), record.split)
+        split = split_of.get(key_of(record.id, record.identity), record.split)
         if split != record.split:
             detail = f"from {record.split} to {split}, which had no captioned image"
             problems.note("image moved to another split than its hash says", record.id, detail)
             record.split = split
 
 
-def _spare(split_of: dict[str, str]) -> str:
+def spare(split_of: dict[str, str]) -> str:
     """The key with the smallest hash in the fullest split; train is the fullest where several are."""
     held = list(split_of.values())
     fullest = max(SPLITS, key=held.count)
     return min((key for key, split in split_of.items() if split == fullest), key=_place)
 
 
-def _key(record: ImageRecord) -> str:
-    return record.id if record.identity is None else f"identity {record.identity}"
+def key_of(image: str, identity: int | None) -> str:
+    """What is hashed of an image: its id, or its identity, so that images of one identity stay together."""
+    return image if identity is None else f"identity {identity}"
