@@ -73,6 +73,8 @@ def test_the_papers_preset_is_the_triplet_loss_with_its_margins_beta_and_weights
         assert objective.annotated.top_k == objective.pseudo.top_k == top_k
         assert sorted(objective.adversary.weights.values()) == [0.1, 0.2, 0.3, 0.3, 0.5, 0.5]
         assert objective.adversary.steepness == 10
+    pseudo = settings_of("preset=paper").pseudo
+    assert (pseudo.label_least, pseudo.naming, pseudo.attributes) == (0.3, "own", "all")
     assert (warm.objective.span, hard.objective.span) == ((0.0, 0.25), (0.25, 1.0))
     assert warm.objective.adversary is hard.objective.adversary
     assert isinstance(planned(spoken_tiny).stages[0].objective.annotated, InfoNCEObjective)

@@ -13,6 +13,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
         "text.word_dim=300", "text.min_count=4", "text.max_words=82", "text.dropout=0", "text.blank=0",
         "optim.optimizer=adam", "optim.weight_decay=0.000001", "optim.schedule=step", "optim.step_at=0.667",
         "optim.warmup=0", "optim.clip=2", "pseudo.repeats=true", "pseudo.most=36",
+        "pseudo.attributes=all", "pseudo.label_least=0.3", "pseudo.naming=own",
     ),
 }  # fmt: skip
 """settings by name"""
