@@ -165,8 +165,10 @@ def test_other_matchers_learn_from_pseudo_pairs_too(matcher, changes, spoken_tin
 
 
 def test_settings_that_do_not_go_together_are_refused(spoken_tiny):
-    with pytest.raises(UserError, match=r"matcher=scan scores more than the cosine .* take adversary.weight=0"):
-        planned(spoken_tiny, "matcher=scan")
+    for changes in ((), ("pseudo.source=missing",)):  # before pseudo-sentences are made
+        with pytest.raises(UserError, match=r"matcher=scan scores more than the cosine .* take adversary.weight=0"):
+            planned(spoken_tiny, "matcher=scan", *changes)
+    assert planned(spoken_tiny, "matcher=scan", "sparse.images=1").stages
     with pytest.raises(UserError, match="pseudo_batch must be at least 2"):
         settings_of("pseudo_batch=1")
     with pytest.raises(UserError, match=r"text\.network=cnn is not for matcher=two-branch"):

@@ -14,6 +14,7 @@ from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, Texts
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
+from calligram.models.catalog import MATCHERS
 from calligram.models.heads import HeadKind
 from calligram.models.matcher import Matcher
 from calligram.recipes.a3vse_presets import PRESETS
@@ -128,12 +129,23 @@ def _pseudo(settings: A3VSERecipe, collection: Collection, around: Surroundings)
     if settings.pseudo.of == "unannotated" and not len(collection.unannotated("train")):
         log.info("every training image has captions: no pseudo pairs and no adversarial terms")
         return None
+    _check_adversary(settings)
     found = pseudo_pairs(collection, settings.pseudo, around)
     images, texts = (int((count > 0).sum()) for count in found.matches.counts())
     if min(images, texts) < 2:
         log.info("%d images with %d different pseudo-sentences are too few: no pseudo pairs", images, texts)
         return None
     return found
+
+
+def _check_adversary(settings: A3VSERecipe) -> None:
+    """Refuse discriminators where scores are no cosines; called before pseudo-sentences are made, which takes long."""
+    kind = MATCHERS.get(settings.matcher)  # dual-path is vse by its settings
+    if settings.adversary.terms is not None and kind is not None and kind.matcher.reranks:
+        raise UserError(
+            f"matcher={settings.matcher} scores more than the cosine of its vectors, which discriminators would see; "
+            "take adversary.weight=0, or a matcher with vectors such as a3vse or vse"
+        )
 
 
 def _known(train: Pairing, pseudo: Pairing | None) -> Pairing:
@@ -192,14 +204,7 @@ def _weak(settings: A3VSERecipe, stages: tuple[Stage, ...], adversary: Adversary
 
 def _adversary(settings: A3VSERecipe, matcher: Matcher, inputs: Inputs) -> Adversary | None:
     terms = settings.adversary.terms
-    if terms is None:
-        return None
-    if matcher.reranks:
-        raise UserError(
-            f"matcher={settings.matcher} scores more than the cosine of its vectors, which discriminators would see; "
-            "take adversary.weight=0, or a matcher with vectors such as a3vse or vse"
-        )
-    return Adversary(_size(matcher, inputs), terms)
+    return None if terms is None else Adversary(_size(matcher, inputs), terms)
 
 
 @torch.no_grad()
