@@ -138,6 +138,9 @@ def test_runs_on_the_same_inputs_become_an_ensemble(stored_tiny, tmp_path):
     run(stored_tiny, tmp_path / "other", STORED, "text.max_words=3", "epochs=1")
     with pytest.raises(UserError, match="is fed other inputs than"):
         run(stored_tiny, tmp_path / "no", f"runs={tmp_path / 'one'},{tmp_path / 'other'}", recipe="ensemble")
+    same = f"runs={tmp_path / 'one'},{tmp_path / 'two'},{tmp_path / 'other' / '..' / 'one'}"
+    with pytest.raises(UserError, match="one is there twice among runs="):
+        run(stored_tiny, tmp_path / "no", same, recipe="ensemble")
     with pytest.raises(UserError, match="two or more run folders"):
         run(stored_tiny, tmp_path / "no", f"runs={tmp_path / 'one'}", recipe="ensemble")
 

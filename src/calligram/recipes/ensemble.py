@@ -31,6 +31,9 @@ def plan(settings: EnsembleRecipe, collection: Collection, around: Surroundings)
     if len(settings.runs) < 2:
         raise UserError("recipe ensemble needs --set runs= with two or more run folders, separated by commas")
     folders = [Path(run).expanduser() for run in settings.runs]
+    real = [folder.resolve() for folder in folders]
+    if twice := [folder for place, folder in enumerate(folders) if real[place] in real[:place]]:
+        raise UserError(f"{twice[0]} is there twice among runs=, and would only weigh more; give different runs")
     found = [load_run(folder) for folder in folders]
     for folder, (member, _) in zip(folders, found, strict=True):
         if not hasattr(member.settings, "dim"):
