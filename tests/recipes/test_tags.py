@@ -5,12 +5,13 @@ import logging
 import pytest
 import torch
 
+from calligram.data.writing import write_collection
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.features.wordnet import WordNet
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.recipes.plan import Surroundings, run_recipe, train_recipe
 from calligram.training.runs import Run
 
 
@@ -64,3 +65,19 @@ def test_probabilities_under_the_least_count_as_none(tiny, tiny_classifier, tmp_
     run(tiny, tmp_path / "run", f"backbone={tiny_classifier}", "least=1.0", "expand=none")
     matcher = Run.open(tmp_path / "run").load()[0]
     assert matcher.encode_images(torch.randn(3, matcher.settings.image_dim)).vectors.sum() == 0
+
+
+def test_no_captions_of_train_are_needed_but_those_of_dev_that_it_is_measured_by(tiny_draft, tiny_classifier, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    draft = tiny_draft(tmp_path / "pictures")
+    for image in draft.images:
+        image.split = "dev" if image.split == "dev" else "test"
+    collection = write_collection(draft, tmp_path / "collection")
+    assert run(collection, tmp_path / "run", f"backbone={tiny_classifier}", "expand=none")["rsum"] >= 0
+    with pytest.raises(UserError, match="no captioned images in split train"):
+        train_recipe("vse", collection, tmp_path / "vse")
+    for image in draft.images:
+        image.split = "test"
+    without = write_collection(draft, tmp_path / "without")
+    with pytest.raises(UserError, match="no captioned images in split dev"):
+        run(without, tmp_path / "none", f"backbone={tiny_classifier}")

@@ -50,6 +50,7 @@ RECIPES: Mapping[str, Recipe] = {
             "the mean of several runs' scores; the published numbers of scan, bfan and vsrn are of two",
             ensemble.EnsembleRecipe(),
             ensemble.plan,
+            learns=False,
         ),
         Recipe(
             "aoq",
@@ -92,6 +93,7 @@ RECIPES: Mapping[str, Recipe] = {
             "labels of a classifier against the words of a text, without a caption to learn from (baseline of a3vse)",
             tags.TagsRecipe(),
             tags.plan,
+            learns=False,
         ),
         Recipe(
             "cca", "canonical correlation analysis in one pass, the baseline of two-branch", cca.CCARecipe(), cca.plan

@@ -67,6 +67,8 @@ class Recipe:
     defaults: Any
     """the recipe's settings dataclass with its default values"""
     plan: Callable[[Any, Collection, Surroundings], Plan]
+    learns: bool = True
+    """whether it needs captioned images in train; dev is measured in any case"""
 
 
 def device_named(name: str = "auto") -> torch.device:
@@ -96,7 +98,7 @@ def run_recipe(
     """Train a recipe into the folder ``out``; returns the dev metrics of the best epoch."""
     around = around or Surroundings(device_named())
     whole, collection = collection, settings.sparse.of(collection, settings.seed, around.device)
-    _check_captions(whole, collection)
+    _check_captions(whole, collection, learns=recipe.learns)
     about = _about(recipe, settings, collection, around, command)
     if around.processes.first:
         Run.check(out, about, resume=resume, defaults={"settings": as_plain(recipe.defaults)})
@@ -121,14 +123,14 @@ def run_recipe(
     )
 
 
-def _check_captions(whole: Collection, sparse: Collection) -> None:
-    for split in ("train", "dev"):
+def _check_captions(whole: Collection, sparse: Collection, *, learns: bool) -> None:
+    for split in ("train", "dev") if learns else ("dev",):
         if not whole.splits().get(split) or not len(whole.sentences(split).matches):
             raise UserError(
                 f"collection {whole.folder} has no captioned images in split {split}; training learns from train "
                 "and chooses on dev. Caption more images, or give a captions file a column 'split' (train, dev or test)"
             )
-    if not len(sparse.sentences("train").matches):
+    if learns and not len(sparse.sentences("train").matches):
         raise UserError(f"no training image keeps a caption in {sparse.name}; give a larger sparse.images")
 
 
