@@ -37,7 +37,10 @@ ImageParts = Literal["vector", "grid"]
 class ImageSettings:
     """The image side."""
 
-    backbone: Annotated[str, "folder or hub name of a vision model; empty trains a small CNN from scratch"] = ""
+    backbone: Annotated[
+        str,
+        "folder or hub name of a vision model; without one vse and dual-path train a small CNN, others need features",
+    ] = ""
     train: Annotated[bool, "train the backbone too, instead of storing its features once"] = False
     features: Annotated[str, "name of feature arrays stored with the collection, instead of pixels"] = ""
     size: Annotated[int, "side of the square pictures are resized to; 0 for the backbone's own, or 96", (0, 4096)] = 0
