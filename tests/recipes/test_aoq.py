@@ -154,6 +154,14 @@ def test_a_pretrained_model_trains_in_two_rounds(tiny, tiny_clip, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_a3vse_has_the_sizes_and_rates_of_its_own_recipe():
+    found, own = resolve(RECIPES["aoq"].defaults, ["matcher=a3vse"]), RECIPES["a3vse"].defaults
+    for key in ("batch", "texts", "epoch_of", "lr", "dim"):
+        assert getattr(found, key) == getattr(own, key), key
+    for key in ("word_dim", "hidden", "bidirectional", "dropout", "blank"):
+        assert getattr(found.text, key) == getattr(own.text, key), key
+
+
 def test_settings_that_do_not_go_together_are_refused(tiny, tmp_path):
     for changes, message in (
         (("warmup_epochs=2",), "warmup_epochs=2 leaves none of epochs=2"),

@@ -18,4 +18,5 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "scan": _FRAGMENTS,
     "bfan": _FRAGMENTS,
     "vsrn": _FRAGMENTS,
+    "a3vse": (*_FRAGMENTS, "text.bidirectional=false"),
 }  # fmt: skip
