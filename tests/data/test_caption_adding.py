@@ -108,7 +108,13 @@ def test_a_collection_without_any_caption_takes_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(" \n\t\x00", "the caption is empty"), ("x" * 1001, "has 1001 characters, at most 1000")],
+    [
+        *(
+            (text, "the caption is empty")
+            for text in (" \n\t\x00", "\u200b", "\u200d \u202e", "...", "\u3164", "\u0301")
+        ),
+        ("x" * 1001, "has 1001 characters, at most 1000"),
+    ],
 )
 def test_captions_that_are_none_are_refused_and_nothing_is_written(copy, text, message):
     before = Collection.open(copy)
@@ -124,6 +130,8 @@ def test_an_unknown_image_is_named_with_the_nearest(copy):
 
 def test_captions_are_written_on_one_line_without_what_cannot_be_stored():
     assert clean_caption(" two\n\tdogs\x07 \ud83d run ") == "two dogs ? run"
+    assert clean_caption("a \u202egod\u202c\u200b in\u00adside \ufeff") == "a god inside"
+    assert [clean_caption(text) for text in ("7", "🐕", "犬", "$")] == ["7", "🐕", "犬", "$"]
     assert clean_caption("a man\u200c\u200ds 犬") == "a man\u200c\u200ds 犬"
 
 

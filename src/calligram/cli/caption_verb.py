@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from calligram.cli.screen import console
 from calligram.errors import UserError
 
 if TYPE_CHECKING:  # importing it takes seconds, and help should not
+    from calligram.data.caption_adding import Addition
     from calligram.data.collection import Collection
 
 
@@ -41,12 +41,7 @@ def _add(source: Collection, file: Path) -> None:
     from calligram.data.caption_file import read_captions
     from calligram.data.problems import Problems
 
-    problems = Problems()
-    filled = read_captions(source, file, problems)
-    for row in problems.rows():
-        if row["skipped"]:
-            said = f"{row['kind']}: {row['item']} {row['detail']}"
-            console.print(f"[yellow]{escape(said)}[/]")
+    filled = read_captions(source, file, Problems())
     if not filled.captions:
         raise UserError(f"{file} holds no caption; write some into its column 'caption'")
     added = add_captions(source.folder, filled.captions)
@@ -58,16 +53,29 @@ def _add(source: Collection, file: Path) -> None:
 
 
 def _undo(folder: Path) -> None:
-    from calligram.data.caption_adding import take_back
+    from calligram.data.caption_adding import additions, take_back
     from calligram.data.caption_file import write_list
     from calligram.data.collection import Collection
 
     Collection.open(folder)  # says what is wrong with a folder that is none
-    taken = take_back(folder)
-    kept = folder / f"taken-back.{taken.revision}.csv"
-    write_list(kept, taken.captions, ("image", "caption"))
+    kept: dict[int, Path] = {}
+
+    def keep(addition: Addition) -> None:
+        kept[addition.revision] = folder / f"taken-back.{addition.revision}.csv"
+        write_list(kept[addition.revision], addition.captions, ("image", "caption", "split"))
+
+    try:
+        taken = take_back(folder, keep)
+    except BaseException:
+        # A list of captions that are where they were would mislead; where they are gone, it is all that is left.
+        for addition in additions(Collection.open(folder)) if kept else ():
+            if addition.revision in kept:
+                kept[addition.revision].unlink(missing_ok=True)
+        raise
     console.print(
-        f"{len(taken.captions)} captions of {taken.when} taken back; they are in {kept}", markup=False, soft_wrap=True
+        f"{len(taken.captions)} captions of {taken.when} taken back; they are in {kept[taken.revision]}",
+        markup=False,
+        soft_wrap=True,
     )
 
 

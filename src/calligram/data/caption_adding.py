@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +33,10 @@ REVISION, WHEN = "added.revision", "added.when"
 """columns of ``captions``: with which revision a caption was added, and when (UTC); null for those of the source"""
 LONGEST = 1000
 """characters of a caption"""
+JOINERS = "\u200c\u200d"
+"""format characters that words and emoji are spelt with"""
+BLANK = "\u115f\u1160\u2800\u3164\uffa0"
+"""letters and symbols that show nothing"""
 READERS = 600.0
 """seconds that replaced tables are kept for processes that have the collection open"""
 
@@ -68,15 +72,16 @@ class Addition(NamedTuple):
 
 
 def clean_caption(text: str) -> str:
-    """A caption on one line, without control characters.
+    """A caption on one line, without characters that control how others are shown.
 
     Raises:
-        UserError: when nothing is left, or it is too long.
+        UserError: when nothing is left that says something, or it is too long.
     """
-    visible = "".join(c for c in text if c.isspace() or unicodedata.category(c) != "Cc")
+    visible = "".join(c for c in text if c.isspace() or c in JOINERS or unicodedata.category(c) not in ("Cc", "Cf"))
     # Halves of surrogate pairs, which JSON may escape and UTF-8 cannot hold, become question marks as at import.
     cleaned = " ".join(visible.encode("utf-8", "replace").decode().split())
-    if not cleaned:
+    # Letters, numbers or symbols: marks and punctuation alone describe nothing.
+    if not any(unicodedata.category(c)[0] in "LNS" and c not in BLANK for c in cleaned):
         raise UserError("the caption is empty; say in a sentence what the picture shows")
     if len(cleaned) > LONGEST:
         raise UserError(f"the caption has {len(cleaned)} characters, at most {LONGEST} are taken; say it in a sentence")
@@ -132,8 +137,11 @@ def additions(collection: Collection) -> list[Addition]:
     return found
 
 
-def take_back(folder: Path) -> Addition:
+def take_back(folder: Path, keep: Callable[[Addition], None] | None = None) -> Addition:
     """Remove the captions that were added last, and the splits that came with them; returns them.
+
+    Args:
+        keep: is given them before anything changes; when it raises, nothing does.
 
     Raises:
         UserError: when none were added.
@@ -144,13 +152,15 @@ def take_back(folder: Path) -> Addition:
         if not earlier:
             raise UserError(f"no captions were added to {folder} since it was made; there is nothing to take back")
         last = earlier[-1]
-        keep = before.numbers("captions", REVISION) != last.revision
-        assert not keep[int(keep.sum()) :].any(), "captions that were added last stand last"
-        tables = {"captions": before.table("captions").slice(0, int(keep.sum()))}
+        if keep is not None:
+            keep(last)
+        stays = before.numbers("captions", REVISION) != last.revision
+        assert not stays[int(stays.sum()) :].any(), "captions that were added last stand last"
+        tables = {"captions": before.table("captions").slice(0, int(stays.sum()))}
         for name in ("matches", "also_true"):
             if before.has(name):
                 table = before.table(name)
-                tables[name] = table.filter(pc.less(table.column("caption"), int(keep.sum())))
+                tables[name] = table.filter(pc.less(table.column("caption"), int(stays.sum())))
         if split_of_revision(before, last.revision):
             tables["images"] = without_splits(before.table("images"), last.revision)
         _replaced(folder, before, tables)
