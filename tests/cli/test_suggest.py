@@ -10,6 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from calligram.cli.main import app
+from calligram.data import caption_adding
 from calligram.data.caption_adding import additions
 from calligram.data.collection import Collection
 from calligram.data.writing import write_collection
@@ -95,6 +96,39 @@ def test_images_that_are_the_same_are_proposed_once_and_that_is_said(given):
     assert "all others are nearly the same" in done.output
 
 
+def test_nothing_is_said_of_others_where_all_are_proposed(given):
+    run, collection = given
+    done = call("suggest", run, collection.folder, "-n", 1000, "--near", 2)
+    bare = len(collection.unannotated("train"))
+    assert f"{bare} of {bare} images without captions" in done.output
+    assert "all others" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("image,caption,path,why\ntrain-5,night,,\ntrain-4,,,\n", r"todo.csv holds 1 caption, which would be lost"),
+        ("image,caption,path,why\ntrain-5,night\n", r"todo.csv holds rows that cannot be read, which would be lost"),
+        ("year,sum\n1999,3\n", r"todo.csv is there and is not a list of images; choose another name"),
+    ],
+)
+def test_a_list_that_holds_somebodys_work_is_not_written_over(given, tmp_path, content, message):
+    run, collection = given
+    (tmp_path / "todo.csv").write_text(content)
+    done = call("suggest", run, collection.folder, "-n", 2, "--near", 2, "--out", tmp_path / "todo.csv")
+    with pytest.raises(UserError, match=message):
+        raise done.exception
+    assert (tmp_path / "todo.csv").read_text() == content
+
+
+def test_a_list_that_nobody_filled_in_is_written_anew(given, tmp_path):
+    run, collection = given
+    for count in (2, 3):
+        done = call("suggest", run, collection.folder, "-n", count, "--near", 2, "--out", tmp_path / "todo.csv")
+        assert done.exit_code == 0, done.exception
+        assert len((tmp_path / "todo.csv").read_text().splitlines()) == count + 1
+
+
 def test_images_may_be_named_by_file(given, tmp_path):
     _, collection = given
     image = collection.unannotated("train").ids[0]
@@ -120,12 +154,21 @@ def test_images_may_be_named_by_file(given, tmp_path):
             r"line 2: there is no split 'holdout'; known: train",
         ),
         ("list.csv", "image,caption,split\ntrain-5,night,val\n", r"image 'train-5' is in split train, not dev"),
+        (
+            "list.jsonl",
+            '{"image": "train-5", "caption": "night"}\nnot json\n{"image": "train-4", "caption": {"a": 1}}\n',
+            r"is not added, .*line 2: unreadable row.*line 3: caption that is not text, {\"a\": 1} is no string",
+        ),
+        ("list.jsonl", '{"image": "train-5", "caption": 7}\n', r"line 1: caption that is not text, 7 is no string"),
+        ("list.jsonl", '{"image": "train-5", "caption": ["x", 7]}\n', r"line 1: caption that is not text"),
+        ("list.csv", "image,caption\ntrain-5,a\ntrain-4,b,c,d,e\n,x\n", r"line 4: row without an image"),
+        ("list.csv", "image,caption\ntrain-5,night\ntrain-4,\u200b\n", r"line 3: the caption is empty"),
         ("list.txt", "a b\n", r"is not a list of captions; known: .csv, .tsv, .jsonl"),
     ],
 )
 def test_lists_that_cannot_be_added_are_told_and_nothing_is_written(given, tmp_path, name, content, message):
     _, collection = given
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_text(content, encoding="utf-8")
     done = call("caption", collection.folder, tmp_path / name)
     assert isinstance(done.exception, UserError)
     with pytest.raises(UserError, match=message):
@@ -158,6 +201,38 @@ def test_a_folder_without_any_caption_gets_to_a_run_by_suggestions_alone(sources
     changes = [part for change in (*SMALL, "text.min_count=1") for part in ("--set", change)]
     done = call("train", "vse", collection, "--out", tmp_path / "run", "--device", "cpu", *changes)
     assert done.exit_code == 0, (done.output, done.exception)
+
+
+def test_undo_that_fails_changes_nothing_and_leaves_no_list(given, tmp_path, monkeypatch):
+    _, collection = given
+    (tmp_path / "list.csv").write_text("image,caption\ntrain-5,night\n")
+    call("caption", collection.folder, tmp_path / "list.csv")
+    before, kept = Collection.open(collection.folder).manifest, collection.folder / "taken-back.1.csv"
+    there = []
+
+    def fails(folder, manifest):
+        there.append(kept.read_text())
+        raise OSError("disk full")
+
+    monkeypatch.setattr(caption_adding, "replace_manifest", fails)
+    assert isinstance(call("caption", collection.folder, "--undo").exception, OSError)
+    assert "train-5,night" in there[0]  # before anything was taken back
+    assert not kept.exists()
+    assert Collection.open(collection.folder).manifest == before
+
+
+def test_undo_that_fails_once_captions_are_gone_leaves_the_list(given, tmp_path, monkeypatch):
+    _, collection = given
+    (tmp_path / "list.csv").write_text("image,caption\ntrain-5,night\n")
+    call("caption", collection.folder, tmp_path / "list.csv")
+
+    def fails(*_, **__):
+        raise OSError("cannot remove")
+
+    monkeypatch.setattr(caption_adding, "sweep_tables", fails)
+    assert isinstance(call("caption", collection.folder, "--undo").exception, OSError)
+    assert not additions(Collection.open(collection.folder))
+    assert "train-5,night" in (collection.folder / "taken-back.1.csv").read_text()
 
 
 def test_what_to_do_must_be_said_and_only_one_thing(given):

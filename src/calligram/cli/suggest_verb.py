@@ -37,6 +37,7 @@ def suggest(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
 ) -> None:
     """Propose images to caption next: like many that nothing captioned is like, above all where the run is unsure."""
+    from calligram.data.caption_file import refuse_filled_in
     from calligram.data.collection import Collection
     from calligram.evaluation.suggesting import suggest as work
     from calligram.models.stored import load_matcher
@@ -45,6 +46,8 @@ def suggest(
     for file in out or ():
         if file.suffix.lower() not in (*SHEETS, ".csv"):
             raise UserError(f"--out {file} is neither a picture nor a list; give a .png for a sheet or a .csv")
+        if file.suffix.lower() == ".csv":
+            refuse_filled_in(file)
     source, stored = Collection.open(collection), load_matcher(run)
     matcher = stored.matcher.to(device_named(device))
     found = work(
@@ -62,7 +65,7 @@ def suggest(
     console.print(
         f"{len(found.chosen)} of {found.candidates:,} images without captions, beside {found.captioned:,} with"
     )
-    if len(found.chosen) < count:
+    if len(found.chosen) < min(count, found.candidates):
         console.print("all others are nearly the same as one of these or as a captioned one")
     for file in out or ():
         console.print(f"written: {file}", markup=False, soft_wrap=True)
@@ -72,10 +75,11 @@ def suggest(
 
 
 def _write(source: Collection, found: Suggestions, file: Path) -> None:
-    from calligram.data.caption_file import write_list
+    from calligram.data.caption_file import refuse_filled_in, write_list
     from calligram.evaluation.suggestion_sheet import draw_suggestions
 
     if file.suffix.lower() == ".csv":
+        refuse_filled_in(file)  # choosing takes a while, in which an earlier list may have been filled in
         write_list(file, ((s.image, "", source.pictures.path(s.row) or "", s.why) for s in found.chosen))
     else:
         draw_suggestions(source, found.chosen, file, bars)

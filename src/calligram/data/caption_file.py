@@ -14,6 +14,9 @@ from calligram.data.readers.captions_table import SUFFIXES, CaptionRow, read_tab
 from calligram.data.readers.splits import NAMES, canonical
 from calligram.errors import UserError
 
+NAMED = 5
+"""rows that a message names"""
+
 
 class FilledIn(NamedTuple):
     """What a file holds."""
@@ -29,12 +32,13 @@ def read_captions(collection: Collection, file: Path, problems: Problems) -> Fil
     Images are named by their id, or by the name or the path of their file. Rows without a caption are left out.
 
     Raises:
-        UserError: when the file cannot be read, or names an image that is not there or not the only one of its name, or
-            a split that is none.
+        UserError: when the file or a row of it cannot be read, or names an image that is not there or not the only
+            one of its name, or a split that is none.
     """
     if file.suffix.lower() not in SUFFIXES:
         raise UserError(f"{file} is not a list of captions; known: {', '.join(SUFFIXES)}")
     rows = read_table(file, problems)
+    _refuse_unread(file, problems)
     known = _names(collection)
     captions, empty = [], 0
     for row in rows:
@@ -51,6 +55,15 @@ def read_captions(collection: Collection, file: Path, problems: Problems) -> Fil
             except UserError as error:
                 raise UserError(f"{row.line}: {error}") from None
     return FilledIn(captions, empty)
+
+
+def _refuse_unread(file: Path, problems: Problems) -> None:
+    """All or none: a row that was left out would be missed by nobody."""
+    skipped = [problem for problem in problems.found if problem.skipped]
+    if skipped:
+        named = "; ".join(f"{p.item}: {p.kind}, {p.detail}" for p in skipped[:NAMED])
+        more = f"; and {len(skipped) - NAMED} more" if len(skipped) > NAMED else ""
+        raise UserError(f"{file} is not added, since rows of it cannot be read ({named}{more}); mend or remove them")
 
 
 def _split(row: CaptionRow) -> str | None:
@@ -70,6 +83,24 @@ def write_list(
         writer = csv.writer(stream)
         writer.writerow(columns)
         writer.writerows(rows)
+
+
+def refuse_filled_in(file: Path) -> None:
+    """Make sure that writing a list to ``file`` loses nobody's work.
+
+    Raises:
+        UserError: when it holds captions, or is something else than such a list.
+    """
+    if not file.is_file() or not file.stat().st_size:
+        return
+    problems = Problems()
+    try:
+        captions = sum(len(row.captions) for row in read_table(file, problems))
+    except UserError:
+        raise UserError(f"{file} is there and is not a list of images; choose another name, or remove it") from None
+    if captions or any(problem.skipped for problem in problems.found):
+        held = f"{captions} caption{'s' * (captions != 1)}" if captions else "rows that cannot be read"
+        raise UserError(f"{file} holds {held}, which would be lost; choose another name, or remove it")
 
 
 def _names(collection: Collection) -> dict[str, str | None]:

@@ -63,7 +63,11 @@ def _row(line: str, cells: Cells, path: Path, problems: Problems) -> CaptionRow 
         problems.skip("row without an image", line, f"needs one of {', '.join(IMAGE_NAMES)}")
         return None
     values = cells[caption] if caption is not None else None
-    texts = [str(v).strip() for v in (values if isinstance(values, list) else [values]) if v is not None]
+    several = [v for v in (values if isinstance(values, list) else [values]) if v is not None]
+    texts = [v.strip() for v in several if isinstance(v, str)]
+    if len(texts) < len(several):
+        problems.skip("caption that is not text", line, f"{json.dumps(values, ensure_ascii=False)[:60]} is no string")
+        return None
     if not any(texts):
         problems.note("row without a caption", line, str(cells[image]))
     split, identity = plain.get(SPLIT), plain.get(IDENTITY)
