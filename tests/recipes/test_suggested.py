@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import torch
 
@@ -73,6 +76,37 @@ def test_half_of_the_settings_is_refused_and_so_is_a_share_that_is_none(spoken_t
     none = settings("sparse.images=0.25", f"sparse.run={start}", "sparse.more=0.001")
     with pytest.raises(UserError, match=r"sparse.more=0.001 of 12 images is none"):
         none.sparse.of(spoken_tiny)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("sparse.images=0.1", "sparse.captions=1"),
+        ("sparse.images=0.25", "sparse.captions=1", "sparse.seed=1"),
+    ],
+)
+def test_a_run_that_saw_captions_which_nobody_has_written_yet_may_not_choose(spoken_tiny, start, changes):
+    leaks = settings(*changes, f"sparse.run={start}", "sparse.more=0.25")
+    with pytest.raises(
+        UserError, match=r"was trained on 25% of images x 1 caption, seed 0, of which some captions are"
+    ):
+        leaks.sparse.of(spoken_tiny)
+
+
+def test_a_run_on_fewer_captions_may_choose(spoken_tiny, start):
+    more = settings("sparse.images=0.5", "sparse.captions=2", f"sparse.run={start}", "sparse.more=0.25")
+    assert len(captioned(more.sparse.of(spoken_tiny))) == 9
+
+
+def test_a_run_on_another_collection_may_not_choose(spoken_tiny, stored_tiny, start, tmp_path):
+    few = ("sparse.images=0.25", "sparse.captions=1", "sparse.more=0.25")
+    with pytest.raises(UserError, match=r"was not trained on .* \(its content was .*give a run on this collection"):
+        settings(*few, f"sparse.run={start}").sparse.of(stored_tiny)
+    shutil.copytree(start, tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps({**about, "further captions": ["elsewhere.jpg"]}))
+    with pytest.raises(UserError, match=r"it had captions of image 'elsewhere.jpg', which is not there"):
+        settings(*few, f"sparse.run={tmp_path / 'run'}").sparse.of(spoken_tiny)
 
 
 def test_a_study_suggests_by_the_row_of_the_same_seed(spoken_tiny, tmp_path):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from calligram.data.collection import Collection
-from calligram.data.sparse import FURTHER, SPLIT, Sparsity, sparse_view, with_captions_of
+from calligram.data.sparse import FURTHER, SPLIT, Sparsity, kept_matches, sparse_view, with_captions_of
 from calligram.errors import UserError
 from calligram.evaluation.suggesting import suggest
 from calligram.models.stored import RUN, load_matcher
@@ -30,13 +32,16 @@ def suggested_view(
 
     Args:
         more: share of the captioned training images that are added.
+
+    Raises:
+        UserError: when the run was trained on another collection, or on captions that are not kept here.
     """
     train = np.flatnonzero(np.array([s == SPLIT for s in collection.column("images", "split")], dtype=bool))
     captioned = np.intersect1d(train, collection.numbers("matches", "image"))
     count = round(more * len(captioned))
     if count < 1:
         raise UserError(f"sparse.more={more} of {len(captioned)} images is none; give a larger share")
-    before = _suggested_to(run, collection)
+    before = _suggested_to(run, collection, sparsity)
     now = with_captions_of(collection, before, sparsity, HOW) if len(before) else sparse_view(collection, sparsity)
     stored = load_matcher(run)
     # Images that never had captions are proposed too, and here nobody writes them.
@@ -48,9 +53,43 @@ def suggested_view(
     return with_captions_of(collection, np.concatenate([before, rows]), sparsity, HOW)
 
 
-def _suggested_to(run: str, collection: Collection) -> Ints:
-    """Rows of the images whose captions a run had by suggestion."""
-    file = Path(run) / RUN
-    ids = json.loads(file.read_text(encoding="utf-8")).get(FURTHER, []) if file.is_file() else []
+def _suggested_to(run: str, collection: Collection, sparsity: Sparsity) -> Ints:
+    """Rows of the images whose captions a run had by suggestion.
+
+    A model that is no run of ours learnt from none of the captions, as far as anyone can tell.
+    """
+    file = Path(run).expanduser() / RUN
+    if not file.is_file():
+        return np.array([], dtype=np.int64)
+    about = json.loads(file.read_text(encoding="utf-8"))
     places = {name: row for row, name in enumerate(collection.column("images", "id"))}
-    return np.array([places[name] for name in ids], dtype=np.int64)
+    missing = [name for name in about.get(FURTHER, []) if name not in places]
+    if missing:
+        raise _of_another(run, collection, f"it had captions of image '{missing[0]}', which is not there")
+    rows = np.array([places[name] for name in about.get(FURTHER, [])], dtype=np.int64)
+    _refuse_leaks(run, about, collection, rows, sparsity)
+    return rows
+
+
+def _refuse_leaks(run: str, about: Mapping[str, Any], collection: Collection, rows: Ints, sparsity: Sparsity) -> None:
+    """A run that saw captions which are removed here would choose by what nobody has written yet."""
+    settings = about.get("settings", {})
+    kept = settings.get("sparse", {})
+    seed = kept.get("seed", 0)
+    had = Sparsity(
+        kept.get("images", 1.0), kept.get("captions"), int(settings.get("seed", 0) if seed is None else seed)
+    )
+    seen = with_captions_of(collection, rows, had, HOW) if len(rows) else sparse_view(collection, had)
+    if about.get("content") != seen.fingerprint:
+        raise _of_another(run, collection, f"its content was {about.get('content')}, not {seen.fingerprint}")
+    if (kept_matches(collection, had, rows) & ~kept_matches(collection, sparsity, rows)).any():
+        raise UserError(
+            f"sparse.run={run} was trained on {had}, of which some captions are not kept with {sparsity}: it would "
+            "choose by captions that nobody has written yet; give a run of the same seed on no more captions"
+        )
+
+
+def _of_another(run: str, collection: Collection, why: str) -> UserError:
+    return UserError(
+        f"sparse.run={run} was not trained on {collection.folder} as it is now ({why}); give a run on this collection"
+    )
