@@ -160,6 +160,22 @@ def test_a_collection_with_nothing_left_to_caption_says_so(library_folder, serve
     assert "has a caption; there is none to propose" in found.said
 
 
+def test_a_collection_whose_tables_are_gone_is_the_fault_of_the_server(serving, library_folder, few_captions, tmp_path):
+    shutil.copytree(few_captions, tmp_path / "collection")
+    with serving(library_folder, "--collection", str(tmp_path / "collection")) as server:
+        assert proposed(server)["state"] == "ready"
+        for file in (tmp_path / "collection").glob("*.parquet"):
+            file.unlink()
+        answer = server.client.post("/api/captions", json={"id": "scene 9", "text": "a dog"})
+        assert (answer.status_code, answer.json()["error"]) == (
+            500,
+            "the collection of this server cannot be used; its log says why",
+        )
+        assert server.client.post("/api/captions", json={"id": "scene 9", "text": " "}).status_code == 400
+        (tmp_path / "collection" / "collection.json").unlink()
+        assert server.client.get("/api/suggestions").status_code == 500
+
+
 def test_a_caption_that_was_written_is_found_once_the_collection_is_indexed_again(served_run, few_captions, tmp_path):
     shutil.copytree(few_captions, tmp_path / "collection")
     models, library = Models.load(served_run / "run"), tmp_path / "library"

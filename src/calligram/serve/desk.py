@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from calligram.data.caption_adding import NewCaption, add_captions
+from calligram.data.caption_adding import NewCaption, add_captions, clean_caption
 from calligram.data.collection import Collection
 from calligram.data.pictures import PictureError
 from calligram.errors import UserError
@@ -56,7 +56,10 @@ class Desk:
             return self.begin(library)
         if now.state != "ready":
             return now
-        captioned = set(self._open().numbers("matches", "image").tolist())
+        try:
+            captioned = set(self._open().numbers("matches", "image").tolist())
+        except UserError as error:
+            raise _unusable(error) from None
         rest = tuple(s for s in now.chosen if s.row not in captioned)
         done = len(now.chosen) - len(rest)
         return now._replace(chosen=rest, captioned=now.captioned + done, left=now.left - done)
@@ -76,10 +79,14 @@ class Desk:
 
         Raises:
             UserError: when it is empty or too long.
-            Refused: when there is no such image.
+            Refused: when there is no such image, or the collection cannot be read any more.
         """
         self._row(image)
-        added = add_captions(self._collection.folder, [NewCaption(image, text)])
+        text = clean_caption(text)
+        try:
+            added = add_captions(self._collection.folder, [NewCaption(image, text)])
+        except UserError as error:  # the image is known and the caption is one, so it is the collection
+            raise _unusable(error) from None
         with self._lock:
             self._collection = added.collection
         return added.captions > 0
@@ -124,3 +131,9 @@ class Desk:
             with self._lock:
                 self._round = Round("working", said=f"{label}{of}")
             yield item
+
+
+def _unusable(error: UserError) -> Refused:
+    """What is wrong is for those who run the server, not for those who ask it."""
+    log.error("the collection cannot be used: %s", error)
+    return Refused(500, "the collection of this server cannot be used; its log says why")
