@@ -191,7 +191,7 @@ def test_a_folder_without_any_caption_gets_to_a_run_by_suggestions_alone(sources
     todo.write_text("\n".join(["image,caption,split", *lines]))
     done = call("caption", collection, todo)
     assert done.exit_code == 0, done.output
-    assert "images are now in train" in done.output
+    assert "images of no split are now in train (" in done.output
     after = Collection.open(collection)
     assert after.splits().keys() == {"train", "dev", "test", ""}
     assert (

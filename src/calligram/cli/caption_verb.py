@@ -39,6 +39,7 @@ def caption(
 def _add(source: Collection, file: Path) -> None:
     from calligram.data.caption_adding import add_captions
     from calligram.data.caption_file import read_captions
+    from calligram.data.collection import SPLITS
     from calligram.data.problems import Problems
 
     filled = read_captions(source, file, Problems())
@@ -48,7 +49,8 @@ def _add(source: Collection, file: Path) -> None:
     parts = [f"{added.captions} captions added to {source.folder}"]
     parts += [f"{added.known} were there already"] if added.known else []
     parts += [f"{filled.empty} rows had none"] if filled.empty else []
-    parts += [f"{count} images are now in {split}" for split, count in added.splits.items()]
+    put = [f"{split} ({added.splits[split]})" for split in SPLITS if split in added.splits]
+    parts += [f"images of no split are now in {', '.join(put)}"] if put else []
     console.print(", ".join(parts), markup=False, soft_wrap=True)
 
 
