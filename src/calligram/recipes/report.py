@@ -155,14 +155,16 @@ def _claims(file: Path) -> str:
 
 
 def _pictures(found: Sequence[Result], docs: Path) -> list[str]:
-    """Sheets and curves of the runs that have them, where the files are there."""
+    """Sheets and curves of the runs that have them, where the files are there; folded away, for there are many."""
     parts = []
     for result in found:
         there = [Path(p) for p in result.pictures if Path(p).is_file()]
         if there:
-            parts.append(f"\n### {result.study or _name(result)} on {result.collection}, seed {result.seed}\n\n")
+            title = f"{result.study or _name(result)} on {result.collection}, seed {result.seed}"
+            parts.append(f"\n<details><summary>{title}</summary>\n\n")
             parts += [f"![{p.stem}]({Path(os.path.relpath(p, docs)).as_posix()})\n" for p in there]
-    return parts
+            parts.append("\n</details>\n")
+    return ["\n## Pictures\n", *parts] if parts else []
 
 
 def _proposals(file: Path) -> str:
@@ -202,10 +204,10 @@ def _draw(groups: dict[tuple[str, ...], list[Result]], file: Path) -> None:
     for place, (key, rows) in enumerate(ordered):
         axis.barh(place, mean(r.rsum for r in rows), color=f"C{collections.index(key[0]) % 10}")
         axis.scatter([r.rsum for r in rows], [place] * len(rows), s=8, color="black", zorder=3)
-    labels = [f"{key[2]}  [{key[0]}]" for key, _ in ordered]
+    labels = [f"{rows[0].study or key[2]}  [{key[0]}]" for key, rows in ordered]
     axis.set_yticks(
         range(len(ordered)), [label if len(label) < 70 else label[:67] + "..." for label in labels], fontsize=7
     )
-    axis.set(xlabel="rsum on test (bars: mean over seeds, dots: seeds)", xlim=(0, 600))
+    axis.set(xlabel="rsum on test (bars: mean over seeds, dots: seeds)", xlim=(0, 600), ylim=(-0.6, len(ordered) - 0.4))
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
