@@ -10,7 +10,7 @@ demo: .venv/serve  ## set up, draw scenes, train, measure, index, serve; SERVE=0
 	$(BIN)/calligram demo $(if $(filter 0,$(SERVE)),--no-serve)
 
 test: check chromium  ## set up, then lint, types and tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 check: .venv/dev
 	$(BIN)/ruff format --check .
