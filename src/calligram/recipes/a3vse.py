@@ -25,8 +25,7 @@ from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
 from calligram.recipes.pseudo_pairs import PseudoSettings, pseudo_pairs
 from calligram.recipes.run_settings import Average, Dim, LearningRate, LossKind, Margin, PairedSettings, TopK, Warmup
-from calligram.recipes.stages import PairLoss, pair_stages
-from calligram.training.batch import Batches
+from calligram.recipes.stages import PairLoss, pair_batches, pair_stages
 from calligram.training.loop import Feed, Stage
 from calligram.training.samplers import PairSampler, derived_seed
 from calligram.training.weak_batches import Again, WeakBatches
@@ -111,13 +110,13 @@ def plan(settings: A3VSERecipe, collection: Collection, around: Surroundings) ->
     pseudo = _pseudo(settings, collection, around)
     matcher, inputs, extra = built(_model(settings), _known(train, pseudo), around)
     steps = settings.steps
-    own = _batches(settings, train, inputs, settings.sampler(train.matches), around)
+    own = pair_batches(settings, train, inputs, around)
     if pseudo is None:
         feed: Feed = Again(own, steps) if steps else own
         return Plan(matcher, inputs, _stages(settings, feed, extra), settings.loop())
     size = settings.pseudo_batch or settings.batch
     sampler = PairSampler(pseudo.matches, size, derived_seed(settings.seed, "pseudo"))
-    feed = WeakBatches(own, _batches(settings, pseudo, inputs, sampler, around), steps)
+    feed = WeakBatches(own, pair_batches(settings, pseudo, inputs, around, sampler=sampler), steps)
     stages = _weak(settings, _stages(settings, feed, extra), _adversary(settings, matcher, inputs))
     return Plan(matcher, inputs, stages, settings.loop())
 
@@ -158,22 +157,6 @@ def _known(train: Pairing, pseudo: Pairing | None) -> Pairing:
 
 def _model(settings: A3VSERecipe) -> Model:
     return Model(settings.matcher, settings.image, settings.text, settings.dim, settings.head, settings.model, settings)
-
-
-def _batches(
-    settings: A3VSERecipe, pairing: Pairing, inputs: Inputs, sampler: PairSampler, around: Surroundings
-) -> Batches:
-    return Batches(
-        pairing,
-        inputs,
-        sampler,
-        augment=settings.image.augment,
-        blank=settings.text.blank,
-        device=around.device,
-        processes=around.processes,
-        ignore_also_true=settings.ignore_also_true,
-        track=around.track,
-    )
 
 
 def _stages(settings: A3VSERecipe, feed: Feed, extra: Extra = (), margin: float | None = None) -> tuple[Stage, ...]:

@@ -38,14 +38,12 @@ from calligram.recipes.run_settings import (
     SparseSettings,
     TextsPerImage,
 )
-from calligram.recipes.stages import PairLoss, pair_stages
-from calligram.training.batch import Batches
+from calligram.recipes.stages import PairLoss, pair_batches, pair_stages
 from calligram.training.loop import Stage
 from calligram.training.objectives import JointObjective
 from calligram.training.offline import OfflineSampler
 from calligram.training.offline_objectives import OfflineObjective, OfflineTerms
 from calligram.training.runs import Run
-from calligram.training.samplers import PairSampler
 
 FIRST, NEGATIVES = "first.safetensors", "negatives"
 """in a run folder: the best weights of the first round, and what they mined"""
@@ -204,22 +202,8 @@ class _Rounds:
             texts=settings.texts,
             per_image=settings.epoch_of == "images",
         )
-        self._plain = self._batches(settings.sampler(train.matches))
+        self._plain = pair_batches(settings, train, inputs, around)
         self._offline = self._plain.with_sampler(self.sampler)
-
-    def _batches(self, sampler: PairSampler) -> Batches:
-        settings, around, image = self.settings, self.around, self.settings.image
-        return Batches(
-            self.train,
-            self.inputs,
-            sampler,
-            augment=image.augment,
-            blank=settings.text.blank,
-            device=around.device,
-            processes=around.processes,
-            ignore_also_true=settings.ignore_also_true,
-            track=around.track,
-        )
 
     def online(self, name: str, epochs: int, extra: Extra, warmup: int | None = None) -> tuple[Stage, ...]:
         """A round of the online triplet loss (aoq, Eqs. 1 and 2), chosen after its warm-up: it must show that loss."""

@@ -21,6 +21,7 @@ from calligram.recipes.instance_classes import ClassifierSettings, classifier, i
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
 from calligram.recipes.run_settings import Average, Dim, LearningRate, PairedSettings
+from calligram.recipes.stages import pair_batches
 from calligram.training.batch import Batches
 from calligram.training.instance import InstanceObjective
 from calligram.training.loop import Evaluate, Stage
@@ -150,20 +151,8 @@ class _Stages:
         return tuple(found)
 
     def _batches(self, inputs: Inputs) -> Batches:
-        settings, around, train = self.settings, self.sides.around, self.sides.train
-        image = settings.image
-        return Batches(
-            train,
-            inputs,
-            settings.sampler(train.matches),
-            augment=image.augment,
-            blank=settings.text.blank,
-            device=around.device,
-            processes=around.processes,
-            ignore_also_true=settings.ignore_also_true,
-            classes=self.classes,
-            track=around.track,
-        )
+        sides = self.sides
+        return pair_batches(self.settings, sides.train, inputs, sides.around, classes=self.classes)
 
     def _stage(self, name: str, stage: StageSettings, batches: Batches, held: tuple[str, ...]) -> Stage:
         optim = stage.optim

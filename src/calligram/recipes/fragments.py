@@ -27,8 +27,7 @@ from calligram.recipes.run_settings import (
     TopK,
     Warmup,
 )
-from calligram.recipes.stages import PairLoss, pair_stages
-from calligram.training.batch import Batches
+from calligram.recipes.stages import PairLoss, pair_batches, pair_stages
 
 PRESETS: Mapping[str, tuple[str, ...]] = {
     "ours": (),
@@ -77,17 +76,7 @@ def plan(settings: FragmentsRecipe, collection: Collection, around: Surroundings
     train = collection.sentences("train").join_equal_texts()
     sides = fragment_sides(image, text, train, around, settings.dim)
     matcher = fragment_matcher(settings.matcher, settings, sides)
-    batches = Batches(
-        train,
-        sides.inputs,
-        settings.sampler(train.matches),
-        augment=image.augment,
-        blank=text.blank,
-        device=around.device,
-        processes=around.processes,
-        ignore_also_true=settings.ignore_also_true,
-        track=around.track,
-    )
+    batches = pair_batches(settings, train, sides.inputs, around)
     loss = PairLoss(settings.loss, settings.margin, settings.top_k, settings.warmup_epochs, settings.temperature)
     extra, optim = extra_objectives(settings.matcher, settings, sides), settings.optim
     stages = pair_stages(loss, settings.epochs, batches, optim, settings.lr, optim.frozen, extra)

@@ -1,13 +1,69 @@
-"""The stages of recipes that train a matcher with one loss over pairs."""
+"""Batches and stages of recipes that train a matcher with one loss over pairs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
+from calligram.data.matches import Matches
+from calligram.data.pairing import Pairing
+from calligram.features.inputs import Inputs
+from calligram.recipes.embedding import ImageSettings, TextSettings
 from calligram.recipes.optimisation import Optimisation
+from calligram.recipes.plan import Surroundings
+from calligram.training.batch import Batches
+from calligram.training.instance import Classes
 from calligram.training.loop import Feed, Stage
 from calligram.training.objectives import InfoNCEObjective, JointObjective, Objective, RankingObjective
+from calligram.training.samplers import PairSampler
+
+
+class PairSettings(Protocol):
+    """What batches of images and captions are drawn by."""
+
+    @property
+    def image(self) -> ImageSettings:
+        """How pictures are changed."""
+
+    @property
+    def text(self) -> TextSettings:
+        """How many words are hidden."""
+
+    @property
+    def ignore_also_true(self) -> bool:
+        """Whether pairs known to be true are no negatives."""
+
+    def sampler(self, matches: Matches) -> PairSampler:
+        """Which pairs share a batch."""
+
+
+def pair_batches(
+    settings: PairSettings,
+    pairing: Pairing,
+    inputs: Inputs,
+    around: Surroundings,
+    *,
+    sampler: PairSampler | None = None,
+    classes: Classes | None = None,
+) -> Batches:
+    """Batches of a pairing as the settings say.
+
+    Args:
+        sampler: in place of the settings' own.
+        classes: labels for the instance loss.
+    """
+    return Batches(
+        pairing,
+        inputs,
+        settings.sampler(pairing.matches) if sampler is None else sampler,
+        augment=settings.image.augment,
+        blank=settings.text.blank,
+        device=around.device,
+        processes=around.processes,
+        ignore_also_true=settings.ignore_also_true,
+        classes=classes,
+        track=around.track,
+    )
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from calligram.recipes.run_settings import (
     TopK,
     Warmup,
 )
-from calligram.recipes.stages import PairLoss, pair_stages
-from calligram.training.batch import Batches
+from calligram.recipes.stages import PairLoss, pair_batches, pair_stages
 
 
 @dataclass(frozen=True)
@@ -63,18 +62,7 @@ def plan(settings: VSERecipe, collection: Collection, around: Surroundings) -> P
     sides = Sides(image, text, train, around, dim=settings.dim, head=settings.head)
     matcher = sides.matcher()
     classes = instance_classes(settings.classifier, by_image, sides, settings.seed) if settings.instance else None
-    batches = Batches(
-        train,
-        sides.inputs,
-        settings.sampler(train.matches),
-        augment=image.augment,
-        blank=text.blank,
-        device=around.device,
-        processes=around.processes,
-        ignore_also_true=settings.ignore_also_true,
-        classes=classes,
-        track=around.track,
-    )
+    batches = pair_batches(settings, train, sides.inputs, around, classes=classes)
     loss = PairLoss(settings.loss, settings.margin, settings.top_k, settings.warmup_epochs, settings.temperature)
     weight, optim = settings.instance, settings.optim
     extra = ((weight, classifier(settings.classifier, sides, matcher, classes)),) if classes else ()
