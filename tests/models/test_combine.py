@@ -6,10 +6,16 @@ import pytest
 import torch
 
 from calligram.models import catalog
+from calligram.models.a3vse import A3VSESettings
+from calligram.models.bfan import BFANSettings
 from calligram.models.cca import CCASettings
-from calligram.models.combine import Weighted, WeightedSettings
-from calligram.models.matcher import Encoded, Matcher
+from calligram.models.combine import Ensemble, EnsembleSettings, Weighted, WeightedSettings
+from calligram.models.matcher import Encoded, Matcher, unit
+from calligram.models.mmca import MMCASettings
+from calligram.models.scan import ScanSettings
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
+from calligram.models.vse import VSESettings
+from calligram.models.vsrn import VSRNSettings
 
 SENTENCES = TwoBranchSettings(image_dim=5, text_dim=7, hidden=9, dim=6)
 PHRASES = {
@@ -117,3 +123,69 @@ def test_an_image_without_regions_has_the_sentence_distance():
 def test_a_share_over_one_is_refused():
     with pytest.raises(ValueError, match=r"alpha is a share, 0 to 1, got 1\.5"):
         weighted(alpha=1.5)
+
+
+MEMBERS = {
+    "mmca": MMCASettings(11, dim=8, feature_dim=6, word_dim=5, hidden=7, heads=2, filters=3),
+    "mmca, larger": MMCASettings(11, dim=12, feature_dim=6, word_dim=5, hidden=7, heads=4, filters=3),
+    "scan": ScanSettings(11, dim=10, feature_dim=6, word_dim=5, hidden=7),
+    "bfan": BFANSettings(11, dim=9, feature_dim=6, word_dim=5, hidden=7),
+    "vse": VSESettings(11, dim=7, image="features", feature_dim=6, word_dim=5, hidden=7),
+    "vsrn": VSRNSettings(11, dim=6, feature_dim=6, word_dim=5, hidden=7, layers=1),
+    "a3vse": A3VSESettings(11, dim=5, feature_dim=6, word_dim=5, hidden=7, heads=3, context=4),
+}
+
+
+def ensemble(*names: str) -> Ensemble:
+    torch.manual_seed(0)
+    return Ensemble(EnsembleSettings(tuple(described(MEMBERS[name]) for name in names))).eval()
+
+
+def fed(images: int = 4, texts: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Images of 5, 4, ... regions; texts of 1, 2, ... words."""
+    torch.manual_seed(1)
+    pictures = torch.randn(images, 5, 6)
+    for image in range(images):
+        pictures[image, 5 - image :] = 0
+    mask = torch.arange(6) < 1 + torch.arange(texts)[:, None] % 6
+    return pictures, torch.randint(1, 11, (texts, 6)) * mask, mask
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("mmca",),
+        ("mmca", "mmca, larger"),
+        ("mmca", "scan", "vse"),
+        ("a3vse", "mmca"),
+        ("vsrn", "bfan"),
+        ("vse", "a3vse"),
+    ],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_an_ensemble_has_the_mean_score_and_the_mean_cosine_of_its_members(names, training):
+    matcher, (pictures, words, mask) = ensemble(*names).train(training), fed()
+    one, two = matcher.encode_images(pictures), matcher.encode_texts(words, mask)
+    assert matcher.vector_size == one.vectors.shape[1] == two.vectors.shape[1]
+    alone = [(m, m.encode_images(pictures), m.encode_texts(words, mask)) for m in matcher.members]
+    scores = matcher.score(one, two)
+    torch.testing.assert_close(scores, sum(m.score(i, t) for m, i, t in alone) / len(names))
+    torch.testing.assert_close(matcher.score_pairs(one, two.rows(slice(0, 4))), scores.diagonal())
+    cosines = sum(unit(i.vectors) @ unit(t.vectors).T for _, i, t in alone) / len(names)
+    torch.testing.assert_close(unit(one.vectors) @ unit(two.vectors).T, cosines)
+
+
+def test_an_ensemble_of_mmca_is_saved_with_all_of_it(tmp_path):
+    matcher, (pictures, words, mask) = ensemble("mmca", "mmca, larger", "vse"), fed()
+    catalog.save(matcher, tmp_path / "matcher.json", tmp_path / "best.safetensors")
+    again = catalog.load(tmp_path / "matcher.json", tmp_path / "best.safetensors")
+    with torch.no_grad():
+        scores = [m.score(m.encode_images(pictures), m.encode_texts(words, mask)) for m in (matcher, again)]
+    assert torch.equal(*scores)
+
+
+def test_members_that_see_different_parts_are_refused():
+    matcher, pictures = ensemble("mmca", "scan"), fed()[0]
+    found = [m.encode_images(pictures) for m in matcher.members]
+    with pytest.raises(ValueError, match=r"different numbers of parts: \[5, 3\]"):
+        matcher._joined([found[0], Encoded(found[1].vectors, found[1].parts[:, :3], found[1].mask[:, :3])])

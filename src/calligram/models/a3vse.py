@@ -106,6 +106,12 @@ class A3VSE(EmbeddingMatcher):
                 nn.init.xavier_uniform_(weights) if "weight" in name else nn.init.zeros_(weights)
         self.image_attention, self.text_attention = self._attention(), self._attention()
 
+    @property
+    def vector_size(self) -> int:
+        """That of all heads, where they stand one after the other."""
+        own = self.settings
+        return own.dim * (own.heads if own.merge == "concat" and own.attention == "context" else 1)
+
     def _attention(self) -> ContextAttention | MeanAttention:
         own = self.settings
         if own.attention == "mean":

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from calligram.features.stored import real_parts
-from calligram.models.fragment_matcher import FragmentMatcher
 from calligram.models.matcher import Encoded, Matcher, Side, unit
 
 
@@ -136,6 +135,11 @@ class Ensemble(Matcher):
         return torch.stack([member.score(one, two) for member, one, two in sides]).mean(0)
 
     @property
+    def vector_size(self) -> int:
+        """That of all members together."""
+        return sum(member.vector_size for member in self._all())
+
+    @property
     def attends(self) -> frozenset[Side]:
         """Whoever does in one of the members."""
         return frozenset[Side]().union(*(member.attends for member in self._all()))
@@ -152,22 +156,25 @@ class Ensemble(Matcher):
 
     def _joined(self, found: list[Encoded]) -> Encoded:
         vectors = torch.cat([unit(e.vectors) for e in found], dim=-1)
-        with_parts = [e for member, e in zip(self._all(), found, strict=True) if isinstance(member, FragmentMatcher)]
-        if not with_parts:
+        # Others may give parts too, which only their training needs.
+        with_parts = [e for member, e in zip(self._all(), found, strict=True) if member.scores_parts]
+        parts = [e.parts for e in with_parts if e.parts is not None]
+        if not parts:
             return Encoded(vectors)
-        return Encoded(vectors, torch.cat([e.parts for e in with_parts], dim=-1), with_parts[0].mask)  # type: ignore[misc]
+        if len({p.shape[1] for p in parts}) > 1:
+            raise ValueError(f"members see different numbers of parts: {[p.shape[1] for p in parts]}")
+        return Encoded(vectors, torch.cat(parts, dim=-1), with_parts[0].mask)
 
     def _own(self, items: Encoded) -> list[Encoded]:
-        """What each member gave."""
-        sizes = [member.settings.dim for member in self._all()]
-        of_parts = [d if isinstance(m, FragmentMatcher) else 0 for m, d in zip(self._all(), sizes, strict=True)]
-        vectors = torch.split(items.vectors, sizes, dim=-1)
+        """What each member gave, but for the length of its vectors."""
+        members = self._all()
+        vectors = torch.split(items.vectors, [member.vector_size for member in members], dim=-1)
         if items.parts is None:
             return [Encoded(v) for v in vectors]
-        parts = torch.split(items.parts, of_parts, dim=-1)
+        sizes = [member.settings.dim if member.scores_parts else 0 for member in members]
+        parts = torch.split(items.parts, sizes, dim=-1)
         return [
-            Encoded(v, p, items.mask) if size else Encoded(v)
-            for v, p, size in zip(vectors, parts, of_parts, strict=True)
+            Encoded(v, p, items.mask) if size else Encoded(v) for v, p, size in zip(vectors, parts, sizes, strict=True)
         ]
 
 

@@ -53,6 +53,8 @@ class Matcher(nn.Module):
 
     reranks: ClassVar[bool] = True
     """the score is more than the cosine of the vectors"""
+    scores_parts: ClassVar[bool] = False
+    """the score needs parts, which are as long as ``settings.dim``"""
     tile: ClassVar[int] = 4096
     """pairs that ``score`` hands to ``score_pairs`` at a time"""
     settings: Any
@@ -65,6 +67,11 @@ class Matcher(nn.Module):
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode prepared texts."""
         raise NotImplementedError
+
+    @property
+    def vector_size(self) -> int:
+        """Length of an item's vector."""
+        return int(self.settings.dim)
 
     @property
     def attends(self) -> frozenset[Side]:
@@ -83,15 +90,23 @@ class Matcher(nn.Module):
         """Score aligned pairs: (N,)."""
         raise NotImplementedError
 
+    def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
+        """Score the pairs (rows[n], columns[n]): (N,), by tiles of ``score_pairs``.
+
+        Matchers that compute something for an item alone compute it here once, however many pairs it is in.
+        """
+        tiles = [
+            self.score_pairs(images.rows(some), texts.rows(others))
+            for some, others in zip(rows.split(self.tile), columns.split(self.tile), strict=True)
+        ]
+        return torch.cat(tiles)
+
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Score every image with every text: (I, T), by tiles of ``score_pairs``."""
         columns = len(texts.vectors)
         pairs = torch.arange(len(images.vectors) * columns, device=images.vectors.device)
-        tiles = [
-            self.score_pairs(images.rows(tile // columns), texts.rows(tile % columns))
-            for tile in torch.split(pairs, self.tile)
-        ]
-        return torch.cat(tiles).view(len(images.vectors), columns)
+        found = Matcher.score_some(self, images, texts, pairs // columns, pairs % columns)
+        return found.view(len(images.vectors), columns)
 
 
 class EmbeddingMatcher(Matcher):

@@ -74,6 +74,7 @@ class MMCA(Matcher):
     others, and a GRU may stand for the encoder.
     """
 
+    scores_parts = True
     settings: MMCASettings
 
     def __init__(self, settings: MMCASettings) -> None:
