@@ -50,6 +50,7 @@ def run(collection, out, *changes, recipe="fragments"):
         ("matcher=bfan", "bfan.focal=prob"),
         ("matcher=vsrn", "vsrn.layers=1", "vsrn.norm=features"),
         ("matcher=mmca", "mmca.heads=4", "mmca.filters=16"),
+        ("matcher=mmca", "mmca.heads=4", "mmca.filters=16", "candidates=2"),
         ("matcher=mmca", "mmca.heads=4", "mmca.filters=16", "mmca.alpha=0", "loss=ranking", "top_k=1"),
     ],
 )
@@ -171,3 +172,18 @@ def test_an_unknown_matcher_suggests_the_nearest(stored_tiny):
     sides = fragment_sides(settings.image, settings.text, train, Surroundings(torch.device("cpu")), 8)
     with pytest.raises(UserError, match="did you mean 'scan'"):
         fragment_matcher("scam", settings, sides)
+
+
+def test_candidates_and_the_loss_of_vectors_are_for_scores_that_are_more_than_a_cosine(stored_tiny, tmp_path):
+    for change in ("candidates=2", "first_stage=1"):
+        with pytest.raises(UserError, match=r"candidates and first_stage are for matchers .* scan, bfan and mmca"):
+            run(stored_tiny, tmp_path / "run", STORED, "matcher=vsrn", change)
+
+
+@pytest.mark.parametrize("recipe", ["fragments", "aoq", "a3vse"])
+def test_candidates_are_a_setting_of_all_recipes_that_train_matchers_of_parts(stored_tiny, recipe):
+    chosen = RECIPES[recipe]
+    extra = ("negatives=",) if recipe == "aoq" else ("pseudo.of=none",) if recipe == "a3vse" else ()
+    settings = resolve(chosen.defaults, [*SMALL, STORED, "matcher=scan", "candidates=3", "first_stage=0.5", *extra])
+    stages = chosen.plan(settings, stored_tiny, Surroundings()).stages
+    assert [(s.objective.candidates, s.objective.weight) for s in stages] == [(3, 0.5)] * len(stages)

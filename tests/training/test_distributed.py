@@ -79,6 +79,7 @@ def test_two_processes_give_the_loss_and_gradients_of_one_with_the_joined_batch(
 def test_so_they_do_with_parts_and_with_captions_that_each_writes_its_share_of(stored_tiny, tmp_path):
     for changes in (
         ("matcher=bfan", "text.blank=0"),
+        ("matcher=mmca", "mmca.heads=4", "mmca.filters=8", "candidates=2", "text.blank=0"),
         ("matcher=vsrn", "vsrn.layers=0", "vsrn.norm=features", "vsrn.captions=0.5", "text.blank=0"),
     ):
         one, two = stepped(stored_tiny.folder, tmp_path, "fragments", "text.hidden=16", *changes)

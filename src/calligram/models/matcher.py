@@ -53,6 +53,8 @@ class Matcher(nn.Module):
 
     reranks: ClassVar[bool] = True
     """the score is more than the cosine of the vectors"""
+    scores_vectors: ClassVar[bool] = True
+    """the score depends on the vectors; where it does not, they are for a first search alone"""
     scores_parts: ClassVar[bool] = False
     """the score needs parts, which are as long as ``settings.dim``"""
     tile: ClassVar[int] = 4096
@@ -97,7 +99,7 @@ class Matcher(nn.Module):
         """
         tiles = [
             self.score_pairs(images.rows(some), texts.rows(others))
-            for some, others in zip(rows.split(self.tile), columns.split(self.tile), strict=True)
+            for some, others in zip(torch.split(rows, self.tile), torch.split(columns, self.tile), strict=True)
         ]
         return torch.cat(tiles)
 

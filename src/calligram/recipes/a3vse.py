@@ -24,7 +24,17 @@ from calligram.recipes.matchers import Extra, MatcherName, Model, built
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Plan, Surroundings
 from calligram.recipes.pseudo_pairs import PseudoSettings, pseudo_pairs
-from calligram.recipes.run_settings import Average, Dim, LearningRate, LossKind, Margin, PairedSettings, TopK, Warmup
+from calligram.recipes.run_settings import (
+    Average,
+    Dim,
+    LearningRate,
+    LossKind,
+    Margin,
+    PairedSettings,
+    StagedSettings,
+    TopK,
+    Warmup,
+)
 from calligram.recipes.stages import PairLoss, pair_batches, pair_stages
 from calligram.training.loop import Feed, Stage
 from calligram.training.samplers import PairSampler, derived_seed
@@ -62,7 +72,7 @@ class AdversarySettings:
 
 
 @dataclass(frozen=True)
-class A3VSERecipe(FragmentModels, PairedSettings):
+class A3VSERecipe(FragmentModels, StagedSettings, PairedSettings):
     """Settings of ``a3vse``: beta, margins and weights are the paper's; loss, sizes and rates those of ``preset``.
 
     ``matcher`` is the paper's own or any other; ``sparse.images`` and ``sparse.captions`` say how many captions there
@@ -109,6 +119,7 @@ def plan(settings: A3VSERecipe, collection: Collection, around: Surroundings) ->
     train = collection.sentences("train").join_equal_texts()
     pseudo = _pseudo(settings, collection, around)
     matcher, inputs, extra = built(_model(settings), _known(train, pseudo), around)
+    settings.check_staged(matcher)
     steps = settings.steps
     own = pair_batches(settings, train, inputs, around)
     if pseudo is None:
@@ -138,12 +149,12 @@ def _pseudo(settings: A3VSERecipe, collection: Collection, around: Surroundings)
 
 
 def _check_adversary(settings: A3VSERecipe) -> None:
-    """Refuse discriminators where scores are no cosines; called before pseudo-sentences are made, which takes long."""
+    """Refuse discriminators of vectors that no score depends on; called before pseudo-sentences are made, which takes long."""
     kind = MATCHERS.get(settings.matcher)  # dual-path is vse by its settings
-    if settings.adversary.terms is not None and kind is not None and kind.matcher.reranks:
+    if settings.adversary.terms is not None and kind is not None and not kind.matcher.scores_vectors:
         raise UserError(
-            f"matcher={settings.matcher} scores more than the cosine of its vectors, which discriminators would see; "
-            "take adversary.weight=0, or a matcher with vectors such as a3vse or vse"
+            f"matcher={settings.matcher} scores without its vectors, which discriminators would see; "
+            "take adversary.weight=0, or a matcher that compares vectors such as a3vse, vse or mmca"
         )
 
 
@@ -168,6 +179,7 @@ def _stages(settings: A3VSERecipe, feed: Feed, extra: Extra = (), margin: float 
         settings.top_k,
         settings.warmup_epochs,
         settings.temperature,
+        stages=settings,
     )
     return pair_stages(loss, settings.epochs, feed, optim, settings.lr, optim.frozen, extra)
 

@@ -36,6 +36,7 @@ from calligram.recipes.run_settings import (
     LearningRate,
     PairedSettings,
     SparseSettings,
+    StagedSettings,
     TextsPerImage,
 )
 from calligram.recipes.stages import PairLoss, pair_batches, pair_stages
@@ -63,7 +64,7 @@ class HardNegatives:
 
 
 @dataclass(frozen=True)
-class AOQRecipe(FragmentModels, PairedSettings):
+class AOQRecipe(FragmentModels, StagedSettings, PairedSettings):
     """Settings of ``aoq``: losses and their parameters are the paper's, sizes those of each matcher's own recipe.
 
     Those of one matcher alone are named by it (``scan.direction``, ``vsrn.layers``).
@@ -130,6 +131,7 @@ def plan(settings: AOQRecipe, collection: Collection, around: Surroundings) -> P
     """One round with given negatives or online ones; else two in one loop, with mining between them (aoq, Sec. 3.2)."""
     train = collection.sentences("train").join_equal_texts()
     matcher, inputs, extra = built(_model(settings), train, around)
+    settings.check_staged(matcher)
     rounds = _Rounds(settings, train, inputs, around)
     if settings.loss == "online":
         stages = rounds.online("", settings.epochs, extra)
@@ -209,7 +211,7 @@ class _Rounds:
         """A round of the online triplet loss (aoq, Eqs. 1 and 2), chosen after its warm-up: it must show that loss."""
         settings, optim = self.settings, self.settings.optim
         epochs_before = settings.warmup_epochs if warmup is None else warmup
-        loss = PairLoss("ranking", settings.margin, 1, epochs_before, 0.07, settings.warmup_loss)
+        loss = PairLoss("ranking", settings.margin, 1, epochs_before, 0.07, settings.warmup_loss, settings)
         stages = pair_stages(loss, epochs, self._plain, optim, settings.lr, optim.frozen, extra)
         *warm, last = (replace(stage, name=f"{name}, {stage.name}" if name else stage.name) for stage in stages)
         return (*warm, replace(last, anew=bool(warm)))
@@ -217,7 +219,8 @@ class _Rounds:
     def offline(self, name: str, extra: Extra, warmup: int | None = None) -> tuple[Stage, ...]:
         """A round whose epochs after the warm-up have offline negatives (aoq, Eqs. 3-5)."""
         *warm, last = self.online(name, self.settings.epochs, extra, warmup)
-        objective, settings = OfflineObjective(_terms(self.settings)), self.settings
+        settings = self.settings
+        objective = settings.staged(OfflineObjective(_terms(settings)))
         whole = JointObjective((1.0, objective), *extra) if extra else objective
         named = f"{name}, {settings.loss}" if name else settings.loss
         return (*warm, replace(last, name=named, objective=whole, batches=self._offline))

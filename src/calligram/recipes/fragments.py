@@ -24,6 +24,7 @@ from calligram.recipes.run_settings import (
     LossKind,
     Margin,
     PairedSettings,
+    StagedSettings,
     TopK,
     Warmup,
 )
@@ -42,7 +43,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class FragmentsRecipe(FragmentModels, PairedSettings):
+class FragmentsRecipe(FragmentModels, StagedSettings, PairedSettings):
     """Settings of ``fragments``, among them those of each matcher (``scan.direction``, ``vsrn.layers``)."""
 
     presets: ClassVar[Mapping[str, tuple[str, ...]]] = PRESETS
@@ -77,7 +78,10 @@ def plan(settings: FragmentsRecipe, collection: Collection, around: Surroundings
     sides = fragment_sides(image, text, train, around, settings.dim)
     matcher = fragment_matcher(settings.matcher, settings, sides)
     batches = pair_batches(settings, train, sides.inputs, around)
-    loss = PairLoss(settings.loss, settings.margin, settings.top_k, settings.warmup_epochs, settings.temperature)
+    settings.check_staged(matcher)
+    loss = PairLoss(
+        settings.loss, settings.margin, settings.top_k, settings.warmup_epochs, settings.temperature, stages=settings
+    )
     extra, optim = extra_objectives(settings.matcher, settings, sides), settings.optim
     stages = pair_stages(loss, settings.epochs, batches, optim, settings.lr, optim.frozen, extra)
     return Plan(matcher, sides.inputs, stages, settings.loop())

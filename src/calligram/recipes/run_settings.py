@@ -11,9 +11,12 @@ from calligram.data.collection import Collection
 from calligram.data.matches import Matches
 from calligram.data.sparse import Sparsity, sparse_view
 from calligram.errors import UserError
+from calligram.models.matcher import Matcher
 from calligram.recipes.sparse_length import Length
 from calligram.recipes.suggested import suggested_view
+from calligram.training.candidates import StagedObjective
 from calligram.training.loop import Loop, Precision
+from calligram.training.objectives import Objective
 from calligram.training.samplers import PairSampler
 
 Seed = Annotated[int, "source of all randomness", (0, 4611686018427387904)]
@@ -103,3 +106,29 @@ class PairedSettings(TrainedSettings):
     def sampler(self, matches: Matches) -> PairSampler:
         """Which pairs share a batch."""
         return PairSampler(matches, self.batch, self.seed, texts=self.texts, per_image=self.epoch_of == "images")
+
+
+@dataclass(frozen=True)
+class StagedSettings:
+    """How a matcher whose score is more than the cosine of its vectors learns from a batch."""
+
+    candidates: Annotated[
+        int, "nearest texts of an image and images of a text that are scored, beside matches; 0 for all", (0, 1000000)
+    ] = 0
+    first_stage: Annotated[
+        float | None, "weight of the same loss of the vectors' cosines; none for 1 with candidates, else 0", (0, 1000)
+    ] = None
+
+    def staged(self, objective: Objective) -> Objective:
+        """The objective as the settings say."""
+        if not self.candidates and not self.first_stage:
+            return objective
+        return StagedObjective(objective, self.candidates, self.first_stage)
+
+    def check_staged(self, matcher: Matcher) -> None:
+        """Refuse what is not for a matcher."""
+        if not matcher.reranks and (self.candidates or self.first_stage):
+            raise UserError(
+                "candidates and first_stage are for matchers whose score is more than the cosine of their vectors: "
+                "scan, bfan and mmca; take one of them, or leave both out"
+            )

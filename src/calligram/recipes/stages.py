@@ -11,6 +11,7 @@ from calligram.features.inputs import Inputs
 from calligram.recipes.embedding import ImageSettings, TextSettings
 from calligram.recipes.optimisation import Optimisation
 from calligram.recipes.plan import Surroundings
+from calligram.recipes.run_settings import StagedSettings
 from calligram.training.batch import Batches
 from calligram.training.instance import Classes
 from calligram.training.loop import Feed, Stage
@@ -79,6 +80,8 @@ class PairLoss:
     temperature: float
     warmup: Literal["ranking", "infonce"] = "ranking"
     """loss of those epochs: with the hardest negatives, scores that do not tell pairs apart yet fall together"""
+    stages: StagedSettings = StagedSettings()  # noqa: RUF009  frozen
+    """whether vectors learn on their own, and which pairs are scored"""
 
 
 def pair_stages(
@@ -97,6 +100,7 @@ def pair_stages(
     """
 
     def stage(name: str, epochs: int, objective: Objective) -> Stage:
+        objective = loss.stages.staged(objective)
         whole = JointObjective((1.0, objective), *extra) if extra else objective
         return Stage(
             name, epochs, whole, batches, optim.build, lr, optim.part_lr(), frozen, optim.factor(), optim.clip,
