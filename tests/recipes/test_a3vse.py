@@ -154,7 +154,7 @@ CNN = ("text.network=cnn", "text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.
         ("two-branch", ()),
         ("vsrn", ("vsrn.layers=1", "vsrn.writer=8")),
         ("scan", ("adversary.weight=0",)),
-        ("mmca", ("adversary.weight=0", "mmca.heads=2", "mmca.filters=8")),
+        ("mmca", ("mmca.heads=2", "mmca.filters=8")),
     ],
 )
 def test_other_matchers_learn_from_pseudo_pairs_too(matcher, changes, spoken_tiny, tmp_path):
@@ -166,7 +166,7 @@ def test_other_matchers_learn_from_pseudo_pairs_too(matcher, changes, spoken_tin
 
 def test_settings_that_do_not_go_together_are_refused(spoken_tiny):
     for changes in ((), ("pseudo.source=missing",)):  # before pseudo-sentences are made
-        with pytest.raises(UserError, match=r"matcher=scan scores more than the cosine .* take adversary.weight=0"):
+        with pytest.raises(UserError, match=r"matcher=scan scores without its vectors.* take adversary.weight=0"):
             planned(spoken_tiny, "matcher=scan", *changes)
     assert planned(spoken_tiny, "matcher=scan", "sparse.images=1").stages
     with pytest.raises(UserError, match="pseudo_batch must be at least 2"):

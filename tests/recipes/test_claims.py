@@ -150,13 +150,17 @@ def test_rows_of_several_levels_and_maps_of_rows_are_drawn(tiny, tmp_path):
     rows = (Row("half", "vse", ("sparse.images=0.5",)), Row("all", "vse"))
     study = Study(
         "paper", rows, (Claim("more is better", "all", "half"),), levels={"vse": ("half",)}, uncaptioned=("all",),
-        mapped=("all",),
+        mapped=("all",), sheets=("half",),
     )  # fmt: skip
     results = tmp_path / "results"
     reproduce(study, tiny, seeds=1, results=results, runs=tmp_path / "runs", changes=SMALL)
     assert len(list((results / "pictures").glob("paper-levels-tiny-*.png"))) == 1
     (drawn,) = (results / "pictures").glob("*-map.png")
     assert [line.study for line in read_results(results) if str(drawn) in line.pictures] == ["paper: all"]
+    # Photographs have owners: their sheets stay with the run, and no result names them.
+    (folder,) = (tmp_path / "runs").glob("paper-half-*")
+    assert {file.name for file in folder.glob("found*.png")} == {"found.png", "found-texts.png", "found-images.png"}
+    assert not any("found" in name for line in read_results(results) for name in line.pictures)
     with pytest.raises(ValueError, match="rows to be drawn together are not there"):
         Study("p", rows, (), mapped=("none",))
 

@@ -15,6 +15,7 @@ class FragmentMatcher(Matcher):
     """Regions or cells and words at length one; an item's vector is the mean of its parts, for a first search."""
 
     reranks = True
+    scores_vectors = False
     scores_parts = True
     settings: PartSettings
 

@@ -149,7 +149,7 @@ def _pseudo(settings: A3VSERecipe, collection: Collection, around: Surroundings)
 
 
 def _check_adversary(settings: A3VSERecipe) -> None:
-    """Refuse discriminators of vectors that no score depends on; called before pseudo-sentences are made, which takes long."""
+    """Refuse discriminators of vectors no score uses; called before pseudo-sentences are made, which takes long."""
     kind = MATCHERS.get(settings.matcher)  # dual-path is vse by its settings
     if settings.adversary.terms is not None and kind is not None and not kind.matcher.scores_vectors:
         raise UserError(

@@ -56,10 +56,12 @@ class Study:
     """rows that need no captions, drawn as lines across the same picture"""
     mapped: tuple[str, ...] = ()
     """rows whose test split is drawn as points on a plane"""
+    sheets: tuple[str, ...] = ()
+    """rows whose first finds are drawn both ways, texts for images and images for texts"""
 
     def __post_init__(self) -> None:
         names = {row.name for row in self.rows}
-        for group in (*self.compared, *self.levels.values(), self.uncaptioned, self.mapped):
+        for group in (*self.compared, *self.levels.values(), self.uncaptioned, self.mapped, self.sheets):
             if set(group) - names:
                 raise ValueError(f"rows to be drawn together are not there: {sorted(set(group) - names)}")
         for claim in self.claims:

@@ -14,13 +14,10 @@ from statistics import mean
 from typing import Any
 
 from calligram.data.collection import Collection
-from calligram.data.pairing import Pairing
 from calligram.errors import UserError, unknown
-from calligram.evaluation.embedding_map import draw_map
-from calligram.evaluation.encoding import EncodedPairing
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.evaluation.overlap import draw_overlap
-from calligram.evaluation.retrieval import Floats, Look, evaluate_retrieval
+from calligram.evaluation.retrieval import Look, evaluate_retrieval
 from calligram.evaluation.sheets import draw_sheet
 from calligram.features.region_input import RegionInput
 from calligram.models.stored import BEST
@@ -31,6 +28,7 @@ from calligram.recipes.level_curves import Level, draw_levels
 from calligram.recipes.plan import Surroundings, device_named, run_recipe
 from calligram.recipes.provenance import with_assets_found
 from calligram.recipes.results import Result, append, localization_line, read_results, result_line
+from calligram.recipes.study_pictures import draws_found, draws_map, looking
 from calligram.training.curves import draw_compared, draw_curves
 from calligram.training.runs import Run, write_whole
 
@@ -187,10 +185,15 @@ def _run(
     else:
         by_identity = collection.has_identities("test")
         test = collection.identities("test") if by_identity else collection.sentences("test")
-        look = None
+        looks: list[Look] = []
         if seed == 0 and row.name in study.mapped:
             pictures.append(shown / f"{plain}-map.png")
-            look = _draws_map(test, pictures[-1], row.name)
+            looks.append(draws_map(test, pictures[-1], row.name))
+        if seed == 0 and row.name in study.sheets:
+            both = [sheet.with_name(sheet.name.replace("found", f"found-{side}")) for side in ("texts", "images")]
+            pictures += both if collection.generated else []
+            looks.append(draws_found(test, *both))
+        look = looking(looks)
         report = evaluate_retrieval(matcher, inputs, test, within_modality=True, look=look, track=around.track)
         if pictures:
             draw_sheet(matcher, inputs, test, sheet, queries=3)
@@ -202,14 +205,6 @@ def _run(
         found = result_line(run, collection, "test", report, study=_key(study, row), by=by, pictures=pictures)
     # As the row gives them: a run it builds on is named by its row, wherever it lies.
     return replace(found, settings=_settings_of(row, changes))
-
-
-def _draws_map(test: Pairing, target: Path, title: str) -> Look:
-    def look(encoded: EncodedPairing, scores: Floats) -> None:
-        del scores
-        draw_map(encoded, test.matches, target, title)
-
-    return look
 
 
 def _plain(*words: str) -> str:

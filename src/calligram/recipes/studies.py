@@ -10,6 +10,7 @@ from calligram.recipes.provenance import ASSETS
 from calligram.recipes.studies_a3vse import A3VSE
 from calligram.recipes.studies_aoq import AOQ
 from calligram.recipes.studies_dual_path import DUAL_PATH, DUAL_PATH_PERSONS
+from calligram.recipes.studies_mmca import MMCA
 from calligram.recipes.studies_suggest import SUGGEST
 from calligram.recipes.studies_two_branch import TWO_BRANCH
 
@@ -82,6 +83,7 @@ STUDIES: Mapping[str, Study] = {
     "dual-path-persons": DUAL_PATH_PERSONS,
     "aoq": AOQ,
     "a3vse": A3VSE,
+    "mmca": MMCA,
     "suggest": SUGGEST,
 }  # fmt: skip
 
