@@ -69,6 +69,25 @@ def test_evaluation_prints_a_table_draws_a_sheet_and_records(trained, tiny, tmp_
     assert "## tiny" in (tmp_path / "docs" / "results.md").read_text()
 
 
+def test_candidates_alone_can_be_scored_behind_another_run(trained, tiny, tmp_path):
+    results = tmp_path / "results" / "a.jsonl"
+    asked = ["evaluate", trained[0], tiny.folder, "--no-identities", "--first", trained[0]]
+    done = calligram(*asked, "--depth", "3", "--record", results)
+    assert done.returncode == 0, done.stderr
+    told = " ".join(done.stdout.split())
+    assert "reranked 3 candidates of run; a match is among them for" in told
+    assert "recall@3" in told
+    line = json.loads(results.read_text())
+    assert line["precision"] == "fp32"
+    assert line["stages"]["first"] == "run"
+    assert line["stages"]["scored"] < 1
+    calligram("report", "--results", results.parent, "--docs", tmp_path / "docs")
+    assert "(reranking 3 candidates of run)" in (tmp_path / "docs" / "results.md").read_text()
+    whole = json.loads(calligram("evaluate", trained[0], tiny.folder, "--no-identities", "--json").stdout)
+    full = json.loads(calligram(*asked, "--depth", "0", "--json").stdout)
+    assert full["t2i"] == whole["t2i"]
+
+
 def test_identities_can_be_asked_for(trained, tiny):
     done = calligram("evaluate", trained[0], tiny.folder, "--identities", "--json")
     assert json.loads(done.stdout)["t2i"]["queries"] == 14
@@ -136,6 +155,10 @@ def test_scenes_are_drawn(tmp_path):
         (["evaluate", "{run}", "{tiny}", "--folds", "2", "--within"], "--within is measured over the whole split"),
         (["evaluate", "{run}", "{tiny}", "--sheet", "s.xyz"], "must end in .png"),
         (["evaluate", "{run}", "{tiny}", "--record", "."], "is a folder; give a file"),
+        (["evaluate", "{run}", "{tiny}", "--first", "{run}"], "say with --depth how many"),
+        (["evaluate", "{run}", "{tiny}", "--depth", "5"], "leave out --depth, or name with --first a run"),
+        (["evaluate", "{run}", "{tiny}", "--depth", "5", "--unknown"], "look at the scores of all pairs"),
+        (["evaluate", "{run}", "{tiny}", "--precision", "bf16"], "--precision bf16 is for matchers that compare"),
         (["train", "vse", "{tiny}", "--out", "/proc/nowhere/x", "--set", "epochs=1"], "/proc/nowhere"),
         (["import", "flikr8k", "x", "y"], "unknown format 'flikr8k'; did you mean 'flickr8k'?"),
         (["reproduce", "vse", "{tiny}"], "no claims are listed for paper 'vse'"),

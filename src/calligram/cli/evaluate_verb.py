@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,7 +13,11 @@ from calligram.cli.screen import bars, console, print_localization, print_report
 from calligram.errors import UserError
 
 if TYPE_CHECKING:  # importing them takes seconds, and help should not
+    import torch
+
     from calligram.data.collection import Collection
+    from calligram.data.pairing import Pairing
+    from calligram.evaluation.encoding import EncodedPairing
     from calligram.features.inputs import Inputs
     from calligram.models.matcher import Matcher
     from calligram.training.runs import Run
@@ -33,6 +38,16 @@ def evaluate(
     unknown: Annotated[
         bool, typer.Option(help="Also count failures of texts with words that the matcher has never seen.")
     ] = False,
+    depth: Annotated[
+        int | None,
+        typer.Option(min=0, help="Score only this many candidates of each query, found by vectors; 0 for all."),
+    ] = None,
+    first: Annotated[
+        Path | None, typer.Option(help="A run whose vectors find these candidates; else RUN's own do.", metavar="RUN")
+    ] = None,
+    precision: Annotated[
+        Literal["fp32", "bf16"], typer.Option(help="Of scores that compare each pair by attention.")
+    ] = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     sheet: Annotated[Path | None, typer.Option(help="Draw queries with their first five images into this PNG.")] = None,
     pictures: Annotated[
@@ -46,7 +61,6 @@ def evaluate(
 ) -> None:
     """Measure a run's matcher: recall, ranks and precision in both directions, or of phrases found in images."""
     from calligram.data.collection import Collection
-    from calligram.evaluation.encoding import EncodedPairing
     from calligram.evaluation.pictures import draw_pictures, sample
     from calligram.evaluation.retrieval import Floats, evaluate_retrieval
     from calligram.evaluation.sheets import draw_found_images
@@ -59,14 +73,16 @@ def evaluate(
     from calligram.training.runs import Run
 
     _check(folds, within, sheet, pictures, record)
+    _check_stages(depth, first, sheet is not None or pictures is not None or unknown)
     opened, source = Run.open(run), Collection.open(collection)
     matcher, inputs = opened.load()
     matcher.to(device_named(device))
     if isinstance(inputs.images, RegionInput):
-        if within or identities or unknown or folds > 1 or sheet is not None or pictures is not None:
+        whole = (within, identities, unknown, folds > 1, sheet, pictures, depth is not None, precision != "fp32")
+        if any(whole):
             raise UserError(
-                "this run finds phrases in images; --within, --identities, --unknown, --folds, --sheet and --pictures "
-                "are for runs that find whole images"
+                "this run finds phrases in images; --within, --identities, --unknown, --folds, --depth, --precision, "
+                "--sheet and --pictures are for runs that find whole images"
             )
         _phrases(opened, matcher, inputs, source, split, as_json=as_json, record=record)
         return
@@ -86,7 +102,21 @@ def evaluate(
             before = starting_features(opened.about["settings"], inputs, chosen)
             drawn.extend(draw_pictures(matcher, encoded, scores, pairing, pictures, before=before))
 
-    report = evaluate_retrieval(matcher, inputs, pairing, folds=folds, within_modality=within, look=look, track=bars)
+    finder = None if first is None else _encoded_by(first, pairing, device_named(device))
+    report = evaluate_retrieval(
+        matcher,
+        inputs,
+        pairing,
+        folds=folds,
+        within_modality=within,
+        look=look,
+        precision=precision,
+        depth=depth,
+        first=finder,
+        track=bars,
+    )
+    if report.stages is not None and first is not None:
+        report = replace(report, stages=replace(report.stages, first=first.name))
     by = "identities" if by_identity else ""
     if record is not None:
         append(record, result_line(opened, source, split, report, by=by, pictures=drawn))
@@ -113,6 +143,25 @@ def _check(folds: int, within: bool, sheet: Path | None, pictures: Path | None, 
         raise UserError(f"--record {record} is a folder; give a file, such as {record / 'results.jsonl'}")
     if pictures is not None and pictures.is_file():
         raise UserError(f"--pictures {pictures} is a file; give a folder")
+
+
+def _check_stages(depth: int | None, first: Path | None, wants_all: bool) -> None:
+    """Refuse what does not go with scoring candidates alone."""
+    if depth is None and first is not None:
+        raise UserError("--first names who finds the candidates; say with --depth how many")
+    if depth is not None and wants_all:
+        raise UserError("--sheet, --pictures and --unknown look at the scores of all pairs; leave out --depth")
+
+
+def _encoded_by(run: Path, pairing: Pairing, device: torch.device) -> EncodedPairing:
+    """A pairing as another run encodes it."""
+    from calligram.evaluation.encoding import encode_pairing, load_pairing
+    from calligram.models.stored import load_matcher
+
+    stored = load_matcher(run)
+    return encode_pairing(
+        stored.matcher.to(device).eval(), stored.inputs, load_pairing(stored.inputs, pairing, bars), bars
+    )
 
 
 def _phrases(

@@ -14,6 +14,7 @@ from rich.table import Table
 if TYPE_CHECKING:  # importing them takes seconds, and help should not
     from calligram.evaluation.localization import Localization
     from calligram.evaluation.ranking import Direction
+    from calligram.evaluation.reranking import Stages
     from calligram.evaluation.retrieval import Report, Retrieval
     from calligram.evaluation.unknown_failures import UnknownFailures
 
@@ -74,12 +75,26 @@ def print_report(report: Report, title: str) -> None:
     console.print(table)
     folds = f", mean of {report.folds} folds" if report.folds > 1 else ""
     console.print(f"rsum {report.retrieval.rsum:.1f}  ({report.images} images, {report.texts} texts{folds})")
+    if report.precision != "fp32":
+        console.print(f"scores were computed in {report.precision}")
+    if report.stages is not None:
+        _print_stages(report.stages)
     if report.overlap is not None:
         means = f"means {report.overlap.positive_mean:.3f} and {report.overlap.negative_mean:.3f}"
         console.print(f"scores of matching and of other pairs overlap by S = {report.overlap.s:.4f} ({means})")
     if report.oracle is not None:
         share = 100 * report.retrieval.t2i.r1 / report.oracle.t2i.r1
         console.print(f"text-to-image R@1 is {share:.0f}% of what an oracle that knows every fact would get")
+
+
+def _print_stages(stages: Stages) -> None:
+    """What the first stage found, which no reranking can exceed, and what the second cost."""
+    depth, behind = stages.depth or "all", f" of {stages.first}" if stages.first else ""
+    console.print(
+        f"reranked {depth} candidates{behind}; a match is among them for {stages.t2i:.1f}% of texts and "
+        f"{stages.i2t:.1f}% of images (the first stage's recall@{depth}); {100 * stages.scored:.1f}% of all pairs were "
+        "scored"
+    )
 
 
 def print_unknown(count: UnknownFailures) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from typing import NamedTuple
 
@@ -10,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from calligram.data.pairing import Pairing
+from calligram.evaluation.precision import Precision, lowered
 from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.models.matcher import Encoded, Matcher, stack
 from calligram.progress import Track, silent
 
 Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
 
 SCORE_BYTES = 1 << 30
 """A score matrix larger than this is kept in a temporary file instead of memory."""
@@ -25,6 +28,11 @@ class EncodedPairing(NamedTuple):
 
     images: Encoded
     texts: Encoded
+
+    def select(self, images: Ints, texts: Ints) -> EncodedPairing:
+        """Some of both."""
+        one, two = (torch.from_numpy(rows).to(self.images.vectors.device) for rows in (images, texts))
+        return EncodedPairing(self.images.rows(one), self.texts.rows(two))
 
 
 class LoadedPairing(NamedTuple):
@@ -81,19 +89,30 @@ def encode_pairing(matcher: Matcher, inputs: Inputs, loaded: LoadedPairing, trac
     )
 
 
+def room_for(shape: tuple[int, ...], budget: int = SCORE_BYTES) -> Floats:
+    """An array for scores, in a temporary file where they would take too much memory."""
+    if math.prod(shape) * 4 <= budget:
+        return np.empty(shape, dtype=np.float32)
+    with tempfile.TemporaryFile() as file:  # the mapping keeps the unnamed file alive
+        return np.memmap(file, dtype=np.float32, mode="w+", shape=shape)
+
+
 @torch.no_grad()
 def score_matrix(
-    matcher: Matcher, encoded: EncodedPairing, *, rows: int = 256, budget: int = SCORE_BYTES, track: Track = silent
+    matcher: Matcher,
+    encoded: EncodedPairing,
+    *,
+    rows: int = 256,
+    budget: int = SCORE_BYTES,
+    precision: Precision = "fp32",
+    track: Track = silent,
 ) -> Floats:
     """All scores (I, T), computed ``rows`` images at a time."""
-    shape = (len(encoded.images.vectors), len(encoded.texts.vectors))
-    if shape[0] * shape[1] * 4 <= budget:
-        scores: Floats = np.empty(shape, dtype=np.float32)
-    else:
-        with tempfile.TemporaryFile() as file:  # the mapping keeps the unnamed file alive
-            scores = np.memmap(file, dtype=np.float32, mode="w+", shape=shape)
-    starts = range(0, shape[0], rows)
+    scores = room_for((len(encoded.images.vectors), len(encoded.texts.vectors)), budget)
+    starts = range(0, len(scores), rows)
     for start in track(starts, "scoring", len(starts)):
         part = encoded.images.rows(slice(start, start + rows))
-        scores[start : start + rows] = matcher.score(part, encoded.texts).float().cpu().numpy()
+        with lowered(part.vectors.device, precision):
+            found = matcher.score(part, encoded.texts)
+        scores[start : start + rows] = found.float().cpu().numpy()
     return scores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +14,10 @@ from calligram.data.negatives import Negatives
 from calligram.data.pairing import Pairing
 from calligram.errors import NotFiniteError, UserError
 from calligram.evaluation.encoding import EncodedPairing, encode_pairing, load_pairing
+from calligram.evaluation.precision import Precision
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher, unit
 from calligram.progress import Track, silent
-
-Precision = Literal["fp32", "bf16"]
 
 TILE_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
 """scores held at a time, by kind of device"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
@@ -14,7 +14,9 @@ from calligram.errors import UserError
 from calligram.evaluation.encoding import EncodedPairing, LoadedPairing, encode_pairing, load_pairing, score_matrix
 from calligram.evaluation.oracle import chance, oracle
 from calligram.evaluation.overlap import Overlap, overlap
+from calligram.evaluation.precision import Precision, check_precision
 from calligram.evaluation.ranking import Direction, mean_of, relevant_ranks, summarise
+from calligram.evaluation.reranking import Staged, Stages, check_depth, rerank
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher, unit
 from calligram.progress import Track, silent
@@ -57,7 +59,11 @@ class Report:
     chance: Retrieval | None = None
     """what a random order would get"""
     overlap: Overlap | None = None
-    """scores of matching and of other pairs; None where there is but one kind"""
+    """scores of matching and of other pairs; None where there is but one kind, or not all pairs are scored"""
+    precision: Precision = "fp32"
+    """of the scores"""
+    stages: Stages | None = None
+    """where candidates alone were scored"""
 
     def as_dict(self) -> dict[str, object]:
         """For JSON: ``i2t``, ``t2i`` and ``rsum`` at the top."""
@@ -71,6 +77,9 @@ class Report:
             out["within"] = {name: asdict(direction) for name, direction in self.within.items()}
         if self.overlap is not None:
             out["overlap"] = self.overlap.as_dict()
+        out["precision"] = self.precision
+        if self.stages is not None:
+            out["stages"] = self.stages.as_dict()
         return out
 
 
@@ -103,13 +112,27 @@ def fold_rows(images: int, folds: int) -> list[NDArray[np.int64]]:
 
 def in_folds(scores: Floats, pairing: Pairing, folds: int) -> Retrieval:
     """Mean over folds of the images, each with its own texts only."""
-    parts = []
+    parts = [
+        retrieval(np.asarray(scores)[np.ix_(images, texts)], pairing.matches.select(images, texts))
+        for images, texts in fold_items(pairing, folds)
+    ]
+    return mean_retrieval(parts)
+
+
+def fold_items(pairing: Pairing, folds: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """The images of each fold, and their texts."""
+    of_image, of_text = pairing.matches.pairs()
+    found = []
     for images in fold_rows(len(pairing.visuals), folds):
-        of_image, of_text = pairing.matches.pairs()
         texts = np.unique(of_text[np.isin(of_image, images)])
         if not len(texts):
             raise UserError(f"images {images[0]} to {images[-1]} have no captions; take fewer folds")
-        parts.append(retrieval(np.asarray(scores)[np.ix_(images, texts)], pairing.matches.select(images, texts)))
+        found.append((images, texts))
+    return found
+
+
+def mean_retrieval(parts: Sequence[Retrieval]) -> Retrieval:
+    """Average of folds."""
     return Retrieval(mean_of(p.i2t for p in parts), mean_of(p.t2i for p in parts))
 
 
@@ -132,43 +155,95 @@ def evaluate_retrieval(
     within_modality: bool = False,
     loaded: LoadedPairing | None = None,
     look: Look | None = None,
+    precision: Precision = "fp32",
+    depth: int | None = None,
+    first: EncodedPairing | None = None,
     track: Track = silent,
 ) -> Report:
     """Measure a matcher on a pairing, in both directions and beside what the pairing knows to be true.
 
     Args:
         loaded: the pairing's prepared inputs, where they are used again and again as dev is in training.
-        look: is handed the encodings and the scores, to draw them for instance.
+        look: is handed the encodings and the scores, to draw them for instance; not with ``depth``.
+        precision: of scores that are more than a cosine; encodings are in float32.
+        depth: score only so many candidates of each query, found by the cosine of vectors; 0 for all of them.
+        first: the pairing as another matcher encodes it, whose vectors find the candidates.
     """
     if not len(pairing.matches):
         raise UserError("this split has no captions; there is nothing to measure")
+    check_precision(matcher, precision)
+    if depth is not None:
+        check_depth(matcher, depth, first=first is not None)
     matcher.eval()
     encoded = encode_pairing(matcher, inputs, loaded or load_pairing(inputs, pairing, track), track)
-    scores = score_matrix(matcher, encoded, track=track)
-    found = in_folds(scores, pairing, folds) if folds > 1 else retrieval(scores, pairing.matches)
-    others: dict[str, Direction] = {}
-    if within_modality:
-        for name, vectors, matches in (
-            ("i2i", encoded.images.vectors, pairing.matches),
-            ("t2t", encoded.texts.vectors, pairing.matches.T),
-        ):
-            direction = within(unit(vectors).cpu().numpy(), matches)
-            if direction is not None:
-                others[name] = direction
-    if look is not None:
-        look(encoded, scores)
     known = pairing.also_true if folds == 1 else None
+    true, shared, stages = None, None, None
+    if depth is None:
+        scores = score_matrix(matcher, encoded, precision=precision, track=track)
+        found = in_folds(scores, pairing, folds) if folds > 1 else retrieval(scores, pairing.matches)
+        true = retrieval(scores, known) if known is not None else None
+        shared = overlap_of(matcher, scores, pairing)
+        if look is not None:
+            look(encoded, scores)
+    else:
+        found, true, stages = staged_retrieval(matcher, encoded, pairing, depth, folds, first, precision, track)
     return Report(
         found,
         len(pairing.visuals),
         len(pairing.texts),
         folds,
         oracle_retrieval(pairing.matches, known) if known is not None else None,
-        retrieval(scores, known) if known is not None else None,
-        others,
+        true,
+        within_each(encoded, pairing.matches) if within_modality else {},
         chance_retrieval(pairing.matches) if folds == 1 else None,
-        overlap_of(matcher, scores, pairing),
+        shared,
+        precision,
+        stages,
     )
+
+
+def within_each(encoded: EncodedPairing, matches: Matches) -> dict[str, Direction]:
+    """``within`` of images and of texts, where some share a partner."""
+    sides = (("i2i", encoded.images.vectors, matches), ("t2t", encoded.texts.vectors, matches.T))
+    found = {name: within(unit(vectors).cpu().numpy(), own) for name, vectors, own in sides}
+    return {name: direction for name, direction in found.items() if direction is not None}
+
+
+def staged_retrieval(
+    matcher: Matcher,
+    encoded: EncodedPairing,
+    pairing: Pairing,
+    depth: int,
+    folds: int = 1,
+    first: EncodedPairing | None = None,
+    precision: Precision = "fp32",
+    track: Track = silent,
+) -> tuple[Retrieval, Retrieval | None, Stages]:
+    """Retrieve, then rerank: the metrics, those by all that is true where that is known, and what it took.
+
+    Candidates of a fold are among the fold's items.
+    """
+    if folds == 1:
+        staged = rerank(matcher, encoded, depth, first=first, precision=precision, track=track)
+        found, recalls = _staged(staged, pairing.matches)
+        true = None if pairing.also_true is None else _staged(staged, pairing.also_true)[0]
+        return found, true, Stages(depth, *recalls, staged.scored)
+    parts, recalled, shares = [], [], []
+    for items in track(fold_items(pairing, folds), "folds", folds):
+        other = None if first is None else first.select(*items)
+        staged = rerank(matcher, encoded.select(*items), depth, first=other, precision=precision)
+        found, recalls = _staged(staged, pairing.matches.select(*items))
+        parts.append(found)
+        recalled.append(recalls)
+        shares.append(staged.scored)
+    i2t, t2i = np.mean(recalled, axis=0)
+    return mean_retrieval(parts), None, Stages(depth, float(i2t), float(t2i), float(np.mean(shares)))
+
+
+def _staged(staged: Staged, relevant: Matches) -> tuple[Retrieval, tuple[float, float]]:
+    """Metrics and the first stage's recall, both ways."""
+    (texts, i2t), (images, t2i) = staged.i2t(relevant), staged.t2i(relevant)
+    return Retrieval(summarise(texts), summarise(images)), (i2t, t2i)
 
 
 def overlap_of(matcher: Matcher, scores: Floats, pairing: Pairing) -> Overlap | None:

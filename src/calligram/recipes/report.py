@@ -56,8 +56,15 @@ def _name(result: Result) -> str:
     how = [result.split] if result.split != "test" else []
     how += [f"{result.folds} folds"] if result.folds > 1 else []
     how += [f"by {result.by}"] if result.by else []
+    how += [f"scores in {result.precision}"] if result.precision != "fp32" else []
+    how += [_reranked(result.stages)] if result.stages else []
     told = f" ({', '.join(how)})" if how else ""
     return f"{result.recipe}{members}{told}" + (f": {settings}" if settings else "")
+
+
+def _reranked(stages: Mapping[str, Any]) -> str:
+    behind = f" of {stages['first']}" if stages.get("first") else ""
+    return f"reranking {stages['depth'] or 'all'} candidates{behind}"
 
 
 def _told(result: Result) -> str:

@@ -54,6 +54,10 @@ class Result:
     """from text to image, of a random order"""
     overlap: float | None = None
     """S, the area that the scores of matching and of other pairs share; lower is better"""
+    precision: str = "fp32"
+    """of the scores"""
+    stages: dict[str, Any] | None = None
+    """where candidates alone were scored: depth, the first stage's recall of both directions, share of pairs scored"""
     study: str = ""
     """paper and row this run was made for by ``calligram reproduce``"""
     pictures: list[str] = field(default_factory=list)
@@ -86,6 +90,8 @@ def result_line(
         overlap=round(report.overlap.s, 4) if report.overlap else None,
         folds=report.folds,
         by=by,
+        precision=report.precision,
+        stages=None if report.stages is None else {**report.stages.as_dict(), "scored": round(report.stages.scored, 4)},
     )
 
 
