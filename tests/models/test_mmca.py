@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from calligram.errors import UserError
 from calligram.features.text_encoder import TextEncoder
-from calligram.models import catalog, fragment_tiles
+from calligram.models import catalog, fragment_tiles, mmca
 from calligram.models.matcher import Encoded, stack
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.ngram_text import NgramText
@@ -147,8 +147,11 @@ def test_own_parts_weigh_what_one_softmax_over_all_would_give_them(large):
     real = torch.ones(2, 4, dtype=torch.bool), torch.ones(2, 5, dtype=torch.bool)
     together = unit(torch.cat([one, two], 1), torch.cat(real, 1))
     looking = unit.looking(one, real[0]), unit.looking(two, real[1])
-    torch.testing.assert_close(unit.updated(*looking, aligned=True).squeeze(1), together[:, :4])
-    torch.testing.assert_close(unit.updated(*looking[::-1], aligned=True).squeeze(1), together[:, 4:])
+    each = torch.arange(2)
+    torch.testing.assert_close(unit.updated(*looking)[each, each], together[:, :4])
+    torch.testing.assert_close(unit.updated(*looking[::-1])[each, each], together[:, 4:])
+    projected = unit.projected(one, real[0]), unit.projected(two, real[1])
+    torch.testing.assert_close(unit.stacked(*projected), together)
 
 
 def test_aligned_pairs_are_entries_of_all_pairs_with_the_same_gradients():
@@ -178,6 +181,44 @@ def test_neither_tiles_nor_their_order_nor_recomputation_change_anything(monkeyp
     order = torch.randperm(70)
     images, texts = encoded(found, features, states, mask)
     torch.testing.assert_close(found.score(images, texts.rows(order)), whole[:, order])
+
+
+@pytest.mark.parametrize(("tile", "kept"), [(1, 1 << 31), (1, 0), (1 << 20, 0), (3000, 1 << 31)])
+def test_some_pairs_are_entries_of_all_whatever_their_tiles(monkeypatch, tile, kept):
+    found, (features, states, mask) = matcher(), given(5, 70)
+    rows, columns = torch.randint(5, (60,)), torch.randint(70, (60,))
+    expected = found.score(*encoded(found, features, states, mask))[rows, columns]
+    theirs = gradients(expected, found, ())
+    monkeypatch.setattr(fragment_tiles, "TILE", {"cpu": tile})
+    monkeypatch.setattr(fragment_tiles, "KEPT", {"cpu": kept})
+    monkeypatch.setattr(fragment_tiles, "TEXTS", {"cpu": (2, 16)})
+    images, texts = encoded(found, features, states, mask)
+    some = found.score_some(images, texts, rows, columns)
+    torch.testing.assert_close(some, expected)
+    for one, two in zip(gradients(some, found, ()), theirs, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found.score_pairs(images.rows(rows), texts.rows(columns)), expected)
+    assert found.score_some(images, texts, rows[:0], columns[:0]).shape == (0,)
+
+
+def test_what_belongs_to_an_item_is_computed_once_for_all_of_its_pairs(monkeypatch):
+    found, (features, states, mask) = matcher(), given(5, 70)
+    images, texts = encoded(found, features, states, mask)
+    prepared, real = [], found.pairs.projected
+    monkeypatch.setattr(fragment_tiles, "TILE", {"cpu": 1})
+    monkeypatch.setattr(found.pairs, "projected", lambda items: prepared.append(len(items.vectors)) or real(items))
+    found.score_some(images, texts, torch.arange(350) // 70, torch.arange(350) % 70)
+    assert sum(prepared) == 75
+
+
+@pytest.mark.parametrize(("images", "texts"), [(1, 70), (2, 70), (5, 1), (5, 2), (1, 1)])
+def test_few_items_are_stacked_pair_by_pair_with_the_same_scores(monkeypatch, images, texts):
+    found, given_items = matcher(), given(images, texts)
+    pair = encoded(found, *given_items)
+    few = found.score(*pair)
+    assert few.shape == (images, texts)
+    monkeypatch.setattr(mmca, "FEW", 0)
+    torch.testing.assert_close(found.score(*pair), few)
 
 
 def test_neither_padding_nor_the_order_of_regions_counts():

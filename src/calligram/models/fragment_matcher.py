@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from calligram.models.fragment_tiles import score_in_tiles
+from calligram.models.fragment_tiles import score_in_tiles, some_in_tiles
 from calligram.models.fragments import Attention, Crossing, Parts, attention
 from calligram.models.matcher import Encoded, Matcher, unit
 from calligram.models.part_sides import PartSettings, image_branch, image_parts, text_branch, text_parts
@@ -48,11 +48,22 @@ class FragmentMatcher(Matcher):
         """All pairs, in tiles."""
         return score_in_tiles(images, texts, lambda one, two: self.crossed(Crossing.of(one, two)))
 
+    def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
+        """Some pairs, in tiles."""
+        return some_in_tiles(
+            images,
+            texts,
+            (rows, columns),
+            lambda one, two: self.crossed(Crossing.of(one, two, aligned=True)).squeeze(1),
+            prepare=Parts.of,
+            # Aligned pairs are a copy of their parts each, and of the image's Gram matrix.
+            numbers=lambda regions, words: (regions + words) * (regions + words + images.vectors.shape[1] // 6),
+        )
+
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """Aligned pairs."""
-        if not len(images.vectors):
-            return images.vectors.new_zeros(0)
-        return self.crossed(Crossing.of(Parts.of(images), Parts.of(texts), aligned=True)).squeeze(1)
+        each = torch.arange(len(images.vectors), device=images.vectors.device)
+        return self.score_some(images, texts, each, each)
 
     def attended(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
         """Where aligned pairs look, each by the attention of the score."""

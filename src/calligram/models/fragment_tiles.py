@@ -79,6 +79,69 @@ def score_in_tiles(
     return torch.cat(found, dim=1)[:, torch.argsort(order)]
 
 
+def some_in_tiles(
+    images: Encoded,
+    texts: Encoded,
+    pairs: tuple[Tensor, Tensor],
+    block: Block[Any],
+    *,
+    prepare: Callable[[Encoded], Prepared],
+    numbers: Callable[[int, int], int],
+    tile: int | None = None,
+    kept: int | None = None,
+) -> Tensor:
+    """The scores (N,) of some pairs, rows of images and of texts, by tiles, exact and differentiable.
+
+    Args:
+        block: scores (N,) of aligned prepared items.
+        prepare: computed once for an item, however many pairs it is in; where there are no fewer items than pairs, for
+            those of a tile.
+        numbers: as for ``score_in_tiles``, and likewise ``tile`` and ``kept``.
+    """
+    device, mask, (rows, columns) = images.vectors.device.type, _mask(texts), pairs
+    if not len(rows):
+        return images.vectors.new_zeros(0)
+    tile = tile or TILE.get(device, TILE["cpu"])
+    kept = KEPT.get(device, KEPT["cpu"]) if kept is None else kept
+    places, buckets = _mask(images).shape[1], _buckets(len(mask), *TEXTS.get(device, TEXTS["cpu"]))
+    again = torch.is_grad_enabled() and len(rows) * numbers(places, mask.shape[1]) * SAVED > kept
+
+    def taken(items: Encoded, asked: int) -> Callable[[Tensor], Prepared]:
+        """What gives some of the items, prepared."""
+        if len(items.vectors) >= asked:
+            return lambda index: prepare(items.rows(index))
+        ready = prepare(items)
+        return lambda index: _rows(ready, index)
+
+    seen = taken(images, len(rows))
+
+    def scored(some: Encoded, one: Tensor, two: Tensor) -> list[Tensor]:
+        """The scores of pairs of some texts."""
+        step, said = max(1, tile // numbers(places, _mask(some).shape[1])), taken(some, len(two))
+        return [
+            checkpoint(lambda a, b: block(seen(a), said(b)), a, b, use_reentrant=False)
+            if again
+            else block(seen(a), said(b))
+            for a, b in zip(torch.split(one, step), torch.split(two, step), strict=True)
+        ]
+
+    if len(buckets) == 1:
+        return torch.cat(scored(texts, rows, columns))
+    lengths = last_places(mask)
+    order = torch.argsort(lengths, stable=True)
+    longest, rank = lengths[order].tolist(), torch.argsort(order)[columns]
+    by_rank = torch.argsort(rank, stable=True)
+    ends = torch.searchsorted(rank[by_rank], torch.tensor([last for _, last in buckets], device=rank.device)).tolist()
+    found, begin = [], 0
+    for (first, last), end in zip(buckets, ends, strict=True):
+        which = by_rank[begin:end]
+        if begin < end:
+            some = first_places(texts.rows(order[first:last]), max(longest[last - 1], 1))
+            found += scored(some, rows[which], rank[which] - first)
+        begin = end
+    return torch.cat(found)[torch.argsort(by_rank)]
+
+
 def first_places(items: Encoded, count: int) -> Encoded:
     """The same items with so many places for parts."""
     if items.parts is None:
@@ -105,7 +168,7 @@ def _buckets(count: int, fewest: int, most: int) -> list[tuple[int, int]]:
     return [(first, min(first + size, count)) for first in range(0, count, size)]
 
 
-def _rows(items: Prepared, index: slice) -> Prepared:
+def _rows(items: Prepared, index: slice | Tensor) -> Prepared:
     """Some of the items."""
     return type(items)(*(tensor[index] for tensor in items))
 

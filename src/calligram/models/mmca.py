@@ -9,13 +9,16 @@ from torch import Tensor, nn
 
 from calligram.errors import UserError
 from calligram.models.a3vse import mean_of_parts
-from calligram.models.fragment_tiles import score_in_tiles
+from calligram.models.fragment_tiles import score_in_tiles, some_in_tiles
 from calligram.models.layers import RecurrentText
 from calligram.models.matcher import Encoded, Matcher, unit
 from calligram.models.ngram_text import NgramText
 from calligram.models.part_sides import PartSettings, image_branch, image_parts, text_branch
 from calligram.models.text_encoders import BertText, PooledText
-from calligram.models.transformer_unit import Looking, TransformerUnit
+from calligram.models.transformer_unit import Looking, Projected, TransformerUnit
+
+FEW = 2
+"""images or texts in a grid, on a CPU, that are stacked pair by pair: what ``looking`` prepares is not worth it"""
 
 
 @dataclass(frozen=True)
@@ -47,20 +50,38 @@ class PairModule(nn.Module):
         self.ngrams = NgramText(dim, filters, dim)
 
     def looking(self, items: Encoded) -> Looking:
-        """What is computed once for each image or text."""
-        assert items.parts is not None
-        mask = items.parts.new_ones(items.parts.shape[:2], dtype=torch.bool) if items.mask is None else items.mask
-        return self.unit.looking(items.parts.masked_fill(~mask.unsqueeze(-1), 0.0), mask)
+        """What is computed once for each image or text, for all pairs."""
+        return self.unit.looking(*_real(items))
 
-    def forward(self, images: Looking, texts: Looking, *, aligned: bool = False) -> Tensor:
-        """Cosines of i_1 and c_1: (I, T), or (N, 1) of aligned pairs."""
-        regions = self.unit.updated(images, texts, aligned=aligned)
-        words = self.unit.updated(texts, images, aligned=aligned)
-        real, spoken = (side.mask.unsqueeze(1 if aligned else 0) for side in (images, texts))
-        weights = real.to(regions.dtype) / real.sum(-1, keepdim=True).clamp(min=1)
-        image = (weights.unsqueeze(-2) @ regions).squeeze(-2)
-        text = self.ngrams(words, spoken)
-        return (unit(image if aligned else image.transpose(0, 1)) * unit(text)).sum(-1)
+    def projected(self, items: Encoded) -> Projected:
+        """What is computed once for each image or text, for some pairs."""
+        return self.unit.projected(*_real(items))
+
+    def forward(self, images: Looking, texts: Looking) -> Tensor:
+        """Cosines of i_1 and c_1 of all pairs, (I, T)."""
+        image = _mean(self.unit.updated(images, texts), images.mask)
+        return self._cosine(image.transpose(0, 1), self.unit.updated(texts, images), texts.mask)
+
+    def aligned(self, images: Projected, texts: Projected) -> Tensor:
+        """Those of aligned pairs, (N,)."""
+        both, regions = self.unit.stacked(images, texts), images.mask.shape[1]
+        return self._cosine(_mean(both[:, :regions], images.mask), both[:, regions:], texts.mask)
+
+    def _cosine(self, image: Tensor, words: Tensor, mask: Tensor) -> Tensor:
+        return (unit(image) * unit(self.ngrams(words, mask))).sum(-1)
+
+
+def _real(items: Encoded) -> tuple[Tensor, Tensor]:
+    """Parts, zero where they only fill up, and which do not."""
+    assert items.parts is not None
+    mask = items.parts.new_ones(items.parts.shape[:2], dtype=torch.bool) if items.mask is None else items.mask
+    return items.parts.masked_fill(~mask.unsqueeze(-1), 0.0), mask
+
+
+def _mean(parts: Tensor, mask: Tensor) -> Tensor:
+    """Over the real parts of (..., N, K, D): (..., N, D)."""
+    weights = mask.to(parts.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
+    return (weights.unsqueeze(-2) @ parts).squeeze(-2)
 
 
 class MMCA(Matcher):
@@ -118,20 +139,34 @@ class MMCA(Matcher):
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """All pairs, the pair module in tiles."""
-        scores = unit(images.vectors) @ unit(texts.vectors).T
+        scores, sizes = unit(images.vectors) @ unit(texts.vectors).T, (len(images.vectors), len(texts.vectors))
         if not self.settings.alpha:
             return scores
+        if scores.device.type == "cpu" and min(sizes) <= FEW:
+            rows, columns = (each.flatten() for each in torch.meshgrid(*map(torch.arange, sizes), indexing="ij"))
+            return scores + self.settings.alpha * self._crossed(images, texts, rows, columns).view(sizes)
         return scores + self.settings.alpha * score_in_tiles(
             images, texts, self.pairs, prepare=self.pairs.looking, numbers=self._numbers
         )
 
+    def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
+        """Some pairs, in tiles; queries, keys and values of an item are computed once."""
+        scores = (unit(images.vectors)[rows] * unit(texts.vectors)[columns]).sum(-1)
+        if not self.settings.alpha:
+            return scores
+        return scores + self.settings.alpha * self._crossed(images, texts, rows, columns)
+
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """Aligned pairs."""
-        scores = (unit(images.vectors) * unit(texts.vectors)).sum(-1)
-        if not self.settings.alpha or not len(scores):
-            return scores
-        crossed: Tensor = self.pairs(self.pairs.looking(images), self.pairs.looking(texts), aligned=True)
-        return scores + self.settings.alpha * crossed.squeeze(1)
+        each = torch.arange(len(images.vectors), device=images.vectors.device)
+        return self.score_some(images, texts, each, each)
+
+    def _crossed(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
+        """Cosines of i_1 and c_1 of some pairs."""
+        pairs = self.pairs
+        return some_in_tiles(
+            images, texts, (rows, columns), pairs.aligned, prepare=pairs.projected, numbers=self._numbers
+        )
 
     def _numbers(self, regions: int, words: int) -> int:
         """A sixth of what a backward pass holds for a pair: eight times all parts, and six times words for windows."""

@@ -42,6 +42,17 @@ class Looking(NamedTuple):
     """(N, H, K + 1, E); the column after the head's own is one for the last key, and zero for others"""
 
 
+class Projected(NamedTuple):
+    """N items of K parts with their queries, keys and values, to be stacked with others."""
+
+    parts: Tensor
+    """(N, K, D)"""
+    mask: Tensor
+    """(N, K) True where a part is real"""
+    projected: Tensor
+    """(N, K, 3 D) queries, keys and values of all heads, one after the other"""
+
+
 class TransformerUnit(nn.Module):
     """Multi-head attention and two position-wise layers, each with a residual and layer norm (mmca, Eqs. 1-4).
 
@@ -92,21 +103,38 @@ class TransformerUnit(nn.Module):
         )
         return Looking(parts, mask, attended, queries, keys, values)
 
-    def updated(self, who: Looking, seen: Looking, *, aligned: bool) -> Tensor:
-        """The parts of ``who`` after the unit over both items' stacked parts (mmca, Eqs. 8-14).
+    def updated(self, who: Looking, seen: Looking) -> Tensor:
+        """The parts of ``who`` after the unit over both items' stacked parts, for all pairs (mmca, Eqs. 8-14).
 
         Returns:
-            (S, N, K, D) for all pairs of S seen items and N that look, or (N, 1, K, D) for aligned ones.
+            (S, N, K, D) for S seen items and N that look.
         """
-        count, parts = len(seen.keys), who.parts.unsqueeze(1 if aligned else 0)
+        count = len(seen.keys)
         queries, attended = (
-            t.unsqueeze(2) if aligned else t.transpose(0, 1).contiguous().unsqueeze(0).expand(count, *[-1] * 4)
-            for t in (who.queries, who.attended)
+            t.transpose(0, 1).contiguous().unsqueeze(0).expand(count, *[-1] * 4) for t in (who.queries, who.attended)
         )
         found = F.scaled_dot_product_attention(queries.flatten(2, 3), seen.keys, seen.values, scale=1.0)
         found = found.view(*found.shape[:2], *queries.shape[2:])
         merged = torch.addcmul(found[..., : self.size], found[..., self.size : self.size + 1], attended)
-        return self.finished(parts, merged.permute(0, 2, 3, 1, 4).flatten(3))
+        return self.finished(who.parts.unsqueeze(0), merged.permute(0, 2, 3, 1, 4).flatten(3))
+
+    def projected(self, parts: Tensor, mask: Tensor) -> Projected:
+        """What is computed once for each item that is stacked with others."""
+        weights = torch.cat([self.query.weight, self.key.weight, self.value.weight])
+        return Projected(parts, mask, F.linear(parts, weights))
+
+    def stacked(self, one: Projected, two: Projected) -> Tensor:
+        """The stacked parts (N, K + L, D) of aligned pairs after the unit (mmca, Eqs. 8-14).
+
+        Attention within an item is computed for each of its pairs here. Where an item is in few, that is less than to
+        put it together from what is known of the item, as ``updated`` does.
+        """
+        parts, mask, heads = (torch.cat(both, 1) for both in zip(one, two, strict=True))
+        split = heads.view(*heads.shape[:2], 3, self.heads, self.size)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        # To look costs a CPU nothing, and a mask a fifth of the attention; an accelerator would have to wait.
+        bias = None if mask.device.type == "cpu" and bool(mask.all()) else _bias(mask, query)
+        return self.finished(parts, _joined(F.scaled_dot_product_attention(query, key, value, bias)))
 
     def finished(self, parts: Tensor, attended: Tensor) -> Tensor:
         """Heads one after the other (..., K, D), through the output map, the residuals and the inner layers."""
