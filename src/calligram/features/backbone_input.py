@@ -16,7 +16,7 @@ from torch import Tensor
 
 from calligram.data.pairing import Visuals
 from calligram.data.pictures import decode
-from calligram.features.backbones import Backbone, BackboneOutput
+from calligram.features.backbones import Backbone, cells_seen
 from calligram.features.pixels import Augment, PixelInput, with_views
 from calligram.features.store import FeatureStore, content_key
 from calligram.progress import Track, silent
@@ -98,12 +98,15 @@ class BackboneInput:
     def features(self, pixels: Tensor) -> Tensor:
         """Features of resized pictures (N, 3, size, size), on the backbone's device."""
         device = next(self.backbone.parameters()).device
-        finished = self.pixels.finish(pixels.to(device))
-        return with_views(self._pick, finished)
+        return self.seen(self.backbone.eval(), self.pixels.finish(pixels.to(device)))
 
-    def _pick(self, images: Tensor) -> Tensor:
-        output: BackboneOutput = self.backbone.eval()(images)
-        return output.vectors if self.parts == "vector" else output.grid.flatten(2).transpose(1, 2)
+    def seen(self, backbone: Backbone, images: Tensor) -> Tensor:
+        """What is taken of finished pictures, or of views of them: (N, D), or cells (N, R, D)."""
+        return (
+            with_views(lambda view: backbone(view).vectors, images)
+            if self.parts == "vector"
+            else cells_seen(backbone, images)
+        )
 
     def images(self, images: list[Image.Image]) -> Tensor:
         """Features of raw pictures."""

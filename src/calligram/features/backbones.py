@@ -99,6 +99,19 @@ class Backbone(nn.Module):
         return BackboneOutput(pooled if pooled is not None else states[:, 0], cells)
 
 
+def cells_seen(backbone: nn.Module, images: Tensor) -> Tensor:
+    """The grid's cells (N, h w, D) of pictures (N, 3, H, W), in reading order.
+
+    Of pictures beside their mirror images, (N, 2, 3, H, W), a cell is the mean of the two that show its place.
+    """
+    grid: Tensor = backbone(images if images.ndim == 4 else images[:, 0]).grid
+    if images.ndim == 5:
+        if images.shape[1] != 2:
+            raise ValueError(f"cells are those of a picture, or also of its mirror image; got {images.shape[1]} views")
+        grid = (grid + backbone(images[:, 1]).grid.flip(-1)) / 2
+    return grid.flatten(2).transpose(1, 2)
+
+
 def _class_for(config: Any) -> Any:
     """The class of the vision part: the tower of a dual encoder, the model itself otherwise."""
     import transformers

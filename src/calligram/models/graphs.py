@@ -12,7 +12,7 @@ from calligram.errors import UserError
 from calligram.features.backbone_input import BackboneInput
 from calligram.features.encoder_input import EncoderInput
 from calligram.features.inputs import ImageInput, TextInput
-from calligram.features.pixels import PixelInput, with_views
+from calligram.features.pixels import PixelInput
 from calligram.models.layers import RecurrentText
 from calligram.models.matcher import EmbeddingMatcher, unit
 from calligram.models.padded_text import PaddedText
@@ -63,15 +63,9 @@ class ImageGraph(Graph):
         """(N, dim)."""
         images = self.pixels.finish(images)
         if self.backbone is not None:
-            images = with_views(self._features, images)
+            assert isinstance(self.source, BackboneInput)
+            images = self.source.seen(self.backbone, images)
         return unit(self.matcher.encode_images(images).vectors)
-
-    def _features(self, images: Tensor) -> Tensor:
-        assert self.backbone is not None
-        assert isinstance(self.source, BackboneInput)
-        seen = self.backbone(images)
-        cells: Tensor = seen.grid.flatten(2).transpose(1, 2)
-        return cells if self.source.parts == "grid" else seen.vectors
 
     def samples(self) -> list[tuple[Tensor, ...]]:
         """Random bytes or features."""

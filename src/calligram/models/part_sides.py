@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from calligram.features.backbones import Backbone
+from calligram.features.backbones import Backbone, cells_seen
 from calligram.features.stored import real_parts
 from calligram.models.layers import RecurrentText
 from calligram.models.padded_text import PaddedText
@@ -62,11 +62,11 @@ def image_parts(branch: nn.Module, images: Tensor, mask: Tensor | None = None) -
 
     Args:
         images: features (N, R, D), zero throughout where a list of regions is filled up; vectors (N, D), one part each;
-            or pixels (N, 3, H, W) for a backbone. Features may stand for pixels too: what it would give while it is not
-            trained.
+            or pixels (N, 3, H, W) for a backbone, or (N, 2, 3, H, W) with their mirror images. Features may stand for
+            pixels too: what it would give while it is not trained.
     """
-    if images.ndim == 4:
-        images = branch(images).grid.flatten(2).transpose(1, 2)
+    if images.ndim > 3:
+        images = cells_seen(branch, images)
         mask = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device) if mask is None else mask
     if images.ndim == 2:
         images = images.unsqueeze(1)

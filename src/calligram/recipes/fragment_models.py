@@ -105,8 +105,8 @@ def check_fragments(matcher: str, image: ImageSettings, text: TextSettings, mode
     check_sides(image, text)
     if text.network == "cnn":
         raise UserError("text.network=cnn gives a caption one vector; matchers of words take gru, or a text.encoder")
-    if image.views != "one":
-        raise UserError("image.views averages over views, whose cells are different places; take image.views=one")
+    if image.views == "ten":
+        raise UserError("image.views=ten averages over crops, whose cells are different places; take one or flip")
     if matcher == "vsrn" and models.vsrn.captions and text.encoder and not text.train:
         raise UserError(
             "captions are written word by word, and stored encodings have no words; "

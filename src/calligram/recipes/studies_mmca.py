@@ -12,7 +12,7 @@ from calligram.recipes.claims import Claim, Row, Study
 from calligram.recipes.provenance import ASSETS
 
 _NETWORK = f"${ASSETS}/models/mobilenet_v2_1.0_224"
-_INPUTS = (f"image.backbone={_NETWORK}", f"text.encoder=${ASSETS}/models/minilm", "precision=bf16")
+_INPUTS = (f"image.backbone={_NETWORK}", f"text.encoder=${ASSETS}/models/minilm", "image.views=flip", "precision=bf16")
 _SIZES = ("batch=128", "texts=1", "epoch_of=pairs", "epochs=8", "average=0.998", "lr=0.0005")
 _FROZEN = (*_INPUTS, *_SIZES, "image.dropout=0.2", "text.dropout=0.2", "text.blank=0")
 _CELLS = (*_FROZEN, "image.hide=0.2")
