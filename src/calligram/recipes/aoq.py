@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from calligram.data.collection import Collection
@@ -17,17 +15,16 @@ from calligram.data.matches import Matches
 from calligram.data.negatives import MINE, Negatives
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
-from calligram.evaluation.mining import mine_pairing
 from calligram.features.inputs import Inputs
-from calligram.models import catalog
 from calligram.models.heads import HeadKind
 from calligram.models.matcher import Matcher
-from calligram.models.stored import BEST, MATCHER, RUN, load_matcher
+from calligram.models.stored import RUN, load_matcher
 from calligram.recipes.aoq_presets import PRESETS
 from calligram.recipes.embedding import ImageSettings, TextSettings
 from calligram.recipes.fragment_models import FragmentModels
 from calligram.recipes.matchers import Extra, MatcherName, Model, built
 from calligram.recipes.optimisation import Optimisation
+from calligram.recipes.own_negatives import NEGATIVES, HardNegatives, Miner, OwnNegatives
 from calligram.recipes.plan import Plan, Surroundings
 from calligram.recipes.run_settings import (
     BatchSize,
@@ -46,21 +43,8 @@ from calligram.training.offline import OfflineSampler
 from calligram.training.offline_objectives import OfflineObjective, OfflineTerms
 from calligram.training.runs import Run
 
-FIRST, NEGATIVES = "first.safetensors", "negatives"
-"""in a run folder: the best weights of the first round, and what they mined"""
 _MINE_SPARSE = "give negatives=RUN (a run without lists of its own mines for itself), or leave negatives out"
 """where captions were left out: no collection on disk is what is trained on"""
-
-
-@dataclass(frozen=True)
-class HardNegatives:
-    """Offline negatives, and how they are drawn (aoq, Secs. 3.2 and 4.2, and its supplement)."""
-
-    texts: Annotated[int, "hardest texts of an image that are drawn from, h", (1, 1000000)] = 300
-    images: Annotated[int, "hardest images of a text that are drawn from", (1, 1000000)] = 60
-    spread: Annotated[
-        Literal["uniform", "normal"], "ranks drawn alike, or about the middle of a list, away from its top"
-    ] = "uniform"
 
 
 @dataclass(frozen=True)
@@ -169,23 +153,15 @@ def _given(settings: AOQRecipe, train: Pairing, around: Surroundings) -> Negativ
     folder = Path(settings.negatives).expanduser()
     if (folder / RUN).is_file() and not (folder / NEGATIVES).is_dir():
         teacher = load_matcher(folder)
-        found = _mined(settings, teacher.matcher.to(around.device), teacher.inputs, train, around)
+        found = _miner(settings, train, around).mined(teacher.matcher.to(around.device), teacher.inputs)
     else:
         mend = MINE if settings.sparse == SparseSettings() else _MINE_SPARSE
         found = Negatives.open(folder / NEGATIVES if (folder / RUN).is_file() else folder).fitted(train, mend)
     return found.kept(settings.hard.texts, settings.hard.images)
 
 
-def _mined(settings: AOQRecipe, matcher: Matcher, inputs: Inputs, train: Pairing, around: Surroundings) -> Negatives:
-    return mine_pairing(
-        matcher,
-        inputs,
-        train,
-        texts=settings.hard.texts,
-        images=settings.hard.images,
-        ignore_also_true=settings.ignore_also_true,
-        track=around.track,
-    )
+def _miner(settings: AOQRecipe, train: Pairing, around: Surroundings) -> Miner:
+    return Miner(settings.hard, train, around, settings.ignore_also_true)
 
 
 class _Rounds:
@@ -204,6 +180,7 @@ class _Rounds:
             texts=settings.texts,
             per_image=settings.epoch_of == "images",
         )
+        self._own = OwnNegatives(_miner(settings, train, around), self.sampler)
         self._plain = pair_batches(settings, train, inputs, around)
         self._offline = self._plain.with_sampler(self.sampler)
 
@@ -232,36 +209,9 @@ class _Rounds:
         first, *rest = self.offline("round 2", extra, 0 if fine else None)
         return (
             replace(first, anew=True, enter=self._begin),
-            *(replace(stage, enter=self._take) for stage in rest),
+            *(replace(stage, enter=self._own.take) for stage in rest),
         )
 
     def _begin(self, matcher: Matcher, run: Run, fresh: bool) -> bool:
-        """Keep the first round's matcher, mine with it, and begin from scratch or go on from it."""
-        if fresh:
-            self._mine(run)
-            weights = self._initial
-            if self.settings.fine_tune:
-                weights = catalog.load(run.folder / MATCHER, run.folder / FIRST).state_dict()
-            matcher.load_state_dict(weights)
-        self._take(matcher, run, fresh)
-        return fresh
-
-    def _mine(self, run: Run) -> None:
-        """Once; after a kill, what is there whole is not made again."""
-        processes, kept = self.around.processes, run.folder / FIRST
-        if processes.first and not (run.folder / NEGATIVES).is_dir():
-            partial = kept.with_suffix(".partial")
-            shutil.copyfile(run.folder / BEST, partial)
-            partial.replace(kept)
-            teacher, inputs = run.load()
-            with torch.no_grad():
-                found = _mined(self.settings, teacher.to(self.around.device), inputs, self.train, self.around)
-            about = {key: run.about[key] for key in ("collection", "content")}
-            replace(found, about={**about, "run": load_matcher(run.folder).fingerprint}).save(run.folder / NEGATIVES)
-        processes.agree(0.0)  # the others wait here
-
-    def _take(self, matcher: Matcher, run: Run, fresh: bool) -> bool:
-        del matcher, fresh
-        hard = self.settings.hard
-        self.sampler.take(Negatives.open(run.folder / NEGATIVES).fitted(self.train).kept(hard.texts, hard.images))
-        return False
+        """Mine with the first round's matcher, and begin from scratch or go on from it."""
+        return self._own.begin(matcher, run, fresh, None if self.settings.fine_tune else self._initial)

@@ -14,8 +14,7 @@ from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.features.pixels import PixelInput
 from calligram.losses.instance import CHUNK
-from calligram.models.matcher import unit
-from calligram.models.vse import VSE
+from calligram.models.matcher import Matcher, unit
 from calligram.recipes.embedding import Sides
 from calligram.training.instance import Classes, InstanceObjective, pseudo_classes
 
@@ -64,7 +63,7 @@ def image_features(sides: Sides, wanted_by: str) -> Tensor:
 def classifier(
     settings: ClassifierSettings,
     sides: Sides,
-    matcher: VSE,
+    matcher: Matcher,
     classes: Classes,
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> InstanceObjective:
@@ -76,12 +75,13 @@ def classifier(
     """
     count = int(max(classes.images.max(), classes.texts.max())) + 1
     made = InstanceObjective(
-        sides.shape.dim, count, weights=weights, dropout=settings.dropout, scale=settings.scale,
+        matcher.vector_size, count, weights=weights, dropout=settings.dropout, scale=settings.scale,
         chunk=settings.chunk or None,
     )  # fmt: skip
     if settings.start == "images":
         with torch.no_grad():
-            vectors = copy.deepcopy(matcher.project).train()(image_features(sides, "classifier.start=images"))
+            features = image_features(sides, "classifier.start=images")
+            vectors = copy.deepcopy(matcher).train().encode_images(features).vectors
             of_class = torch.zeros_like(made.classes)
             of_class.index_add_(0, torch.from_numpy(classes.images), unit(vectors - vectors.mean(0)))
             made.classes.copy_(unit(of_class))
