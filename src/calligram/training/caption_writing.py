@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
+import operator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -65,23 +68,35 @@ class CaptionObjective(Objective):
         seen, _ = self.reader(self.dropout(self.squeeze(regions)))
         last = (real.sum(1) - 1).clamp(min=0)
         state = seen[torch.arange(len(seen), device=seen.device), last]
-        states = self._write(seen, real, state, words[:, :-1])
-        target, wanted = words[:, 1:], mask[:, 1:]
+        # The longest first: captions that have ended are then the last rows, and no longer written.
+        counts = mask[:, 1:].sum(1)
+        order = counts.argsort(descending=True, stable=True)
+        words, mask = words[order], mask[order]
+        states = self._write(seen[order], real[order], state[order], words[:, :-1], counts[order].tolist())
+        target = words[:, 1:].T[mask[:, 1:].T]
         if self.blank is not None:
-            wanted = wanted & (target != self.blank)
-        return F.cross_entropy(self.out(states[wanted]), target[wanted], reduction="sum")
+            wanted = target != self.blank
+            states, target = states[wanted], target[wanted]
+        return F.cross_entropy(self.out(states), target, reduction="sum")
 
-    def _write(self, seen: Tensor, real: Tensor, state: Tensor, before: Tensor) -> Tensor:
-        """The states (N, W, H) after each word."""
+    def _write(self, seen: Tensor, real: Tensor, state: Tensor, before: Tensor, counts: list[int]) -> Tensor:
+        """The states after each word, (words, H): of all captions after the first, then after the second, and so on.
+
+        Args:
+            counts: words that are to be written of each caption, falling.
+        """
         hidden = seen.shape[-1]
         # The layer over (region, state) side by side, of which the regions' half is the same at every word.
         of_regions = F.linear(seen, self.attend.weight[:, :hidden], self.attend.bias)
+        weight, told = self.attend.weight[:, hidden:], self.words(before)
         states = []
-        for word in self.words(before).unbind(1):
-            of_state = F.linear(state, self.attend.weight[:, hidden:]).unsqueeze(1)
-            logits = self.weigh(torch.tanh(of_regions + of_state)).squeeze(-1)
+        for place in range(counts[0]):
+            going = bisect.bisect_left(counts, -place, key=operator.neg)
+            if going < len(state):
+                seen, real, state, of_regions = seen[:going], real[:going], state[:going], of_regions[:going]
+            logits = self.weigh(torch.tanh(of_regions + F.linear(state, weight).unsqueeze(1))).squeeze(-1)
             weights = torch.softmax(logits.masked_fill(~real, torch.finfo(logits.dtype).min), dim=1)
             context = (weights.unsqueeze(1) @ seen).squeeze(1)
-            state = self.writer(torch.cat([word, context], dim=1), state)
+            state = self.writer(torch.cat([told[:going, place], context], dim=1), state)
             states.append(state)
-        return torch.stack(states, dim=1)
+        return torch.cat(states) if states else state[:0]
