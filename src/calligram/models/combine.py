@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from calligram.features.backbones import Backbone, cells_seen
 from calligram.features.stored import real_parts
+from calligram.features.text_encoder import TextEncoder
 from calligram.models.matcher import Encoded, Matcher, Side, unit
 
 
@@ -96,13 +99,19 @@ class EnsembleSettings:
 
     members: tuple[str, ...]
     """each as ``catalog.describe`` gives it, as JSON; with a ``dim`` among its settings"""
+    backbone: str = ""
+    """architecture of a backbone that all of them share, as ``Backbone.description`` gives it; they are then fed its
+    cells as stored features"""
+    encoder: str = ""
+    """architecture of a text encoder that they share, likewise; they are then fed its states"""
 
 
 class Ensemble(Matcher):
     """The mean of several matchers' scores, as the tables of scan, bfan and vsrn have it (aoq, Table 1).
 
     Vectors stand side by side at length one, so that their cosine is the mean of the members' cosines; so do the parts
-    of members that have any.
+    of members that have any. Members have networks of their own, or share what reads pixels and word pieces, which then
+    works once for all of them.
     """
 
     settings: EnsembleSettings
@@ -115,24 +124,37 @@ class Ensemble(Matcher):
             raise ValueError("an ensemble needs at least one member")
         self.settings = settings
         self.members = nn.ModuleList(build(json.loads(member)) for member in settings.members)
+        if settings.backbone:
+            self.image = Backbone.from_description(settings.backbone)
+        if settings.encoder:
+            self.text = nn.ModuleDict({"encoder": TextEncoder.from_description(settings.encoder)})
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """By every member."""
+        if self.settings.backbone and images.ndim > 3:
+            images = cells_seen(self.image, images)
+            mask = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
         return self._joined([member.encode_images(images, mask) for member in self._all()])
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """By every member."""
+        if self.settings.encoder and texts.ndim == 2:
+            mask = torch.ones_like(texts, dtype=torch.bool) if mask is None else mask
+            texts = self.text["encoder"](texts, mask)
         return self._joined([member.encode_texts(texts, mask) for member in self._all()])
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """The mean of the members'."""
-        sides = zip(self._all(), self._own(images), self._own(texts), strict=True)
-        return torch.stack([member.score_pairs(one, two) for member, one, two in sides]).mean(0)
+        return torch.stack([member.score_pairs(one, two) for member, one, two in self.each(images, texts)]).mean(0)
+
+    def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
+        """The mean of the members'."""
+        sides = self.each(images, texts)
+        return torch.stack([member.score_some(one, two, rows, columns) for member, one, two in sides]).mean(0)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """The mean of the members'."""
-        sides = zip(self._all(), self._own(images), self._own(texts), strict=True)
-        return torch.stack([member.score(one, two) for member, one, two in sides]).mean(0)
+        return torch.stack([member.score(one, two) for member, one, two in self.each(images, texts)]).mean(0)
 
     @property
     def vector_size(self) -> int:
@@ -146,10 +168,13 @@ class Ensemble(Matcher):
 
     def attended(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
         """The mean shares of the members that attend."""
-        sides = zip(self._all(), self._own(images), self._own(texts), strict=True)
-        found = [member.attended(one, two) for member, one, two in sides if member.attends]
+        found = [member.attended(one, two) for member, one, two in self.each(images, texts) if member.attends]
         words, regions = (torch.stack(shares).mean(0) for shares in zip(*found, strict=True))
         return words, regions
+
+    def each(self, images: Encoded, texts: Encoded) -> Iterator[tuple[Matcher, Encoded, Encoded]]:
+        """Every member with what it gave of both sides, its vectors at length one."""
+        return zip(self._all(), self._own(images), self._own(texts), strict=True)
 
     def _all(self) -> list[Matcher]:
         return [member for member in self.members if isinstance(member, Matcher)]

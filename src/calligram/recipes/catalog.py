@@ -8,6 +8,7 @@ from calligram.errors import unknown
 from calligram.recipes import (
     a3vse,
     aoq,
+    best,
     cca,
     combined,
     dual_path,
@@ -63,6 +64,12 @@ RECIPES: Mapping[str, Recipe] = {
             "any matcher from few captions, and pseudo pairs of images without any, with adversaries (a3vse)",
             a3vse.A3VSERecipe(),
             a3vse.plan,
+        ),
+        Recipe(
+            "best",
+            "backbone and text encoder end to end with mmca, vse or others on top, one or several in one run",
+            best.BestRecipe(),
+            best.plan,
         ),
         Recipe(
             "two-branch",

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from calligram.data.negatives import Negatives
+from calligram.errors import UserError
+from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.models.combine import Ensemble
+from calligram.models.mmca import MMCA
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.search.indexing import index_source
+from calligram.search.library import Library
+from calligram.search.models import Models
+from calligram.search.query_encoder import QueryEncoder
+from calligram.search.searcher import Searcher
+from calligram.training.loop import _Training
+from calligram.training.runs import Run
+
+SMALL = (
+    "batch=6", "dim=16", "mmca.heads=4", "mmca.filters=16", "candidates=3", "average=0", "lr=0.01", "precision=fp32",
+    "optim.schedule=constant", "epochs=1",
+)  # fmt: skip
+STORED = (
+    "image.features=colour", "image.train=false", "image.views=one", "text.train=false", "text.blank=0",
+    "text.word_dim=8", "text.hidden=16", "text.min_count=1",
+)  # fmt: skip
+OFFLINE = ("offline.epochs=2", "offline.batch=4", "offline.hard.texts=6", "offline.hard.images=3")
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory, tiny_bert):
+    """Settings of a small backbone and a small text encoder, both trained."""
+    import transformers
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("backbone")
+    config = transformers.MobileNetV2Config(depth_multiplier=0.2, image_size=64)
+    transformers.MobileNetV2Model(config).save_pretrained(folder)
+    return f"image.backbone={folder}", "image.size=64", f"text.encoder={tiny_bert}"
+
+
+def planned(collection, *changes):
+    settings = resolve(RECIPES["best"].defaults, [*SMALL, *changes])
+    return RECIPES["best"].plan(settings, collection, Surroundings(torch.device("cpu")))
+
+
+def run(collection, out, *changes, resume=False):
+    settings = resolve(RECIPES["best"].defaults, [*SMALL, *changes])
+    around = Surroundings(torch.device("cpu"))
+    return run_recipe(RECIPES["best"], settings, collection, out, resume=resume, around=around)
+
+
+@pytest.mark.parametrize("members", ["mmca", "mmca,mmca", "mmca,scan,vse"])
+def test_members_learn_side_by_side_and_the_run_is_self_contained(stored_tiny, tmp_path, members):
+    run(stored_tiny, tmp_path / "run", *STORED, f"members={members}", "epochs=20")
+    # Features are random, so only train's pairs can be told apart, and the best epoch on dev is by chance.
+    losses = [row["loss"] for row in Run.open(tmp_path / "run").metrics() if "loss" in row]
+    assert losses[-1] < losses[0] / 2
+    matcher, inputs = Run.open(tmp_path / "run").load()
+    assert evaluate_retrieval(matcher, inputs, stored_tiny.sentences("test")).retrieval.t2i.queries == 14
+    if members == "mmca":
+        assert isinstance(matcher, MMCA)
+        return
+    assert isinstance(matcher, Ensemble)
+    assert len(matcher.members) == members.count(",") + 1
+    alike = [torch.equal(p, matcher.members[0].project.weight) for p in (m.project.weight for m in matcher.members[1:])]
+    assert not any(alike)
+
+
+def test_a_member_learns_what_it_would_learn_alone(stored_tiny, tmp_path):
+    """Gradients of an ensemble's member are those of its own objective: members see nothing of each other."""
+    plan = planned(stored_tiny, *STORED, "members=mmca,scan", "instance=0.5")
+    batch = next(plan.stages[0].batches.epoch(0))
+    torch.stack(list(plan.stages[0].objective(plan.matcher, batch).values())).sum().backward()
+    joint = [
+        {name: p.grad.clone() for name, p in m.named_parameters() if p.grad is not None} for m in plan.matcher.members
+    ]
+    plan.matcher.zero_grad()
+    for member, objective, found in zip(plan.matcher.members, plan.stages[0].objective.objectives, joint, strict=True):
+        terms = objective(member, batch)
+        assert {"info_nce", "first_info_nce", "instance_image", "instance_text"} == set(terms)
+        torch.stack(list(terms.values())).sum().backward()
+        assert found
+        for name, parameter in member.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(parameter.grad, found[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shared", ["false", "true"])
+def test_networks_are_trained_end_to_end_one_for_each_member_or_one_for_all(tiny, networks, tmp_path, shared):
+    run(tiny, tmp_path / "run", *networks, f"shared={shared}", "members=mmca,vse", "image.crop=1", "image.jitter=0")
+    matcher, inputs = Run.open(tmp_path / "run").load()
+    names = [name for name, _ in matcher.named_parameters() if "model." in name]
+    one = {name.partition(".model.")[0] for name in names}
+    own = {f"members.{number}.{part}" for number in range(2) for part in ("image", "text.encoder")}
+    assert one == ({"image", "text.encoder"} if shared == "true" else own)
+    found = matcher.encode_images(inputs.images.finish(inputs.images.images([tiny.sentences("test").visuals.open(0)])))
+    assert found.parts.shape == (1, 4, 16)
+    assert evaluate_retrieval(matcher, inputs, tiny.sentences("test")).retrieval.t2i.queries == 14
+
+
+@pytest.mark.parametrize("shared", ["false", "true"])
+def test_members_start_from_the_same_networks_which_learn_more_slowly(tiny, networks, shared):
+    plan = planned(tiny, *networks, f"shared={shared}", "members=mmca,mmca")
+    assert sorted(plan.stages[0].part_lr.values()) == ([0.1, 0.3] if shared == "true" else [0.1, 0.1, 0.3, 0.3])
+    if shared == "false":
+        one, two = plan.matcher.members
+        assert all(torch.equal(a, b) for a, b in zip(one.image.parameters(), two.image.parameters(), strict=True))
+        assert not torch.equal(one.project.weight, two.project.weight)
+    pictures = torch.randn(2, 3, 64, 64)
+    plan.matcher.eval()
+    found = plan.matcher.encode_images(pictures)
+    twice = plan.matcher.encode_images(torch.stack([pictures, pictures.flip(-1)], 1))
+    assert found.parts.shape == twice.parts.shape == (2, 4, 32)
+
+
+def test_a_library_searches_by_joined_vectors_and_orders_by_all_members(stored_tiny, tmp_path):
+    run(stored_tiny, tmp_path / "run", *STORED, "members=mmca,scan")
+    models = Models.load(tmp_path / "run")
+    index_source(models, stored_tiny.folder, tmp_path / "library")
+    library, encoder = Library.open(tmp_path / "library"), QueryEncoder(models.matcher)
+    hits = Searcher(library, encoder, encoder).images("a red disc", 18, hybrid=False, all=True).hits
+    query = encoder.texts(["a red disc"])
+    expected = encoder.scores(library.parts([hit.id for hit in hits]), query)[:, 0]
+    assert [hit.score for hit in hits] == pytest.approx(sorted(expected, reverse=True), abs=1e-5)
+
+
+def test_the_last_stage_draws_negatives_that_the_run_mined_and_counts_where_it_is_better(stored_tiny, tmp_path):
+    run(stored_tiny, tmp_path / "run", *STORED, *OFFLINE, "members=mmca,vse", "offline.epochs=5", "instance=0.1")
+    rows = Run.open(tmp_path / "run").metrics()
+    assert list(dict.fromkeys(row["stage"] for row in rows)) == ["infonce", "offline"]
+    last = [row for row in rows if row["stage"] == "offline" and "loss" in row][-1]
+    assert {"1_info_nce", "1_offline", "1_first_derived", "2_online", "2_instance_text"} <= set(last)
+    assert Negatives.open(tmp_path / "run" / "negatives").texts.shape[1] == 6
+
+
+@pytest.mark.parametrize("where", [("infonce", 1), ("offline", 0), ("offline", 1)])
+def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, tmp_path, monkeypatch, where):
+    changes = (*STORED, *OFFLINE, "members=mmca,vse", "epochs=2", "average=0.9", "save_steps=1", "instance=0.1")
+    run(stored_tiny, tmp_path / "whole", *changes)
+
+    def dies(self, number, epoch, optimizer, real=_Training._end_epoch):
+        if (self.stages[number].name, epoch) == where:
+            raise KeyboardInterrupt
+        return real(self, number, epoch, optimizer)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Training, "_end_epoch", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run(stored_tiny, tmp_path / "killed", *changes)
+    run(stored_tiny, tmp_path / "killed", *changes, resume=True)
+    numbers = [
+        [{k: v for k, v in row.items() if k != "steps_per_second"} for row in Run(tmp_path / name).metrics()]
+        for name in ("whole", "killed")
+    ]
+    assert numbers[0] == numbers[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ((*STORED, "members=mmca,scna"), "unknown member 'scna'; did you mean 'scan'"),
+        ((*STORED, "members="), "members= names no matcher"),
+        ((*STORED, "shared=true"), "shared=true is for networks that are trained"),
+        (("image.backbone=x",), r"give --set text\.encoder="),
+        ((), "give --set text"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(stored_tiny, changes, message):
+    with pytest.raises(UserError, match=message):
+        planned(stored_tiny, *changes)
