@@ -257,6 +257,12 @@ def fragments() -> list[Row]:
     return measured(row)
 
 
+def mmca() -> list[Row]:
+    from mmca import mmca as measured
+
+    return measured(row)
+
+
 def serving() -> list[Row]:
     from serving import measured
 
@@ -282,6 +288,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
         mining,
         offline_steps,
         fragments,
+        mmca,
     )
     known = {w.__name__: w for w in works}
     missing = set() if ASSETS in os.environ else {"end_to_end", "extraction"}

@@ -148,10 +148,11 @@ def test_own_parts_weigh_what_one_softmax_over_all_would_give_them(large):
     together = unit(torch.cat([one, two], 1), torch.cat(real, 1))
     looking = unit.looking(one, real[0]), unit.looking(two, real[1])
     each = torch.arange(2)
-    torch.testing.assert_close(unit.updated(*looking)[each, each], together[:, :4])
-    torch.testing.assert_close(unit.updated(*looking[::-1])[each, each], together[:, 4:])
+    for (who, seen), expected in ((looking, together[:, :4]), (looking[::-1], together[:, 4:])):
+        found = unit.merged(unit.found(who, seen), who.attended, who.parts)
+        torch.testing.assert_close(found[each, each], expected)
     projected = unit.projected(one, real[0]), unit.projected(two, real[1])
-    torch.testing.assert_close(unit.stacked(*projected), together)
+    torch.testing.assert_close(unit.finished(torch.cat([one, two], 1), unit.together(*projected)), together)
 
 
 def test_aligned_pairs_are_entries_of_all_pairs_with_the_same_gradients():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from calligram.errors import UserError
 from calligram.models.a3vse import mean_of_parts
 from calligram.models.fragment_tiles import score_in_tiles, some_in_tiles
+from calligram.models.fusing import fused
 from calligram.models.layers import RecurrentText
 from calligram.models.matcher import Encoded, Matcher, unit
 from calligram.models.ngram_text import NgramText
@@ -59,16 +60,36 @@ class PairModule(nn.Module):
 
     def forward(self, images: Looking, texts: Looking) -> Tensor:
         """Cosines of i_1 and c_1 of all pairs, (I, T)."""
-        image = _mean(self.unit.updated(images, texts), images.mask)
-        return self._cosine(image.transpose(0, 1), self.unit.updated(texts, images), texts.mask)
+        image = _image(self, self.unit.found(images, texts), images.attended, images.parts, images.mask)
+        text = _text(self, self.unit.found(texts, images), texts.attended, texts.parts, texts.mask)
+        return (unit(image.transpose(0, 1)) * unit(text)).sum(-1)
 
     def aligned(self, images: Projected, texts: Projected) -> Tensor:
         """Those of aligned pairs, (N,)."""
-        both, regions = self.unit.stacked(images, texts), images.mask.shape[1]
-        return self._cosine(_mean(both[:, :regions], images.mask), both[:, regions:], texts.mask)
+        attended = self.unit.together(images, texts)
+        image, text = _both(self, attended, images.parts, texts.parts, images.mask, texts.mask)
+        return (unit(image) * unit(text)).sum(-1)
 
-    def _cosine(self, image: Tensor, words: Tensor, mask: Tensor) -> Tensor:
-        return (unit(image) * unit(self.ngrams(words, mask))).sum(-1)
+
+@fused(2, 1, 1, 1)
+def _image(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
+    """i_1 (S, N, D) from what regions found in S texts."""
+    return _mean(module.unit.merged(found, attended, parts), mask)
+
+
+@fused(3, 2, 2, 2)
+def _text(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
+    """c_1 (S, N, D) from what words found in S images."""
+    return module.ngrams(module.unit.merged(found, attended, parts), mask)  # type: ignore[no-any-return]
+
+
+@fused(2, 1, 2, 1, 2)
+def _both(
+    module: PairModule, attended: Tensor, regions: Tensor, words: Tensor, real: Tensor, spoken: Tensor
+) -> tuple[Tensor, Tensor]:
+    """i_1 and c_1 (N, D) of aligned pairs, from what their stacked parts made of each other."""
+    parts, count = module.unit.finished(torch.cat([regions, words], 1), attended), regions.shape[1]
+    return _mean(parts[:, :count], real), module.ngrams(parts[:, count:], spoken)
 
 
 def _real(items: Encoded) -> tuple[Tensor, Tensor]:

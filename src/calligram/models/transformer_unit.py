@@ -33,9 +33,9 @@ class Looking(NamedTuple):
     mask: Tensor
     """(N, K) True where a part is real"""
     attended: Tensor
-    """(N, H, K, S) what each part makes of its own item's"""
+    """(N, K, H, S) what each part makes of its own item's"""
     queries: Tensor
-    """(N, H, K, E) with the columns"""
+    """(N, K, H, E) with the columns"""
     keys: Tensor
     """(N, H, K + 1, E); the last stands for the own parts of whoever looks"""
     values: Tensor
@@ -101,45 +101,48 @@ class TransformerUnit(nn.Module):
             torch.cat([each, last.to(each.dtype).expand_as(each[:, :, :1])], 2)
             for each, last in ((keys, own), (values, share))
         )
+        # As attention gives what it finds, so that nothing is moved to be merged.
+        attended, queries = (t.transpose(1, 2).contiguous() for t in (attended, queries))
         return Looking(parts, mask, attended, queries, keys, values)
 
-    def updated(self, who: Looking, seen: Looking) -> Tensor:
-        """The parts of ``who`` after the unit over both items' stacked parts, for all pairs (mmca, Eqs. 8-14).
+    def found(self, who: Looking, seen: Looking) -> Tensor:
+        """What the parts of ``who`` find in S other items, and the share of their own (S, N, K, H, E).
 
-        Returns:
-            (S, N, K, D) for S seen items and N that look.
+        With ``merged`` this is the unit over the stacked parts of all pairs, for the parts of one side
+        (mmca, Eqs. 8-14).
         """
-        count = len(seen.keys)
-        queries, attended = (
-            t.transpose(0, 1).contiguous().unsqueeze(0).expand(count, *[-1] * 4) for t in (who.queries, who.attended)
-        )
-        found = F.scaled_dot_product_attention(queries.flatten(2, 3), seen.keys, seen.values, scale=1.0)
-        found = found.view(*found.shape[:2], *queries.shape[2:])
-        merged = torch.addcmul(found[..., : self.size], found[..., self.size : self.size + 1], attended)
-        return self.finished(who.parts.unsqueeze(0), merged.permute(0, 2, 3, 1, 4).flatten(3))
+        items, places = who.mask.shape
+        queries = who.queries.flatten(0, 1).transpose(0, 1).expand(len(seen.keys), -1, -1, -1)
+        found = F.scaled_dot_product_attention(queries, seen.keys, seen.values, scale=1.0)
+        return found.transpose(1, 2).view(len(seen.keys), items, places, self.heads, -1)
+
+    def merged(self, found: Tensor, attended: Tensor, parts: Tensor) -> Tensor:
+        """What ``found`` gave, with what parts (N, K, D) made of their own items, to the end: (S, N, K, D)."""
+        both = torch.addcmul(found[..., : self.size], found[..., self.size : self.size + 1], attended)
+        return self.finished(parts, both.flatten(3))
 
     def projected(self, parts: Tensor, mask: Tensor) -> Projected:
         """What is computed once for each item that is stacked with others."""
         weights = torch.cat([self.query.weight, self.key.weight, self.value.weight])
         return Projected(parts, mask, F.linear(parts, weights))
 
-    def stacked(self, one: Projected, two: Projected) -> Tensor:
-        """The stacked parts (N, K + L, D) of aligned pairs after the unit (mmca, Eqs. 8-14).
+    def together(self, one: Projected, two: Projected) -> Tensor:
+        """What the stacked parts of aligned pairs make of each other, heads one after the other (N, K + L, D).
 
-        Attention within an item is computed for each of its pairs here. Where an item is in few, that is less than to
-        put it together from what is known of the item, as ``updated`` does.
+        With ``finished`` this is the unit over stacked parts (mmca, Eqs. 8-14). Attention within an item is computed
+        for each of its pairs: where an item is in few, that is less than to put it together from what is known of it.
         """
-        parts, mask, heads = (torch.cat(both, 1) for both in zip(one, two, strict=True))
+        mask, heads = torch.cat([one.mask, two.mask], 1), torch.cat([one.projected, two.projected], 1)
         split = heads.view(*heads.shape[:2], 3, self.heads, self.size)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
         # To look costs a CPU nothing, and a mask a fifth of the attention; an accelerator would have to wait.
         bias = None if mask.device.type == "cpu" and bool(mask.all()) else _bias(mask, query)
-        return self.finished(parts, _joined(F.scaled_dot_product_attention(query, key, value, bias)))
+        return _joined(F.scaled_dot_product_attention(query, key, value, bias))
 
     def finished(self, parts: Tensor, attended: Tensor) -> Tensor:
         """Heads one after the other (..., K, D), through the output map, the residuals and the inner layers."""
-        parts = self.attended_norm(parts + self.out(attended))
-        return self.norm(parts + self.outer(torch.relu(self.inner(parts))))  # type: ignore[no-any-return]
+        parts = _normed(self.attended_norm, parts + self.out(attended))
+        return _normed(self.norm, parts + self.outer(F.relu(self.inner(parts), inplace=True)))
 
     def _heads(self, parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (N, H, K, S)."""
@@ -148,6 +151,16 @@ class TransformerUnit(nn.Module):
             for layer in (self.query, self.key, self.value)
         )
         return query, key, value
+
+
+def _normed(norm: nn.LayerNorm, parts: Tensor) -> Tensor:
+    """Layer norm in the precision of the parts; its sums are in single precision all the same.
+
+    Autocast would have the result in single precision too, which all that follows would read and write.
+    """
+    with torch.autocast(parts.device.type, enabled=False):
+        weight, bias = norm.weight.to(parts.dtype), norm.bias.to(parts.dtype)
+        return F.layer_norm(parts, norm.normalized_shape, weight, bias, norm.eps)
 
 
 def _joined(heads: Tensor) -> Tensor:

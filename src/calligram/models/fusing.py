@@ -1,0 +1,76 @@
+"""Chains of small steps, compiled into few kernels where that is asked for.
+
+A step over many parts takes as long as it takes to read and write them; compiled, several steps read and write once.
+Compiling takes up to a minute at first use, so it is not the default: ``CALLIGRAM_COMPILE=1`` asks for it on an
+accelerator, and ``fusing`` anywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "CALLIGRAM_COMPILE"
+"""in the environment: 1 to compile on an accelerator"""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Choice:
+    """Of the whole process: what is computed again for a gradient is computed by another thread, in the same way."""
+
+    on = os.environ.get(VARIABLE) == "1" and torch.cuda.is_available()
+
+
+@contextmanager
+def fusing(on: bool = True) -> Iterator[None]:
+    """Compile what is ``fused``, or not, within a block, whatever the environment says."""
+    before, _Choice.on = _Choice.on, on
+    try:
+        yield
+    finally:
+        _Choice.on = before
+
+
+def fused(*changing: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Compile a function while ``fusing``; leave it as it is where it cannot be compiled, which is said once.
+
+    Args:
+        changing: of each tensor that it is given, in order, how many of its first axes differ in length from call to
+            call, so that it is not compiled for each of them.
+    """
+
+    def wrapped(function: Callable[P, R]) -> Callable[P, R]:
+        compiled: list[Callable[P, R]] = []
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not _Choice.on:
+                return function(*args, **kwargs)
+            if not compiled:
+                compiled.append(torch.compile(function))
+            for tensor, axes in zip((each for each in args if isinstance(each, Tensor)), changing, strict=True):
+                torch._dynamo.maybe_mark_dynamic(tensor, list(range(axes)))
+            try:
+                return compiled[0](*args, **kwargs)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever compilers raise
+                if compiled[0] is function:
+                    raise
+                log.warning("%s cannot be compiled and runs step by step: %s", function.__name__, error)
+                compiled[0] = function
+                return function(*args, **kwargs)
+
+        return called
+
+    return wrapped

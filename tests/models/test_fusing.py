@@ -1,0 +1,68 @@
+"""What is compiled gives what it gives step by step."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import pytest
+import torch
+
+from calligram.models.fusing import fused, fusing
+from calligram.models.mmca import MMCA, MMCASettings
+
+
+@pytest.fixture(autouse=True)
+def traced(monkeypatch):
+    """Traced as for a compiler, without the minute that making kernels takes."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+
+
+def sides(found, images, texts, words, seed):
+    torch.manual_seed(seed)
+    mask = torch.arange(words) < torch.randint(1, words + 1, (texts, 1))
+    return found.encode_images(torch.randn(images, 3, 5)), found.encode_texts(torch.randn(texts, words, 7), mask)
+
+
+@pytest.mark.parametrize("lower", [False, True])
+def test_scores_and_gradients_of_mmca_are_the_same_compiled(lower):
+    torch.manual_seed(0)
+    settings = MMCASettings(
+        vocabulary=0, dim=16, feature_dim=5, text="states", state_dim=7, heads=2, filters=4, alpha=0.7
+    )
+    found = MMCA(settings)
+    limits = {"atol": 0.03, "rtol": 0.05} if lower else {}
+    for sizes in ((3, 4, 6), (5, 7, 3)):
+        scores = []
+        for on in (False, True):
+            with fusing(on), torch.autocast("cpu", torch.bfloat16, enabled=lower):
+                images, texts = sides(found, *sizes, seed=1)
+                whole = found.score(images, texts)
+                pairs = found.score_pairs(images, texts.rows(slice(sizes[0])))
+            found.zero_grad()
+            (whole.square().sum() + pairs.sum()).backward()
+            scores.append((whole, pairs, *(p.grad.clone() for p in found.parameters())))
+        for one, two in zip(*scores, strict=True):
+            torch.testing.assert_close(one, two, **limits)
+
+
+def test_what_cannot_be_compiled_runs_step_by_step_and_says_so_once(monkeypatch, caplog):
+    def broken(function):
+        def called(*args):
+            raise RuntimeError("no compiler")
+
+        return called
+
+    monkeypatch.setattr(torch, "compile", broken)
+    twice = fused(1)(lambda x: 2 * x)
+    with fusing(), caplog.at_level(logging.WARNING):
+        assert [twice(torch.ones(2)).tolist() for _ in range(2)] == [[2, 2]] * 2
+    assert [r.message for r in caplog.records] == ["<lambda> cannot be compiled and runs step by step: no compiler"]
+
+
+def test_errors_of_the_function_itself_are_raised():
+    def wrong(x):
+        raise ValueError("of its own")
+
+    with fusing(), pytest.raises(ValueError, match="of its own"):
+        fused(1)(wrong)(torch.ones(2))
