@@ -11,6 +11,7 @@ from calligram.recipes import (
     best,
     cca,
     combined,
+    distil,
     dual_path,
     ensemble,
     fragments,
@@ -70,6 +71,12 @@ RECIPES: Mapping[str, Recipe] = {
             "backbone and text encoder end to end with mmca, vse or others on top, one or several in one run",
             best.BestRecipe(),
             best.plan,
+        ),
+        Recipe(
+            "distil",
+            "a matcher of vectors that follows the scores of another run, such as one of mmca",
+            distil.DistilRecipe(),
+            distil.plan,
         ),
         Recipe(
             "two-branch",

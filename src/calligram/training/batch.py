@@ -46,6 +46,10 @@ class Batch:
     own: tuple[int, int] | None = None
     """how many of the images and of the texts are in matching pairs; they come first, and what was drawn beside them
     after, with a target of 0. None for all"""
+    image_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """(I,) which images of the pairing these are"""
+    text_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """(T,)"""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The same with every tensor changed."""
@@ -130,6 +134,8 @@ class Batches:
             torch.from_numpy(self._text_groups[texts]),
             torch.from_numpy(drawn),
             own,
+            torch.from_numpy(images),
+            torch.from_numpy(texts),
         )
         # Pinned here, in the thread that runs ahead, so that the copy to the device need not wait.
         return host.each(Tensor.pin_memory) if self.device.type == "cuda" else host

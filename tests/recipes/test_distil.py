@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from calligram.errors import UserError
+from calligram.evaluation.encoding import encode_pairing, load_pairing
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.distil import teacher_of
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.training.loop import _Training
+from calligram.training.runs import Run
+
+SMALL = ("batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "average=0", "lr=0.01")
+STORED = "image.features=colour"
+CPU = Surroundings(torch.device("cpu"))
+
+
+def run(recipe, collection, out, *changes, resume=False):
+    chosen = RECIPES[recipe]
+    settings = resolve(chosen.defaults, [*SMALL, *changes])
+    return run_recipe(chosen, settings, collection, out, resume=resume, around=CPU)
+
+
+@pytest.fixture(scope="module", params=["mmca", "scan"])
+def teacher(request, stored_tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("teacher") / request.param
+    changes = (f"matcher={request.param}", "mmca.heads=4", "mmca.filters=8", "text.dropout=0", "text.blank=0")
+    run("fragments", stored_tiny, folder, STORED, *changes, "epochs=10")
+    return folder
+
+
+def test_a_teacher_scores_rows_of_the_training_pairing_as_it_does_alone(stored_tiny, teacher):
+    train = stored_tiny.sentences("train").join_equal_texts()
+    found = teacher_of(str(teacher), train, CPU)
+    matcher, inputs = Run.open(teacher).load()
+    encoded = encode_pairing(matcher, inputs, load_pairing(inputs, train))
+    images, texts = torch.tensor([3, 0, 5]), torch.tensor([2, 7, 1, 4])
+    expected = matcher.score(encoded.images.rows(images), encoded.texts.rows(texts))
+    torch.testing.assert_close(found.scores(images, texts), expected, rtol=1e-2, atol=2e-3)  # half precision
+
+
+@pytest.mark.parametrize("pictures", [(STORED,), ("image.size=16", "image.channels=4", "image.crop=1")])
+def test_vectors_come_to_follow_a_teacher_from_inputs_of_their_own(stored_tiny, teacher, tmp_path, pictures):
+    run("distil", stored_tiny, tmp_path / "run", f"teacher={teacher}", *pictures, "epochs=30", "pairs=0.1")
+    rows = [row for row in Run.open(tmp_path / "run").metrics() if "divergence" in row]
+    assert rows[-1]["divergence"] < 0.7 * rows[0]["divergence"]
+    assert "info_nce" in rows[-1]
+    matcher, _ = Run.open(tmp_path / "run").load()
+    assert not matcher.reranks
+    assert not any("teacher" in name for name, _ in matcher.named_parameters())
+
+
+def test_batches_say_which_items_they_hold(stored_tiny, teacher):
+    settings = resolve(RECIPES["distil"].defaults, [*SMALL, STORED, f"teacher={teacher}"])
+    plan = RECIPES["distil"].plan(settings, stored_tiny, CPU)
+    train = stored_tiny.sentences("train").join_equal_texts()
+    for batch in plan.stages[0].batches.epoch(0):
+        target = train.matches.target(batch.image_rows.numpy(), batch.text_rows.numpy())
+        assert np.array_equal(target, batch.image_target.numpy())
+    own = dict(plan.stages[0].objective.named_parameters())
+    assert set(own) == {"parts.0.log_scale", "parts.1.log_scale"}  # the teacher is neither trained nor saved
+
+
+def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, teacher, tmp_path, monkeypatch):
+    changes = (f"teacher={teacher}", STORED, "epochs=3", "save_steps=1")
+    run("distil", stored_tiny, tmp_path / "whole", *changes)
+
+    def dies(self, number, epoch, optimizer, real=_Training._end_epoch):
+        if epoch == 1:
+            raise KeyboardInterrupt
+        return real(self, number, epoch, optimizer)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_Training, "_end_epoch", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run("distil", stored_tiny, tmp_path / "killed", *changes)
+    run("distil", stored_tiny, tmp_path / "killed", *changes, resume=True)
+    whole, killed = (Run(tmp_path / name).load()[0].state_dict() for name in ("whole", "killed"))
+    assert all(torch.equal(whole[name], killed[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("matcher=mmca",), "matcher=mmca scores pairs itself; distil trains one that scores by vectors"),
+        (("follow=0",), "follow=0 leaves the teacher out"),
+        ((), "recipe distil needs --set teacher="),
+        (("teacher=/no/run",), "there is no folder /no/run"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(stored_tiny, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        run("distil", stored_tiny, tmp_path / "run", STORED, *changes)
