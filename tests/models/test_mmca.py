@@ -284,6 +284,41 @@ def test_a_trained_encoder_gives_the_states_and_learns(tiny_bert, tmp_path):
     assert torch.equal(again.score(images, again.encode_texts(words, mask)), found.score(images, texts))
 
 
+def literal_shares(unit, parts):
+    """(K, K) the mean over heads of Eq. 11's softmax, part by part."""
+    size, rows = unit.size, []
+    for query in parts:
+        heads = []
+        for head in range(unit.heads):
+            rows_of = slice(head * size, (head + 1) * size)
+            keys = [unit.key.weight[rows_of] @ part for part in parts]
+            logits = torch.stack([(unit.query.weight[rows_of] @ query) @ key / math.sqrt(size) for key in keys])
+            heads.append(logits.exp() / logits.exp().sum())
+        rows.append(sum(heads) / unit.heads)
+    return torch.stack(rows)
+
+
+@torch.no_grad()
+def test_where_words_and_regions_look_is_mmca_eq_11_for_the_other_side_made_to_sum_to_one():
+    found, (features, states, mask) = matcher(), given(4, 4)
+    images, texts = encoded(found, features, states, mask)
+    assert found.attends == {"words", "regions"}
+    words, regions = found.attended(images, texts)
+    assert words.shape == regions.shape == (4, 4, 6)
+    for row in range(4):
+        real, spoken = images.mask[row], texts.mask[row]
+        shares = literal_shares(found.pairs.unit, [*images.parts[row][real], *texts.parts[row][spoken]])
+        count = int(real.sum())
+        from_words, from_regions = shares[count:, :count].T, shares[:count, count:]
+        expected = from_words / from_words.sum(0), from_regions / from_regions.sum(1, keepdim=True)
+        for got, wanted in zip((words[row], regions[row]), expected, strict=True):
+            torch.testing.assert_close(got[real][:, spoken], wanted)
+            torch.testing.assert_close(got.sum(), wanted.sum())  # nothing for what only fills up
+    nothing = found.attended(images, texts._replace(mask=torch.zeros_like(mask)))
+    assert not any(shares.any() for shares in nothing)
+    assert matcher(alpha=0.0).attends == frozenset()
+
+
 def test_heads_that_do_not_divide_the_size_are_refused():
     with pytest.raises(UserError, match=r"dim=12 cannot be cut into mmca\.heads=5 equal heads"):
         MMCA(MMCASettings(**{**SIDES, "heads": 5}))

@@ -12,7 +12,7 @@ from calligram.models.a3vse import mean_of_parts
 from calligram.models.fragment_tiles import score_in_tiles, some_in_tiles
 from calligram.models.fusing import fused
 from calligram.models.layers import RecurrentText
-from calligram.models.matcher import Encoded, Matcher, unit
+from calligram.models.matcher import Encoded, Matcher, Side, unit
 from calligram.models.ngram_text import NgramText
 from calligram.models.part_sides import PartSettings, image_branch, image_parts, text_branch
 from calligram.models.text_encoders import BertText, PooledText
@@ -99,6 +99,11 @@ def _real(items: Encoded) -> tuple[Tensor, Tensor]:
     return items.parts.masked_fill(~mask.unsqueeze(-1), 0.0), mask
 
 
+def _whole(shares: Tensor, axis: int) -> Tensor:
+    """Shares that sum to one along an axis, or are zero."""
+    return shares / shares.sum(axis, keepdim=True).clamp(min=torch.finfo(shares.dtype).tiny)
+
+
 def _mean(parts: Tensor, mask: Tensor) -> Tensor:
     """Over the real parts of (..., N, K, D): (..., N, D)."""
     weights = mask.to(parts.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
@@ -181,6 +186,25 @@ class MMCA(Matcher):
         """Aligned pairs."""
         each = torch.arange(len(images.vectors), device=images.vectors.device)
         return self.score_some(images, texts, each, each)
+
+    @property
+    def attends(self) -> frozenset[Side]:
+        """Both sides, where the pair module counts."""
+        return frozenset(("words", "regions")) if self.settings.alpha else frozenset()
+
+    def attended(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
+        """Where aligned pairs look in the pair module (mmca, Eq. 11).
+
+        Shares are the mean over heads of one softmax over all stacked parts, of which those of the other side are kept
+        and made to sum to one: a head that looks at its own side counts less.
+        """
+        one, two = self.pairs.projected(images), self.pairs.projected(texts)
+        shares, regions = self.pairs.unit.shares(one, two), one.mask.shape[1]
+        real = one.mask.unsqueeze(2) & two.mask.unsqueeze(1)
+        return (
+            _whole(shares[:, regions:, :regions].mT * real, 1),
+            _whole(shares[:, :regions, regions:] * real, 2),
+        )
 
     def _crossed(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
         """Cosines of i_1 and c_1 of some pairs."""

@@ -132,17 +132,27 @@ class TransformerUnit(nn.Module):
         With ``finished`` this is the unit over stacked parts (mmca, Eqs. 8-14). Attention within an item is computed
         for each of its pairs: where an item is in few, that is less than to put it together from what is known of it.
         """
-        mask, heads = torch.cat([one.mask, two.mask], 1), torch.cat([one.projected, two.projected], 1)
-        split = heads.view(*heads.shape[:2], 3, self.heads, self.size)
-        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
-        # To look costs a CPU nothing, and a mask a fifth of the attention; an accelerator would have to wait.
-        bias = None if mask.device.type == "cpu" and bool(mask.all()) else _bias(mask, query)
-        return _joined(F.scaled_dot_product_attention(query, key, value, bias))
+        return _joined(F.scaled_dot_product_attention(*self._split(one, two)))
+
+    def shares(self, one: Projected, two: Projected) -> Tensor:
+        """How much each stacked part of aligned pairs looks at each, the mean over heads (N, K + L, K + L)."""
+        query, key, _, bias = self._split(one, two)
+        logits = _wide(query @ key.mT) * self.size**-0.5
+        logits = logits if bias is None else logits + bias
+        return torch.softmax(logits, -1).mean(1)
 
     def finished(self, parts: Tensor, attended: Tensor) -> Tensor:
         """Heads one after the other (..., K, D), through the output map, the residuals and the inner layers."""
         parts = _normed(self.attended_norm, parts + self.out(attended))
         return _normed(self.norm, parts + self.outer(F.relu(self.inner(parts), inplace=True)))
+
+    def _split(self, one: Projected, two: Projected) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Queries, keys and values of stacked parts, (N, H, K + L, S), and what is added to logits for the mask."""
+        mask, heads = torch.cat([one.mask, two.mask], 1), torch.cat([one.projected, two.projected], 1)
+        split = heads.view(*heads.shape[:2], 3, self.heads, self.size)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        # To look costs a CPU nothing, and a mask a fifth of the attention; an accelerator would have to wait.
+        return query, key, value, None if mask.device.type == "cpu" and bool(mask.all()) else _bias(mask, query)
 
     def _heads(self, parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (N, H, K, S)."""
