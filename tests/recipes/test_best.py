@@ -117,6 +117,12 @@ def test_members_start_from_the_same_networks_which_learn_more_slowly(tiny, netw
     assert found.parts.shape == twice.parts.shape == (2, 4, 32)
 
 
+def test_dev_is_measured_by_candidates_or_by_all_pairs(stored_tiny, tmp_path):
+    found = [run(stored_tiny, tmp_path / depth, *STORED, f"dev_depth={depth}") for depth in ("0", "100", "1")]
+    assert found[0]["rsum"] == found[1]["rsum"]  # more candidates than there are items
+    assert found[2].keys() == found[0].keys()
+
+
 def test_a_library_searches_by_joined_vectors_and_orders_by_all_members(stored_tiny, tmp_path):
     run(stored_tiny, tmp_path / "run", *STORED, "members=mmca,scan")
     models = Models.load(tmp_path / "run")

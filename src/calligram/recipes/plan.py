@@ -47,6 +47,8 @@ class Plan(NamedTuple):
     """makes the matcher, in place of the one above, where there are no stages; it chooses by what it is handed"""
     evaluate: Evaluate | None = None
     """what dev is measured by, where that is not retrieval of captions"""
+    dev_depth: int | None = None
+    """candidates of each query of dev that are scored, found by vectors; None for all pairs"""
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def _measures_dev(plan: Plan, collection: Collection, around: Surroundings) -> E
     loaded = load_pairing(plan.inputs, dev, around.track)
 
     def evaluate(matcher: Matcher) -> Mapping[str, float]:
-        found = evaluate_retrieval(matcher, plan.inputs, dev, loaded=loaded).retrieval
+        found = evaluate_retrieval(matcher, plan.inputs, dev, loaded=loaded, depth=plan.dev_depth).retrieval
         return {
             "rsum": found.rsum,
             **{f"i2t_r{k}": getattr(found.i2t, f"r{k}") for k in (1, 5, 10)},

@@ -18,7 +18,6 @@ from calligram.errors import UserError, unknown
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.evaluation.overlap import draw_overlap
 from calligram.evaluation.retrieval import Look, evaluate_retrieval
-from calligram.evaluation.sheets import draw_sheet
 from calligram.features.region_input import RegionInput
 from calligram.models.stored import BEST
 from calligram.recipes.catalog import recipe_named
@@ -28,7 +27,7 @@ from calligram.recipes.level_curves import Level, draw_levels
 from calligram.recipes.plan import Surroundings, device_named, run_recipe
 from calligram.recipes.provenance import with_assets_found
 from calligram.recipes.results import Result, append, localization_line, read_results, result_line
-from calligram.recipes.study_pictures import draws_found, draws_map, looking
+from calligram.recipes.study_pictures import draws_found, draws_images, draws_map, looking
 from calligram.training.curves import draw_compared, draw_curves
 from calligram.training.runs import Run, write_whole
 
@@ -185,7 +184,7 @@ def _run(
     else:
         by_identity = collection.has_identities("test")
         test = collection.identities("test") if by_identity else collection.sentences("test")
-        looks: list[Look] = []
+        looks: list[Look] = [draws_images(test, sheet)] if pictures else []
         if seed == 0 and row.name in study.mapped:
             pictures.append(shown / f"{plain}-map.png")
             looks.append(draws_map(test, pictures[-1], row.name))
@@ -195,8 +194,6 @@ def _run(
             looks.append(draws_found(test, *both))
         look = looking(looks)
         report = evaluate_retrieval(matcher, inputs, test, within_modality=True, look=look, track=around.track)
-        if pictures:
-            draw_sheet(matcher, inputs, test, sheet, queries=3)
         compared = any(c.metric == "overlap" and row.name in (c.better, c.worse) for c in study.claims)
         if seed == 0 and compared and report.overlap is not None:
             pictures.append(shown / f"{plain}-overlap.png")

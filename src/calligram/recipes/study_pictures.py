@@ -22,6 +22,16 @@ def draws_map(test: Pairing, target: Path, title: str) -> Look:
     return look
 
 
+def draws_images(test: Pairing, target: Path) -> Look:
+    """The first images of a few texts."""
+
+    def look(encoded: EncodedPairing, scores: Floats) -> None:
+        del encoded
+        draw_found_images(scores, test, target, queries=3)
+
+    return look
+
+
 def draws_found(test: Pairing, texts: Path, images: Path) -> Look:
     """The first five texts of some images, and the first four images of some texts (mmca, Figs. 4 and 5)."""
 
