@@ -133,6 +133,7 @@ CNN = ("text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.length=8")
     [
         ("dual-path", CNN),
         ("scan", ("image.features=colour",)),
+        ("mmca", ("image.features=colour", "mmca.heads=2", "mmca.filters=4", "candidates=2")),
         ("bfan", ("image.features=colour",)),
         ("vsrn", ("image.features=colour", "vsrn.layers=1", "vsrn.writer=8")),
         ("mmca", ("image.features=colour", "mmca.heads=2", "mmca.filters=8")),
@@ -160,6 +161,12 @@ def test_a3vse_has_the_sizes_and_rates_of_its_own_recipe():
         assert getattr(found, key) == getattr(own, key), key
     for key in ("word_dim", "hidden", "bidirectional", "dropout", "blank"):
         assert getattr(found.text, key) == getattr(own.text, key), key
+
+
+def test_mmca_has_the_rates_of_fragments_at_the_size_of_its_paper():
+    found, own = resolve(RECIPES["aoq"].defaults, ["matcher=mmca"]), RECIPES["fragments"].defaults
+    assert (found.lr, found.batch, found.epochs, found.average) == (own.lr, own.batch, own.epochs, own.average)
+    assert (found.dim, found.dim % found.mmca.heads) == (256, 0)
 
 
 def test_settings_that_do_not_go_together_are_refused(tiny, tmp_path):

@@ -19,4 +19,5 @@ PRESETS: dict[str, tuple[str, ...]] = {
     "bfan": _FRAGMENTS,
     "vsrn": _FRAGMENTS,
     "a3vse": (*_FRAGMENTS, "text.bidirectional=false"),
+    "mmca": (*_FRAGMENTS, "dim=256"),
 }  # fmt: skip
