@@ -19,6 +19,9 @@ from calligram.recipes.config import changed, from_plain
 from calligram.recipes.provenance import with_assets_named
 from calligram.training.runs import Run
 
+MEMBERS = {"ensemble": "runs", "best": "members"}
+"""recipes of several matchers as one, and the setting that names them"""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -130,7 +133,7 @@ def _line(run: Run, collection: Collection, split: str, *, study: str, pictures:
         about["device"],
         str(about.get("commit", "unknown")),
         recorded_command(about["command"]),
-        members=len(about["settings"]["runs"]) if recipe.name == "ensemble" else 1,
+        members=len(about["settings"][MEMBERS[recipe.name]]) if recipe.name in MEMBERS else 1,
         study=study,
         pictures=[str(picture) for picture in pictures],
     )
