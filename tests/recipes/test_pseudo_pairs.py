@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from calligram.data.draft import RegionRecord
 from calligram.data.writing import write_collection
 from calligram.errors import UserError
-from calligram.recipes.pseudo_pairs import PseudoSettings, pseudo_pairs, pseudo_sentences
+from calligram.features.image_words import ImageWords
+from calligram.recipes.pseudo_pairs import PseudoSettings, drawn, pseudo_pairs, pseudo_sentences
 
 FINDER = PseudoSettings(source="finder")
 
@@ -84,3 +86,39 @@ def test_labels_need_a_classifier(detected):
         pseudo_pairs(detected.sparse(0.5), PseudoSettings(said=("labels",)))
     with pytest.raises(UserError, match="said needs at least one"):
         PseudoSettings(said=())
+
+
+def test_several_sentences_have_a_few_words_each_in_their_order(detected):
+    how = PseudoSettings(sentences=4, words=2)
+    said = drawn("red dog brown grass man", "train-0", how)
+    assert 1 < len(said) <= 4
+    assert len(set(said)) == len(said)
+    order = ["red", "dog", "brown", "grass", "man"]
+    for sentence in said:
+        places = [order.index(word) for word in sentence.split()]
+        assert len(places) == 2
+        assert places == sorted(places)
+    assert said == drawn("red dog brown grass man", "train-0", how)
+    assert said != drawn("red dog brown grass man", "train-1", how)
+    assert drawn("dog", "train-0", how) == ["dog"]
+    assert drawn("", "train-0", how) == []
+    assert drawn("red dog brown", "train-0", PseudoSettings()) == ["red dog brown"]
+
+
+def test_captions_of_the_most_similar_images_are_said_too(detected, tiny_classifier):
+    sparse = detected.sparse(0.5)
+    how = PseudoSettings(source="finder", backbone=str(tiny_classifier), neighbours=2)
+    pairs = pseudo_pairs(sparse, how)
+    captions = set(sparse.sentences("train").texts.strings)
+    words = ImageWords.load(str(tiny_classifier))
+    captioned = sparse.sentences("train")
+    described = np.flatnonzero(captioned.matches.counts()[0])
+    theirs, own = (words.vectors(v).double().numpy() for v in (captioned.visuals.select(described), pairs.visuals))
+    for place, vector in enumerate(own):
+        said = {pairs.texts.strings[t] for t in pairs.matches.texts_of(place)}
+        cosines = [vector @ other / np.linalg.norm(vector) / np.linalg.norm(other) for other in theirs]
+        nearest = [described[n] for n in np.argsort(cosines)[::-1][:2]]
+        expected = {captioned.texts.strings[captioned.matches.texts_of(image)[0]] for image in nearest}
+        assert said & captions == expected
+    with pytest.raises(UserError, match="neighbours need vectors"):
+        pseudo_pairs(sparse, PseudoSettings(source="finder", neighbours=1))

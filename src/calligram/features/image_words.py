@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from calligram.data.pairing import Pairing, Visuals
@@ -62,9 +63,7 @@ class ImageWords:
         Raises:
             UserError: when no image has a caption to learn from.
         """
-        described = np.flatnonzero(captioned.matches.counts()[0])
-        if not len(described):
-            raise UserError("words are learnt from captions, and no training image has one; leave out 'learnt'")
+        described = _described(captioned)
         words = [
             {w for text in captioned.matches.texts_of(image) for w in tokenise(captioned.texts.strings[text])}
             for image in described.tolist()
@@ -72,6 +71,30 @@ class ImageWords:
         vectors = self.vectors(captioned.visuals.select(described)).double().numpy()
         learnt = LearntWords.fit(vectors, words, shrink=shrink, least=least)
         return [" ".join(best) for best in learnt.best(self.vectors(visuals).double().numpy(), most)]
+
+    def neighbours(self, visuals: Visuals, captioned: Pairing, count: int) -> list[list[str]]:
+        """For each image a caption of each of the ``count`` captioned images whose vectors are nearest by cosine.
+
+        Raises:
+            UserError: when no image has a caption.
+        """
+        described = _described(captioned)
+        theirs, own = (F.normalize(self.vectors(of), dim=1) for of in (captioned.visuals.select(described), visuals))
+        nearest = described[(own @ theirs.T).topk(min(count, len(described)), dim=1).indices.numpy()]
+        strings, matches = captioned.texts.strings, captioned.matches
+        return [[strings[matches.texts_of(image)[0]] for image in row] for row in nearest.tolist()]
+
+
+def _described(captioned: Pairing) -> NDArray[np.int64]:
+    """Images that have captions.
+
+    Raises:
+        UserError: when there are none.
+    """
+    described = np.flatnonzero(captioned.matches.counts()[0])
+    if not len(described):
+        raise UserError("this learns from captions, and no training image has one; leave out 'learnt' and neighbours")
+    return described
 
 
 def _said(probabilities: NDArray[np.float32], words: list[tuple[str, ...]], least: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -61,6 +62,13 @@ class PseudoSettings:
     learnt_words: Annotated[int, "learnt words that are said of an image", (1, 1000)] = 8
     learnt_least: Annotated[int, "images that captions must say a word of for it to be learnt", (1, 1000000)] = 3
     shrink: Annotated[float, "how little single images are trusted when words are learnt", (1e-6, 1e6)] = 1.0
+    sentences: Annotated[int, "sentences of an image; several have words drawn from all that is said", (1, 100)] = 1
+    words: Annotated[int, "words of each of several sentences", (1, 1000)] = 6
+    neighbours: Annotated[
+        int,
+        "captions, of the captioned images most like it, that are said of an image as well; needs backbone",
+        (0, 100),
+    ] = 0
 
     def __post_init__(self) -> None:
         if not self.said:
@@ -77,16 +85,20 @@ class SemanticsSettings(RunSettings):
 def pseudo_pairs(
     collection: Collection, settings: PseudoSettings, around: Surroundings | None = None, split: str = "train"
 ) -> Pairing:
-    """Images of a split without captions, or all of them, x their pseudo-sentences, one each.
+    """Images of a split without captions, or all of them, x their pseudo-sentences.
 
     Images of which nothing is said are left out. Sentences that read the same are one text with several images, since
     these would else be each other's false negatives. Only captions that the collection has are used, for names of
-    labels and for learnt words.
+    labels, for learnt words, and as neighbours'.
     """
     everything = settings.of == "all"
     visuals = collection.visuals(collection.images_in(split)) if everything else collection.unannotated(split)
-    said = pseudo_sentences(collection, visuals, settings, around)
-    spoken_of = np.flatnonzero([bool(sentence) for sentence in said])
+    words = pseudo_sentences(collection, visuals, settings, around)
+    said = [drawn(sentence, name, settings) for sentence, name in zip(words, visuals.ids, strict=True)]
+    if settings.neighbours and len(visuals):
+        near = neighbours_captions(collection, visuals, settings, around)
+        said = [own + others for own, others in zip(said, near, strict=True)]
+    spoken_of = np.flatnonzero([bool(sentences) for sentences in said])
     log.info("pseudo-sentences for %d of %d images", len(spoken_of), len(visuals))
     if not len(spoken_of):
         reason = "has no image without captions" if not len(visuals) else "has none of which anything is said"
@@ -95,9 +107,38 @@ def pseudo_pairs(
             "pictures without captions, or lower the smallest score"
         )
     chosen = visuals.select(spoken_of)
-    texts = Texts(tuple(f"{name}#said" for name in chosen.ids), tuple(said[place] for place in spoken_of.tolist()))
-    each = np.arange(len(chosen))
-    return Pairing(chosen, texts, Matches(each, each, (len(each), len(each)))).join_equal_texts()
+    said = [said[place] for place in spoken_of.tolist()]
+    owner = np.repeat(np.arange(len(said)), [len(sentences) for sentences in said])
+    ids = (f"{name}#said{n}" for name, own in zip(chosen.ids, said, strict=True) for n in range(len(own)))
+    texts = Texts(tuple(ids), tuple(sentence for own in said for sentence in own))
+    matches = Matches(owner, np.arange(len(texts)), (len(chosen), len(texts)))
+    return Pairing(chosen, texts, matches).join_equal_texts()
+
+
+def drawn(said: str, name: str, settings: PseudoSettings) -> list[str]:
+    """One sentence as it is, or several of a few words each, in their order; an image's draws depend on its id alone.
+
+    Captions speak of a few things each. A text encoder that sees the same dozen words with an image in every epoch
+    learns that list by heart.
+    """
+    words = said.split()
+    if not words or settings.sentences == 1:
+        return [said] if words else []
+    draw = random.Random(name)
+    count = min(settings.words, len(words))
+    places = (sorted(draw.sample(range(len(words)), count)) for _ in range(settings.sentences))
+    return list(dict.fromkeys(" ".join(words[place] for place in some) for some in places))
+
+
+def neighbours_captions(
+    collection: Collection, visuals: Visuals, settings: PseudoSettings, around: Surroundings | None = None
+) -> list[list[str]]:
+    """For each image one caption of each of the captioned images that a classifier's vectors find most alike."""
+    around = around or Surroundings()
+    if not settings.backbone:
+        raise UserError("neighbours need vectors of images: give backbone= with the folder or hub name of a classifier")
+    words = ImageWords.load(settings.backbone, around.device, around.track)
+    return words.neighbours(visuals, collection.sentences("train"), settings.neighbours)
 
 
 def pseudo_sentences(
