@@ -55,11 +55,12 @@ SMALL = Sizes(images=40, texts=80, batch=8, part=80, loop=8, stacked=128, times=
 
 
 def mmca(row: Rows, sizes: Sizes | None = None) -> list[Row]:
-    """Scoring and a training step, in single precision and in bfloat16 where there is an accelerator."""
+    """A training step and scoring: on an accelerator in bfloat16, in single precision, and with TensorFloat32."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes = sizes or (Sizes() if device == "cuda" else SMALL)
     found: list[Row] = []
-    for precision in ("bf16", "fp32") if device == "cuda" else ("fp32",):
+    for precision in ("bf16", "fp32", "tf32") if device == "cuda" else ("fp32",):
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.manual_seed(0)
         own = MMCASettings(
             vocabulary=0, dim=sizes.dim, feature_dim=FEATURES, text="states", state_dim=STATES, heads=sizes.heads,
@@ -69,6 +70,7 @@ def mmca(row: Rows, sizes: Sizes | None = None) -> list[Row]:
         found += training(row, matcher, sizes, device, precision)
         for varied in (False, True):
             found += scoring(row, matcher, sizes, device, precision, varied=varied)
+    torch.backends.cuda.matmul.allow_tf32 = False
     return found
 
 
@@ -184,7 +186,7 @@ def scoring(row: Rows, matcher: MMCA, sizes: Sizes, device: str, precision: str,
         row(f"{name}: the matrix products alone", limit, "s"),
         row(f"{name}: the matrix products alone against ours", limit / best, "ratio"),
     ]
-    if device == "cuda" and not varied:
+    if precision == "bf16" and not varied:
         found += tiles(row, name, lambda: matcher.score(images, part), precision, device)
     return found
 

@@ -107,6 +107,8 @@ def _whole(shares: Tensor, axis: int) -> Tensor:
 def _mean(parts: Tensor, mask: Tensor) -> Tensor:
     """Over the real parts of (..., N, K, D): (..., N, D)."""
     weights = mask.to(parts.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
+    if torch.compiler.is_compiling():  # then this is one with the step before, and with its gradient
+        return (weights.unsqueeze(-1) * parts).sum(-2)
     return (weights.unsqueeze(-2) @ parts).squeeze(-2)
 
 
