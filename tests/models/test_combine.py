@@ -171,6 +171,8 @@ def test_an_ensemble_has_the_mean_score_and_the_mean_cosine_of_its_members(names
     scores = matcher.score(one, two)
     torch.testing.assert_close(scores, sum(m.score(i, t) for m, i, t in alone) / len(names))
     torch.testing.assert_close(matcher.score_pairs(one, two.rows(slice(0, 4))), scores.diagonal())
+    rows, columns = torch.tensor([3, 0, 3, 1]), torch.tensor([5, 2, 0, 1])
+    torch.testing.assert_close(matcher.score_some(one, two, rows, columns), scores[rows, columns])
     cosines = sum(unit(i.vectors) @ unit(t.vectors).T for _, i, t in alone) / len(names)
     torch.testing.assert_close(unit(one.vectors) @ unit(two.vectors).T, cosines)
 

@@ -54,13 +54,11 @@ def run(collection, out, *changes, resume=False):
 
 
 @pytest.mark.parametrize("members", ["mmca", "mmca,mmca", "mmca,scan,vse"])
-def test_members_learn_side_by_side_and_the_run_is_self_contained(stored_tiny, tmp_path, members):
-    run(stored_tiny, tmp_path / "run", *STORED, f"members={members}", "epochs=20")
-    # Features are random, so only train's pairs can be told apart, and the best epoch on dev is by chance.
-    losses = [row["loss"] for row in Run.open(tmp_path / "run").metrics() if "loss" in row]
-    assert losses[-1] < losses[0] / 2
+def test_members_learn_side_by_side_and_the_run_is_self_contained(spoken_tiny, tmp_path, members):
+    best = run(spoken_tiny, tmp_path / "run", *STORED, f"members={members}", "epochs=10")
+    assert best["t2i_r1"] > 25  # chance is 1 in 12, and each colour has two images
     matcher, inputs = Run.open(tmp_path / "run").load()
-    assert evaluate_retrieval(matcher, inputs, stored_tiny.sentences("test")).retrieval.t2i.queries == 14
+    assert evaluate_retrieval(matcher, inputs, spoken_tiny.sentences("test")).retrieval.t2i.queries == 26
     if members == "mmca":
         assert isinstance(matcher, MMCA)
         return

@@ -24,11 +24,12 @@ def run(recipe, collection, out, *changes, resume=False):
     return run_recipe(chosen, settings, collection, out, resume=resume, around=CPU)
 
 
-@pytest.fixture(scope="module", params=["mmca", "scan"])
+@pytest.fixture(scope="module", params=["mmca", "scan,mmca"])
 def teacher(request, stored_tiny, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("teacher") / request.param
-    changes = (f"matcher={request.param}", "mmca.heads=4", "mmca.filters=8", "text.dropout=0", "text.blank=0")
-    run("fragments", stored_tiny, folder, STORED, *changes, "epochs=10")
+    folder = tmp_path_factory.mktemp("teacher") / "run"
+    changes = (f"members={request.param}", "mmca.heads=4", "mmca.filters=8", "precision=fp32", "epochs=10")
+    still = ("image.train=false", "image.views=one", "text.train=false", "text.blank=0")
+    run("best", stored_tiny, folder, STORED, *changes, *still)
     return folder
 
 

@@ -37,6 +37,7 @@ class Weighted(Matcher):
     """
 
     reranks = True
+    scores_parts = True
     settings: WeightedSettings
 
     def __init__(self, settings: WeightedSettings) -> None:
@@ -114,6 +115,7 @@ class Ensemble(Matcher):
     works once for all of them.
     """
 
+    scores_parts = True
     settings: EnsembleSettings
 
     def __init__(self, settings: EnsembleSettings) -> None:

@@ -56,7 +56,7 @@ class Matcher(nn.Module):
     scores_vectors: ClassVar[bool] = True
     """the score depends on the vectors; where it does not, they are for a first search alone"""
     scores_parts: ClassVar[bool] = False
-    """the score needs parts, which are as long as ``settings.dim``"""
+    """the score needs parts, which are as long as ``settings.dim`` where there is one"""
     tile: ClassVar[int] = 4096
     """pairs that ``score`` hands to ``score_pairs`` at a time"""
     settings: Any
