@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from calligram.features.backbones import Backbone
-from calligram.models import catalog
+from calligram.models import catalog, fragment_tiles
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.combine import Ensemble, EnsembleSettings
 from calligram.models.matcher import Encoded, unit
@@ -82,6 +82,22 @@ def test_one_region_and_one_word_are_enough(number):
     torch.testing.assert_close(matcher.score(one, two), expected.view(1, 1))
     torch.testing.assert_close(matcher.score_pairs(one, two), expected.view(1))
     assert matcher.score_pairs(one.rows(slice(0)), two.rows(slice(0))).shape == (0,)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_some_pairs_are_entries_of_all_whatever_their_tiles(number, monkeypatch):
+    matcher = matchers()[number]
+    torch.manual_seed(0)
+    mask = torch.arange(5) < torch.randint(2, 6, (40, 1))
+    images = matcher.encode_images(torch.randn(6, 4, 5))
+    texts = matcher.encode_texts(torch.randint(4, 30, (40, 5)) * mask, mask)
+    rows, columns = torch.randint(6, (70,)), torch.randint(40, (70,))
+    expected = matcher.score(images, texts)[rows, columns]
+    monkeypatch.setattr(fragment_tiles, "TEXTS", {"cpu": (2, 16)})
+    for tile in (1, 500, 1 << 20):
+        monkeypatch.setattr(fragment_tiles, "TILE", {"cpu": tile})
+        torch.testing.assert_close(matcher.score_some(images, texts, rows, columns), expected)
+        torch.testing.assert_close(matcher.score_pairs(images.rows(rows), texts.rows(columns)), expected)
 
 
 @pytest.mark.parametrize("number", range(4))

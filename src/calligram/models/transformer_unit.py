@@ -103,7 +103,7 @@ class TransformerUnit(nn.Module):
         )
         # As attention gives what it finds, so that nothing is moved to be merged.
         attended, queries = (t.transpose(1, 2).contiguous() for t in (attended, queries))
-        return Looking(parts, mask, attended, queries, keys, values)
+        return Looking(parts.to(value.dtype), mask, attended, queries, keys, values)
 
     def found(self, who: Looking, seen: Looking) -> Tensor:
         """What the parts of ``who`` find in S other items, and the share of their own (S, N, K, H, E).
@@ -123,8 +123,8 @@ class TransformerUnit(nn.Module):
 
     def projected(self, parts: Tensor, mask: Tensor) -> Projected:
         """What is computed once for each item that is stacked with others."""
-        weights = torch.cat([self.query.weight, self.key.weight, self.value.weight])
-        return Projected(parts, mask, F.linear(parts, weights))
+        projected = F.linear(parts, torch.cat([self.query.weight, self.key.weight, self.value.weight]))
+        return Projected(parts.to(projected.dtype), mask, projected)
 
     def together(self, one: Projected, two: Projected) -> Tensor:
         """What the stacked parts of aligned pairs make of each other, heads one after the other (N, K + L, D).
