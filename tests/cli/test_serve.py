@@ -22,6 +22,7 @@ from calligram.errors import UserError
         ({"host": "0.0.0.0", "open_": True, "collection": Path("c")}, "may write into the collection; protect it"),
         ({"host": "nowhere.invalid", "open_": True}, "cannot listen on nowhere.invalid"),
         ({"token": "abc"}, "a token has 8 to 200 characters"),
+        ({"budget": 0.0}, "a budget is more than 0 and at most 10000 milliseconds, got 0"),
         ({"device": "gpu"}, "unknown device 'gpu'"),
     ],
 )

@@ -37,6 +37,28 @@ def test_words_find_pictures_in_order_with_times(served):
     assert answer.json()["milliseconds"].keys() == stages.keys()
 
 
+def test_a_second_stage_says_how_many_it_compared_and_takes_a_budget(served, attending, serving, attending_folder):
+    def asked(client, **more):
+        answer = client.get("/api/search", params={"q": "a dog", "k": 5, "all": True, "hybrid": False, **more})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    assert asked(attending.client, depth=7)["depth"] == 7
+    assert asked(attending.client)["depth"] == 60  # all there are, which is less than a hundred
+    assert asked(attending.client, budget_ms=10_000)["depth"] == 60
+    found = asked(attending.client, budget_ms=0.001)
+    assert (found["depth"], len(found["hits"])) == (5, 5)
+    assert found["took"] >= sum(found["milliseconds"].values())
+    assert asked(served.client, budget_ms=100)["depth"] == 0  # there is no second stage
+    refused = attending.client.get("/api/search", params={"q": "a dog", "depth": 5, "budget_ms": 100})
+    assert refused.status_code == 400
+    assert "not both" in refused.json()["error"]
+    assert attending.client.get("/api/search", params={"q": "a dog", "budget_ms": 0}).status_code == 422
+    with serving(attending_folder, "--budget-ms", "0.001") as quick:
+        assert asked(quick.client)["depth"] == 5
+        assert asked(quick.client, depth=9)["depth"] == 9
+
+
 def test_a_picture_of_the_library_finds_itself(served, first):
     picture = served.client.get("/api/image", params={"id": first["id"]}).content
     answer = served.client.post("/api/search", files={"image": ("a.png", picture)}, data={"k": 3, "all": "true"})

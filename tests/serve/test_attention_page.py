@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 QUERY = "a brown dog near a little girl"
@@ -166,3 +168,14 @@ def test_a_matcher_of_single_vectors_shows_words_alone(page, served):
     assert page.locator("#weighed .looks").count() == page.locator(".part").count() == 0
     assert page.locator(".parts").is_hidden()
     assert "Point at a word" not in page.inner_text("#explanation-status")
+
+
+@pytest.mark.parametrize(
+    ("opened", "server", "said"),
+    [("attending_page", "attending", ", 60 of 60 compared closely"), ("page", "served", "")],
+)
+def test_the_page_says_how_many_were_compared(opened, server, said, request):
+    page, url = request.getfixturevalue(opened), request.getfixturevalue(server).url
+    page.goto(f"{url}/?q={QUERY.replace(' ', '+')}&all=1")
+    page.wait_for_function("document.querySelector('#status').textContent.includes(' ms')")
+    assert re.search(rf"pictures in \d+ ms{said}$", page.inner_text("#status"))

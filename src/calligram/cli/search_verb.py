@@ -33,7 +33,13 @@ def search(
         float | None, typer.Option(help="Weight of the query beside --image, --plus and --minus.")
     ] = None,
     where: Annotated[str | None, typer.Option(help="A condition on the metadata, such as 'year >= 2020'.")] = None,
-    depth: Annotated[int, typer.Option(min=0, help="Candidates that a second stage orders; 0 for all.")] = 100,
+    depth: Annotated[
+        int | None, typer.Option(min=0, help="Candidates that a second stage orders; 0 for all. Without it, 100.")
+    ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget-ms", help="Order as many candidates as this many milliseconds allow, once it is open."),
+    ] = None,
     hybrid: Annotated[
         bool | None,
         typer.Option(
@@ -55,12 +61,16 @@ def search(
         raise UserError("captions have no paths; leave out --paths and --null, or --captions")
     if as_json and (paths or null):
         raise UserError("give --json, or --paths or --null, not both")
-    from calligram.search.searcher import Searcher
+    if depth is not None and budget is not None:
+        raise UserError("give --depth, how many candidates are ordered, or --budget-ms, which chooses it; not both")
+    from calligram.search.pacing import Budget
+    from calligram.search.searcher import DEPTH, Searcher
 
+    within = (DEPTH if depth is None else depth or None) if budget is None else Budget.of_milliseconds(budget)
     asked = _query(query, image, plus or [], minus or [], weight)
     searcher = Searcher.open(library)
     find = searcher.texts if captions else searcher.images
-    results = find(asked, k, where=where, all=everything, hybrid=hybrid, depth=depth or None)
+    results = find(asked, k, where=where, all=everything, hybrid=hybrid, depth=within)
     if as_json:
         typer.echo(json.dumps(_content(results, captions), ensure_ascii=False))
     elif paths or null:
@@ -92,7 +102,7 @@ def _content(results: Results, captions: bool) -> dict[str, object]:
     hits = [{"id": hit.id, "score": hit.score, "rank": hit.rank, "path": hit.path} for hit in results.hits]
     if captions:
         hits = [{**content, "text": hit.text} for content, hit in zip(hits, results.hits, strict=True)]
-    return {"hits": hits, "below": results.below}
+    return {"hits": hits, "below": results.below, "depth": results.depth, "took": round(1000 * results.took, 3)}
 
 
 def _print_paths(results: Results, end: str) -> None:
@@ -127,6 +137,9 @@ def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
     console.print(table)
     if results.below:
         console.print(_more(results))
+    if results.depth:
+        of = len(searcher.library.captions if captions else searcher.library.images)
+        console.print(f"{results.depth:,} of {of:,} compared closely, {1000 * results.took:.0f} ms", style="dim")
 
 
 def _more(results: Results) -> str:

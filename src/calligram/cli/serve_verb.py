@@ -36,6 +36,12 @@ def serve(
         Path | None,
         typer.Option(help="Propose images of this collection on a page of its own, and write their captions into it."),
     ] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget-ms", help="Let a second stage order as many candidates as this many milliseconds allow."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="Where queries are encoded: cpu, cuda or cuda:1.")] = "cpu",
 ) -> None:
     """Serve a library: the search page, and JSON under /api. Ctrl-C ends it."""
@@ -53,7 +59,11 @@ def serve(
             "with --collection whoever reaches the server may write into the collection; protect it with --token"
         )
     settings = Settings(
-        token=token, hosts=address.names(allow_host or []), anywhere=not address.loopback, collection=collection
+        token=token,
+        hosts=address.names(allow_host or []),
+        anywhere=not address.loopback,
+        collection=collection,
+        budget_ms=budget,
     )
     with open_server(library, address, settings, device) as server:
         note = ", and asks for the token" if token else ""

@@ -16,6 +16,7 @@ from PIL import Image
 from calligram.errors import UserError
 from calligram.features.telling_words import telling
 from calligram.features.vocabulary import tokenise
+from calligram.models.matcher import Encoded
 from calligram.search.calibration import Scales
 from calligram.search.index import Index
 from calligram.search.library import Library
@@ -34,6 +35,12 @@ class Clock:
     """Seconds that the stages of one search took."""
 
     times: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "search": 0.0, "rerank": 0.0})
+    began: float = field(default_factory=time.perf_counter)
+
+    @property
+    def spent(self) -> float:
+        """Since it was made."""
+        return time.perf_counter() - self.began
 
     @contextmanager
     def of(self, stage: str) -> Iterator[None]:
@@ -58,6 +65,8 @@ class Asked(NamedTuple):
     where: Condition | None
     unknown: tuple[str, ...] = ()
     """words that the matcher has never seen"""
+    encoded: Encoded | None = None
+    """the terms, where all are texts or all are pictures; a second stage by the same matcher needs no other"""
 
     @property
     def lost(self) -> bool:
@@ -105,25 +114,31 @@ class Asker(NamedTuple):
         whole = Query.of(query)
         condition = parse(where, self.library.kinds) if where is not None and where.strip() else None
         shares = whole.shares({asked: self.scales.of(asked, found).spread for asked in whole.modalities})
-        vector, length = joined(self._vectors(whole), shares)
+        vectors, encoded = self._vectors(whole)
+        vector, length = joined(vectors, shares)
         unknown = tuple(dict.fromkeys(self.encoder.unknown(whole.words)))
-        return Asked(whole, found, shares, vector, length, condition, unknown)
+        return Asked(whole, found, shares, vector, length, condition, unknown, encoded)
 
-    def _vectors(self, query: Query) -> Floats:
-        """Vectors of the terms at length one (terms, D), those of a kind encoded together."""
+    def _vectors(self, query: Query) -> tuple[Floats, Encoded | None]:
+        """Vectors of the terms at length one (terms, D), those of a kind encoded together, and all of the encodings
+        where there is but one kind, of texts or of pictures.
+        """
         vectors: Floats = np.empty((len(query.terms), self.library.manifest.dim), dtype=np.float32)
         places: dict[type, list[int]] = {str: [], ItemId: [], Image.Image: []}
         for place, term in enumerate(query.terms):
             places[_kind(term.what)].append(place)
         what = {kind: [query.terms[place].what for place in there] for kind, there in places.items()}
+        encoded: list[Encoded] = []
         if there := places[str]:
-            vectors[there] = unit_vectors(self.encoder.texts([str(text) for text in what[str]]))
+            encoded.append(self.encoder.texts([str(text) for text in what[str]]))
+            vectors[there] = unit_vectors(encoded[-1])
         if there := places[Image.Image]:
             pictures = [picture for picture in what[Image.Image] if isinstance(picture, Image.Image)]
-            vectors[there] = unit_vectors(self.encoder.images([picture.convert("RGB") for picture in pictures]))
+            encoded.append(self.encoder.images([picture.convert("RGB") for picture in pictures]))
+            vectors[there] = unit_vectors(encoded[-1])
         if there := places[ItemId]:
             vectors[there] = self.library.images.vectors([str(id) for id in what[ItemId]])
-        return vectors
+        return vectors, encoded[0] if len(encoded) == 1 and not places[ItemId] else None
 
 
 def _kind(what: object) -> type:

@@ -13,17 +13,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
-
 from calligram.errors import UserError
-from calligram.models.matcher import Encoded, stack
+from calligram.models.matcher import Encoded
 from calligram.search import columns
 from calligram.search.fusion import composed
 from calligram.search.index import Index
 from calligram.search.manifest import MANIFEST, Manifest, read_manifest
 from calligram.search.metadata import Value
 from calligram.search.opening import open_indexes
+from calligram.search.parts import encodings
 from calligram.search.tables import Tables, Worded
 from calligram.search.where import Condition, Kind, holds
 
@@ -169,8 +167,9 @@ class Library:
         """What the reranker keeps of these items, in the order of ``ids``."""
         if self.manifest.reranker is None:
             raise UserError(f"{self.folder} has nothing to re-rank by; index it with --reranker RUN")
-        rows = {row["id"]: row for row in self._tables.take("parts", list(dict.fromkeys(ids))).to_pylist()}
-        return stack([_encoded(rows[_known(id, rows)]) for id in ids])
+        rows = self._tables.take("parts", list(dict.fromkeys(ids)))
+        places = {id: place for place, id in enumerate(rows.column("id").to_pylist())}
+        return encodings(rows, [places[_known(id, places)] for id in ids])
 
     def caption(self, id: str) -> Caption:
         """One caption."""
@@ -251,16 +250,6 @@ class Library:
                     if row.get(name) not in (None, ""):
                         counter[row[name]] += 1
         return {name: dict(counter.most_common(MOST_VALUES)) for name, counter in counters.items() if counter}
-
-
-def _encoded(row: Mapping[str, Any]) -> Encoded:
-    """One item's encodings, parts in half precision on disk and single in use."""
-    vector = torch.from_numpy(np.frombuffer(row["vector"], dtype=np.float32).copy())[None]
-    if not row["count"]:
-        return Encoded(vector)
-    parts = np.frombuffer(row["parts"], dtype=np.float16).reshape(1, row["count"], -1).astype(np.float32)
-    mask = np.frombuffer(row["mask"], dtype=np.bool_).reshape(1, -1).copy()
-    return Encoded(vector, torch.from_numpy(parts), torch.from_numpy(mask))
 
 
 def _known(id: str, known: Mapping[str, object]) -> str:

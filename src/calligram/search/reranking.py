@@ -7,7 +7,7 @@ queries, and those that mix both, stay in the order of the first stage: its scor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +15,13 @@ from numpy.typing import NDArray
 
 from calligram.models.matcher import Encoded, stack
 from calligram.search.library import Library
+from calligram.search.pacing import Budget, Pace
 from calligram.search.query import ItemId, Modality, Query
 from calligram.search.query_encoder import QueryEncoder
 
 Floats = NDArray[np.float32]
+TRIAL = "a man in a red shirt rides a bicycle along the street"
+"""a query to take the time of"""
 
 
 class Scored(NamedTuple):
@@ -33,6 +36,41 @@ class Reranker(NamedTuple):
 
     encoder: QueryEncoder
     library: Library
+    paces: Mapping[Modality, Pace]
+    """what comparing images and captions takes here; all of it that ever changes"""
+
+    @classmethod
+    def measured(cls, encoder: QueryEncoder, library: Library, known: Mapping[Modality, Pace]) -> Reranker:
+        """With paces that are known, and those measured that are not and can be."""
+        found = cls(encoder, library, known)
+        paces = {**known}
+        if "image" not in known and len(library.images):
+            paces["image"] = Pace.measured(library.images, found._compares_images())
+        if "text" not in known and len(library.captions) and len(library.images):
+            paces["text"] = Pace.measured(library.captions, found._compares_captions())
+        return found._replace(paces=paces)
+
+    def _compares_images(self) -> Callable[[Sequence[str]], object]:
+        """With a text as long as texts mostly are."""
+        terms, shares = self.encoder.texts([TRIAL]), np.ones(1, dtype=np.float32)
+        return lambda ids: self.images(terms, shares, ids)
+
+    def _compares_captions(self) -> Callable[[Sequence[str]], object]:
+        """With the first image that there is."""
+        terms, shares = self.library.parts(self.library.sample(1)), np.ones(1, dtype=np.float32)
+        return lambda ids: self.captions(terms, shares, ids, [found.text for found in self.library.texts(ids)])
+
+    def depth(self, found: Modality, wanted: int | Budget | None, k: int, spent: float) -> int:
+        """How many candidates to compare: never fewer than are shown, so that all have its score.
+
+        Args:
+            wanted: how many, None for all there are, or the time that the answer may take.
+            spent: of that time, until now.
+        """
+        index = self.library.images if found == "image" else self.library.captions
+        if isinstance(wanted, Budget):
+            wanted = self.paces[found].depth(wanted.seconds - spent) if found in self.paces else k
+        return max(k, len(index) if wanted is None else min(wanted, len(index)))
 
     @staticmethod
     def compares(query: Query, found: Modality) -> bool:
@@ -40,7 +78,7 @@ class Reranker(NamedTuple):
         return query.modalities == {"text" if found == "image" else "image"}
 
     def encode(self, query: Query) -> Encoded:
-        """The terms, which must be of one modality."""
+        """The terms, which must be of one modality; a picture may come as an item or as itself."""
         if query.modalities == {"text"}:
             return self.encoder.texts([str(term.what) for term in query.terms])
         return stack([self._image(term.what) for term in query.terms])
@@ -63,3 +101,10 @@ def reordered(ids: Sequence[str], scores: Floats) -> list[Scored]:
     """Candidates by falling score; of equal ones that which came first stays first."""
     order = np.argsort(-scores, kind="stable")
     return [Scored(ids[place], float(scores[place])) for place in order]
+
+
+def candidates(found: Sequence[str], worded: Sequence[str], most: int | None) -> list[str]:
+    """What vectors and words found, each once; where there is a limit, those that words found come in at any rate."""
+    extra = set(worded) - set(found)
+    kept = found if most is None else found[: max(0, most - len(extra))]
+    return list(dict.fromkeys([*kept, *worded]))

@@ -7,20 +7,22 @@ from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from calligram.errors import UserError
+from calligram.models.matcher import Encoded
 from calligram.search.asking import Asked, Asker, Clock
 from calligram.search.calibration import Scales, measure
 from calligram.search.fusion import has_every_word, reciprocal_ranks
-from calligram.search.index import Index
 from calligram.search.library import Library
 from calligram.search.models import load_recorded
-from calligram.search.query import ItemId, Query, Term, What
+from calligram.search.pacing import Budget, Pace
+from calligram.search.query import ItemId, Modality, Query, Term, What
 from calligram.search.query_encoder import QueryEncoder, unit_vectors
-from calligram.search.reranking import Reranker, Scored
+from calligram.search.reranking import Reranker, Scored, candidates
 from calligram.search.tables import Worded
 from calligram.search.word_weights import Explained, weigh
 
@@ -58,6 +60,10 @@ class Results:
     """seconds of ``encode``, ``search`` and ``rerank``"""
     unknown: tuple[str, ...] = ()
     """words of the query that the matcher has never seen"""
+    depth: int = 0
+    """candidates that a second stage compared with the query; 0 where there was none"""
+    took: float = 0.0
+    """seconds, all in all"""
 
 
 class Searcher:
@@ -75,7 +81,8 @@ class Searcher:
     captions further, to 53 and 25, but down to 6 and 4 where a tenth have captions: it is for libraries with captions
     throughout.
 
-    Nothing in a searcher changes after it was made, and any number of threads may use it.
+    Nothing in a searcher changes after it was made, but for what it knows of its own pace, and any number of threads
+    may use it.
     """
 
     def __init__(
@@ -84,15 +91,17 @@ class Searcher:
         encoder: QueryEncoder,
         reranker: QueryEncoder | None = None,
         scales: Scales | None = None,
+        paces: Mapping[Modality, Pace] = MappingProxyType({}),
     ) -> None:
         """Args:
         reranker: of a matcher whose score needs both sides; the library must have been indexed with it.
         scales: how the library's scores lie; measured when not given.
+        paces: what the second stage takes here; measured when not given.
         """
         self.library, self.scales = library, measure(library, encoder, reranker) if scales is None else scales
         self._encoders = encoder, reranker
         self._asker = Asker(library, encoder, self.scales)
-        self._reranker = None if reranker is None else Reranker(reranker, library)
+        self._reranker = None if reranker is None else Reranker.measured(reranker, library, paces)
 
     @classmethod
     def open(cls, library_folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> Searcher:
@@ -118,7 +127,8 @@ class Searcher:
         if (before.matcher, before.reranker) != (now.matcher, now.reranker):
             return Searcher(library, *load_encoders(library, self.device))
         changed = abs(len(library) - self.scales.items) > CHANGED * self.scales.items
-        return Searcher(library, *self._encoders, scales=None if changed else self.scales)
+        paces = {} if self._reranker is None else self._reranker.paces
+        return Searcher(library, *self._encoders, scales=None if changed else self.scales, paces=paces)
 
     def images(
         self,
@@ -128,7 +138,7 @@ class Searcher:
         where: str | None = None,
         all: bool = False,
         hybrid: bool | None = None,
-        depth: int | None = DEPTH,
+        depth: int | Budget | None = DEPTH,
     ) -> Results:
         """Images of the library.
 
@@ -138,33 +148,34 @@ class Searcher:
             where: a condition on the metadata, such as ``year >= 2020``.
             all: also hits under the cut-off. A query of items alone has none: an item has neighbours, however far.
             hybrid: True to join with images that have any word of the query, False to look for no words.
-            depth: candidates that a second stage orders; None for all there are.
+            depth: candidates that a second stage orders; None for all there are, a budget for as many as it allows.
         """
         clock, index = Clock(), self.library.images
-        wanted = _wanted(index, k, depth)
+        _check(k, depth)
         with clock.of("encode"):
             asked = self._asker.ask(query, "image", where)
             second = self._second_stage(asked)
-            terms = None if second is None else second.encode(asked.query)
+            terms = None if second is None else self._terms(second, asked)
+        wanted = max(k, DEPTH) if second is None else second.depth("image", depth, k, clock.spent)
         own = frozenset(str(term.what) for term in asked.query.terms if isinstance(term.what, ItemId))
         with clock.of("search"):
             # Words are looked up on another core meanwhile.
             hearing = None if hybrid is False else _WORDS.submit(self._heard, asked, own)
-            found = asked.look_up(index, (wanted if second else max(k, DEPTH)) + len(own))
+            found = asked.look_up(index, wanted + len(own))
             found = [scored for scored in found if scored.id not in own]
             heard = hearing.result() if hearing else []
             named = {item.id for item in heard if has_every_word(asked.query.words, (item.words,))}
             worded = [item.id for item in heard if hybrid or item.id in named]
         with clock.of("rerank"):
             if second is not None and terms is not None:
-                ids = dict.fromkeys([*(scored.id for scored in found), *worded])
-                found = second.images(terms, asked.shares, list(ids))
+                ids = candidates([scored.id for scored in found], worded, wanted if isinstance(depth, Budget) else None)
+                found = second.images(terms, asked.shares, ids)
         with clock.of("search"):
             chosen = self._joined(asked, found, worded, k)
             paths = self.library.paths([scored.id for scored in chosen])
         cutoff = None if all or len(own) == len(asked.query.terms) else asked.cutoff(self.scales, reranked=bool(second))
         hits = [Hit(s.id, s.score, 0, _plain(paths[s.id])) for s in chosen if s.id in paths]
-        return _results(asked, hits, cutoff, named, clock)
+        return self._results(asked, hits, cutoff, named, clock, len(found) if second else 0)
 
     def like(self, id: str, k: int = 10, *, where: str | None = None) -> Results:
         """Images that look like one of the library's."""
@@ -178,7 +189,7 @@ class Searcher:
         where: str | None = None,
         all: bool = False,
         hybrid: bool | None = None,
-        depth: int | None = DEPTH,
+        depth: int | Budget | None = DEPTH,
     ) -> Results:
         """Captions of the library; arguments are those of ``images``, and conditions are on a caption's first image.
 
@@ -188,13 +199,14 @@ class Searcher:
         if hybrid:
             raise UserError("words are looked up for images, not for captions; leave out hybrid=True (--any-word)")
         clock, index = Clock(), self.library.captions
-        wanted = _wanted(index, k, depth)
+        _check(k, depth)
         with clock.of("encode"):
             asked = self._asker.ask(query, "text", where)
             second = self._second_stage(asked)
-            terms = None if second is None else second.encode(asked.query)
+            terms = None if second is None else self._terms(second, asked)
+        wanted = k if second is None else second.depth("text", depth, k, clock.spent)
         with clock.of("search"):
-            found = asked.look_up(index, wanted if second else k)
+            found = asked.look_up(index, wanted)
             captions = {caption.id: caption.text for caption in self.library.texts([scored.id for scored in found])}
         with clock.of("rerank"):
             if second is not None and terms is not None:
@@ -202,7 +214,7 @@ class Searcher:
                 found = second.captions(terms, asked.shares, ids, [captions[id] for id in ids])
         cutoff = None if all else asked.cutoff(self.scales, reranked=bool(second))
         hits = [Hit(s.id, s.score, 0, text=captions[s.id]) for s in found[:k]]
-        return _results(asked, hits, cutoff, (), clock)
+        return self._results(asked, hits, cutoff, (), clock, len(found) if second else 0)
 
     def explain(self, id: str, text: str) -> Explained:
         """Which words of a text an image goes by: what its score loses when each is left out, and where each looks.
@@ -221,9 +233,31 @@ class Searcher:
         vector = self.library.images.vectors([id])[0]
         return weigh(text, lambda texts: unit_vectors(first.texts(texts)) @ vector)
 
+    def _results(
+        self,
+        asked: Asked,
+        hits: list[Hit],
+        cutoff: float | None,
+        kept: Collection[str],
+        clock: Clock,
+        compared: int,
+    ) -> Results:
+        """Without what is under the cut-off, and numbered; the pace learns from it."""
+        shown = [hit for hit in hits if cutoff is None or hit.score >= cutoff or hit.id in kept]
+        numbered = tuple(hit._replace(rank=rank) for rank, hit in enumerate(shown, 1))
+        took, times = clock.spent, clock.times
+        if compared and self._reranker is not None and (pace := self._reranker.paces.get(asked.found)):
+            pace.learn(took - times["encode"] - times["rerank"], compared, times["rerank"])
+        return Results(numbered, len(hits) - len(shown), times, asked.unknown, compared, took)
+
     def _second_stage(self, asked: Asked) -> Reranker | None:
         applies = self._reranker is not None and self._reranker.compares(asked.query, asked.found)
         return self._reranker if applies else None
+
+    def _terms(self, second: Reranker, asked: Asked) -> Encoded:
+        """The query as the second stage sees it, which the first may have encoded already."""
+        same = second.encoder is self._encoders[0] and asked.encoded is not None
+        return asked.encoded if same and asked.encoded is not None else second.encode(asked.query)
 
     def _heard(self, asked: Asked, own: Collection[str]) -> list[Worded]:
         """Images with words of the query in a caption or their path, best first."""
@@ -251,21 +285,12 @@ def load_encoders(library: Library, device: str | torch.device) -> tuple[QueryEn
     return encoder, QueryEncoder(load_recorded(library.folder, "reranker", second), device)
 
 
-def _wanted(index: Index, k: int, depth: int | None) -> int:
-    """How many candidates a second stage wants: never fewer than are shown, so that all have its score."""
+def _check(k: int, depth: int | Budget | None) -> None:
     if k < 1:
         raise UserError(f"k must be at least 1, got {k}")
-    if depth is not None and depth < 1:
+    if isinstance(depth, int) and depth < 1:
         raise UserError(f"depth must be at least 1, got {depth}")
-    return max(k, len(index) if depth is None else depth)
 
 
 def _plain(path: Path | None) -> str | None:
     return None if path is None else str(path)
-
-
-def _results(asked: Asked, hits: list[Hit], cutoff: float | None, kept: Collection[str], clock: Clock) -> Results:
-    """Without what is under the cut-off, and numbered."""
-    shown = [hit for hit in hits if cutoff is None or hit.score >= cutoff or hit.id in kept]
-    numbered = tuple(hit._replace(rank=rank) for rank, hit in enumerate(shown, 1))
-    return Results(numbered, len(hits) - len(shown), clock.times, asked.unknown)

@@ -7,7 +7,17 @@ from typing import Annotated, Any, Literal
 from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from calligram.serve.settings import MAX_CAPTION, MAX_DEPTH, MAX_ID, MAX_K, MAX_QUERY, MAX_TERMS, MAX_TOKEN, MAX_WHERE
+from calligram.serve.settings import (
+    MAX_BUDGET,
+    MAX_CAPTION,
+    MAX_DEPTH,
+    MAX_ID,
+    MAX_K,
+    MAX_QUERY,
+    MAX_TERMS,
+    MAX_TOKEN,
+    MAX_WHERE,
+)
 
 Text = Annotated[str, StringConstraints(max_length=MAX_QUERY)]
 Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
@@ -32,6 +42,12 @@ class Ask(BaseModel):
         None, description="Join words found in captions and names; null leaves it to the library."
     )
     depth: int | None = Field(None, ge=1, le=MAX_DEPTH, description="How many candidates are re-ranked.")
+    budget_ms: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_BUDGET,
+        description="Milliseconds that the answer may take: as many candidates are re-ranked as fit; not with depth.",
+    )
 
 
 class AskWithImage(Ask):
@@ -64,6 +80,8 @@ class SearchAnswer(BaseModel):
     hits: list[HitAnswer]
     below: int = Field(ge=0, description="Candidates left out because they are no good match; all=true brings them.")
     milliseconds: dict[str, float] = Field(description="Where the time went: encode, search, rerank.")
+    depth: int = Field(ge=0, description="Candidates that a second stage compared with the query; 0 where none did.")
+    took: float = Field(description="Milliseconds, all in all.")
 
 
 class BrowseAnswer(BaseModel):

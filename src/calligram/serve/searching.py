@@ -10,9 +10,10 @@ from fastapi.responses import Response
 from PIL import Image
 
 from calligram.search.library import Library
+from calligram.search.pacing import Budget
 from calligram.search.query import WEIGHTED, ItemId, Term
 from calligram.search.query import Query as Terms
-from calligram.search.searcher import Results, Searcher
+from calligram.search.searcher import DEPTH, Results, Searcher
 from calligram.search.where import parse
 from calligram.serve.overview import SAMPLE
 from calligram.serve.problems import Refused, documented
@@ -28,7 +29,7 @@ Here = Annotated[Service, Depends(service)]
 @router.get("/search", response_model=SearchAnswer, responses=documented(400, 404, 422, 503))
 async def search(here: Here, ask: Annotated[Ask, Query()]) -> Response:
     """Find pictures or captions by words, by items, or by both."""
-    results = await here.search(lambda searcher: run(searcher, ask, None))
+    results = await here.search(lambda searcher: run(searcher, ask, None, here.settings.budget_ms))
     return respond(here, results)
 
 
@@ -38,7 +39,7 @@ async def search_by_image(here: Here, ask: Annotated[AskWithImage, Form(media_ty
     content = await ask.image.read()
 
     def work(searcher: Searcher) -> Results:
-        return run(searcher, ask, read_picture(content, here.settings))
+        return run(searcher, ask, read_picture(content, here.settings), here.settings.budget_ms)
 
     return respond(here, await here.search(work))
 
@@ -69,12 +70,26 @@ def pick(library: Library, where: str, k: int) -> list[str]:
     return [found.id for found in library.images.search(direction, k, parse(where, library.kinds))[0]]
 
 
-def run(searcher: Searcher, ask: Ask, picture: Image.Image | None) -> Results:
-    """Ask the searcher; its words about what is wrong with a query are the answer's."""
+def run(searcher: Searcher, ask: Ask, picture: Image.Image | None, budget_ms: float | None = None) -> Results:
+    """Ask the searcher; its words about what is wrong with a query are the answer's.
+
+    Args:
+        budget_ms: of requests that say nothing of depth or budget.
+    """
     query = terms(ask, picture)
     find = searcher.images if ask.find == "images" else searcher.texts
-    depth = {} if ask.depth is None else {"depth": ask.depth}
-    return find(query, ask.k, where=ask.where.strip() or None, all=ask.all, hybrid=ask.hybrid, **depth)
+    depth = wanted_depth(ask, budget_ms)
+    return find(query, ask.k, where=ask.where.strip() or None, all=ask.all, hybrid=ask.hybrid, depth=depth)
+
+
+def wanted_depth(ask: Ask, budget_ms: float | None) -> int | Budget:
+    """How many candidates are re-ranked, or how long it may take."""
+    if ask.depth is not None and ask.budget_ms is not None:
+        raise Refused(400, "give depth, how many candidates are re-ranked, or budget_ms, which chooses it; not both")
+    if ask.depth is not None:
+        return ask.depth
+    chosen = ask.budget_ms or budget_ms
+    return DEPTH if chosen is None else Budget.of_milliseconds(chosen)
 
 
 def terms(ask: Ask, picture: Image.Image | None) -> Terms:
@@ -104,6 +119,7 @@ def respond(here: Service, results: Results) -> Response:
         HitAnswer(id=hit.id, score=hit.score, rank=hit.rank, path=hit.path, text=getattr(hit, "text", None) or None)
         for hit in results.hits
     ]
-    answer = SearchAnswer(hits=hits, below=results.below, milliseconds=times)
+    took = round(1000 * results.took, 3)
+    answer = SearchAnswer(hits=hits, below=results.below, milliseconds=times, depth=results.depth, took=took)
     timing = ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in times.items())
     return Response(answer.model_dump_json(), media_type="application/json", headers={"Server-Timing": timing})

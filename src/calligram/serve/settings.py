@@ -13,6 +13,8 @@ from calligram.errors import UserError
 
 MAX_K = 500
 MAX_DEPTH = 1000
+MAX_BUDGET = 10_000
+"""milliseconds that one may ask a search to take"""
 MAX_QUERY = 1000
 """characters of one term of a query"""
 MAX_TERMS = 16
@@ -42,6 +44,8 @@ class Settings:
     """addresses other than loopback may be in the Host header"""
     collection: Path | None = None
     """what captions are written into, by everyone who may ask; nowhere if None"""
+    budget_ms: float | None = None
+    """milliseconds that an answer may take where a request says nothing of depth or budget; None for a fixed depth"""
     upload_bytes: int = 20_000_000
     upload_pixels: int = 50_000_000
     workers: int = field(default_factory=lambda: max(2, min(8, os.cpu_count() or 1)))
@@ -54,7 +58,9 @@ class Settings:
     """seconds between looks at the library's manifest"""
 
     def __post_init__(self) -> None:
-        """Refuse a token that could be guessed."""
+        """Refuse a token that could be guessed, and a time that is none."""
+        if self.budget_ms is not None and not 0 < self.budget_ms <= MAX_BUDGET:
+            raise UserError(f"a budget is more than 0 and at most {MAX_BUDGET} milliseconds, got {self.budget_ms:g}")
         if self.token is not None and not MIN_TOKEN <= len(self.token) <= MAX_TOKEN:
             raise UserError(f"a token has {MIN_TOKEN} to {MAX_TOKEN} characters, this one has {len(self.token)}")
 

@@ -38,7 +38,7 @@ export async function search(terms, picture, signal) {
     response = await ask(`api/search?${terms}`, { signal });
   }
   const answer = await response.json();
-  answer.took = performance.now() - began;
+  answer.waited = performance.now() - began;
   return answer;
 }
 

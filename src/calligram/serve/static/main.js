@@ -143,8 +143,10 @@ function drawFound() {
   const { hits, below } = found;
   grid.show($("results"), hits, isQuery(state) ? state.find : "images", address);
   const [one, many] = state.find === "captions" ? ["caption", "captions"] : ["picture", "pictures"];
+  const all = state.find === "captions" ? about.stats.captions : about.stats.items;
+  const compared = found.depth ? `, ${number(found.depth)} of ${number(all ?? found.depth)} compared closely` : "";
   $("status").replaceChildren(...(isQuery(state)
-    ? [h("b", {}, hits.length ? several(hits.length, one, many) : `No ${many}`), ` in ${Math.round(found.took)} ms`]
+    ? [h("b", {}, hits.length ? several(hits.length, one, many) : `No ${many}`), ` in ${Math.round(found.waited)} ms${compared}`]
     : [narrowed() ? "Pictures under these filters" : "From the library"]));
   if (!hits.length && below) {
     say("No good match", `Nothing here is close to what you describe. ${several(below, one, many)} came nearest.`,
