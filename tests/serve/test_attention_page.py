@@ -177,5 +177,5 @@ def test_a_matcher_of_single_vectors_shows_words_alone(page, served):
 def test_the_page_says_how_many_were_compared(opened, server, said, request):
     page, url = request.getfixturevalue(opened), request.getfixturevalue(server).url
     page.goto(f"{url}/?q={QUERY.replace(' ', '+')}&all=1")
-    page.wait_for_function("document.querySelector('#status').textContent.includes(' ms')")
+    page.wait_for_selector("#status:has-text(' ms')")
     assert re.search(rf"pictures in \d+ ms{said}$", page.inner_text("#status"))
