@@ -263,6 +263,12 @@ def mmca() -> list[Row]:
     return measured(row)
 
 
+def rerank() -> list[Row]:
+    from rerank import rerank as measured
+
+    return measured(row)
+
+
 def serving() -> list[Row]:
     from serving import measured
 
@@ -283,6 +289,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
         unchanged,
         relevance,
         serving,
+        rerank,
         fisher,
         instance,
         mining,
