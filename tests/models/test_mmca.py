@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 import torch
@@ -200,6 +201,27 @@ def test_some_pairs_are_entries_of_all_whatever_their_tiles(monkeypatch, tile, k
         torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(found.score_pairs(images.rows(rows), texts.rows(columns)), expected)
     assert found.score_some(images, texts, rows[:0], columns[:0]).shape == (0,)
+
+
+@torch.no_grad()
+def test_tiles_that_are_computed_at_the_same_time_give_the_same(monkeypatch):
+    found, (features, states, mask) = matcher(), given(5, 70)
+    images, texts = encoded(found, features, states, mask)
+    rows, columns = torch.randint(5, (60,)), torch.randint(70, (60,))
+    before, threads = torch.get_num_threads(), set()
+    real = found.pairs.aligned
+    monkeypatch.setattr(found.pairs, "aligned", lambda *a: threads.add(threading.get_ident()) or real(*a))
+    try:
+        torch.set_num_threads(1)
+        alone = found.score_some(images, texts, rows, columns)
+        assert threads == {threading.get_ident()}
+        torch.set_num_threads(3)
+        torch.testing.assert_close(found.score_some(images, texts, rows, columns), alone)
+        assert torch.get_num_threads() == 3
+        assert len(threads) > 1
+        torch.testing.assert_close(found.score(images, texts.rows(slice(1)))[:, 0], found.score(images, texts)[:, 0])
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_what_belongs_to_an_item_is_computed_once_for_all_of_its_pairs(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -115,18 +116,17 @@ def some_in_tiles(
 
     seen = taken(images, len(rows))
 
-    def scored(some: Encoded, one: Tensor, two: Tensor) -> list[Tensor]:
-        """The scores of pairs of some texts."""
+    def scored(some: Encoded, one: Tensor, two: Tensor) -> list[Callable[[], Tensor]]:
+        """What gives the scores of pairs of some texts."""
         step, said = max(1, tile // numbers(places, _mask(some).shape[1])), taken(some, len(two))
+        step = -(-len(one) // _rounded(-(-len(one) // step), torch.get_num_threads() if device == "cpu" else 1))
         return [
-            checkpoint(lambda a, b: block(seen(a), said(b)), a, b, use_reentrant=False)
-            if again
-            else block(seen(a), said(b))
+            _later(lambda a, b: block(seen(a), said(b)), a, b, again=again)
             for a, b in zip(torch.split(one, step), torch.split(two, step), strict=True)
         ]
 
     if len(buckets) == 1:
-        return torch.cat(scored(texts, rows, columns))
+        return torch.cat(_all(scored(texts, rows, columns), device))
     lengths = last_places(mask)
     order = torch.argsort(lengths, stable=True)
     longest, rank = lengths[order].tolist(), torch.argsort(order)[columns]
@@ -139,7 +139,40 @@ def some_in_tiles(
             some = first_places(texts.rows(order[first:last]), max(longest[last - 1], 1))
             found += scored(some, rows[which], rank[which] - first)
         begin = end
-    return torch.cat(found)[torch.argsort(by_rank)]
+    return torch.cat(_all(found, device))[torch.argsort(by_rank)]
+
+
+def _later(block: Callable[[Tensor, Tensor], Tensor], one: Tensor, two: Tensor, *, again: bool) -> Callable[[], Tensor]:
+    """The block's scores, when they are asked for."""
+    if again:
+        return lambda: checkpoint(block, one, two, use_reentrant=False)
+    return lambda: block(one, two)
+
+
+def _rounded(count: int, of: int) -> int:
+    """The next multiple."""
+    return -(-count // of) * of
+
+
+def _all(works: list[Callable[[], Tensor]], device: str) -> list[Tensor]:
+    """What all of the tiles give; on a CPU several at a time, with one core each.
+
+    Cores that share every small step wait at its end for the slowest, and long where another process has one of them.
+    """
+    threads = torch.get_num_threads()
+    alone = torch.is_grad_enabled() or torch.is_autocast_enabled(device)  # states that a thread does not pass on
+    if device != "cpu" or alone or min(threads, len(works)) == 1:
+        return [work() for work in works]
+
+    def done(work: Callable[[], Tensor]) -> Tensor:
+        with torch.no_grad():
+            return work()
+
+    try:
+        with ThreadPoolExecutor(min(threads, len(works)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(done, works))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def first_places(items: Encoded, count: int) -> Encoded:
