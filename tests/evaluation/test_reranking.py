@@ -12,6 +12,7 @@ import torch
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
+from calligram.evaluation import reranking
 from calligram.evaluation.encoding import EncodedPairing, encode_pairing, load_pairing, score_matrix
 from calligram.evaluation.ranking import relevant_ranks
 from calligram.evaluation.reranking import floors, rerank
@@ -99,6 +100,15 @@ def test_candidates_come_first_in_the_scores_order_and_the_rest_in_the_vectors(s
         assert ranks.ranks.tolist() == [rank for ranks, _ in expected for rank in ranks]
         asked = [hit for (_, hit), q in zip(expected, range(len(one)), strict=True) if len(found.texts_of(q))]
         assert recall == pytest.approx(100 * np.mean(asked))
+
+
+def test_tiles_change_nothing(setup, monkeypatch):
+    matcher, encoded = setup
+    whole = rerank(matcher, encoded, 3)
+    monkeypatch.setattr(reranking, "TILE", (2, 3))
+    parted = rerank(matcher, encoded, 3)
+    np.testing.assert_allclose(parted.second, whole.second, rtol=1e-5, atol=1e-5)
+    assert parted.scored == whole.scored
 
 
 def test_another_matchers_vectors_may_find_the_candidates(setup):

@@ -24,6 +24,8 @@ from calligram.progress import Track, silent
 Floats = NDArray[np.floating]
 LOWEST = float(np.finfo(np.float32).min)
 """of a pair that was not scored; no candidate has it, and ranks want finite numbers"""
+TILE = (256, 2048)
+"""images and texts whose candidates are scored at a time"""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def rerank(
     precision: Precision = "fp32",
     track: Track = silent,
 ) -> Staged:
-    """Score the candidates of both directions, an image with all of its texts at a time.
+    """Score the candidates of both directions, and no other pairs.
 
     Where every pair is a candidate, tiles are those of ``score_matrix``, so that scores are the same to the bit.
 
@@ -120,18 +122,40 @@ def rerank(
     if not (np.isfinite(text_floors).all() and np.isfinite(image_floors).all()):
         second = score_matrix(matcher, encoded, precision=precision, track=track)
         return Staged(vectors, second, text_floors, image_floors, 1.0)
-    device, count = encoded.images.vectors.device, 0
     second = room_for(vectors.shape)
     second[:] = LOWEST
-    for row in track(range(len(vectors)), "reranking", len(vectors)):
-        chosen = np.flatnonzero((vectors[row] > text_floors[row]) | (vectors[row] > image_floors))
-        if len(chosen):
-            count += len(chosen)
-            texts = encoded.texts.rows(torch.from_numpy(chosen).to(device))
-            with lowered(device, precision):
-                found = matcher.score(encoded.images.rows(slice(row, row + 1)), texts)
-            second[row, chosen] = found[0].float().cpu().numpy()
+    count = 0
+    for one, two in track(_tiles(*vectors.shape), "reranking"):
+        tile = vectors[one, two]
+        rows, columns = np.nonzero((tile > text_floors[one, None]) | (tile > image_floors[two]))
+        if len(rows):
+            count += len(rows)
+            second[one, two][rows, columns] = _scores(matcher, encoded, (one, two), (rows, columns), precision)
     return Staged(vectors, second, text_floors, image_floors, count / max(1, vectors.size))
+
+
+def _tiles(images: int, texts: int) -> list[tuple[slice, slice]]:
+    """Parts of the grid; what a matcher computes for an item alone, it computes once in each."""
+    return [
+        (slice(i, min(i + TILE[0], images)), slice(t, min(t + TILE[1], texts)))
+        for i in range(0, images, TILE[0])
+        for t in range(0, texts, TILE[1])
+    ]
+
+
+def _scores(
+    matcher: Matcher,
+    encoded: EncodedPairing,
+    tile: tuple[slice, slice],
+    pairs: tuple[NDArray[np.int64], NDArray[np.int64]],
+    precision: Precision,
+) -> Floats:
+    """The matcher's scores of some pairs of a tile, numbered from its corner."""
+    device = encoded.images.vectors.device
+    rows, columns = (torch.from_numpy(numbers).to(device) for numbers in pairs)
+    with lowered(device, precision):
+        found = matcher.score_some(encoded.images.rows(tile[0]), encoded.texts.rows(tile[1]), rows, columns)
+    return found.float().cpu().numpy()
 
 
 def staged_ranks(first: Floats, second: Floats, floor: Floats, relevant: Matches) -> tuple[RelevantRanks, float]:
