@@ -13,6 +13,7 @@ from typing import Any
 from calligram.data.collection import Collection
 from calligram.errors import UserError
 from calligram.evaluation.localization import Localization
+from calligram.evaluation.reranking import Stages
 from calligram.evaluation.retrieval import Report
 from calligram.recipes.catalog import recipe_named
 from calligram.recipes.config import changed, from_plain
@@ -94,8 +95,12 @@ def result_line(
         folds=report.folds,
         by=by,
         precision=report.precision,
-        stages=None if report.stages is None else {**report.stages.as_dict(), "scored": round(report.stages.scored, 4)},
+        stages=_stages(report.stages) if report.stages else None,
     )
+
+
+def _stages(stages: Stages) -> dict[str, Any]:
+    return {**_rounded(stages.as_dict()), "scored": round(stages.scored, 4)}
 
 
 def localization_line(
