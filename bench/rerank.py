@@ -120,7 +120,7 @@ def rerank(row: Callable[[str, float, str], Row]) -> list[Row]:
         began = time.perf_counter()
         searcher = Searcher.open(library)
         rows = [row(f"{NAME}: opened", time.perf_counter() - began, "s")]
-        for how, depth in ((f"{DEPTH} nearest and those with every word", DEPTH), ("a budget of 100 ms", Budget(0.1))):
+        for how, depth in ((f"{DEPTH} candidates", DEPTH), ("a budget of 100 ms", Budget(0.1))):
             found = asked(searcher, captions, depth)
             count = found.pop("candidates")
             rows.append(row(f"{NAME}, {how}: candidates, median", float(np.median(count)), ""))

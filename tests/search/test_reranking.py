@@ -20,7 +20,7 @@ from calligram.search.library import Library
 from calligram.search.models import Models
 from calligram.search.query import ItemId, Query, Term
 from calligram.search.query_encoder import QueryEncoder
-from calligram.search.reranking import reordered
+from calligram.search.reranking import candidates, reordered
 from calligram.search.searcher import Searcher
 
 WORDS = Vocabulary.build(["a red disc the round thing is blue green yellow white black warm colour snow"], min_count=1)
@@ -148,6 +148,15 @@ def test_queries_that_the_second_stage_cannot_score_keep_the_first_stages_order(
         assert [hit.id for hit in one] == [hit.id for hit in two]
     one, two = (s.texts("a red disc", 9, all=True).hits for s in (plain, stage.searcher))
     assert one == two
+
+
+def test_what_words_found_is_compared_and_so_are_the_k_nearest():
+    near = ["a", "b", "c", "d", "e"]
+    assert candidates(near, ["y", "b"], 4, 1) == ["a", "b", "c", "y"]
+    assert candidates(near, ["y", "e"], 4, 1) == ["a", "b", "e", "y"]
+    assert candidates(near, ["y", "z"], 2, 1) == ["a", "y", "z"]
+    assert candidates(near, [], 9, 3) == near
+    assert candidates([], ["z"], 4, 3) == ["z"]
 
 
 def test_equal_scores_keep_the_first_stages_order():

@@ -103,6 +103,7 @@ def test_images_that_words_found_take_places_of_the_budgets(library):
     named = [hit for hit in found.hits if "a red disc" in searcher.library.item(hit.id).captions]
     assert named
     assert found.depth == 6
+    assert searcher.images("a red disc", 2, all=True, depth=6).depth == 6
 
 
 def test_the_query_is_encoded_once_where_one_matcher_does_both(library, monkeypatch):

@@ -103,8 +103,12 @@ def reordered(ids: Sequence[str], scores: Floats) -> list[Scored]:
     return [Scored(ids[place], float(scores[place])) for place in order]
 
 
-def candidates(found: Sequence[str], worded: Sequence[str], most: int | None) -> list[str]:
-    """What vectors and words found, each once; where there is a limit, those that words found come in at any rate."""
-    extra = set(worded) - set(found)
-    kept = found if most is None else found[: max(0, most - len(extra))]
-    return list(dict.fromkeys([*kept, *worded]))
+def candidates(found: Sequence[str], worded: Sequence[str], most: int, k: int) -> list[str]:
+    """What vectors and words found, each once: all of words, the k nearest by vectors, and more of them up to ``most``.
+
+    Words bring in what is a match by itself, so it takes the place of what vectors found last.
+    """
+    named = set(worded)
+    others = [id for id in found if id not in named][: max(0, most - len(named))]
+    kept = named.union(found[:k], others)
+    return [id for id in dict.fromkeys([*found, *worded]) if id in kept]

@@ -168,7 +168,7 @@ class Searcher:
             worded = [item.id for item in heard if hybrid or item.id in named]
         with clock.of("rerank"):
             if second is not None and terms is not None:
-                ids = candidates([scored.id for scored in found], worded, wanted if isinstance(depth, Budget) else None)
+                ids = candidates([scored.id for scored in found], worded, wanted, k)
                 found = second.images(terms, asked.shares, ids)
         with clock.of("search"):
             chosen = self._joined(asked, found, worded, k)
