@@ -29,7 +29,7 @@ _SAID = (
 _ALONE = ("pseudo.of=none",)
 _GRU = ("text.bidirectional=true",)
 MODELS: dict[str, tuple[str, ...]] = {
-    "scan": ("matcher=scan", *_GRU),
+    "scan": ("matcher=scan", *_GRU, "scan.direction=i2t", "scan.temperature=4", "scan.sharpness=5"),
     "vse": ("matcher=vse", *_GRU),
     "dual-path": ("matcher=dual-path", "text.network=cnn", "text.cnn.blocks=1", "text.cnn.width=128"),
 }
