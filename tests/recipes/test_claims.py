@@ -94,8 +94,14 @@ def test_rows_are_run_once_and_the_budget_is_kept(tiny, tmp_path):
     assert not said
     stored = [json.loads(line) for line in (tmp_path / "results" / "claims.jsonl").read_text().splitlines()]
     assert [s["verdict"] for s in stored] == [v.verdict for v in judged(STUDY, "tiny", tmp_path / "results", SMALL)]
+    pictures = tmp_path / "results" / "pictures"
+    pictures.mkdir(exist_ok=True)
+    for name in ("paper-new-compared-tiny.png", "paper-levels-tiny.png", "paper-new-tiny-0-curves.png"):
+        (pictures / name).touch()
     report = write_report(tmp_path / "results", tmp_path / "docs").read_text()
     assert "## tiny" in report
+    assert "![paper-new-compared-tiny](../results/pictures/paper-new-compared-tiny.png)" in report
+    assert "![paper-levels-tiny](" in report
     assert "new beats old" in report
     assert "| t2t R@1/5/10 |" in report
     assert (tmp_path / "docs" / "results-rsum.png").is_file()

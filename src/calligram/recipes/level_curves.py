@@ -42,6 +42,9 @@ def draw_levels(curves: Mapping[str, Sequence[Level]], target: Path) -> Path:
                 if not level.pairs:
                     axis.axhline(getattr(level, key), color=f"C{number}", linestyle="--", linewidth=1, label=name)
         axis.set(title=f"{title}: R@1, %", xlabel="annotated pairs", xscale="log", ylim=(0, None))
+        ticks = sorted({level.pairs for levels in curves.values() for level in levels if level.pairs})
+        axis.set_xticks(ticks, [f"{pairs:,}" for pairs in ticks])
+        axis.set_xticks([], minor=True)
         axis.legend(frameon=False, fontsize=8)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=110)

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from calligram.recipes.results import Result, read_results
+from calligram.recipes.results import COMPARED, LEVELS, Result, read_results
 
 HEAD = """# Results
 
@@ -39,7 +39,7 @@ def write_report(results: Path, docs: Path) -> Path:
     if groups:
         _draw(groups, docs / "results-rsum.png")
         parts.append("\n![Sum of recalls by row](results-rsum.png)\n")
-    parts += _pictures(found, docs)
+    parts += _pictures(found, results, docs)
     sections = {"claims.jsonl": _claims, "proposals.json": _proposals, "bench.json": _bench, "bench-gpu.json": _bench}
     for file, section in ((results / name, section) for name, section in sections.items()):
         if file.is_file():
@@ -161,17 +161,23 @@ def _claims(file: Path) -> str:
     return "".join(lines)
 
 
-def _pictures(found: Sequence[Result], docs: Path) -> list[str]:
-    """Sheets and curves of the runs that have them, where the files are there; folded away, for there are many."""
-    parts = []
+def _pictures(found: Sequence[Result], results: Path, docs: Path) -> list[str]:
+    """Those of several rows together, then sheets and curves of single runs; folded away, for there are many."""
+    drawn = results / "pictures"
+    joint = sorted([*drawn.glob(f"*-{COMPARED}-*.png"), *drawn.glob(f"*-{LEVELS}-*.png")])
+    parts = [_shown(p, docs) for p in joint]
     for result in found:
         there = [Path(p) for p in result.pictures if Path(p).is_file()]
         if there:
             title = f"{result.study or _name(result)} on {result.collection}, seed {result.seed}"
             parts.append(f"\n<details><summary>{title}</summary>\n\n")
-            parts += [f"![{p.stem}]({Path(os.path.relpath(p, docs)).as_posix()})\n" for p in there]
+            parts += [_shown(p, docs) for p in there]
             parts.append("\n</details>\n")
     return ["\n## Pictures\n", *parts] if parts else []
+
+
+def _shown(picture: Path, docs: Path) -> str:
+    return f"![{picture.stem}]({Path(os.path.relpath(picture, docs)).as_posix()})\n"
 
 
 def _proposals(file: Path) -> str:

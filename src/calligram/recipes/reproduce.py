@@ -26,7 +26,7 @@ from calligram.recipes.config import changed, resolve
 from calligram.recipes.level_curves import Level, draw_levels
 from calligram.recipes.plan import Surroundings, device_named, run_recipe
 from calligram.recipes.provenance import with_assets_found
-from calligram.recipes.results import Result, append, localization_line, read_results, result_line
+from calligram.recipes.results import COMPARED, LEVELS, Result, append, localization_line, read_results, result_line
 from calligram.recipes.study_pictures import draws_found, draws_images, draws_map, looking
 from calligram.training.curves import draw_compared, draw_curves
 from calligram.training.runs import Run, write_whole
@@ -215,7 +215,7 @@ def _draw_compared(study: Study, collection: str, results: Path, runs: Path, cha
         folders = {name: runs / _plain(study.paper, name, collection, *changes, "0") for name in group}
         there = {name: folder for name, folder in folders.items() if (folder / BEST).is_file()}
         if len(there) > 1:
-            name = _plain(study.paper, group[0], "compared", collection, *changes)
+            name = _plain(study.paper, group[0], COMPARED, collection, *changes)
             draw_compared(there, results / "pictures" / f"{name}.png")
 
 
@@ -234,7 +234,7 @@ def _draw_levels(study: Study, collection: Collection, results: Path, changes: t
                 i2t, t2i = (mean(getattr(result, side)["r1"] for result in found) for side in ("i2t", "t2i"))
                 curves.setdefault(model, []).append(Level(pairs, i2t, t2i))
     if any(level.pairs for levels in curves.values() for level in levels):
-        draw_levels(curves, results / "pictures" / f"{_plain(study.paper, 'levels', collection.name, *changes)}.png")
+        draw_levels(curves, results / "pictures" / f"{_plain(study.paper, LEVELS, collection.name, *changes)}.png")
 
 
 def with_rows_found(change: str, folder: Callable[[str], Path]) -> str:

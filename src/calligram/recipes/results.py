@@ -20,6 +20,8 @@ from calligram.recipes.config import changed, from_plain
 from calligram.recipes.provenance import with_assets_named
 from calligram.training.runs import Run
 
+COMPARED, LEVELS = "compared", "levels"
+"""in the names of pictures of several rows: dev curves, and recalls by number of captions"""
 MEMBERS = {"ensemble": "runs", "best": "members"}
 """recipes of several matchers as one, and the setting that names them"""
 
