@@ -84,6 +84,16 @@ def _written(folder, kind, settings):
     return folder
 
 
+def test_words_that_the_run_has_never_seen_are_named(run, tmp_path):
+    picture = tmp_path / "picture.png"
+    Image.new("RGB", (24, 24), (200, 30, 30)).save(picture)
+    assert json.loads(explain(run, picture, "a zyzzyva", "--json"))["unknown"] == ["zyzzyva"]
+    assert "never seen in training, so all the same to this run: zyzzyva" in " ".join(
+        explain(run, picture, "a zyzzyva").split()
+    )
+    assert json.loads(explain(run, picture, "a red disc", "--json"))["unknown"] == []
+
+
 def test_where_words_look_is_printed_drawn_and_given_as_numbers(scan, tmp_path):
     picture, drawn = tmp_path / "p.png", tmp_path / "e.png"
     found = json.loads(explain(scan, picture, "a red [disc]", "--json", "--out", drawn, "--at", "0.2,0.9"))

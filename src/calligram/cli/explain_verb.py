@@ -45,6 +45,7 @@ def explain(
     if out is not None and out.suffix.lower() not in KINDS:
         raise UserError(f"--out {out} must end in {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     point = None if at is None else _point(at)
+    from calligram.features.unknown_words import UnknownWords
     from calligram.models.stored import load_matcher
     from calligram.recipes.plan import device_named
     from calligram.search.attention_drawing import draw_attention
@@ -57,15 +58,18 @@ def explain(
     seen, picture = _seen(stored, image, collection)
     found = explain_seen(stored.matcher, stored.inputs, seen, sentence)
     region = None if point is None else _region(found, point)
+    unknown = UnknownWords(stored.inputs.texts).of_all([sentence])
     if out is not None:
         if picture is None:
             raise UserError(f"image '{image}' has no picture, only features, so there is nothing to draw; use --json")
         out.parent.mkdir(parents=True, exist_ok=True)
         draw_attention(picture, found, region).save(out)
     if as_json:
-        typer.echo(json.dumps(_plain(found, region), ensure_ascii=False))
+        typer.echo(json.dumps({**_plain(found, region), "unknown": unknown}, ensure_ascii=False))
         return
     _print(found)
+    if unknown:
+        console.print(f"never seen in training, so all the same to this run: {', '.join(unknown)}", markup=False)
     if found.attention is not None and region is not None:
         _print_region(found.attention, found.words, region)
     if out is not None:
@@ -115,7 +119,7 @@ def _region(found: Explained, point: tuple[float, float]) -> int:
 
 _NO_ATTENTION = (
     "this matcher compares one vector of the picture with one of the sentence, so words do not look at regions; "
-    'scan and bfan do ("calligram train fragments")'
+    'scan, bfan and mmca do ("calligram train fragments")'
 )
 
 
