@@ -24,8 +24,13 @@ def ranking(scores: Tensor, target: Tensor, margin: float, top_k: int | None = N
         raise ValueError(f"top_k must be at least 1, got {top_k}")
     if scores.shape != target.shape:
         raise ValueError(f"scores are {tuple(scores.shape)} but target is {tuple(target.shape)}")
-    anchor, positive = (target > 0).nonzero(as_tuple=True)
     negatives = scores.masked_fill(target >= 0, -torch.inf)
+    if top_k == 1 and scores.shape[1]:
+        # Every pair has one hinge at most, so they stay in their places: to count them, an accelerator would be waited
+        # for.
+        hinges = (margin - scores + negatives.max(1, keepdim=True).values).clamp(min=0)
+        return hinges.masked_fill(target <= 0, 0.0).sum()
+    anchor, positive = (target > 0).nonzero(as_tuple=True)
     if top_k is not None:
         negatives = negatives.topk(min(top_k, negatives.shape[1]), dim=1).values
     # An anchor without negatives is left with minus infinity: its hinge, and the hinge's gradient, are zero.

@@ -66,7 +66,7 @@ def score_in_tiles(
         words, (count, longest) = prepare(some), _mask(some).shape
         step = max(1, tile // max(1, count * numbers(places, longest)))
         pieces = [
-            _computed(block, _rows(seen, slice(start, start + step)), words, again=again)
+            _computed(block, seen if step >= rows else _rows(seen, slice(start, start + step)), words, again=again)
             for start in range(0, rows, step)
         ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -62,13 +62,13 @@ class PairModule(nn.Module):
         """Cosines of i_1 and c_1 of all pairs, (I, T)."""
         image = _image(self, self.unit.found(images, texts), images.attended, images.parts, images.mask)
         text = _text(self, self.unit.found(texts, images), texts.attended, texts.parts, texts.mask)
-        return (unit(image.transpose(0, 1)) * unit(text)).sum(-1)
+        return _cosines(image.transpose(0, 1), text)
 
     def aligned(self, images: Projected, texts: Projected) -> Tensor:
         """Those of aligned pairs, (N,)."""
         attended = self.unit.together(images, texts)
         image, text = _both(self, attended, images.parts, texts.parts, images.mask, texts.mask)
-        return (unit(image) * unit(text)).sum(-1)
+        return _cosines(image, text)
 
 
 @fused(2, 1, 1, 1)
@@ -88,8 +88,17 @@ def _both(
     module: PairModule, attended: Tensor, regions: Tensor, words: Tensor, real: Tensor, spoken: Tensor
 ) -> tuple[Tensor, Tensor]:
     """i_1 and c_1 (N, D) of aligned pairs, from what their stacked parts made of each other."""
-    parts, count = module.unit.finished(torch.cat([regions, words], 1), attended), regions.shape[1]
-    return _mean(parts[:, :count], real), module.ngrams(parts[:, count:], spoken)
+    parts = module.unit.finished(torch.cat([regions, words], 1), attended)
+    image, text = torch.split(parts, [regions.shape[1], words.shape[1]], 1)
+    return _mean(image, real), module.ngrams(text, spoken)
+
+
+def _cosines(one: Tensor, two: Tensor) -> Tensor:
+    """Of vectors (..., D), in float32; lengths are divided by at the end, where there is one number for each pair."""
+    one, two = one.float(), two.float()
+    lengths = [torch.linalg.vector_norm(each, dim=-1).clamp(min=1e-8) for each in (one, two)]
+    found: Tensor = (one * two).sum(-1) / (lengths[0] * lengths[1])
+    return found
 
 
 def _real(items: Encoded) -> tuple[Tensor, Tensor]:

@@ -19,10 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-NEVER = -1e4
-"""logit of parts that are not real: exp of it is zero, and half precision has it"""
-COLUMNS = 3
-"""of queries and keys beside a head's own: log Z_own in two pieces, and the mask"""
+from calligram.models.own_parts import NEVER, OwnShares, WithColumns, wide
 
 
 class Looking(NamedTuple):
@@ -50,7 +47,7 @@ class Projected(NamedTuple):
     mask: Tensor
     """(N, K) True where a part is real"""
     projected: Tensor
-    """(N, K, 3 D) queries, keys and values of all heads, one after the other"""
+    """(N, K, 3 D) queries, with the root of their size taken off, keys and values, one after the other"""
 
 
 class TransformerUnit(nn.Module):
@@ -76,33 +73,18 @@ class TransformerUnit(nn.Module):
 
     def forward(self, parts: Tensor, mask: Tensor) -> Tensor:
         """Parts (N, K, D) and which are real -> (N, K, D), by attention to the same item's."""
-        query, key, value = self._heads(parts)
-        attended = F.scaled_dot_product_attention(query, key, value, _bias(mask, query))
+        query, key, value = self._heads(self._stacked(parts)).unbind(0)
+        attended = F.scaled_dot_product_attention(query, key, value, _bias(mask, query.dtype), scale=1.0)
         return self.finished(parts, _joined(attended))
 
     def looking(self, parts: Tensor, mask: Tensor) -> Looking:
         """What is computed once for each item, whatever it is paired with."""
-        query, key, value = self._heads(parts)
-        query = query * self.size**-0.5
-        logits = _wide(query @ key.mT) + _bias(mask, query)
-        total = torch.logsumexp(logits, -1, keepdim=True)
-        attended = (logits - total).exp().to(value.dtype) @ value
-        # Half precision has eight or eleven bits: what is left over goes into a second column.
-        large = total.to(query.dtype)
-        small = (total - large).to(query.dtype)
-        one, zero, spare = torch.ones_like(large), torch.zeros_like(large), -(self.size + COLUMNS) % 8
-        hidden = _bias(mask, key).mT.expand(-1, self.heads, -1, -1)
-        queries = F.pad(torch.cat([query, large, small, one], -1), (0, spare))
-        keys = F.pad(torch.cat([key, zero, zero, hidden], -1), (0, spare))
-        values = F.pad(value, (0, COLUMNS + spare))
-        columns = torch.arange(keys.shape[-1], device=keys.device) - self.size
-        own, share = (columns == 0) | (columns == 1), columns == 0
-        keys, values = (
-            torch.cat([each, last.to(each.dtype).expand_as(each[:, :, :1])], 2)
-            for each, last in ((keys, own), (values, share))
-        )
+        stacked = self._heads(self._stacked(parts)).contiguous()  # the one copy that all of what follows reads
+        query, key, value = stacked.unbind(0)
+        shares, total = OwnShares.apply(query @ key.mT, _bias(mask, torch.float32))  # type: ignore[no-untyped-call]
         # As attention gives what it finds, so that nothing is moved to be merged.
-        attended, queries = (t.transpose(1, 2).contiguous() for t in (attended, queries))
+        attended = (shares @ value).transpose(1, 2).contiguous()
+        queries, keys, values = WithColumns.apply(stacked, total, mask)  # type: ignore[no-untyped-call]
         return Looking(parts.to(value.dtype), mask, attended, queries, keys, values)
 
     def found(self, who: Looking, seen: Looking) -> Tensor:
@@ -118,12 +100,14 @@ class TransformerUnit(nn.Module):
 
     def merged(self, found: Tensor, attended: Tensor, parts: Tensor) -> Tensor:
         """What ``found`` gave, with what parts (N, K, D) made of their own items, to the end: (S, N, K, D)."""
-        both = torch.addcmul(found[..., : self.size], found[..., self.size : self.size + 1], attended)
+        # Split, not sliced: the gradient is then put together once instead of added up.
+        others, share, _ = torch.split(found, [self.size, 1, found.shape[-1] - self.size - 1], -1)
+        both = torch.addcmul(others, share, attended)
         return self.finished(parts, both.flatten(3))
 
     def projected(self, parts: Tensor, mask: Tensor) -> Projected:
         """What is computed once for each item that is stacked with others."""
-        projected = F.linear(parts, torch.cat([self.query.weight, self.key.weight, self.value.weight]))
+        projected = self._stacked(parts)
         return Projected(parts.to(projected.dtype), mask, projected)
 
     def together(self, one: Projected, two: Projected) -> Tensor:
@@ -132,12 +116,12 @@ class TransformerUnit(nn.Module):
         With ``finished`` this is the unit over stacked parts (mmca, Eqs. 8-14). Attention within an item is computed
         for each of its pairs: where an item is in few, that is less than to put it together from what is known of it.
         """
-        return _joined(F.scaled_dot_product_attention(*self._split(one, two)))
+        return _joined(F.scaled_dot_product_attention(*self._split(one, two), scale=1.0))
 
     def shares(self, one: Projected, two: Projected) -> Tensor:
         """How much each stacked part of aligned pairs looks at each, the mean over heads (N, K + L, K + L)."""
         query, key, _, bias = self._split(one, two)
-        logits = _wide(query @ key.mT) * self.size**-0.5
+        logits = wide(query @ key.mT)
         logits = logits if bias is None else logits + bias
         return torch.softmax(logits, -1).mean(1)
 
@@ -149,18 +133,19 @@ class TransformerUnit(nn.Module):
     def _split(self, one: Projected, two: Projected) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys and values of stacked parts, (N, H, K + L, S), and what is added to logits for the mask."""
         mask, heads = torch.cat([one.mask, two.mask], 1), torch.cat([one.projected, two.projected], 1)
-        split = heads.view(*heads.shape[:2], 3, self.heads, self.size)
-        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        query, key, value = self._heads(heads).unbind(0)
         # To look costs a CPU nothing, and a mask a fifth of the attention; an accelerator would have to wait.
-        return query, key, value, None if mask.device.type == "cpu" and bool(mask.all()) else _bias(mask, query)
+        hidden = None if mask.device.type == "cpu" and bool(mask.all()) else _bias(mask, query.dtype)
+        return query, key, value, hidden
 
-    def _heads(self, parts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, (N, H, K, S)."""
-        query, key, value = (
-            layer(parts).unflatten(-1, (self.heads, self.size)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        )
-        return query, key, value
+    def _stacked(self, parts: Tensor) -> Tensor:
+        """Queries, with the root of their size taken off, keys and values, one after the other: (..., 3 D)."""
+        query, key, value = self.query.weight * self.size**-0.5, self.key.weight, self.value.weight
+        return F.linear(parts, torch.cat([query, key, value]))
+
+    def _heads(self, stacked: Tensor) -> Tensor:
+        """(N, K, 3 D) as (3, N, H, K, S), nothing moved."""
+        return stacked.view(*stacked.shape[:2], 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
 
 
 def _normed(norm: nn.LayerNorm, parts: Tensor) -> Tensor:
@@ -178,11 +163,6 @@ def _joined(heads: Tensor) -> Tensor:
     return heads.transpose(1, 2).flatten(2)
 
 
-def _bias(mask: Tensor, like: Tensor) -> Tensor:
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """(N, 1, 1, K) zero for real parts, and what is never looked at for others."""
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(~mask, NEVER)[:, None, None]
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """In single precision at least."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return (~mask * NEVER).to(dtype)[:, None, None]
