@@ -41,6 +41,11 @@ def fusing(on: bool = True) -> Iterator[None]:
         _Choice.on = before
 
 
+def is_on() -> bool:
+    """Whether what is ``fused`` is compiled now."""
+    return _Choice.on
+
+
 def fused(*changing: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile a function while ``fusing``; leave it as it is where it cannot be compiled, which is said once.
 

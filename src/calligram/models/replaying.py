@@ -1,0 +1,274 @@
+"""Work on tensors of fixed shapes, recorded once on an accelerator and replayed, forward and back, where asked for.
+
+A step of many small kernels takes as long as it takes to start them one by one; replayed, they are started together.
+What is recorded keeps its memory, and each new shape takes a second to record, so it is not the default:
+``CALLIGRAM_GRAPHS=1`` asks for it on an accelerator, and ``replaying`` where there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from calligram.models import fusing
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "CALLIGRAM_GRAPHS"
+"""in the environment: 1 to record and replay on an accelerator"""
+DEVICE = "cuda"
+"""what can record"""
+MULTIPLE = 4
+"""of places that a growing axis is filled up to, so that few shapes are recorded"""
+MOST = 32
+"""shapes that are recorded for one module"""
+OFTEN = 2
+"""a shape is recorded when it comes for this time: the last batch of an epoch may come but once"""
+WARM = 3
+"""turns before recording, in which libraries choose and compile what they need"""
+
+Work = Callable[..., Tensor]
+
+
+class _Choice:
+    """Of the whole process."""
+
+    on = os.environ.get(VARIABLE) == "1" and torch.cuda.is_available()
+
+
+@contextmanager
+def replaying(on: bool = True) -> Iterator[None]:
+    """Replay what is recorded, or not, within a block, whatever the environment says."""
+    before, _Choice.on = _Choice.on, on
+    try:
+        yield
+    finally:
+        _Choice.on = before
+
+
+def replays(tensor: Tensor) -> bool:
+    """Whether work on this tensor may be replayed: if asked for, where it can be recorded, for a gradient."""
+    if not _Choice.on or tensor.device.type != DEVICE or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def replayed(module: nn.Module, work: Work, given: Sequence[Tensor], growing: Sequence[bool]) -> Tensor:
+    """``work(*given)``, from a recording where there is one for such shapes; as it is, where there cannot be.
+
+    One call at a time: between a replay and its backward pass, other calls for the module run as they are, since they
+    would write over what the backward pass needs.
+
+    Args:
+        module: whose parameters the work uses; it uses no others, and gives one tensor that depends on them.
+        work: without randomness, and without waiting for the device; tensors of zeros, or False, that fill up the
+            second axis of those that grow do not change what it gives.
+        growing: of each tensor, whether its second axis differs from call to call.
+    """
+    graphs = _GRAPHS.setdefault(module, Graphs())
+    parameters = list(module.parameters())
+    try:
+        recording = graphs.recording(work, given, growing, parameters)
+        if recording is not None:
+            found: Tensor = _Replayed.apply(graphs, recording, len(given), *given, *parameters)  # type: ignore[no-untyped-call]
+            return found
+    except Exception as error:  # whatever drivers raise, memory that does not suffice among it
+        graphs.give_up()
+        log.warning("%s cannot be replayed and runs step by step: %s", type(module).__name__, error)
+    return work(*given)
+
+
+class Recording(Protocol):
+    """Work of one shape."""
+
+    inputs: Sequence[Tensor]
+    """where it reads"""
+
+    def forward(self) -> Tensor:
+        """The result, valid until the next turn."""
+
+    def backward(self, gradient: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Gradients of inputs, valid until the next turn, and of parameters, to keep."""
+
+
+class CudaRecording:
+    """A CUDA graph of the forward and one of the backward pass, with one memory for all recordings of a module."""
+
+    def __init__(self, work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor], graphs: Graphs) -> None:
+        self.inputs = inputs
+        if graphs.memory is None:
+            graphs.memory, graphs.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        how = {
+            "pool": graphs.memory,
+            "stream": graphs.stream,
+            "capture_error_mode": "thread_local",
+        }  # batches are pinned
+        self._ahead, self._back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        self._learnt = [p.requires_grad for p in parameters]
+        learning = [p for p in parameters if p.requires_grad]
+        asked = [t for t in inputs if t.requires_grad]
+        torch.cuda.synchronize()
+        with torch.cuda.stream(graphs.stream), uncached(), torch.enable_grad():
+            for _ in range(WARM):
+                found = work(*inputs)
+                torch.autograd.grad(found, [*asked, *learning], torch.zeros_like(found))
+            torch.cuda.synchronize()
+            with torch.cuda.graph(self._ahead, **how):
+                found = work(*inputs)
+            self._given = torch.zeros_like(found)
+            with torch.cuda.graph(self._back, **how):
+                gradients = torch.autograd.grad(found, [*asked, *learning], self._given)
+                # In one piece, so that one copy keeps them.
+                learnt = [g.flatten() for g in gradients[len(asked) :]]
+                self._flat = torch.cat(learnt) if learnt else None
+        torch.cuda.synchronize()
+        if len({p.dtype for p in learning}) > 1:
+            raise ValueError("parameters of several precisions")
+        self._shapes = [p.shape for p in learning]
+        of_inputs = iter(gradients)
+        self._of_inputs = [next(of_inputs) if t.requires_grad else None for t in inputs]
+        self._found = found.detach()
+
+    def forward(self) -> Tensor:
+        """The result, valid until the next turn."""
+        self._ahead.replay()
+        return self._found
+
+    def backward(self, gradient: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Gradients of inputs, valid until the next turn, and of parameters, to keep."""
+        self._given.copy_(gradient)
+        self._back.replay()
+        pieces: Iterator[Tensor] = iter(())
+        if self._flat is not None:
+            # A parameter may take its gradient as it is, and the next turn would write over it.
+            flat = torch.split(self._flat.clone(), [shape.numel() for shape in self._shapes])
+            pieces = iter([piece.view(shape) for piece, shape in zip(flat, self._shapes, strict=True)])
+        return self._of_inputs, [next(pieces) if learnt else None for learnt in self._learnt]
+
+
+record: Callable[[Work, Sequence[Tensor], Sequence[Tensor], Graphs], Recording] = CudaRecording
+
+
+class Graphs:
+    """What is recorded for one module."""
+
+    def __init__(self) -> None:
+        self.memory: Any = None
+        self.stream: Any = None
+        self.turn = 0
+        """counts replays; a backward pass belongs to the last"""
+        self._kept: dict[object, Recording] = {}
+        self._seen: Counter[object] = Counter()
+        self._places: object = None
+        self._open: Callable[[], object] = lambda: None
+        self._given_up = False
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __deepcopy__(self, memo: object) -> Graphs:
+        return Graphs()
+
+    def give_up(self) -> None:
+        """Never record again for the module, and forget what was."""
+        self._given_up = True
+        self._kept.clear()
+
+    def opened(self) -> object:
+        """A turn begins, which is over when what is returned here is gone, or when ``closed``."""
+        self.turn += 1
+        token = _Token()
+        self._open = weakref.ref(token)
+        return token
+
+    def closed(self) -> None:
+        """The turn's backward pass has run."""
+        self._open = lambda: None
+
+    def recording(
+        self, work: Work, given: Sequence[Tensor], growing: Sequence[bool], parameters: Sequence[Tensor]
+    ) -> Recording | None:
+        """That of these shapes, made if they have come often enough; None where the work is to run as it is."""
+        if self._given_up or self._open() is not None or not any(t.requires_grad for t in (*given, *parameters)):
+            return None
+        places = [(p.data_ptr(), p.requires_grad) for p in parameters]
+        if places != self._places:  # moved to another device, or held still: what was recorded reads elsewhere
+            self._kept.clear()
+            self._places = places
+        shapes = [rounded(t.shape) if grows else t.shape for t, grows in zip(given, growing, strict=True)]
+        key = (
+            tuple((shape, t.dtype, t.requires_grad) for t, shape in zip(given, shapes, strict=True)),
+            torch.is_autocast_enabled(DEVICE), torch.get_autocast_dtype(DEVICE), fusing.is_on(),
+            torch.backends.cuda.matmul.allow_tf32, given[0].device,
+        )  # fmt: skip
+        self._seen[key] += 1
+        if key not in self._kept:
+            if self._seen[key] < OFTEN or len(self._kept) >= MOST:
+                return None
+            inputs = [t.new_zeros(shape) for t, shape in zip(given, shapes, strict=True)]
+            load(inputs, given)
+            for mine, other in zip(inputs, given, strict=True):
+                mine.requires_grad_(other.requires_grad)
+            self._kept[key] = record(work, inputs, parameters, self)
+        return self._kept[key]
+
+
+_GRAPHS: weakref.WeakKeyDictionary[nn.Module, Graphs] = weakref.WeakKeyDictionary()
+"""not of the modules themselves: recordings are neither copied nor saved with them"""
+
+
+class _Token:
+    """Lives as long as a backward pass may still come."""
+
+
+class _Replayed(Function):
+    """A recording as a step of which gradients are asked."""
+
+    @staticmethod
+    def forward(ctx: Any, graphs: Graphs, recording: Recording, count: int, *tensors: Tensor) -> Tensor:
+        load(recording.inputs, tensors[:count])
+        found = recording.forward().clone()
+        ctx.graphs, ctx.recording, ctx.lengths = graphs, recording, [t.shape[1] for t in tensors[:count]]
+        ctx.token, ctx.turn = graphs.opened(), graphs.turn
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.turn != ctx.graphs.turn:
+            raise RuntimeError(f"gradients were asked for again after another turn; unset {VARIABLE} for that")
+        inputs, parameters = ctx.recording.backward(gradient)
+        ctx.graphs.closed()
+        own = [None if t is None else t[:, :length].clone() for t, length in zip(inputs, ctx.lengths, strict=True)]
+        return None, None, None, *own, *parameters
+
+
+def rounded(shape: torch.Size) -> torch.Size:
+    """With the second axis filled up to a multiple."""
+    first, second, *others = shape
+    return torch.Size([first, -(-second // MULTIPLE) * MULTIPLE, *others])
+
+
+@torch.no_grad()
+def load(inputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """Write what is given where a recording reads it, with zeros beyond."""
+    for mine, other in zip(inputs, given, strict=True):
+        if mine.shape != other.shape:
+            mine.zero_()
+        mine[:, : other.shape[1]].copy_(other)
+
+
+def uncached() -> torch.autocast:
+    """Autocast as it is, but without weights that it has cast before: they would be of another turn."""
+    on, dtype = torch.is_autocast_enabled(DEVICE), torch.get_autocast_dtype(DEVICE)
+    return torch.autocast(DEVICE, dtype, enabled=on, cache_enabled=False)
