@@ -4,20 +4,27 @@ The layer is ``nn.TransformerEncoderLayer`` with the same weights, over all pair
 tiles that fit into memory, followed by the same pools. It runs in autocast as ours does and, where nothing is learnt,
 as a whole in bfloat16 too, which lets it take PyTorch's own fused path; ours is compared with the quicker. The limit is
 the time of the matrix products alone that no pair can do without: output map, inner layers and windows of words.
+On an accelerator a training step is also told by how long the device works and how many kernels it is given: the rest
+is waiting for the next one.
 
     python bench/run.py mmca
+    python bench/mmca.py ROWS    # each row as a line of JSON, as soon as it is measured
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from fragments import timed
 from mmca_layer import Layer, by_pair, lowest
+from mmca_limits import both_ways, products, shapes, timed_best, worked
 from torch import Tensor, nn
 
 from calligram.losses.ranking import bidirectional
@@ -25,6 +32,7 @@ from calligram.models import fragment_tiles
 from calligram.models.fusing import fusing
 from calligram.models.matcher import Encoded, unit
 from calligram.models.mmca import MMCA, MMCASettings
+from calligram.models.replaying import replaying
 from calligram.training.batch import Batch
 from calligram.training.candidates import StagedObjective
 from calligram.training.objectives import RankingObjective
@@ -50,7 +58,7 @@ class Sizes(NamedTuple):
     """pairs that the loop is timed on"""
     stacked: int = 4096
     """pairs in a tile of the layer"""
-    times: int = 3
+    times: int = 2
 
 
 SMALL = Sizes(images=40, texts=80, batch=8, part=80, loop=8, stacked=128, times=3)
@@ -58,11 +66,17 @@ SMALL = Sizes(images=40, texts=80, batch=8, part=80, loop=8, stacked=128, times=
 
 
 def mmca(row: Rows, sizes: Sizes | None = None) -> list[Row]:
-    """A training step and scoring: on an accelerator in bfloat16, in single precision, and with TensorFloat32."""
+    """A training step and scoring: on an accelerator in bfloat16, in single precision, and with TensorFloat32.
+
+    All that is asked about is measured in the first of them. The others are of a part of the texts and not compiled,
+    which would take minutes.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     sizes = sizes or (Sizes() if device == "cuda" else SMALL)
     found: list[Row] = []
-    for precision in ("bf16", "fp32", "tf32") if device == "cuda" else ("fp32",):
+    for number, precision in enumerate(("bf16", "fp32", "tf32") if device == "cuda" else ("fp32",)):
+        first = not number
+        sizes = sizes if first else sizes._replace(texts=sizes.part)
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.manual_seed(0)
         own = MMCASettings(
@@ -70,9 +84,10 @@ def mmca(row: Rows, sizes: Sizes | None = None) -> list[Row]:
             filters=sizes.dim,
         )  # fmt: skip
         matcher = MMCA(own).to(device)
-        found += training(row, matcher, sizes, device, precision)
-        for varied in (False, True):
-            found += scoring(row, matcher, sizes, device, precision, varied=varied)
+        compiles = first and device == "cuda"
+        found += training(row, matcher, sizes, device, precision, compiles=compiles)
+        for varied in (False, True) if first else (False,):
+            found += scoring(row, matcher, sizes, device, precision, varied=varied, compiles=compiles)
     torch.backends.cuda.matmul.allow_tf32 = False
     return found
 
@@ -97,7 +112,9 @@ def masks(count: int, words: int, device: str, *, varied: bool) -> Tensor:
 
 
 @torch.no_grad()
-def scoring(row: Rows, matcher: MMCA, sizes: Sizes, device: str, precision: str, *, varied: bool) -> list[Row]:
+def scoring(
+    row: Rows, matcher: MMCA, sizes: Sizes, device: str, precision: str, *, varied: bool, compiles: bool
+) -> list[Row]:
     """All pairs of a test set; texts of as many words each, or of 14 on average."""
     matcher.eval()
     images, texts = items(matcher, sizes, device, precision, varied=varied)
@@ -107,15 +124,17 @@ def scoring(row: Rows, matcher: MMCA, sizes: Sizes, device: str, precision: str,
         f"mmca, {sizes.images} x {sizes.texts}, {sizes.regions} regions, {words}, {sizes.dim} dimensions, {precision}"
     )
     with lowered(device, precision):
-        ours = timed_best(device, lambda: matcher.score(images, texts), sizes.times)
+        matcher.score(images, part)
+        ours = timed(device, lambda: matcher.score(images, texts), sizes.times)
         theirs = share * timed_best(device, lambda: layer.grid(images, part, sizes.stacked), 2)
         expected = unit(images.vectors) @ unit(part.vectors).T + 0.2 * layer.grid(images, part, sizes.stacked)
         apart = {"": float((matcher.score(images, part) - expected).abs().max())}
     found = [row(f"{name}: scoring", ours, "s")]
     ways = {"": ours}
-    if device == "cuda":
+    if compiles:
         with fusing(), lowered(device, precision):
-            ways[", compiled"] = timed_best(device, lambda: matcher.score(images, texts), sizes.times)
+            matcher.score(images, part)
+            ways[", compiled"] = timed(device, lambda: matcher.score(images, texts), sizes.times)
             apart[", compiled"] = float((matcher.score(images, part) - expected).abs().max())
         found.append(row(f"{name}: scoring, compiled", ways[", compiled"], "s"))
     if precision == "bf16":
@@ -127,7 +146,7 @@ def scoring(row: Rows, matcher: MMCA, sizes: Sizes, device: str, precision: str,
     with lowered(device, precision):
         loop = timed_best(device, lambda: by_pair(layer, images, part, sizes.loop), 1)
     loop *= sizes.images * sizes.texts / sizes.loop
-    limit, best = share * products(part, sizes, device, precision), min(ways.values())
+    limit, best = share * products(part, sizes.images, sizes.regions, sizes.dim, precision), min(ways.values())
     found += [
         row(f"{name}: the layer over all pairs, from {sizes.part} texts", theirs, "s"),
         *(
@@ -140,7 +159,7 @@ def scoring(row: Rows, matcher: MMCA, sizes: Sizes, device: str, precision: str,
         row(f"{name}: the matrix products alone", limit, "s"),
         row(f"{name}: the matrix products alone against ours", limit / best, "ratio"),
     ]
-    if precision == "bf16" and not varied:
+    if compiles and not varied:
         found += tiles(row, name, lambda: matcher.score(images, part), precision, device)
     return found
 
@@ -148,37 +167,16 @@ def scoring(row: Rows, matcher: MMCA, sizes: Sizes, device: str, precision: str,
 def tiles(row: Rows, name: str, score: Callable[[], Tensor], precision: str, device: str) -> list[Row]:
     """Ours with smaller and larger tiles."""
     before, found = fragment_tiles.TILE[device], []
-    for factor in (0.125, 0.25, 0.5, 1, 2, 4):
+    for factor in (0.25, 1, 4):
         fragment_tiles.TILE[device] = int(before * factor)
         for way, on in (("", False), (", compiled", True)):
             with fusing(on), lowered(device, precision):
-                found.append(row(f"{name}: a tenth, tiles {factor} as large{way}", timed_best(device, score, 3), "s"))
+                found.append(row(f"{name}: a tenth, tiles {factor} as large{way}", timed_best(device, score, 1), "s"))
     fragment_tiles.TILE[device] = before
     return found
 
 
-def shapes(pairs: int, regions: int, words: int, dim: int) -> list[tuple[int, int, int]]:
-    """Rows, inputs and outputs of the products of so many pairs: three maps of all parts, windows, the last map."""
-    maps = [(pairs * (regions + words), dim, dim)] * 3
-    return maps + [(pairs * words, size * dim, dim) for size in (1, 2, 3)] + [(pairs, 3 * dim, dim)]
-
-
-@torch.no_grad()
-def products(texts: Encoded, sizes: Sizes, device: str, precision: str) -> float:
-    """Seconds of the products of all images with these texts' real words, in tiles of many pairs."""
-    assert texts.mask is not None
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    pairs, words = sizes.images * len(texts.vectors), float(texts.mask.sum()) / len(texts.vectors)
-    tile = min(pairs, 16384 if device == "cuda" else 256)
-    seconds = 0.0
-    for rows, inputs, outputs in shapes(tile, sizes.regions, round(words), sizes.dim):
-        one, two = torch.randn(rows, inputs, device=device).to(dtype), torch.randn(inputs, outputs, device=device)
-        two, out = two.to(dtype), torch.empty(rows, outputs, device=device, dtype=dtype)
-        seconds += timed_best(device, lambda a=one, b=two, c=out: torch.mm(a, b, out=c), 5)  # type: ignore[misc]
-    return seconds * pairs / tile
-
-
-def training(row: Rows, matcher: MMCA, sizes: Sizes, device: str, precision: str) -> list[Row]:
+def training(row: Rows, matcher: MMCA, sizes: Sizes, device: str, precision: str, *, compiles: bool) -> list[Row]:
     """Heads of the encoders, pair module, hinge with the hardest negatives, backward, Adam."""
     found: list[Row] = []
     name = f"mmca, training step of {sizes.batch} x {sizes.regions} regions x {sizes.words} words x {sizes.dim}"
@@ -188,45 +186,49 @@ def training(row: Rows, matcher: MMCA, sizes: Sizes, device: str, precision: str
     mask = masks(sizes.batch, sizes.words, device, varied=False)
     states = torch.randn(*mask.shape, STATES, device=device)
     matcher.train()
-    ways: dict[str, tuple[MMCA, Layer | None, bool]] = {"ours": (deepcopy(matcher), None, False)}
+    ways: dict[str, Way] = {"ours": Way()}
     if device == "cuda":
-        ways["ours, compiled"] = (deepcopy(matcher), None, True)
-    ways["the layer over all pairs"] = (deepcopy(matcher), Layer(matcher).train(), False)
+        ways["ours, replayed"] = Way(replayed=True)
+    ways["the layer over all pairs"] = Way(layer=True)
+    if compiles:  # last, since a minute goes by first
+        ways["ours, compiled"] = Way(compiled=True)
+        ways["ours, compiled and replayed"] = Way(compiled=True, replayed=True)
     few = stepper(deepcopy(matcher), None, (features, states, mask), precision, candidates=CANDIDATES)
     seconds_few = timed_best(device, few, 4 * sizes.times)
     found.append(row(f"{name}: ours, {CANDIDATES} candidates of each item", seconds_few * 1000, "ms"))
     seconds, losses = {}, {}
-    for way, (model, layer, compiled) in ways.items():
-        step = stepper(model, layer, (features, states, mask), precision)
-        with fusing(compiled):
+    for way, how in ways.items():
+        layer = Layer(matcher).train() if how.layer else None
+        step = stepper(deepcopy(matcher), layer, (features, states, mask), precision)
+        with fusing(how.compiled), replaying(how.replayed):
             losses[way] = step()
             for _ in range(3):
                 step()
             seconds[way] = timed_best(device, step, 4 * sizes.times)
-        found.append(row(f"{name}: {way}", seconds[way] * 1000, "ms"))
+            found.append(row(f"{name}: {way}", seconds[way] * 1000, "ms"))
+            if device == "cuda":
+                busy, kernels = worked(step)
+                found.append(row(f"{name}: {way}, the device works", busy * 1000, "ms"))
+                found.append(row(f"{name}: {way}, kernels and copies", kernels, "count"))
     theirs = seconds["the layer over all pairs"]
-    for way in list(ways)[:-1]:
+    own = [way for way, how in ways.items() if not how.layer]
+    for way in own:
         found.append(row(f"{name}: the layer's time against {way}", theirs / seconds[way], "ratio"))
         apart = abs(losses[way] - losses["the layer over all pairs"])
         found.append(row(f"{name}: difference of the first loss, {way}", apart, "loss"))
-    pairs, best = sizes.batch**2, min(seconds[way] for way in list(ways)[:-1])
+    pairs, best = sizes.batch**2, min(seconds[way] for way in own)
     limit = both_ways(shapes(pairs, sizes.regions, sizes.words, sizes.dim), device, precision)
     found.append(row(f"{name}: the matrix products alone, both ways", limit * 1000, "ms"))
     found.append(row(f"{name}: the matrix products alone against ours", limit / best, "ratio"))
     return found
 
 
-@torch.no_grad()
-def both_ways(wanted: list[tuple[int, int, int]], device: str, precision: str) -> float:
-    """Seconds of products forward, and of their gradients for inputs and weights."""
-    dtype, seconds = torch.bfloat16 if precision == "bf16" else torch.float32, 0.0
-    for rows, inputs, outputs in wanted:
-        x, w, y = (
-            torch.randn(*s, device=device).to(dtype) for s in ((rows, inputs), (inputs, outputs), (rows, outputs))
-        )
-        for one, two in ((x, w), (y, w.T), (x.T, y)):
-            seconds += timed_best(device, lambda a=one, b=two: a @ b, 5)  # type: ignore[misc]
-    return seconds
+class Way(NamedTuple):
+    """How a step is taken."""
+
+    compiled: bool = False
+    replayed: bool = False
+    layer: bool = False
 
 
 def stepper(
@@ -265,7 +267,18 @@ def stepper(
     return step
 
 
-def timed_best(device: str, work: Callable[[], object], times: int) -> float:
-    """Median seconds after one turn that is not counted."""
-    work()
-    return timed(device, work, times)
+def main() -> None:
+    with Path(sys.argv[1]).open("a", encoding="utf-8") as file:
+
+        def written(what: str, value: float, unit: str) -> Row:
+            found: Row = {"what": what, "value": float(f"{value:.4g}"), "unit": unit}
+            file.write(json.dumps(found) + "\n")
+            file.flush()
+            print(f"{what}: {value:.4g} {unit}", flush=True)
+            return found
+
+        mmca(written)
+
+
+if __name__ == "__main__":
+    main()
