@@ -352,3 +352,12 @@ def test_nothing_is_scored_with_nothing():
     some = found.encode_images(torch.randn(2, 3, 5))
     assert found.score(some, none).shape == (2, 0)
     assert found.score(none, some).shape == (0, 2)
+
+
+def test_cosines_of_vectors_are_not_rounded_in_half_precision():
+    found = matcher(alpha=0.0)
+    with torch.no_grad():
+        images, texts = encoded(found, *given())
+        expected = found.score(images, texts)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(found.score(images, texts), expected)

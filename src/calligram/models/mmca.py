@@ -192,7 +192,10 @@ class MMCA(Matcher):
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """All pairs, the pair module in tiles."""
-        scores, sizes = unit(images.vectors) @ unit(texts.vectors).T, (len(images.vectors), len(texts.vectors))
+        sizes = len(images.vectors), len(texts.vectors)
+        # Not in half precision, whose steps are as large as what sets neighbours apart.
+        with torch.autocast(images.vectors.device.type, enabled=False):
+            scores = unit(images.vectors) @ unit(texts.vectors).T
         if not self.settings.alpha:
             return scores
         if scores.device.type == "cpu" and min(sizes) <= FEW:
