@@ -88,7 +88,8 @@ class CaptionObjective(Objective):
         hidden = seen.shape[-1]
         # The layer over (region, state) side by side, of which the regions' half is the same at every word.
         of_regions = F.linear(seen, self.attend.weight[:, :hidden], self.attend.bias)
-        weight, told = self.attend.weight[:, hidden:], self.words(before)
+        # In the precision of what they meet, once and not at every word.
+        weight, told = self.attend.weight[:, hidden:].to(seen.dtype), self.words(before).to(seen.dtype)
         states = []
         for place in range(counts[0]):
             going = bisect.bisect_left(counts, -place, key=operator.neg)
