@@ -122,3 +122,11 @@ def test_captions_of_the_most_similar_images_are_said_too(detected, tiny_classif
         assert said & captions == expected
     with pytest.raises(UserError, match="neighbours need vectors"):
         pseudo_pairs(sparse, PseudoSettings(source="finder", neighbours=1))
+
+
+def test_an_image_is_not_among_those_that_are_most_like_it(detected, tiny_classifier):
+    words, captioned = ImageWords.load(str(tiny_classifier)), detected.sentences("train")
+    found = words.neighbours(captioned.visuals, captioned, len(captioned.visuals))
+    texts = [captioned.texts.strings[captioned.matches.texts_of(i)[0]] for i in range(len(captioned.visuals))]
+    for place, said in enumerate(found):
+        assert sorted(said) == sorted(texts[:place] + texts[place + 1 :])

@@ -73,16 +73,24 @@ class ImageWords:
         return [" ".join(best) for best in learnt.best(self.vectors(visuals).double().numpy(), most)]
 
     def neighbours(self, visuals: Visuals, captioned: Pairing, count: int) -> list[list[str]]:
-        """For each image a caption of each of the ``count`` captioned images whose vectors are nearest by cosine.
+        """For each image a caption of each of the ``count`` other captioned images whose vectors are nearest by cosine.
 
         Raises:
             UserError: when no image has a caption.
         """
         described = _described(captioned)
-        theirs, own = (F.normalize(self.vectors(of), dim=1) for of in (captioned.visuals.select(described), visuals))
-        nearest = described[(own @ theirs.T).topk(min(count, len(described)), dim=1).indices.numpy()]
-        strings, matches = captioned.texts.strings, captioned.matches
-        return [[strings[matches.texts_of(image)[0]] for image in row] for row in nearest.tolist()]
+        known = captioned.visuals.select(described)
+        theirs, own = (F.normalize(self.vectors(of), dim=1) for of in (known, visuals))
+        places = {id: place for place, id in enumerate(known.ids)}
+        said = [captioned.texts.strings[captioned.matches.texts_of(image)[0]] for image in described.tolist()]
+        found = []
+        for id, vector in zip(visuals.ids, own, strict=True):
+            cosines = theirs @ vector  # an image at a time: all of them with all captioned ones may not fit into memory
+            if id in places:  # an image is most like itself
+                cosines[places[id]] = -torch.inf
+            nearest = cosines.topk(min(count, len(said) - (id in places))).indices.tolist()
+            found.append([said[place] for place in nearest])
+        return found
 
 
 def _described(captioned: Pairing) -> NDArray[np.int64]:
