@@ -163,9 +163,18 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 def _difference(before: object, now: object) -> str:
     if isinstance(before, dict) and isinstance(now, dict):
-        keys = [k for k in {**before, **now} if before.get(k) != json.loads(json.dumps(now.get(k)))]
-        return ", ".join(f"{k} was {before.get(k)!r}, now {now.get(k)!r}" for k in keys)
+        old, new = _by_key(before), _by_key(json.loads(json.dumps(now)))
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        return ", ".join(f"{key} was {old.get(key)!r}, now {new.get(key)!r}" for key in keys)
     return f"{before!r}, now {now!r}"
+
+
+def _by_key(settings: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
+    """Nested settings as a user writes them: ``text.blank``."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= _by_key(value, f"{inside}{key}.") if isinstance(value, dict) else {f"{inside}{key}": value}
+    return found
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
