@@ -28,7 +28,8 @@ from calligram.search.fusion import has_every_word
 from calligram.search.indexing import index_source
 from calligram.search.library import Library
 from calligram.search.locator import Locator
-from calligram.search.models import Models
+from calligram.search.manifest import Model
+from calligram.search.models import Models, load_recorded
 from calligram.search.where import holds, parse
 
 
@@ -297,6 +298,21 @@ def test_the_reranker_is_remembered_and_none_can_be_added_later(cross_run, small
         index_source(Models.load(small_run, cross_run), photos, folder)
     with pytest.raises(UserError, match="nothing to re-rank by; index it with --reranker RUN"):
         Library.open(folder).parts(Library.open(folder).sample(1))
+
+
+def test_a_reranker_that_is_gone_or_has_changed_is_named_with_what_to_do(cross_run, small_run, photos, tmp_path):
+    second, out = tmp_path / "second", tmp_path / "both"
+    shutil.copytree(cross_run, second)
+    index_source(Models.load(small_run, second), photos, out)
+    second.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"the reranker of .*both cannot be loaded: .*second.*with --reranker where it"):
+        Models.load(small_run, library=out)
+    report = index_source(Models.load(small_run, tmp_path / "moved", library=out), photos, out)
+    assert report.counts["unchanged"] == 12
+    source = Library.open(out).manifest.reranker.source
+    assert source == str(tmp_path / "moved")
+    with pytest.raises(UserError, match=r'"calligram index RUN SOURCE --out .*both --reranker .*moved --rebuild"'):
+        load_recorded(out, "reranker", Model("other" * 8, source))
 
 
 def test_a_localizer_can_be_added_and_exchanged_at_any_time_and_stays(small_run, localizer_run, photos, tmp_path):

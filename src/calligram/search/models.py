@@ -43,9 +43,13 @@ class Models:
         if library is not None and (library / MANIFEST).is_file():
             known = _up_to_date(library)
         if reranker is None and known is not None and known.reranker not in (None, known.matcher):
+            assert library is not None
             assert known.reranker is not None
-            reranker = known.reranker.source
-        second = load_matcher(reranker) if reranker is not None else first if first.matcher.reranks else None
+            second: Stored | None = _recorded_reranker(library, known.reranker)
+        elif reranker is not None:
+            second = load_matcher(reranker)
+        else:
+            second = first if first.matcher.reranks else None
         for one in filter(None, (first, second)):
             refuse_regions(one.inputs, one.source)
         third = load_matcher(localizer) if localizer is not None else None
@@ -103,9 +107,10 @@ def load_recorded(library: Path, role: str, model: Model) -> Stored:
     except UserError as error:
         raise UserError(f"the {role} of {library} cannot be loaded: {error}") from error
     if stored.fingerprint != model.fingerprint:
-        what_to_do = "rebuild it with " + command(
-            "calligram", "index", model.source, "SOURCE", "--out", library, "--rebuild"
-        )
+        own: tuple[object, ...] = (model.source, "SOURCE", "--out", library)
+        if role == "reranker":
+            own = ("RUN", "SOURCE", "--out", library, "--reranker", model.source)
+        what_to_do = "rebuild it with " + command("calligram", "index", *own, "--rebuild")
         if role == "localizer":
             what_to_do = "take it with " + command(
                 "calligram", "index", "RUN", "SOURCE", "--out", library, "--localizer", model.source
@@ -115,6 +120,17 @@ def load_recorded(library: Path, role: str, model: Model) -> Stored:
             f"{stored.fingerprint[:8]}; {what_to_do}"
         )
     return stored
+
+
+def _recorded_reranker(library: Path, model: Model) -> Stored:
+    """The reranker that a library names, whatever its weights are now: ``Models.check`` compares them."""
+    try:
+        return load_matcher(model.source)
+    except UserError as error:
+        raise UserError(
+            f"the reranker of {library} cannot be loaded: {error}; say with --reranker where it is now, "
+            "or choose another --out"
+        ) from error
 
 
 def _up_to_date(library: Path) -> Manifest:
