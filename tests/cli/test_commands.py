@@ -71,7 +71,7 @@ def test_evaluation_prints_a_table_draws_a_sheet_and_records(trained, tiny, tmp_
 
 def test_candidates_alone_can_be_scored_behind_another_run(trained, tiny, tmp_path):
     results = tmp_path / "results" / "a.jsonl"
-    asked = ["evaluate", trained[0], tiny.folder, "--no-identities", "--first", trained[0]]
+    asked = ["evaluate", trained[0], tiny.folder, "--no-identities", "--first", trained[0] / "inputs" / ".."]
     done = calligram(*asked, "--depth", "3", "--record", results)
     assert done.returncode == 0, done.stderr
     told = " ".join(done.stdout.split())

@@ -116,7 +116,7 @@ def evaluate(
         track=bars,
     )
     if report.stages is not None and first is not None:
-        report = replace(report, stages=replace(report.stages, first=first.name))
+        report = replace(report, stages=replace(report.stages, first=first.resolve().name))
     by = "identities" if by_identity else ""
     if record is not None:
         append(record, result_line(opened, source, split, report, by=by, pictures=drawn))

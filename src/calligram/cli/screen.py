@@ -90,8 +90,9 @@ def print_report(report: Report, title: str) -> None:
 def _print_stages(stages: Stages) -> None:
     """What the first stage found, which no reranking can exceed, and what the second cost."""
     depth, behind = stages.depth or "all", f" of {stages.first}" if stages.first else ""
+    what = "candidate" if depth == 1 else "candidates"
     console.print(
-        f"reranked {depth} candidates{behind}; a match is among them for {stages.t2i:.1f}% of texts and "
+        f"reranked {depth} {what}{behind}; a match is among them for {stages.t2i:.1f}% of texts and "
         f"{stages.i2t:.1f}% of images (the first stage's recall@{depth}); {100 * stages.scored:.1f}% of all pairs were "
         "scored"
     )
