@@ -81,6 +81,15 @@ def test_an_item_without_negatives_has_its_matches_alone():
     assert found.tolist() == [[True, True], [True, False]]
 
 
+def test_half_precision_chooses_the_same_candidates():
+    torch.manual_seed(0)
+    images, texts = (torch.randn(8) + 0.1 * torch.randn(count, 8) for count in (40, 60))
+    target = 2 * torch.eye(40, 60, dtype=torch.int64) - 1
+    expected = nearest(images, texts, target, target.T, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(nearest(images, texts, target, target.T, 4), expected)
+
+
 def objectives():
     return [RankingObjective(0.2), RankingObjective(0.2, 1), InfoNCEObjective(0.1), OfflineObjective(OfflineTerms())]
 
