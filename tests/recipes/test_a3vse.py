@@ -171,7 +171,5 @@ def test_settings_that_do_not_go_together_are_refused(spoken_tiny):
     assert planned(spoken_tiny, "matcher=scan", "sparse.images=1").stages
     with pytest.raises(UserError, match="pseudo_batch must be at least 2"):
         settings_of("pseudo_batch=1")
-    with pytest.raises(UserError, match="leaves none of epochs=4 for others"):
-        settings_of("epochs=4", "pseudo_epochs=4")
     with pytest.raises(UserError, match=r"text\.network=cnn is not for matcher=two-branch"):
         planned(spoken_tiny, "matcher=two-branch", "text.network=cnn")

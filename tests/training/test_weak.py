@@ -241,17 +241,6 @@ def test_both_batches_and_all_discriminators_learn(feeds):
     assert objective.annotated.log_scale is not objective.pseudo.log_scale
 
 
-def test_annotated_pairs_wait_for_their_part_of_training(feeds):
-    batch, model = next(iter(feeds()[2].epoch(0))), matcher().float()
-    objective = WeakObjective(InfoNCEObjective(), InfoNCEObjective(), 0.8, span=(0.0, 0.5), alone=0.25)
-    plain = WeakObjective(InfoNCEObjective(), InfoNCEObjective(), 0.8)
-    for progress, annotated, pseudo in ((0.0, 0.0, 5.0), (0.49, 0.0, 5.0), (0.5, 1.0, 1.0), (1.0, 1.0, 1.0)):
-        objective.at(progress)
-        found, usual = objective(model, batch), plain(model, batch)
-        torch.testing.assert_close(found["info_nce"], annotated * usual["info_nce"])
-        torch.testing.assert_close(found["pseudo_info_nce"], pseudo * usual["pseudo_info_nce"])
-
-
 def test_batches_without_pseudo_pairs_are_refused(feeds):
     own, _, _ = feeds()
     with pytest.raises(ValueError, match="needs pseudo pairs"):

@@ -87,11 +87,6 @@ class A3VSERecipe(FragmentModels, StagedSettings, PairedSettings):
     pseudo: PseudoSettings = field(default_factory=PseudoSettings)
     pseudo_batch: Annotated[int, "images in a batch of pseudo pairs; 0 for as many as annotated ones", (0, 1000000)] = 0
     beta: Annotated[float, "weight of annotated pairs, of 1 that both have", (0, 1)] = 0.8
-    pseudo_epochs: Annotated[
-        int,
-        "first epochs that learn from pseudo pairs alone; few annotated ones are soon learnt by heart",
-        (0, 1000000),
-    ] = 0
     adversary: AdversarySettings = field(default_factory=AdversarySettings)
     epochs: Annotated[int, "epochs, warm-up included", (1, 1000000)] = 20
     steps: Annotated[
@@ -117,10 +112,6 @@ class A3VSERecipe(FragmentModels, StagedSettings, PairedSettings):
     def __post_init__(self) -> None:
         if self.pseudo_batch == 1:
             raise UserError("pseudo_batch must be at least 2 images, or 0 for as many as batch, got 1")
-        if self.pseudo_epochs >= self.epochs:
-            raise UserError(
-                f"pseudo_epochs={self.pseudo_epochs} leaves none of epochs={self.epochs} for others; take fewer"
-            )
 
 
 def plan(settings: A3VSERecipe, collection: Collection, around: Surroundings) -> Plan:
@@ -200,9 +191,7 @@ def _weak(settings: A3VSERecipe, stages: tuple[Stage, ...], adversary: Adversary
     found = []
     for stage, other in zip(stages, beside, strict=True):
         span = begun / total, (begun + stage.epochs) / total
-        objective = WeakObjective(
-            stage.objective, other.objective, settings.beta, adversary, span, settings.pseudo_epochs / total
-        )
+        objective = WeakObjective(stage.objective, other.objective, settings.beta, adversary, span)
         found.append(replace(stage, objective=objective))
         begun += stage.epochs
     return tuple(found)

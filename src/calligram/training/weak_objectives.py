@@ -106,40 +106,36 @@ class WeakObjective(Objective):
         beta: float = 0.8,
         adversary: Adversary | None = None,
         span: tuple[float, float] = (0.0, 1.0),
-        alone: float = 0.0,
     ) -> None:
         """Args:
         beta: weight of annotated pairs.
         adversary: None for no adversarial terms.
         span: the part of all training that this objective's stage covers.
-        alone: the part of all training, from its start on, in which annotated pairs do not count.
         """
         super().__init__()
         self.annotated, self.pseudo, self.adversary = annotated, pseudo, adversary
-        self.beta, self.span, self.alone = beta, span, alone
+        self.beta, self.span = beta, span
 
     def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
         """The terms of both batches, those of pseudo pairs by ``pseudo_``, and of the three kinds of alignment."""
         if not isinstance(batch, WeakBatch) or batch.pseudo is None:
             raise ValueError("this objective needs pseudo pairs beside the others; take batches of WeakBatches")
-        start, end = self.span
-        done = start + (end - start) * self.progress
-        beta = 0.0 if done < self.alone else self.beta
         own = self.annotated.encode(matcher, batch)
         self.spread = self.annotated.spread
         beside = self.pseudo.encode(matcher, batch.pseudo)
-        found = {name: beta * term for name, term in self.annotated.terms(matcher, batch, *own).items()}
+        found = {name: self.beta * term for name, term in self.annotated.terms(matcher, batch, *own).items()}
         weak = self.pseudo.terms(matcher, batch.pseudo, *beside)
-        found |= {f"pseudo_{name}": (1 - beta) * term for name, term in weak.items()}
+        found |= {f"pseudo_{name}": (1 - self.beta) * term for name, term in weak.items()}
         self.measures = dict(self.annotated.measures)
         if self.adversary is not None:
+            start, end = self.span
             domains: dict[Domain, Tensor] = {
                 "image": own[0].vectors,
                 "pseudo_image": beside[0].vectors,
                 "text": own[1].vectors,
                 "pseudo_text": beside[1].vectors,
             }
-            terms, errors = self.adversary(domains, done)
+            terms, errors = self.adversary(domains, start + (end - start) * self.progress)
             found |= terms
             self.measures |= errors
         return found
