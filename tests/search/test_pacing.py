@@ -31,6 +31,15 @@ def test_answers_move_it_and_one_that_is_far_off_moves_it_no_further_than_twice(
     assert pace.each == before
 
 
+def test_a_start_that_was_thought_too_long_is_forgotten_and_candidates_never_cost_nothing():
+    pace = Pace(around=0.0, start=0.5, each=0.001)
+    for _ in range(200):
+        pace.learn(0.0, 5, 0.02)
+    assert pace.start <= 0.0201
+    assert pace.each == pytest.approx(0.001, rel=0.01)
+    assert pace.depth(1.0) < 1000
+
+
 class Line:
     """An index in which everything is equally near."""
 
@@ -55,6 +64,14 @@ def test_it_is_measured_on_what_there_is(count):
     assert pace.each > 0
     assert pace.start >= 0
     assert pace.depth(10.0) >= 1
+
+
+def test_a_comparison_that_takes_as_long_for_few_as_for_many_is_not_free(monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))  # everything takes a second
+    pace = Pace.measured(Line(1000), len)
+    assert pace.each == pytest.approx(0.25 / TRIED[1])
+    assert pace.start == pytest.approx(1 - TRIED[0] * pace.each)
 
 
 @pytest.mark.parametrize("milliseconds", [0.0, -5.0, float("nan"), float("inf")])

@@ -22,6 +22,10 @@ FRESH = 0.2
 FACTOR = 2.0
 """an answer counts as so many times slower or faster than expected at most: a machine that pauses is no measure"""
 
+SHARE = 0.25
+"""of a comparison's time is its candidates' at least. Where few take as long as many, as on an accelerator or after a
+pause, they would else cost nothing, and all of a library would fit into any time"""
+
 
 class Budget(NamedTuple):
     """Time that an answer may take, in place of a number of candidates."""
@@ -61,7 +65,9 @@ class Pace:
         with self._learning:
             self.around = _moved(self.around, around)
             if candidates:
-                self.each = _moved(self.each, max(1e-9, (seconds - self.start) / candidates))
+                self.each = _moved(self.each, max(1e-9, seconds - self.start, SHARE * seconds) / candidates)
+                if seconds < self.start:
+                    self.start = _moved(self.start, seconds)
 
     @classmethod
     def measured(cls, index: Index, compare: Callable[[Sequence[str]], object]) -> Pace:
@@ -78,7 +84,8 @@ class Pace:
         few = min(TRIED[0], len(ids))
         compare(ids)
         short, long = _fastest(lambda: compare(ids[:few])), _fastest(lambda: compare(ids))
-        each = max(0.0, long - short) / (len(ids) - few) if len(ids) > few else short / few
+        each = (long - short) / (len(ids) - few) if len(ids) > few else short / few
+        each = max(each, SHARE * long / len(ids))
         return cls(around, max(0.0, short - few * each), each)
 
 
