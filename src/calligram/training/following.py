@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from calligram.losses.distillation import symmetric_divergence
+from calligram.models.fragment_tiles import first_places, last_places
 from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batch import Batch
 from calligram.training.objectives import InfoNCEObjective
@@ -57,9 +58,6 @@ def _halved(items: Encoded, *, parts: bool) -> Encoded:
 def _taken(items: Encoded, rows: Tensor) -> Encoded:
     """Some of the items in single precision, with parts up to the last real one."""
     some = items.rows(rows)
-    if some.parts is None:
-        return Encoded(some.vectors.float())
-    if some.mask is None:
-        return Encoded(some.vectors.float(), some.parts.float())
-    longest = int((some.mask.any(0).nonzero().max() + 1) if some.mask.any() else 0)
-    return Encoded(some.vectors.float(), some.parts[:, :longest].float(), some.mask[:, :longest])
+    if some.mask is not None:
+        some = first_places(some, max(1, int(last_places(some.mask).max())))
+    return Encoded(some.vectors.float(), None if some.parts is None else some.parts.float(), some.mask)
