@@ -14,7 +14,7 @@ from calligram.models.a3vse import A3VSESettings
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.cca import CCA, CCASettings
 from calligram.models.combine import Ensemble, EnsembleSettings
-from calligram.models.matcher import Encoded, Matcher, stack, unit
+from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, cosines, stack, unit
 from calligram.models.mmca import MMCASettings
 from calligram.models.pretrained import Pretrained, PretrainedSettings
 from calligram.models.scan import Scan, ScanSettings
@@ -171,3 +171,11 @@ def test_wrong_descriptions_are_named():
         catalog.build({"matcher": "vsa", "settings": {}})
     with pytest.raises(UserError, match="unknown setting of matcher vse 'dims'; did you mean 'dim'"):
         catalog.build({"matcher": "vse", "settings": {"dims": 3}})
+
+
+def test_cosines_are_not_rounded_in_half_precision():
+    rows, columns = torch.randn(5, 16), torch.randn(7, 16)
+    expected = torch.nn.functional.cosine_similarity(rows[:, None], columns[None], dim=-1)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(cosines(rows, columns), expected)
+        torch.testing.assert_close(EmbeddingMatcher().score(Encoded(rows), Encoded(columns)), expected)

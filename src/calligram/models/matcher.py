@@ -122,7 +122,16 @@ class EmbeddingMatcher(Matcher):
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Cosine of all vectors, as one matrix product."""
-        return unit(images.vectors) @ unit(texts.vectors).T
+        return cosines(images.vectors, texts.vectors)
+
+
+def cosines(rows: Tensor, columns: Tensor) -> Tensor:
+    """Cosine of every row's vector with every column's, (R, C), in float32.
+
+    Also where everything else is in half precision, whose steps are as large as what sets neighbours apart.
+    """
+    with torch.autocast(rows.device.type, enabled=False):
+        return unit(rows) @ unit(columns).T
 
 
 def unit(vectors: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from calligram.models.a3vse import mean_of_parts
 from calligram.models.fragment_tiles import in_one_tile, score_in_tiles, some_in_tiles
 from calligram.models.fusing import fused
 from calligram.models.layers import RecurrentText
-from calligram.models.matcher import Encoded, Matcher, Side, unit
+from calligram.models.matcher import Encoded, Matcher, Side, cosines, unit
 from calligram.models.ngram_text import NgramText
 from calligram.models.part_sides import PartSettings, image_branch, image_parts, text_branch
 from calligram.models.replaying import replayed, replays
@@ -193,9 +193,7 @@ class MMCA(Matcher):
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """All pairs, the pair module in tiles."""
         sizes = len(images.vectors), len(texts.vectors)
-        # Not in half precision, whose steps are as large as what sets neighbours apart.
-        with torch.autocast(images.vectors.device.type, enabled=False):
-            scores = unit(images.vectors) @ unit(texts.vectors).T
+        scores = cosines(images.vectors, texts.vectors)
         if not self.settings.alpha:
             return scores
         if scores.device.type == "cpu" and min(sizes) <= FEW:

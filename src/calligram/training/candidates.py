@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, unit
+from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, cosines
 from calligram.training.batch import Batch
 from calligram.training.objectives import Objective
 
@@ -60,11 +60,9 @@ def nearest(images: Tensor, texts: Tensor, image_target: Tensor, text_target: Te
         images: (I, D) vectors, compared by cosine with ``texts``, (T, D).
         image_target: (I, T), +1 match, -1 negative, 0 ignored, of images; ``text_target``, (T, I), of texts.
     """
-    # Not in half precision, in which most of a batch's cosines are equal to others.
-    with torch.autocast(images.device.type, enabled=False):
-        cosines = unit(images) @ unit(texts).T
-    by_image = _hardest(cosines, image_target, count)
-    by_text = _hardest(cosines.T, text_target, count).T
+    found = cosines(images, texts)
+    by_image = _hardest(found, image_target, count)
+    by_text = _hardest(found.T, text_target, count).T
     return by_image | by_text | (image_target > 0) | (text_target > 0).T
 
 
