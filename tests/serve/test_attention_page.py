@@ -71,7 +71,7 @@ def test_light_falls_on_the_picture_where_it_should(opened):
         shot = Image.open(io.BytesIO(page.locator(".picture").screenshot())).convert("L")
         return np.asarray(shot.resize((64, 64), Image.Resampling.BOX), dtype=float)
 
-    page.wait_for_function("document.querySelector('.picture img').src.includes('api/image')")
+    page.wait_for_selector(".picture img[src*='api/image']")
     before = pixels()
     page.locator(".part").nth(6).click()
     page.mouse.move(3, 3)
