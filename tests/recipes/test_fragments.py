@@ -149,9 +149,15 @@ def test_runs_on_the_same_inputs_become_an_ensemble(stored_tiny, tmp_path):
     matcher, inputs = Run.open(tmp_path / "both").load()
     assert [member.settings.direction for member in matcher.members] == ["t2i", "i2t"]
     pairing = stored_tiny.sentences("test")
-    report = evaluate_retrieval(matcher, inputs, pairing)
+    report = evaluate_retrieval(matcher, inputs, pairing, alone=True)
+    singles = [
+        evaluate_retrieval(*Run.open(tmp_path / name).load(), pairing, alone=True).retrieval for name in ("one", "two")
+    ]
+    assert [member.as_dict() for member in report.alone] == [single.as_dict() for single in singles]
+    assert report.as_dict()["alone"][0]["rsum"] == singles[0].rsum
     line = result_line(Run.open(tmp_path / "both"), stored_tiny, "test", report)
     assert line.members == 2
+    assert line.alone == [round(single.rsum, 2) for single in singles]
     run(stored_tiny, tmp_path / "other", STORED, "text.max_words=3", "epochs=1")
     with pytest.raises(UserError, match="is fed other inputs than"):
         run(stored_tiny, tmp_path / "no", f"runs={tmp_path / 'one'},{tmp_path / 'other'}", recipe="ensemble")

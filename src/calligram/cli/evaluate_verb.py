@@ -113,6 +113,7 @@ def evaluate(
         precision=precision,
         depth=depth,
         first=finder,
+        alone=True,
         track=bars,
     )
     if report.stages is not None and first is not None:

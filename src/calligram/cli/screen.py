@@ -75,6 +75,9 @@ def print_report(report: Report, title: str) -> None:
     console.print(table)
     folds = f", mean of {report.folds} folds" if report.folds > 1 else ""
     console.print(f"rsum {report.retrieval.rsum:.1f}  ({report.images} images, {report.texts} texts{folds})")
+    if report.alone:
+        sums = ", ".join(f"{member.rsum:.1f}" for member in report.alone)
+        console.print(f"an ensemble; rsum of each of its {len(report.alone)} members alone: {sums}")
     if report.precision != "fp32":
         console.print(f"scores were computed in {report.precision}")
     if report.stages is not None:

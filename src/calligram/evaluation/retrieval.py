@@ -18,6 +18,7 @@ from calligram.evaluation.precision import Precision, check_precision
 from calligram.evaluation.ranking import Direction, mean_of, relevant_ranks, summarise
 from calligram.evaluation.reranking import Staged, Stages, check_depth, rerank
 from calligram.features.inputs import Inputs
+from calligram.models.combine import Ensemble
 from calligram.models.matcher import Matcher, unit
 from calligram.progress import Track, silent
 
@@ -64,6 +65,8 @@ class Report:
     """of the scores"""
     stages: Stages | None = None
     """where candidates alone were scored"""
+    alone: tuple[Retrieval, ...] = ()
+    """of an ensemble: each member by itself"""
 
     def as_dict(self) -> dict[str, object]:
         """For JSON: ``i2t``, ``t2i`` and ``rsum`` at the top."""
@@ -80,6 +83,8 @@ class Report:
         out["precision"] = self.precision
         if self.stages is not None:
             out["stages"] = self.stages.as_dict()
+        if self.alone:
+            out["alone"] = [member.as_dict() for member in self.alone]
         return out
 
 
@@ -111,7 +116,9 @@ def fold_rows(images: int, folds: int) -> list[NDArray[np.int64]]:
 
 
 def in_folds(scores: Floats, pairing: Pairing, folds: int) -> Retrieval:
-    """Mean over folds of the images, each with its own texts only."""
+    """Mean over folds of the images, each with its own texts only; one fold is all there is."""
+    if folds == 1:
+        return retrieval(scores, pairing.matches)
     parts = [
         retrieval(np.asarray(scores)[np.ix_(images, texts)], pairing.matches.select(images, texts))
         for images, texts in fold_items(pairing, folds)
@@ -158,6 +165,7 @@ def evaluate_retrieval(
     precision: Precision = "fp32",
     depth: int | None = None,
     first: EncodedPairing | None = None,
+    alone: bool = False,
     track: Track = silent,
 ) -> Report:
     """Measure a matcher on a pairing, in both directions and beside what the pairing knows to be true.
@@ -168,6 +176,7 @@ def evaluate_retrieval(
         precision: of scores that are more than a cosine; encodings are in float32.
         depth: score only so many candidates of each query, found by the cosine of vectors; 0 for all of them.
         first: the pairing as another matcher encodes it, whose vectors find the candidates.
+        alone: measure each member of an ensemble by itself as well; not with ``depth``.
     """
     if not len(pairing.matches):
         raise UserError("this split has no captions; there is nothing to measure")
@@ -178,9 +187,15 @@ def evaluate_retrieval(
     encoded = encode_pairing(matcher, inputs, loaded or load_pairing(inputs, pairing, track), track)
     known = pairing.also_true if folds == 1 else None
     true, shared, stages = None, None, None
+    members: tuple[Retrieval, ...] = ()
     if depth is None:
         scores = score_matrix(matcher, encoded, precision=precision, track=track)
-        found = in_folds(scores, pairing, folds) if folds > 1 else retrieval(scores, pairing.matches)
+        found = in_folds(scores, pairing, folds)
+        if alone and isinstance(matcher, Ensemble):
+            members = tuple(
+                in_folds(score_matrix(member, EncodedPairing(*own), precision=precision, track=track), pairing, folds)
+                for member, *own in matcher.each(encoded.images, encoded.texts)
+            )
         true = retrieval(scores, known) if known is not None else None
         shared = overlap_of(matcher, scores, pairing)
         if look is not None:
@@ -199,6 +214,7 @@ def evaluate_retrieval(
         shared,
         precision,
         stages,
+        members,
     )
 
 

@@ -62,6 +62,11 @@ def _name(result: Result) -> str:
     return f"{result.recipe}{members}{told}" + (f": {settings}" if settings else "")
 
 
+def _alone(result: Result) -> str:
+    """What the members of an ensemble reach one by one."""
+    return f" (alone {', '.join(f'{rsum:.1f}' for rsum in result.alone)})" if result.alone else ""
+
+
 def _reranked(stages: Mapping[str, Any]) -> str:
     behind = f" of {stages['first']}" if stages.get("first") else ""
     return f"reranking {stages['depth'] or 'all'} candidates{behind}"
@@ -99,7 +104,7 @@ def _table(groups: dict[tuple[str, ...], list[Result]]) -> str:
         sides = ("i2t", "t2i", "t2t") if within else ("i2t", "t2i")
         recalls = [_recalls([found for r in rows if (found := getattr(r, side))]) for side in sides]
         oracle = f"{first.oracle['r1']:.1f}" if first.oracle else ""
-        cells = [_told(first), *recalls, f"{mean(sums):.1f}{spread}"]
+        cells = [_told(first), *recalls, f"{mean(sums):.1f}{spread}{_alone(first)}"]
         cells += [f"{mean(r.t2i['map'] for r in rows):.1f}" if first.by else ""] if people else []
         cells += [_mean_of([r.overlap for r in rows if r.overlap is not None], 4)] if apart else []
         cells += [oracle, str(len(rows)), f"{mean(r.seconds for r in rows):.0f}", first.hardware]

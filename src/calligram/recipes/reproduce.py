@@ -193,7 +193,9 @@ def _run(
             pictures += both if collection.generated else []
             looks.append(draws_found(test, *both))
         look = looking(looks)
-        report = evaluate_retrieval(matcher, inputs, test, within_modality=True, look=look, track=around.track)
+        report = evaluate_retrieval(
+            matcher, inputs, test, within_modality=True, look=look, alone=True, track=around.track
+        )
         compared = any(c.metric == "overlap" and row.name in (c.better, c.worse) for c in study.claims)
         if seed == 0 and compared and report.overlap is not None:
             pictures.append(shown / f"{plain}-overlap.png")

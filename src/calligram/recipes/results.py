@@ -50,6 +50,8 @@ class Result:
     """``identities`` where items match by identity instead of by image"""
     members: int = 1
     """matchers whose scores were averaged; more than one is an ensemble"""
+    alone: list[float] | None = None
+    """rsum of each member of an ensemble by itself"""
     t2t: dict[str, Any] | None = None
     """texts found by another text of the same image"""
     localization: dict[str, Any] | None = None
@@ -90,6 +92,7 @@ def result_line(
         i2t=_rounded(asdict(report.retrieval.i2t)),
         t2i=_rounded(asdict(report.retrieval.t2i)),
         rsum=round(report.retrieval.rsum, 2),
+        alone=[round(member.rsum, 2) for member in report.alone] or None,
         t2t=_rounded(asdict(report.within["t2t"])) if "t2t" in report.within else None,
         oracle=_rounded(asdict(report.oracle.t2i)) if report.oracle else None,
         chance=_rounded(asdict(report.chance.t2i)) if report.chance else None,
