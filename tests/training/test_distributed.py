@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -49,6 +50,17 @@ def doubled(batch: Batch) -> Batch:
     """The batch, and what is beside it, in double precision."""
     beside = {"pseudo": doubled(batch.pseudo)} if isinstance(batch, WeakBatch) and batch.pseudo is not None else {}
     return replace(batch, images=batch.images.double(), **beside)
+
+
+def leave_the_group() -> None:
+    """Join a group, use it as training does, leave it, and fail if threads of it go on."""
+    from calligram.training import distributed
+
+    distributed.Processes.join().agree(1.0)
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports parts of torch that are lazy
+    distributed._leave()
+    names = [name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm")]
+    assert not [name for name in names if "gloo" in name], names
 
 
 def launch(folder: Path, out: Path, rank: int, count: int, port: int, *what: str) -> subprocess.Popen[bytes]:
@@ -99,6 +111,13 @@ def test_so_they_do_with_pseudo_pairs_and_adversaries(spoken_tiny, tmp_path):
             torch.testing.assert_close(part[name], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="names of native threads are read from /proc")
+def test_no_thread_of_the_group_goes_on_when_a_process_has_left_it(tmp_path):
+    port = 20000 + os.getpid() % 20000
+    started = [launch(tmp_path, tmp_path, rank, 2, port, "leave") for rank in (0, 1)]
+    assert [process.wait(120) for process in started] == [0, 0]
+
+
 def test_torchrun_trains_to_the_weights_of_a_single_process(stored_tiny, tmp_path):
     settings = ("epochs=2", "batch=6", "dim=16", "image.features=colour", "text.word_dim=8", "text.min_count=1")
     settings += ("text.dropout=0", "average=0", "warmup_epochs=1")
@@ -119,5 +138,7 @@ def test_torchrun_trains_to_the_weights_of_a_single_process(stored_tiny, tmp_pat
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[3] == "leave":
+    leave_the_group()
+elif __name__ == "__main__":
     one_step(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -124,12 +124,14 @@ def plan(settings: A3VSERecipe, collection: Collection, around: Surroundings) ->
     own = pair_batches(settings, train, inputs, around)
     if pseudo is None:
         feed: Feed = Again(own, steps) if steps else own
-        return Plan(matcher, inputs, _stages(settings, feed, extra), settings.loop())
+        return Plan(
+            matcher, inputs, _stages(settings, feed, extra), settings.loop(), dev_depth=settings.measured(matcher)
+        )
     size = settings.pseudo_batch or settings.batch
     sampler = PairSampler(pseudo.matches, size, derived_seed(settings.seed, "pseudo"))
     feed = WeakBatches(own, pair_batches(settings, pseudo, inputs, around, sampler=sampler), steps)
     stages = _weak(settings, _stages(settings, feed, extra), _adversary(settings, matcher, inputs))
-    return Plan(matcher, inputs, stages, settings.loop())
+    return Plan(matcher, inputs, stages, settings.loop(), dev_depth=settings.measured(matcher))
 
 
 def _pseudo(settings: A3VSERecipe, collection: Collection, around: Surroundings) -> Pairing | None:

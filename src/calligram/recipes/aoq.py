@@ -126,7 +126,7 @@ def plan(settings: AOQRecipe, collection: Collection, around: Surroundings) -> P
         stages = rounds.online("round 1", settings.first_epochs or settings.epochs, extra)
         # Objectives own weights too, and those begin anew with the matcher's.
         stages += rounds.second(matcher, extra if settings.fine_tune else deepcopy(extra))
-    return Plan(matcher, inputs, stages, settings.loop())
+    return Plan(matcher, inputs, stages, settings.loop(), dev_depth=settings.measured(matcher))
 
 
 def _model(settings: AOQRecipe) -> Model:

@@ -23,6 +23,7 @@ from calligram.recipes.plan import Plan, Surroundings
 from calligram.recipes.run_settings import (
     Average,
     BatchSize,
+    DevDepth,
     Dim,
     LearningRate,
     PairedSettings,
@@ -73,11 +74,7 @@ class BestRecipe(FragmentModels, StagedSettings, PairedSettings):
     candidates: Annotated[
         int, "nearest texts of an image and images of a text that are scored, beside matches; 0 for all", (0, 1000000)
     ] = 16
-    dev_depth: Annotated[
-        int,
-        "candidates of each query that dev is measured with after an epoch, found by vectors; 0 for all",
-        (0, 1000000),
-    ] = 100
+    dev_depth: DevDepth = 100
     temperature: Annotated[float, "of InfoNCE at the start; it is learnt", (0.001, 100)] = 0.07
     instance: Annotated[float, "weight of the instance loss of dual-path beside the others; 0 for none", (0, 1000)] = (
         0.0
@@ -116,8 +113,7 @@ def plan(settings: BestRecipe, collection: Collection, around: Surroundings) -> 
     matcher = members[0] if len(members) == 1 else _ensemble(settings, sides, members)
     classes = instance_classes(settings.classifier, by_image, sides, settings.seed) if settings.instance else None
     training = _Training(settings, sides, train, members, classes)
-    depth = settings.dev_depth if settings.dev_depth and matcher.reranks else None
-    return Plan(matcher, sides.inputs, training.stages(), settings.loop(), dev_depth=depth)
+    return Plan(matcher, sides.inputs, training.stages(), settings.loop(), dev_depth=settings.measured(matcher))
 
 
 def _check(settings: BestRecipe) -> None:

@@ -84,4 +84,4 @@ def plan(settings: FragmentsRecipe, collection: Collection, around: Surroundings
     )
     extra, optim = extra_objectives(settings.matcher, settings, sides), settings.optim
     stages = pair_stages(loss, settings.epochs, batches, optim, settings.lr, optim.frozen, extra)
-    return Plan(matcher, sides.inputs, stages, settings.loop())
+    return Plan(matcher, sides.inputs, stages, settings.loop(), dev_depth=settings.measured(matcher))

@@ -20,6 +20,11 @@ from calligram.training.objectives import Objective
 from calligram.training.samplers import PairSampler
 
 Seed = Annotated[int, "source of all randomness", (0, 4611686018427387904)]
+DevDepth = Annotated[
+    int,
+    "candidates of each query that dev is measured with after an epoch, found by vectors; 0 for all",
+    (0, 1000000),
+]
 Average = Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none", (0, 0.999999)]
 BatchSize = Annotated[int, "images in a batch, over all processes", (2, 1000000)]
 TextsPerImage = Annotated[int, "captions that come with each image of a batch", (1, 1000)]
@@ -118,12 +123,17 @@ class StagedSettings:
     first_stage: Annotated[
         float | None, "weight of the same loss of the vectors' cosines; none for 1 with candidates, else 0", (0, 1000)
     ] = None
+    dev_depth: DevDepth = 0
 
     def staged(self, objective: Objective) -> Objective:
         """The objective as the settings say."""
         if not self.candidates and not self.first_stage:
             return objective
         return StagedObjective(objective, self.candidates, self.first_stage)
+
+    def measured(self, matcher: Matcher) -> int | None:
+        """How many candidates of a query dev is measured with; None for all pairs."""
+        return self.dev_depth if self.dev_depth and matcher.reranks else None
 
     def check_staged(self, matcher: Matcher) -> None:
         """Refuse what is not for a matcher."""

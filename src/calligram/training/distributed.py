@@ -16,6 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.distributed as dist
+
+# Its functions take the group of the time of the import as a default and so keep it, and its threads, alive for good;
+# optimizers import it, after the group is made. Imported before, it holds none, and leaving a group ends it.
+import torch.distributed.nn.functional
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -43,7 +47,7 @@ class Processes:
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-            # Left to the interpreter's end, threads of the group may outlive what they use, and abort.
+            # A thread of the group that still lets go of a tensor when the interpreter ends aborts the process.
             atexit.register(_leave)
         return cls(int(os.environ.get("RANK", "0")), count)
 
