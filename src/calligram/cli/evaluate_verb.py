@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # importing them takes seconds, and help should not
     from calligram.data.collection import Collection
     from calligram.data.pairing import Pairing
     from calligram.evaluation.encoding import EncodedPairing
+    from calligram.evaluation.retrieval import Floats
+    from calligram.evaluation.unknown_failures import UnknownFailures
     from calligram.features.inputs import Inputs
     from calligram.models.matcher import Matcher
     from calligram.training.runs import Run
@@ -61,97 +63,139 @@ def evaluate(
 ) -> None:
     """Measure a run's matcher: recall, ranks and precision in both directions, or of phrases found in images."""
     from calligram.data.collection import Collection
-    from calligram.evaluation.pictures import draw_pictures, sample
-    from calligram.evaluation.retrieval import Floats, evaluate_retrieval
-    from calligram.evaluation.sheets import draw_found_images
-    from calligram.evaluation.unknown_failures import UnknownFailures, unknown_failures
     from calligram.features.region_input import RegionInput
-    from calligram.features.unknown_words import UnknownWords
     from calligram.recipes.plan import device_named
-    from calligram.recipes.results import append, result_line
-    from calligram.recipes.starting import starting_features
     from calligram.training.runs import Run
 
-    _check(folds, within, sheet, pictures, record)
-    _check_stages(depth, first, sheet is not None or pictures is not None or unknown)
+    asked = Asked(
+        run, split, folds, within, identities, unknown, depth, first, precision, as_json, sheet, pictures, record
+    )
+    asked.check()
     opened, source = Run.open(run), Collection.open(collection)
     matcher, inputs = opened.load()
     matcher.to(device_named(device))
     if isinstance(inputs.images, RegionInput):
-        whole = (within, identities, unknown, folds > 1, sheet, pictures, depth is not None, precision != "fp32")
-        if any(whole):
+        asked.check_for_phrases()
+        _phrases(asked, opened, matcher, inputs, source)
+    else:
+        _whole_images(asked, opened, matcher, inputs, source)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of one call."""
+
+    run: Path
+    split: str
+    folds: int
+    within: bool
+    identities: bool | None
+    unknown: bool
+    depth: int | None
+    first: Path | None
+    precision: Literal["fp32", "bf16"]
+    as_json: bool
+    sheet: Path | None
+    pictures: Path | None
+    record: Path | None
+
+    def check(self) -> None:
+        """Refuse options that do not go together, before anything is loaded."""
+        sheet, pictures, record = self.sheet, self.pictures, self.record
+        if self.within and self.folds > 1:
+            raise UserError("--within is measured over the whole split; leave out --folds")
+        if sheet is not None and sheet.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg", ".webp"):
+            raise UserError(f"--sheet {sheet} must end in .png, .jpg, .webp, .svg or .pdf")
+        if record is not None and record.is_dir():
+            raise UserError(f"--record {record} is a folder; give a file, such as {record / 'results.jsonl'}")
+        if pictures is not None and pictures.is_file():
+            raise UserError(f"--pictures {pictures} is a file; give a folder")
+        if self.depth is None and self.first is not None:
+            raise UserError("--first names who finds the candidates; say with --depth how many")
+        if self.depth is not None and (sheet is not None or pictures is not None or self.unknown):
+            raise UserError("--sheet, --pictures and --unknown look at the scores of all pairs; leave out --depth")
+
+    def check_for_phrases(self) -> None:
+        """Refuse what a run that finds phrases in images does not have."""
+        whole = (self.within, self.identities, self.unknown, self.folds > 1, self.sheet, self.pictures)
+        if any(whole) or self.depth is not None or self.precision != "fp32":
             raise UserError(
                 "this run finds phrases in images; --within, --identities, --unknown, --folds, --depth, --precision, "
                 "--sheet and --pictures are for runs that find whole images"
             )
-        _phrases(opened, matcher, inputs, source, split, as_json=as_json, record=record)
-        return
-    by_identity = source.has_identities(split) if identities is None else identities
-    pairing = source.identities(split) if by_identity else source.sentences(split)
-    drawn = [] if sheet is None else [sheet]
-    counted: list[UnknownFailures] = []
 
-    def look(encoded: EncodedPairing, scores: Floats) -> None:
-        if unknown:
-            texts = pairing.texts.strings
-            counted.append(unknown_failures(scores, pairing.matches, texts, UnknownWords(inputs.texts)))
-        if sheet is not None:
-            draw_found_images(scores, pairing, sheet)
-        if pictures is not None:
-            chosen = pairing.visuals.select(sample(len(pairing.visuals)))
-            before = starting_features(opened.about["settings"], inputs, chosen)
-            drawn.extend(draw_pictures(matcher, encoded, scores, pairing, pictures, before=before))
 
-    finder = None if first is None else _encoded_by(first, pairing, device_named(device))
+def _whole_images(asked: Asked, run: Run, matcher: Matcher, inputs: Inputs, source: Collection) -> None:
+    """Measure how images and texts are found by each other, and say, draw or record it."""
+    from calligram.evaluation.retrieval import evaluate_retrieval
+    from calligram.recipes.results import append, result_line
+
+    by_identity = source.has_identities(asked.split) if asked.identities is None else asked.identities
+    pairing = source.identities(asked.split) if by_identity else source.sentences(asked.split)
+    looked = _Looked(asked, run, matcher, inputs, pairing)
+    device = next(matcher.parameters()).device
     report = evaluate_retrieval(
         matcher,
         inputs,
         pairing,
-        folds=folds,
-        within_modality=within,
-        look=look,
-        precision=precision,
-        depth=depth,
-        first=finder,
+        folds=asked.folds,
+        within_modality=asked.within,
+        look=looked,
+        precision=asked.precision,
+        depth=asked.depth,
+        first=None if asked.first is None else _encoded_by(asked.first, pairing, device),
         alone=True,
         track=bars,
     )
-    if report.stages is not None and first is not None:
-        report = replace(report, stages=replace(report.stages, first=first.resolve().name))
+    if report.stages is not None and asked.first is not None:
+        report = replace(report, stages=replace(report.stages, first=asked.first.resolve().name))
     by = "identities" if by_identity else ""
-    if record is not None:
-        append(record, result_line(opened, source, split, report, by=by, pictures=drawn))
-    if as_json:
-        more = {"unknown": counted[0].as_dict()} if counted else {}
+    if asked.record is not None:
+        append(asked.record, result_line(run, source, asked.split, report, by=by, pictures=looked.drawn))
+    if asked.as_json:
+        more = {"unknown": looked.counted[0].as_dict()} if looked.counted else {}
         typer.echo(json.dumps({**report.as_dict(), **({"by": by} if by else {}), **more}))
     else:
-        print_report(report, f"{run} on {source.name}, {split}{', by identity' if by else ''}")
-        for count in counted:
+        print_report(report, f"{asked.run} on {source.name}, {asked.split}{', by identity' if by else ''}")
+        looked.say()
+
+
+class _Looked:
+    """What is counted and drawn from the scores of all pairs."""
+
+    def __init__(self, asked: Asked, run: Run, matcher: Matcher, inputs: Inputs, pairing: Pairing) -> None:
+        self.asked, self.run, self.matcher, self.inputs, self.pairing = asked, run, matcher, inputs, pairing
+        self.drawn: list[Path] = [] if asked.sheet is None else [asked.sheet]
+        self.counted: list[UnknownFailures] = []
+
+    def __call__(self, encoded: EncodedPairing, scores: Floats) -> None:
+        """Count and draw what was asked for."""
+        from calligram.evaluation.pictures import draw_pictures, sample
+        from calligram.evaluation.sheets import draw_found_images
+        from calligram.evaluation.unknown_failures import unknown_failures
+        from calligram.features.unknown_words import UnknownWords
+        from calligram.recipes.starting import starting_features
+
+        asked, pairing = self.asked, self.pairing
+        if asked.unknown:
+            unknown = UnknownWords(self.inputs.texts)
+            self.counted.append(unknown_failures(scores, pairing.matches, pairing.texts.strings, unknown))
+        if asked.sheet is not None:
+            draw_found_images(scores, pairing, asked.sheet)
+        if asked.pictures is not None:
+            chosen = pairing.visuals.select(sample(len(pairing.visuals)))
+            before = starting_features(self.run.about["settings"], self.inputs, chosen)
+            self.drawn += draw_pictures(self.matcher, encoded, scores, pairing, asked.pictures, before=before)
+
+    def say(self) -> None:
+        """Print the counts, and where the pictures are."""
+        sheet, pictures = self.asked.sheet, self.asked.pictures
+        for count in self.counted:
             print_unknown(count)
         if sheet is not None:
             console.print(f"queries with their first five images: {sheet}")
         if pictures is not None:
-            console.print(f"pictures: {', '.join(file.name for file in drawn if file != sheet)} in {pictures}")
-
-
-def _check(folds: int, within: bool, sheet: Path | None, pictures: Path | None, record: Path | None) -> None:
-    """Refuse options that do not go together, before anything is loaded."""
-    if within and folds > 1:
-        raise UserError("--within is measured over the whole split; leave out --folds")
-    if sheet is not None and sheet.suffix.lower() not in (".png", ".jpg", ".jpeg", ".pdf", ".svg", ".webp"):
-        raise UserError(f"--sheet {sheet} must end in .png, .jpg, .webp, .svg or .pdf")
-    if record is not None and record.is_dir():
-        raise UserError(f"--record {record} is a folder; give a file, such as {record / 'results.jsonl'}")
-    if pictures is not None and pictures.is_file():
-        raise UserError(f"--pictures {pictures} is a file; give a folder")
-
-
-def _check_stages(depth: int | None, first: Path | None, wants_all: bool) -> None:
-    """Refuse what does not go with scoring candidates alone."""
-    if depth is None and first is not None:
-        raise UserError("--first names who finds the candidates; say with --depth how many")
-    if depth is not None and wants_all:
-        raise UserError("--sheet, --pictures and --unknown look at the scores of all pairs; leave out --depth")
+            console.print(f"pictures: {', '.join(file.name for file in self.drawn if file != sheet)} in {pictures}")
 
 
 def _encoded_by(run: Path, pairing: Pairing, device: torch.device) -> EncodedPairing:
@@ -165,17 +209,15 @@ def _encoded_by(run: Path, pairing: Pairing, device: torch.device) -> EncodedPai
     )
 
 
-def _phrases(
-    run: Run, matcher: Matcher, inputs: Inputs, source: Collection, split: str, *, as_json: bool, record: Path | None
-) -> None:
+def _phrases(asked: Asked, run: Run, matcher: Matcher, inputs: Inputs, source: Collection) -> None:
     """Measure how phrases are found in images, and say or record it."""
     from calligram.evaluation.localization import evaluate_localization, load_phrases
     from calligram.recipes.results import append, localization_line
 
-    found = evaluate_localization(matcher, inputs, load_phrases(inputs, source, split, track=bars), bars)
-    if record is not None:
-        append(record, localization_line(run, source, split, found))
-    if as_json:
+    found = evaluate_localization(matcher, inputs, load_phrases(inputs, source, asked.split, track=bars), bars)
+    if asked.record is not None:
+        append(asked.record, localization_line(run, source, asked.split, found))
+    if asked.as_json:
         typer.echo(json.dumps(found.as_dict()))
     else:
-        print_localization(found, f"{run.folder} on {source.name}, {split}")
+        print_localization(found, f"{run.folder} on {source.name}, {asked.split}")

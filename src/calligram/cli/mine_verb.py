@@ -12,8 +12,12 @@ from rich.table import Table
 from calligram.cli.screen import bars, console
 from calligram.errors import UserError, command
 
-if TYPE_CHECKING:  # importing it takes seconds, and help should not
+if TYPE_CHECKING:  # importing them takes seconds, and help should not
+    from calligram.data.negatives import Negatives
+    from calligram.data.pairing import Pairing
+    from calligram.evaluation.encoding import EncodedPairing
     from calligram.evaluation.online_ranks import OnlineRanks
+    from calligram.models.matcher import Matcher
 
 
 def mine(
@@ -39,10 +43,8 @@ def mine(
     from calligram.data.collection import Collection
     from calligram.evaluation.encoding import encode_pairing, load_pairing
     from calligram.evaluation.mining import mine_pairing
-    from calligram.evaluation.online_ranks import online_ranks
     from calligram.models.stored import load_matcher
     from calligram.recipes.plan import device_named
-    from calligram.training.samplers import PairSampler
 
     if out.exists():
         raise UserError(f"{out} exists; choose another --out")
@@ -65,27 +67,52 @@ def mine(
         "run": stored.fingerprint, "collection": source.name, "content": source.fingerprint, "split": split,
         "precision": precision, "ignore_also_true": ignore_also_true,
     }  # fmt: skip
-    captioned, distinct = (int((count > 0).sum()) for count in pairing.matches.counts())
-    enough = min(captioned, distinct) >= 2
-    if ranks and enough:
-        batches = PairSampler(pairing.matches, min(batch, len(pairing.visuals)), 0, per_image=True).epoch(0)[:20]
-        both = online_ranks(matcher, encoded, pairing.matches, batches, track=bars)
+    both = _ranks(matcher, encoded, pairing, batch) if ranks else None
+    if both is not None:
         about["online_ranks"] = {"batch": batch, "texts": both[0].as_dict(), "images": both[1].as_dict()}
     replace(found, about=about).save(out)
+    _print_lists(found, out)
+    if both is not None:
+        _print_ranks(both, batch)
+    train = command("calligram", "train", "aoq", collection, "--out", "RUN", "--set", f"negatives={out}")
+    console.print(f"train with them: {train}", markup=False, soft_wrap=True)
+    if ranks and both is None:  # last: the lists are there all the same
+        raise _too_few(pairing, f"split {split} of {source.name}", out)
+
+
+def _matched(pairing: Pairing) -> tuple[int, int]:
+    """How many images, and how many texts, have a match."""
+    images, texts = (int((count > 0).sum()) for count in pairing.matches.counts())
+    return images, texts
+
+
+def _too_few(pairing: Pairing, where: str, out: Path) -> UserError:
+    captioned, distinct = _matched(pairing)
+    return UserError(
+        f"--ranks compares batches of 2 or more captioned images and different texts; {where} has {captioned} and "
+        f"{distinct}. The lists are kept in {out}"
+    )
+
+
+def _ranks(
+    matcher: Matcher, encoded: EncodedPairing, pairing: Pairing, batch: int
+) -> tuple[OnlineRanks, OnlineRanks] | None:
+    """Ranks of the hardest texts and images of twenty random batches; None where no batch can be made."""
+    from calligram.evaluation.online_ranks import online_ranks
+    from calligram.training.samplers import PairSampler
+
+    if min(_matched(pairing)) < 2:
+        return None
+    batches = PairSampler(pairing.matches, min(batch, len(pairing.visuals)), 0, per_image=True).epoch(0)[:20]
+    return online_ranks(matcher, encoded, pairing.matches, batches, track=bars)
+
+
+def _print_lists(found: Negatives, out: Path) -> None:
     console.print(
         f"{found.texts.shape[1]} texts for each of {len(found.texts)} images and {found.images.shape[1]} images for "
         f"each of {len(found.images)} texts: {out}",
         markup=False, soft_wrap=True,
     )  # fmt: skip
-    if ranks and enough:
-        _print_ranks(both, batch)
-    train = command("calligram", "train", "aoq", collection, "--out", "RUN", "--set", f"negatives={out}")
-    console.print(f"train with them: {train}", markup=False, soft_wrap=True)
-    if ranks and not enough:  # last: the lists are there all the same
-        raise UserError(
-            f"--ranks compares batches of 2 or more captioned images and different texts; split {split} of "
-            f"{source.name} has {captioned} and {distinct}. The lists are kept in {out}"
-        )
 
 
 def _print_ranks(both: tuple[OnlineRanks, OnlineRanks], batch: int) -> None:
