@@ -15,6 +15,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from rows import Row, row
 
 from calligram.data.collection import Collection
 from calligram.data.pictures import decode
@@ -28,17 +29,11 @@ from calligram.search.indexing import index_source
 from calligram.search.models import Models
 from calligram.search.working import BATCH
 
-Row = dict[str, object]
 SIZES = ((1000, 384), (4000, 384), (250, 1280), (1000, 1280))
 """pictures and their side: small, where all that is not the network weighs most, and as cameras make them; few, where
 opening the tables and indexing them at the end weigh too, and more"""
 TURNS = 3
 FILES = 100_000
-
-
-def row(what: str, value: float, unit: str) -> Row:
-    print(f"{what}: {value:.3g} {unit}", flush=True)
-    return {"what": what, "value": float(f"{value:.4g}"), "unit": unit}
 
 
 def make_run(folder: Path) -> Path:

@@ -1,0 +1,98 @@
+"""Steps of the training loop against the bare passes of the same network."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from rows import Row, row
+
+from calligram.data.scenes.generate import generate_scenes
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.plan import Surroundings, device_named
+from calligram.recipes.provenance import ASSETS
+from calligram.training.loop import Stage, train
+from calligram.training.runs import Run
+
+
+def loop_against_bare(name: str, settings: list[str], images: int, size: int) -> list[Row]:
+    """Steps of the loop against the bare forward and backward passes of the same network on one fixed batch.
+
+    The loop does more: it draws and augments batches, clips gradients, steps the optimiser and averages weights.
+    """
+    recipe, device = RECIPES["vse"], device_named()
+    chosen = resolve(recipe.defaults, settings)
+    with tempfile.TemporaryDirectory() as folder:
+        collection = generate_scenes(Path(folder) / "scenes", images=images, size=size)
+        plan = recipe.plan(chosen, collection, Surroundings(device))
+        plan.matcher.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        stage = plan.stages[-1]
+        stage.objective.to(device)
+        batch = next(iter(stage.batches.epoch(0)))
+        lower = torch.autocast(device.type, torch.bfloat16, enabled=plan.loop.precision == "bf16")
+
+        def bare(steps: int) -> float:
+            plan.matcher.train()  # the loop leaves it as its evaluation does
+            wait(device)
+            began = time.perf_counter()
+            for _ in range(steps):
+                plan.matcher.zero_grad(set_to_none=True)
+                with lower:
+                    loss = torch.stack(list(stage.objective(plan.matcher, batch).values())).sum()
+                loss.backward()
+            wait(device)
+            return steps / (time.perf_counter() - began)
+
+        def looped(steps: int, number: int) -> float:
+            run = Run.create(Path(folder) / f"run-{number}", {})
+            epochs = max(1, steps // len(stage.batches))
+            wait(device)
+            began = time.perf_counter()
+            timed = Stage(**{**vars(stage), "epochs": epochs})
+            train(plan.matcher, [timed], run, lambda matcher: {"rsum": 0.0}, loop=plan.loop)
+            wait(device)
+            return epochs * len(stage.batches) / (time.perf_counter() - began)
+
+        # An epoch's end, where the state is saved, counts; on an accelerator an epoch is as long as Flickr8k's.
+        steps = 40 if device.type == "cpu" else 200
+        bare(3)
+        looped(1, 0)  # kernels are chosen at the first step of each shape
+        # Taken in turns, so that a machine that slows down slows both.
+        pairs = [(bare(steps), looped(steps, 1 + turn)) for turn in range(3)]
+    fixed, real = (median(column) for column in zip(*pairs, strict=True))
+    return [
+        row(f"{name}: training", real, "steps/s"),
+        row(f"{name}: training, batches of {chosen.batch}", real * chosen.batch, "images/s"),
+        row(f"{name}: training loop against bare forward and backward", real / fixed, "ratio"),
+    ]
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def training() -> list[Row]:
+    return loop_against_bare("default vse on scenes", [], 1000, 96)
+
+
+def end_to_end() -> list[Row]:
+    """A pretrained backbone, trained with mixed precision where there is an accelerator."""
+    backbone = Path(os.environ[ASSETS]) / "models" / "mobilenet_v2_1.0_224"
+    settings = [
+        f"image.backbone={backbone}",
+        "image.train=true",
+        "image.crop=0.5",
+        "image.flip=true",
+        "image.jitter=0.3",
+    ]
+    if torch.cuda.is_available():
+        return loop_against_bare(
+            "MobileNetV2 end to end", [*settings, "precision=bf16", "batch=128", "epoch_of=pairs", "texts=1"], 6400, 224
+        )
+    return loop_against_bare("MobileNetV2 end to end", [*settings, "batch=16"], 200, 224)
