@@ -179,7 +179,8 @@ def test_an_item_without_a_part_is_scored_and_learnt_from():
 
 def test_vectors_are_i0_and_c0_and_alpha_0_leaves_the_pair_module_out(monkeypatch):
     found, (features, states, mask) = matcher(alpha=0.0), given()
-    assert found.reranks
+    assert matcher().reranks
+    assert not found.reranks
     monkeypatch.setattr(found.pairs, "forward", lambda *_, **__: pytest.fail("the pair module was asked"))
     images, texts = encoded(found, features, states, mask)
     cosines = F.normalize(images.vectors, dim=1) @ F.normalize(texts.vectors, dim=1).T

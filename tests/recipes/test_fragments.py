@@ -104,6 +104,17 @@ def test_a_library_orders_what_vectors_find_by_attention(stored_tiny, tmp_path, 
     assert [hit.score for hit in hits] == pytest.approx(sorted(expected, reverse=True), abs=1e-5)
 
 
+def test_mmca_without_its_pair_module_is_a_matcher_of_vectors(stored_tiny, tmp_path):
+    alone = (STORED, "matcher=mmca", "mmca.heads=4", "mmca.filters=8", "mmca.alpha=0", "epochs=1")
+    run(stored_tiny, tmp_path / "run", *alone)
+    assert Models.load(tmp_path / "run").reranker is None
+    matcher, inputs = Run.open(tmp_path / "run").load()
+    with pytest.raises(UserError, match="its candidates are in order already"):
+        evaluate_retrieval(matcher, inputs, stored_tiny.sentences("test"), depth=3)
+    with pytest.raises(UserError, match="candidates and first_stage are for matchers whose score is more"):
+        run(stored_tiny, tmp_path / "other", *alone, "candidates=2")
+
+
 @pytest.mark.parametrize("name", ["scan", "mmca"])
 @pytest.mark.parametrize("train", ["false", "true"])
 def test_a_text_encoder_gives_the_words(stored_tiny, tiny_bert, tmp_path, train, name):

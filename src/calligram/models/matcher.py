@@ -51,8 +51,8 @@ def stack(pieces: Sequence[Encoded]) -> Encoded:
 class Matcher(nn.Module):
     """Scores images against texts. Higher is better; rows are images, columns are texts."""
 
-    reranks: ClassVar[bool] = True
-    """the score is more than the cosine of the vectors"""
+    reranks: bool = True
+    """the score is more than the cosine of the vectors; by its settings, where a matcher can leave the rest out"""
     scores_vectors: ClassVar[bool] = True
     """the score depends on the vectors; where it does not, they are for a first search alone"""
     scores_parts: ClassVar[bool] = False

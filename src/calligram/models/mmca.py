@@ -159,6 +159,7 @@ class MMCA(Matcher):
                 "take a dim that is a multiple of it"
             )
         self.settings = settings
+        self.reranks = settings.alpha != 0
         self.image, self.project = image_branch(settings)
         self.text = text_branch(settings)
         state_dim = settings.state_dim if isinstance(self.text, PooledText) else settings.dim

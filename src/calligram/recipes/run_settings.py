@@ -140,5 +140,5 @@ class StagedSettings:
         if not matcher.reranks and (self.candidates or self.first_stage):
             raise UserError(
                 "candidates and first_stage are for matchers whose score is more than the cosine of their vectors: "
-                "scan, bfan and mmca; take one of them, or leave both out"
+                "scan, bfan and mmca (with an mmca.alpha above 0); take one of them, or leave both out"
             )
