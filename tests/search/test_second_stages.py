@@ -21,7 +21,7 @@ from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.scan import Scan, ScanSettings
 from calligram.models.stored import BEST, INPUTS, MATCHER, RUN, load_matcher
 from calligram.search.library import Library
-from calligram.search.pacing import Budget
+from calligram.search.pacing import Budget, Pace
 from calligram.search.query import ItemId
 from calligram.search.searcher import Searcher
 
@@ -93,6 +93,22 @@ def test_a_budget_chooses_the_depth_between_k_and_all(library):
     found = searcher.texts(ItemId(searcher.library.sample(1)[0]), 4, all=True, depth=Budget(60.0))
     assert found.depth == len(searcher.library.captions)
     assert found.took >= sum(found.timings.values())
+
+
+def test_the_pace_is_measured_only_where_a_budget_may_ask_for_it(library, monkeypatch):
+    measured, real = [], Pace.measured.__func__
+    monkeypatch.setattr(Pace, "measured", classmethod(lambda *given: (measured.append(1), real(*given))[1]))
+    command("search", library[0], "a red disc")
+    assert not measured
+    command("search", library[0], "a red disc", "--budget-ms", "60000")
+    assert len(measured) == 2  # of images and of captions
+    unpaced = Searcher.open(library[0], paced=False)
+    (library[0] / "library.json").touch()
+    for searcher in (unpaced, unpaced.refreshed()):
+        assert searcher.images("a red disc", 3, all=True, hybrid=False).depth == ALL
+        with pytest.raises(ValueError, match="knows no pace"):
+            searcher.images("a red disc", 3, depth=Budget(1.0))
+    assert len(measured) == 2
 
 
 def test_images_that_words_found_take_places_of_the_budgets(library):

@@ -68,7 +68,7 @@ def search(
 
     within = (DEPTH if depth is None else depth or None) if budget is None else Budget.of_milliseconds(budget)
     asked = _query(query, image, plus or [], minus or [], weight)
-    searcher = Searcher.open(library)
+    searcher = Searcher.open(library, paced=budget is not None)
     find = searcher.texts if captions else searcher.images
     results = find(asked, k, where=where, all=everything, hybrid=hybrid, depth=within)
     if as_json:

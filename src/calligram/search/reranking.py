@@ -36,13 +36,15 @@ class Reranker(NamedTuple):
 
     encoder: QueryEncoder
     library: Library
-    paces: Mapping[Modality, Pace]
-    """what comparing images and captions takes here; all of it that ever changes"""
+    paces: Mapping[Modality, Pace] | None
+    """what comparing images and captions takes here, or None where nobody asks; all of it that ever changes"""
 
     @classmethod
-    def measured(cls, encoder: QueryEncoder, library: Library, known: Mapping[Modality, Pace]) -> Reranker:
-        """With paces that are known, and those measured that are not and can be."""
+    def measured(cls, encoder: QueryEncoder, library: Library, known: Mapping[Modality, Pace] | None) -> Reranker:
+        """With paces that are known, and those measured that are not and can be; without any for None."""
         found = cls(encoder, library, known)
+        if known is None:
+            return found
         paces = {**known}
         if "image" not in known and len(library.images):
             paces["image"] = Pace.measured(library.images, found._compares_images())
@@ -69,6 +71,8 @@ class Reranker(NamedTuple):
         """
         index = self.library.images if found == "image" else self.library.captions
         if isinstance(wanted, Budget):
+            if self.paces is None:
+                raise ValueError("what was opened with paced=False knows no pace, by which a budget is kept")
             wanted = self.paces[found].depth(wanted.seconds - spent) if found in self.paces else k
         return max(k, len(index) if wanted is None else min(wanted, len(index)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from calligram.search.asking import Asked, Asker, Clock
 from calligram.search.calibration import Scales, measure
 from calligram.search.fusion import has_every_word, reciprocal_ranks
 from calligram.search.library import Library
-from calligram.search.models import load_recorded
+from calligram.search.models import PathLike, load_recorded
 from calligram.search.pacing import Budget, Pace
 from calligram.search.query import ItemId, Modality, Query, Term, What
 from calligram.search.query_encoder import QueryEncoder, unit_vectors
@@ -91,27 +90,31 @@ class Searcher:
         encoder: QueryEncoder,
         reranker: QueryEncoder | None = None,
         scales: Scales | None = None,
-        paces: Mapping[Modality, Pace] = MappingProxyType({}),
+        paces: Mapping[Modality, Pace] | None = MappingProxyType({}),
     ) -> None:
         """Args:
         reranker: of a matcher whose score needs both sides; the library must have been indexed with it.
         scales: how the library's scores lie; measured when not given.
-        paces: what the second stage takes here; measured when not given.
+        paces: what the second stage takes here; measured when not given, None where no answer will have a budget.
         """
         self.library, self.scales = library, measure(library, encoder, reranker) if scales is None else scales
         self._encoders = encoder, reranker
         self._asker = Asker(library, encoder, self.scales)
         self._reranker = None if reranker is None else Reranker.measured(reranker, library, paces)
+        self._paces = paces if self._reranker is None else self._reranker.paces
 
     @classmethod
-    def open(cls, library_folder: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> Searcher:
+    def open(cls, library_folder: PathLike, *, device: str | torch.device = "cpu", paced: bool = True) -> Searcher:
         """Open a library with the matcher that filled it.
+
+        Args:
+            paced: whether answers may have a budget, for which the pace of a second stage is measured now.
 
         Raises:
             UserError: when there is no library, or its matcher is not there or no longer what it was.
         """
         library = Library.open(library_folder)
-        return cls(library, *load_encoders(library, device))
+        return cls(library, *load_encoders(library, device), paces={} if paced else None)
 
     @property
     def device(self) -> torch.device:
@@ -125,10 +128,9 @@ class Searcher:
             return self
         before, now = self.library.manifest, library.manifest
         if (before.matcher, before.reranker) != (now.matcher, now.reranker):
-            return Searcher(library, *load_encoders(library, self.device))
+            return Searcher(library, *load_encoders(library, self.device), paces=None if self._paces is None else {})
         changed = abs(len(library) - self.scales.items) > CHANGED * self.scales.items
-        paces = {} if self._reranker is None else self._reranker.paces
-        return Searcher(library, *self._encoders, scales=None if changed else self.scales, paces=paces)
+        return Searcher(library, *self._encoders, scales=None if changed else self.scales, paces=self._paces)
 
     def images(
         self,
@@ -246,7 +248,7 @@ class Searcher:
         shown = [hit for hit in hits if cutoff is None or hit.score >= cutoff or hit.id in kept]
         numbered = tuple(hit._replace(rank=rank) for rank, hit in enumerate(shown, 1))
         took, times = clock.spent, clock.times
-        if compared and self._reranker is not None and (pace := self._reranker.paces.get(asked.found)):
+        if compared and self._paces is not None and (pace := self._paces.get(asked.found)):
             pace.learn(took - times["encode"] - times["rerank"], compared, times["rerank"])
         return Results(numbered, len(hits) - len(shown), times, asked.unknown, compared, took)
 
