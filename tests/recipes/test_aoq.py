@@ -109,6 +109,16 @@ def test_negatives_of_a_folder_or_of_a_teacher_make_one_round(tiny, tmp_path):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_who_mined_may_not_have_seen_captions_that_are_removed(tiny, tmp_path):
+    run(tiny, tmp_path / "miner", "loss=online")
+    run(tiny, tmp_path / "own lists", "epochs=2")
+    for name in ("miner", "own lists"):
+        with pytest.raises(UserError, match=r"negatives=.* was trained on .* captions of images that are removed in"):
+            run(tiny, tmp_path / "run", f"negatives={tmp_path / name}", "sparse.images=0.5")
+    run(tiny, tmp_path / "sparse", "loss=online", "sparse.images=0.5")
+    run(tiny, tmp_path / "run", f"negatives={tmp_path / 'sparse'}", "sparse.images=0.5")
+
+
 def test_table_3_is_settings(tiny):
     for changes, wanted in (
         (("loss=offline-quintuplet", "online=false"), {"online": False}),

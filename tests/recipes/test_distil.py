@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -81,6 +84,39 @@ def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, teacher, tmp_pa
     run("distil", stored_tiny, tmp_path / "killed", *changes, resume=True)
     whole, killed = (Run(tmp_path / name).load()[0].state_dict() for name in ("whole", "killed"))
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
+
+
+def test_another_teacher_in_the_same_folder_is_noticed(stored_tiny, tmp_path):
+    run("vse", stored_tiny, tmp_path / "teacher", STORED, "epochs=1")
+    changes = (f"teacher={tmp_path / 'teacher'}", STORED, "epochs=1")
+    run("distil", stored_tiny, tmp_path / "run", *changes)
+    run("distil", stored_tiny, tmp_path / "run", *changes, resume=True)
+    shutil.rmtree(tmp_path / "teacher")
+    run("vse", stored_tiny, tmp_path / "teacher", STORED, "epochs=1", "seed=1")
+    with pytest.raises(UserError, match=r"was started with other teachers: teacher was '\w+', now '\w+'"):
+        run("distil", stored_tiny, tmp_path / "run", *changes, resume=True)
+    file = tmp_path / "run" / "run.json"  # of a run that began before teachers were noted
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "teachers"}))
+    run("distil", stored_tiny, tmp_path / "run", *changes, resume=True)
+
+
+def test_a_teacher_that_saw_captions_which_are_removed_is_refused(stored_tiny, tmp_path, caplog):
+    sparse = ("sparse.captions=1", "sparse.seed=3")
+    for name, changes in (("all", ()), ("same", sparse), ("fewer", (*sparse, "sparse.images=0.5"))):
+        run("vse", stored_tiny, tmp_path / name, STORED, "epochs=1", *changes)
+    run("distil", stored_tiny, tmp_path / "whole", STORED, f"teacher={tmp_path / 'all'}", "epochs=1")
+    for name in ("same", "fewer"):
+        run("distil", stored_tiny, tmp_path / f"by {name}", STORED, f"teacher={tmp_path / name}", "epochs=1", *sparse)
+    for number, changes in enumerate((sparse, ("sparse.captions=1", "sparse.seed=4"))):
+        teacher = tmp_path / ("same" if number else "all")
+        with pytest.raises(UserError, match=r"teacher=.* was trained on .* captions of images that are removed in"):
+            run("distil", stored_tiny, tmp_path / "leak", STORED, f"teacher={teacher}", "epochs=1", *changes)
+    assert not (tmp_path / "leak").exists()
+    assert "cannot be told" not in caplog.text
+    about = json.loads((tmp_path / "all" / "run.json").read_text())
+    (tmp_path / "all" / "run.json").write_text(json.dumps({**about, "content": "another"}))
+    run("distil", stored_tiny, tmp_path / "other", STORED, f"teacher={tmp_path / 'all'}", "epochs=1", *sparse)
+    assert "cannot be told" in caplog.text
 
 
 @pytest.mark.parametrize(

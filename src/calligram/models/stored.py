@@ -51,7 +51,7 @@ def load_matcher(source: str | os.PathLike[str]) -> Stored:
                 "the statistics of its training are used instead",
                 folder,
             )
-        return Stored(matcher, inputs, _hash_of_run(folder), str(folder.resolve()))
+        return Stored(matcher, inputs, fingerprint_of_run(folder), str(folder.resolve()))
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise UserError(
             f"{folder} is neither a run (it has no {RUN}) nor a dual encoder of transformers (it has no config.json); "
@@ -82,7 +82,7 @@ def check_run(folder: Path) -> None:
         raise UserError(f"{folder} has no checkpoint yet; let it finish an epoch, or go on with --resume")
 
 
-def _hash_of_run(folder: Path) -> str:
+def fingerprint_of_run(folder: Path) -> str:
     """Of the files that inference reads; settings, metrics and dates do not count."""
     digest = hashlib.blake2b(digest_size=12)
     _add_file(digest, MATCHER, folder / MATCHER)

@@ -97,6 +97,11 @@ class AOQRecipe(FragmentModels, StagedSettings, PairedSettings):
     text: TextSettings = field(default_factory=TextSettings)
     optim: Optimisation = field(default_factory=Optimisation)
 
+    @property
+    def teachers(self) -> dict[str, str]:
+        """The one that mines, or whose lists are taken."""
+        return {"negatives": self.negatives} if self.negatives and self.loss != "online" else {}
+
     def __post_init__(self) -> None:
         if self.loss == "online":
             return

@@ -52,6 +52,11 @@ class DistilRecipe(FragmentModels, PairedSettings):
     text: TextSettings = field(default_factory=TextSettings)
     optim: Optimisation = field(default_factory=Optimisation)
 
+    @property
+    def teachers(self) -> dict[str, str]:
+        """The one that is followed."""
+        return {"teacher": self.teacher} if self.teacher else {}
+
     def __post_init__(self) -> None:
         kind = MATCHERS.get(self.matcher)  # dual-path is vse by its settings
         if kind is not None and kind.matcher.reranks:

@@ -28,6 +28,7 @@ from calligram.progress import Track, silent
 from calligram.recipes.config import as_plain, resolve
 from calligram.recipes.provenance import commit
 from calligram.recipes.sparse_length import epochs_factor, lengthened
+from calligram.recipes.teachers import fingerprints, refuse_leaks
 from calligram.training.distributed import Processes
 from calligram.training.loop import Evaluate, Loop, Stage, train
 from calligram.training.parts import check_parts
@@ -101,9 +102,11 @@ def run_recipe(
     around = around or Surroundings(device_named())
     whole, collection = collection, settings.sparse.of(collection, settings.seed, around.device)
     _check_captions(whole, collection, learns=recipe.learns)
+    refuse_leaks(settings.teachers, whole, collection)
     about = _about(recipe, settings, collection, around, command)
     if around.processes.first:
-        Run.check(out, about, resume=resume, defaults={"settings": as_plain(recipe.defaults)})
+        defaults = {"settings": as_plain(recipe.defaults), "teachers": about["teachers"]}
+        Run.check(out, about, resume=resume, defaults=defaults)
         if resume and not out.exists():
             log.info("nothing to resume in %s; starting", out)
     with torch.random.fork_rng([]):
@@ -146,6 +149,7 @@ def _about(
         "settings": as_plain(settings),
         "collection": collection.name,
         "content": collection.fingerprint,
+        "teachers": fingerprints(settings.teachers),
         "commit": commit(),
         "command": command or shlex.join(sys.argv),
         "calligram": calligram.__version__,

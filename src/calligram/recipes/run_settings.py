@@ -83,6 +83,11 @@ class RunSettings:
     seed: Seed = 0
     sparse: SparseSettings = field(default_factory=SparseSettings)
 
+    @property
+    def teachers(self) -> dict[str, str]:
+        """Other runs whose scores are learnt from, by the setting that names each."""
+        return {}
+
 
 @dataclass(frozen=True)
 class TrainedSettings(RunSettings):

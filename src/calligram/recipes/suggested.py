@@ -16,6 +16,7 @@ from calligram.data.sparse import FURTHER, SPLIT, Sparsity, kept_matches, sparse
 from calligram.errors import UserError
 from calligram.evaluation.suggesting import suggest
 from calligram.models.stored import RUN, load_matcher
+from calligram.recipes.teachers import sparsity_of
 
 Ints = NDArray[np.int64]
 
@@ -73,12 +74,7 @@ def _suggested_to(run: str, collection: Collection, sparsity: Sparsity) -> Ints:
 
 def _refuse_leaks(run: str, about: Mapping[str, Any], collection: Collection, rows: Ints, sparsity: Sparsity) -> None:
     """A run that saw captions which are removed here would choose by what nobody has written yet."""
-    settings = about.get("settings", {})
-    kept = settings.get("sparse", {})
-    seed = kept.get("seed", 0)
-    had = Sparsity(
-        kept.get("images", 1.0), kept.get("captions"), int(settings.get("seed", 0) if seed is None else seed)
-    )
+    had = sparsity_of(about)
     seen = with_captions_of(collection, rows, had, HOW) if len(rows) else sparse_view(collection, had)
     if about.get("content") != seen.fingerprint:
         raise _of_another(run, collection, f"its content was {about.get('content')}, not {seen.fingerprint}")

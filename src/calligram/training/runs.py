@@ -53,10 +53,10 @@ class Run:
         if not resume:
             raise UserError(f"{folder} already holds a run; give --resume to go on with it, or another --out")
         before = _over(defaults or {}, json.loads((folder / RUN).read_text(encoding="utf-8")))
-        for key in ("recipe", "settings", "collection", "content"):
-            if before.get(key) != json.loads(json.dumps(about[key])):
+        for key in ("recipe", "settings", "collection", "content", "teachers"):
+            if before.get(key) != json.loads(json.dumps(about.get(key))):
                 raise UserError(
-                    f"{folder} was started with other {key}: {_difference(before.get(key), about[key])}; "
+                    f"{folder} was started with other {key}: {_difference(before.get(key), about.get(key))}; "
                     "resume with the same, or choose another --out"
                 )
 
