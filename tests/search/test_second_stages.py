@@ -139,6 +139,21 @@ def test_what_was_learnt_stays_when_the_library_is_opened_again(library):
     assert again._reranker.paces["image"] is searcher._reranker.paces["image"]
 
 
+def test_a_rebuild_can_leave_the_second_stage_out(library, stored_tiny, tmp_path):
+    folder, second = library
+    out, first = tmp_path / "library", Library.open(folder).manifest.matcher.source
+    index = ("index", first, stored_tiny.folder, "--out", out, "--device", "cpu")
+    command(*index, "--reranker", second.source)
+    assert Library.open(out).manifest.reranker is not None
+    with pytest.raises(UserError, match=r"this is no reranker: .*--rebuild"):
+        command(*index, "--reranker", "none")
+    command(*index, "--reranker", "none", "--rebuild")
+    assert Library.open(out).manifest.reranker is None
+    assert f"{ALL} unchanged" in command(*index)  # it stays so
+    found = json.loads(command("search", out, "a red disc", "-k", "18", "--all", "--no-words", "--json"))
+    assert (len(found["hits"]), found["depth"]) == (ALL, 0)
+
+
 def test_what_cannot_be_is_told(library):
     with pytest.raises(UserError, match=re.escape("give --depth, how many candidates are ordered, or --budget-ms")):
         command("search", library[0], "a red disc", "--depth", "5", "--budget-ms", "100")

@@ -39,7 +39,9 @@ def index(
     ] = None,
     source: Annotated[Path | None, typer.Argument(help="Folder of pictures, or a collection.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the library.")] = None,
-    reranker: Annotated[str | None, typer.Option(help="A run whose score re-orders what was found.")] = None,
+    reranker: Annotated[
+        str | None, typer.Option(help="A run whose score re-orders what was found; none to leave that out.")
+    ] = None,
     localizer: Annotated[str | None, typer.Option(help="A run that finds phrases within pictures.")] = None,
     engine: Annotated[
         str | None, typer.Option("--index", help="Keep vectors elsewhere: milvus://host:19530. Else in the library.")

@@ -13,6 +13,8 @@ from calligram.search.locking import locked
 from calligram.search.manifest import MANIFEST, Manifest, Model, read_manifest
 
 PathLike = str | os.PathLike[str]
+NONE = "none"
+"""in place of a reranker: vectors alone decide, also those of a matcher that could re-rank"""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Models:
     ) -> Models:
         """Load them; what is not given is taken from the library where it has one.
 
-        A matcher whose score needs both sides re-ranks what its own vectors find.
+        A matcher whose score needs both sides re-ranks what its own vectors find, but where the reranker is ``NONE``.
 
         Raises:
             UserError: when one cannot be loaded, or sees regions where whole pictures are wanted, or the reverse.
@@ -46,6 +48,8 @@ class Models:
             assert library is not None
             assert known.reranker is not None
             second: Stored | None = _recorded_reranker(library, known.reranker)
+        elif reranker == NONE or (reranker is None and known is not None and _left_out(known, first)):
+            second = None
         elif reranker is not None:
             second = load_matcher(reranker)
         else:
@@ -91,6 +95,8 @@ class Models:
         words = ["calligram", "index", self.matcher.source, source, "--out", library]
         if self.reranker is not None and self.reranker is not self.matcher:
             words += ["--reranker", self.reranker.source]
+        elif self.reranker is None and self.matcher.matcher.reranks:
+            words += ["--reranker", NONE]
         if self.localizer is not None:
             words += ["--localizer", self.localizer.source]
         return command(*words, "--rebuild")
@@ -129,8 +135,13 @@ def _recorded_reranker(library: Path, model: Model) -> Stored:
     except UserError as error:
         raise UserError(
             f"the reranker of {library} cannot be loaded: {error}; say with --reranker where it is now, "
-            "or choose another --out"
+            f"drop it with --reranker {NONE} --rebuild, or choose another --out"
         ) from error
+
+
+def _left_out(known: Manifest, matcher: Stored) -> bool:
+    """Whether a library of this matcher was made without a reranker."""
+    return known.reranker is None and known.matcher.fingerprint == matcher.fingerprint
 
 
 def _up_to_date(library: Path) -> Manifest:

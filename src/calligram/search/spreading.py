@@ -8,7 +8,7 @@ from typing import Any
 from calligram.errors import UserError
 from calligram.progress import Track, silent
 from calligram.search.indexing import check_readable, stage_source
-from calligram.search.models import Models
+from calligram.search.models import NONE, Models
 from calligram.search.sources import open_source
 from calligram.search.staging import Shard
 
@@ -87,5 +87,5 @@ def _stage_shard(
     torch.set_num_threads(1)  # there is a worker for every core
     matcher, reranker = named
     assert matcher is not None
-    models = Models.load(matcher, None if reranker == matcher else reranker)
+    models = Models.load(matcher, None if reranker == matcher else reranker or NONE)
     return stage_source(models, Path(source), Path(out), Shard(*shard), rebuild=rebuild, device=device)
