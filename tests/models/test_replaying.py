@@ -76,8 +76,8 @@ def same(one, two, **limits):
         torch.testing.assert_close(left, right, **limits)
 
 
-def recorded(found):
-    return len(replaying._GRAPHS[found.pairs])
+def recorded(found, part="pairs"):
+    return len(replaying._GRAPHS[getattr(found, part)])
 
 
 @pytest.mark.usefixtures("stepped")
@@ -88,7 +88,9 @@ def test_a_shape_is_recorded_when_it_comes_again_and_words_are_filled_up():
         assert recorded(found) == kept, words
     step(found, True, texts=5)
     step(found, True, texts=5)
-    assert recorded(found) == Again.made == 3
+    assert recorded(found) == recorded(found, "ngrams") == 3
+    assert recorded(found, "regions") == 1  # images were as many all along
+    assert Again.made == 7
 
 
 @pytest.mark.usefixtures("stepped")
@@ -149,14 +151,14 @@ def test_parameters_that_moved_or_are_held_still_are_recorded_anew():
     step(found, True)
     found.load_state_dict({k: v + 0.1 for k, v in found.state_dict().items()})
     same(step(found, True), step(found, False))
-    assert (recorded(found), Again.made) == (1, 1)
+    assert (recorded(found), Again.made) == (1, 3)  # with both sides' own
     found.pairs.unit.query.weight.data = found.pairs.unit.query.weight.data.clone()
     same(step(found, True), step(found, False))
-    assert (recorded(found), Again.made) == (1, 2)
+    assert (recorded(found), Again.made) == (1, 3 + 1)
     found.pairs.unit.query.weight.requires_grad_(False)
     with replaying.replaying():
         found.score(*sides(found)).sum().backward()
-    assert (recorded(found), Again.made) == (1, 2 + 1)
+    assert (recorded(found), Again.made) == (1, 3 + 2)
     other = deepcopy(found)
     assert other.pairs not in replaying._GRAPHS
 
@@ -190,7 +192,10 @@ def test_what_cannot_be_recorded_or_replayed_runs_step_by_step_and_says_so_once(
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             same(step(found, True), step(found, False))
-    assert [r.message for r in caplog.records] == ["PairModule cannot be replayed and runs step by step: no room"]
+    assert [r.message for r in caplog.records] == [
+        f"{name} cannot be replayed and runs step by step: no room"
+        for name in ("TransformerUnit", "NgramText", "PairModule")
+    ]
     assert recorded(found) == 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from calligram.data.collection import Collection
 from calligram.data.writing import write_collection
@@ -18,7 +18,7 @@ from calligram.errors import UserError
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.config import resolve
 from calligram.recipes.plan import Surroundings, run_recipe
-from calligram.training.runs import Run
+from calligram.training.runs import Run, optimizer_tensors, restore_optimizer
 
 SMALL = (
     "batch=4", "dim=16", "image.size=16", "image.channels=4,8", "text.word_dim=8", "text.hidden=16", "text.min_count=1",
@@ -162,3 +162,22 @@ def test_accumulating_two_batches_takes_half_the_steps(tiny, tmp_path):
     once = run(tiny, tmp_path / "one", "epochs=1", "warmup_epochs=0")
     twice = run(tiny, tmp_path / "two", "epochs=1", "warmup_epochs=0", "optim.accumulate=2")
     assert twice["step"] == -(-once["step"] // 2)
+
+
+def test_an_optimiser_is_restored_in_the_order_of_axes_of_its_parameters(tmp_path):
+    """Fused steps on an accelerator refuse any other, and files keep none."""
+    torch.manual_seed(0)
+    made = [torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2)]
+    optimizers = [torch.optim.AdamW(module.parameters()) for module in made]
+    made[0](torch.randn(2, 3, 8, 8)).sum().backward()
+    optimizers[0].step()
+    save_file(
+        {name: value.contiguous() for name, value in optimizer_tensors(optimizers[0]).items()}, tmp_path / "state"
+    )
+    restore_optimizer(optimizers[1], load_file(tmp_path / "state"))
+    for one, other in zip(made[0].parameters(), made[1].parameters(), strict=True):
+        before, after = optimizers[0].state[one], optimizers[1].state[other]
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert after[name].stride() == other.stride() == before[name].stride()
+            torch.testing.assert_close(after[name], before[name])
+        assert after["step"] == before["step"]

@@ -27,15 +27,7 @@ def words(
 
 
 def _captions(source: Path) -> list[str]:
-    import gzip
-
     from calligram.data.collection import Collection
-    from calligram.errors import UserError
+    from calligram.data.sentence_files import read_sentences
 
-    if source.is_dir():
-        return list(Collection.open(source).sentences("train").texts.strings)
-    try:
-        content = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
-        return content.decode("utf-8").splitlines()
-    except (OSError, EOFError, ValueError) as error:
-        raise UserError(f"{source} could not be read as text ({error}); give a caption per line in UTF-8") from error
+    return list(Collection.open(source).sentences("train").texts.strings) if source.is_dir() else read_sentences(source)

@@ -173,13 +173,21 @@ class MMCA(Matcher):
         """Features (N, R, D) of regions or cells, or pixels (N, 3, H, W) for a backbone -> i_0 (mmca, Eq. 5) and R."""
         features, real = image_parts(self.image, images, mask)
         parts = self.project(features)
-        return Encoded(mean_of_parts(self.regions(parts, real), real), parts, real)
+        if replays(parts):
+            return Encoded(replayed(self.regions, self._mean_region, (parts, real), (False, False)), parts, real)
+        return Encoded(self._mean_region(parts, real), parts, real)
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Word numbers (N, W), or states (N, W, D) -> c_0 and E."""
         mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
         states, parts = self._states(texts, mask)
+        if replays(parts):
+            return Encoded(replayed(self.ngrams, self.ngrams, (states, mask), (True, True)), parts, mask)
         return Encoded(self.ngrams(states, mask), parts, mask)
+
+    def _mean_region(self, parts: Tensor, real: Tensor) -> Tensor:
+        """i_0."""
+        return mean_of_parts(self.regions(parts, real), real)
 
     def _states(self, texts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The encoder's states, and the same in the space of regions."""

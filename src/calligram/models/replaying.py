@@ -118,6 +118,8 @@ class CudaRecording:
         learning = [p for p in parameters if p.requires_grad]
         asked = [t for t in inputs if t.requires_grad]
         torch.cuda.synchronize()
+        # What autocast keeps of a weight keeps its gradient's place too, on a stream that is not the recording's.
+        torch.clear_autocast_cache()
         with torch.cuda.stream(graphs.stream), uncached(), torch.enable_grad():
             for _ in range(WARM):
                 found = work(*inputs)

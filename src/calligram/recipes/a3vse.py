@@ -109,6 +109,11 @@ class A3VSERecipe(FragmentModels, StagedSettings, PairedSettings):
     )
     optim: Optimisation = field(default_factory=Optimisation)
 
+    @property
+    def teachers(self) -> dict[str, str]:
+        """The run that finds sentences for images without captions."""
+        return {"pseudo.run": self.pseudo.run} if self.pseudo.run else {}
+
     def __post_init__(self) -> None:
         if self.pseudo_batch == 1:
             raise UserError("pseudo_batch must be at least 2 images, or 0 for as many as batch, got 1")

@@ -18,6 +18,7 @@ from calligram.features.image_words import ImageWords
 from calligram.features.label_words import Naming
 from calligram.features.semantics import Attributes, Sentences, regional_sentences
 from calligram.features.vocabulary import tokenise
+from calligram.recipes.found_sentences import found_sentences
 from calligram.recipes.plan import Surroundings
 from calligram.recipes.run_settings import RunSettings
 
@@ -30,7 +31,8 @@ Said = Literal["regions", "labels", "learnt"]
 class PseudoSettings:
     """What is said of images without captions.
 
-    ``regions`` are the paper's regional semantics, ``labels`` its global ones; ``learnt`` is ours. How defaults were
+    ``regions`` are the paper's regional semantics, ``labels`` its global ones; ``learnt`` is ours, and so are sentences
+    of other texts that an earlier run finds. How defaults were
     chosen is in ``docs/papers.md``.
     """
 
@@ -40,7 +42,7 @@ class PseudoSettings:
     said: Annotated[
         tuple[Said, ...],
         "what sentences are joined from: regions (classes of regions), labels (of the whole image), learnt (words of "
-        "captions of similar images)",
+        "captions of similar images); empty for nothing but what run= finds",
     ] = ("regions",)
     source: Annotated[
         str,
@@ -69,10 +71,17 @@ class PseudoSettings:
         "captions, of the captioned images most like it, that are said of an image as well; needs backbone",
         (0, 100),
     ] = 0
+    run: Annotated[
+        str, "folder of a run on no more captions, whose vectors find sentences of corpus for images as well"
+    ] = ""
+    corpus: Annotated[str, "text file with a sentence per line, also .gz, that run= finds them in"] = ""
+    found: Annotated[int, "sentences that run= finds for an image", (1, 100)] = 3
 
     def __post_init__(self) -> None:
-        if not self.said:
-            raise UserError("said needs at least one of regions, labels and learnt")
+        if not self.said and not self.run:
+            raise UserError("said needs at least one of regions, labels and learnt, or run= a run that finds sentences")
+        if bool(self.run) != bool(self.corpus):
+            raise UserError("run= and corpus= belong together: a trained run, and the text it finds sentences in")
 
 
 @dataclass(frozen=True)
@@ -89,7 +98,7 @@ def pseudo_pairs(
 
     Images of which nothing is said are left out. Sentences that read the same are one text with several images, since
     these would else be each other's false negatives. Only captions that the collection has are used, for names of
-    labels, for learnt words, and as neighbours'.
+    labels, for learnt words, and as neighbours'; a run that finds sentences must not have seen others.
     """
     everything = settings.of == "all"
     visuals = collection.visuals(collection.images_in(split)) if everything else collection.unannotated(split)
@@ -98,6 +107,11 @@ def pseudo_pairs(
     if settings.neighbours and len(visuals):
         near = neighbours_captions(collection, visuals, settings, around)
         said = [own + others for own, others in zip(said, near, strict=True)]
+    if settings.run and len(visuals):
+        found = found_sentences(
+            collection, visuals, settings.run, settings.corpus, settings.found, around or Surroundings()
+        )
+        said = [own + others for own, others in zip(said, found, strict=True)]
     spoken_of = np.flatnonzero([bool(sentences) for sentences in said])
     log.info("pseudo-sentences for %d of %d images", len(spoken_of), len(visuals))
     if not len(spoken_of):
@@ -146,8 +160,8 @@ def pseudo_sentences(
 ) -> list[str]:
     """What is said of each image, empty where that is nothing; kinds of it follow each other as ``said`` has them."""
     around = around or Surroundings()
-    if not len(visuals):
-        return []
+    if not len(visuals) or not settings.said:
+        return [""] * len(visuals)
     words, captions = None, None
     if set(settings.said) & {"labels", "learnt"}:
         if not settings.backbone:

@@ -40,7 +40,8 @@ def write_report(results: Path, docs: Path) -> Path:
         _draw(groups, docs / "results-rsum.png")
         parts.append("\n![Sum of recalls by row](results-rsum.png)\n")
     parts += _pictures(found, results, docs)
-    sections = {"claims.jsonl": _claims, "proposals.json": _proposals, "bench.json": _bench, "bench-gpu.json": _bench}
+    sections = {"claims.jsonl": _claims, "proposals.json": _proposals}
+    sections |= {file.name: _bench for file in sorted(results.glob("bench*.json"))}
     for file, section in ((results / name, section) for name, section in sections.items()):
         if file.is_file():
             parts.append(section(file))
@@ -205,8 +206,9 @@ def _proposals(file: Path) -> str:
 
 def _bench(file: Path) -> str:
     content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    where = "an accelerator" if file.stem == "bench-gpu" else "the processor"
-    lines = [f"\n## Speed on {where}\n\n`make bench` on {content['hardware']}, commit {content['commit']}.\n\n"]
+    where = "an accelerator" if file.stem.startswith("bench-gpu") else "the processor"
+    about = f"`{content['command']}` on {content['hardware']}, commit {content['commit']}"
+    lines = [f"\n## Speed on {where}\n\n{about}.\n\n"]
     lines += ["| what | value | unit |\n", "|---|---|---|\n"]
     lines += [f"| {row['what']} | {row['value']:g} | {row['unit']} |\n" for row in content["rows"]]
     return "".join(lines)

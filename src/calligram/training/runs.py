@@ -196,3 +196,8 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
     whole = optimizer.state_dict()
     whole["state"] = state
     optimizer.load_state_dict(whole)
+    # Files keep no order of axes in memory, and fused optimizers want that of the parameters.
+    for parameter, own in optimizer.state.items():
+        for name, value in own.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                own[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

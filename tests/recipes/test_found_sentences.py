@@ -1,0 +1,98 @@
+"""A run finds sentences of other text for images without captions, and the next one learns from them."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+import torch
+
+from calligram.errors import UserError
+from calligram.recipes.catalog import RECIPES
+from calligram.recipes.config import resolve
+from calligram.recipes.found_sentences import found_sentences, other_sentences
+from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.recipes.pseudo_pairs import PseudoSettings, pseudo_pairs
+from calligram.training.runs import Run
+
+SPARSE = ("sparse.images=0.5", "sparse.captions=1")
+SMALL = (
+    "image.features=colour", "batch=4", "dim=16", "average=0", "text.word_dim=8", "text.hidden=16", "text.dropout=0",
+    "text.blank=0", "text.min_count=1", "lr=0.01", "epochs=8", "a3vse.context=6", "a3vse.heads=2", "adversary.hidden=5",
+    "pseudo.source=finder", *SPARSE,
+)  # fmt: skip
+COLOURS = ("red", "green", "blue", "yellow", "white", "black")
+OTHERS = [f"here {colour} lies" for colour in COLOURS]
+
+
+def run(collection, out, *changes, resume=False):
+    settings = resolve(RECIPES["a3vse"].defaults, [*SMALL, *changes])
+    around = Surroundings(torch.device("cpu"))
+    return run_recipe(RECIPES["a3vse"], settings, collection, out, resume=resume, around=around)
+
+
+@pytest.fixture(scope="module")
+def first(spoken_tiny, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first") / "run"
+    run(spoken_tiny, folder)
+    return folder
+
+
+@pytest.fixture
+def corpus(spoken_tiny, tmp_path):
+    file = tmp_path / "other.txt.gz"
+    lines = [*OTHERS, OTHERS[0].upper() + "!", "", *spoken_tiny.sentences("train").texts.strings]
+    file.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return file
+
+
+def test_captions_of_the_collection_are_not_among_what_is_found(spoken_tiny, corpus):
+    lost = spoken_tiny.sparse(0.5, 1)
+    lines = gzip.decompress(corpus.read_bytes()).decode().splitlines()
+    assert other_sentences(lines, spoken_tiny) == OTHERS
+    assert len(lost.sentences("train").texts) < len(spoken_tiny.sentences("train").texts)
+
+
+def test_what_a_run_finds_stands_beside_what_is_said(spoken_tiny, first, corpus):
+    sparse = spoken_tiny.sparse(0.5, 1)
+    visuals = sparse.unannotated("train")
+    found = found_sentences(sparse, visuals, str(first), str(corpus), 2, Surroundings())
+    assert [len(own) for own in found] == [2] * len(visuals)
+    assert {sentence for own in found for sentence in own} <= set(OTHERS)
+    how = {"run": str(first), "corpus": str(corpus), "found": 2}
+    pairs = pseudo_pairs(sparse, PseudoSettings(source="finder", **how))
+    alone = pseudo_pairs(sparse, PseudoSettings(said=(), **how))
+    for place, expected in enumerate(found):
+        both, own = ({kind.texts.strings[text] for text in kind.matches.texts_of(place)} for kind in (pairs, alone))
+        assert own == set(expected)
+        assert own < both
+        assert len(both) == 3
+
+
+def test_a_second_run_learns_from_them_and_knows_their_words(spoken_tiny, first, corpus, tmp_path):
+    changes = (f"pseudo.run={first}", f"pseudo.corpus={corpus}", "epochs=1")
+    run(spoken_tiny, tmp_path / "again", *changes)
+    _, inputs = Run.open(tmp_path / "again").load()
+    assert {"here", "lies"} <= set(inputs.texts.words)
+    with pytest.raises(
+        UserError, match=r"pseudo\.run=.* was trained on .*, with \d+ captions of images that are removed"
+    ):
+        run(spoken_tiny, tmp_path / "fewer", *changes, "sparse.images=0.2")
+
+
+def test_what_does_not_go_together_is_refused(spoken_tiny, first, corpus, tmp_path):
+    with pytest.raises(UserError, match="run= and corpus= belong together"):
+        PseudoSettings(run=str(first))
+    with pytest.raises(UserError, match="or run= a run that finds sentences"):
+        PseudoSettings(said=())
+    sparse = spoken_tiny.sparse(0.5, 1)
+    visuals, around = sparse.unannotated("train"), Surroundings()
+    own = tmp_path / "own.txt"
+    own.write_text("\n".join(spoken_tiny.sentences("train").texts.strings))
+    with pytest.raises(UserError, match="has no sentence that is not a caption of"):
+        found_sentences(sparse, visuals, str(first), str(own), 1, around)
+    with pytest.raises(UserError, match="could not be read as text"):
+        found_sentences(sparse, visuals, str(first), str(tmp_path / "none.txt"), 1, around)
+    run(spoken_tiny, tmp_path / "scan", "matcher=scan", "adversary.weight=0", "epochs=1")
+    with pytest.raises(UserError, match="scores without vectors"):
+        found_sentences(sparse, visuals, str(tmp_path / "scan"), str(corpus), 1, around)
