@@ -68,7 +68,7 @@ class BestRecipe(FragmentModels, StagedSettings, PairedSettings):
         tuple[str, ...], "matchers trained side by side, whose mean score counts: mmca, vse, scan, bfan or a3vse"
     ] = ("mmca", "mmca")
     shared: Annotated[bool, "let members share one backbone and one text encoder, which costs less"] = False
-    epochs: Annotated[int, "passes over the training pairs", (1, 1000000)] = 12
+    epochs: Annotated[int, "passes over the training pairs", (1, 1000000)] = 9
     batch: BatchSize = 256
     texts: TextsPerImage = 2
     candidates: Annotated[

@@ -25,7 +25,7 @@ _NEAR = (*_SHORT, "candidates=16", "dev_depth=100")
 # Those of "MiniLM, larger, two captions at once" of the dual-path study, by which vectors alone reach 341.
 END_TO_END = (
     *_INPUTS, "image.train=true", "image.size=256", "image.flip=true", "image.crop=0.35", "image.jitter=0.3",
-    "text.train=true", "text.blank=0.2", "text.dropout=0", "texts=2", "epoch_of=pairs", "epochs=12", "batch=256",
+    "text.train=true", "text.blank=0.2", "text.dropout=0", "texts=2", "epoch_of=pairs", "epochs=9", "batch=256",
     "average=0.995", "lr=0.001", "optim.parts=image:0.3,text.encoder:0.1", "optim.warmup=0.05",
     "optim.weight_decay=0.05",
 )  # fmt: skip
