@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +20,17 @@ from calligram.training.weak_batches import WeakBatch
 
 HERE = Path(__file__)
 SMALL = ("batch=7", "dim=16", "image.features=colour", "text.word_dim=8", "text.min_count=1", "text.dropout=0")
+
+
+Step = tuple[str, ...]
+"""a recipe's name, and settings"""
+Saved = tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]
+"""of one process, and of each of two"""
+
+
+def take_steps(folder: Path, out: Path, steps: Sequence[Sequence[str]]) -> None:
+    for number, (name, *changes) in enumerate(steps):
+        one_step(folder, out.with_name(f"{out.name}-{number}"), name, *changes)
 
 
 def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
@@ -63,25 +76,29 @@ def leave_the_group() -> None:
     assert not [name for name in names if "gloo" in name], names
 
 
-def launch(folder: Path, out: Path, rank: int, count: int, port: int, *what: str) -> subprocess.Popen[bytes]:
+def launch(rank: int, port: int, *arguments: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    environment |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": "0"}
-    return subprocess.Popen([sys.executable, str(HERE), str(folder), str(out), *what], env=environment)
+    environment |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    return subprocess.Popen([sys.executable, str(HERE), *arguments], env=environment)
 
 
-def stepped(folder: Path, out: Path, *what: str) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]:
-    """What one process and what each of two saved."""
+def stepped(folder: Path, out: Path, *steps: Step) -> list[Saved]:
+    """What this process, alone, and what each of two others saved of each step."""
     port = 20000 + os.getpid() % 20000
-    started = [launch(folder, out / "one", 0, 1, port, *what)]
-    started += [launch(folder, out / f"two-{rank}", rank, 2, port, *what) for rank in (0, 1)]
-    assert [process.wait(120) for process in started] == [0, 0, 0]
-    one, two = load_file(out / "one"), [load_file(out / f"two-{rank}") for rank in (0, 1)]
-    assert torch.equal(torch.cat([two[0].pop("seen"), two[1].pop("seen")]), one.pop("seen"))
-    return one, two
+    asked = json.dumps(steps)
+    started = [launch(rank, port, str(folder), str(out / f"two-{rank}"), asked) for rank in (0, 1)]
+    take_steps(folder, out / "one", steps)
+    assert [process.wait(120) for process in started] == [0, 0]
+    found = []
+    for number in range(len(steps)):
+        one, *two = (load_file(out / f"{name}-{number}") for name in ("one", "two-0", "two-1"))
+        assert torch.equal(torch.cat([two[0].pop("seen"), two[1].pop("seen")]), one.pop("seen"))
+        found.append((one, two))
+    return found
 
 
 def test_two_processes_give_the_loss_and_gradients_of_one_with_the_joined_batch(stored_tiny, tmp_path):
-    one, two = stepped(stored_tiny.folder, tmp_path, "vse", "instance=0.5", "classifier.chunk=2")
+    ((one, two),) = stepped(stored_tiny.folder, tmp_path, ("vse", "instance=0.5", "classifier.chunk=2"))
     assert "objective.parts.1.classes" in one
     for name, value in one.items():
         for part in two:
@@ -89,12 +106,12 @@ def test_two_processes_give_the_loss_and_gradients_of_one_with_the_joined_batch(
 
 
 def test_so_they_do_with_parts_and_with_captions_that_each_writes_its_share_of(stored_tiny, tmp_path):
-    for changes in (
+    cases = (
         ("matcher=bfan", "text.blank=0"),
         ("matcher=mmca", "mmca.heads=4", "mmca.filters=8", "candidates=2", "text.blank=0"),
         ("matcher=vsrn", "vsrn.layers=0", "vsrn.norm=features", "vsrn.captions=0.5", "text.blank=0"),
-    ):
-        one, two = stepped(stored_tiny.folder, tmp_path, "fragments", "text.hidden=16", *changes)
+    )
+    for one, two in stepped(stored_tiny.folder, tmp_path, *(("fragments", "text.hidden=16", *case) for case in cases)):
         loss = one.pop("loss")
         torch.testing.assert_close((two[0].pop("loss") + two[1].pop("loss")) / 2, loss, rtol=1e-5, atol=1e-6)
         for name, value in one.items():
@@ -104,7 +121,7 @@ def test_so_they_do_with_parts_and_with_captions_that_each_writes_its_share_of(s
 
 def test_so_they_do_with_pseudo_pairs_and_adversaries(spoken_tiny, tmp_path):
     changes = ("pseudo.source=finder", "sparse.images=0.5", "text.hidden=16", "text.blank=0", "a3vse.context=8")
-    one, two = stepped(spoken_tiny.folder, tmp_path, "a3vse", *changes)
+    ((one, two),) = stepped(spoken_tiny.folder, tmp_path, ("a3vse", *changes))
     assert "objective.adversary.discriminators.image-pseudo_text.0.weight" in one
     for name, value in one.items():
         for part in two:
@@ -112,9 +129,9 @@ def test_so_they_do_with_pseudo_pairs_and_adversaries(spoken_tiny, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="names of native threads are read from /proc")
-def test_no_thread_of_the_group_goes_on_when_a_process_has_left_it(tmp_path):
+def test_no_thread_of_the_group_goes_on_when_a_process_has_left_it():
     port = 20000 + os.getpid() % 20000
-    started = [launch(tmp_path, tmp_path, rank, 2, port, "leave") for rank in (0, 1)]
+    started = [launch(rank, port, "leave") for rank in (0, 1)]
     assert [process.wait(120) for process in started] == [0, 0]
 
 
@@ -127,18 +144,19 @@ def test_torchrun_trains_to_the_weights_of_a_single_process(stored_tiny, tmp_pat
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     for count in (1, 2):
         out = tmp_path / f"run-{count}"
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"] if count > 1 else []
         arguments = ["train", "vse", str(stored_tiny.folder), "--out", str(out), "--device", "cpu", *flags]
         done = subprocess.run(
-            [*launcher, str(script), *arguments], env=environment, timeout=180, capture_output=True, text=True
-        )
+            [sys.executable, *torchrun, str(script), *arguments],
+            env=environment, timeout=180, capture_output=True, text=True,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
     one, two = (load_file(tmp_path / f"run-{count}" / "best.safetensors") for count in (1, 2))
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-5)
 
 
-if __name__ == "__main__" and sys.argv[3] == "leave":
+if __name__ == "__main__" and sys.argv[1] == "leave":
     leave_the_group()
 elif __name__ == "__main__":
-    one_step(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
+    take_steps(Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3]))
