@@ -10,35 +10,8 @@ from calligram.errors import UserError
 from calligram.features.text_encoder import TextEncoder
 from calligram.models import catalog
 from calligram.models.matcher import stack
-from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.ngram_text import NgramText
 from calligram.models.transformer_unit import TransformerUnit
-
-SIDES = {"vocabulary": 0, "dim": 12, "feature_dim": 5, "text": "states", "state_dim": 7, "heads": 3, "filters": 4}
-
-
-def matcher(**changes):
-    torch.manual_seed(0)
-    found = MMCA(MMCASettings(**{**SIDES, "alpha": 0.7, **changes})).eval()
-    for name, weights in found.named_parameters():  # biases and norms that would hide a mistake as they start
-        if weights.ndim == 1:
-            torch.nn.init.normal_(weights, 1.0 if "norm.weight" in name else 0.0, 0.5)
-    return found
-
-
-def given(images=3, texts=4, regions=4, words=6, seed=1):
-    """Features with regions that fill up, states with masks; a text of one word among them."""
-    torch.manual_seed(seed)
-    features, states = torch.randn(images, regions, 5), torch.randn(texts, words, 7)
-    features[0, -1] = 0
-    lengths = torch.randint(2, words + 1, (texts,))
-    lengths[0], lengths[-1] = words, 1
-    mask = torch.arange(words) < lengths[:, None]
-    return features, states, mask
-
-
-def encoded(found, features, states, mask):
-    return found.encode_images(features), found.encode_texts(states, mask)
 
 
 def literal_unit(unit, parts):
@@ -105,7 +78,7 @@ def gradients(scores, found, inputs):
     return torch.autograd.grad((scores * weights).sum(), [*found.parameters(), *inputs], retain_graph=True)
 
 
-def test_scores_and_gradients_are_those_of_mmca_eqs_1_to_14_in_literal_loops():
+def test_scores_and_gradients_are_those_of_mmca_eqs_1_to_14_in_literal_loops(matcher, given, encoded):
     found, (features, states, mask) = matcher(), given()
     features.requires_grad_()
     states.requires_grad_()
@@ -155,7 +128,7 @@ def test_own_parts_weigh_what_one_softmax_over_all_would_give_them(large):
     torch.testing.assert_close(unit.finished(torch.cat([one, two], 1), unit.together(*projected)), together)
 
 
-def test_neither_padding_nor_the_order_of_regions_counts():
+def test_neither_padding_nor_the_order_of_regions_counts(matcher, given, encoded):
     found, (features, states, mask) = matcher(), given()
     images, texts = encoded(found, features, states, mask)
     plain = found.score(images, texts)
@@ -168,7 +141,7 @@ def test_neither_padding_nor_the_order_of_regions_counts():
     torch.testing.assert_close(found.score_pairs(images.rows(slice(1)), alone), plain[:1, 3])
 
 
-def test_an_item_without_a_part_is_scored_and_learnt_from():
+def test_an_item_without_a_part_is_scored_and_learnt_from(matcher, encoded):
     found = matcher()
     images, texts = encoded(found, torch.zeros(1, 2, 5), torch.randn(2, 3, 7), torch.zeros(2, 3, dtype=torch.bool))
     scores = found.score(images, texts)
@@ -177,7 +150,7 @@ def test_an_item_without_a_part_is_scored_and_learnt_from():
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in found.parameters())
 
 
-def test_vectors_are_i0_and_c0_and_alpha_0_leaves_the_pair_module_out(monkeypatch):
+def test_vectors_are_i0_and_c0_and_alpha_0_leaves_the_pair_module_out(monkeypatch, matcher, given, encoded):
     found, (features, states, mask) = matcher(alpha=0.0), given()
     assert matcher().reranks
     assert not found.reranks
@@ -189,7 +162,7 @@ def test_vectors_are_i0_and_c0_and_alpha_0_leaves_the_pair_module_out(monkeypatc
     torch.testing.assert_close(found.score(images, texts), literal_scores(found, features, states, mask))
 
 
-def test_a_trained_encoder_gives_the_states_and_learns(tiny_bert, tmp_path):
+def test_a_trained_encoder_gives_the_states_and_learns(tiny_bert, tmp_path, matcher):
     encoder = TextEncoder.load(str(tiny_bert)).eval()
     found = matcher(text="bert", encoder=encoder.description)
     found.text.encoder.load_state_dict(encoder.state_dict())
@@ -222,7 +195,7 @@ def literal_shares(unit, parts):
 
 
 @torch.no_grad()
-def test_where_words_and_regions_look_is_mmca_eq_11_for_the_other_side_made_to_sum_to_one():
+def test_where_words_and_regions_look_is_mmca_eq_11_for_the_other_side_made_to_sum_to_one(matcher, given, encoded):
     found, (features, states, mask) = matcher(), given(4, 4)
     images, texts = encoded(found, features, states, mask)
     assert found.attends == {"words", "regions"}
@@ -242,6 +215,6 @@ def test_where_words_and_regions_look_is_mmca_eq_11_for_the_other_side_made_to_s
     assert matcher(alpha=0.0).attends == frozenset()
 
 
-def test_heads_that_do_not_divide_the_size_are_refused():
+def test_heads_that_do_not_divide_the_size_are_refused(matcher):
     with pytest.raises(UserError, match=r"dim=12 cannot be cut into mmca\.heads=5 equal heads"):
-        MMCA(MMCASettings(**{**SIDES, "heads": 5}))
+        matcher(heads=5)

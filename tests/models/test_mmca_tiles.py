@@ -9,33 +9,6 @@ import torch
 
 from calligram.models import fragment_tiles, mmca
 from calligram.models.matcher import Encoded
-from calligram.models.mmca import MMCA, MMCASettings
-
-SIDES = {"vocabulary": 0, "dim": 12, "feature_dim": 5, "text": "states", "state_dim": 7, "heads": 3, "filters": 4}
-
-
-def matcher(**changes):
-    torch.manual_seed(0)
-    found = MMCA(MMCASettings(**{**SIDES, "alpha": 0.7, **changes})).eval()
-    for name, weights in found.named_parameters():  # biases and norms that would hide a mistake as they start
-        if weights.ndim == 1:
-            torch.nn.init.normal_(weights, 1.0 if "norm.weight" in name else 0.0, 0.5)
-    return found
-
-
-def given(images=3, texts=4, regions=4, words=6, seed=1):
-    """Features with regions that fill up, states with masks; a text of one word among them."""
-    torch.manual_seed(seed)
-    features, states = torch.randn(images, regions, 5), torch.randn(texts, words, 7)
-    features[0, -1] = 0
-    lengths = torch.randint(2, words + 1, (texts,))
-    lengths[0], lengths[-1] = words, 1
-    mask = torch.arange(words) < lengths[:, None]
-    return features, states, mask
-
-
-def encoded(found, features, states, mask):
-    return found.encode_images(features), found.encode_texts(states, mask)
 
 
 def gradients(scores, found, inputs):
@@ -43,7 +16,7 @@ def gradients(scores, found, inputs):
     return torch.autograd.grad((scores * weights).sum(), [*found.parameters(), *inputs], retain_graph=True)
 
 
-def test_aligned_pairs_are_entries_of_all_pairs_with_the_same_gradients():
+def test_aligned_pairs_are_entries_of_all_pairs_with_the_same_gradients(matcher, given, encoded):
     found, (features, states, mask) = matcher(), given()
     images, texts = encoded(found, features, states, mask)
     rows, columns = torch.tensor([0, 2, 2, 1, 0]), torch.tensor([3, 0, 1, 1, 3])
@@ -56,7 +29,9 @@ def test_aligned_pairs_are_entries_of_all_pairs_with_the_same_gradients():
 
 
 @pytest.mark.parametrize(("tile", "kept"), [(1, 1 << 31), (1, 0), (1 << 20, 0), (3000, 1 << 31)])
-def test_neither_tiles_nor_their_order_nor_recomputation_change_anything(monkeypatch, tile, kept):
+def test_neither_tiles_nor_their_order_nor_recomputation_change_anything(
+    monkeypatch, tile, kept, matcher, given, encoded
+):
     found, (features, states, mask) = matcher(), given(5, 70)
     whole = found.score(*encoded(found, features, states, mask))
     expected = gradients(whole, found, ())
@@ -73,7 +48,7 @@ def test_neither_tiles_nor_their_order_nor_recomputation_change_anything(monkeyp
 
 
 @pytest.mark.parametrize(("tile", "kept"), [(1, 1 << 31), (1, 0), (1 << 20, 0), (3000, 1 << 31)])
-def test_some_pairs_are_entries_of_all_whatever_their_tiles(monkeypatch, tile, kept):
+def test_some_pairs_are_entries_of_all_whatever_their_tiles(monkeypatch, tile, kept, matcher, given, encoded):
     found, (features, states, mask) = matcher(), given(5, 70)
     rows, columns = torch.randint(5, (60,)), torch.randint(70, (60,))
     expected = found.score(*encoded(found, features, states, mask))[rows, columns]
@@ -91,7 +66,7 @@ def test_some_pairs_are_entries_of_all_whatever_their_tiles(monkeypatch, tile, k
 
 
 @torch.no_grad()
-def test_tiles_that_are_computed_at_the_same_time_give_the_same(monkeypatch):
+def test_tiles_that_are_computed_at_the_same_time_give_the_same(monkeypatch, matcher, given, encoded):
     found, (features, states, mask) = matcher(), given(5, 70)
     images, texts = encoded(found, features, states, mask)
     rows, columns = torch.randint(5, (60,)), torch.randint(70, (60,))
@@ -111,7 +86,7 @@ def test_tiles_that_are_computed_at_the_same_time_give_the_same(monkeypatch):
         torch.set_num_threads(before)
 
 
-def test_what_belongs_to_an_item_is_computed_once_for_all_of_its_pairs(monkeypatch):
+def test_what_belongs_to_an_item_is_computed_once_for_all_of_its_pairs(monkeypatch, matcher, given, encoded):
     found, (features, states, mask) = matcher(), given(5, 70)
     images, texts = encoded(found, features, states, mask)
     prepared, real = [], found.pairs.projected
@@ -122,7 +97,7 @@ def test_what_belongs_to_an_item_is_computed_once_for_all_of_its_pairs(monkeypat
 
 
 @pytest.mark.parametrize(("images", "texts"), [(1, 70), (2, 70), (5, 1), (5, 2), (1, 1)])
-def test_few_items_are_stacked_pair_by_pair_with_the_same_scores(monkeypatch, images, texts):
+def test_few_items_are_stacked_pair_by_pair_with_the_same_scores(monkeypatch, images, texts, matcher, given, encoded):
     found, given_items = matcher(), given(images, texts)
     pair = encoded(found, *given_items)
     few = found.score(*pair)
@@ -132,7 +107,7 @@ def test_few_items_are_stacked_pair_by_pair_with_the_same_scores(monkeypatch, im
 
 
 @pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16])
-def test_lower_precision_stays_close(lower):
+def test_lower_precision_stays_close(lower, matcher, given, encoded):
     found, (features, states, mask) = matcher(dim=48, filters=16), given()
     exact = found.score(*encoded(found, features, states, mask))
     with torch.autocast("cpu", lower):
@@ -142,7 +117,7 @@ def test_lower_precision_stays_close(lower):
     torch.testing.assert_close(pairs.float(), exact.diagonal(), atol=0.04, rtol=0)
 
 
-def test_nothing_is_scored_with_nothing():
+def test_nothing_is_scored_with_nothing(matcher):
     found = matcher()
     none = Encoded(torch.zeros(0, 12), torch.zeros(0, 3, 12), torch.ones(0, 3, dtype=torch.bool))
     some = found.encode_images(torch.randn(2, 3, 5))
@@ -150,7 +125,7 @@ def test_nothing_is_scored_with_nothing():
     assert found.score(none, some).shape == (0, 2)
 
 
-def test_cosines_of_vectors_are_not_rounded_in_half_precision():
+def test_cosines_of_vectors_are_not_rounded_in_half_precision(matcher, given, encoded):
     found = matcher(alpha=0.0)
     with torch.no_grad():
         images, texts = encoded(found, *given())

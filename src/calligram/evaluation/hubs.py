@@ -21,7 +21,7 @@ def nearest_texts(images: Tensor, texts: Tensor, count: int, *, near: int = NEAR
     parallel data", 2018). That of the image is the same for all its texts, and left out. Without that of the text a few
     texts would be found for most images.
     """
-    images, texts = unit(images.float()), unit(texts.float())
+    images, texts = unit(images), unit(texts)
     near, count = min(near, len(images)), min(count, len(texts))
     best = images.new_full((len(images), count), -torch.inf)
     found = torch.zeros_like(best, dtype=torch.int64)
@@ -29,7 +29,6 @@ def nearest_texts(images: Tensor, texts: Tensor, count: int, *, near: int = NEAR
         cosines = images @ texts[start : start + tile].T
         scores = 2 * cosines - cosines.topk(near, dim=0).values.mean(0)
         numbers = torch.arange(start, start + scores.shape[1], device=scores.device).expand_as(scores)
-        # What came before stands first, so that of equal scores the first text stays.
         best, places = torch.cat([best, scores], 1).topk(count, dim=1)
         found = torch.cat([found, numbers], 1).gather(1, places)
     return found

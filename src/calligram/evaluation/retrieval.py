@@ -192,10 +192,7 @@ def evaluate_retrieval(
         scores = score_matrix(matcher, encoded, precision=precision, track=track)
         found = in_folds(scores, pairing, folds)
         if alone and isinstance(matcher, Ensemble):
-            members = tuple(
-                in_folds(score_matrix(member, EncodedPairing(*own), precision=precision, track=track), pairing, folds)
-                for member, *own in matcher.each(encoded.images, encoded.texts)
-            )
+            members = each_alone(matcher, encoded, pairing, folds, precision, track)
         true = retrieval(scores, known) if known is not None else None
         shared = overlap_of(matcher, scores, pairing)
         if look is not None:
@@ -215,6 +212,21 @@ def evaluate_retrieval(
         precision,
         stages,
         members,
+    )
+
+
+def each_alone(
+    ensemble: Ensemble,
+    encoded: EncodedPairing,
+    pairing: Pairing,
+    folds: int = 1,
+    precision: Precision = "fp32",
+    track: Track = silent,
+) -> tuple[Retrieval, ...]:
+    """What each member finds by itself, from what the ensemble encoded."""
+    return tuple(
+        in_folds(score_matrix(member, EncodedPairing(*own), precision=precision, track=track), pairing, folds)
+        for member, *own in ensemble.each(encoded.images, encoded.texts)
     )
 
 
