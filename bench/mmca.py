@@ -32,10 +32,10 @@ from calligram.models import fragment_tiles
 from calligram.models.fusing import fusing
 from calligram.models.matcher import Encoded, unit
 from calligram.models.mmca import MMCA, MMCASettings
-from calligram.models.replaying import replaying
 from calligram.training.batch import Batch
 from calligram.training.candidates import StagedObjective
 from calligram.training.objectives import RankingObjective
+from calligram.training.replaying import replaying
 
 Row = dict[str, object]
 Rows = Callable[[str, float, str], Row]
@@ -244,19 +244,14 @@ def stepper(
     batch = Batch(features, states, mask, target, target, groups, groups)
     objective = StagedObjective(RankingObjective(0.2, 1), candidates)
 
-    def ranked(scores: Tensor) -> Tensor:
-        return bidirectional(scores, target, margin=0.2, top_k=1) / count
-
     def step() -> float:
         with lowered(device, precision):
-            images, texts = matcher.encode_images(features), matcher.encode_texts(states, mask)
-            if candidates:
-                terms = objective.terms(matcher, batch, images, texts)
-            elif layer is None:
-                terms = {"ranking": ranked(matcher.score(images, texts))}
+            if layer is None:
+                terms = objective(matcher, batch)
             else:
-                cosines = unit(images.vectors) @ unit(texts.vectors).T
-                terms = {"ranking": ranked(cosines + 0.2 * layer.grid(images, texts, count**2))}
+                images, texts = matcher.encode_images(features), matcher.encode_texts(states, mask)
+                scores = unit(images.vectors) @ unit(texts.vectors).T + 0.2 * layer.grid(images, texts, count**2)
+                terms = {"ranking": bidirectional(scores, target, margin=0.2, top_k=1) / count}
         loss = torch.stack(list(terms.values())).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -20,14 +20,12 @@ def info_nce(scores: Tensor, target: Tensor, temperature: Tensor | float) -> Ten
     See also: ``symmetric_info_nce``; ``ranking.ranking`` for a hinge.
     """
     positive = target > 0
-    logits = (scores / temperature).masked_fill(target == 0, -torch.inf)
-    # Rows that are ignored throughout would give NaN; they carry no positive and are dropped.
-    anchors = positive.any(1)
-    if not anchors.any():
-        return scores.sum() * 0
-    logits, positive = logits[anchors], positive[anchors]
+    anchors = positive.any(1, keepdim=True)
+    # Rows without a positive count for nothing, and keep what is ignored: of nothing at all, a softmax would be NaN.
+    # They are not taken out, since an accelerator would be waited for to count them.
+    logits = (scores / temperature).masked_fill((target == 0) & anchors, -torch.inf)
     log_share = (logits - logits.logsumexp(1, keepdim=True)).masked_fill(~positive, 0.0)
-    return -(log_share.sum(1) / positive.sum(1)).mean()
+    return -(log_share.sum(1) / positive.sum(1).clamp(min=1)).sum() / anchors.sum().clamp(min=1)
 
 
 def symmetric_info_nce(

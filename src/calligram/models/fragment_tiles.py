@@ -80,15 +80,6 @@ def score_in_tiles(
     return torch.cat(found, dim=1)[:, torch.argsort(order)]
 
 
-def in_one_tile(images: Encoded, texts: Encoded, numbers: Callable[[int, int], int]) -> bool:
-    """Whether ``score_in_tiles`` would compute all pairs at once, and hold what a backward pass needs."""
-    device, (rows, places), (columns, longest) = images.vectors.device.type, _mask(images).shape, _mask(texts).shape
-    products = rows * columns * numbers(places, longest)
-    few = len(_buckets(columns, *TEXTS.get(device, TEXTS["cpu"]))) == 1
-    room = min(TILE.get(device, TILE["cpu"]), KEPT.get(device, KEPT["cpu"]) // SAVED)
-    return few and 0 < products <= room
-
-
 def some_in_tiles(
     images: Encoded,
     texts: Encoded,

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 from calligram.errors import UserError
 from calligram.models.a3vse import mean_of_parts
-from calligram.models.fragment_tiles import in_one_tile, score_in_tiles, some_in_tiles
+from calligram.models.fragment_tiles import score_in_tiles, some_in_tiles
 from calligram.models.fusing import fused
 from calligram.models.layers import RecurrentText
 from calligram.models.matcher import Encoded, Matcher, Side, cosines, unit
 from calligram.models.ngram_text import NgramText
 from calligram.models.part_sides import PartSettings, image_branch, image_parts, text_branch
-from calligram.models.replaying import replayed, replays
 from calligram.models.text_encoders import BertText, PooledText
 from calligram.models.transformer_unit import Looking, Projected, TransformerUnit
 
@@ -65,15 +64,6 @@ class PairModule(nn.Module):
         text = _text(self, self.unit.found(texts, images), texts.attended, texts.parts, texts.mask)
         return _cosines(image.transpose(0, 1), text)
 
-    def at_once(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Cosines of all pairs (I, T), by steps that an accelerator may have recorded."""
-        given = *_masked(images), *_masked(texts)
-        return replayed(self, self._grid, given, (False, False, True, True))
-
-    def _grid(self, regions: Tensor, real: Tensor, words: Tensor, spoken: Tensor) -> Tensor:
-        images, texts = Encoded(regions, regions, real), Encoded(words, words, spoken)
-        return self(self.looking(images), self.looking(texts))  # type: ignore[no-any-return]
-
     def aligned(self, images: Projected, texts: Projected) -> Tensor:
         """Those of aligned pairs, (N,)."""
         attended = self.unit.together(images, texts)
@@ -113,15 +103,9 @@ def _cosines(one: Tensor, two: Tensor) -> Tensor:
 
 def _real(items: Encoded) -> tuple[Tensor, Tensor]:
     """Parts, zero where they only fill up, and which do not."""
-    parts, mask = _masked(items)
-    return parts.masked_fill(~mask.unsqueeze(-1), 0.0), mask
-
-
-def _masked(items: Encoded) -> tuple[Tensor, Tensor]:
-    """Parts, and which are real."""
     assert items.parts is not None
     mask = items.parts.new_ones(items.parts.shape[:2], dtype=torch.bool) if items.mask is None else items.mask
-    return items.parts, mask
+    return items.parts.masked_fill(~mask.unsqueeze(-1), 0.0), mask
 
 
 def _whole(shares: Tensor, axis: int) -> Tensor:
@@ -173,21 +157,13 @@ class MMCA(Matcher):
         """Features (N, R, D) of regions or cells, or pixels (N, 3, H, W) for a backbone -> i_0 (mmca, Eq. 5) and R."""
         features, real = image_parts(self.image, images, mask)
         parts = self.project(features)
-        if replays(parts):
-            return Encoded(replayed(self.regions, self._mean_region, (parts, real), (False, False)), parts, real)
-        return Encoded(self._mean_region(parts, real), parts, real)
+        return Encoded(mean_of_parts(self.regions(parts, real), real), parts, real)
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Word numbers (N, W), or states (N, W, D) -> c_0 and E."""
         mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
         states, parts = self._states(texts, mask)
-        if replays(parts):
-            return Encoded(replayed(self.ngrams, self.ngrams, (states, mask), (True, True)), parts, mask)
         return Encoded(self.ngrams(states, mask), parts, mask)
-
-    def _mean_region(self, parts: Tensor, real: Tensor) -> Tensor:
-        """i_0."""
-        return mean_of_parts(self.regions(parts, real), real)
 
     def _states(self, texts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The encoder's states, and the same in the space of regions."""
@@ -208,8 +184,6 @@ class MMCA(Matcher):
         if scores.device.type == "cpu" and min(sizes) <= FEW:
             rows, columns = (each.flatten() for each in torch.meshgrid(*map(torch.arange, sizes), indexing="ij"))
             return scores + self.settings.alpha * self._crossed(images, texts, rows, columns).view(sizes)
-        if replays(scores) and in_one_tile(images, texts, self._numbers):
-            return scores + self.settings.alpha * self.pairs.at_once(images, texts)
         return scores + self.settings.alpha * score_in_tiles(
             images, texts, self.pairs, prepare=self.pairs.looking, numbers=self._numbers
         )

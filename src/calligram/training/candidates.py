@@ -6,11 +6,16 @@ from copy import deepcopy
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, cosines
 from calligram.training.batch import Batch
 from calligram.training.objectives import Objective
+
+MULTIPLE = {"cpu": 1, "cuda": 256}
+"""what the number of a batch's candidates is filled up to, with the first pair again: an accelerator's libraries plan
+for every number anew, and longer than they compute"""
 
 
 class StagedObjective(Objective):
@@ -36,6 +41,11 @@ class StagedObjective(Objective):
         self.weight = float(candidates > 0) if first_stage is None else first_stage
         self.second = objective
         self.first = deepcopy(objective) if self.weight else None
+
+    @property
+    def recordable(self) -> bool:
+        """Without candidates: their number differs from batch to batch."""
+        return not self.candidates and self.second.recordable
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """The objective's terms, and those of the vectors by ``first_``."""
@@ -83,8 +93,9 @@ class _Candidates(Matcher):
         """The grid of the first items of the batch, or of all."""
         near = self.near[: len(images.vectors), : len(texts.vectors)]
         rows, columns = near.nonzero(as_tuple=True)
-        found = self.matcher.score_some(images, texts, rows, columns)
-        return found.new_zeros(near.shape).index_put((rows, columns), found)
+        more = -len(rows) % MULTIPLE.get(near.device.type, 1)
+        found = self.matcher.score_some(images, texts, F.pad(rows, (0, more)), F.pad(columns, (0, more)))
+        return found.new_zeros(near.shape).index_put((rows, columns), found[: len(rows)])
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """Whatever pairs are asked for."""

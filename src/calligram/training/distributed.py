@@ -103,9 +103,14 @@ class _Gather(torch.autograd.Function):
         return total[dist.get_rank()]
 
 
+def alone() -> bool:
+    """Whether this is the only process."""
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+
+
 def gather(encoded: Encoded) -> Encoded:
     """The encodings of all processes, in order, with gradients back to each; unchanged in a single process."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if alone():
         return encoded
     return Encoded(*(None if t is None else _gather_rows(t) for t in encoded))  # type: ignore[arg-type]
 
@@ -114,7 +119,7 @@ def own_rows(count: int) -> tuple[slice, int]:
     """Which rows of a whole batch this process encoded, as ``Processes.share`` cut them, and how many processes there
     are.
     """
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+    if alone():
         return slice(0, count), 1
     rows = Processes(dist.get_rank(), dist.get_world_size()).share(np.arange(count))
     first = int(rows[0]) if len(rows) else count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,8 @@ from calligram.losses.contrastive import symmetric_info_nce
 from calligram.losses.ranking import bidirectional
 from calligram.models.matcher import Encoded, Matcher, unit
 from calligram.training.batch import Batch
-from calligram.training.distributed import gather
+from calligram.training.distributed import alone, gather
+from calligram.training.replaying import replayed, replays
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Objective(nn.Module):
         super().__init__()
         self.measures: dict[str, Tensor] = {}
         """of the last batch, logged beside the terms and not minimised; names of errors end in ``_error``"""
+        self._names: list[str] = []
 
     def at(self, progress: float) -> None:
         """Say how much of the stage is done, to this objective and to those it is made of.
@@ -51,9 +53,36 @@ class Objective(nn.Module):
             if isinstance(module, Objective):
                 module.progress = progress
 
+    @property
+    def recordable(self) -> bool:
+        """Whether terms never wait for the device, look at nothing of a batch but items and targets, and have no
+        measures: then an accelerator may record them.
+        """
+        return False
+
     def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
         """Terms of one batch."""
+        if self.recordable and alone() and replays(batch.images):
+            return self._replayed(matcher, batch)
         return self.terms(matcher, batch, *self.encode(matcher, batch))
+
+    def _replayed(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
+        """The same, from encoders to terms by steps that are recorded when a shape comes again."""
+
+        def work(images: Tensor, texts: Tensor, mask: Tensor, of_images: Tensor, of_texts: Tensor) -> Tensor:
+            own = replace(
+                batch, images=images, texts=texts, text_mask=mask, image_target=of_images, text_target=of_texts
+            )
+            terms = self.terms(matcher, own, *self.encode(matcher, own))
+            assert self.spread is not None
+            self._names = list(terms)
+            return torch.stack([t.float() for t in (*terms.values(), self.spread.images, self.spread.texts)])
+
+        given = batch.images, batch.texts, batch.text_mask, batch.image_target, batch.text_target
+        found = replayed(self, [matcher], work, given, (False, True, True, False, False))
+        *terms, images, texts = found.unbind()
+        self.spread = Spread(images.detach(), texts.detach())
+        return dict(zip(self._names, terms, strict=True))
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """Terms of a batch that has been encoded, by this or by another objective."""
@@ -84,6 +113,11 @@ class RankingObjective(Objective):
         super().__init__()
         self.margin, self.top_k, self.draw = margin, top_k, draw
 
+    @property
+    def recordable(self) -> bool:
+        """With the hardest negatives, of which there are as many in every batch."""
+        return self.top_k == 1 and not self.draw
+
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """One term."""
         scores = matcher.score(images, texts)
@@ -100,6 +134,11 @@ class InfoNCEObjective(Objective):
     def __init__(self, temperature: float = 0.07, learn: bool = True) -> None:
         super().__init__()
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learn)
+
+    @property
+    def recordable(self) -> bool:
+        """Here, if not in what is derived from it."""
+        return type(self) is InfoNCEObjective
 
     @property
     def temperature(self) -> Tensor:
@@ -125,6 +164,11 @@ class JointObjective(Objective):
         self.parts = nn.ModuleList(objective for weight, objective in parts if weight)
         if not self.weights:
             raise ValueError("all weights are zero; there is nothing to minimise")
+
+    @property
+    def recordable(self) -> bool:
+        """As far as all parts are."""
+        return all(isinstance(part, Objective) and part.recordable for part in self.parts)
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """The terms of all parts."""

@@ -1,4 +1,4 @@
-"""Work on tensors of fixed shapes, recorded once on an accelerator and replayed, forward and back, where asked for.
+"""A loss of batches of one shape, recorded once on an accelerator and replayed, forward and back, where asked for.
 
 A step of many small kernels takes as long as it takes to start them one by one; replayed, they are started together.
 What is recorded keeps its memory, and each new shape takes a second to record, so it is not the default:
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -31,7 +32,7 @@ DEVICE = "cuda"
 MULTIPLE = 4
 """of places that a growing axis is filled up to, so that few shapes are recorded"""
 MOST = 32
-"""shapes that are recorded for one module"""
+"""shapes that are recorded for one objective"""
 OFTEN = 2
 """a shape is recorded when it comes for this time: the last batch of an epoch may come but once"""
 WARM = 3
@@ -58,33 +59,37 @@ def replaying(on: bool = True) -> Iterator[None]:
 
 def replays(tensor: Tensor) -> bool:
     """Whether work on this tensor may be replayed: if asked for, where it can be recorded, for a gradient."""
-    if not _Choice.on or tensor.device.type != DEVICE or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    return _Choice.on and tensor.device.type == DEVICE and torch.is_grad_enabled()
 
 
-def replayed(module: nn.Module, work: Work, given: Sequence[Tensor], growing: Sequence[bool]) -> Tensor:
+def replayed(
+    owner: nn.Module, others: Sequence[nn.Module], work: Work, given: Sequence[Tensor], growing: Sequence[bool]
+) -> Tensor:
     """``work(*given)``, from a recording where there is one for such shapes; as it is, where there cannot be.
 
-    One call at a time: between a replay and its backward pass, other calls for the module run as they are, since they
+    One call at a time: between a replay and its backward pass, other calls for the owner run as they are, since they
     would write over what the backward pass needs.
 
     Args:
-        module: whose parameters the work uses; it uses no others, and gives one tensor that depends on them.
-        work: without randomness, and without waiting for the device; tensors of zeros, or False, that fill up the
-            second axis of those that grow do not change what it gives.
+        owner: who keeps the recordings as long as it lives, and whose parameters the work uses.
+        others: whose parameters it uses too; it uses no others, and gives one tensor that depends on them.
+        work: without waiting for the device; tensors of zeros, or False, that fill up the second axis of those that
+            grow do not change what it gives.
         growing: of each tensor, whether its second axis differs from call to call.
     """
-    graphs = _GRAPHS.setdefault(module, Graphs())
-    parameters = list(module.parameters())
+    graphs = _GRAPHS.setdefault(owner, Graphs())
+    used = nn.ModuleList([owner, *others])
+    parameters = list(used.parameters())
+    # Where nothing is recorded yet too: what is filled up draws random numbers as well.
+    given = [filled(t) if grows else t for t, grows in zip(given, growing, strict=True)]
     try:
-        recording = graphs.recording(work, given, growing, parameters)
+        recording = graphs.recording(work, given, parameters, list(used.buffers()))
         if recording is not None:
             found: Tensor = _Replayed.apply(graphs, recording, len(given), *given, *parameters)  # type: ignore[no-untyped-call]
             return found
     except Exception as error:  # whatever drivers raise, memory that does not suffice among it
         graphs.give_up()
-        log.warning("%s cannot be replayed and runs step by step: %s", type(module).__name__, error)
+        log.warning("%s cannot be replayed and runs step by step: %s", type(owner).__name__, error)
     return work(*given)
 
 
@@ -97,12 +102,12 @@ class Recording(Protocol):
     def forward(self) -> Tensor:
         """The result, valid until the next turn."""
 
-    def backward(self, gradient: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """Gradients of inputs, valid until the next turn, and of parameters, to keep."""
+    def backward(self, gradient: Tensor) -> list[Tensor | None]:
+        """Gradients of parameters, to keep; None for those that the work does not use."""
 
 
 class CudaRecording:
-    """A CUDA graph of the forward and one of the backward pass, with one memory for all recordings of a module."""
+    """A CUDA graph of the forward and one of the backward pass, with one memory for all recordings of an owner."""
 
     def __init__(self, work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor], graphs: Graphs) -> None:
         self.inputs = inputs
@@ -114,31 +119,28 @@ class CudaRecording:
             "capture_error_mode": "thread_local",
         }  # batches are pinned
         self._ahead, self._back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        self._learnt = [p.requires_grad for p in parameters]
         learning = [p for p in parameters if p.requires_grad]
-        asked = [t for t in inputs if t.requires_grad]
         torch.cuda.synchronize()
         # What autocast keeps of a weight keeps its gradient's place too, on a stream that is not the recording's.
         torch.clear_autocast_cache()
         with torch.cuda.stream(graphs.stream), uncached(), torch.enable_grad():
             for _ in range(WARM):
                 found = work(*inputs)
-                torch.autograd.grad(found, [*asked, *learning], torch.zeros_like(found))
+                torch.autograd.grad(found, learning, torch.zeros_like(found), allow_unused=True)
             torch.cuda.synchronize()
             with torch.cuda.graph(self._ahead, **how):
                 found = work(*inputs)
             self._given = torch.zeros_like(found)
             with torch.cuda.graph(self._back, **how):
-                gradients = torch.autograd.grad(found, [*asked, *learning], self._given)
+                gradients = torch.autograd.grad(found, learning, self._given, allow_unused=True)
                 # In one piece, so that one copy keeps them.
-                learnt = [g.flatten() for g in gradients[len(asked) :]]
-                self._flat = torch.cat(learnt) if learnt else None
+                self._flat = torch.cat([g.flatten() for g in gradients if g is not None])
         torch.cuda.synchronize()
         if len({p.dtype for p in learning}) > 1:
             raise ValueError("parameters of several precisions")
-        self._shapes = [p.shape for p in learning]
-        of_inputs = iter(gradients)
-        self._of_inputs = [next(of_inputs) if t.requires_grad else None for t in inputs]
+        of_learning = iter(gradients)
+        reached = [next(of_learning) is not None if p.requires_grad else False for p in parameters]
+        self._shapes = [p.shape if used else None for p, used in zip(parameters, reached, strict=True)]
         self._found = found.detach()
 
     def forward(self) -> Tensor:
@@ -146,23 +148,20 @@ class CudaRecording:
         self._ahead.replay()
         return self._found
 
-    def backward(self, gradient: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """Gradients of inputs, valid until the next turn, and of parameters, to keep."""
+    def backward(self, gradient: Tensor) -> list[Tensor | None]:
+        """Gradients of parameters, to keep; None for those that the work does not use."""
         self._given.copy_(gradient)
         self._back.replay()
-        pieces: Iterator[Tensor] = iter(())
-        if self._flat is not None:
-            # A parameter may take its gradient as it is, and the next turn would write over it.
-            flat = torch.split(self._flat.clone(), [shape.numel() for shape in self._shapes])
-            pieces = iter([piece.view(shape) for piece, shape in zip(flat, self._shapes, strict=True)])
-        return self._of_inputs, [next(pieces) if learnt else None for learnt in self._learnt]
+        # A parameter may take its gradient as it is, and the next turn would write over it.
+        pieces = iter(torch.split(self._flat.clone(), [shape.numel() for shape in self._shapes if shape is not None]))
+        return [None if shape is None else next(pieces).view(shape) for shape in self._shapes]
 
 
 record: Callable[[Work, Sequence[Tensor], Sequence[Tensor], Graphs], Recording] = CudaRecording
 
 
 class Graphs:
-    """What is recorded for one module."""
+    """What is recorded for one owner."""
 
     def __init__(self) -> None:
         self.memory: Any = None
@@ -182,7 +181,7 @@ class Graphs:
         return Graphs()
 
     def give_up(self) -> None:
-        """Never record again for the module, and forget what was."""
+        """Never record again, and forget what was."""
         self._given_up = True
         self._kept.clear()
 
@@ -198,18 +197,17 @@ class Graphs:
         self._open = lambda: None
 
     def recording(
-        self, work: Work, given: Sequence[Tensor], growing: Sequence[bool], parameters: Sequence[Tensor]
+        self, work: Work, given: Sequence[Tensor], parameters: Sequence[Tensor], buffers: Sequence[Tensor]
     ) -> Recording | None:
         """That of these shapes, made if they have come often enough; None where the work is to run as it is."""
-        if self._given_up or self._open() is not None or not any(t.requires_grad for t in (*given, *parameters)):
+        if self._given_up or self._open() is not None or not any(p.requires_grad for p in parameters):
             return None
         places = [(p.data_ptr(), p.requires_grad) for p in parameters]
         if places != self._places:  # moved to another device, or held still: what was recorded reads elsewhere
             self._kept.clear()
             self._places = places
-        shapes = [rounded(t.shape) if grows else t.shape for t, grows in zip(given, growing, strict=True)]
         key = (
-            tuple((shape, t.dtype, t.requires_grad) for t, shape in zip(given, shapes, strict=True)),
+            tuple((t.shape, t.dtype) for t in given),
             torch.is_autocast_enabled(DEVICE), torch.get_autocast_dtype(DEVICE), fusing.is_on(),
             torch.backends.cuda.matmul.allow_tf32, given[0].device,
         )  # fmt: skip
@@ -217,16 +215,14 @@ class Graphs:
         if key not in self._kept:
             if self._seen[key] < OFTEN or len(self._kept) >= MOST:
                 return None
-            inputs = [t.new_zeros(shape) for t, shape in zip(given, shapes, strict=True)]
-            load(inputs, given)
-            for mine, other in zip(inputs, given, strict=True):
-                mine.requires_grad_(other.requires_grad)
-            self._kept[key] = record(work, inputs, parameters, self)
+            inputs = [t.clone() for t in given]
+            with replaying(False), untouched(buffers):
+                self._kept[key] = record(work, inputs, parameters, self)
         return self._kept[key]
 
 
 _GRAPHS: weakref.WeakKeyDictionary[nn.Module, Graphs] = weakref.WeakKeyDictionary()
-"""not of the modules themselves: recordings are neither copied nor saved with them"""
+"""not of the owners themselves: recordings are neither copied nor saved with them"""
 
 
 class _Token:
@@ -238,9 +234,10 @@ class _Replayed(Function):
 
     @staticmethod
     def forward(ctx: Any, graphs: Graphs, recording: Recording, count: int, *tensors: Tensor) -> Tensor:
-        load(recording.inputs, tensors[:count])
+        for mine, other in zip(recording.inputs, tensors[:count], strict=True):
+            mine.copy_(other)
         found = recording.forward().clone()
-        ctx.graphs, ctx.recording, ctx.lengths = graphs, recording, [t.shape[1] for t in tensors[:count]]
+        ctx.graphs, ctx.recording, ctx.count = graphs, recording, count
         ctx.token, ctx.turn = graphs.opened(), graphs.turn
         return found
 
@@ -249,25 +246,29 @@ class _Replayed(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.turn != ctx.graphs.turn:
             raise RuntimeError(f"gradients were asked for again after another turn; unset {VARIABLE} for that")
-        inputs, parameters = ctx.recording.backward(gradient)
+        parameters = ctx.recording.backward(gradient)
         ctx.graphs.closed()
-        own = [None if t is None else t[:, :length].clone() for t, length in zip(inputs, ctx.lengths, strict=True)]
-        return None, None, None, *own, *parameters
+        return None, None, None, *[None] * ctx.count, *parameters
 
 
-def rounded(shape: torch.Size) -> torch.Size:
-    """With the second axis filled up to a multiple."""
-    first, second, *others = shape
-    return torch.Size([first, -(-second // MULTIPLE) * MULTIPLE, *others])
+def filled(tensor: Tensor) -> Tensor:
+    """With the second axis filled up to a multiple, with zeros."""
+    more = -tensor.shape[1] % MULTIPLE
+    return F.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, more)) if more else tensor
 
 
-@torch.no_grad()
-def load(inputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    """Write what is given where a recording reads it, with zeros beyond."""
-    for mine, other in zip(inputs, given, strict=True):
-        if mine.shape != other.shape:
-            mine.zero_()
-        mine[:, : other.shape[1]].copy_(other)
+@contextmanager
+def untouched(buffers: Sequence[Tensor]) -> Iterator[None]:
+    """Leave random numbers and running statistics as they were: turns before recording are none of training's."""
+    kept, numbers = [b.clone() for b in buffers], torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    try:
+        yield
+    finally:
+        if numbers is not None:
+            torch.cuda.set_rng_state(numbers)
+        with torch.no_grad():
+            for buffer, before in zip(buffers, kept, strict=True):
+                buffer.copy_(before)
 
 
 def uncached() -> torch.autocast:

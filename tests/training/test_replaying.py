@@ -1,0 +1,295 @@
+"""What is replayed gives what it gives step by step; on a CPU, with a recording that takes the steps again."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from copy import deepcopy
+
+import pytest
+import torch
+
+from calligram.models import mmca
+from calligram.models.fusing import fusing
+from calligram.models.mmca import MMCA, MMCASettings
+from calligram.training import replaying
+from calligram.training.batch import Batch
+from calligram.training.candidates import StagedObjective
+from calligram.training.objectives import InfoNCEObjective, JointObjective, RankingObjective
+
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+on_cuda = pytest.mark.skipif(HERE != "cuda", reason="CUDA graphs are recorded on a GPU")
+
+
+class Again:
+    """Takes the steps again, from and to the same places, as a recording does."""
+
+    made = 0
+
+    def __init__(self, work, inputs, parameters, graphs):
+        Again.made += 1
+        self.work, self.inputs, self.parameters = work, inputs, parameters
+
+    def forward(self):
+        with torch.enable_grad():
+            self.found = self.work(*self.inputs)
+        return self.found.detach()
+
+    def backward(self, gradient):
+        learning = [p for p in self.parameters if p.requires_grad]
+        found = iter(torch.autograd.grad(self.found, learning, gradient, allow_unused=True))
+        return [next(found) if p.requires_grad else None for p in self.parameters]
+
+
+@pytest.fixture
+def stepped(monkeypatch):
+    """A CPU that can record."""
+    monkeypatch.setattr(replaying, "DEVICE", "cpu")
+    monkeypatch.setattr(replaying, "record", Again)
+    monkeypatch.setattr(mmca, "FEW", 0)
+    monkeypatch.setattr(Again, "made", 0)
+
+
+OBJECTIVES = {
+    "hardest": lambda: RankingObjective(0.2, 1),
+    "infonce": InfoNCEObjective,
+    "both": lambda: JointObjective((1.0, RankingObjective(0.2, 1)), (0.5, InfoNCEObjective())),
+    "staged": lambda: StagedObjective(InfoNCEObjective(), first_stage=0.3),
+}
+
+
+class Trained:
+    """A matcher, what it minimises, and a batch."""
+
+    def __init__(self, objective="hardest", device="cpu", dim=16, alpha=0.7):
+        torch.manual_seed(0)
+        settings = MMCASettings(
+            vocabulary=0, dim=dim, feature_dim=5, text="states", state_dim=7, heads=2, filters=4, alpha=alpha,
+            dropout=0.2,
+        )  # fmt: skip
+        self.device, self.matcher = device, MMCA(settings).to(device)
+        self.objective = OBJECTIVES[objective]().to(device)
+
+    def batch(self, images=4, texts=4, words=6, seed=1):
+        torch.manual_seed(seed)
+        mask = torch.arange(words) < torch.randint(1, words + 1, (texts, 1))
+        features, states = torch.randn(images, 3, 5), torch.randn(texts, words, 7)
+        features[0, -1] = 0
+        target = torch.full((images, texts), -1)
+        target[torch.arange(images), torch.arange(images) % texts] = 1
+        groups = torch.arange(images), torch.arange(texts)
+        return Batch(features, states, mask, target, target.T.contiguous(), *groups).each(lambda t: t.to(self.device))
+
+    def loss(self, on, seed=1, **sizes):
+        batch = self.batch(seed=seed, **sizes)
+        torch.manual_seed(seed)
+        with replaying.replaying(on):
+            terms = self.objective(self.matcher, batch)
+        return terms, sum(terms.values())
+
+    def learning(self):
+        return [*self.matcher.parameters(), *self.objective.parameters()]
+
+    def step(self, on, **sizes):
+        """Terms, how far vectors spread, and gradients of all parameters."""
+        terms, loss = self.loss(on, **sizes)
+        for p in self.learning():
+            p.grad = None
+        loss.backward()
+        spread = self.objective.spread
+        found = {name: term.detach() for name, term in terms.items()} | {"i": spread.images, "t": spread.texts}
+        return found, [None if p.grad is None else p.grad.clone() for p in self.learning()]
+
+    @property
+    def recorded(self):
+        return len(replaying._GRAPHS[self.objective]) if self.objective in replaying._GRAPHS else None
+
+
+def same(one, two, **limits):
+    torch.testing.assert_close(one[0], two[0], check_dtype=False, **limits)
+    alike(one[1], two[1], **limits)
+
+
+def alike(one, two, **limits):
+    for left, right in zip(one, two, strict=True):
+        assert (left is None) == (right is None)
+        if left is not None:
+            torch.testing.assert_close(left, right, **limits)
+
+
+@pytest.mark.usefixtures("stepped")
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_shape_is_recorded_when_it_comes_again_and_words_are_filled_up(objective):
+    found = Trained(objective)
+    # Without dropout: what is filled up would draw its own numbers.
+    found.matcher.text.dropout.p = 0.0
+    for words, seed, kept in ((6, 1, 0), (6, 2, 1), (8, 3, 1), (5, 4, 1), (9, 5, 1), (12, 6, 2), (5, 7, 2), (4, 8, 2)):
+        same(found.step(True, words=words, seed=seed), found.step(False, words=words, seed=seed))
+        assert found.recorded == kept, words
+    found.step(True, texts=3)
+    found.step(True, texts=3)
+    assert found.recorded == Again.made == 3
+
+
+@pytest.mark.usefixtures("stepped")
+def test_random_numbers_are_those_of_single_steps():
+    found = Trained()
+    for seed in (1, 2, 3):
+        same(found.step(True, words=8, seed=seed), found.step(False, words=8, seed=seed))
+    assert found.recorded == 1
+    found = Trained()  # where words are filled up, before anything is recorded and after: a run may be resumed
+    before = found.step(True, words=6)
+    assert found.recorded == 0
+    same(before, found.step(True, words=6))
+    assert found.recorded == 1
+
+
+@pytest.mark.usefixtures("stepped")
+def test_gradients_of_several_steps_add_up():
+    found, sums = Trained(), []
+    found.step(True, words=8)
+    for on in (False, True):
+        for p in found.learning():
+            p.grad = None
+        for seed in (1, 2, 3):
+            found.loss(on, words=8, seed=seed)[1].backward()
+        sums.append([p.grad.clone() for p in found.learning()])
+    alike(*sums)
+    assert found.recorded == 1
+
+
+@pytest.mark.usefixtures("stepped")
+def test_between_a_replay_and_its_gradient_others_run_as_they_are():
+    found, sums = Trained(), []
+    found.step(True, words=8)
+    found.step(True, words=8)
+    turns = replaying._GRAPHS[found.objective]
+    for on in (False, True):
+        before = turns.turn
+        one, two = (found.loss(on, words=8, seed=seed)[1] for seed in (1, 2))
+        assert turns.turn - before == on
+        for p in found.learning():
+            p.grad = None
+        (one + 2 * two).backward()
+        sums.append([p.grad.clone() for p in found.learning()])
+    alike(*sums)
+    left = found.loss(True, words=8)  # no gradient is ever asked of it
+    before = turns.turn
+    del left
+    gc.collect()
+    found.loss(True, words=8)
+    assert turns.turn == before + 1
+
+
+@pytest.mark.usefixtures("stepped")
+def test_a_gradient_that_is_asked_for_too_late_is_refused():
+    found = Trained()
+    found.step(True)
+    old = found.loss(True)[1]
+    old.backward(retain_graph=True)
+    new = found.loss(True)[1]
+    with pytest.raises(RuntimeError, match="after another turn; unset CALLIGRAM_GRAPHS"):
+        old.backward()
+    new.backward()
+
+
+@pytest.mark.usefixtures("stepped")
+def test_parameters_that_moved_or_are_held_still_are_recorded_anew():
+    found = Trained()
+    found.step(True, words=8)
+    found.step(True, words=8)
+    found.matcher.load_state_dict({k: v + 0.1 for k, v in found.matcher.state_dict().items()})
+    same(found.step(True, words=8), found.step(False, words=8))
+    assert (found.recorded, Again.made) == (1, 1)
+    weight = found.matcher.pairs.unit.query.weight
+    weight.data = weight.data.clone()
+    same(found.step(True, words=8), found.step(False, words=8))
+    assert (found.recorded, Again.made) == (1, 2)
+    weight.requires_grad_(False)
+    same(found.step(True, words=8), found.step(False, words=8))
+    assert (found.recorded, Again.made) == (1, 3)
+    assert deepcopy(found.objective) not in replaying._GRAPHS
+
+
+@pytest.mark.usefixtures("stepped")
+def test_what_the_loss_does_not_use_has_no_gradient():
+    found = Trained(alpha=0.0)
+    found.step(True, words=8)
+    same(found.step(True, words=8), found.step(False, words=8))
+    assert found.recorded == 1
+    assert found.matcher.pairs.unit.query.weight.grad is None
+
+
+@pytest.mark.usefixtures("stepped")
+def test_what_has_no_gradient_or_waits_or_is_one_shape_too_many_is_not_recorded(monkeypatch):
+    found = Trained()
+    with torch.no_grad():
+        found.loss(True)
+    assert found.recorded is None
+    for objective in (
+        RankingObjective(0.2),
+        RankingObjective(0.2, 1, draw=True),
+        StagedObjective(InfoNCEObjective(), 2),
+    ):
+        found.objective = objective
+        found.step(True)
+        assert found.recorded is None
+    found.objective = RankingObjective(0.2, 1)
+    monkeypatch.setattr(replaying, "MOST", 1)
+    for texts in (3, 3, 4, 4):
+        same(found.step(True, texts=texts, words=8), found.step(False, texts=texts, words=8))
+    assert found.recorded == 1
+
+
+@pytest.mark.usefixtures("stepped")
+@pytest.mark.parametrize("where", ["__init__", "forward"])
+def test_what_cannot_be_recorded_or_replayed_runs_step_by_step_and_says_so_once(monkeypatch, caplog, where):
+    def broken(*_):
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Again, where, broken)
+    found = Trained()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            same(found.step(True, words=8), found.step(False, words=8))
+    assert [r.message for r in caplog.records] == ["RankingObjective cannot be replayed and runs step by step: no room"]
+    assert found.recorded == 0
+
+
+def test_running_statistics_are_those_of_single_steps():
+    norm = torch.nn.BatchNorm1d(3)
+    with replaying.untouched(list(norm.buffers())):
+        norm(torch.randn(8, 3))
+    assert norm.running_mean.tolist() == [0.0] * 3
+    assert norm.num_batches_tracked == 0
+
+
+@on_cuda
+@pytest.mark.parametrize("objective", ["hardest", "staged"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("lower", [False, True])
+def test_cuda_graphs_give_terms_and_gradients_of_single_steps(lower, compiled, objective, caplog):
+    found = Trained(objective, "cuda", dim=64)
+    limits = {"atol": 0.03, "rtol": 0.05} if lower else {"atol": 1e-4, "rtol": 1e-3}
+    with caplog.at_level(logging.WARNING), torch.autocast("cuda", torch.bfloat16, enabled=lower), fusing(compiled):
+        for turn, words in enumerate((8, 8, 12, 12, 8, 12, 8)):
+            same(found.step(True, words=words, seed=turn), found.step(False, words=words, seed=turn), **limits)
+            with torch.no_grad():
+                for p in found.matcher.parameters():
+                    p += 0.01 * torch.randn_like(p)
+    assert found.recorded == 2
+    assert not caplog.records
+
+
+@on_cuda
+def test_gradients_of_cuda_graphs_add_up_over_steps():
+    found, sums = Trained(device="cuda"), []
+    for seed in (1, 2):
+        found.step(True, seed=seed, words=8)
+    for on in (False, True):
+        for p in found.learning():
+            p.grad = None
+        for seed in (1, 2, 3):
+            found.loss(on, seed=seed, words=8)[1].backward()
+        sums.append([p.grad.clone() for p in found.learning()])
+    alike(*sums, atol=1e-4, rtol=1e-3)
