@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 
 from calligram.models import fusing
 
@@ -78,12 +79,12 @@ def replayed(
         growing: of each tensor, whether its second axis differs from call to call.
     """
     graphs = _GRAPHS.setdefault(owner, Graphs())
-    used = nn.ModuleList([owner, *others])
+    used = _Used(work, [owner, *others])
     parameters = list(used.parameters())
     # Where nothing is recorded yet too: what is filled up draws random numbers as well.
     given = [filled(t) if grows else t for t, grows in zip(given, growing, strict=True)]
     try:
-        recording = graphs.recording(work, given, parameters, list(used.buffers()))
+        recording = graphs.recording(used, given)
         if recording is not None:
             found: Tensor = _Replayed.apply(graphs, recording, len(given), *given, *parameters)  # type: ignore[no-untyped-call]
             return found
@@ -91,6 +92,17 @@ def replayed(
         graphs.give_up()
         log.warning("%s cannot be replayed and runs step by step: %s", type(owner).__name__, error)
     return work(*given)
+
+
+class _Used(nn.Module):
+    """Work with the modules whose parameters it uses."""
+
+    def __init__(self, work: Work, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.work, self.modules_of = work, nn.ModuleList(modules)
+
+    def forward(self, *given: Tensor) -> Tensor:
+        return self.work(*given)
 
 
 class Recording(Protocol):
@@ -109,39 +121,49 @@ class Recording(Protocol):
 class CudaRecording:
     """A CUDA graph of the forward and one of the backward pass, with one memory for all recordings of an owner."""
 
-    def __init__(self, work: Work, inputs: Sequence[Tensor], parameters: Sequence[Tensor], graphs: Graphs) -> None:
+    def __init__(self, used: nn.Module, inputs: Sequence[Tensor], graphs: Graphs) -> None:
         self.inputs = inputs
         if graphs.memory is None:
             graphs.memory, graphs.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        try:
+            self._record(used, graphs)
+        except Exception:
+            # What failed within a recording leaves random numbers believing that they are still recorded.
+            numbers = torch.cuda.default_generators[inputs[0].device.index]
+            numbers.graphsafe_set_state(numbers.clone_state())
+            raise
+
+    def _record(self, used: nn.Module, graphs: Graphs) -> None:
         how = {
             "pool": graphs.memory,
             "stream": graphs.stream,
             "capture_error_mode": "thread_local",
         }  # batches are pinned
         self._ahead, self._back = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        learning = [p for p in parameters if p.requires_grad]
+        # Gradients come together where a parameter was first used, which is a stream that is not the recording's, and
+        # what autocast keeps of it is there too. So the same places in memory get other names.
+        own = {name: p.detach().requires_grad_(p.requires_grad) for name, p in used.named_parameters()}
+        learning = [p for p in own.values() if p.requires_grad]
+        if len({p.dtype for p in learning}) > 1:
+            raise ValueError("parameters of several precisions")
         torch.cuda.synchronize()
-        # What autocast keeps of a weight keeps its gradient's place too, on a stream that is not the recording's.
-        torch.clear_autocast_cache()
         with torch.cuda.stream(graphs.stream), uncached(), torch.enable_grad():
             for _ in range(WARM):
-                found = work(*inputs)
+                found = functional_call(used, own, tuple(self.inputs))
                 torch.autograd.grad(found, learning, torch.zeros_like(found), allow_unused=True)
             torch.cuda.synchronize()
             with torch.cuda.graph(self._ahead, **how):
-                found = work(*inputs)
+                found = functional_call(used, own, tuple(self.inputs))
             self._given = torch.zeros_like(found)
             with torch.cuda.graph(self._back, **how):
                 gradients = torch.autograd.grad(found, learning, self._given, allow_unused=True)
                 # In one piece, so that one copy keeps them.
                 self._flat = torch.cat([g.flatten() for g in gradients if g is not None])
         torch.cuda.synchronize()
-        if len({p.dtype for p in learning}) > 1:
-            raise ValueError("parameters of several precisions")
         of_learning = iter(gradients)
-        reached = [next(of_learning) is not None if p.requires_grad else False for p in parameters]
-        self._shapes = [p.shape if used else None for p, used in zip(parameters, reached, strict=True)]
-        self._found = found.detach()
+        reached = [next(of_learning) is not None if p.requires_grad else False for p in own.values()]
+        self._shapes = [p.shape if used else None for p, used in zip(own.values(), reached, strict=True)]
+        self._found: Tensor = found.detach()
 
     def forward(self) -> Tensor:
         """The result, valid until the next turn."""
@@ -157,7 +179,7 @@ class CudaRecording:
         return [None if shape is None else next(pieces).view(shape) for shape in self._shapes]
 
 
-record: Callable[[Work, Sequence[Tensor], Sequence[Tensor], Graphs], Recording] = CudaRecording
+record: Callable[[nn.Module, Sequence[Tensor], Graphs], Recording] = CudaRecording
 
 
 class Graphs:
@@ -196,10 +218,9 @@ class Graphs:
         """The turn's backward pass has run."""
         self._open = lambda: None
 
-    def recording(
-        self, work: Work, given: Sequence[Tensor], parameters: Sequence[Tensor], buffers: Sequence[Tensor]
-    ) -> Recording | None:
+    def recording(self, used: nn.Module, given: Sequence[Tensor]) -> Recording | None:
         """That of these shapes, made if they have come often enough; None where the work is to run as it is."""
+        parameters = list(used.parameters())
         if self._given_up or self._open() is not None or not any(p.requires_grad for p in parameters):
             return None
         places = [(p.data_ptr(), p.requires_grad) for p in parameters]
@@ -216,8 +237,8 @@ class Graphs:
             if self._seen[key] < OFTEN or len(self._kept) >= MOST:
                 return None
             inputs = [t.clone() for t in given]
-            with replaying(False), untouched(buffers):
-                self._kept[key] = record(work, inputs, parameters, self)
+            with replaying(False), untouched(list(used.buffers())):
+                self._kept[key] = record(used, inputs, self)
         return self._kept[key]
 
 
