@@ -66,7 +66,7 @@ class BestRecipe(FragmentModels, StagedSettings, PairedSettings):
 
     members: Annotated[
         tuple[str, ...], "matchers trained side by side, whose mean score counts: mmca, vse, scan, bfan or a3vse"
-    ] = ("mmca", "mmca")
+    ] = ("mmca", "vse", "vse")
     shared: Annotated[bool, "let members share one backbone and one text encoder, which costs less"] = False
     epochs: Annotated[int, "passes over the training pairs", (1, 1000000)] = 9
     batch: BatchSize = 256
