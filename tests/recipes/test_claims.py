@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from calligram.errors import UserError
+from calligram.recipes import reproduce as reproducing
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.claims import Claim, Row, Study, judge
 from calligram.recipes.config import resolve
@@ -105,6 +106,24 @@ def test_rows_are_run_once_and_the_budget_is_kept(tiny, tmp_path):
     assert "new beats old" in report
     assert "| t2t R@1/5/10 |" in report
     assert (tmp_path / "docs" / "results-rsum.png").is_file()
+
+
+def test_a_row_that_was_stopped_while_it_was_measured_is_not_trained_again(tiny, tmp_path, monkeypatch):
+    given = {"seeds": 1, "results": tmp_path / "results", "runs": tmp_path / "runs", "changes": SMALL, "only": ("new",)}
+
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reproducing, "evaluate_retrieval", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            reproduce(STUDY, tiny, **given)
+    (run,) = (tmp_path / "runs").iterdir()
+    before = (run / "metrics.jsonl").read_text()
+    reproduce(STUDY, tiny, **given)
+    assert (run / "metrics.jsonl").read_text() == before
+    assert len(read_results(tmp_path / "results")) == 1
+    assert not (run / "state").exists()
 
 
 def test_rows_that_build_on_others_are_given_their_runs(tmp_path):

@@ -61,13 +61,13 @@ OBJECTIVES = {
 class Trained:
     """A matcher, what it minimises, and a batch."""
 
-    def __init__(self, objective="hardest", device="cpu", dim=16, alpha=0.7):
+    def __init__(self, objective="hardest", device="cpu", dim=16, alpha=0.7, lower=False):
         torch.manual_seed(0)
         settings = MMCASettings(
             vocabulary=0, dim=dim, feature_dim=5, text="states", state_dim=7, heads=2, filters=4, alpha=alpha,
             dropout=0.2,
         )  # fmt: skip
-        self.device, self.matcher = device, MMCA(settings).to(device)
+        self.device, self.lower, self.matcher = device, lower, MMCA(settings).to(device)
         self.objective = OBJECTIVES[objective]().to(device)
 
     def batch(self, images=4, texts=4, words=6, seed=1):
@@ -83,7 +83,8 @@ class Trained:
     def loss(self, on, seed=1, **sizes):
         batch = self.batch(seed=seed, **sizes)
         torch.manual_seed(seed)
-        with replaying.replaying(on):
+        # For each step, as training does: autocast keeps weights as it has cast them until it is left.
+        with replaying.replaying(on), torch.autocast(self.device, torch.bfloat16, enabled=self.lower):
             terms = self.objective(self.matcher, batch)
         return terms, sum(terms.values())
 
@@ -275,8 +276,8 @@ def test_running_statistics_are_those_of_single_steps():
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("lower", [False, True])
 def test_cuda_graphs_give_terms_and_gradients_of_single_steps(lower, compiled, objective, caplog):
-    found, kept = Trained(objective, "cuda", dim=64), []
-    with caplog.at_level(logging.WARNING), torch.autocast("cuda", torch.bfloat16, enabled=lower), fusing(compiled):
+    found, kept = Trained(objective, "cuda", dim=64, lower=lower), []
+    with caplog.at_level(logging.WARNING), fusing(compiled):
         for turn, words in enumerate((8, 8, 12, 12, 8, 12, 8)):
             kept.append(found.loss(False, words=words))  # an older step that is still there must not be in the way
             one, two = (found.step(on, words=words, seed=turn) for on in (True, False))

@@ -73,7 +73,7 @@ def evaluate(
     asked.check()
     opened, source = Run.open(run), Collection.open(collection)
     matcher, inputs = opened.load()
-    matcher.to(device_named(device))
+    matcher, inputs = matcher.to(device_named(device)), inputs.to(device_named(device))
     if isinstance(inputs.images, RegionInput):
         asked.check_for_phrases()
         _phrases(asked, opened, matcher, inputs, source)
@@ -203,10 +203,8 @@ def _encoded_by(run: Path, pairing: Pairing, device: torch.device) -> EncodedPai
     from calligram.evaluation.encoding import encode_pairing, load_pairing
     from calligram.models.stored import load_matcher
 
-    stored = load_matcher(run)
-    return encode_pairing(
-        stored.matcher.to(device).eval(), stored.inputs, load_pairing(stored.inputs, pairing, bars), bars
-    )
+    stored = load_matcher(run).to(device)
+    return encode_pairing(stored.matcher.eval(), stored.inputs, load_pairing(stored.inputs, pairing, bars), bars)
 
 
 def _phrases(asked: Asked, run: Run, matcher: Matcher, inputs: Inputs, source: Collection) -> None:

@@ -54,7 +54,7 @@ def explain(
 
     stored = load_matcher(run)
     refuse_regions(stored.inputs, stored.source)
-    stored.matcher.to(device_named(device))
+    stored.to(device_named(device))
     seen, picture = _seen(stored, image, collection)
     found = explain_seen(stored.matcher, stored.inputs, seen, sentence)
     region = None if point is None else _region(found, point)

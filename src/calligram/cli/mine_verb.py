@@ -48,8 +48,8 @@ def mine(
 
     if out.exists():
         raise UserError(f"{out} exists; choose another --out")
-    source, stored = Collection.open(collection), load_matcher(run)
-    matcher = stored.matcher.to(device_named(device))
+    source, stored = Collection.open(collection), load_matcher(run).to(device_named(device))
+    matcher = stored.matcher
     pairing = source.sentences(split).join_equal_texts()
     encoded = encode_pairing(matcher.eval(), stored.inputs, load_pairing(stored.inputs, pairing, bars), bars)
     found = mine_pairing(

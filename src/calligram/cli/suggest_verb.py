@@ -48,8 +48,8 @@ def suggest(
             raise UserError(f"--out {file} is neither a picture nor a list; give a .png for a sheet or a .csv")
         if file.suffix.lower() == ".csv":
             refuse_filled_in(file)
-    source, stored = Collection.open(collection), load_matcher(run)
-    matcher = stored.matcher.to(device_named(device))
+    source, stored = Collection.open(collection), load_matcher(run).to(device_named(device))
+    matcher = stored.matcher
     found = work(
         matcher, stored.inputs, source, count, split=split, uncertainty=uncertainty, near=near, track=bars
     )  # fmt: skip

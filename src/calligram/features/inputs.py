@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -119,6 +120,15 @@ class Inputs:
     images: ImageInput
     texts: TextInput
     chunker: Chunker | None = None
+
+    def to(self, device: torch.device | str) -> Inputs:
+        """Have networks that are not trained see whole pictures, and read texts, on a device."""
+        whole = self.images.whole if isinstance(self.images, JoinedImages) else self.images
+        if isinstance(whole, BackboneInput):
+            whole.backbone.to(device)
+        if isinstance(self.texts, EncoderInput):
+            self.texts.encoder.to(device)
+        return self
 
     def save(self, folder: Path) -> None:
         """Write into ``folder``: ``inputs.json``, and files beside it where a side needs them."""

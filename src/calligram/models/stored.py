@@ -10,6 +10,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
 from calligram.models import catalog
@@ -33,6 +35,12 @@ class Stored:
     """a hash of weights, architecture and preprocessing: equal only where encodings are"""
     source: str
     """what it was loaded from; a folder as an absolute path"""
+
+    def to(self, device: torch.device | str) -> Stored:
+        """The same, with the matcher and what prepares its inputs on a device."""
+        self.matcher.to(device)
+        self.inputs.to(device)
+        return self
 
 
 def load_matcher(source: str | os.PathLike[str]) -> Stored:

@@ -157,8 +157,8 @@ def _given(settings: AOQRecipe, train: Pairing, around: Surroundings) -> Negativ
     """Negatives of a folder, or those that a run finds; the lists that this recipe's own runs keep are taken as is."""
     folder = Path(settings.negatives).expanduser()
     if (folder / RUN).is_file() and not (folder / NEGATIVES).is_dir():
-        teacher = load_matcher(folder)
-        found = _miner(settings, train, around).mined(teacher.matcher.to(around.device), teacher.inputs)
+        teacher = load_matcher(folder).to(around.device)
+        found = _miner(settings, train, around).mined(teacher.matcher, teacher.inputs)
     else:
         mend = MINE if settings.sparse == SparseSettings() else _MINE_SPARSE
         found = Negatives.open(folder / NEGATIVES if (folder / RUN).is_file() else folder).fitted(train, mend)

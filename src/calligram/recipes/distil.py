@@ -90,7 +90,7 @@ def plan(settings: DistilRecipe, collection: Collection, around: Surroundings) -
 
 def teacher_of(run: str, train: Pairing, around: Surroundings) -> Teacher:
     """The matcher of a run, with all training items as its own inputs show them."""
-    stored = load_matcher(Path(run).expanduser())
-    matcher = stored.matcher.to(around.device)
+    stored = load_matcher(Path(run).expanduser()).to(around.device)
+    matcher = stored.matcher
     loaded = load_pairing(stored.inputs, train, around.track)
     return Teacher(matcher, *encode_pairing(matcher, stored.inputs, loaded, around.track))

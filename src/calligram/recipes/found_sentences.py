@@ -29,11 +29,11 @@ def found_sentences(
     candidates = other_sentences(read_sentences(Path(file).expanduser()), Collection.open(collection.folder))
     if not candidates:
         raise UserError(f"{file} has no sentence that is not a caption of {collection.name}; give other text")
-    stored = load_matcher(Path(run).expanduser())
+    stored = load_matcher(Path(run).expanduser()).to(around.device)
     if not stored.matcher.scores_vectors:
         raise UserError(f"pseudo.run={run} scores without vectors, by which sentences are found; give another run")
     log.info("finding sentences for %d images among %d of %s", len(visuals), len(candidates), file)
-    matcher = stored.matcher.to(around.device).eval()
+    matcher = stored.matcher.eval()
     images = encode_images(
         matcher, stored.inputs, stored.inputs.images.load(visuals, around.track), track=around.track
     ).vectors

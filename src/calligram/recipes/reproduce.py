@@ -69,6 +69,8 @@ def reproduce(
         say(f"{study.paper}: {row.name}, seed {seed}")
         result = _run(study, row, seed, collection, results, runs, changes, around)
         append(results / f"{study.paper}.jsonl", result)
+        # Not before: a row that is stopped while it is measured is not trained again.
+        shutil.rmtree(runs / _run_name(study, row.name, collection, changes, seed) / "state", ignore_errors=True)
         found = result.localization
         say(f"  localization R@1 {found['r1']:.1f} on test" if found else f"  rsum {result.rsum:.1f} on test")
     _draw_compared(study, collection.name, results, runs, changes)
@@ -159,7 +161,7 @@ def _run(
     recipe = recipe_named(row.recipe)
 
     def named(name: str) -> str:
-        return _plain(study.paper, name, collection.name, *changes, str(seed))
+        return _run_name(study, name, collection, changes, seed)
 
     plain = named(row.name)
     out = runs / plain
@@ -170,8 +172,7 @@ def _run(
     run_recipe(recipe, settings, collection, out, resume=out.exists(), around=around, command=command)
     run = Run.open(out)
     matcher, inputs = run.load()
-    matcher.to(around.device)
-    shutil.rmtree(out / "state", ignore_errors=True)
+    matcher, inputs = matcher.to(around.device), inputs.to(around.device)
     # Photographs have owners: sheets of them stay with the run, those of scenes are anyone's.
     shown = results / "pictures"
     sheet = shown / f"{plain}-found.png" if collection.generated else out / "found.png"
@@ -204,6 +205,11 @@ def _run(
         found = result_line(run, collection, "test", report, study=_key(study, row), by=by, pictures=pictures)
     # As the row gives them: a run it builds on is named by its row, wherever it lies.
     return replace(found, settings=_settings_of(row, changes))
+
+
+def _run_name(study: Study, row: str, collection: Collection, changes: tuple[str, ...], seed: int) -> str:
+    """Of a row's folder."""
+    return _plain(study.paper, row, collection.name, *changes, str(seed))
 
 
 def _plain(*words: str) -> str:

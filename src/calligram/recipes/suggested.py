@@ -44,10 +44,10 @@ def suggested_view(
         raise UserError(f"sparse.more={more} of {len(captioned)} images is none; give a larger share")
     before = _suggested_to(run, collection, sparsity)
     now = with_captions_of(collection, before, sparsity, HOW) if len(before) else sparse_view(collection, sparsity)
-    stored = load_matcher(run)
+    stored = load_matcher(run).to(device)
     # Images that never had captions are proposed too, and here nobody writes them.
     bare = len(collection.unannotated(SPLIT))
-    found = suggest(stored.matcher.to(device), stored.inputs, now, count + bare, uncertainty=uncertainty)
+    found = suggest(stored.matcher, stored.inputs, now, count + bare, uncertainty=uncertainty)
     rows = np.array([s.row for s in found.chosen if s.row in captioned][:count], dtype=np.int64)
     if len(rows) < count:
         raise UserError(f"{run} tells only {len(rows)} images apart, of {count} that sparse.more asks for")

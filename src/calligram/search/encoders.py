@@ -26,10 +26,8 @@ class ImageEncoder:
 
     def __init__(self, stored: Stored, device: torch.device | str = "cpu") -> None:
         self.stored, self.device = stored, torch.device(device)
-        self.matcher = stored.matcher.to(self.device).eval()
+        self.matcher = stored.to(self.device).matcher.eval()
         self._input = stored.inputs.images
-        if isinstance(self._input, BackboneInput):
-            self._input.backbone.to(self.device)
 
     @property
     def feature(self) -> str | None:

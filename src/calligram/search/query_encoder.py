@@ -27,7 +27,7 @@ class QueryEncoder:
     def __init__(self, stored: Stored, device: str | torch.device = "cpu") -> None:
         self.device = torch.device(device)
         self.fingerprint = stored.fingerprint
-        self._matcher, self._inputs = stored.matcher.to(self.device).eval(), stored.inputs
+        self._matcher, self._inputs = stored.to(self.device).matcher.eval(), stored.inputs
         self._unknown = UnknownWords(stored.inputs.texts)
         self._places = ItemPlaces(stored.inputs.images)
         # Tokenizers of transformers set their padding at every call and refuse two calls at a time.
