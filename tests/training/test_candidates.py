@@ -16,7 +16,6 @@ from calligram.models.combine import Ensemble, EnsembleSettings
 from calligram.models.matcher import EmbeddingMatcher
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.scan import Scan, ScanSettings
-from calligram.training import candidates
 from calligram.training.batch import Batch
 from calligram.training.candidates import StagedObjective, nearest
 from calligram.training.objectives import InfoNCEObjective, RankingObjective
@@ -140,20 +139,6 @@ def test_few_candidates_are_the_loss_of_targets_where_all_others_are_neither(nam
     hinge = StagedObjective(RankingObjective(0.3, 1), 2, 0.0).terms(matcher, given, images, texts)
     assert set(hinge) == {"ranking"}
     torch.testing.assert_close(hinge["ranking"], bidirectional(scores, *targets, margin=0.3, top_k=1) / 10)
-
-
-def test_filled_up_candidates_change_nothing(monkeypatch):
-    torch.manual_seed(0)
-    matcher, given, objective = mmca(), batch(), StagedObjective(InfoNCEObjective(0.1), 2)
-    found, asked, real = [], [], matcher.score_some
-    monkeypatch.setattr(matcher, "score_some", lambda *pairs: asked.append(len(pairs[-1])) or real(*pairs))
-    for multiple in (1, 32):
-        monkeypatch.setitem(candidates.MULTIPLE, "cpu", multiple)
-        terms = objective(matcher, given)
-        found.append((terms, gradients(terms, matcher)))
-    assert asked[0] % 32
-    assert asked[1] == -(-asked[0] // 32) * 32
-    torch.testing.assert_close(found[0], found[1])
 
 
 def test_other_pairs_are_not_scored(monkeypatch):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from calligram.errors import UserError
 from calligram.features.architectures import build_model, describe_architecture, load_model, not_loaded, quiet
+from calligram.features.attention_kernels import unplanned
 
 
 class TextEncoder(nn.Module):
@@ -65,7 +66,8 @@ class TextEncoder(nn.Module):
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
         """Numbers of pieces (N, W) and their mask -> states (N, W, dim)."""
-        states: Tensor = self.model(input_ids=words, attention_mask=mask.long()).last_hidden_state
+        with unplanned(words):
+            states: Tensor = self.model(input_ids=words, attention_mask=mask.long()).last_hidden_state
         return states
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calligram.features.attention_kernels import unplanned
 from calligram.models.own_parts import NEVER, OwnShares, WithColumns, wide
 
 
@@ -74,7 +75,8 @@ class TransformerUnit(nn.Module):
     def forward(self, parts: Tensor, mask: Tensor) -> Tensor:
         """Parts (N, K, D) and which are real -> (N, K, D), by attention to the same item's."""
         query, key, value = self._heads(self._stacked(parts)).unbind(0)
-        attended = F.scaled_dot_product_attention(query, key, value, _bias(mask, query.dtype), scale=1.0)
+        with unplanned(parts):
+            attended = F.scaled_dot_product_attention(query, key, value, _bias(mask, query.dtype), scale=1.0)
         return self.finished(parts, _joined(attended))
 
     def looking(self, parts: Tensor, mask: Tensor) -> Looking:
@@ -116,7 +118,8 @@ class TransformerUnit(nn.Module):
         With ``finished`` this is the unit over stacked parts (mmca, Eqs. 8-14). Attention within an item is computed
         for each of its pairs: where an item is in few, that is less than to put it together from what is known of it.
         """
-        return _joined(F.scaled_dot_product_attention(*self._split(one, two), scale=1.0))
+        with unplanned(one.parts):
+            return _joined(F.scaled_dot_product_attention(*self._split(one, two), scale=1.0))
 
     def shares(self, one: Projected, two: Projected) -> Tensor:
         """How much each stacked part of aligned pairs looks at each, the mean over heads (N, K + L, K + L)."""

@@ -6,16 +6,11 @@ from copy import deepcopy
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, cosines
 from calligram.training.batch import Batch
 from calligram.training.objectives import Objective
-
-MULTIPLE = {"cpu": 1, "cuda": 256}
-"""what the number of a batch's candidates is filled up to, with the first pair again: an accelerator's libraries plan
-for every number anew, and longer than they compute"""
 
 
 class StagedObjective(Objective):
@@ -93,9 +88,8 @@ class _Candidates(Matcher):
         """The grid of the first items of the batch, or of all."""
         near = self.near[: len(images.vectors), : len(texts.vectors)]
         rows, columns = near.nonzero(as_tuple=True)
-        more = -len(rows) % MULTIPLE.get(near.device.type, 1)
-        found = self.matcher.score_some(images, texts, F.pad(rows, (0, more)), F.pad(columns, (0, more)))
-        return found.new_zeros(near.shape).index_put((rows, columns), found[: len(rows)])
+        found = self.matcher.score_some(images, texts, rows, columns)
+        return found.new_zeros(near.shape).index_put((rows, columns), found)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """Whatever pairs are asked for."""

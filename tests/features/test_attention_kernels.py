@@ -1,0 +1,24 @@
+"""Attention over shapes that differ from batch to batch leaves out the kernels that plan, and puts them back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from calligram.features.attention_kernels import unplanned
+
+
+def test_on_an_accelerator_attention_is_without_cudnn_and_only_here():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with unplanned(SimpleNamespace(is_cuda=True)):
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch.backends.cuda.mem_efficient_sdp_enabled()
+        assert torch.backends.cuda.math_sdp_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
+def test_on_a_cpu_nothing_changes():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with unplanned(torch.zeros(1)):
+        assert torch.backends.cuda.cudnn_sdp_enabled() == before
