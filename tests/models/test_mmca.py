@@ -10,6 +10,7 @@ from calligram.errors import UserError
 from calligram.features.text_encoder import TextEncoder
 from calligram.models import catalog
 from calligram.models.matcher import stack
+from calligram.models.mmca import some_of
 from calligram.models.ngram_text import NgramText
 from calligram.models.transformer_unit import TransformerUnit
 
@@ -110,6 +111,32 @@ def test_windows_are_those_of_mmca_eqs_6_and_7():
     for row in range(3):
         expected = literal_ngrams(ngrams, list(words[row][mask[row]]))
         torch.testing.assert_close(found[row], expected, atol=1e-6, rtol=1e-5)
+
+
+def test_regions_are_left_out_in_training_alone_and_are_then_not_seen(matcher, given, encoded):
+    found, (features, states, mask) = matcher(hide=0.6), given()
+    found.eval()
+    torch.testing.assert_close(
+        found.score(*encoded(found, features, states, mask)), literal_scores(found, features, states, mask),
+        atol=1e-5, rtol=1e-5,
+    )  # fmt: skip
+    found.train()
+    torch.manual_seed(3)
+    images = found.encode_images(features)
+    seen = features.masked_fill(~images.mask.unsqueeze(-1), 0.0)
+    assert 0 < int(images.mask.sum()) < int(features.any(-1).sum())
+    found.eval()
+    torch.testing.assert_close(images.vectors, found.encode_images(seen).vectors)
+
+
+def test_about_a_share_of_parts_is_left_out_and_of_each_item_one_stays():
+    torch.manual_seed(0)
+    real = torch.rand(2000, 6) < 0.8
+    kept = some_of(real, 0.75)
+    assert not (kept & ~real).any()
+    assert (kept.any(1) == real.any(1)).all()
+    assert 0.2 < float(some_of(torch.ones(500, 60, dtype=torch.bool), 0.75).float().mean()) < 0.3
+    assert (some_of(torch.ones(9, 5, dtype=torch.bool), 0.99).sum(1) >= 1).all()
 
 
 @pytest.mark.parametrize("large", [1.0, 30.0])

@@ -50,7 +50,7 @@ def test_rows_that_add_to_mmca_run_one_after_the_other(spoken_tiny, small_study,
     )  # fmt: skip
     lines = {line.study.partition(": ")[2]: line for line in read_results(tmp_path / "results")}
     assert set(lines) == set(CHOSEN)
-    assert lines["best"].members == 2
+    assert lines["best"].members == 3
     assert lines["mmca + instance"].members == 1
     assert lines["vse, distilled"].settings["teacher"] == "row:mmca"
     assert {verdict.verdict for verdict in verdicts} == {"one seed"}

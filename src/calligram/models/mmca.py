@@ -33,6 +33,8 @@ class MMCASettings(PartSettings):
     """of each window of words"""
     alpha: float = 0.2
     """weight of the cross-attention module; 0 leaves it out"""
+    hide: float = 0.0
+    """share of regions left out in training"""
 
 
 class PairModule(nn.Module):
@@ -121,6 +123,12 @@ def _mean(parts: Tensor, mask: Tensor) -> Tensor:
     return (weights.unsqueeze(-2) @ parts).squeeze(-2)
 
 
+def some_of(real: Tensor, hide: float) -> Tensor:
+    """Real parts (N, K) without a random share of them; of each item one stays."""
+    chance = torch.rand(real.shape, device=real.device).masked_fill(~real, -1.0)
+    return real & ((chance >= hide) | (chance == chance.amax(1, keepdim=True)))
+
+
 class MMCA(Matcher):
     """S = i_0 . c_0 + alpha i_1 . c_1, of vectors at length one (mmca, Secs. 3.3-3.5).
 
@@ -156,6 +164,8 @@ class MMCA(Matcher):
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Features (N, R, D) of regions or cells, or pixels (N, 3, H, W) for a backbone -> i_0 (mmca, Eq. 5) and R."""
         features, real = image_parts(self.image, images, mask)
+        if self.training and self.settings.hide:
+            real = some_of(real, self.settings.hide)
         parts = self.project(features)
         return Encoded(mean_of_parts(self.regions(parts, real), real), parts, real)
 

@@ -86,6 +86,7 @@ class MMCAModel:
     heads: Annotated[int, "of each Transformer unit; dim is a multiple", (1, 1000)] = 16
     filters: Annotated[int, "for each window of one, two and three words", (1, 65536)] = 256
     alpha: Annotated[float, "weight of attention between image and text; 0 leaves it out", (0, 1000)] = 0.2
+    hide: Annotated[float, "share of regions or cells left out in training, of a trained backbone too", (0, 0.99)] = 0.0
 
 
 @dataclass(frozen=True)
