@@ -35,7 +35,7 @@ def test_what_is_said_and_how_much_captions_say_it_too(detected):
     assert found["images"] == 5
     assert found["sentences"] == 1
     assert found["said"] == 2
-    by_words = CliRunner().invoke(app, ["semantics", str(detected.folder), "--split", "dev", "--found"])
+    by_words = CliRunner().invoke(app, ["semantics", str(detected.folder), "--found"])
     assert "captions find images of tiny, dev by shared words: R@1 0.0" in by_words.output  # the same is said of all
 
 

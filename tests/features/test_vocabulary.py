@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+import unicodedata
+
 import torch
 
-from calligram.features.vocabulary import END, PAD, START, UNKNOWN, Vocabulary, tokenise
+from calligram.features.vocabulary import END, PAD, START, UNKNOWN, Vocabulary, tokenise, word_places
 
 
 def test_words_are_lower_case_without_punctuation():
     assert tokenise("Two  dogs, run-ning!\n(don’t) Ünïcode x_y") == [
         "two", "dogs", "run", "ning", "don't", "ünïcode", "x", "y",
     ]  # fmt: skip
+
+
+def test_accents_that_are_characters_of_their_own_belong_to_their_letters():
+    apart = unicodedata.normalize("NFD", "L'été, un café")
+    assert tokenise(apart) == tokenise("L'été, un café") == ["l'été", "un", "café"]
+    assert [apart[begin:end] for begin, end in word_places(apart)] == [
+        unicodedata.normalize("NFD", word) for word in ("L'été", "un", "café")
+    ]
 
 
 def test_scripts_without_spaces_give_characters():

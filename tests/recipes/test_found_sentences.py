@@ -80,10 +80,47 @@ def test_a_second_run_learns_from_them_and_knows_their_words(spoken_tiny, first,
         run(spoken_tiny, tmp_path / "fewer", *changes, "sparse.images=0.2")
 
 
+def test_an_ensemble_has_seen_what_its_members_have(spoken_tiny, first, corpus, tmp_path):
+    members = [tmp_path / "whole", tmp_path / "other"]
+    for seed, folder in enumerate(members):
+        run(spoken_tiny, folder, "sparse.images=1", "sparse.captions=none", "epochs=1", f"seed={seed}")
+    recipe, around = RECIPES["ensemble"], Surroundings(torch.device("cpu"))
+
+    def joined(name, runs, *changes):
+        settings = resolve(recipe.defaults, [f"runs={','.join(map(str, runs))}", *changes])
+        return run_recipe(recipe, settings, spoken_tiny, tmp_path / name, around=around)
+
+    removed = r"was trained on .*, with \d+ captions of images that are removed"
+    with pytest.raises(UserError, match=rf"runs\[0\]=.*whole {removed}"):
+        joined("fewer", members, *SPARSE)
+    joined("both", members)
+    with pytest.raises(UserError, match=rf"pseudo\.run=.*both {removed}"):
+        run(spoken_tiny, tmp_path / "again", f"pseudo.run={tmp_path / 'both'}", f"pseudo.corpus={corpus}")
+
+
+def test_a_run_is_not_taken_up_with_other_pseudo_pairs(spoken_tiny, first, corpus, tmp_path):
+    changes = (f"pseudo.run={first}", f"pseudo.corpus={corpus}", "epochs=2")
+    run(spoken_tiny, tmp_path / "again", *changes)
+    run(spoken_tiny, tmp_path / "again", *changes, resume=True)
+    corpus.write_bytes(gzip.compress(b"here nothing lies"))
+    with pytest.raises(UserError, match="was started with other pseudo pairs, and what they are made from has changed"):
+        run(spoken_tiny, tmp_path / "again", *changes, resume=True)
+
+
+def test_a_damaged_run_is_said(spoken_tiny, first, corpus, tmp_path):
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "run.json").write_text("{")
+    changes = (f"pseudo.run={tmp_path / 'damaged'}", f"pseudo.corpus={corpus}")
+    with pytest.raises(UserError, match=r"run\.json is damaged"):
+        run(spoken_tiny, tmp_path / "again", *changes)
+    with pytest.raises(UserError, match=r"run\.json is damaged"):
+        run(spoken_tiny, tmp_path / "damaged", resume=True)
+
+
 def test_what_does_not_go_together_is_refused(spoken_tiny, first, corpus, tmp_path):
-    with pytest.raises(UserError, match="run= and corpus= belong together"):
+    with pytest.raises(UserError, match=r"pseudo\.run= and pseudo\.corpus= belong together"):
         PseudoSettings(run=str(first))
-    with pytest.raises(UserError, match="or run= a run that finds sentences"):
+    with pytest.raises(UserError, match=r"or pseudo\.run= a run that finds some"):
         PseudoSettings(said=())
     sparse = spoken_tiny.sparse(0.5, 1)
     visuals, around = sparse.unannotated("train"), Surroundings()
@@ -93,6 +130,11 @@ def test_what_does_not_go_together_is_refused(spoken_tiny, first, corpus, tmp_pa
         found_sentences(sparse, visuals, str(first), str(own), 1, around)
     with pytest.raises(UserError, match="could not be read as text"):
         found_sentences(sparse, visuals, str(first), str(tmp_path / "none.txt"), 1, around)
+    damaged = bytearray(corpus.read_bytes())
+    damaged[len(damaged) // 2] ^= 255
+    (tmp_path / "damaged.gz").write_bytes(damaged)
+    with pytest.raises(UserError, match="could not be read as text"):
+        found_sentences(sparse, visuals, str(first), str(tmp_path / "damaged.gz"), 1, around)
     run(spoken_tiny, tmp_path / "scan", "matcher=scan", "adversary.weight=0", "epochs=1")
     with pytest.raises(UserError, match="scores without vectors"):
         found_sentences(sparse, visuals, str(tmp_path / "scan"), str(corpus), 1, around)

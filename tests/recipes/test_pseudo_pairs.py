@@ -47,7 +47,7 @@ def test_the_same_sentence_of_several_images_is_one_text(detected):
 def test_nothing_to_pair_is_said(detected):
     with pytest.raises(UserError, match="train of tiny has no image without captions"):
         pseudo_pairs(detected, FINDER)
-    with pytest.raises(UserError, match="has none of which anything is said"):
+    with pytest.raises(UserError, match="nothing is said of any of 3 images of split train"):
         pseudo_pairs(detected.sparse(0.5), PseudoSettings(source="finder", least=0.95))
 
 
@@ -82,7 +82,7 @@ def test_learnt_words_and_names_come_from_captions_that_are_kept(detected, tiny_
 
 
 def test_labels_need_a_classifier(detected):
-    with pytest.raises(UserError, match="said=labels needs a classifier: give backbone="):
+    with pytest.raises(UserError, match="said=labels needs a classifier: give pseudo.backbone="):
         pseudo_pairs(detected.sparse(0.5), PseudoSettings(said=("labels",)))
     with pytest.raises(UserError, match="said needs at least one"):
         PseudoSettings(said=())

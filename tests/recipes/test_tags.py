@@ -67,7 +67,9 @@ def test_probabilities_under_the_least_count_as_none(tiny, tiny_classifier, tmp_
     assert matcher.encode_images(torch.randn(3, matcher.settings.image_dim)).vectors.sum() == 0
 
 
-def test_no_captions_of_train_are_needed_but_those_of_dev_that_it_is_measured_by(tiny_draft, tiny_classifier, tmp_path):
+def test_no_captions_are_needed_and_without_those_of_dev_nothing_is_measured(
+    tiny_draft, tiny_classifier, tmp_path, caplog
+):
     (tmp_path / "pictures").mkdir()
     draft = tiny_draft(tmp_path / "pictures")
     for image in draft.images:
@@ -79,5 +81,9 @@ def test_no_captions_of_train_are_needed_but_those_of_dev_that_it_is_measured_by
     for image in draft.images:
         image.split = "test"
     without = write_collection(draft, tmp_path / "without")
-    with pytest.raises(UserError, match="no captioned images in split dev"):
-        run(without, tmp_path / "none", f"backbone={tiny_classifier}")
+    found = run(without, tmp_path / "none", f"backbone={tiny_classifier}", "expand=none")
+    assert found == {"epoch": -1, "step": 0}
+    assert "no captioned images in split dev: the matcher is not measured" in caplog.text
+    Run.open(tmp_path / "none").load()
+    with pytest.raises(UserError, match="no captioned images in split train"):
+        train_recipe("vse", without, tmp_path / "other")

@@ -22,10 +22,13 @@ def semantics(
             "--set", help="key=value, as recipe a3vse takes them: pseudo.said=regions,labels, sparse.images=0.1."
         ),
     ] = None,
-    split: Annotated[str, typer.Option(help="Images of this split that have no captions.")] = "train",
+    split: Annotated[
+        str | None,
+        typer.Option(help="Images of this split that have no captions: train; with --found dev, captioned ones."),
+    ] = None,
     found: Annotated[
         bool,
-        typer.Option(help="Instead, say it of captioned images (--split dev) and find their captions by its words."),
+        typer.Option(help="Instead, say it of captioned images and find their captions by its words."),
     ] = False,
     show: Annotated[int, typer.Option("-n", min=0, help="Sentences to show.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -40,6 +43,8 @@ def semantics(
     from calligram.recipes.pseudo_pairs import SemanticsSettings, pseudo_pairs, pseudo_sentences
 
     settings, whole = resolve(SemanticsSettings(), set_ or []), Collection.open(collection)
+    # Not of train: words are learnt from its captions.
+    split = split or ("dev" if found else "train")
     around, sparse = Surroundings(device_named(device), track=bars), settings.sparse.of(whole)
     if found:
         pairing = whole.sentences(split)

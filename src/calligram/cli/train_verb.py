@@ -35,6 +35,9 @@ def train(
     best = run_recipe(chosen, settings, Collection.open(collection), out, resume=resume, around=around)
     if processes.first:
         draw_curves(out)
+        if not best.keys() - {"epoch", "step"}:
+            console.print(f"the matcher is in {out}", markup=False)
+            return
         measured = f"rsum {best['rsum']:.1f}" if "rsum" in best else f"localization R@1 {best['r1']:.1f}"
         chosen_by = (
             f"best on dev: {measured} in epoch {best['epoch'] + 1:.0f}" if best["epoch"] >= 0 else f"on dev: {measured}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,6 +99,12 @@ class Pairing:
     def __post_init__(self) -> None:
         if self.matches.shape != (len(self.visuals), len(self.texts)):
             raise ValueError(f"matches are {self.matches.shape} for {len(self.visuals)} x {len(self.texts)} items")
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of which items match which texts, and of what these say."""
+        said = [list(map(str, self.visuals.ids)), list(self.texts.strings), np.stack(self.matches.pairs()).tolist()]
+        return hashlib.blake2b(json.dumps(said).encode(), digest_size=12).hexdigest()
 
     def select(self, visuals: Sequence[int] | Ints) -> Pairing:
         """These visual items with the texts that match any of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from pathlib import Path
 
 from calligram.errors import UserError
@@ -17,5 +18,5 @@ def read_sentences(file: Path) -> list[str]:
     try:
         content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
         return content.decode("utf-8").splitlines()
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         raise UserError(f"{file} could not be read as text ({error}); give a sentence per line in UTF-8") from error

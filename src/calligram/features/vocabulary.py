@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ from calligram.progress import Track, silent
 SPECIAL = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
 
-# Words with inner apostrophes; characters of scripts written without spaces stand alone.
-_WORD = re.compile(r"[぀-ヿ㐀-鿿豈-﫿]|[^\W_]+(?:['’][^\W_]+)?")
+# Words with inner apostrophes; characters of scripts written without spaces stand alone. An accent that is written as a
+# character of its own belongs to its letter.
+_LETTERS = r"(?:[^\W_][\u0300-\u036f]*)+"
+_WORD = re.compile(rf"[぀-ヿ㐀-鿿豈-﫿]|{_LETTERS}(?:['’]{_LETTERS})?")
 
 
 def tokenise(text: str) -> list[str]:
@@ -30,7 +33,7 @@ def tokenise(text: str) -> list[str]:
     >>> tokenise("A dog's red ball, 2 cats.")
     ['a', "dog's", 'red', 'ball', '2', 'cats']
     """
-    return _WORD.findall(text.lower().replace("’", "'"))
+    return _WORD.findall(unicodedata.normalize("NFC", text).lower().replace("’", "'"))
 
 
 def word_places(text: str) -> list[tuple[int, int]]:

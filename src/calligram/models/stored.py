@@ -9,6 +9,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -80,6 +81,17 @@ def load_from_run(folder: Path) -> tuple[Matcher, Inputs]:
     """The best matcher of a run folder and its inputs."""
     check_run(folder)
     return catalog.load(folder / MATCHER, folder / BEST), Inputs.read(folder / INPUTS)
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What a run folder says of its recipe, settings, collection and versions."""
+    try:
+        content: dict[str, Any] = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"{folder / RUN} is damaged ({error}); put it back, or train anew into another folder"
+        ) from error
+    return content
 
 
 def check_run(folder: Path) -> None:

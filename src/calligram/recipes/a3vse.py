@@ -121,6 +121,7 @@ class A3VSERecipe(FragmentModels, StagedSettings, PairedSettings):
 
 def plan(settings: A3VSERecipe, collection: Collection, around: Surroundings) -> Plan:
     """Inputs, matcher and stages, with pseudo pairs where there are any."""
+    _model(settings).check()  # before pseudo-sentences are made, which takes long
     train = collection.sentences("train").join_equal_texts()
     pseudo = _pseudo(settings, collection, around)
     matcher, inputs, extra = built(_model(settings), _known(train, pseudo), around)
@@ -136,7 +137,9 @@ def plan(settings: A3VSERecipe, collection: Collection, around: Surroundings) ->
     sampler = PairSampler(pseudo.matches, size, derived_seed(settings.seed, "pseudo"))
     feed = WeakBatches(own, pair_batches(settings, pseudo, inputs, around, sampler=sampler), steps)
     stages = _weak(settings, _stages(settings, feed, extra), _adversary(settings, matcher, inputs))
-    return Plan(matcher, inputs, stages, settings.loop(), dev_depth=settings.measured(matcher))
+    return Plan(
+        matcher, inputs, stages, settings.loop(), dev_depth=settings.measured(matcher), pseudo=pseudo.fingerprint
+    )
 
 
 def _pseudo(settings: A3VSERecipe, collection: Collection, around: Surroundings) -> Pairing | None:

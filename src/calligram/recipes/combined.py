@@ -37,6 +37,11 @@ class CombinedRecipe(RunSettings):
         (1, 100000000),
     ] = 12000
 
+    @property
+    def teachers(self) -> dict[str, str]:
+        """Both runs: what they have seen, the combination has."""
+        return {name: run for name, run in (("sentences", self.sentences), ("phrases", self.phrases)) if run}
+
 
 def plan(settings: CombinedRecipe, collection: Collection, around: Surroundings) -> Plan:
     """Both matchers as they are, and both their inputs side by side."""

@@ -24,6 +24,11 @@ class EnsembleRecipe(RunSettings):
 
     runs: Annotated[tuple[str, ...], "run folders, separated by commas, trained on the same inputs"] = ()
 
+    @property
+    def teachers(self) -> dict[str, str]:
+        """The members: what they have seen, the ensemble has."""
+        return {f"runs[{place}]": run for place, run in enumerate(self.runs)}
+
 
 def plan(settings: EnsembleRecipe, collection: Collection, around: Surroundings) -> Plan:
     """All matchers as they are, with the inputs they share."""

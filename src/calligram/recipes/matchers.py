@@ -50,6 +50,11 @@ class Model:
             check_fragments(self.matcher, self.image, self.text, self.fragments)
         else:
             check_sides(self.image, self.text)
+        if self.matcher == "dual-path" and self.text.network != "cnn":
+            raise UserError(
+                "matcher=dual-path reads texts with a CNN: give --set text.network=cnn, or take matcher=vse for a GRU "
+                "or a text.encoder"
+            )
         if self.matcher == "pretrained" and not self.model:
             raise UserError("matcher=pretrained needs a model: give --set model= with a folder or a hub name")
         if self.matcher == "two-branch":

@@ -50,6 +50,8 @@ class Plan(NamedTuple):
     """what dev is measured by, where that is not retrieval of captions"""
     dev_depth: int | None = None
     """candidates of each query of dev that are scored, found by vectors; None for all pairs"""
+    pseudo: str = ""
+    """a hash of pairs that machines made, which depend on more than settings and captions; empty without any"""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Recipe:
     """the recipe's settings dataclass with its default values"""
     plan: Callable[[Any, Collection, Surroundings], Plan]
     learns: bool = True
-    """whether it needs captioned images in train; dev is measured in any case"""
+    """whether it needs captioned images in train, and in dev to choose by"""
 
 
 def device_named(name: str = "auto") -> torch.device:
@@ -112,11 +114,19 @@ def run_recipe(
     with torch.random.fork_rng([]):
         torch.manual_seed(int(settings.seed))
         plan = recipe.plan(settings, collection, around)
+    if plan.pseudo:
+        about["pseudo pairs"] = plan.pseudo
+    if resume and around.processes.first:
+        Run.check_same(out, "pseudo pairs", plan.pseudo)
     plan = plan._replace(stages=lengthened(plan.stages, epochs_factor(settings, whole, collection)))
     for stage in plan.stages:  # of all of them: the last may begin hours later
         check_parts(plan.matcher, (*stage.part_lr, *stage.frozen))
     plan.matcher.to(around.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    evaluate = plan.evaluate or _measures_dev(plan, collection, around)
+    if recipe.learns or _captioned(whole, "dev"):
+        evaluate = plan.evaluate or _measures_dev(plan, collection, around)
+    else:
+        log.warning("%s has no captioned images in split dev: the matcher is not measured", whole.folder)
+        evaluate = _measures_nothing
     # Only now: a recipe that could not be planned or measured leaves no folder behind.
     run = Run.create(out, about) if around.processes.first else Run(out)
     if around.processes.first and plan.fit is None:
@@ -129,14 +139,23 @@ def run_recipe(
 
 
 def _check_captions(whole: Collection, sparse: Collection, *, learns: bool) -> None:
-    for split in ("train", "dev") if learns else ("dev",):
-        if not whole.splits().get(split) or not len(whole.sentences(split).matches):
+    for split in ("train", "dev") if learns else ():
+        if not _captioned(whole, split):
             raise UserError(
                 f"collection {whole.folder} has no captioned images in split {split}; training learns from train "
                 "and chooses on dev. Caption more images, or give a captions file a column 'split' (train, dev or test)"
             )
     if learns and not len(sparse.sentences("train").matches):
         raise UserError(f"no training image keeps a caption in {sparse.name}; give a larger sparse.images")
+
+
+def _captioned(collection: Collection, split: str) -> bool:
+    return bool(collection.splits().get(split)) and len(collection.sentences(split).matches) > 0
+
+
+def _measures_nothing(matcher: Matcher) -> Mapping[str, float]:
+    del matcher
+    return {}
 
 
 def _about(

@@ -32,8 +32,7 @@ class PseudoSettings:
     """What is said of images without captions.
 
     ``regions`` are the paper's regional semantics, ``labels`` its global ones; ``learnt`` is ours, and so are sentences
-    of other texts that an earlier run finds. How defaults were
-    chosen is in ``docs/papers.md``.
+    of other texts that an earlier run finds. How defaults were chosen is in ``docs/papers.md``.
     """
 
     of: Annotated[
@@ -79,9 +78,13 @@ class PseudoSettings:
 
     def __post_init__(self) -> None:
         if not self.said and not self.run:
-            raise UserError("said needs at least one of regions, labels and learnt, or run= a run that finds sentences")
+            raise UserError(
+                "pseudo.said needs at least one of regions, labels and learnt, or pseudo.run= a run that finds some"
+            )
         if bool(self.run) != bool(self.corpus):
-            raise UserError("run= and corpus= belong together: a trained run, and the text it finds sentences in")
+            raise UserError(
+                "pseudo.run= and pseudo.corpus= belong together: a trained run, and the text it finds sentences in"
+            )
 
 
 @dataclass(frozen=True)
@@ -115,10 +118,14 @@ def pseudo_pairs(
     spoken_of = np.flatnonzero([bool(sentences) for sentences in said])
     log.info("pseudo-sentences for %d of %d images", len(spoken_of), len(visuals))
     if not len(spoken_of):
-        reason = "has no image without captions" if not len(visuals) else "has none of which anything is said"
+        if not len(visuals):
+            raise UserError(
+                f"split {split} of {collection.name} has no image without captions; pseudo pairs need some: take "
+                "sparse.images below 1, add pictures without captions, or pseudo.of=all"
+            )
         raise UserError(
-            f"split {split} of {collection.name} {reason}; pseudo pairs need some: take sparse.images below 1, add "
-            "pictures without captions, or lower the smallest score"
+            f"nothing is said of any of {len(visuals)} images of split {split} of {collection.name}: say more with "
+            "pseudo.said=, lower pseudo.least, pseudo.label_least or pseudo.learnt_least, or take pseudo.naming=own"
         )
     chosen = visuals.select(spoken_of)
     said = [said[place] for place in spoken_of.tolist()]
@@ -150,7 +157,9 @@ def neighbours_captions(
     """For each image one caption of each of the captioned images that a classifier's vectors find most alike."""
     around = around or Surroundings()
     if not settings.backbone:
-        raise UserError("neighbours need vectors of images: give backbone= with the folder or hub name of a classifier")
+        raise UserError(
+            "pseudo.neighbours need vectors of images: give pseudo.backbone=, the folder or hub name of a classifier"
+        )
     words = ImageWords.load(settings.backbone, around.device, around.track)
     return words.neighbours(visuals, collection.sentences("train"), settings.neighbours)
 
@@ -166,11 +175,12 @@ def pseudo_sentences(
     if set(settings.said) & {"labels", "learnt"}:
         if not settings.backbone:
             raise UserError(
-                f"said={','.join(settings.said)} needs a classifier: give backbone= with the folder or hub name "
-                "of one, or said=regions"
+                f"pseudo.said={','.join(settings.said)} needs a classifier: give pseudo.backbone= with the folder or "
+                "hub name of one, or pseudo.said=regions"
             )
-        # Regions need no captions, so that a collection without splits can be spoken of.
-        captions = collection.sentences("train")
+        # Regions and labels' own names need no captions, so that a collection without splits can be spoken of.
+        if "learnt" in settings.said or settings.naming == "known":
+            captions = collection.sentences("train")
         words = ImageWords.load(settings.backbone, around.device, around.track)
     parts: list[list[str]] = []
     for kind in settings.said:
@@ -179,11 +189,12 @@ def pseudo_sentences(
             parts.append(regional_sentences(collection, visuals.rows, settings.source, how))
             continue
         assert words is not None
-        assert captions is not None
         if kind == "labels":
-            known = {word for string in captions.texts.strings for word in tokenise(string)}
+            strings = captions.texts.strings if captions is not None else ()
+            known = {word for string in strings for word in tokenise(string)}
             parts.append(words.labels(visuals, settings.label_least, settings.naming, known))
         else:
+            assert captions is not None
             parts.append(words.learnt(visuals, captions, settings.learnt_words, settings.shrink, settings.learnt_least))
     return _joined(parts, repeats=settings.repeats)
 

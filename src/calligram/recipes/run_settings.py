@@ -85,7 +85,7 @@ class RunSettings:
 
     @property
     def teachers(self) -> dict[str, str]:
-        """Other runs whose scores are learnt from, by the setting that names each."""
+        """Other runs whose scores are learnt from, or that become part of this one, by the setting that names each."""
         return {}
 
 

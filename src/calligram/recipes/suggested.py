@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from calligram.data.collection import Collection
 from calligram.data.sparse import FURTHER, SPLIT, Sparsity, kept_matches, sparse_view, with_captions_of
 from calligram.errors import UserError
 from calligram.evaluation.suggesting import suggest
-from calligram.models.stored import RUN, load_matcher
+from calligram.models.stored import RUN, load_matcher, read_about
 from calligram.recipes.teachers import sparsity_of
 
 Ints = NDArray[np.int64]
@@ -62,7 +61,7 @@ def _suggested_to(run: str, collection: Collection, sparsity: Sparsity) -> Ints:
     file = Path(run).expanduser() / RUN
     if not file.is_file():
         return np.array([], dtype=np.int64)
-    about = json.loads(file.read_text(encoding="utf-8"))
+    about = read_about(file.parent)
     places = {name: row for row, name in enumerate(collection.column("images", "id"))}
     missing = [name for name in about.get(FURTHER, []) if name not in places]
     if missing:

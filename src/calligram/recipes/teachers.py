@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from calligram.data.collection import Collection
 from calligram.data.sparse import FURTHER, Sparsity, sparse_view, with_captions_of
 from calligram.errors import UserError
-from calligram.models.stored import RUN, check_run, fingerprint_of_run
+from calligram.models.stored import RUN, check_run, fingerprint_of_run, read_about
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ def refuse_leaks(teachers: Mapping[str, str], whole: Collection, sparse: Collect
         file = Path(name).expanduser() / RUN
         if not file.is_file():
             continue
-        seen = seen_by(json.loads(file.read_text(encoding="utf-8")), whole)
+        seen = seen_by(read_about(file.parent), whole)
         if seen is None:
             log.warning(
                 "%s=%s was not trained on %s as it is now: whether it saw captions that sparse settings remove here "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from calligram.search import columns
 from calligram.search.known import State, short_hash
 from calligram.search.sources import Pictures
 from calligram.search.writing import Writer
+
+log = logging.getLogger(__name__)
 
 AT_ONCE = 4096
 """captions that are encoded and committed together"""
@@ -86,6 +89,11 @@ def _encode(writer: Writer, stored: Stored, wanted: Sequence[Wanted], number: in
     vectors = encode_texts(stored.matcher, rows).vectors.float().cpu().numpy()
     usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
     kept = [w for w, fine in zip(wanted, usable, strict=True) if fine]
+    if len(kept) < len(wanted):
+        log.warning(
+            "%d of %d captions are left out: the matcher knows none of their words, such as '%s'",
+            len(wanted) - len(kept), len(wanted), wanted[int(np.argmin(usable))].text[:60],
+        )  # fmt: skip
     writer.tables.put("captions", [_row(w, number) for w in kept])
     if kept:
         writer.captions.add([w.id for w in kept], vectors[usable], caption_columns(writer, [w.items[0] for w in kept]))

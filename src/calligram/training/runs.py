@@ -18,7 +18,7 @@ from calligram.errors import UserError
 from calligram.features.inputs import Inputs
 from calligram.models import catalog
 from calligram.models.matcher import Matcher
-from calligram.models.stored import BEST, INPUTS, MATCHER, RUN, check_run, load_from_run
+from calligram.models.stored import BEST, INPUTS, MATCHER, RUN, check_run, load_from_run, read_about
 
 METRICS = "metrics.jsonl"
 
@@ -52,13 +52,22 @@ class Run:
             return
         if not resume:
             raise UserError(f"{folder} already holds a run; give --resume to go on with it, or another --out")
-        before = _over(defaults or {}, json.loads((folder / RUN).read_text(encoding="utf-8")))
+        before = _over(defaults or {}, read_about(folder))
         for key in ("recipe", "settings", "collection", "content", "teachers"):
             if before.get(key) != json.loads(json.dumps(about.get(key))):
                 raise UserError(
                     f"{folder} was started with other {key}: {_difference(before.get(key), about.get(key))}; "
                     "resume with the same, or choose another --out"
                 )
+
+    @staticmethod
+    def check_same(folder: Path, what: str, now: str) -> None:
+        """Refuse to resume a run that noted another hash of what it learns from; one that noted none goes on."""
+        if (folder / RUN).is_file() and read_about(folder).get(what, now) != now:
+            raise UserError(
+                f"{folder} was started with other {what}, and what they are made from has changed since; put it back "
+                "as it was, or choose another --out"
+            )
 
     @classmethod
     def open(cls, folder: Path) -> Run:
@@ -69,8 +78,7 @@ class Run:
     @property
     def about(self) -> dict[str, Any]:
         """Recipe, settings, collection and versions."""
-        content: dict[str, Any] = json.loads((self.folder / RUN).read_text(encoding="utf-8"))
-        return content
+        return read_about(self.folder)
 
     def finish(self, seconds: float) -> None:
         """Record the time spent training, over all calls."""
