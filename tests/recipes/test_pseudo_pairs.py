@@ -82,7 +82,7 @@ def test_learnt_words_and_names_come_from_captions_that_are_kept(detected, tiny_
 
 
 def test_labels_need_a_classifier(detected):
-    with pytest.raises(UserError, match="said=labels needs a classifier: give pseudo.backbone="):
+    with pytest.raises(UserError, match=r"said=labels needs a classifier: give pseudo\.backbone="):
         pseudo_pairs(detected.sparse(0.5), PseudoSettings(said=("labels",)))
     with pytest.raises(UserError, match="said needs at least one"):
         PseudoSettings(said=())
