@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,12 +22,14 @@ SMALL = [
 ]  # fmt: skip
 
 
+COMMAND = [sys.executable, "-c", "from calligram.cli.main import main; main()"]
+PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+
+
 def calligram(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", "from calligram.cli.main import main; main()", *map(str, arguments)],
-        capture_output=True, text=True, cwd=cwd, timeout=120,
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
-    )  # fmt: skip
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120, env=PLAIN
+    )
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +46,19 @@ def test_training_leaves_a_run_and_says_what_to_do_next(trained):
     assert {"run.json", "matcher.json", "inputs", "best.safetensors", "metrics.jsonl", "curves.png"} <= {
         f.name for f in out.iterdir()
     }
+
+
+def test_a_training_that_is_stopped_says_how_to_go_on(tiny, tmp_path):
+    out = tmp_path / "run"
+    asked = [*COMMAND, "train", "vse", str(tiny.folder), "--out", str(out), "--set", "epochs=100000", *SMALL]
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=PLAIN) as process:
+        until = time.monotonic() + 60
+        while not list((out / "state").glob("*")) and time.monotonic() < until:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        printed, complained = process.communicate(timeout=60)
+    assert process.returncode == 130, complained
+    assert f"stopped; the same command with --resume goes on with {out}" in printed.replace("\n", "")
 
 
 def test_evaluation_prints_the_json_that_others_read(trained, tiny):

@@ -46,7 +46,7 @@ def _add(source: Collection, file: Path) -> None:
     if not filled.captions:
         raise UserError(f"{file} holds no caption; write some into its column 'caption'")
     added = add_captions(source.folder, filled.captions)
-    parts = [f"{added.captions} captions added to {source.folder}"]
+    parts = [f"{added.captions} {'caption' if added.captions == 1 else 'captions'} added to {source.folder}"]
     parts += [f"{added.known} were there already"] if added.known else []
     parts += [f"{filled.empty} rows had none"] if filled.empty else []
     put = [f"{split} ({added.splits[split]})" for split in SPLITS if split in added.splits]

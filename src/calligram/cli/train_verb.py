@@ -32,7 +32,12 @@ def train(
     settings = resolve(chosen.defaults, set_ or [], config)
     processes = Processes.join()
     around = Surroundings(device_named(device), processes, bars)
-    best = run_recipe(chosen, settings, Collection.open(collection), out, resume=resume, around=around)
+    try:
+        best = run_recipe(chosen, settings, Collection.open(collection), out, resume=resume, around=around)
+    except KeyboardInterrupt:
+        if processes.first and (out / "state").is_dir():
+            console.print(f"stopped; the same command with --resume goes on with {out}", markup=False, soft_wrap=True)
+        raise typer.Exit(130) from None
     if processes.first:
         draw_curves(out)
         if not best.keys() - {"epoch", "step"}:

@@ -96,8 +96,8 @@ class Guard:
 
 
 def too_large(settings: Settings) -> str:
-    """Say what a picture may weigh."""
-    return f"a picture may have at most {settings.upload_bytes / 1e6:g} MB; send a smaller one"
+    """Say what a picture may weigh, which is the most that anything may."""
+    return f"a picture, or whatever is sent, may have at most {settings.upload_bytes / 1e6:g} MB; send less"
 
 
 def check(scope: Scope, settings: Settings) -> None:
