@@ -105,13 +105,13 @@ def print_unknown(count: UnknownFailures) -> None:
     """How many texts that were not found have words that are not known."""
     having = count.failures_unknown + count.found_unknown
     others = count.failures + count.found - having
-    rates = [
-        f"{texts} texts {what} such a word" + (f" {rate:.0f}% fail" if texts else "")
-        for texts, what, rate in zip((having, others), ("with", "without"), count.failure_rate, strict=True)
-    ]
+    with_one, without = (
+        f"{rate:.0f}% of {texts} fail" if texts else "there are none"
+        for texts, rate in zip((having, others), count.failure_rate, strict=True)
+    )
     console.print(
         f"{count.failures} texts do not find an image among the first {count.within}; {count.failures_unknown} of them "
-        f"have a word that the matcher has never seen. Of {rates[0]}, of {rates[1]}"
+        f"have a word that the matcher has never seen. Of texts with such a word {with_one}, of others {without}"
     )
     if count.words:
         console.print(f"unknown most often: {', '.join(f'{w} ({n})' for w, n in count.words[:10])}", markup=False)

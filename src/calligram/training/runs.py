@@ -65,8 +65,8 @@ class Run:
         """Refuse to resume a run that noted another hash of what it learns from; one that noted none goes on."""
         if (folder / RUN).is_file() and read_about(folder).get(what, now) != now:
             raise UserError(
-                f"{folder} was started with other {what}, and what they are made from has changed since; put it back "
-                "as it was, or choose another --out"
+                f"{folder} was started with other {what}: what they are made from has changed, or another machine "
+                "made them; put it back as it was, or choose another --out"
             )
 
     @classmethod
