@@ -122,6 +122,8 @@ def test_what_does_not_go_together_is_refused(spoken_tiny, first, corpus, tmp_pa
         PseudoSettings(run=str(first))
     with pytest.raises(UserError, match=r"or pseudo\.run= a run that finds some"):
         PseudoSettings(said=())
+    with pytest.raises(UserError, match=r"pseudo\.of=none makes no pseudo pairs"):
+        resolve(RECIPES["a3vse"].defaults, ["pseudo.of=none", f"pseudo.run={first}", f"pseudo.corpus={corpus}"])
     sparse = spoken_tiny.sparse(0.5, 1)
     visuals, around = sparse.unannotated("train"), Surroundings()
     own = tmp_path / "own.txt"

@@ -117,6 +117,8 @@ class A3VSERecipe(FragmentModels, StagedSettings, PairedSettings):
     def __post_init__(self) -> None:
         if self.pseudo_batch == 1:
             raise UserError("pseudo_batch must be at least 2 images, or 0 for as many as batch, got 1")
+        if self.pseudo.of == "none" and (self.pseudo.run or self.pseudo.neighbours):
+            raise UserError("pseudo.of=none makes no pseudo pairs; leave out pseudo.run and pseudo.neighbours")
 
 
 def plan(settings: A3VSERecipe, collection: Collection, around: Surroundings) -> Plan:
