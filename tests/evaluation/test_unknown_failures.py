@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from calligram.cli.screen import print_unknown
 from calligram.data.matches import Matches
 from calligram.evaluation.unknown_failures import unknown_failures
 
@@ -26,7 +27,10 @@ def test_failures_are_counted_by_whether_their_words_are_known():
     assert found.as_dict()["within"] == 1
 
 
-def test_rates_of_nothing_are_not_numbers():
+def test_rates_of_nothing_are_not_numbers(capsys):
     found = unknown_failures(np.ones((2, 1)), Matches(np.array([0]), np.array([0]), (2, 1)), ("a dog",), strange, 10)
     assert math.isnan(found.failure_rate[0])
     assert found.failure_rate[1] == 0.0
+    print_unknown(found)
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.endswith("Of texts with such a word there are none, of others 0% of 1 fail")

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from calligram.errors import UserError
+from calligram.features.backbone_input import BackboneInput
+from calligram.features.backbones import Backbone
 from calligram.features.encoder_input import EncoderInput
 from calligram.features.inputs import Inputs
 from calligram.features.pixels import PixelInput
@@ -60,6 +62,15 @@ def test_saved_and_read_it_gives_the_same(source, tmp_path):
     back = Inputs.read(tmp_path).texts
     assert isinstance(back, EncoderInput)
     torch.testing.assert_close(back.texts(TEXTS)[0], source.texts(TEXTS)[0])
+
+
+def test_what_reads_texts_and_sees_pictures_goes_to_a_device(source, tiny_classifier):
+    seen = BackboneInput(Backbone.load(str(tiny_classifier)), PixelInput(32), "tiny")
+    inputs = Inputs(seen, source)
+    assert inputs.to("meta") is inputs
+    for network in (seen.backbone, source.encoder):
+        assert {p.device.type for p in network.parameters()} == {"meta"}
+    Inputs(PixelInput(32), source.pieces).to("meta")  # with nothing to move
 
 
 def test_words_cannot_be_hidden(source):

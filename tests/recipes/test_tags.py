@@ -4,7 +4,9 @@ import logging
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from calligram.cli.main import app
 from calligram.data.writing import write_collection
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
@@ -54,6 +56,18 @@ def test_without_wordnet_it_is_said_and_names_alone_are_used(tiny, tiny_classifi
     texts = Run.open(tmp_path / "run").load()[1].texts
     assert texts.asked("a monocycle") == [2]
     assert texts.asked("a dog") == []
+
+
+def test_captions_of_no_label_are_left_out_of_a_library_and_counted(tiny, tiny_classifier, tmp_path, caplog):
+    run(tiny, tmp_path / "run", f"backbone={tiny_classifier}", "expand=none")
+    asked = ["index", str(tmp_path / "run"), str(tiny.folder), "--out", str(tmp_path / "library"), "--device", "cpu"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    (said,) = [r.getMessage() for r in caplog.records if "captions are left out" in r.getMessage()]
+    left = int(said.split()[0])
+    texts = len(tiny.column("captions", "text"))
+    assert 0 < left <= texts
+    assert f"{texts - left} captions" in " ".join(done.output.split())
 
 
 def test_a_classifier_is_needed(tiny, tmp_path):

@@ -46,14 +46,21 @@ def take_captions(
     moved = [w for w in wanted if w.id in known and known[w.id][0] == w.text]
     moved = [w for w in moved if known[w.id][1] != w.items or w.items[0] in dirty]
     extra = sorted(known.keys() - {w.id for w in wanted})
+    left: list[Wanted] = []
     for start in track(range(0, len(encode), AT_ONCE), "encoding captions", -(-len(encode) // AT_ONCE)):
-        _encode(writer, stored, encode[start : start + AT_ONCE], state.number)
+        left += _encode(writer, stored, encode[start : start + AT_ONCE], state.number)
         writer.commit()
+    if left:
+        log.warning(
+            "%d captions are left out: the matcher knows none of their words, such as '%s'",
+            len(left), left[0].text[:60],
+        )  # fmt: skip
     if moved:
         writer.tables.put("captions", [_row(w, state.number) for w in moved])
         writer.captions.update([w.id for w in moved], caption_columns(writer, [w.items[0] for w in moved]))
     remove_captions(writer, extra)
-    return Counter({"captions": len(encode), "captions moved": len(moved), "captions removed": len(extra)})
+    taken = len(encode) - len(left)
+    return Counter({"captions": taken, "captions moved": len(moved), "captions removed": len(extra)})
 
 
 def remove_captions(writer: Writer, ids: Sequence[str]) -> None:
@@ -84,19 +91,16 @@ def _wanted(source: Pictures, state: State) -> list[Wanted]:
     return wanted
 
 
-def _encode(writer: Writer, stored: Stored, wanted: Sequence[Wanted], number: int) -> None:
+def _encode(writer: Writer, stored: Stored, wanted: Sequence[Wanted], number: int) -> list[Wanted]:
+    """Add captions; returns those without a vector, which nobody could find."""
     rows = stored.inputs.texts.load([w.text for w in wanted])
     vectors = encode_texts(stored.matcher, rows).vectors.float().cpu().numpy()
     usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
     kept = [w for w, fine in zip(wanted, usable, strict=True) if fine]
-    if len(kept) < len(wanted):
-        log.warning(
-            "%d of %d captions are left out: the matcher knows none of their words, such as '%s'",
-            len(wanted) - len(kept), len(wanted), wanted[int(np.argmin(usable))].text[:60],
-        )  # fmt: skip
     writer.tables.put("captions", [_row(w, number) for w in kept])
     if kept:
         writer.captions.add([w.id for w in kept], vectors[usable], caption_columns(writer, [w.items[0] for w in kept]))
+    return [w for w, fine in zip(wanted, usable, strict=True) if not fine]
 
 
 def _row(wanted: Wanted, number: int) -> Mapping[str, Any]:

@@ -84,7 +84,7 @@ def replayed(
     # Where nothing is recorded yet too: what is filled up draws random numbers as well.
     given = [filled(t) if grows else t for t, grows in zip(given, growing, strict=True)]
     try:
-        recording = graphs.recording(used, given)
+        recording = graphs.recording(used, given, parameters)
         if recording is not None:
             found: Tensor = _Replayed.apply(graphs, recording, len(given), *given, *parameters)  # type: ignore[no-untyped-call]
             return found
@@ -218,9 +218,8 @@ class Graphs:
         """The turn's backward pass has run."""
         self._open = lambda: None
 
-    def recording(self, used: nn.Module, given: Sequence[Tensor]) -> Recording | None:
+    def recording(self, used: nn.Module, given: Sequence[Tensor], parameters: Sequence[Tensor]) -> Recording | None:
         """That of these shapes, made if they have come often enough; None where the work is to run as it is."""
-        parameters = list(used.parameters())
         if self._given_up or self._open() is not None or not any(p.requires_grad for p in parameters):
             return None
         places = [(p.data_ptr(), p.requires_grad) for p in parameters]
