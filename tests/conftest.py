@@ -1,11 +1,17 @@
-"""A tiny collection of real pictures: six images, fourteen captions, one caption shared by two images."""
+"""A tiny collection of real pictures (six images, fourteen captions, one shared by two images), and the command."""
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -224,3 +230,51 @@ def tiny_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
             model.train()(2 * torch.rand(8, 3, 32, 32) - 1)
     model.save_pretrained(folder)
     return folder
+
+
+class Done(NamedTuple):
+    """What a process leaves, named as in ``subprocess``."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def _calligram(*arguments: object, cwd: Path | None = None) -> Done:
+    """What ``main`` does not handle is raised here, where a process would show a traceback."""
+    import torch
+
+    from calligram.cli import main, screen
+
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="", write_through=True) for _ in range(2))
+    logs = logging.getLogger(), logging.getLogger("calligram")
+    levels, threads, code = [log.level for log in logs], torch.get_num_threads(), 0
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        mock.patch.dict(os.environ, {"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}),
+        warnings.catch_warnings(),
+        torch.random.fork_rng(devices=[]),
+    ):
+        patch.chdir(cwd or Path.cwd())
+        for name, value in (("stdin", io.StringIO()), ("stdout", out), ("stderr", err)):
+            patch.setattr(sys, name, value)
+        patch.setattr(sys, "argv", ["calligram", *map(str, arguments)])
+        patch.setattr(logs[0], "handlers", [])  # those of pytest would keep ``basicConfig`` from adding its own
+        for shown in (screen.console, screen.errors):  # which looked at the environment when they were made
+            patch.setattr(shown, "_width", 200)
+            patch.setattr(shown, "_color_system", None)
+        try:
+            main.main()
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else int(left.code is not None)
+        finally:
+            torch.set_num_threads(threads)
+            for log, level in zip(logs, levels, strict=True):
+                log.setLevel(level)
+    return Done(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+
+
+@pytest.fixture(scope="session")
+def calligram() -> Callable[..., Done]:
+    """Runs a verb as the command does but in this process, which has everything imported and is left as it was."""
+    return _calligram

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -17,22 +16,18 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
 
-def test_the_commands_and_the_python_of_the_readme_run(tmp_path):
-    environment = {**os.environ, "COLUMNS": "160", "TERM": "dumb"}
+def test_the_commands_and_the_python_of_the_readme_run(calligram, tmp_path):
     for line in blocks("bash")[0].splitlines():
         command = line.replace("--images 2000", "--images 60 --size 32")
         words = shlex.split(command, comments=True)
         if " train " in line:
             words += shlex.split(SMALLER)
         assert words[0] == "calligram"
-        done = subprocess.run(
-            [sys.executable, "-c", "from calligram.cli.main import main; main()", *words[1:]],
-            cwd=tmp_path, env=environment, capture_output=True, text=True,
-        )  # fmt: skip
+        done = calligram(*words[1:], cwd=tmp_path)
         assert done.returncode == 0, done.stderr
     settings = ", ".join(f'"{word}"' for word in shlex.split(SMALLER) if "=" in word and "epochs" not in word)
     script = blocks("python")[0].replace('"seed=1"', f'"seed=1", {settings}')
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert re.search(r"text to image R@1 \d+\.\d, rsum \d+", done.stdout)
 

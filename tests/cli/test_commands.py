@@ -1,17 +1,22 @@
-"""The command as a user runs it: real processes, real files, what is printed."""
+"""The command as a user runs it: real files, what is printed, and a real process where that is what matters."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+
+from calligram import __version__
 
 SMALL = [
     flag
@@ -21,19 +26,12 @@ SMALL = [
     for flag in ("--set", change)
 ]  # fmt: skip
 
-
 COMMAND = [sys.executable, "-c", "from calligram.cli.main import main; main()"]
 PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
 
 
-def calligram(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, timeout=120, env=PLAIN
-    )
-
-
 @pytest.fixture(scope="module")
-def trained(tiny, tmp_path_factory):
+def trained(calligram, tiny, tmp_path_factory):
     out = tmp_path_factory.mktemp("trained") / "run"
     done = calligram("train", "vse", tiny.folder, "--out", out, "--set", "epochs=2", *SMALL)
     assert done.returncode == 0, done.stderr
@@ -50,25 +48,30 @@ def test_training_leaves_a_run_and_says_what_to_do_next(trained):
 
 def test_a_training_that_is_stopped_says_how_to_go_on(tiny, tmp_path):
     out = tmp_path / "run"
-    asked = [*COMMAND, "train", "vse", str(tiny.folder), "--out", str(out), "--set", "epochs=100000", *SMALL]
+    listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # not so in the background
+    command = [sys.executable, "-c", f"{listens}; {COMMAND[-1]}"]
+    asked = [*command, "train", "vse", str(tiny.folder), "--out", str(out), "--set", "epochs=100000", *SMALL]
     with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=PLAIN) as process:
         until = time.monotonic() + 60
         while not list((out / "state").glob("*")) and time.monotonic() < until:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        printed, complained = process.communicate(timeout=60)
+        try:
+            printed, complained = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130, complained
     assert f"stopped; the same command with --resume goes on with {out}" in printed.replace("\n", "")
 
 
-def test_evaluation_prints_the_json_that_others_read(trained, tiny):
+def test_evaluation_prints_the_json_that_others_read(calligram, trained, tiny):
     done = calligram("evaluate", trained[0], tiny.folder, "--split", "test", "--json")
     found = json.loads(done.stdout)
     assert {"r1", "r5", "r10", "medr", "meanr"} <= set(found["i2t"])
     assert found["rsum"] == pytest.approx(sum(found[d][k] for d in ("i2t", "t2i") for k in ("r1", "r5", "r10")))
 
 
-def test_evaluation_prints_a_table_draws_a_sheet_and_records(trained, tiny, tmp_path):
+def test_evaluation_prints_a_table_draws_a_sheet_and_records(calligram, trained, tiny, tmp_path):
     done = calligram(
         "evaluate", trained[0], tiny.folder, "--folds", "2", "--sheet", tmp_path / "sheet.png",
         "--record", tmp_path / "results" / "a.jsonl",
@@ -86,7 +89,7 @@ def test_evaluation_prints_a_table_draws_a_sheet_and_records(trained, tiny, tmp_
     assert "## tiny" in (tmp_path / "docs" / "results.md").read_text()
 
 
-def test_candidates_alone_can_be_scored_behind_another_run(trained, tiny, tmp_path):
+def test_candidates_alone_can_be_scored_behind_another_run(calligram, trained, tiny, tmp_path):
     results = tmp_path / "results" / "a.jsonl"
     asked = ["evaluate", trained[0], tiny.folder, "--no-identities", "--first", trained[0] / "inputs" / ".."]
     done = calligram(*asked, "--depth", "3", "--record", results)
@@ -105,12 +108,12 @@ def test_candidates_alone_can_be_scored_behind_another_run(trained, tiny, tmp_pa
     assert full["t2i"] == whole["t2i"]
 
 
-def test_identities_can_be_asked_for(trained, tiny):
+def test_identities_can_be_asked_for(calligram, trained, tiny):
     done = calligram("evaluate", trained[0], tiny.folder, "--identities", "--json")
     assert json.loads(done.stdout)["t2i"]["queries"] == 14
 
 
-def test_identities_are_the_default_where_there_are_any_and_pictures_are_drawn(trained, tiny, tmp_path):
+def test_identities_are_the_default_where_there_are_any_and_pictures_are_drawn(calligram, trained, tiny, tmp_path):
     done = calligram(
         "evaluate", trained[0], tiny.folder, "--json", "--pictures", tmp_path / "p", "--record", tmp_path / "r.jsonl"
     )
@@ -128,7 +131,7 @@ def test_identities_are_the_default_where_there_are_any_and_pictures_are_drawn(t
     assert all(words in told for words in ("by identity", " chance ", "mAP", "overlap by S = "))
 
 
-def test_a_folder_of_pictures_becomes_a_collection_with_problems_counted(tmp_path):
+def test_a_folder_of_pictures_becomes_a_collection_with_problems_counted(calligram, tmp_path):
     source = tmp_path / "photos"
     source.mkdir()
     for name in ("a", "b", "c"):
@@ -149,7 +152,7 @@ def test_a_folder_of_pictures_becomes_a_collection_with_problems_counted(tmp_pat
     assert not (tmp_path / "strict").exists()
 
 
-def test_scenes_are_drawn(tmp_path):
+def test_scenes_are_drawn(calligram, tmp_path):
     done = calligram("scenes", tmp_path / "scenes", "--images", "30", "--size", "32")
     assert done.returncode == 0, done.stderr
     assert "30 images and 150 captions" in done.stdout
@@ -183,7 +186,7 @@ def test_scenes_are_drawn(tmp_path):
         (["list", "vsee"], "did you mean 'vse'?"),
     ],
 )
-def test_errors_name_what_is_wrong_without_a_traceback(arguments, message, trained, tiny, tmp_path):
+def test_errors_name_what_is_wrong_without_a_traceback(calligram, arguments, message, trained, tiny, tmp_path):
     filled = [a.format(tiny=tiny.folder, run=trained[0]) for a in arguments]
     done = calligram(*filled, cwd=tmp_path)
     assert done.returncode == 2
@@ -191,9 +194,40 @@ def test_errors_name_what_is_wrong_without_a_traceback(arguments, message, train
     assert "Traceback" not in done.stderr
 
 
-def test_everything_there_is_can_be_listed():
+def test_everything_there_is_can_be_listed(calligram):
     done = calligram("list")
     assert all(word in done.stdout for word in ("vse", "flickr8k", "cuhk-pedes", "vse++"))
     done = calligram("list", "vse")
     assert "optim.weight_decay" in done.stdout
-    assert calligram("--version").stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "printed", "complained"),
+    [
+        (["--version"], 0, f"{__version__}\n", ""),
+        (["trian"], 2, "", "error: unknown command 'trian'; did you mean 'train'?"),
+        (["info", "nowhere"], 2, "", "error: nowhere is not a collection"),
+    ],
+)
+def test_a_process_prints_the_same_and_ends_with_the_same_code(
+    calligram, tmp_path, arguments, code, printed, complained
+):
+    real = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=60, env=PLAIN)
+    assert (real.returncode, real.stdout) == (code, printed)
+    assert real.stderr.startswith(complained)
+    assert calligram(*arguments, cwd=tmp_path) == (real.returncode, real.stdout, real.stderr)
+
+
+def test_a_verb_run_in_this_process_leaves_it_as_it_was(calligram, tiny, tmp_path):
+    def state() -> tuple[object, ...]:
+        logs = [logging.getLogger(name) for name in (None, "calligram")]
+        streams = sys.argv, sys.stdin, sys.stdout, sys.stderr
+        filters, random = list(warnings.filters), torch.get_rng_state().tolist()
+        levels = [(log.level, list(log.handlers), log.isEnabledFor(logging.INFO)) for log in logs]
+        return Path.cwd(), dict(os.environ), levels, streams, filters, random, torch.get_num_threads()
+
+    before = state()
+    train = ("train", "vse", tiny.folder, "--out", "run", "--set", "epochs=1", *SMALL)
+    assert [calligram(*train, cwd=tmp_path).returncode for _ in range(2)] == [0, 2]  # then there is a run
+    assert state() == before
+    assert (tmp_path / "run" / "run.json").is_file()

@@ -1,20 +1,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-
-def calligram(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from calligram.cli.main import main; main()", *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -23,7 +12,7 @@ def copy(tiny, tmp_path):
     return tmp_path / "copy"
 
 
-def test_regions_are_found_measured_and_recorded(copy, tmp_path):
+def test_regions_are_found_measured_and_recorded(calligram, copy, tmp_path):
     first = calligram("regions", copy, "--proposals", "grid", "--top", "10", "--split", "test")
     assert first.returncode == 0, first.stderr
     assert "60 regions 'grid' in 6 images" in first.stdout
@@ -41,7 +30,7 @@ def test_regions_are_found_measured_and_recorded(copy, tmp_path):
     assert written["reports"][0]["rows"][0]["recall"]["36"] is None
 
 
-def test_what_is_missing_is_said_without_a_traceback(copy):
+def test_what_is_missing_is_said_without_a_traceback(calligram, copy):
     done = calligram("regions", copy)
     assert done.returncode == 2
     assert "give --proposals METHOD to find regions, or --recall" in done.stderr
