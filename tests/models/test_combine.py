@@ -177,6 +177,16 @@ def test_an_ensemble_has_the_mean_score_and_the_mean_cosine_of_its_members(names
     torch.testing.assert_close(unit(one.vectors) @ unit(two.vectors).T, cosines)
 
 
+def test_an_ensemble_reranks_only_where_its_score_is_more_than_the_cosine_of_its_vectors():
+    assert ensemble("mmca", "vse").reranks
+    matcher, (pictures, words, mask) = ensemble("vse", "a3vse"), fed()
+    assert not matcher.reranks
+    one, two = matcher.encode_images(pictures), matcher.encode_texts(words, mask)
+    torch.testing.assert_close(matcher.score(one, two), unit(one.vectors) @ unit(two.vectors).T)
+    by_distance = described(SENTENCES)
+    assert Ensemble(EnsembleSettings((by_distance, by_distance))).reranks  # the mean of distances is no cosine
+
+
 def test_an_ensemble_of_mmca_is_saved_with_all_of_it(tmp_path):
     matcher, (pictures, words, mask) = ensemble("mmca", "mmca, larger", "vse"), fed()
     catalog.save(matcher, tmp_path / "matcher.json", tmp_path / "best.safetensors")

@@ -13,6 +13,7 @@ from calligram.features.backbones import Backbone, cells_seen
 from calligram.features.stored import real_parts
 from calligram.features.text_encoder import TextEncoder
 from calligram.models.matcher import Encoded, Matcher, Side, unit
+from calligram.models.two_branch import TwoBranchEmbedding
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ class Ensemble(Matcher):
             raise ValueError("an ensemble needs at least one member")
         self.settings = settings
         self.members = nn.ModuleList(build(json.loads(member)) for member in settings.members)
+        # Vectors side by side give the mean of cosines, which that of distances is not.
+        self.reranks = any(member.reranks or isinstance(member, TwoBranchEmbedding) for member in self._all())
         if settings.backbone:
             self.image = Backbone.from_description(settings.backbone)
         if settings.encoder:
@@ -188,7 +191,7 @@ class Ensemble(Matcher):
         parts = [e.parts for e in with_parts if e.parts is not None]
         if not parts:
             return Encoded(vectors)
-        if len({p.shape[1] for p in parts}) > 1:
+        if any(p.shape[1] != parts[0].shape[1] for p in parts[1:]):
             raise ValueError(f"members see different numbers of parts: {[p.shape[1] for p in parts]}")
         return Encoded(vectors, torch.cat(parts, dim=-1), with_parts[0].mask)
 

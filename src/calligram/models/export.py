@@ -18,7 +18,7 @@ from torch import Tensor
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
 from calligram.models.graphs import Given, Graph, ImageGraph, TextGraph
-from calligram.models.matcher import EmbeddingMatcher, Matcher
+from calligram.models.matcher import Matcher
 
 TOLERANCE = 1e-4
 """largest difference of any entry of a unit vector"""
@@ -46,7 +46,7 @@ def export_onnx(matcher: Matcher, inputs: Inputs, out: Path) -> dict[str, Any]:
         UserError: when the score is more than a cosine, when an input is not made by a network, when a graph differs
             from the matcher by more than ``TOLERANCE``, or when ``out`` is there. Nothing is left behind then.
     """
-    if not isinstance(matcher, EmbeddingMatcher):
+    if matcher.reranks:
         raise UserError("only a matcher whose score is the cosine of two vectors can be exported; this one reranks")
     for side in (inputs.images, inputs.texts):
         if (what := OUTSIDE.get(side.kind)) is not None:
@@ -76,7 +76,7 @@ def _needed() -> None:
         raise UserError(f'export needs {error.name}; install it with "pip install calligram[export]"') from None
 
 
-def _write(matcher: EmbeddingMatcher, inputs: Inputs, folder: Path) -> dict[str, Any]:
+def _write(matcher: Matcher, inputs: Inputs, folder: Path) -> dict[str, Any]:
     image, text = ImageGraph(matcher, inputs.images).eval(), TextGraph(matcher, inputs.texts).eval()
     return {
         "format": "calligram onnx",

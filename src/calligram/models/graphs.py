@@ -14,7 +14,7 @@ from calligram.features.encoder_input import EncoderInput
 from calligram.features.inputs import ImageInput, TextInput
 from calligram.features.pixels import PixelInput
 from calligram.models.layers import RecurrentText
-from calligram.models.matcher import EmbeddingMatcher, unit
+from calligram.models.matcher import Matcher, unit
 from calligram.models.padded_text import PaddedText
 
 STRINGS = ("a man in a red shirt throws a ball to his dog by the sea", "snow", "two girls dance", "one, and another")
@@ -34,7 +34,7 @@ class Graph(nn.Module):
 
     given: tuple[Given, ...]
 
-    def __init__(self, matcher: EmbeddingMatcher) -> None:
+    def __init__(self, matcher: Matcher) -> None:
         super().__init__()
         self.matcher = matcher
 
@@ -50,7 +50,7 @@ class Graph(nn.Module):
 class ImageGraph(Graph):
     """Bytes of resized pictures (N, 3, H, W) to unit vectors, normalisation and all; or stored features (N, D)."""
 
-    def __init__(self, matcher: EmbeddingMatcher, source: ImageInput) -> None:
+    def __init__(self, matcher: Matcher, source: ImageInput) -> None:
         super().__init__(matcher)
         self.source = source
         self.backbone = copy.deepcopy(source.backbone).cpu().eval() if isinstance(source, BackboneInput) else None
@@ -84,7 +84,7 @@ class ImageGraph(Graph):
 class TextGraph(Graph):
     """Numbers of words (N, W) and their mask to unit vectors, through a frozen encoder where there is one."""
 
-    def __init__(self, matcher: EmbeddingMatcher, source: TextInput) -> None:
+    def __init__(self, matcher: Matcher, source: TextInput) -> None:
         super().__init__(unpacked(matcher))
         self.source = source.pieces if isinstance(source, EncoderInput) else source
         self.encoder = copy.deepcopy(source.encoder).cpu().eval() if isinstance(source, EncoderInput) else None
@@ -117,7 +117,7 @@ class TextGraph(Graph):
         return [(words, mask), (words[1:, :width], mask[1:, :width]), (words[:1], mask[:1])]
 
 
-def unpacked(matcher: EmbeddingMatcher) -> EmbeddingMatcher:
+def unpacked(matcher: Matcher) -> Matcher:
     """A copy whose recurrent text branches work on padded words."""
     changed = copy.deepcopy(matcher)
     for name, module in matcher.named_modules():

@@ -14,6 +14,7 @@ from calligram.models.fusing import fused
 from calligram.models.layers import RecurrentText
 from calligram.models.matcher import Encoded, Matcher, Side, cosines, unit
 from calligram.models.ngram_text import NgramText
+from calligram.models.padded_text import PaddedText
 from calligram.models.part_sides import PartSettings, image_branch, image_parts, text_branch
 from calligram.models.text_encoders import BertText, PooledText
 from calligram.models.transformer_unit import Looking, Projected, TransformerUnit
@@ -178,7 +179,7 @@ class MMCA(Matcher):
     def _states(self, texts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The encoder's states, and the same in the space of regions."""
         branch = self.text
-        if isinstance(branch, RecurrentText):
+        if isinstance(branch, RecurrentText | PaddedText):
             states = branch.states(texts, mask)
             return states, states
         pool = branch if isinstance(branch, PooledText) else branch.pool
