@@ -186,7 +186,7 @@ def test_rows_of_several_levels_and_maps_of_rows_are_drawn(tiny, tmp_path):
     (folder,) = (tmp_path / "runs").glob("paper-half-*")
     assert {file.name for file in folder.glob("found*.png")} == {"found.png", "found-texts.png", "found-images.png"}
     assert not any("found" in name for line in read_results(results) for name in line.pictures)
-    with pytest.raises(ValueError, match="rows to be drawn together are not there"):
+    with pytest.raises(ValueError, match="rows to be shown together are not there"):
         Study("p", rows, (), mapped=("none",))
 
 

@@ -48,6 +48,8 @@ class Study:
     paper: str
     rows: tuple[Row, ...]
     claims: tuple[Claim, ...]
+    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """by title, rows that stand together in a table, where the first is what the others are set against"""
     compared: tuple[tuple[str, ...], ...] = ()
     """rows whose dev recalls over the epochs are drawn in one picture each"""
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -61,9 +63,10 @@ class Study:
 
     def __post_init__(self) -> None:
         names = {row.name for row in self.rows}
-        for group in (*self.compared, *self.levels.values(), self.uncaptioned, self.mapped, self.sheets):
+        drawn = (*self.compared, *self.levels.values(), self.uncaptioned, self.mapped, self.sheets)
+        for group in (*drawn, *self.tables.values()):
             if set(group) - names:
-                raise ValueError(f"rows to be drawn together are not there: {sorted(set(group) - names)}")
+                raise ValueError(f"rows to be shown together are not there: {sorted(set(group) - names)}")
         for claim in self.claims:
             missing = {claim.better, claim.worse} - names
             if missing and not claim.needs:

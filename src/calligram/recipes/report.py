@@ -11,6 +11,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from calligram.recipes.results import COMPARED, LEVELS, Result, read_results
+from calligram.recipes.studies import STUDIES
+from calligram.recipes.study_tables import study_tables
 
 HEAD = """# Results
 
@@ -29,8 +31,9 @@ def write_report(results: Path, docs: Path) -> Path:
     found = read_results(results)
     every = _grouped(found)
     groups = {key: rows for key, rows in every.items() if not rows[0].localization}
-    parts = [HEAD]
-    for collection in dict.fromkeys(r.collection for r in found):
+    collections = list(dict.fromkeys(r.collection for r in found))
+    parts = [HEAD, study_tables(STUDIES, collections, results)]
+    for collection in collections:
         chosen = {key: rows for key, rows in every.items() if rows[0].collection == collection}
         retrieved = {key: rows for key, rows in chosen.items() if key in groups}
         parts.append(f"\n## {collection}\n\n" + (_table(retrieved) if retrieved else ""))

@@ -22,12 +22,13 @@ from calligram.features.region_input import RegionInput
 from calligram.models.stored import BEST
 from calligram.recipes.catalog import recipe_named
 from calligram.recipes.claims import Claim, Row, Study, Verdict, judge
-from calligram.recipes.config import changed, resolve
+from calligram.recipes.config import resolve
 from calligram.recipes.level_curves import Level, draw_levels
 from calligram.recipes.plan import Surroundings, device_named, run_recipe
 from calligram.recipes.provenance import with_assets_found
-from calligram.recipes.results import COMPARED, LEVELS, Result, append, localization_line, read_results, result_line
+from calligram.recipes.results import COMPARED, LEVELS, Result, append, localization_line, result_line
 from calligram.recipes.study_pictures import draws_found, draws_images, draws_map, looking
+from calligram.recipes.study_results import key_of, measured, settings_of
 from calligram.training.curves import draw_compared, draw_curves
 from calligram.training.runs import Run, write_whole
 
@@ -80,28 +81,6 @@ def reproduce(
     return verdicts
 
 
-def _key(study: Study, row: Row) -> str:
-    return f"{study.paper}: {row.name}"
-
-
-def _done(study: Study, collection: str, results: Path, changes: tuple[str, ...]) -> dict[str, dict[int, Result]]:
-    """Results that stand for this study's rows on this collection, by row and seed."""
-    found: dict[str, dict[int, Result]] = {row.name: {} for row in study.rows}
-    for result in read_results(results) if results.is_dir() else []:
-        for row in study.rows:
-            if result.study == _key(study, row) and result.collection == collection:
-                wanted = _settings_of(row, changes)
-                if wanted == result.settings:
-                    found[row.name][result.seed] = result
-    return found
-
-
-def _settings_of(row: Row, changes: tuple[str, ...]) -> dict[str, object]:
-    defaults = recipe_named(row.recipe).defaults
-    plain: dict[str, object] = json.loads(json.dumps(changed(resolve(defaults, [*changes, *row.changes]), defaults)))
-    return plain
-
-
 def _wanted(
     study: Study,
     collection: Collection,
@@ -114,12 +93,12 @@ def _wanted(
     possible = {row.name for row in study.rows if not row.needs or collection.has(row.needs)}
     possible &= {name for name in possible if not only or any(fnmatchcase(name, pattern) for pattern in only)}
     for row in study.rows:
-        if row.name in possible and 0 not in _done(study, collection.name, results, changes)[row.name]:
+        if row.name in possible and 0 not in measured(study, collection.name, results, changes)[row.name]:
             yield row, 0
     for seed in range(1, seeds):
         for claim in _closest_first(study, collection.name, results, changes):
             for name in (*_built_on(study, claim.better), *_built_on(study, claim.worse)):
-                if name in possible and seed not in _done(study, collection.name, results, changes)[name]:
+                if name in possible and seed not in measured(study, collection.name, results, changes)[name]:
                     yield study.row(name), seed
 
 
@@ -130,7 +109,7 @@ def _built_on(study: Study, name: str) -> list[str]:
 
 
 def _closest_first(study: Study, collection: str, results: Path, changes: tuple[str, ...]) -> list[Claim]:
-    done = _done(study, collection, results, changes)
+    done = measured(study, collection, results, changes)
 
     def distance(claim: Claim) -> float:
         first = [_value(done[name].get(0), claim.metric) for name in (claim.better, claim.worse)]
@@ -144,8 +123,8 @@ def _value(result: Result | None, metric: str) -> float | None:
     if result is None or metric in ("rsum", "overlap"):
         return None if result is None else getattr(result, metric)
     direction, _, name = metric.partition(".")
-    measured = getattr(result, direction)
-    return None if measured is None else float(measured[name])
+    recalls = getattr(result, direction)
+    return None if recalls is None else float(recalls[name])
 
 
 def _run(
@@ -181,7 +160,7 @@ def _run(
         draw_curves(out, pictures[-1])
     if isinstance(inputs.images, RegionInput):
         localized = evaluate_localization(matcher, inputs, load_phrases(inputs, collection, "test", track=around.track))
-        found = localization_line(run, collection, "test", localized, study=_key(study, row), pictures=pictures[-1:])
+        found = localization_line(run, collection, "test", localized, study=key_of(study, row), pictures=pictures[-1:])
     else:
         by_identity = collection.has_identities("test")
         test = collection.identities("test") if by_identity else collection.sentences("test")
@@ -202,9 +181,9 @@ def _run(
             pictures.append(shown / f"{plain}-overlap.png")
             draw_overlap(report.overlap, pictures[-1], row.name)
         by = "identities" if by_identity else ""
-        found = result_line(run, collection, "test", report, study=_key(study, row), by=by, pictures=pictures)
+        found = result_line(run, collection, "test", report, study=key_of(study, row), by=by, pictures=pictures)
     # As the row gives them: a run it builds on is named by its row, wherever it lies.
-    return replace(found, settings=_settings_of(row, changes))
+    return replace(found, settings=settings_of(row, changes))
 
 
 def _run_name(study: Study, row: str, collection: Collection, changes: tuple[str, ...], seed: int) -> str:
@@ -229,7 +208,7 @@ def _draw_compared(study: Study, collection: str, results: Path, runs: Path, cha
 
 def _draw_levels(study: Study, collection: Collection, results: Path, changes: tuple[str, ...]) -> None:
     """Test recalls against the captions of training, means over seeds; of rows that have results."""
-    done = _done(study, collection.name, results, changes)
+    done = measured(study, collection.name, results, changes)
     curves: dict[str, list[Level]] = {}
     for model, names in {**study.levels, **{name: (name,) for name in study.uncaptioned}}.items():
         for name in names:
@@ -258,7 +237,7 @@ def with_rows_found(change: str, folder: Callable[[str], Path]) -> str:
 
 def judged(study: Study, collection: str, results: Path, changes: tuple[str, ...] = ()) -> list[Verdict]:
     """Verdicts from the results there are."""
-    done = _done(study, collection, results, changes)
+    done = measured(study, collection, results, changes)
     verdicts = []
     for claim in study.claims:
         values = {

@@ -187,10 +187,30 @@ CLAIMS = (
 _CURVE = ("10% x 5", "20% x 5", "50% x 5", "100%")
 """Fig. 1: five sentences an image"""
 
+_ONE = "10% x 1"
+TABLES = {
+    "Table 1: captions of all images, and levels": ("100%", *_GRID),
+    **{
+        f"Table 2: {level}": (level, *(f"{model}, {level}" for model in MODELS), *(("tags",) if level == FEW else ()))
+        for level in (FEW, MANY, "100%")
+    },
+    f"Table 5: what is left out, {FEW}": (FEW, f"no s, {FEW}", *(f"{name}, {FEW}" for name in _ABLATIONS)),
+    f"What pseudo pairs are of, {_ONE}": (
+        f"no s, {_ONE}", _ONE, f"regions, {_ONE}", f"learnt words, {_ONE}", f"one sentence, {_ONE}",
+        f"captions of similar images, {_ONE}", f"beta 0.8, {_ONE}", f"no adversaries, {_ONE}",
+        f"again without tags, {_ONE}", f"again, {_ONE}", f"a third time, {_ONE}", f"found by MiniLM, {_ONE}",
+    ),
+    f"What they add to other matchers, {_ONE}": (
+        *(f"{model}{s}, {_ONE}" for model in ("vse", "scan", "dual-path", "two-branch") for s in ("", " + s")),
+        f"vse, MiniLM, {_ONE}", f"vse + s, MiniLM, {_ONE}",
+    ),
+}  # fmt: skip
+
 A3VSE = Study(
     "a3vse",
     ROWS,
     CLAIMS,
+    TABLES,
     levels={
         "A3VSE": _CURVE,
         **{model: tuple(f"{model}, {level}" for level in _CURVE) for model in MODELS},

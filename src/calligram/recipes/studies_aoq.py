@@ -191,4 +191,28 @@ CLAIMS = (
 
 _FIGURE_4 = tuple((matcher, *(f"{matcher} + {name}" for name in LOSSES)) for matcher in MODELS)
 
-AOQ = Study("aoq", ROWS, CLAIMS, _FIGURE_4)
+_OF_TABLE_3 = ("only offline", "fine-tuned", "online quintuplets", "weights without offline")
+TABLES = {
+    **{f"Tables 1 and 2: {MODELS[steps[0]]}": steps for steps in _FIGURE_4},
+    **{
+        f"Table 3: {_NAMES[matcher]}": (
+            matcher, *(f"{matcher}, {name}" for name in _OF_TABLE_3), f"{matcher} + AdapOffQuin",
+        )
+        for matcher in ("vsrn", "bfan", "vse")
+    },
+    "Table 3, and Tables 4 and 5 of the supplement: BFAN": (
+        "bfan + AdapOffQuin",
+        *(f"bfan, h = {h}" for h in _SIZES),
+        *(f"bfan, beta = {beta}, alpha = {alpha}" for beta, alpha in _PENALTIES),
+        "bfan, normal sampling", "bfan, squared hinge", "bfan, lists of its own", "bfan, batches of 192", "bfan",
+    ),
+    "Other matchers, with lists of their own": (
+        "vse", "vse + OffQuin", "vse + AdapOffQuin", "dual-path", "dual-path + AdapOffQuin",
+    ),
+    "InfoNCE in place of the hardest negatives": (
+        "scan", "scan, InfoNCE", "bfan, InfoNCE", "vse, InfoNCE", "scan with MiniLM, InfoNCE",
+        "scan end to end, InfoNCE",
+    ),
+}  # fmt: skip
+
+AOQ = Study("aoq", ROWS, CLAIMS, TABLES, compared=_FIGURE_4)

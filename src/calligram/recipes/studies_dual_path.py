@@ -111,7 +111,23 @@ CLAIMS = (
           needs="the pictures of CUHK-PEDES, which are given on request only"),
 )  # fmt: skip
 
-DUAL_PATH = Study("dual-path", ROWS, CLAIMS)
+TABLES = {
+    "Tables I and II: stages and losses": (
+        "stage II", "ranking only, stage II", "instance only, stage II", "stage I", "ranking only, stage I",
+        "shallow text CNN, all losses, stage II",
+    ),
+    "Tables III to VI: what stage I is made of": (
+        "stage I", "text CNN of 50 layers, stage I", "text CNN of 152 layers, stage I", "530 categories, stage I",
+        "160 categories, stage I", "random words, stage I", "left alignment, stage I", "random classes, stage I",
+        "average pooling, stage I", "all shifts, stage I", "GRU, stage I",
+    ),
+    "A text encoder that has read much more": (
+        "MiniLM, InfoNCE", "MiniLM, InfoNCE and instance", "MiniLM, larger", "MiniLM, larger, half the rates",
+        "MiniLM, larger, two captions at once", "MiniLM, largest",
+    ),
+}  # fmt: skip
+
+DUAL_PATH = Study("dual-path", ROWS, CLAIMS, TABLES)
 
 # Small enough for a processor: pictures are 128 pixels high, and an epoch takes every picture once.
 _PERSONS = (

@@ -130,4 +130,27 @@ CLAIMS = (
     Claim("256 dimensions are best on MS-COCO (Table 5).", "", "", needs="MS-COCO pictures and captions"),
 )  # fmt: skip
 
-MMCA = Study("mmca", ROWS, CLAIMS, sheets=("mmca",))
+_FROZEN_TOO = (
+    "mmca, triplets",
+    "mmca + AOQ",
+    "mmca + pseudo pairs",
+    "mmca + pseudo pairs + adversaries",
+    "mmca + instance",
+)
+_TRAINED_TOO = (
+    "best, one mmca, half of cells hidden", "best, one mmca + AOQ", "best, one mmca + instance", "best, one vse",
+    "best, one vse, distilled", "best, two mmca", "best, two vse", "best, mmca and vse", "best",
+    "best, shared networks", "best + AOQ",
+)  # fmt: skip
+TABLES = {
+    "Table 1: others with the same features": (
+        "mmca", "scan", "scan, more hidden", "vse", "vse, more dropped", "vse, distilled",
+    ),
+    "Table 4: 256 dimensions, and others": ("mmca", *(f"{dim} dimensions" for dim in DIMENSIONS)),
+    "Table 6: alpha = 0.2, and others": ("mmca", ALONE, *(f"alpha = {alpha}" for alpha in ALPHAS)),
+    "What the other papers add, with frozen networks": ("mmca", *_FROZEN_TOO),
+    "What scores of the nearest alone cost": ("mmca", "all pairs", "all pairs, no loss of vectors"),
+    "What the other papers and further members add, end to end": ("best, one mmca", *_TRAINED_TOO),
+}  # fmt: skip
+
+MMCA = Study("mmca", ROWS, CLAIMS, TABLES, sheets=("mmca",))

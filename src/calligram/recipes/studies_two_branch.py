@@ -164,4 +164,9 @@ TWO_BRANCH = Study(
     "two-branch",
     (*SENTENCE_ROWS, *PHRASE_ROWS, *COMBINED_ROWS),
     (*SENTENCE_CLAIMS, *PHRASE_CLAIMS, *COMBINED_CLAIMS),
+    {
+        "Table 2: sentences": tuple(row.name for row in SENTENCE_ROWS),
+        "Phrases found in images": tuple(row.name for row in PHRASE_ROWS),
+        "Table 5: sentences and phrases together": ("constraints", "weighted distance"),
+    },
 )
