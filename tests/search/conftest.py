@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import ExifTags, Image
@@ -19,8 +20,14 @@ from calligram.models import catalog
 from calligram.models.stored import BEST, INPUTS, MATCHER, RUN
 from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 from calligram.models.vse import VSE, VSESettings
+from calligram.search.choosing import open_index
+from calligram.search.index import Index
+from calligram.search.indexing import Report, index_source
+from calligram.search.library import Library
+from calligram.search.models import Models
 
 WORDS = ["a red disc", "the round thing is blue", "green yellow white black", "a warm colour", "snow"]
+DIM = 7
 
 
 def _write_run(folder: Path, seed: int = 0, **changes: object) -> Path:
@@ -94,3 +101,99 @@ def localizer_run() -> Callable[..., Path]:
 def photograph() -> Callable[..., Path]:
     """Takes a picture."""
     return _photograph
+
+
+@pytest.fixture(scope="module")
+def models(small_run: Path) -> Models:
+    """It, loaded."""
+    return Models.load(small_run)
+
+
+@pytest.fixture
+def indexed(models: Models, photos: Path, tmp_path: Path) -> Path:
+    """A library of the photographs."""
+    index_source(models, photos, tmp_path / "library")
+    return tmp_path / "library"
+
+
+def _by_path(library: Library) -> dict[str, str]:
+    return {row["path"]: row["id"] for row in library.rows()}
+
+
+@pytest.fixture(scope="session")
+def by_path() -> Callable[[Library], dict[str, str]]:
+    """Gives the ids of a library's items by path."""
+    return _by_path
+
+
+Contents = dict[str, tuple[str, tuple[float, ...]]]
+
+
+def _contents(folder: Path) -> Contents:
+    library = Library.open(folder)
+    rows = [row for row in library.rows() if row["state"] == "present"]
+    vectors = library.images.vectors([row["id"] for row in rows]) if rows else []
+    return {row["path"]: (row["id"], tuple(v.tolist())) for row, v in zip(rows, vectors, strict=True)}
+
+
+@pytest.fixture(scope="session")
+def contents() -> Callable[[Path], Contents]:
+    """Gives id and vector of every item by path."""
+    return _contents
+
+
+def _same(one: Contents, two: Contents) -> bool:
+    ids = [{path: id for path, (id, _) in side.items()} for side in (one, two)]
+    return ids[0] == ids[1] and all(np.allclose(one[path][1], two[path][1], atol=2e-3) for path in one)
+
+
+@pytest.fixture(scope="session")
+def same() -> Callable[[Contents, Contents], bool]:
+    """Says whether items are the same; a picture encoded beside others may differ in the last place."""
+    return _same
+
+
+def _done(report: Report) -> dict[str, int]:
+    return {name: n for name, n in report.counts.items() if n and name not in ("unchanged", "still bad")}
+
+
+@pytest.fixture(scope="session")
+def done() -> Callable[[Report], dict[str, int]]:
+    """Gives the changes that a run of indexing took in."""
+    return _done
+
+
+@pytest.fixture(scope="session")
+def some() -> Callable[..., np.ndarray]:
+    """Makes vectors."""
+    return lambda count, seed=0: np.random.default_rng(seed).normal(size=(count, DIM)).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def names() -> Callable[[int], list[str]]:
+    """Makes ids."""
+    return lambda count: [f"item {n}" for n in range(count)]
+
+
+@pytest.fixture(scope="session")
+def ids() -> Callable[..., list[str]]:
+    """Gives those of hits."""
+    return lambda hits: [hit.id for hit in hits]
+
+
+@pytest.fixture(scope="session")
+def place() -> Callable[[str, Path], str]:
+    """Gives the address of an engine's index in a folder."""
+    return lambda engine, folder: str(folder / "index") if engine == "lance" else f"milvus:{folder / 'index.db'}"
+
+
+@pytest.fixture(params=["lance", "milvus"])
+def uri(request: pytest.FixtureRequest, place: Callable[[str, Path], str], tmp_path: Path) -> str:
+    """Each engine's."""
+    return place(request.param, tmp_path)
+
+
+@pytest.fixture
+def index(uri: str) -> Index:
+    """An empty index of each engine, for what ``some`` makes."""
+    return open_index(uri, "images", dim=DIM)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import shutil
 
 import numpy as np
@@ -13,46 +12,14 @@ import torch
 
 from calligram.errors import UserError
 from calligram.search import indexing, preparing, writing
-from calligram.search.forgetting import forget
-from calligram.search.indexing import index_source, stage_source
+from calligram.search.indexing import index_source
 from calligram.search.library import Library
 from calligram.search.locking import locked
-from calligram.search.manifest import REBUILT
-from calligram.search.models import Models
 from calligram.search.sources import open_source
-from calligram.search.staging import Shard, make_worker
+from calligram.search.staging import make_worker
 
 
-@pytest.fixture(scope="module")
-def models(small_run):
-    return Models.load(small_run)
-
-
-@pytest.fixture
-def indexed(models, photos, tmp_path):
-    index_source(models, photos, tmp_path / "library")
-    return tmp_path / "library"
-
-
-def contents(folder) -> dict[str, tuple[str, tuple[float, ...]]]:
-    """Id and vector of every item by path."""
-    library = Library.open(folder)
-    rows = [row for row in library.rows() if row["state"] == "present"]
-    vectors = library.images.vectors([row["id"] for row in rows]) if rows else []
-    return {row["path"]: (row["id"], tuple(v.tolist())) for row, v in zip(rows, vectors, strict=True)}
-
-
-def same(one, two) -> bool:
-    """The same items; a picture encoded beside others may differ in the last place."""
-    ids = [{path: id for path, (id, _) in side.items()} for side in (one, two)]
-    return ids[0] == ids[1] and all(np.allclose(one[path][1], two[path][1], atol=2e-3) for path in one)
-
-
-def done(report) -> dict[str, int]:
-    return {name: n for name, n in report.counts.items() if n and name not in ("unchanged", "still bad")}
-
-
-def test_every_picture_becomes_an_item_with_the_vector_the_matcher_gives(models, photos, indexed):
+def test_every_picture_becomes_an_item_with_the_vector_the_matcher_gives(models, photos, indexed, contents):
     from PIL import Image
 
     found = contents(indexed)
@@ -64,7 +31,7 @@ def test_every_picture_becomes_an_item_with_the_vector_the_matcher_gives(models,
         np.testing.assert_allclose(found[path][1], vector / np.linalg.norm(vector), atol=1e-3)
 
 
-def test_nothing_changed_means_nothing_written(models, photos, indexed):
+def test_nothing_changed_means_nothing_written(models, photos, indexed, done):
     before = (indexed / "library.json").stat().st_mtime_ns
     report = index_source(models, photos, indexed)
     assert report.counts["unchanged"] == 12
@@ -72,7 +39,7 @@ def test_nothing_changed_means_nothing_written(models, photos, indexed):
     assert (indexed / "library.json").stat().st_mtime_ns == before
 
 
-def test_a_second_run_takes_in_each_kind_of_change(models, photos, indexed, photograph):
+def test_a_second_run_takes_in_each_kind_of_change(models, photos, indexed, photograph, contents, done):
     before = contents(indexed)
     photograph(photos / "fresh.jpg", 40)
     photograph(photos / "photo_0.jpg", 41)
@@ -91,7 +58,7 @@ def test_a_second_run_takes_in_each_kind_of_change(models, photos, indexed, phot
     assert done(index_source(models, photos, indexed)) == {}
 
 
-def test_what_is_the_same_is_not_encoded_again(models, photos, indexed, monkeypatch):
+def test_what_is_the_same_is_not_encoded_again(models, photos, indexed, monkeypatch, contents, done):
     def never(*_, **__):
         raise AssertionError("encoded again")
 
@@ -128,7 +95,7 @@ def test_a_matcher_that_fails_stops_the_run_and_leaves_torch_as_it_was(models, p
     assert torch.get_num_threads() == threads
 
 
-def test_two_files_with_one_content_are_two_items_from_the_start(models, photos, tmp_path):
+def test_two_files_with_one_content_are_two_items_from_the_start(models, photos, tmp_path, contents):
     shutil.copy(photos / "photo_0.jpg", photos / "copy.jpg")
     index_source(models, photos, tmp_path / "library")
     found = contents(tmp_path / "library")
@@ -139,7 +106,7 @@ def test_two_files_with_one_content_are_two_items_from_the_start(models, photos,
     assert set(contents(tmp_path / "library")) == set(found) - {"photo_0.jpg"}
 
 
-def test_files_that_exchange_their_contents_are_followed(models, photos, indexed):
+def test_files_that_exchange_their_contents_are_followed(models, photos, indexed, contents, done):
     before = contents(indexed)
     one, two = photos / "photo_0.jpg", photos / "photo_3.jpg"
     one.rename(photos / "x")
@@ -156,7 +123,7 @@ def test_files_that_exchange_their_contents_are_followed(models, photos, indexed
 
 
 def test_a_content_that_went_while_it_was_to_be_copied_is_encoded_after_all(
-    models, photos, indexed, photograph, monkeypatch
+    models, photos, indexed, photograph, monkeypatch, contents
 ):
     # Every picture is committed by itself: the changed one is, before the copy of what it was is looked at.
     monkeypatch.setattr(indexing, "COMMIT_ROWS", 1)
@@ -170,7 +137,7 @@ def test_a_content_that_went_while_it_was_to_be_copied_is_encoded_after_all(
     np.testing.assert_allclose(contents(indexed)["zzz.jpg"][1], before["photo_0.jpg"][1], atol=1e-3)
 
 
-def test_what_was_gone_comes_back_as_it_was(models, photos, indexed, tmp_path):
+def test_what_was_gone_comes_back_as_it_was(models, photos, indexed, tmp_path, contents, done):
     before = contents(indexed)
     shutil.move(photos / "trip", tmp_path / "away")
     report = index_source(models, photos, indexed)
@@ -199,7 +166,7 @@ def test_only_items_of_the_source_given_are_gone(models, photos, indexed, tmp_pa
     assert library.stats()["sources"] == [str(photos), str(tmp_path / "more")]
 
 
-def test_bad_files_are_listed_and_tried_again_only_when_they_change(models, photos, indexed, photograph):
+def test_bad_files_are_listed_and_tried_again_only_when_they_change(models, photos, indexed, photograph, done):
     (photos / "broken.jpg").write_bytes(b"no picture")
     (photos / "empty.png").write_bytes(b"")
     report = index_source(models, photos, indexed)
@@ -216,14 +183,14 @@ def test_bad_files_are_listed_and_tried_again_only_when_they_change(models, phot
     assert Library.open(indexed).problems() == []
 
 
-def test_a_picture_that_breaks_is_no_longer_found(models, photos, indexed):
+def test_a_picture_that_breaks_is_no_longer_found(models, photos, indexed, done):
     (photos / "photo_0.jpg").write_bytes(b"broken now")
     report = index_source(models, photos, indexed)
     assert done(report) == {"problem": 1}
     assert len(Library.open(indexed).images) == report.library["items"] == 11
 
 
-def test_a_source_that_is_not_there_changes_nothing(models, photos, indexed):
+def test_a_source_that_is_not_there_changes_nothing(models, photos, indexed, contents):
     with pytest.raises(UserError, match="is not a folder; SOURCE is a folder of pictures or a collection"):
         index_source(models, photos / "nowhere", indexed)
     assert len(contents(indexed)) == 12
@@ -259,136 +226,6 @@ def test_old_versions_are_deleted_when_no_reader_can_want_them(models, photos, t
     assert max(sizes[2:]) <= sizes[1] + 5
 
 
-def test_another_matcher_is_refused_with_the_command_that_rebuilds(models, photos, indexed, write_run, tmp_path):
-    other = write_run(tmp_path / "other", seed=1)
-    with pytest.raises(UserError) as refused:
-        index_source(Models.load(other), photos, indexed)
-    assert f'"calligram index {other} {photos} --out {indexed} --rebuild"' in str(refused.value)
-
-
-def test_a_command_that_is_suggested_can_be_pasted(models, photos, write_run, tmp_path):
-    other, out = write_run(tmp_path / "my $HOME run", seed=1), tmp_path / "the 'library'"
-    index_source(models, photos, out)
-    with pytest.raises(UserError) as refused:
-        index_source(Models.load(other), photos, out)
-    suggested = str(refused.value).split('"')[1::2]
-    told = shlex.split('"'.join(suggested))
-    assert told == ["calligram", "index", str(other), str(photos), "--out", str(out), "--rebuild"]
-
-
-def test_a_library_is_rebuilt_behind_the_back_of_its_readers(
-    models, photos, indexed, write_run, tmp_path, photograph, monkeypatch
-):
-    photograph(tmp_path / "more" / "a.jpg", 70)
-    index_source(models, tmp_path / "more", indexed)
-    other = Models.load(write_run(tmp_path / "other", seed=1, dim=12))
-    before, ids = Library.open(indexed), contents(indexed)
-    # Cut short in the middle, it goes on where it was, and until it is done the old library serves.
-    take = indexing.Indexing.run
-    monkeypatch.setattr(
-        indexing.Indexing,
-        "run",
-        lambda self, **k: (
-            (_ for _ in ()).throw(KeyboardInterrupt) if "more" in str(self.source.root) else take(self, **k)
-        ),
-    )
-    with pytest.raises(KeyboardInterrupt):
-        index_source(other, tmp_path / "more", indexed, rebuild=True)
-    assert (indexed / REBUILT).is_file()
-    assert Library.open(indexed).manifest.dim == 8
-    monkeypatch.setattr(indexing.Indexing, "run", take)
-    report = index_source(other, tmp_path / "more", indexed, rebuild=True)
-    assert report.counts["unchanged"] == 12
-    assert report.counts["added"] == 1
-    after = before.refreshed()
-    assert after.manifest.dim == after.images.dim == 12
-    assert {path: id for path, (id, _) in contents(indexed).items()} == {p: id for p, (id, _) in ids.items()}
-    assert done(index_source(other, photos, indexed)) == {}
-    assert before.thumbnail(before.sample(1)[0])  # also after another run: a reader may take its time
-    monkeypatch.setattr(preparing, "GRACE", 0.0)
-    assert done(index_source(other, photos, indexed)) == {}
-    assert not (indexed / "1").exists()
-
-
-def test_shards_are_taken_in_without_encoding_again(models, photos, indexed, tmp_path, monkeypatch):
-    out = tmp_path / "sharded"
-    counts = [stage_source(models, photos, out, Shard(number, 3)) for number in (1, 2, 3)]
-    assert sum(counts) == 12
-    assert stage_source(models, photos, out, Shard(2, 3)) == 0
-    with pytest.raises(UserError, match="is not a library"):
-        Library.open(out)
-
-    def never(*_, **__):
-        raise AssertionError("encoded again")
-
-    monkeypatch.setattr(indexing, "make_worker", never)
-    report = index_source(models, photos, out)
-    assert done(report) == {"added": 12}
-    assert same(contents(out), contents(indexed))
-    assert not list((out / "staging").iterdir())
-
-
-def test_a_run_without_shard_encodes_what_the_shards_did_not(models, photos, indexed, tmp_path, photograph):
-    out = tmp_path / "sharded"
-    stage_source(models, photos, out, Shard(1, 2))
-    photograph(photos / "late.jpg", 90)
-    index_source(models, photos, out)
-    index_source(models, photos, indexed)
-    assert same(contents(out), contents(indexed))
-
-
-def test_shards_of_another_matcher_are_not_taken(models, photos, indexed, tmp_path, write_run):
-    out = tmp_path / "sharded"
-    stage_source(Models.load(write_run(tmp_path / "other", seed=1)), photos, out, Shard(1, 1))
-    index_source(models, photos, out)
-    assert same(contents(out), contents(indexed))
-
-
-def test_a_library_is_rebuilt_from_shards(models, photos, indexed, tmp_path, write_run, monkeypatch):
-    other = Models.load(write_run(tmp_path / "other", seed=1, dim=12))
-    with pytest.raises(UserError, match="--rebuild"):
-        stage_source(other, photos, indexed, Shard(1, 2))
-    counts = [stage_source(other, photos, indexed, Shard(number, 2), rebuild=True) for number in (1, 2)]
-    assert sum(counts) == 12
-    ids = {path: id for path, (id, _) in contents(indexed).items()}
-
-    def never(*_, **__):
-        raise AssertionError("encoded again")
-
-    monkeypatch.setattr(indexing, "make_worker", never)
-    assert done(index_source(other, photos, indexed, rebuild=True)) == {"added": 12}
-    assert Library.open(indexed).images.dim == 12
-    assert {path: id for path, (id, _) in contents(indexed).items()} == ids
-
-
-def test_a_rebuild_misses_a_source_that_is_not_there(models, photos, indexed, tmp_path, photograph):
-    photograph(tmp_path / "a disk" / "a.jpg", 70)
-    index_source(models, tmp_path / "a disk", indexed)
-    (tmp_path / "a disk").rename(tmp_path / "elsewhere")
-    before = contents(indexed)
-    with pytest.raises(UserError, match=r"also holds pictures of .*a disk, which cannot be opened") as refused:
-        index_source(models, photos, indexed, rebuild=True)
-    assert f"calligram forget {indexed} '{tmp_path / 'a disk'}'" in str(refused.value)
-    assert not (indexed / REBUILT).exists()
-    assert same(contents(indexed), before)
-    assert forget(indexed, [str(tmp_path / "a disk")]) == 1  # as it was told to
-    assert done(index_source(models, photos, indexed, rebuild=True)) == {"added": 12}
-
-
-def test_a_shard_that_is_being_worked_on_is_waited_for(models, photos, tmp_path):
-    out = tmp_path / "sharded"
-    stage_source(models, photos, out, Shard(1, 1))
-    (folder,) = (out / "staging").glob("*/1-of-1")
-    with locked(folder, "shard"), pytest.raises(UserError, match=r"shard 1-of-1 .* is still being worked on"):
-        index_source(models, photos, out)
-
-
-@pytest.mark.parametrize("text", ["0/4", "5/4", "3", "a/b", "3/16/2"])
-def test_a_shard_that_is_none_is_refused(text):
-    with pytest.raises(UserError, match="--shard takes a number and a count such as 3/16"):
-        Shard.parse(text)
-
-
 def test_a_folder_of_other_things_is_not_made_a_library(models, photos, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("x")
@@ -397,7 +234,7 @@ def test_a_folder_of_other_things_is_not_made_a_library(models, photos, tmp_path
     assert os.listdir(tmp_path / "thesis") == ["chapter.tex"]
 
 
-def test_the_library_may_lie_within_its_source(models, photos):
+def test_the_library_may_lie_within_its_source(models, photos, done):
     index_source(models, photos, photos / "library")
     assert done(index_source(models, photos, photos / "library")) == {}
 

@@ -1,0 +1,142 @@
+"""What a library remembers of its matchers: re-ranker, localizer, dual encoder."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from calligram.errors import UserError
+from calligram.models import catalog
+from calligram.models.matcher import Encoded, Matcher
+from calligram.models.stored import BEST, MATCHER, load_matcher
+from calligram.search.indexing import index_source
+from calligram.search.library import Library
+from calligram.search.locator import Locator
+from calligram.search.manifest import Model
+from calligram.search.models import Models, load_recorded
+
+
+@dataclass(frozen=True)
+class CrossSettings:
+    dim: int = 6
+
+
+class Cross(Matcher):
+    """Scores a pair by its best part: more than the vectors know."""
+
+    def __init__(self, settings: CrossSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.parts = nn.Conv2d(3, settings.dim, 8, 8)
+        self.words = nn.Embedding(64, settings.dim)
+
+    def encode_images(self, images, mask=None):
+        parts = self.parts(images).flatten(2).transpose(1, 2)
+        real = torch.ones(parts.shape[:2], dtype=torch.bool)
+        real[:, -1] = False
+        return Encoded(parts.mean(1), parts, real)
+
+    def encode_texts(self, texts, mask=None):
+        words = self.words(texts)
+        return Encoded(words.mean(1), words, mask)
+
+    def score_pairs(self, images, texts):
+        grid = torch.einsum("npd,nd->np", images.parts, texts.vectors)
+        return grid.masked_fill(~images.mask, -torch.inf).amax(1)
+
+
+@pytest.fixture
+def cross_run(small_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(catalog, "MATCHERS", {**catalog.MATCHERS, "cross": catalog.Kind(Cross, CrossSettings)})
+    folder = tmp_path / "cross"
+    shutil.copytree(small_run, folder)
+    torch.manual_seed(3)
+    catalog.save(Cross(CrossSettings()), folder / MATCHER, folder / BEST)
+    return folder
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_parts_of_a_reranker_are_stored_in_half_precision(cross_run, small_run, photos, tmp_path, alone):
+    models = Models.load(cross_run) if alone else Models.load(small_run, cross_run)
+    index_source(models, photos, tmp_path / "library")
+    library = Library.open(tmp_path / "library")
+    assert library.manifest.reranker.source == str(cross_run)
+    ids = library.sample(4)
+    stored, pictures = load_matcher(cross_run), [Image.open(library.item(id).path).convert("RGB") for id in ids]
+    images = stored.inputs.images
+    with torch.no_grad():
+        wanted = stored.matcher.encode_images(images.finish(images.images(pictures)))
+        found = library.parts(ids)
+        torch.testing.assert_close(found.vectors, wanted.vectors)
+        torch.testing.assert_close(found.parts, wanted.parts, rtol=1e-3, atol=1e-3)
+        assert torch.equal(found.mask, wanted.mask)
+        texts = stored.matcher.encode_texts(*stored.inputs.texts.texts(["a red disc", "snow"]))
+        ours, theirs = stored.matcher.score(found, texts), stored.matcher.score(wanted, texts)
+    torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
+
+
+def test_the_reranker_is_remembered_and_none_can_be_added_later(cross_run, small_run, photos, indexed, tmp_path):
+    index_source(Models.load(small_run, cross_run), photos, tmp_path / "both")
+    index_source(Models.load(small_run, library=tmp_path / "both"), photos, tmp_path / "both")
+    with pytest.raises(UserError, match=r"was made with no reranker, this is reranker .*--rebuild"):
+        index_source(Models.load(small_run, cross_run), photos, indexed)
+    with pytest.raises(UserError, match="nothing to re-rank by; index it with --reranker RUN"):
+        Library.open(indexed).parts(Library.open(indexed).sample(1))
+
+
+def test_a_reranker_that_is_gone_or_has_changed_is_named_with_what_to_do(cross_run, small_run, photos, tmp_path):
+    second, out = tmp_path / "second", tmp_path / "both"
+    shutil.copytree(cross_run, second)
+    index_source(Models.load(small_run, second), photos, out)
+    second.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"the reranker of .*both cannot be loaded: .*second.*with --reranker where it"):
+        Models.load(small_run, library=out)
+    report = index_source(Models.load(small_run, tmp_path / "moved", library=out), photos, out)
+    assert report.counts["unchanged"] == 12
+    source = Library.open(out).manifest.reranker.source
+    assert source == str(tmp_path / "moved")
+    with pytest.raises(UserError, match=r'"calligram index RUN SOURCE --out .*both --reranker .*moved --rebuild"'):
+        load_recorded(out, "reranker", Model("other" * 8, source))
+
+
+def test_a_localizer_can_be_added_and_exchanged_at_any_time_and_stays(small_run, localizer_run, photos, tmp_path):
+    """Nothing that is stored depends on it, so no picture is encoded again."""
+    out, first, second = tmp_path / "library", localizer_run(tmp_path / "first"), localizer_run(tmp_path / "second", 1)
+    index_source(Models.load(small_run), photos, out)
+    for run in (first, second):
+        report = index_source(Models.load(small_run, localizer=run), photos, out)
+        assert report.counts["unchanged"] == 12
+        assert Library.open(out).stats()["localizer"] == str(run)
+    index_source(Models.load(small_run), photos, out)
+    index_source(Models.load(small_run), photos, out, rebuild=True)
+    library = Library.open(out)
+    assert library.stats()["localizer"] == str(second)
+    assert Locator.open(library).model.source == str(second)
+    shutil.copy(first / "best.safetensors", second / "best.safetensors")
+    with pytest.raises(UserError, match=r"was indexed with localizer .*; take it with .* --localizer"):
+        Locator.open(library)
+
+
+def test_a_localizer_must_see_regions(small_run):
+    with pytest.raises(UserError, match="sees whole pictures; train one on regions"):
+        Models.load(small_run, localizer=small_run)
+
+
+def test_a_matcher_of_regions_scores_no_whole_pictures(small_run, localizer_run, tmp_path):
+    """Neither alone nor as re-ranker; a library of such scores would answer with anything."""
+    regions = localizer_run(tmp_path / "regions")
+    with pytest.raises(UserError, match="regions finds phrases within pictures"):
+        Models.load(regions)
+    with pytest.raises(UserError, match="regions finds phrases within pictures"):
+        Models.load(small_run, reranker=regions)
+
+
+def test_a_dual_encoder_needs_no_run(tiny_clip, photos, tmp_path):
+    index_source(Models.load(str(tiny_clip)), photos, tmp_path / "library")
+    library = Library.open(tmp_path / "library")
+    assert (library.images.dim, len(library)) == (16, 12)
