@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -36,6 +37,7 @@ SMALL_PHRASES = [
 ]  # fmt: skip
 SMALL_FRAGMENTS = ["epochs=1", "batch=8", "dim=16", "image.size=64", "text.hidden=8", "text.word_dim=8"]
 IMAGES, WINDOWS = 60, 100
+TOKEN = "correct horse battery"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -169,6 +171,26 @@ def captioning(library_folder: Path, few_captions: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
+def token() -> str:
+    """Asked for by ``guarded``."""
+    return TOKEN
+
+
+@pytest.fixture(scope="session")
+def guarded(library_folder: Path, few_captions: Path) -> Iterator[Served]:
+    """A server that asks everyone for a token."""
+    with _serving(library_folder, "--collection", str(few_captions), "--token", TOKEN) as running:
+        yield running
+
+
+@pytest.fixture
+def stranger(guarded: Served) -> Iterator[httpx.Client]:
+    """A client that the guarded server has not met, and whose cookies nobody else has."""
+    with httpx.Client(base_url=guarded.url, timeout=30, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
 def item(served: Served) -> str:
     """Id of a picture."""
     return served.client.get("/api/browse", params={"k": 1}).json()["hits"][0]["id"]
@@ -207,6 +229,20 @@ def captioning_page(browser, captioning):
     """Another, for the server that takes captions."""
     with _watched(browser, captioning.url) as opened:
         yield opened
+
+
+def _until(page, condition: str) -> None:
+    """Playwright's own waiting evaluates strings within the page, which its security policy forbids."""
+    end = time.monotonic() + 10
+    while not page.evaluate(condition):
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(20)
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., None]:
+    """Waits until something is true within a page."""
+    return _until
 
 
 @contextmanager

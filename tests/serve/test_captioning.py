@@ -17,7 +17,6 @@ from calligram.search.library import Library
 from calligram.search.models import Models
 from calligram.serve.desk import Desk
 
-TOKEN = "correct horse battery"
 FIRST = {f"scene {row}" for row in range(4)}
 """the images that came with captions"""
 
@@ -98,25 +97,24 @@ def test_other_sites_write_nothing(captioning, few_captions, headers):
     assert written(few_captions) == before
 
 
-def test_a_token_is_asked_for_and_the_page_may_write_with_its_cookie(serving, library_folder, few_captions):
+def test_a_token_is_asked_for_and_the_page_may_write_with_its_cookie(guarded, stranger, token, few_captions):
     before = written(few_captions)
-    with serving(library_folder, "--collection", str(few_captions), "--token", TOKEN) as guarded:
-        client, body = guarded.client, {"id": "scene 9", "text": "with a token"}
-        assert client.get("/caption.html").status_code == 200
-        for refused in (
-            client.get("/api/suggestions"),
-            client.get("/api/suggested-image", params={"id": "scene 9"}),
-            client.post("/api/suggestions"),
-            client.post("/api/captions", json=body),
-            client.post("/api/captions", json=body, headers={"Authorization": "Bearer wrong wrong"}),
-        ):
-            assert refused.status_code == 401
-        assert written(few_captions) == before
-        assert client.post("/api/login", json={"token": TOKEN}).status_code == 204
-        crossing = client.post("/api/captions", json=body, headers={"Origin": "http://evil.example"})
-        assert crossing.status_code == 403  # a cookie alone does not make it ours
-        assert client.post("/api/captions", json=body, headers={"Origin": guarded.url}).status_code == 200
-        assert written(few_captions) == [*before, ("scene 9", "with a token")]
+    client, body = stranger, {"id": "scene 9", "text": "with a token"}
+    assert client.get("/caption.html").status_code == 200
+    for refused in (
+        client.get("/api/suggestions"),
+        client.get("/api/suggested-image", params={"id": "scene 9"}),
+        client.post("/api/suggestions"),
+        client.post("/api/captions", json=body),
+        client.post("/api/captions", json=body, headers={"Authorization": "Bearer wrong wrong"}),
+    ):
+        assert refused.status_code == 401
+    assert written(few_captions) == before
+    assert client.post("/api/login", json={"token": token}).status_code == 204
+    crossing = client.post("/api/captions", json=body, headers={"Origin": "http://evil.example"})
+    assert crossing.status_code == 403  # a cookie alone does not make it ours
+    assert client.post("/api/captions", json=body, headers={"Origin": guarded.url}).status_code == 200
+    assert written(few_captions) == [*before, ("scene 9", "with a token")]
 
 
 def test_many_who_write_at_once_all_get_theirs_in(captioning, few_captions):

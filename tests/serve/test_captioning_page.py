@@ -90,17 +90,3 @@ def test_a_server_without_a_collection_says_how_to_give_one(page, served):
     page.goto(f"{served.url}/caption.html")
     page.wait_for_selector("#notice:has-text('--collection')")
     page.complaints.clear()  # the browser notes the request that was refused
-
-
-def test_a_token_is_asked_for_here_too(browser, serving, library_folder, few_captions):
-    with serving(library_folder, "--collection", str(few_captions), "--token", "correct horse battery") as guarded:
-        context = browser.new_context()
-        page = context.new_page()
-        page.goto(f"{guarded.url}/caption.html")
-        page.fill("#token", "wrong wrong")
-        page.press("#token", "Enter")
-        page.wait_for_selector("#login-error:has-text('not the token')")
-        page.fill("#token", "correct horse battery")
-        page.press("#token", "Enter")
-        page.wait_for_selector(".todo input", timeout=60_000)
-        context.close()

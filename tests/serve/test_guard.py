@@ -19,8 +19,6 @@ from PIL import Image
 from calligram.search.indexing import index_source
 from calligram.search.models import Models
 
-TOKEN = "correct horse battery"
-
 
 def bomb(width: int, height: int) -> bytes:
     """A PNG of a few kilobytes that unpacks to ``width * height * 3`` bytes."""
@@ -146,34 +144,33 @@ def test_what_is_no_picture_is_refused(served, content):
     assert answer.json()["error"]
 
 
-def test_a_token_is_asked_for_by_everything_but_the_page(serving, library_folder):
-    with serving(library_folder, "--token", TOKEN) as guarded:
-        client = guarded.client
-        assert client.get("/").status_code == 200
-        assert client.get("/api/health").status_code == 200
-        for path in (
-            "/api/search?q=dog",
-            "/api/stats",
-            "/metrics",
-            "/api/item?id=x",
-            "/api/image?id=x",
-            "/api//search?q=a",
-        ):
-            assert client.get(path).status_code in (401, 404)
-        refused = client.get("/api/search?q=dog")
-        assert refused.headers["www-authenticate"] == "Bearer"
-        for wrong in (f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer", "Bearer \xfc"):
-            given = {"Authorization": wrong.encode("latin-1")}
-            assert client.get("/api/search?q=dog", headers=given).status_code == 401
-        assert client.get("/api/search?q=dog", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
-        assert client.post("/api/login", json={"token": "wrong wrong"}).status_code == 401
-        login = client.post("/api/login", json={"token": TOKEN})
-        assert login.status_code == 204
-        cookie = login.headers["set-cookie"]
-        assert "HttpOnly" in cookie
-        assert "SameSite=strict" in cookie
-        assert TOKEN not in cookie
-        assert client.get("/api/search?q=dog").status_code == 200
+def test_a_token_is_asked_for_by_everything_but_the_page(stranger, token):
+    client = stranger
+    assert client.get("/").status_code == 200
+    assert client.get("/api/health").status_code == 200
+    for path in (
+        "/api/search?q=dog",
+        "/api/stats",
+        "/metrics",
+        "/api/item?id=x",
+        "/api/image?id=x",
+        "/api//search?q=a",
+    ):
+        assert client.get(path).status_code in (401, 404)
+    refused = client.get("/api/search?q=dog")
+    assert refused.headers["www-authenticate"] == "Bearer"
+    for wrong in (f"Bearer {token}x", f"Bearer {token[:-1]}", f"Basic {token}", "Bearer", "Bearer \xfc"):
+        given = {"Authorization": wrong.encode("latin-1")}
+        assert client.get("/api/search?q=dog", headers=given).status_code == 401
+    assert client.get("/api/search?q=dog", headers={"Authorization": f"Bearer {token}"}).status_code == 200
+    assert client.post("/api/login", json={"token": "wrong wrong"}).status_code == 401
+    login = client.post("/api/login", json={"token": token})
+    assert login.status_code == 204
+    cookie = login.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert token not in cookie
+    assert client.get("/api/search?q=dog").status_code == 200
 
 
 def test_sixty_four_clients_at_once_are_all_answered(served):

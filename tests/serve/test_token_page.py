@@ -1,0 +1,54 @@
+"""The page of a server that asks for a token."""
+
+from __future__ import annotations
+
+
+def tiles(page):
+    return page.locator("#results .tile[data-id]")
+
+
+def test_the_page_asks_for_the_token_and_then_shows_pictures(browser, guarded, token, until):
+    page = browser.new_page()
+    page.goto(f"{guarded.url}/?q=a+dog&all=1")
+    page.fill("#token", "wrong wrong wrong")
+    page.press("#token", "Enter")
+    page.wait_for_selector("text=this is not the token")
+    page.fill("#token", token)
+    page.press("#token", "Enter")
+    tiles(page).first.wait_for()
+    until(page, "document.querySelector('#results img').naturalWidth > 0")
+    page.reload()
+    tiles(page).first.wait_for()
+    page.close()
+
+
+def test_a_token_given_in_one_tab_is_good_for_the_other(browser, guarded, token):
+    context = browser.new_context()
+    one, two = context.new_page(), context.new_page()
+    for tab in (one, two):
+        tab.goto(f"{guarded.url}/?q=a+dog&all=1")
+        tab.wait_for_selector("#login[open]")
+    one.fill("#token", "wrong")
+    one.press("#token", "Enter")
+    one.wait_for_selector("#login-error:has-text('not the token')")
+    one.fill("#token", token)
+    one.press("#token", "Enter")
+    tiles(one).first.wait_for()
+    assert one.locator("#login-error").text_content() == ""
+    two.evaluate("dispatchEvent(new Event('focus'))")
+    tiles(two).first.wait_for()
+    assert not two.locator("#login").is_visible()
+    context.close()
+
+
+def test_the_page_for_captions_asks_for_it_too(browser, guarded, token):
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{guarded.url}/caption.html")
+    page.fill("#token", "wrong wrong")
+    page.press("#token", "Enter")
+    page.wait_for_selector("#login-error:has-text('not the token')")
+    page.fill("#token", token)
+    page.press("#token", "Enter")
+    page.wait_for_selector(".todo input", timeout=60_000)
+    context.close()
