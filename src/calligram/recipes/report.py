@@ -209,7 +209,8 @@ def _proposals(file: Path) -> str:
 
 def _bench(file: Path) -> str:
     content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    where = "an accelerator" if file.stem.startswith("bench-gpu") else "the processor"
+    where, _, of = file.stem.removeprefix("bench").removeprefix("-").partition("-")
+    where = ("an accelerator" if where == "gpu" else "the processor") + (f": {of}" if of else "")
     about = f"`{content['command']}` on {content['hardware']}, commit {content['commit']}"
     lines = [f"\n## Speed on {where}\n\n{about}.\n\n"]
     lines += ["| what | value | unit |\n", "|---|---|---|\n"]
