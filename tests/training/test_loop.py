@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -51,31 +52,67 @@ def test_the_same_seed_gives_the_same_weights_to_the_bit(tiny, tmp_path):
     assert numbers(tmp_path / "one") != numbers(tmp_path / "other")
 
 
+TRAINER = """
+import json, os, sys
+import torch, torch.utils.tensorboard
+import calligram.recipes.catalog, calligram.recipes.plan, calligram.training.loop
+from calligram.cli.main import main
+torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports parts of torch that are lazy
+for line in sys.stdin:            # what is imported once is shared by all that are killed
+    child = os.fork()
+    if child == 0:
+        sys.argv = ["calligram", *json.loads(line)]
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        main()
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    """A process that has everything imported and runs the command in children of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINER], env=environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as process:  # fmt: skip
+        yield process
+        process.kill()
+
+
+KILLED = ("epochs=5", "warmup_epochs=2", "save_steps=1")
+
+
+@pytest.fixture(scope="module")
+def whole(tiny, tmp_path_factory):
+    """A run that was not killed, and its result."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    return out, run(tiny, out, *KILLED)
+
+
 @pytest.mark.parametrize("wait_for", [1, 4, 9])
-def test_a_run_killed_with_signal_9_and_resumed_ends_with_the_same_numbers(tiny, tmp_path, wait_for):
-    changes = ("epochs=5", "warmup_epochs=2", "save_steps=1")
-    whole = run(tiny, tmp_path / "whole", *changes)
+def test_a_run_killed_with_signal_9_and_resumed_ends_with_the_same_numbers(tiny, tmp_path, trainer, whole, wait_for):
     out = tmp_path / "killed"
-    flags = [flag for change in (*SMALL, *changes) for flag in ("--set", change)]
+    flags = [flag for change in (*SMALL, *KILLED) for flag in ("--set", change)]
     command = ["train", "vse", str(tiny.folder), "--out", str(out), "--device", "cpu", *flags]
-    victim = subprocess.Popen(
-        [sys.executable, "-c", "from calligram.cli.main import main; main()", *command],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-    )  # fmt: skip
+    trainer.stdin.write(f"{json.dumps(command)}\n")
+    trainer.stdin.flush()
+    victim = int(trainer.stdout.readline())
     pointer = out / "state" / "LATEST"
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and victim.poll() is None:
+    while time.monotonic() < deadline:
         if pointer.is_file() and int(pointer.read_text() or 0) >= wait_for:
             break
         time.sleep(0.001)
-    victim.send_signal(signal.SIGKILL)
-    victim.wait()
-    assert victim.returncode == -signal.SIGKILL, "the run ended before it could be killed"
-    resumed = run(tiny, out, *changes, resume=True)
-    assert resumed == whole
-    assert numbers(out) == numbers(tmp_path / "whole")
-    one, two = (load_file(folder / "best.safetensors") for folder in (out, tmp_path / "whole"))
+    with contextlib.suppress(ProcessLookupError):  # it ended, which its exit code says
+        os.kill(victim, signal.SIGKILL)
+    assert int(trainer.stdout.readline()) == -signal.SIGKILL, "the run ended before it could be killed"
+    resumed = run(tiny, out, *KILLED, resume=True)
+    assert resumed == whole[1]
+    assert numbers(out) == numbers(whole[0])
+    one, two = (load_file(folder / "best.safetensors") for folder in (out, whole[0]))
     assert all(torch.equal(one[k], two[k]) for k in one)
 
 
