@@ -130,7 +130,15 @@ def test_captions_and_conditions(libraries):
     assert json.loads(search(libraries / "collection", "snow", "--captions", "--json"))["hits"][0]["text"] == "snow"
     printed = search(libraries / "collection", "a red disc", "--where", "split = 'test' and n < 2", "--json")
     assert sorted(Path(hit["path"]).stem for hit in json.loads(printed)["hits"]) == ["test-0", "test-1"]
-    assert "nothing found" in search(libraries / "collection", "a red disc", "--where", "n > 1000")
+    assert "satisfies the condition" in search(libraries / "collection", "a red disc", "--where", "n > 1000")
+    assert "this library has no captions" in search(libraries / "photos", "a red disc", "--captions")
+
+
+def test_words_that_are_not_read_are_counted(libraries):
+    asked = ["search", str(libraries / "photos"), "snow " * 70, "--plus", "a red disc", "--json"]
+    done = CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert done.stderr.strip() == "10 words at the end were not read: the matcher reads no more of a text"
+    assert json.loads(done.stdout)["hits"]
 
 
 @pytest.mark.parametrize(
@@ -146,6 +154,8 @@ def test_captions_and_conditions(libraries):
         (["snow", "--captions", "--paths"], "captions have no paths"),
         (["snow", "--captions", "--null"], "captions have no paths"),
         (["--plus", "snow", "--weight", "2"], "--weight is that of the query"),
+        (["snow", "--depth", "5"], "has no second stage: all of it is compared by vectors; leave out --depth and"),
+        (["snow", "--budget-ms", "100"], "has no second stage"),
     ],
 )
 def test_what_is_wrong_is_said(libraries, arguments, said):

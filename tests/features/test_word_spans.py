@@ -6,7 +6,7 @@ from calligram.features.encoder_input import EncoderInput
 from calligram.features.text_encoder import TextEncoder
 from calligram.features.text_vectors import VectorSettings, VectorText
 from calligram.features.vocabulary import Vocabulary, tokenise, word_places
-from calligram.features.word_spans import owners, parts_of, words_of
+from calligram.features.word_spans import owners, parts_of, unread, words_of
 from calligram.features.wordpieces import WordPieces
 
 SENTENCE = "A dog's red-haired İstanbul, ’tis “snow”…"
@@ -27,6 +27,15 @@ def test_a_vocabulary_has_a_part_for_each_end_and_cuts_long_texts():
     assert parts == [None, (0, 1), (2, 5), (7, 11), None]
     assert len(parts) == len(words.encode("a red, very round disc"))
     assert owners(parts, words_of("a red, very round disc")) == [None, 0, 1, 2, None]
+
+
+def test_words_beyond_what_is_read_are_counted(tiny_bert):
+    words = Vocabulary.build(["a red disc"], min_count=1, max_words=3)
+    assert unread(words, "a red, very round disc!") == 2
+    assert unread(words, "a red disc ...") == unread(words, "") == 0
+    pieces = WordPieces.load_pretrained(str(tiny_bert), 20)
+    assert unread(pieces, "a " * 40) == 22  # beside the marks of both ends
+    assert unread(EncoderInput(TextEncoder.load(str(tiny_bert)), pieces, "bert"), "a snow") == 0
 
 
 @pytest.mark.parametrize("sentence", ["a reddish disc, the snow!", "snow", "", "a " * 40])

@@ -169,7 +169,7 @@ def test_a3vse_has_the_sizes_and_rates_of_its_own_recipe():
     found, own = resolve(RECIPES["aoq"].defaults, ["matcher=a3vse"]), RECIPES["a3vse"].defaults
     for key in ("batch", "texts", "epoch_of", "lr", "dim"):
         assert getattr(found, key) == getattr(own, key), key
-    for key in ("word_dim", "hidden", "bidirectional", "dropout", "blank"):
+    for key in ("word_dim", "hidden", "bidirectional", "dropout", "hidden_words"):
         assert getattr(found.text, key) == getattr(own.text, key), key
 
 
@@ -193,7 +193,7 @@ def test_settings_that_do_not_go_together_are_refused(tiny, tmp_path):
 
 def test_rows_of_a_study_learn_from_another_rows_run(tiny, tmp_path):
     rows = (Row("base", "aoq", ("loss=online",)), Row("taught", "aoq", ("loss=adaptive", "negatives=row:base")))
-    study = Study("paper", rows, (Claim("taught beats base", "taught", "base"),), (("base", "taught"),))
+    study = Study("paper", rows, (Claim("taught beats base", "taught", "base"),), compared=(("base", "taught"),))
     (verdict,) = reproduce(
         study, tiny, results=tmp_path / "results", runs=tmp_path / "runs", seeds=1, changes=SMALL,
         around=Surroundings(torch.device("cpu")),

@@ -119,6 +119,10 @@ def test_a_teacher_that_saw_captions_which_are_removed_is_refused(stored_tiny, t
     assert "cannot be told" in caplog.text
 
 
+def test_mmca_without_its_pair_module_can_follow():
+    assert resolve(RECIPES["distil"].defaults, ["matcher=mmca", "mmca.alpha=0"]).matcher == "mmca"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

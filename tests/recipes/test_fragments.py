@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from PIL import Image
@@ -157,10 +159,10 @@ def test_runs_on_the_same_inputs_become_an_ensemble(stored_tiny, tmp_path):
         run(stored_tiny, tmp_path / name, STORED, f"scan.direction={direction}", "epochs=1")
     both = f"runs={tmp_path / 'one'},{tmp_path / 'two'}"
     run(stored_tiny, tmp_path / "both", both, recipe="ensemble")
-    matcher, inputs = Run.open(tmp_path / "both").load()
+    matcher, inputs_of_both = Run.open(tmp_path / "both").load()
     assert [member.settings.direction for member in matcher.members] == ["t2i", "i2t"]
     pairing = stored_tiny.sentences("test")
-    report = evaluate_retrieval(matcher, inputs, pairing, alone=True)
+    report = evaluate_retrieval(matcher, inputs_of_both, pairing, alone=True)
     singles = [
         evaluate_retrieval(*Run.open(tmp_path / name).load(), pairing, alone=True).retrieval for name in ("one", "two")
     ]
@@ -170,8 +172,15 @@ def test_runs_on_the_same_inputs_become_an_ensemble(stored_tiny, tmp_path):
     assert line.members == 2
     assert line.alone == [round(single.rsum, 2) for single in singles]
     run(stored_tiny, tmp_path / "other", STORED, "text.max_words=3", "epochs=1")
-    with pytest.raises(UserError, match="is fed other inputs than"):
+    with pytest.raises(UserError, match=r"other is fed other texts than .*one; train both with the same"):
         run(stored_tiny, tmp_path / "no", f"runs={tmp_path / 'one'},{tmp_path / 'other'}", recipe="ensemble")
+    inputs = tmp_path / "other" / "inputs" / "inputs.json"
+    content = json.loads((tmp_path / "one" / "inputs" / "inputs.json").read_text())
+    inputs.write_text(json.dumps({**content, "images": {**content["images"], "parts": "grid"}}))
+    with pytest.raises(UserError, match=r"is fed other pictures than .* one vector, and matchers of regions and words"):
+        run(stored_tiny, tmp_path / "no", f"runs={tmp_path / 'one'},{tmp_path / 'other'}", recipe="ensemble")
+    assert evaluate_retrieval(matcher, inputs_of_both, pairing, alone=True, depth=0).alone == report.alone
+    assert not evaluate_retrieval(matcher, inputs_of_both, pairing, alone=True, depth=2).alone
     same = f"runs={tmp_path / 'one'},{tmp_path / 'two'},{tmp_path / 'other' / '..' / 'one'}"
     with pytest.raises(UserError, match="one is there twice among runs="):
         run(stored_tiny, tmp_path / "no", same, recipe="ensemble")
@@ -185,13 +194,24 @@ def test_runs_on_the_same_inputs_become_an_ensemble(stored_tiny, tmp_path):
         ((), "image.backbone= with a vision model, or image.features="),
         ((STORED, "text.network=cnn"), "gives a caption one vector"),
         (("image.backbone=x", "image.views=ten"), "whose cells are different places"),
-        ((STORED, "matcher=vsrn", "text.encoder=x", "text.blank=0"), "stored encodings have no words"),
+        ((STORED, "matcher=vsrn", "text.encoder=x"), "stored encodings have no words"),
+        ((STORED, "text.encoder=x", "text.blank=0.2"), r"text\.blank=0\.2 hides words.*give text\.blank=0, or train"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(stored_tiny, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         run(stored_tiny, tmp_path / "run", *changes)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("recipe", ["fragments", "a3vse"])
+def test_words_are_hidden_where_they_can_be(recipe):
+    def hidden(*changes: str) -> float:
+        return resolve(RECIPES[recipe].defaults, changes).text.hidden_words
+
+    assert hidden() == hidden("text.encoder=x", "text.train=true") == 0.1
+    assert hidden("text.encoder=x") == hidden("text.blank=0") == 0
+    assert hidden("text.blank=0.3") == 0.3
 
 
 def test_the_releases_settings_are_a_preset():

@@ -50,6 +50,11 @@ class Cross(Matcher):
         return grid.masked_fill(~images.mask, -torch.inf).amax(1)
 
 
+def test_vectors_do_not_put_in_order_again_what_they_have_put_in_order(small_run):
+    with pytest.raises(UserError, match=r"puts candidates in order already; leave out --reranker, or give a run"):
+        Models.load(small_run, small_run)
+
+
 @pytest.fixture
 def cross_run(small_run, tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "MATCHERS", {**catalog.MATCHERS, "cross": catalog.Kind(Cross, CrossSettings)})

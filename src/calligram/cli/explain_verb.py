@@ -46,6 +46,7 @@ def explain(
         raise UserError(f"--out {out} must end in {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     point = None if at is None else _point(at)
     from calligram.features.unknown_words import UnknownWords
+    from calligram.features.word_spans import unread
     from calligram.models.stored import load_matcher
     from calligram.recipes.plan import device_named
     from calligram.search.attention_drawing import draw_attention
@@ -68,6 +69,8 @@ def explain(
         typer.echo(json.dumps({**_plain(found, region), "unknown": unknown}, ensure_ascii=False))
         return
     _print(found)
+    if cut := unread(stored.inputs.texts, sentence):
+        console.print(f"the last {cut} words were not read: this run reads no more of a sentence")
     if unknown:
         console.print(f"never seen in training, so all the same to this run: {', '.join(unknown)}", markup=False)
     if found.attention is not None and region is not None:

@@ -69,12 +69,19 @@ def search(
     within = (DEPTH if depth is None else depth or None) if budget is None else Budget.of_milliseconds(budget)
     asked = _query(query, image, plus or [], minus or [], weight)
     searcher = Searcher.open(library, paced=budget is not None)
+    if searcher.library.manifest.reranker is None and (depth is not None or budget is not None):
+        raise UserError(
+            f"{library} has no second stage: all of it is compared by vectors; leave out --depth and --budget-ms, or "
+            "index it with --reranker RUN"
+        )
     find = searcher.texts if captions else searcher.images
     results = find(asked, k, where=where, all=everything, hybrid=hybrid, depth=within)
+    if results.unread:
+        errors.print(f"{results.unread} words at the end were not read: the matcher reads no more of a text")
     if as_json:
         typer.echo(json.dumps(_content(results, captions), ensure_ascii=False))
     elif paths or null:
-        _print_paths(results, "\0" if null else "\n")
+        _print_paths(results, searcher, "\0" if null else "\n")
     else:
         _print_table(results, searcher, captions)
 
@@ -105,7 +112,7 @@ def _content(results: Results, captions: bool) -> dict[str, object]:
     return {"hits": hits, "below": results.below, "depth": results.depth, "took": round(1000 * results.took, 3)}
 
 
-def _print_paths(results: Results, end: str) -> None:
+def _print_paths(results: Results, searcher: Searcher, end: str) -> None:
     """Nothing but paths, so that they can be piped; the rest goes where errors go."""
     for hit in results.hits:
         if hit.path is not None:
@@ -116,14 +123,14 @@ def _print_paths(results: Results, end: str) -> None:
     if inside := sum(hit.path is None for hit in results.hits):
         errors.print(f"{inside} of the hits are no files of their own: they lie in a collection's shards")
     if not results.hits:
-        errors.print(_nothing(results))
+        errors.print(_nothing(results, searcher, captions=False))
     elif results.below:
         errors.print(_more(results))
 
 
 def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
     if not results.hits:
-        console.print(_nothing(results))
+        console.print(_nothing(results, searcher, captions))
         return
     table = Table(box=None, pad_edge=False)
     table.add_column("rank", justify="right")
@@ -146,8 +153,10 @@ def _more(results: Results) -> str:
     return f"{results.below} more are no good match; --all shows them"
 
 
-def _nothing(results: Results) -> str:
+def _nothing(results: Results, searcher: Searcher, captions: bool) -> str:
     if results.below:
         unknown = f" (the matcher has never seen: {escape(', '.join(results.unknown))})" if results.unknown else ""
         return f"no good match{unknown}; --all shows the nearest {results.below}"
-    return "nothing found: the library is empty, or nothing in it satisfies the condition"
+    if not len(searcher.library.captions if captions else searcher.library.images):
+        return f"nothing found: this library has no {'captions' if captions else 'images'}"
+    return "nothing found: nothing in the library satisfies the condition"

@@ -176,13 +176,14 @@ def evaluate_retrieval(
         precision: of scores that are more than a cosine; encodings are in float32.
         depth: score only so many candidates of each query, found by the cosine of vectors; 0 for all of them.
         first: the pairing as another matcher encodes it, whose vectors find the candidates.
-        alone: measure each member of an ensemble by itself as well; not with ``depth``.
+        alone: measure each member of an ensemble by itself as well; not where candidates alone are scored.
     """
     if not len(pairing.matches):
         raise UserError("this split has no captions; there is nothing to measure")
     check_precision(matcher, precision)
     if depth is not None:
         check_depth(matcher, depth, first=first is not None)
+        depth = depth if depth < max(len(pairing.visuals), len(pairing.texts)) else 0
     matcher.eval()
     encoded = encode_pairing(matcher, inputs, loaded or load_pairing(inputs, pairing, track), track)
     known = pairing.also_true if folds == 1 else None
@@ -191,14 +192,14 @@ def evaluate_retrieval(
     if depth is None:
         scores = score_matrix(matcher, encoded, precision=precision, track=track)
         found = in_folds(scores, pairing, folds)
-        if alone and isinstance(matcher, Ensemble):
-            members = each_alone(matcher, encoded, pairing, folds, precision, track)
         true = retrieval(scores, known) if known is not None else None
         shared = overlap_of(matcher, scores, pairing)
         if look is not None:
             look(encoded, scores)
     else:
         found, true, stages = staged_retrieval(matcher, encoded, pairing, depth, folds, first, precision, track)
+    if alone and isinstance(matcher, Ensemble) and not depth:
+        members = each_alone(matcher, encoded, pairing, folds, precision, track)
     return Report(
         found,
         len(pairing.visuals),

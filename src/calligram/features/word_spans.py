@@ -39,6 +39,15 @@ def parts_of(texts: TextInput, sentence: str) -> list[Place | None] | None:
     return texts.places(sentence) if isinstance(texts, Vocabulary | WordPieces) else None
 
 
+def unread(texts: TextInput, sentence: str) -> int:
+    """Words after the last part that a text input makes of a sentence, where it cuts what is longer than it reads."""
+    parts = parts_of(texts, sentence)
+    if parts is None:
+        return 0
+    last = max((part[1] for part in parts if part is not None), default=0)
+    return sum(start >= last for start, _ in words_of(sentence))
+
+
 def owners(parts: Sequence[Place | None], words: Sequence[Place]) -> list[int | None]:
     """The number of the word that each part lies in; None for marks of the ends and for punctuation between words."""
     return [None if part is None else _owner(part, words) for part in parts]

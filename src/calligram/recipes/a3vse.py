@@ -105,7 +105,7 @@ class A3VSERecipe(FragmentModels, StagedSettings, PairedSettings):
     average: Average = 0.99
     image: ImageSettings = field(default_factory=ImageSettings)
     text: TextSettings = field(
-        default_factory=lambda: TextSettings(word_dim=300, hidden=512, min_count=1, dropout=0.2, blank=0.1)
+        default_factory=lambda: TextSettings(word_dim=300, hidden=512, min_count=1, dropout=0.2, blank=None)
     )
     optim: Optimisation = field(default_factory=Optimisation)
 

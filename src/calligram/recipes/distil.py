@@ -59,10 +59,11 @@ class DistilRecipe(FragmentModels, PairedSettings):
 
     def __post_init__(self) -> None:
         kind = MATCHERS.get(self.matcher)  # dual-path is vse by its settings
-        if kind is not None and kind.matcher.reranks:
+        vectors_alone = self.matcher == "mmca" and not self.mmca.alpha
+        if kind is not None and kind.matcher.reranks and not vectors_alone:
             raise UserError(
                 f"matcher={self.matcher} scores pairs itself; distil trains one that scores by vectors: "
-                "vse, dual-path, two-branch, pretrained, vsrn or a3vse"
+                "vse, dual-path, two-branch, pretrained, vsrn, a3vse, or mmca with mmca.alpha=0"
             )
         if not self.follow:
             raise UserError("follow=0 leaves the teacher out; give a larger weight, or train with recipe vse")

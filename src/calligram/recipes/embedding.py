@@ -90,8 +90,17 @@ class TextSettings:
     dropout: Annotated[float, "share of entries of word vectors, or of an encoder's vector, set to zero", (0, 0.99)] = (
         0.0
     )
-    blank: Annotated[float, "share of words hidden in training", (0, 0.99)] = 0.0
+    blank: Annotated[
+        float | None, "share of words hidden in training; none for 0.1, but not where encodings are stored", (0, 0.99)
+    ] = 0.0
     cnn: CNNSettings = field(default_factory=CNNSettings)
+
+    @property
+    def hidden_words(self) -> float:
+        """Share of words that training hides; those of stored encodings cannot be."""
+        if self.blank is None:
+            return 0.0 if self.encoder and not self.train else 0.1
+        return self.blank
 
 
 def check_sides(image: ImageSettings, text: TextSettings) -> None:
@@ -102,8 +111,11 @@ def check_sides(image: ImageSettings, text: TextSettings) -> None:
         raise UserError("text.pooling=last is for the GRU; a text.encoder takes mean, max or cls")
     if text.train and not text.encoder:
         raise UserError("text.train=true needs a text.encoder; a GRU or CNN is always trained")
-    if text.blank and text.encoder and not text.train:
-        raise UserError("text.blank needs text.train=true: the words of stored encodings cannot be hidden")
+    if text.hidden_words and text.encoder and not text.train:
+        raise UserError(
+            f"text.blank={text.blank:g} hides words, and those of stored encodings cannot be hidden; "
+            "give text.blank=0, or train the encoder with text.train=true"
+        )
     if text.encoder and text.network == "cnn":
         raise UserError("text.network=cnn and text.encoder are two text branches; give one of them")
     if not text.cnn.blocks:

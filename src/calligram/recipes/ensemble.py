@@ -44,9 +44,7 @@ def plan(settings: EnsembleRecipe, collection: Collection, around: Surroundings)
         if not hasattr(member.settings, "dim"):
             raise UserError(f"{folder} has a matcher without a joint space of a set size (dim); take another run")
         if _inputs(folder) != _inputs(folders[0]):
-            raise UserError(
-                f"{folder} is fed other inputs than {folders[0]}; train both with the same image and text settings"
-            )
+            raise UserError(f"{folder} is fed other {_differing(folder, folders[0])}")
     matcher = Ensemble(EnsembleSettings(tuple(json.dumps(catalog.describe(member)) for member, _ in found)))
     for own, (member, _) in zip(matcher.members, found, strict=True):
         own.load_state_dict(member.state_dict())
@@ -57,3 +55,17 @@ def _inputs(run: Path) -> dict[str, bytes]:
     """What lies in a run's inputs, by name."""
     folder = run / INPUTS
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def _differing(run: Path, other: Path) -> str:
+    """Which inputs of two runs differ, and what to do about it."""
+    one, two = (json.loads((folder / INPUTS / "inputs.json").read_text(encoding="utf-8")) for folder in (run, other))
+    sides = [name for key, name in (("images", "pictures"), ("texts", "texts")) if one[key] != two[key]]
+    found = f"{' and '.join(sides) or 'networks'} than {other}; train both with the same image and text settings"
+    parts = [each["images"].get("parts") for each in (one, two)]
+    if parts[0] != parts[1]:
+        found += (
+            ". Of a backbone that is not trained, vse and dual-path see one vector, and matchers of regions and words "
+            "the cells of its grid: train it with image.train=true, or train members together with recipe best"
+        )
+    return found

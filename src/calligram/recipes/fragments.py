@@ -64,7 +64,7 @@ class FragmentsRecipe(FragmentModels, StagedSettings, PairedSettings):
     image: ImageSettings = field(default_factory=ImageSettings)
     text: TextSettings = field(
         default_factory=lambda: TextSettings(
-            word_dim=300, hidden=512, bidirectional=True, dropout=0.2, blank=0.1, pooling="mean"
+            word_dim=300, hidden=512, bidirectional=True, dropout=0.2, blank=None, pooling="mean"
         )
     )
     optim: Optimisation = field(default_factory=Optimisation)

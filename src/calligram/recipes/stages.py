@@ -58,7 +58,7 @@ def pair_batches(
         inputs,
         settings.sampler(pairing.matches) if sampler is None else sampler,
         augment=settings.image.augment,
-        blank=settings.text.blank,
+        blank=settings.text.hidden_words,
         device=around.device,
         processes=around.processes,
         ignore_also_true=settings.ignore_also_true,

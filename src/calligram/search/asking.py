@@ -67,6 +67,8 @@ class Asked(NamedTuple):
     """words that the matcher has never seen"""
     encoded: Encoded | None = None
     """the terms, where all are texts or all are pictures; a second stage by the same matcher needs no other"""
+    unread: int = 0
+    """words at the ends of texts that the matcher reads no more"""
 
     @property
     def lost(self) -> bool:
@@ -117,7 +119,8 @@ class Asker(NamedTuple):
         vectors, encoded = self._vectors(whole)
         vector, length = joined(vectors, shares)
         unknown = tuple(dict.fromkeys(self.encoder.unknown(whole.words)))
-        return Asked(whole, found, shares, vector, length, condition, unknown, encoded)
+        cut = sum(self.encoder.unread(str(term.what)) for term in whole.terms if term.modality == "text")
+        return Asked(whole, found, shares, vector, length, condition, unknown, encoded, cut)
 
     def _vectors(self, query: Query) -> tuple[Floats, Encoded | None]:
         """Vectors of the terms at length one (terms, D), those of a kind encoded together, and all of the encodings

@@ -38,7 +38,8 @@ class Models:
         A matcher whose score needs both sides re-ranks what its own vectors find, but where the reranker is ``NONE``.
 
         Raises:
-            UserError: when one cannot be loaded, or sees regions where whole pictures are wanted, or the reverse.
+            UserError: when one cannot be loaded, or sees regions where whole pictures are wanted, or the reverse, or
+                would put in order again what it has put in order.
         """
         first = load_matcher(matcher)
         known = None
@@ -52,6 +53,11 @@ class Models:
             second = None
         elif reranker is not None:
             second = load_matcher(reranker)
+            if second.fingerprint == first.fingerprint and not second.matcher.reranks:
+                raise UserError(
+                    f"{reranker} scores by the cosine of its vectors, which puts candidates in order already; "
+                    "leave out --reranker, or give a run that compares pairs, such as scan, bfan or mmca"
+                )
         else:
             second = first if first.matcher.reranks else None
         for one in filter(None, (first, second)):

@@ -13,6 +13,7 @@ from PIL import Image
 from calligram.errors import NotFiniteError
 from calligram.evaluation.attention import Attended, Seen, attended, one_spaced, words_and_parts
 from calligram.features.unknown_words import UnknownWords
+from calligram.features.word_spans import unread
 from calligram.models.matcher import Encoded, unit
 from calligram.models.stored import Stored
 from calligram.search.item_places import ItemPlaces
@@ -43,6 +44,11 @@ class QueryEncoder:
     def unknown(self, text: str) -> list[str]:
         """Words of a text that the matcher has never seen; none for one that reads pieces of words."""
         return self._unknown(text)
+
+    def unread(self, text: str) -> int:
+        """Words at a text's end that the matcher reads no more."""
+        with self._tokenizing:
+            return unread(self._inputs.texts, text)
 
     @torch.inference_mode()
     def attended(self, image: Encoded, item: Item, text: str) -> Attended | None:

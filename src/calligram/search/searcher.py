@@ -63,6 +63,8 @@ class Results:
     """candidates that a second stage compared with the query; 0 where there was none"""
     took: float = 0.0
     """seconds, all in all"""
+    unread: int = 0
+    """words of the query that are more than the matcher reads of a text"""
 
 
 class Searcher:
@@ -250,7 +252,7 @@ class Searcher:
         took, times = clock.spent, clock.times
         if compared and self._paces is not None and (pace := self._paces.get(asked.found)):
             pace.learn(took - times["encode"] - times["rerank"], compared, times["rerank"])
-        return Results(numbered, len(hits) - len(shown), times, asked.unknown, compared, took)
+        return Results(numbered, len(hits) - len(shown), times, asked.unknown, compared, took, asked.unread)
 
     def _second_stage(self, asked: Asked) -> Reranker | None:
         applies = self._reranker is not None and self._reranker.compares(asked.query, asked.found)
