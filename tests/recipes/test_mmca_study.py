@@ -19,10 +19,11 @@ BY_RECIPE = {
     "aoq": (*MMCA_SMALL, "epochs=2", "warmup_epochs=1", "hard.texts=4", "hard.images=2"),
     "a3vse": (*MMCA_SMALL, "pseudo.source=finder", "steps=2", "adversary.hidden=4"),
     "best": (*MMCA_SMALL, "candidates=2"),
+    "distil": MMCA_SMALL,
 }
 CHOSEN = (
     "mmca", "alpha = 0", "vse", "mmca + AOQ", "mmca + pseudo pairs + adversaries", "mmca + instance", "best",
-    "vse, distilled",
+    "vse, distilled", "alpha = 0, distilled",
 )  # fmt: skip
 
 
