@@ -48,6 +48,20 @@ def test_a_words_weight_is_what_the_score_loses_without_it(small_run, batch, mon
     np.testing.assert_allclose([word.weight for word in found.words], expected, atol=1e-5)
 
 
+def test_of_a_sentence_that_is_cut_what_is_read_is_weighed(small_run):
+    stored = load_matcher(small_run)
+    longest = stored.inputs.texts.max_words
+    found = explain(stored.matcher, stored.inputs, PICTURE, "red " * longest + "blue disc")
+    assert [word.word for word in found.words] == ["red"] * longest
+    assert found.score == explain(stored.matcher, stored.inputs, PICTURE, "red " * longest).score
+
+
+def test_a_very_wide_picture_is_drawn_smaller():
+    found = Explained(0.5, [WordWeight("red", 0, 3, 0.1), WordWeight("été", 4, 7, 0.2)])
+    assert draw_words(Image.new("RGB", (6000, 900)), found).width == 1280
+    assert draw_words(Image.new("RGB", (9000, 2)), found).width == 1280
+
+
 def test_rounding_gives_a_word_no_weight():
     """A text side that passes a word over scores the same but for the last digits."""
     found = weigh("dog the sea", lambda texts: np.array([-5.0, -5.2, -5.0000005, -4.9999995], dtype=np.float32))

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageOps
 
 from calligram.data.collection import Collection
+from calligram.data.fonts import font as letters
 from calligram.data.pictures import PictureError
 
 Ints = NDArray[np.int64]
@@ -55,7 +56,7 @@ def _draw_cell(sheet: Image.Image, collection: Collection, row: int, left: int, 
     try:
         picture = collection.pictures.open(row)
     except PictureError:
-        draw.text((left + CELL // 2, top + TALL // 2), "no picture", fill=FAINT, font=_font(), anchor="mm")
+        draw.text((left + CELL // 2, top + TALL // 2), "no picture", fill=FAINT, font=letters(FONT_SIZE), anchor="mm")
     else:
         shown = ImageOps.contain(picture, (CELL, TALL), Image.Resampling.LANCZOS)
         x, y = left + (CELL - shown.width) // 2, top + (TALL - shown.height) // 2
@@ -65,7 +66,7 @@ def _draw_cell(sheet: Image.Image, collection: Collection, row: int, left: int, 
     _draw_captions(draw, collection, captions, spans, (left, top + TALL + 10))
     if not len(captions):
         name = str(collection.table("images").column("id")[row].as_py())
-        draw.text((left, top + TALL + 10), name[-36:], fill=FAINT, font=_font())
+        draw.text((left, top + TALL + 10), name[-36:], fill=FAINT, font=letters(FONT_SIZE))
 
 
 Span = tuple[int, int, NDArray[np.float64]]
@@ -124,8 +125,8 @@ def _draw_line(
         for phrase, (first, last, _) in enumerate(spans):
             if first <= start + offset < last:
                 colour = COLOURS[phrase % len(COLOURS)]
-        draw.text((x, top + line * LINE), character, fill=colour, font=_font())
-        x = left + draw.textlength(words[: offset + 1], font=_font())
+        draw.text((x, top + line * LINE), character, fill=colour, font=letters(FONT_SIZE))
+        x = left + draw.textlength(words[: offset + 1], font=letters(FONT_SIZE))
 
 
 def _wrapped(draw: ImageDraw.ImageDraw, text: str) -> list[tuple[int, str]]:
@@ -135,12 +136,10 @@ def _wrapped(draw: ImageDraw.ImageDraw, text: str) -> list[tuple[int, str]]:
         start, line = lines[-1] if lines else (0, "")
         longer = text[start : word.end()]
         # Captions of these collections end in " ." often; a full stop alone on a line looks like dirt.
-        if line and (draw.textlength(longer, font=_font()) <= CELL or (len(word[0]) == 1 and not word[0].isalnum())):
+        if line and (
+            draw.textlength(longer, font=letters(FONT_SIZE)) <= CELL or (len(word[0]) == 1 and not word[0].isalnum())
+        ):
             lines[-1] = (start, longer)
         else:
             lines.append((word.start(), word[0]))
     return lines
-
-
-def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size=FONT_SIZE)

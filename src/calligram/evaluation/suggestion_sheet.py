@@ -6,9 +6,10 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageOps
 
 from calligram.data.collection import Collection
+from calligram.data.fonts import font as letters
 from calligram.data.pictures import PictureError
 from calligram.data.sample_sheet import CELL, FAINT, FONT_SIZE, GAP, INK, LINE, MARGIN, MAT, PAPER, TALL
 from calligram.evaluation.suggesting import Suggestion
@@ -23,7 +24,7 @@ def draw_suggestions(collection: Collection, chosen: Sequence[Suggestion], file:
     lines = max(1, -(-len(chosen) // columns))
     size = (2 * MARGIN + columns * (CELL + GAP) - GAP, 2 * MARGIN + lines * (tall + GAP) - GAP)
     sheet = Image.new("RGB", size, PAPER)
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=FONT_SIZE)
+    draw, font = ImageDraw.Draw(sheet), letters(FONT_SIZE)
     for place, suggestion in track(list(enumerate(chosen)), "drawing", len(chosen)):
         left, top = MARGIN + place % columns * (CELL + GAP), MARGIN + place // columns * (tall + GAP)
         draw.rectangle((left, top, left + CELL - 1, top + TALL - 1), fill=MAT)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from calligram.data.fonts import font as letters
 from calligram.evaluation.attention import Attended
 from calligram.search.word_drawing import draw_words, mixed
 from calligram.search.word_weights import Explained, WordWeight
@@ -120,7 +121,7 @@ def _below(top: Image.Image, tiles: list[Tile]) -> Image.Image:
     whole = max(top.width, columns * step_x + EDGE)
     sheet = Image.new("RGB", (whole, top.height + rows * step_y + EDGE), "white")
     sheet.paste(top, ((whole - top.width) // 2, 0))
-    pen, font, small = ImageDraw.Draw(sheet), ImageFont.load_default(size=18), ImageFont.load_default(size=13)
+    pen, font, small = ImageDraw.Draw(sheet), letters(18), letters(13)
     left = (whole - columns * step_x + EDGE) // 2
     for place, tile in enumerate(tiles):
         x, y = left + place % columns * step_x, top.height + place // columns * step_y

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
+from calligram.data.fonts import font as letters
 from calligram.features.chunker import Span
 from calligram.search.localizer import Box
 
@@ -35,7 +36,7 @@ def draw_boxes(
     """The picture with boxes, and below it the sentence, where there is one, with numbered spans in their colours."""
     factor = max(1.0, SIDE / max(image.size))
     picture = image.convert("RGB").resize((round(image.width * factor), round(image.height * factor)))
-    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(size=15)
+    pen, font = ImageDraw.Draw(picture), letters(15)
     for box, colour, label in reversed(boxes):  # the best is drawn last, above the others
         corners = [round(value * factor) for value in box]
         # A dark edge keeps a line visible on a ground of its own colour.
@@ -48,7 +49,7 @@ def draw_boxes(
 
 def _with_sentence(picture: Image.Image, sentence: str, spans: Sequence[Span]) -> Image.Image:
     """The picture above the sentence, broken at words; phrases are numbered and underlined in their colours."""
-    font, small, line, edge = ImageFont.load_default(size=19), ImageFont.load_default(size=15), 34, 10
+    font, small, line, edge = letters(19), letters(15), 34, 10
     space, badge = font.getlength(" "), 26
     placed, x, y, last = [], float(edge), edge, None
     for word in _words(sentence):

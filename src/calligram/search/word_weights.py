@@ -13,7 +13,7 @@ from PIL import Image
 from calligram.errors import UserError
 from calligram.evaluation.attention import Attended, Seen, attend, one_spaced, see_picture
 from calligram.features.inputs import Inputs
-from calligram.features.word_spans import words_of
+from calligram.features.word_spans import unread, words_of
 from calligram.models.matcher import Matcher, stack
 
 Floats = NDArray[np.float32]
@@ -90,7 +90,13 @@ def explain(matcher: Matcher, inputs: Inputs, image: Image.Image, sentence: str)
 
 @torch.no_grad()
 def explain_seen(matcher: Matcher, inputs: Inputs, seen: Seen, sentence: str) -> Explained:
-    """The same for a picture that has been encoded; all sentences go in few batches."""
+    """The same for a picture that has been encoded; all sentences go in few batches.
+
+    Of a sentence that is longer than the matcher reads, what is read is weighed: without a word of it, one more would
+    be read.
+    """
+    if cut := unread(inputs.texts, sentence):
+        sentence = sentence[: max((end for _, end in words_of(sentence)[:-cut]), default=0)]
     device = next(matcher.parameters()).device
     matcher.eval()
 
