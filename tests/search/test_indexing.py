@@ -247,3 +247,18 @@ def test_an_empty_folder_makes_an_empty_library(models, tmp_path):
     assert library.full_text("dog", 3) == []
     assert library.sample(3) == []
     assert preparing.MANIFEST in os.listdir(tmp_path / "library")
+
+
+def test_captions_beside_pictures_are_told_of(small_run, tmp_path, caplog):
+    from PIL import Image
+
+    from calligram.search.models import Models
+
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (20, 20), "red").save(tmp_path / "photos" / "one.png")
+    (tmp_path / "photos" / "list.csv").write_text("a,b\n")
+    index_source(Models.load(small_run), tmp_path / "photos", tmp_path / "library")
+    assert "is not read" not in caplog.text
+    (tmp_path / "photos" / "captions.csv").write_text("file,caption\none.png,a red square\n")
+    index_source(Models.load(small_run), tmp_path / "photos", tmp_path / "library")
+    assert "captions.csv is not read: index takes pictures alone" in caplog.text

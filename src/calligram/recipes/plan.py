@@ -36,6 +36,9 @@ from calligram.training.runs import METRICS, Run
 
 log = logging.getLogger(__name__)
 
+FEW = 30
+"""images of dev under which its recalls move by several points with each of them"""
+
 
 class Plan(NamedTuple):
     """Everything a run needs."""
@@ -181,6 +184,11 @@ def _about(
 def _measures_dev(plan: Plan, collection: Collection, around: Surroundings) -> Evaluate:
     """A function that gives the recalls on dev; its pictures are decoded once."""
     dev = collection.sentences("dev")
+    if len(dev.visuals) < FEW:
+        log.warning(
+            "dev has %d captioned images: which epoch is best is chosen almost by chance, and its figures say little",
+            len(dev.visuals),
+        )
     loaded = load_pairing(plan.inputs, dev, around.track)
 
     def evaluate(matcher: Matcher) -> Mapping[str, float]:

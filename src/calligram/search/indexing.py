@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from calligram.data.readers.folder import PREFERRED, captions_tables
 from calligram.errors import UserError
 from calligram.progress import Track, silent
 from calligram.search.captioning import take_captions
@@ -23,6 +25,8 @@ from calligram.search.sources import CollectionPictures, FolderPictures, open_so
 from calligram.search.staging import Shard, gathered, make_worker, remove_staged, stage, staged_rows
 from calligram.search.working import Row
 from calligram.search.writing import Writer
+
+log = logging.getLogger(__name__)
 
 COMMIT_ROWS = 4096
 COMMIT_SECONDS = 20.0
@@ -67,6 +71,7 @@ def index_source(
     opened = open_source(source)
     check_readable(models, opened)
     refuse_strangers(out)
+    _tell_of_captions(opened)
     with locked(out, "library"):
         preparing = open_writer(out, models, source, engine, rebuild=rebuild)
         counts: Counter[str] = Counter()
@@ -76,6 +81,18 @@ def index_source(
         library = dict(preparing.writer.manifest.counts)
         remove_staged(out, opened)
     return Report(counts, time.perf_counter() - began, library)
+
+
+def _tell_of_captions(source: Opened) -> None:
+    """That those in a table beside pictures are not read."""
+    tables = captions_tables(source.root) if isinstance(source, FolderPictures) else []
+    if tables and tables[0].stem.lower() in PREFERRED:
+        log.warning(
+            '%s is not read: index takes pictures alone; "calligram import folder %s COLLECTION" makes a collection, '
+            "which is indexed with its captions and columns",
+            tables[0].name,
+            source.root,
+        )
 
 
 def stage_source(

@@ -52,16 +52,21 @@ def _is_text(name: str) -> bool:
     return True
 
 
+def captions_tables(folder: Path) -> list[Path]:
+    """Files of a folder that may hold captions; of several the one that is named so."""
+    tables = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+    for name in PREFERRED:
+        tables = [p for p in tables if p.stem.lower() == name] or tables
+    return tables
+
+
 def _table(source: Source) -> Path | None:
     """The table of captions, if there is one."""
     if source.path.is_file():
         if source.path.suffix.lower() not in SUFFIXES:
             raise UserError(f"{source.path} is not a table of captions; give a folder or a {', '.join(SUFFIXES)} file")
         return source.path
-    tables = sorted(p for p in source.path.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
-    for name in PREFERRED:
-        preferred = [p for p in tables if p.stem.lower() == name]
-        tables = preferred or tables
+    tables = captions_tables(source.path)
     if len(tables) > 1:
         raise UserError(
             f"{source.path} holds {', '.join(p.name for p in tables)}; name the one with the captions as the source"
@@ -116,7 +121,7 @@ def _describe(draft: Draft, rows: Sequence[CaptionRow], found: FoundImages, prob
         if row.identity is not None:
             image.identity = numbers[row.identity]
         known = seen[image.id]
-        one = Described(image, further=row.further)
+        one = Described(image, row.line, further=row.further)
         for text in row.captions:
             if text in known:
                 problems.skip("caption given twice", row.line, f"of {image.id}: {text[:60]}")
@@ -125,7 +130,7 @@ def _describe(draft: Draft, rows: Sequence[CaptionRow], found: FoundImages, prob
             known.add(text)
         draft.captions += one.captions
         described.append(one)
-    add_metadata(described)
+    add_metadata(described, problems)
     splits = first_given(given, problems)
     for record in draft.images:
         record.split = splits.get(record.id)
