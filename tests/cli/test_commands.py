@@ -152,6 +152,24 @@ def test_a_folder_of_pictures_becomes_a_collection_with_problems_counted(calligr
     assert not (tmp_path / "strict").exists()
 
 
+def test_importing_again_says_where_added_captions_are_and_what_contradicts(calligram, tmp_path):
+    source, made = tmp_path / "in", tmp_path / "collection"
+    source.mkdir()
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (20, 20)).save(source / name)
+    (source / "captions.csv").write_text("file,caption,place\na.png,one,Oslo\na.png,two,Rome\nb.png,,Oslo\n")
+    done = calligram("import", "folder", source, made)
+    assert "1 skipped: contradictory place (captions.csv line 3)" in done.stdout
+    assert "metadata of images (how many have a value): place 2" in calligram("info", made).stdout
+    (tmp_path / "list.csv").write_text("image,caption\nb.png,three\n")
+    assert calligram("caption", made, tmp_path / "list.csv").returncode == 0
+    done = calligram("import", "folder", source, made, "--overwrite")
+    assert done.returncode == 0, done.stderr
+    kept = made / "added-by-hand.2.csv"
+    assert f'1 caption added since the last import kept in {kept}; "calligram caption {made} {kept}"' in done.stdout
+    assert "1 caption added" in calligram("caption", made, kept).stdout
+
+
 def test_scenes_are_drawn(calligram, tmp_path):
     done = calligram("scenes", tmp_path / "scenes", "--images", "30", "--size", "32")
     assert done.returncode == 0, done.stderr

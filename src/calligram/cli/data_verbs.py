@@ -33,12 +33,16 @@ def scenes(
     seed: Annotated[int, typer.Option(help="Same seed, same pictures.")] = 0,
     size: Annotated[int, typer.Option(min=16, max=4096, help="Side in pixels.")] = 128,
     kind: Annotated[Kind, typer.Option(help="Scenes, or single people for person search.")] = Kind.scenes,
-    overwrite: Annotated[bool, typer.Option(help="Replace a collection that is there.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace a collection that is there; a list keeps captions added to it.")
+    ] = False,
 ) -> None:
     """Draw illustrated scenes with captions, boxes, identities, and every true image of every caption."""
     from calligram.data.scenes.generate import generate_scenes
 
-    made = generate_scenes(dest, images=images, seed=seed, size=size, kind=kind.value, overwrite=overwrite, track=bars)
+    made = generate_scenes(
+        dest, images=images, seed=seed, size=size, kind=kind.value, overwrite=overwrite, track=bars, tell=_tell
+    )
     counts = made.manifest["counts"]
     assert isinstance(counts, dict)
     console.print(f"{counts['images']} images and {counts['captions']} captions in {dest}")
@@ -53,14 +57,17 @@ def import_(
         Placing, typer.Option(help="Hard links (copies across file systems), copies, or leave pictures in place.")
     ] = Placing.link,
     strict: Annotated[bool, typer.Option(help="Refuse on the first problem instead of skipping.")] = False,
-    overwrite: Annotated[bool, typer.Option(help="Replace a collection that is there.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Replace a collection that is there; a list keeps captions added to it.")
+    ] = False,
 ) -> None:
     """Read captioned images into a collection; bad items are skipped, counted and listed."""
     from calligram.data.readers.catalog import import_collection
 
     made, problems = import_collection(
-        format, source, dest, images=images, strict=strict, placing=placing.value, overwrite=overwrite, track=bars
-    )
+        format, source, dest, images=images, strict=strict, placing=placing.value, overwrite=overwrite, track=bars,
+        tell=_tell,
+    )  # fmt: skip
     counts = made.manifest["counts"]
     assert isinstance(counts, dict)
     console.print(", ".join(f"{n} {name}" for name, n in counts.items() if n and name != "problems") + f" in {dest}")
@@ -68,6 +75,10 @@ def import_(
     console.print(f"images: {splits}")
     for line in problems.summary():
         console.print(f"[yellow]{escape(line)}[/]")
+
+
+def _tell(line: str) -> None:
+    console.print(line, markup=False, soft_wrap=True)
 
 
 def info(

@@ -25,12 +25,12 @@ from calligram.data.caption_splits import (
     with_splits,
     without_splits,
 )
+from calligram.data.collection import ADDED_REVISION as REVISION
+from calligram.data.collection import ADDED_WHEN as WHEN
 from calligram.data.collection import Collection
 from calligram.data.revising import next_revision, replace_manifest, sweep_tables, write_tables, writing
 from calligram.errors import UserError
 
-REVISION, WHEN = "added.revision", "added.when"
-"""columns of ``captions``: with which revision a caption was added, and when (UTC); null for those of the source"""
 LONGEST = 1000
 """characters of a caption"""
 JOINERS = "\u200c\u200d"

@@ -29,6 +29,9 @@ VERSION = 1
 MANIFEST = "collection.json"
 SPLITS = ("train", "dev", "test")
 IMAGE_COLUMNS = ("id", "path", "shard", "offset", "bytes", "width", "height", "split", "identity")
+ADDED_REVISION, ADDED_WHEN = "added.revision", "added.when"
+"""columns of ``captions``: with which revision a caption was added, and when (UTC); null for those of the source"""
+CAPTION_COLUMNS = ("id", "text", ADDED_REVISION, ADDED_WHEN)
 SPLIT_REVISION = "split.revision"
 """column of ``images``: with which revision an image got its split; null for those of the source"""
 
@@ -132,6 +135,11 @@ class Collection:
         """Columns of ``images`` that came with the source."""
         names = self.table("images").column_names
         return tuple(n for n in names if n not in (*IMAGE_COLUMNS, SPLIT_REVISION) and not n.startswith("features."))
+
+    @property
+    def caption_metadata_columns(self) -> tuple[str, ...]:
+        """Columns of ``captions`` that came with the source."""
+        return tuple(n for n in self.table("captions").column_names if n not in CAPTION_COLUMNS)
 
     @cached_property
     def pictures(self) -> StoredPictures:

@@ -61,7 +61,8 @@ class Summary:
     """captions that read the same as an earlier one"""
     same_pictures: list[tuple[str, ...]]
     """ids of images whose files are equal byte for byte"""
-    metadata: tuple[str, ...]
+    metadata: dict[str, dict[str, int]]
+    """of images and of captions, the source's columns and how many have a value"""
     problems: list[str]
     """one line for each kind"""
 
@@ -87,7 +88,9 @@ class Summary:
         facts += [f"the same picture: {' = '.join(ids)}" for ids in self.same_pictures[:5]]
         facts += [f"... {len(self.same_pictures) - 5:,} more such groups"] * (len(self.same_pictures) > 5)
         facts += [f"stored features {name}: {' x '.join(map(str, s))} an image" for name, s in self.features.items()]
-        facts += [f"metadata: {', '.join(self.metadata)}"] * bool(self.metadata)
+        for of, columns in self.metadata.items():
+            listed = ", ".join(f"{name} {count:,}" for name, count in columns.items())
+            facts += [f"metadata of {of} (how many have a value): {listed}"] * bool(listed)
         return facts + [f"problem: {line}" for line in self.problems]
 
 
@@ -116,7 +119,7 @@ def summarise(collection: Collection, track: Track = silent) -> Summary:
         features={name: stored.row_shape for name, stored in collection.features.items()},
         repeated_captions=len(captions) - len({" ".join(text.lower().split()) for text in captions}),
         same_pictures=same_pictures(collection, track),
-        metadata=collection.metadata_columns,
+        metadata=_metadata(collection),
         problems=_problems(collection),
     )
 
@@ -167,6 +170,12 @@ def _captions_in_split(collection: Collection, images: Ints, captions: Ints) -> 
 def _known(collection: Collection, column: str) -> Ints:
     values = collection.numbers("images", column)
     return values[values >= 0]
+
+
+def _metadata(collection: Collection) -> dict[str, dict[str, int]]:
+    own = {"images": collection.metadata_columns, "captions": collection.caption_metadata_columns}
+    tables = {of: collection.table(of) for of in own}
+    return {of: {n: len(tables[of]) - tables[of].column(n).null_count for n in names} for of, names in own.items()}
 
 
 def _problems(collection: Collection) -> list[str]:

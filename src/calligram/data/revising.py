@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,9 +27,20 @@ def writing(folder: Path) -> Iterator[None]:
     except ImportError:  # no such locks on this system: writers must take turns by themselves
         yield
         return
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    while True:
+        with (folder / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_still(folder / ".lock", file):
+                continue  # the whole collection was replaced while this waited for the old one's lock
+            yield
+            return
+
+
+def _is_still(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def next_revision(manifest: Mapping[str, object]) -> int:
@@ -45,7 +56,7 @@ def write_tables(folder: Path, manifest: Mapping[str, object], tables: Mapping[s
     files = {name: f"{name}.{revision}.parquet" for name in tables}
     for name, table in tables.items():
         pq.write_table(table, folder / files[name], compression="zstd")
-        _to_disk(folder / files[name])
+        to_disk(folder / files[name])
     return {
         **manifest,
         "revision": revision,
@@ -58,7 +69,7 @@ def replace_manifest(folder: Path, manifest: Mapping[str, object]) -> None:
     """The moment at which a change to the collection happens."""
     partial = folder / f"{MANIFEST}.part"
     partial.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    _to_disk(partial)
+    to_disk(partial)
     os.replace(partial, folder / MANIFEST)
 
 
@@ -98,7 +109,7 @@ def _revision(file: Path) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def _to_disk(file: Path) -> None:
+def to_disk(file: Path) -> None:
     """Wait until a file's content is on the disk, so that no manifest names what a loss of power could take."""
     with file.open("rb+") as stream:
         os.fsync(stream.fileno())

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from calligram.data.draft import Draft, FileAt, ImageRecord, MemberAt
 from calligram.data.pictures import PictureError, Probe, probe
 from calligram.data.placing import Placed, Placing
 from calligram.data.problems import Problems
+from calligram.data.replacing import put_in_place
 from calligram.data.tables import Checked, tables
 from calligram.errors import UserError
 from calligram.progress import Track, silent
@@ -29,13 +31,15 @@ def write_collection(
     placing: Placing = "link",
     overwrite: bool = False,
     track: Track = silent,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Collection:
     """Check a draft and store it in ``folder``; until the last step nothing is there, then everything is.
 
     Args:
         placing: ``link`` makes hard links where the file system can and copies elsewhere, ``copy`` always copies,
             ``reference`` leaves the pictures where they are and stores their absolute paths.
-        overwrite: replace a collection that is there already.
+        overwrite: replace a collection that is there already; captions that people added to it are kept in a list.
+        tell: is given lines on what was added to a collection that is replaced, and where it is kept.
     """
     problems = problems if problems is not None else Problems()
     refuse_existing(folder, overwrite)
@@ -47,12 +51,12 @@ def write_collection(
     try:
         _fill(partial, checked, Placed(partial, placing, draft.made), problems, track)
         partial.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.rename(folder)
+        replaced = put_in_place(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+    for line in replaced:
+        tell(line)
     return Collection.open(folder)
 
 

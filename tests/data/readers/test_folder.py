@@ -80,6 +80,7 @@ def test_a_table_gives_captions_splits_identities_and_metadata(tmp_path, picture
         ("a.png", "one", "train", "7", "1999", "x"),
         ("a.png", "two", "train", "7", "1999", "y"),
         ("b.jpg", "three", "val", "9", "2004", "z"),
+        ("b.jpg", "four", "val", "9", "2004", "x"),
     ]
     names = ("image", "caption", "split", "identity", "year", "author")
     if suffix == "jsonl":
@@ -94,7 +95,7 @@ def test_a_table_gives_captions_splits_identities_and_metadata(tmp_path, picture
     assert made.images("identity")["a.png"] == 7
     # The year is the image's; the author differs between captions of one image.
     assert made.images("year")["b.jpg"] == 2004
-    assert made.collection.column("captions", "author") == ["x", "y", "z"]
+    assert made.collection.column("captions", "author") == ["x", "y", "z", "x"]
 
 
 def test_jsonl_may_list_several_captions_and_nested_values(tmp_path, pictures, importer) -> None:

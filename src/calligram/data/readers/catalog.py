@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from calligram.data.collection import Collection
@@ -44,6 +44,7 @@ def import_collection(
     overwrite: bool = False,
     split: tuple[float, float, float] | None = SHARES,
     track: Track = silent,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[Collection, Problems]:
     """Read ``source`` and store it as a collection in ``dest``.
 
@@ -51,6 +52,7 @@ def import_collection(
         images: where the pictures lie, when not in a usual place beside the captions.
         strict: refuse at the first item that would be skipped or mended.
         split: shares of train, dev and test for a source that has captions and no splits; None leaves it unsplit.
+        tell: is given lines on what was added to a collection that is replaced, and where it is kept.
 
     Raises:
         UserError: when the format is not known, the source is not of it, or nothing in it can be used.
@@ -68,5 +70,7 @@ def import_collection(
         draft = READERS[format](Source(source, images, Path(scratch)), problems)
         if split is not None:
             assign_missing(draft, split, problems)
-        collection = write_collection(draft, dest, problems, placing=placing, overwrite=overwrite, track=track)
+        collection = write_collection(
+            draft, dest, problems, placing=placing, overwrite=overwrite, track=track, tell=tell
+        )
     return collection, problems

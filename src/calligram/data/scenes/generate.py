@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from calligram.data.collection import MANIFEST, Collection
@@ -30,6 +31,7 @@ def generate_scenes(
     splits: tuple[float, float, float] = (0.8, 0.1, 0.1),
     overwrite: bool = False,
     track: Track = silent,
+    tell: Callable[[str], None] = lambda line: None,
     workers: int | None = None,
 ) -> Collection:
     """Draw scenes and store them as a collection.
@@ -42,6 +44,7 @@ def generate_scenes(
         kind: ``scenes``, with several things in each; or ``people``, one large person in each, for person search.
         captions: for each image; 5 for scenes and 2 for people when None.
         splits: shares of train, dev and test.
+        tell: is given lines on what was added to a collection that is replaced, and where it is kept.
         workers: number of processes; as many as there are cores when None.
 
     Raises:
@@ -62,7 +65,7 @@ def generate_scenes(
         made = track(make_all(orders, workers), "drawing scenes", images)
         draft = draft_of(made, scratch, orders, cut(kind, images, splits))
         draft.about["captions"] = captions
-        return write_collection(draft, folder, overwrite=overwrite, track=track)
+        return write_collection(draft, folder, overwrite=overwrite, track=track, tell=tell)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
