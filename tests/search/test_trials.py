@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from calligram.features.telling_words import telling
-from calligram.search.trials import COUNT, PHRASES, trials_of
+from calligram.search.trials import COUNT, FRESH, PHRASES, trials_of
 
 
 def test_a_caption_matches_its_items_and_a_piece_those_with_its_words():
@@ -44,3 +44,13 @@ def test_phrases_stand_in_where_there_are_no_captions():
     assert not trials.matches.any()
     assert len(PHRASES) == len(set(PHRASES)) > 80
     assert not [p for p in PHRASES if "\n" in p or "  " in p]
+
+
+def test_captions_that_may_have_been_learnt_are_tried_where_others_are_too_few():
+    items = [[f"caption number{n}"] for n in range(3 * FRESH)]
+    few = [n >= FRESH - 1 for n in range(len(items))]
+    assert len(trials_of(items, learnt=few).texts) > 2 * FRESH
+    some = [n >= FRESH for n in range(len(items))]
+    trials = trials_of(items, learnt=some)
+    whole = [text for text in trials.texts if text.startswith("caption number")]
+    assert {int(text.removeprefix("caption number")) for text in whole} == set(range(FRESH))

@@ -10,7 +10,8 @@ Hiding what someone looks for is worse than showing what nobody does, so the cut
 matches known in the library reach. They are known where there are captions: a caption's own images are its matches, and
 those of a few words taken from a caption are the images with these words in a caption. Short texts score lower than
 whole captions, so each has its own cut-off. How much is then hidden is up to the matcher: a good one parts matches from
-the rest, and one that cannot is left alone. Where too few matches are known, everyday phrases are tried on the library,
+the rest, and one that cannot is left alone. Captions of the training split, which a matcher may know by heart, are
+asked for where others are too few. Where too few matches are known, everyday phrases are tried on the library,
 and the cut-off is the score that ``UNRELATED`` of these pairs stay under.
 
 A matcher with a vocabulary reads all words it has never seen as one, and gives a query of such words scores like any

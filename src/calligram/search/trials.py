@@ -16,6 +16,8 @@ Flags = NDArray[np.bool_]
 
 COUNT = 128
 """captions tried, and as many pieces of captions"""
+FRESH = 5
+"""items whose captions were not learnt that are enough to ask with: if they know too few matches, all pairs count"""
 LONGEST_PIECE = 3
 """words"""
 
@@ -56,17 +58,21 @@ def is_brief(text: str) -> bool:
     return len(words_of(text)) <= LONGEST_PIECE
 
 
-def trials_of(captions: Sequence[Sequence[str]], seed: int = 0) -> Trials:
+def trials_of(captions: Sequence[Sequence[str]], seed: int = 0, learnt: Sequence[bool] = ()) -> Trials:
     """Captions of items and pieces of captions; phrases of our own where there are none.
 
     A piece matches every item with the piece in a caption, a caption the items that have it.
 
     Args:
         captions: of each item.
+        learnt: of each item, whether the matcher may have learnt its captions, which then score higher than any query
+            will. Those of other items are tried where there are ``FRESH`` of them.
     """
     owned = [tuple(words_of(caption) for caption in of_item) for of_item in captions]
     rng = np.random.default_rng(seed)
     captioned = [place for place in rng.permutation(len(owned)) if any(owned[place])]
+    fresh = [place for place in captioned if learnt and not learnt[place]]
+    captioned = fresh if len(fresh) >= FRESH else captioned
     chosen = [_one_of([c for c in owned[place] if c], rng) for place in captioned[: 2 * COUNT]]
     # The second half gives pieces; a small library gives both from the same captions.
     pieces = [piece_of(words, rng) for words in (chosen[COUNT:] if len(chosen) == 2 * COUNT else chosen)]
