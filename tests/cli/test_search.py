@@ -163,6 +163,37 @@ def test_what_is_wrong_is_said(libraries, arguments, said):
         search(libraries / "collection", *arguments)
 
 
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--depth", "5"], "has no second stage"),
+        (["--budget-ms", "100"], "has no second stage"),
+        (["--where", "splat = 1"], "did you mean 'split'"),
+        (["--where", "n >"], "at the end"),
+    ],
+)
+def test_what_the_manifest_shows_to_be_wrong_is_said_before_anything_is_loaded(libraries, arguments, said):
+    """In a process of its own, where what was imported can be seen."""
+    script = (
+        "import sys, calligram.cli.main\n"
+        "try: calligram.cli.main.main()\n"
+        "finally: print([m for m in ('torch', 'numpy', 'pyarrow', 'lancedb') if m in sys.modules])"
+    )
+    asked = [sys.executable, "-c", script, "search", libraries / "collection", "snow", *arguments]
+    done = subprocess.run(asked, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stdout == "[]\n"
+
+
+def test_a_terminal_beside_a_pipe_gets_the_spinner_and_the_pipe_nothing_but_json(libraries, on_terminal):
+    command = "from calligram.cli.main import main; main()"
+    printed, shown = on_terminal(command, "search", libraries / "photos", "a red disc", "-k", "2", "--json")
+    assert len(json.loads(printed)["hits"]) == 2
+    assert "loading" in shown
+    assert "searching" in shown
+
+
 def test_no_good_match_is_an_answer_and_tells_of_all(libraries, monkeypatch):
     import calligram.search.searcher as module
     from calligram.search.calibration import Scales

@@ -12,6 +12,7 @@ import torch
 
 from calligram.errors import UserError
 from calligram.search import indexing, preparing, writing
+from calligram.search.encoders import ImageEncoder
 from calligram.search.indexing import index_source
 from calligram.search.library import Library
 from calligram.search.locking import locked
@@ -84,6 +85,31 @@ def test_many_batches_at_once_keep_their_order_and_leave_torch_as_it_was(models,
     assert len(fine) > 4
     assert fine == [entry.key for entry in entries if entry.key in set(fine)]
     assert torch.get_num_threads() == threads
+
+
+def test_pictures_are_counted_when_they_are_encoded_and_not_when_they_are_read(models, photos, monkeypatch):
+    encode, encoded, counted = ImageEncoder.encode, [], []
+
+    def counting(self, prepared):
+        found = encode(self, prepared)
+        encoded.extend(prepared)
+        return found
+
+    def track(items, label, total=None):
+        for row in items:
+            counted.append(label)
+            assert len(encoded) + unusable >= len(counted)
+            yield row
+        assert len(counted) == total
+
+    monkeypatch.setattr(ImageEncoder, "encode", counting)
+    source = open_source(photos)
+    entries = source.scan().entries
+    worker = dataclasses.replace(make_worker(models, source, "cpu"), batch=2)
+    unusable = sum("problem" in row for batch in worker.run(entries, frozenset()) for row in batch)
+    encoded.clear()
+    assert sum(len(batch) for batch in worker.run(entries, frozenset(), track)) == len(entries)
+    assert counted == ["indexing pictures"] * len(entries)
 
 
 def test_a_matcher_that_fails_stops_the_run_and_leaves_torch_as_it_was(models, photos, monkeypatch):

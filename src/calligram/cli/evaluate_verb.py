@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from calligram.cli.screen import bars, console, print_localization, print_report, print_unknown
+from calligram.cli.screen import bars, console, print_localization, print_report, print_unknown, waiting
 from calligram.errors import UserError
 
 if TYPE_CHECKING:  # importing them takes seconds, and help should not
@@ -62,18 +62,19 @@ def evaluate(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
 ) -> None:
     """Measure a run's matcher: recall, ranks and precision in both directions, or of phrases found in images."""
-    from calligram.data.collection import Collection
-    from calligram.features.region_input import RegionInput
-    from calligram.recipes.plan import device_named
-    from calligram.training.runs import Run
-
     asked = Asked(
         run, split, folds, within, identities, unknown, depth, first, precision, as_json, sheet, pictures, record
     )
     asked.check()
-    opened, source = Run.open(run), Collection.open(collection)
-    matcher, inputs = opened.load()
-    matcher, inputs = matcher.to(device_named(device)), inputs.to(device_named(device))
+    with waiting("loading"):
+        from calligram.data.collection import Collection
+        from calligram.features.region_input import RegionInput
+        from calligram.recipes.plan import device_named
+        from calligram.training.runs import Run
+
+        opened, source = Run.open(run), Collection.open(collection)
+        matcher, inputs = opened.load()
+        matcher, inputs = matcher.to(device_named(device)), inputs.to(device_named(device))
     if isinstance(inputs.images, RegionInput):
         asked.check_for_phrases()
         _phrases(asked, opened, matcher, inputs, source)
@@ -127,31 +128,32 @@ class Asked:
 
 def _whole_images(asked: Asked, run: Run, matcher: Matcher, inputs: Inputs, source: Collection) -> None:
     """Measure how images and texts are found by each other, and say, draw or record it."""
-    from calligram.evaluation.retrieval import evaluate_retrieval
-    from calligram.recipes.results import append, result_line
+    with waiting("measuring"):
+        from calligram.evaluation.retrieval import evaluate_retrieval
+        from calligram.recipes.results import append, result_line
 
-    by_identity = source.has_identities(asked.split) if asked.identities is None else asked.identities
-    pairing = source.identities(asked.split) if by_identity else source.sentences(asked.split)
-    looked = _Looked(asked, run, matcher, inputs, pairing)
-    device = next(matcher.parameters()).device
-    report = evaluate_retrieval(
-        matcher,
-        inputs,
-        pairing,
-        folds=asked.folds,
-        within_modality=asked.within,
-        look=looked,
-        precision=asked.precision,
-        depth=asked.depth,
-        first=None if asked.first is None else _encoded_by(asked.first, pairing, device),
-        alone=True,
-        track=bars,
-    )
-    if report.stages is not None and asked.first is not None:
-        report = replace(report, stages=replace(report.stages, first=asked.first.resolve().name))
-    by = "identities" if by_identity else ""
-    if asked.record is not None:
-        append(asked.record, result_line(run, source, asked.split, report, by=by, pictures=looked.drawn))
+        by_identity = source.has_identities(asked.split) if asked.identities is None else asked.identities
+        pairing = source.identities(asked.split) if by_identity else source.sentences(asked.split)
+        looked = _Looked(asked, run, matcher, inputs, pairing)
+        device = next(matcher.parameters()).device
+        report = evaluate_retrieval(
+            matcher,
+            inputs,
+            pairing,
+            folds=asked.folds,
+            within_modality=asked.within,
+            look=looked,
+            precision=asked.precision,
+            depth=asked.depth,
+            first=None if asked.first is None else _encoded_by(asked.first, pairing, device),
+            alone=True,
+            track=bars,
+        )
+        if report.stages is not None and asked.first is not None:
+            report = replace(report, stages=replace(report.stages, first=asked.first.resolve().name))
+        by = "identities" if by_identity else ""
+        if asked.record is not None:
+            append(asked.record, result_line(run, source, asked.split, report, by=by, pictures=looked.drawn))
     if asked.as_json:
         more = {"unknown": looked.counted[0].as_dict()} if looked.counted else {}
         typer.echo(json.dumps({**report.as_dict(), **({"by": by} if by else {}), **more}))
@@ -209,12 +211,13 @@ def _encoded_by(run: Path, pairing: Pairing, device: torch.device) -> EncodedPai
 
 def _phrases(asked: Asked, run: Run, matcher: Matcher, inputs: Inputs, source: Collection) -> None:
     """Measure how phrases are found in images, and say or record it."""
-    from calligram.evaluation.localization import evaluate_localization, load_phrases
-    from calligram.recipes.results import append, localization_line
+    with waiting("measuring"):
+        from calligram.evaluation.localization import evaluate_localization, load_phrases
+        from calligram.recipes.results import append, localization_line
 
-    found = evaluate_localization(matcher, inputs, load_phrases(inputs, source, asked.split, track=bars), bars)
-    if asked.record is not None:
-        append(asked.record, localization_line(run, source, asked.split, found))
+        found = evaluate_localization(matcher, inputs, load_phrases(inputs, source, asked.split, track=bars), bars)
+        if asked.record is not None:
+            append(asked.record, localization_line(run, source, asked.split, found))
     if asked.as_json:
         typer.echo(json.dumps(found.as_dict()))
     else:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from calligram.cli.screen import console
+from calligram.cli.screen import console, waiting
 from calligram.errors import UserError
 
 if TYPE_CHECKING:  # importing them takes seconds, and help should not
@@ -45,26 +45,30 @@ def explain(
     if out is not None and out.suffix.lower() not in KINDS:
         raise UserError(f"--out {out} must end in {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     point = None if at is None else _point(at)
-    from calligram.features.unknown_words import UnknownWords
-    from calligram.features.word_spans import unread
-    from calligram.models.stored import load_matcher
-    from calligram.recipes.plan import device_named
-    from calligram.search.attention_drawing import draw_attention
-    from calligram.search.localizer import refuse_regions
-    from calligram.search.word_weights import explain_seen
+    with waiting("loading") as waits:
+        from calligram.features.unknown_words import UnknownWords
+        from calligram.features.word_spans import unread
+        from calligram.models.stored import load_matcher
+        from calligram.recipes.plan import device_named
+        from calligram.search.attention_drawing import draw_attention
+        from calligram.search.localizer import refuse_regions
+        from calligram.search.word_weights import explain_seen
 
-    stored = load_matcher(run)
-    refuse_regions(stored.inputs, stored.source)
-    stored.to(device_named(device))
-    seen, picture = _seen(stored, image, collection)
-    found = explain_seen(stored.matcher, stored.inputs, seen, sentence)
-    region = None if point is None else _region(found, point)
-    unknown = UnknownWords(stored.inputs.texts).of_all([sentence])
-    if out is not None:
-        if picture is None:
-            raise UserError(f"image '{image}' has no picture, only features, so there is nothing to draw; use --json")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        draw_attention(picture, found, region).save(out)
+        stored = load_matcher(run)
+        refuse_regions(stored.inputs, stored.source)
+        stored.to(device_named(device))
+        waits.say("comparing")
+        seen, picture = _seen(stored, image, collection)
+        found = explain_seen(stored.matcher, stored.inputs, seen, sentence)
+        region = None if point is None else _region(found, point)
+        unknown = UnknownWords(stored.inputs.texts).of_all([sentence])
+        if out is not None:
+            if picture is None:
+                raise UserError(
+                    f"image '{image}' has no picture, only features, so there is nothing to draw; use --json"
+                )
+            out.parent.mkdir(parents=True, exist_ok=True)
+            draw_attention(picture, found, region).save(out)
     if as_json:
         typer.echo(json.dumps({**_plain(found, region), "unknown": unknown}, ensure_ascii=False))
         return

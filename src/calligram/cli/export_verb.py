@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from calligram.cli.screen import console
+from calligram.cli.screen import console, waiting
 
 
 def export(
@@ -15,11 +15,13 @@ def export(
     onnx: Annotated[Path, typer.Option(help="Folder for image.onnx, text.onnx, inputs/ and README.json.")],
 ) -> None:
     """Write a run's matcher as ONNX, compared with it through onnxruntime before the files are left behind."""
-    from calligram.models.export import export_onnx
-    from calligram.training.runs import Run
+    with waiting("loading") as waits:
+        from calligram.models.export import export_onnx
+        from calligram.training.runs import Run
 
-    matcher, inputs = Run.open(run).load()
-    about = export_onnx(matcher, inputs, onnx)
+        matcher, inputs = Run.open(run).load()
+        waits.say("writing ONNX, and comparing it with the run")
+        about = export_onnx(matcher, inputs, onnx)
     for side in ("image", "text"):
         found = about[side]
         taken = ", ".join(f"{name} {given['type']} {_shape(given['shape'])}" for name, given in found["inputs"].items())

@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calligram.cli.screen import bars, console
+from calligram.cli.screen import bars, console, waiting
 from calligram.errors import UserError, command
 
 if TYPE_CHECKING:  # importing it takes seconds, and help should not
-    import torch
-
     from calligram.search.indexing import Report
-    from calligram.search.models import Models
 
 SHOWN = {
     "added": "new",
@@ -63,29 +60,30 @@ def index(
         return
     if run is None or source is None or out is None:
         raise UserError('give RUN, SOURCE and --out LIBRARY, as in "calligram index runs/vse photos --out library"')
-    from calligram.recipes.plan import device_named
-    from calligram.search.indexing import index_source
-    from calligram.search.models import Models
+    with waiting("loading") as waits:
+        from calligram.recipes.plan import device_named
+        from calligram.search.indexing import index_source, stage_source
+        from calligram.search.models import Models
+        from calligram.search.staging import Shard
 
-    where = device_named(device)
-    models = Models.load(run, reranker, localizer, None if rebuild else out)
-    if shard is not None:
-        _stage(models, source, out, shard, where, rebuild)
-        return
-    if ray is not None:
-        from calligram.search.spreading import stage_over_ray
+        share = None if shard is None else Shard.parse(shard)
+        where = device_named(device)
+        models = Models.load(run, reranker, localizer, None if rebuild else out)
+        waits.say(f"bringing {out} up to date with {source}")
+        if share is not None:
+            count = stage_source(models, source, out, share, rebuild=rebuild, device=where, track=bars)
+        else:
+            if ray is not None:
+                from calligram.search.spreading import stage_over_ray
 
-        stage_over_ray(ray, models, source, out, rebuild=rebuild, device=device, track=bars)
-    report = index_source(models, source, out, engine=engine, again=again, rebuild=rebuild, device=where, track=bars)
-    _print(report, out)
-
-
-def _stage(models: Models, source: Path, out: Path, shard: str, device: torch.device, rebuild: bool) -> None:
-    from calligram.search.indexing import stage_source
-    from calligram.search.staging import Shard
-
-    count = stage_source(models, source, out, Shard.parse(shard), rebuild=rebuild, device=device, track=bars)
-    console.print(f"shard {shard}: {count:,} pictures encoded; when all shards are done, run it without --shard")
+                stage_over_ray(ray, models, source, out, rebuild=rebuild, device=device, track=bars)
+            report = index_source(
+                models, source, out, engine=engine, again=again, rebuild=rebuild, device=where, track=bars
+            )
+    if share is not None:
+        console.print(f"shard {shard}: {count:,} pictures encoded; when all shards are done, run it without --shard")
+    else:
+        _print(report, out)
 
 
 def _print(report: Report, out: Path) -> None:
@@ -101,9 +99,10 @@ def _print(report: Report, out: Path) -> None:
 
 
 def _list_problems(library: Path) -> None:
-    from calligram.search.library import Library
+    with waiting(f"opening {library}"):
+        from calligram.search.library import Library
 
-    found = Library.open(library).problems()
+        found = Library.open(library).problems()
     for path, reason in found:
         console.print(f"{path}: {reason}", markup=False, soft_wrap=True)
     if not found:

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from calligram.cli.screen import console
+from calligram.cli.screen import console, waiting
 from calligram.errors import UserError
 
 if TYPE_CHECKING:  # importing them takes seconds, and help should not
@@ -41,27 +41,29 @@ def localize(
         raise UserError(f"--out {out} must end in {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     if not phrase.strip():
         raise UserError("the phrase is empty; give some words, such as 'a dog'")
-    from calligram.features.chunker import Span
-    from calligram.features.unknown_words import UnknownWords
-    from calligram.models.stored import load_matcher
-    from calligram.recipes.plan import device_named
-    from calligram.search.localizer import Located, localize_sentence, look, rank
-    from calligram.search.query import read_picture
+    with waiting("loading") as waits:
+        from calligram.features.chunker import Span
+        from calligram.features.unknown_words import UnknownWords
+        from calligram.models.stored import load_matcher
+        from calligram.recipes.plan import device_named
+        from calligram.search.localizer import Located, localize_sentence, look, rank
+        from calligram.search.query import read_picture
 
-    picture = read_picture(image)
-    stored = load_matcher(run)
-    matcher = stored.matcher.to(device_named(device))
-    looked = look(matcher, stored.inputs, picture)
-    if sentence:
-        found = localize_sentence(matcher, stored.inputs, looked, phrase, k or 1, apart)
-    else:
-        hits = rank(matcher, stored.inputs, looked, [phrase], k or 3, apart)[0]
-        found = [Located(Span(0, len(phrase)), phrase, hits)]
-    unknown = UnknownWords(stored.inputs.texts)
-    never_seen = unknown.of_all(located.text for located in found)
-    found = [located._replace(hits=[]) if unknown.lost(located.text) else located for located in found]
-    if out is not None:
-        _draw(picture, found, phrase if sentence else "", out)
+        picture = read_picture(image)
+        stored = load_matcher(run)
+        matcher = stored.matcher.to(device_named(device))
+        waits.say("looking for boxes")
+        looked = look(matcher, stored.inputs, picture)
+        if sentence:
+            found = localize_sentence(matcher, stored.inputs, looked, phrase, k or 1, apart)
+        else:
+            hits = rank(matcher, stored.inputs, looked, [phrase], k or 3, apart)[0]
+            found = [Located(Span(0, len(phrase)), phrase, hits)]
+        unknown = UnknownWords(stored.inputs.texts)
+        never_seen = unknown.of_all(located.text for located in found)
+        found = [located._replace(hits=[]) if unknown.lost(located.text) else located for located in found]
+        if out is not None:
+            _draw(picture, found, phrase if sentence else "", out)
     if as_json:
         typer.echo(json.dumps(_content(picture, found, never_seen), ensure_ascii=False))
         return

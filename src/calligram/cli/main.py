@@ -92,9 +92,17 @@ def options(
     """Options of the command itself."""
 
 
+class _Lines(logging.Handler):
+    """Prints what is logged above a bar or a spinner, not into it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line."""
+        errors.print(self.format(record), markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
 def main() -> None:
     """Run the command line; what a user can mend is said in a line, without a traceback."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_Lines()])
     logging.getLogger("calligram").setLevel(logging.INFO)
     warnings.filterwarnings("ignore", module="PIL")
     try:

@@ -1,15 +1,19 @@
-"""What the command line draws: bars for long work, tables of metrics."""
+"""What the command line draws: a spinner and bars for long work, tables of metrics."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sized
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.spinner import Spinner
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:  # importing them takes seconds, and help should not
     from calligram.evaluation.localization import Localization
@@ -24,19 +28,99 @@ console = Console(highlight=False)
 errors = Console(stderr=True)
 
 
+class Waiting:
+    """A spinner with a word of what goes on, where errors go, so that what is piped stays clean.
+
+    Only a terminal shows it. It stands aside while a bar is drawn, and comes back between bars.
+    """
+
+    _now: ClassVar[Waiting | None] = None
+
+    def __init__(self, word: str) -> None:
+        self._word = word
+        self._live: Live | None = None
+
+    def say(self, word: str) -> None:
+        """What goes on from here."""
+        self._word = word
+        if self._live is not None:
+            self._live.update(self._spinner())
+
+    def _spinner(self) -> Spinner:
+        return Spinner(_turning(), Text(self._word))
+
+    def _show(self) -> None:
+        # FORCE_COLOR makes rich take any file for a terminal; colours may be wanted in a file, a spinner never is.
+        if errors.is_interactive and errors.is_terminal and errors.file.isatty():
+            # Redirected, what is printed for a pipe would be drawn above the spinner.
+            self._live = Live(
+                self._spinner(),
+                console=errors,
+                refresh_per_second=10,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start(refresh=True)
+
+    def _hide(self) -> bool:
+        """Whether there was something to hide."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+        return live is not None
+
+    @classmethod
+    @contextmanager
+    def shown(cls, word: str) -> Iterator[Waiting]:
+        """Show one, and take it away before anything else is printed."""
+        cls._now = waits = cls(word)
+        waits._show()
+        try:
+            yield waits
+        finally:
+            cls._now = None
+            waits._hide()
+
+    @classmethod
+    @contextmanager
+    def aside(cls) -> Iterator[None]:
+        """Nothing is shown inside, since two things cannot be drawn at once."""
+        waits = cls._now
+        hidden = waits is not None and waits._hide()
+        try:
+            yield
+        finally:
+            # A bar may be left before its end, and closed when the waiting is over.
+            if hidden and waits is not None and waits is cls._now:
+                waits._show()
+
+
+waiting = Waiting.shown
+
+
+def _turning() -> str:
+    """The name of a spinner that a terminal can show."""
+    return "dots" if errors.encoding.startswith("utf") else "line"
+
+
 def bars(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
-    """A progress bar on a terminal; a line every ten seconds elsewhere."""
+    """A progress bar on a terminal, a line every ten seconds elsewhere; nothing where there is nothing to do."""
     if total is None and isinstance(items, Sized):
         total = len(items)
+    if total == 0:
+        yield from items
+        return
     if errors.is_terminal:
         columns = (
+            SpinnerColumn(_turning(), style="none"),  # a bar may stand still for as long as a step takes
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=errors, transient=True) as progress:
+        with Waiting.aside(), Progress(*columns, console=errors, transient=True) as progress:
             task = progress.add_task(label, total=total, rate="")
             began = time.monotonic()
             for done, item in enumerate(items, 1):

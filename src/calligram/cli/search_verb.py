@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from calligram.cli.screen import console, errors
+from calligram.cli.screen import console, errors, waiting
 from calligram.errors import UserError
 
 if TYPE_CHECKING:  # importing it takes seconds, and help should not
@@ -63,19 +63,20 @@ def search(
         raise UserError("give --json, or --paths or --null, not both")
     if depth is not None and budget is not None:
         raise UserError("give --depth, how many candidates are ordered, or --budget-ms, which chooses it; not both")
-    from calligram.search.pacing import Budget
-    from calligram.search.searcher import DEPTH, Searcher
+    _check(library, where, staged=depth is not None or budget is not None)
+    with waiting("loading") as waits:
+        from calligram.search.pacing import Budget
 
-    within = (DEPTH if depth is None else depth or None) if budget is None else Budget.of_milliseconds(budget)
-    asked = _query(query, image, plus or [], minus or [], weight)
-    searcher = Searcher.open(library, paced=budget is not None)
-    if searcher.library.manifest.reranker is None and (depth is not None or budget is not None):
-        raise UserError(
-            f"{library} has no second stage: all of it is compared by vectors; leave out --depth and --budget-ms, or "
-            "index it with --reranker RUN"
-        )
-    find = searcher.texts if captions else searcher.images
-    results = find(asked, k, where=where, all=everything, hybrid=hybrid, depth=within)
+        budgeted = None if budget is None else Budget.of_milliseconds(budget)
+        asked = _query(query, image, plus or [], minus or [], weight)
+        from calligram.search.searcher import DEPTH, Searcher
+
+        within = (DEPTH if depth is None else depth or None) if budgeted is None else budgeted
+        waits.say(f"opening {library}" if budgeted is None else f"opening {library} and measuring its pace")
+        searcher = Searcher.open(library, paced=budgeted is not None)
+        find = searcher.texts if captions else searcher.images
+        waits.say("searching")
+        results = find(asked, k, where=where, all=everything, hybrid=hybrid, depth=within)
     if results.unread:
         errors.print(f"{results.unread} words at the end were not read: the matcher reads no more of a text")
     if as_json:
@@ -84,6 +85,21 @@ def search(
         _print_paths(results, searcher, "\0" if null else "\n")
     else:
         _print_table(results, searcher, captions)
+
+
+def _check(library: Path, where: str | None, *, staged: bool) -> None:
+    """Refuse what the library's manifest shows to be wrong, before matchers are loaded."""
+    from calligram.search.manifest import read_manifest
+    from calligram.search.where import parse
+
+    manifest = read_manifest(library)
+    if staged and manifest.reranker is None:
+        raise UserError(
+            f"{library} has no second stage: all of it is compared by vectors; leave out --depth and --budget-ms, or "
+            "index it with --reranker RUN"
+        )
+    if where is not None and where.strip():
+        parse(where, manifest.kinds)
 
 
 def _query(query: str | None, image: Path | None, plus: list[str], minus: list[str], weight: float | None) -> Query:

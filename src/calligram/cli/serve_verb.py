@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calligram.cli.screen import console
+from calligram.cli.screen import console, waiting
 from calligram.errors import UserError
 
 if TYPE_CHECKING:  # importing it takes seconds, and help should not
@@ -79,13 +79,16 @@ def open_server(library: Path, address: Address, settings: Settings, device: str
     Raises:
         UserError: when that cannot be done, or the server is not installed.
     """
-    try:
-        import fastapi  # noqa: F401
-        import python_multipart  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UserError(f'the server needs {error.name}; install it with: pip install "calligram[serve]"') from error
-    from calligram.recipes.plan import device_named
-    from calligram.serve.running import Server
+    with waiting(f"opening {library}"):
+        try:
+            import fastapi  # noqa: F401
+            import python_multipart  # noqa: F401
+            import uvicorn  # noqa: F401
+        except ImportError as error:
+            raise UserError(
+                f'the server needs {error.name}; install it with: pip install "calligram[serve]"'
+            ) from error
+        from calligram.recipes.plan import device_named
+        from calligram.serve.running import Server
 
-    return Server.open(library, address, settings, device=device_named(device))
+        return Server.open(library, address, settings, device=device_named(device))

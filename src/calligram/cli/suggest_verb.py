@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calligram.cli.screen import bars, console
+from calligram.cli.screen import bars, console, waiting
 from calligram.errors import UserError, command
 
 if TYPE_CHECKING:  # importing it takes seconds, and help should not
@@ -37,24 +37,27 @@ def suggest(
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
 ) -> None:
     """Propose images to caption next: like many that nothing captioned is like, above all where the run is unsure."""
-    from calligram.data.caption_file import refuse_filled_in
-    from calligram.data.collection import Collection
-    from calligram.evaluation.suggesting import suggest as work
-    from calligram.models.stored import load_matcher
-    from calligram.recipes.plan import device_named
-
     for file in out or ():
         if file.suffix.lower() not in (*SHEETS, ".csv"):
             raise UserError(f"--out {file} is neither a picture nor a list; give a .png for a sheet or a .csv")
-        if file.suffix.lower() == ".csv":
-            refuse_filled_in(file)
-    source, stored = Collection.open(collection), load_matcher(run).to(device_named(device))
-    matcher = stored.matcher
-    found = work(
-        matcher, stored.inputs, source, count, split=split, uncertainty=uncertainty, near=near, track=bars
-    )  # fmt: skip
-    for file in out or ():
-        _write(source, found, file)
+    with waiting("loading") as waits:
+        from calligram.data.caption_file import refuse_filled_in
+        from calligram.data.collection import Collection
+        from calligram.evaluation.suggesting import suggest as work
+        from calligram.models.stored import load_matcher
+        from calligram.recipes.plan import device_named
+
+        for file in out or ():
+            if file.suffix.lower() == ".csv":
+                refuse_filled_in(file)
+        source, stored = Collection.open(collection), load_matcher(run).to(device_named(device))
+        matcher = stored.matcher
+        waits.say("choosing images")
+        found = work(
+            matcher, stored.inputs, source, count, split=split, uncertainty=uncertainty, near=near, track=bars
+        )  # fmt: skip
+        for file in out or ():
+            _write(source, found, file)
     if as_json:
         typer.echo(json.dumps(_plain(source, found), ensure_ascii=False))
         return

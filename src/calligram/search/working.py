@@ -19,7 +19,7 @@ from calligram.data.pictures import PictureError, decode
 from calligram.errors import UserError
 from calligram.features.store import content_key
 from calligram.models.matcher import Encoded
-from calligram.progress import Track, silent
+from calligram.progress import Track, silent, track_parts
 from calligram.search.encoders import ImageEncoder, Prepared, as_bytes
 from calligram.search.metadata import facts
 from calligram.search.scanning import Entry
@@ -80,10 +80,10 @@ class Worker:
             few = [entries[start : start + AT_ONCE] for start in range(0, len(entries), AT_ONCE)]
             ahead = max(2 * together, AHEAD * self.batch // AT_ONCE)
             looked = in_order(pool, lambda part: [self._look(entry, known) for entry in part], few, ahead)
-            coming = (seen for part in looked for seen in part)
-            batches = self._batches(track(coming, "indexing pictures", len(entries)))
-            for done, encoded in in_order(pool, lambda b: (b[0], self._encoded(b[1])), batches, together):
-                yield done + encoded
+            batches = self._batches(seen for part in looked for seen in part)
+            worked = in_order(pool, lambda b: b[0] + self._encoded(b[1]), batches, together)
+            # Counted when encoded: when the last is read, the batches that take longest are still under way.
+            yield from track_parts(track, worked, "indexing pictures", len(entries))
 
     def _batches(self, coming: Iterable[Seen]) -> Iterator[tuple[list[Row], list[Seen]]]:
         """Rows that are complete, and pictures that are to be encoded together."""

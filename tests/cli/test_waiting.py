@@ -1,0 +1,85 @@
+"""The spinner of verbs that load: on terminals alone, beside bars, and gone before anything is printed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from calligram.cli.screen import bars, waiting
+from calligram.progress import silent, track_parts
+
+SCRIPT = """
+import logging, sys, time
+from calligram.cli import main, screen
+logging.basicConfig(format="%(message)s", handlers=[main._Lines()])
+try:
+    with screen.waiting("loading") as waits:
+        time.sleep(0.15)
+        waits.say("[measuring]")
+        logging.warning("a line of [a log]")
+        for _ in screen.bars(range(3), "counting"):
+            time.sleep(0.15)
+        for _ in screen.bars([], "bar of nothing"):
+            pass
+        waits.say("at the end")
+        print("for a pipe")
+        raise KeyError("no such thing")
+except KeyError as error:
+    print(error, file=sys.stderr)
+"""
+
+
+def test_a_terminal_shows_words_and_bars_in_turn_and_the_output_stays_clean(on_terminal):
+    printed, shown = on_terminal(SCRIPT)
+    assert printed == "for a pipe\n"
+    order = [shown.index(word) for word in ("loading", "[measuring]", "counting", "at the end", "no such thing")]
+    assert order == sorted(order)
+    assert "[measuring]" in shown[shown.rindex("counting") :], "it comes back when a bar is done"
+    assert "bar of nothing" not in shown
+    # The log's line is whole, and nothing is drawn after the spinner was taken away.
+    assert "\x1b[2Ka line of [a log]\r\n" in shown
+    assert shown.endswith("\x1b[?25h\r\x1b[1A\x1b[2K'no such thing'\r\n")
+
+
+def test_a_dumb_terminal_shows_no_spinner(on_terminal):
+    printed, shown = on_terminal(SCRIPT, TERM="dumb")
+    assert printed == "for a pipe\n"
+    assert "loading" not in shown
+    assert "at the end" not in shown
+
+
+@pytest.mark.parametrize("colour", ["", "1"])
+def test_what_is_no_terminal_gets_nothing(colour):
+    done = subprocess.run(
+        [sys.executable, "-c", "from calligram.cli.screen import waiting\nwith waiting('loading'): pass"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "FORCE_COLOR": colour, "TERM": "xterm"},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_bars_give_everything_inside_and_outside_of_a_waiting():
+    assert list(bars(iter("abc"), "letters")) == ["a", "b", "c"]
+    with waiting("loading"):
+        left = bars(range(3), "numbers")
+        assert next(left) == 0
+    left.close()
+    assert list(bars([], "nothing")) == []
+
+
+def test_parts_stay_whole_and_their_items_are_counted():
+    counted = []
+
+    def track(items, label, total=None):
+        for item in items:
+            counted.append((label, total))
+            yield item
+
+    parts = [[1, 2], [], [3], [4, 5, 6]]
+    assert list(track_parts(track, parts, "numbers", 6)) == [[1, 2], [3], [4, 5, 6]]
+    assert counted == [("numbers", 6)] * 6
+    assert list(track_parts(silent, [[1, 1]], "numbers")) == [[1, 1]]
