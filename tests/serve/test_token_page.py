@@ -7,14 +7,17 @@ def tiles(page):
     return page.locator("#results .tile[data-id]")
 
 
+def enter(page, word):
+    page.fill("#token", word)
+    page.press("#token", "Enter")
+
+
 def test_the_page_asks_for_the_token_and_then_shows_pictures(browser, guarded, token, until):
     page = browser.new_page()
     page.goto(f"{guarded.url}/?q=a+dog&all=1")
-    page.fill("#token", "wrong wrong wrong")
-    page.press("#token", "Enter")
+    enter(page, "wrong wrong wrong")
     page.wait_for_selector("text=this is not the token")
-    page.fill("#token", token)
-    page.press("#token", "Enter")
+    enter(page, token)
     tiles(page).first.wait_for()
     until(page, "document.querySelector('#results img').naturalWidth > 0")
     page.reload()
@@ -28,11 +31,9 @@ def test_a_token_given_in_one_tab_is_good_for_the_other(browser, guarded, token)
     for tab in (one, two):
         tab.goto(f"{guarded.url}/?q=a+dog&all=1")
         tab.wait_for_selector("#login[open]")
-    one.fill("#token", "wrong")
-    one.press("#token", "Enter")
+    enter(one, "wrong")
     one.wait_for_selector("#login-error:has-text('not the token')")
-    one.fill("#token", token)
-    one.press("#token", "Enter")
+    enter(one, token)
     tiles(one).first.wait_for()
     assert one.locator("#login-error").text_content() == ""
     two.evaluate("dispatchEvent(new Event('focus'))")
@@ -45,10 +46,8 @@ def test_the_page_for_captions_asks_for_it_too(browser, guarded, token):
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"{guarded.url}/caption.html")
-    page.fill("#token", "wrong wrong")
-    page.press("#token", "Enter")
+    enter(page, "wrong wrong")
     page.wait_for_selector("#login-error:has-text('not the token')")
-    page.fill("#token", token)
-    page.press("#token", "Enter")
+    enter(page, token)
     page.wait_for_selector(".todo input", timeout=60_000)
     context.close()

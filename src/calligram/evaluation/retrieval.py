@@ -188,7 +188,6 @@ def evaluate_retrieval(
     encoded = encode_pairing(matcher, inputs, loaded or load_pairing(inputs, pairing, track), track)
     known = pairing.also_true if folds == 1 else None
     true, shared, stages = None, None, None
-    members: tuple[Retrieval, ...] = ()
     if depth is None:
         scores = score_matrix(matcher, encoded, precision=precision, track=track)
         found = in_folds(scores, pairing, folds)
@@ -198,8 +197,7 @@ def evaluate_retrieval(
             look(encoded, scores)
     else:
         found, true, stages = staged_retrieval(matcher, encoded, pairing, depth, folds, first, precision, track)
-    if alone and isinstance(matcher, Ensemble) and not depth:
-        members = each_alone(matcher, encoded, pairing, folds, precision, track)
+    ensemble = matcher if isinstance(matcher, Ensemble) and alone and not depth else None
     return Report(
         found,
         len(pairing.visuals),
@@ -212,7 +210,7 @@ def evaluate_retrieval(
         shared,
         precision,
         stages,
-        members,
+        each_alone(ensemble, encoded, pairing, folds, precision, track) if ensemble else (),
     )
 
 
