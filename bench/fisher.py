@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calligram.features.fisher.coder import FisherCoder
-from calligram.features.fisher.fitting import fit_mixture
-from calligram.features.fisher.word_space import WordSpace
-from calligram.features.known_words import KnownWords, WordVectors
+from calligram.features.texts.fisher_vectors import FisherCoder, WordSpace
+from calligram.features.texts.mixture import fit_mixture
+from calligram.features.texts.word_counts import KnownWords, WordVectors
 
 Row = dict[str, object]
 VECTORS, DIM, CENTRES = 300_000, 300, 30

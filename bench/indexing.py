@@ -19,15 +19,15 @@ from rows import Row, row
 
 from calligram.data.collection import Collection
 from calligram.data.pictures import decode
-from calligram.data.scenes.generate import generate_scenes
-from calligram.features.pixels import PixelInput
-from calligram.models.stored import Stored
+from calligram.features.images.pixels import PixelInput
+from calligram.models.load import StoredMatcher
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, device_named, run_recipe
-from calligram.search.indexing import index_source
-from calligram.search.models import Models
-from calligram.search.working import BATCH
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, device_named, run_recipe
+from calligram.scenes.generate import generate_scenes
+from calligram.search.indexing.encode import BATCH
+from calligram.search.indexing.run import index_source
+from calligram.search.library.matchers import LibraryMatchers
 
 SIZES = ((1000, 384), (4000, 384), (250, 1280), (1000, 1280))
 """pictures and their side: small, where all that is not the network weighs most, and as cameras make them; few, where
@@ -40,7 +40,7 @@ def make_run(folder: Path) -> Path:
     """A run of the default vse, barely trained."""
     recipe, small = RECIPES["vse"], generate_scenes(folder / "small", images=60, size=64)
     settings = resolve(recipe.defaults, ["epochs=1", "batch=16"])
-    run_recipe(recipe, settings, small, folder / "run", around=Surroundings(device_named("cpu")))
+    run_recipe(recipe, settings, small, folder / "run", around=RunContext(device_named("cpu")))
     return folder / "run"
 
 
@@ -54,7 +54,7 @@ def make_pictures(folder: Path, scenes: Collection, count: int, size: int) -> li
 
 
 @torch.no_grad()
-def in_turns(stored: Stored, files: list[Path]) -> float:
+def in_turns(stored: StoredMatcher, files: list[Path]) -> float:
     """Images a second of a loop that decodes a batch with all cores, runs the network with all, and keeps nothing."""
     pixels = stored.inputs.images
     assert isinstance(pixels, PixelInput)
@@ -66,7 +66,7 @@ def in_turns(stored: Stored, files: list[Path]) -> float:
     return len(files) / (time.perf_counter() - began)
 
 
-def side_by_side(stored: Stored, files: list[Path]) -> float:
+def side_by_side(stored: StoredMatcher, files: list[Path]) -> float:
     """The same, but each core takes whole batches: nothing waits, and it is the quickest way to write it."""
     pixels, before = stored.inputs.images, torch.get_num_threads()
     assert isinstance(pixels, PixelInput)
@@ -87,7 +87,7 @@ def side_by_side(stored: Stored, files: list[Path]) -> float:
 def indexing() -> list[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        models = Models.load(make_run(folder))
+        models = LibraryMatchers.load(make_run(folder))
         index_source(models, folder / "small", folder / "warm")
         scenes = generate_scenes(folder / "scenes", images=max(count for count, _ in SIZES), size=384)
         return [
@@ -97,7 +97,7 @@ def indexing() -> list[Row]:
         ]
 
 
-def against_bare(folder: Path, models: Models, files: list[Path], size: int) -> list[Row]:
+def against_bare(folder: Path, models: LibraryMatchers, files: list[Path], size: int) -> list[Row]:
     for loop in (in_turns, side_by_side):
         loop(models.matcher, files[:100])
 

@@ -12,7 +12,7 @@ from statistics import median
 import torch
 
 from calligram.losses.instance import CHUNK
-from calligram.losses.instance import instance as instance_loss
+from calligram.losses.instance import instance_loss as instance_loss
 
 Row = dict[str, object]
 CLASSES, DIM, BATCH, STEPS = 113_287, 512, 1024, 3

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calligram.data.matches import Matches
-from calligram.evaluation.mining import TILE_BYTES, aligned, best_by_cosine, product
+from calligram.evaluation.mine import TILE_BYTES, aligned, best_by_cosine, product
 from calligram.models.matcher import unit
 
 Row = dict[str, object]

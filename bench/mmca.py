@@ -27,15 +27,15 @@ from mmca_layer import Layer, by_pair, lowest
 from mmca_limits import both_ways, products, shapes, timed_best, worked
 from torch import Tensor, nn
 
+from calligram.device import use_compile
 from calligram.losses.ranking import bidirectional
-from calligram.models import fragment_tiles
-from calligram.models.fusing import fusing
+from calligram.models.layers import score_tiles
 from calligram.models.matcher import Encoded, unit
 from calligram.models.mmca import MMCA, MMCASettings
-from calligram.training.batch import Batch
-from calligram.training.candidates import StagedObjective
-from calligram.training.objectives import RankingObjective
-from calligram.training.replaying import replaying
+from calligram.training.batches.batch import Batch
+from calligram.training.cuda_graphs import use_cuda_graphs
+from calligram.training.objectives.candidates import StagedObjective
+from calligram.training.objectives.objective import RankingObjective
 
 Row = dict[str, object]
 Rows = Callable[[str, float, str], Row]
@@ -132,7 +132,7 @@ def scoring(
     found = [row(f"{name}: scoring", ours, "s")]
     ways = {"": ours}
     if compiles:
-        with fusing(), lowered(device, precision):
+        with use_compile(), lowered(device, precision):
             matcher.score(images, part)
             ways[", compiled"] = timed(device, lambda: matcher.score(images, texts), sizes.times)
             apart[", compiled"] = float((matcher.score(images, part) - expected).abs().max())
@@ -166,13 +166,13 @@ def scoring(
 
 def tiles(row: Rows, name: str, score: Callable[[], Tensor], precision: str, device: str) -> list[Row]:
     """Ours with smaller and larger tiles."""
-    before, found = fragment_tiles.TILE[device], []
+    before, found = score_tiles.TILE[device], []
     for factor in (0.25, 1, 4):
-        fragment_tiles.TILE[device] = int(before * factor)
+        score_tiles.TILE[device] = int(before * factor)
         for way, on in (("", False), (", compiled", True)):
-            with fusing(on), lowered(device, precision):
+            with use_compile(on), lowered(device, precision):
                 found.append(row(f"{name}: a tenth, tiles {factor} as large{way}", timed_best(device, score, 1), "s"))
-    fragment_tiles.TILE[device] = before
+    score_tiles.TILE[device] = before
     return found
 
 
@@ -200,7 +200,7 @@ def training(row: Rows, matcher: MMCA, sizes: Sizes, device: str, precision: str
     for way, how in ways.items():
         layer = Layer(matcher).train() if how.layer else None
         step = stepper(deepcopy(matcher), layer, (features, states, mask), precision)
-        with fusing(how.compiled), replaying(how.replayed):
+        with use_compile(how.compiled), use_cuda_graphs(how.replayed):
             losses[way] = step()
             for _ in range(3):
                 step()

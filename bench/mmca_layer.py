@@ -7,10 +7,10 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from calligram.models.fragment_tiles import first_places
+from calligram.models.layers.score_tiles import first_places
+from calligram.models.layers.transformer_unit import TransformerUnit
 from calligram.models.matcher import Encoded, unit
 from calligram.models.mmca import MMCA
-from calligram.models.transformer_unit import TransformerUnit
 
 
 class Layer(nn.Module):

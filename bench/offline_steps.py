@@ -11,9 +11,9 @@ import torch
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.matcher import Matcher
 from calligram.models.vsrn import VSRN, VSRNSettings
-from calligram.training.batch import Batch
-from calligram.training.objectives import Objective, RankingObjective
-from calligram.training.offline_objectives import OfflineObjective, OfflineTerms
+from calligram.training.batches.batch import Batch
+from calligram.training.objectives.objective import Objective, RankingObjective
+from calligram.training.objectives.offline import OfflineObjective, OfflineTerms
 
 Row = dict[str, object]
 WORDS, VOCABULARY = 14, 8481

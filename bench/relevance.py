@@ -22,17 +22,15 @@ from numpy.typing import NDArray
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord
 from calligram.data.pairing import Pairing
-from calligram.data.writing import write_collection
-from calligram.models.stored import Stored, load_matcher
-from calligram.search.asking import Asker
-from calligram.search.calibration import Scales, measure
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
-from calligram.search.models import Models
-from calligram.search.query_encoder import QueryEncoder, unit_vectors
-from calligram.search.relevance import FIRST
-from calligram.search.searcher import Searcher
-from calligram.search.trials import piece_of, words_of
+from calligram.data.write_collection import write_draft
+from calligram.models.load import StoredMatcher, load_matcher
+from calligram.search.indexing.run import index_source
+from calligram.search.library.library import Library
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.query.cutoff import FIRST, ScoreScales, measure, piece_of, words_of
+from calligram.search.query.encoded_query import QueryPlanner
+from calligram.search.query.encoder import QueryEncoder, unit_vectors
+from calligram.search.query.searcher import Searcher
 
 MOST_IMAGES, QUERIES = 1000, 250
 FOREIGN = tuple(
@@ -90,7 +88,7 @@ def known(collection: Collection, split: str) -> Known:
     return Known(pairing, [int(pairing.matches.texts_of(image)[0]) for image in range(len(pairing.visuals))])
 
 
-def library_of(known: Known, stored: Stored, folder: Path, every: int | None) -> Library:
+def library_of(known: Known, stored: StoredMatcher, folder: Path, every: int | None) -> Library:
     """A library of the images, with the other captions of every so many of them."""
     pairing, draft, folder = known.pairing, Draft("known"), folder / f"every-{every}"
     (folder / "pictures").mkdir(parents=True)
@@ -102,8 +100,8 @@ def library_of(known: Known, stored: Stored, folder: Path, every: int | None) ->
         if every is not None and row % every == 0:
             others = (int(t) for t in pairing.matches.texts_of(row) if t != known.kept_out[row])
             draft.captions += [CaptionRecord(f"{id}#{t}", pairing.texts.strings[t], (id,)) for t in others]
-    write_collection(draft, folder / "collection")
-    index_source(Models(stored), folder / "collection", folder / "library")
+    write_draft(draft, folder / "collection")
+    index_source(LibraryMatchers(stored), folder / "collection", folder / "library")
     return Library.open(folder / "library")
 
 
@@ -127,14 +125,14 @@ def found_share(found: Sequence[Sequence[int]], true: Flags) -> float:
 Rows = list[tuple[str, float, str]]
 
 
-def words(known: Known, stored: Stored, libraries: dict[str, Library]) -> Rows:
+def words(known: Known, stored: StoredMatcher, libraries: dict[str, Library]) -> Rows:
     """What words bring: whole captions by the rank of their own image, pieces by what is found of their matches."""
     rng, encoder, rows = np.random.default_rng(1), QueryEncoder(stored), []
     pieces = known.pieces(rng)[:QUERIES]
     images = rng.permutation(len(known.kept_out))[:QUERIES].tolist()
     whole = [known.captions[image] for image in images]
     for name, library in libraries.items():
-        searcher = Searcher(library, encoder, scales=Scales())
+        searcher = Searcher(library, encoder, scales=ScoreScales())
         for way, hybrid in (("no words", False), ("every word", None), ("any word", True)):
             hits = first(searcher, whole, hybrid)
             r1 = np.mean([found[0] == image for found, image in zip(hits, images, strict=True)])
@@ -144,10 +142,10 @@ def words(known: Known, stored: Stored, libraries: dict[str, Library]) -> Rows:
     return rows
 
 
-def cutoff(known: Known, stored: Stored, library: Library, name: str) -> Rows:
+def cutoff(known: Known, stored: StoredMatcher, library: Library, name: str) -> Rows:
     """What the cut-off lets through and what it refuses."""
     encoder = QueryEncoder(stored)
-    asker = Asker(library, encoder, measure(library, encoder))
+    asker = QueryPlanner(library, encoder, measure(library, encoder))
 
     def learnt(queries: Sequence[str], *, by_words: bool = True) -> Floats:
         asked = [asker.ask(query, "image", None) for query in queries]

@@ -17,23 +17,22 @@ import torch
 from numpy.typing import NDArray
 from serving import item
 
-from calligram.data.scenes.generate import generate_scenes
-from calligram.features.encoder_input import EncoderInput
+from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
-from calligram.features.stored import StoredInput
-from calligram.features.text_encoder import TextEncoder
-from calligram.features.wordpieces import WordPieces
+from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
+from calligram.features.texts.wordpieces import WordPieces
+from calligram.files import locked
 from calligram.models import catalog
+from calligram.models.load import BEST, INPUTS, MATCHER, RUN, load_matcher
 from calligram.models.mmca import MMCA, MMCASettings
-from calligram.models.stored import BEST, INPUTS, MATCHER, RUN, load_matcher
-from calligram.search import columns
-from calligram.search.locking import locked
-from calligram.search.models import Models
-from calligram.search.pacing import Budget
-from calligram.search.preparing import open_writer
-from calligram.search.query_encoder import QueryEncoder, unit_vectors
-from calligram.search.searcher import Searcher
-from calligram.search.writing import Writer
+from calligram.scenes.generate import generate_scenes
+from calligram.search.filters import columns
+from calligram.search.indexing.open_writer import open_for_writing
+from calligram.search.indexing.writer import LibraryWriter
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.query.encoder import QueryEncoder, unit_vectors
+from calligram.search.query.rerank import TimeBudget
+from calligram.search.query.searcher import Searcher
 
 Row = dict[str, object]
 Floats = NDArray[np.float32]
@@ -58,7 +57,7 @@ def make_run(folder: Path, captions: Sequence[str]) -> Path:
     return folder
 
 
-def fill(writer: Writer, root: Path, centres: Floats, captions: Sequence[str]) -> None:
+def fill(writer: LibraryWriter, root: Path, centres: Floats, captions: Sequence[str]) -> None:
     source, random = writer.add_source(root, "folder"), np.random.default_rng(0)
     writer.kinds |= {"year": "number", "camera": "text"}
     mask = np.ones(CELLS, dtype=np.bool_).tobytes()
@@ -92,7 +91,7 @@ def make_library(folder: Path) -> tuple[Path, list[str]]:
     centres = unit_vectors(QueryEncoder(load_matcher(run)).texts(captions))
     with locked(library, "library"):
         fill(
-            open_writer(library, Models.load(str(run), str(run)), folder, None, rebuild=False).writer,
+            open_for_writing(library, LibraryMatchers.load(str(run), str(run)), folder, None, rebuild=False).writer,
             folder,
             centres,
             captions,
@@ -100,7 +99,7 @@ def make_library(folder: Path) -> tuple[Path, list[str]]:
     return library, captions
 
 
-def asked(searcher: Searcher, captions: Sequence[str], depth: int | Budget) -> dict[str, Floats]:
+def asked(searcher: Searcher, captions: Sequence[str], depth: int | TimeBudget) -> dict[str, Floats]:
     """Milliseconds of whole queries and of their stages, and candidates compared; the first ones warm up."""
     times: dict[str, list[float]] = {}
     for number, text in enumerate(captions[: QUERIES + 20]):
@@ -120,7 +119,7 @@ def rerank(row: Callable[[str, float, str], Row]) -> list[Row]:
         began = time.perf_counter()
         searcher = Searcher.open(library)
         rows = [row(f"{NAME}: opened", time.perf_counter() - began, "s")]
-        for how, depth in ((f"{DEPTH} candidates", DEPTH), ("a budget of 100 ms", Budget(0.1))):
+        for how, depth in ((f"{DEPTH} candidates", DEPTH), ("a budget of 100 ms", TimeBudget(0.1))):
             found = asked(searcher, captions, depth)
             count = found.pop("candidates")
             rows.append(row(f"{NAME}, {how}: candidates, median", float(np.median(count)), ""))

@@ -27,16 +27,14 @@ from rows import Row, row
 from training_steps import end_to_end, training
 
 from calligram.data.matches import Matches
-from calligram.data.scenes.generate import generate_scenes
-from calligram.evaluation.encoding import EncodedPairing, score_matrix
-from calligram.evaluation.retrieval import retrieval
-from calligram.features.backbone_input import BackboneInput
-from calligram.features.backbones import Backbone, pixel_input
+from calligram.evaluation.encode import EncodedPairing, score_matrix
+from calligram.evaluation.retrieval import measure_retrieval
+from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
 from calligram.features.store import FeatureStore
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 from calligram.progress import silent
-from calligram.recipes.plan import device_named
-from calligram.recipes.provenance import ASSETS, commit
+from calligram.recipes.parts.run import ASSETS, commit, device_named
+from calligram.scenes.generate import generate_scenes
 
 RESULTS = Path(__file__).parent.parent / "results" / "bench.json"
 DEMO = Path(__file__).parent.parent / "demo" / "run"
@@ -108,7 +106,7 @@ def evaluation(images: int, texts: int) -> list[Row]:
     scores = score_matrix(EmbeddingMatcher(), encoded)
     scored = time.perf_counter() - began
     began = time.perf_counter()
-    retrieval(scores, matches)
+    measure_retrieval(scores, matches)
     ranked = time.perf_counter() - began
     name = f"evaluation of {images} x {texts}"
     return [

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from calligram.search.choosing import open_index
-from calligram.search.condition import Comparison
-from calligram.search.index import Index
+from calligram.search.filters.conditions import Comparison
+from calligram.search.library.indexes import open_index
+from calligram.search.vectors.index import Index
 
 Row = dict[str, object]
 Floats = NDArray[np.float32]

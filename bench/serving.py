@@ -22,19 +22,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from calligram.data.scenes.generate import generate_scenes
-from calligram.models.stored import load_matcher
+from calligram.files import locked
+from calligram.models.load import load_matcher
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, device_named, run_recipe
-from calligram.search import columns
-from calligram.search.item_rows import words_of
-from calligram.search.locking import locked
-from calligram.search.models import Models
-from calligram.search.preparing import open_writer
-from calligram.search.query_encoder import QueryEncoder, unit_vectors
-from calligram.search.searcher import Searcher
-from calligram.search.writing import Writer
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, device_named, run_recipe
+from calligram.scenes.generate import generate_scenes
+from calligram.search.filters import columns
+from calligram.search.indexing.open_writer import open_for_writing
+from calligram.search.indexing.writer import LibraryWriter, words_of
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.query.encoder import QueryEncoder, unit_vectors
+from calligram.search.query.searcher import Searcher
 
 Row = dict[str, object]
 Floats = NDArray[np.float32]
@@ -48,7 +47,7 @@ def make_run(folder: Path) -> tuple[Path, list[str]]:
     """A matcher that was barely trained, and captions to search with."""
     collection = generate_scenes(folder / "scenes", images=400, size=32)
     recipe = RECIPES["vse"]
-    around = Surroundings(device_named("cpu"))
+    around = RunContext(device_named("cpu"))
     run_recipe(recipe, resolve(recipe.defaults, SETTINGS), collection, folder / "run", around=around)
     return folder / "run", list(dict.fromkeys(collection.sentences("all").texts.strings))
 
@@ -73,7 +72,7 @@ def item(number: int, source: int, captions: Sequence[str]) -> dict[str, object]
     }
 
 
-def fill(writer: Writer, root: Path, vectors: Floats, captions: Sequence[str]) -> None:
+def fill(writer: LibraryWriter, root: Path, vectors: Floats, captions: Sequence[str]) -> None:
     source = writer.add_source(root, "folder")
     writer.kinds |= {"year": "number", "camera": "text"}
     for start in range(0, ITEMS, BATCH):
@@ -193,7 +192,12 @@ def measured(row: Callable[[str, float, str], Row]) -> list[Row]:
         library = folder / "library"
         with locked(library, "library"):
             began = time.perf_counter()
-            fill(open_writer(library, Models.load(run), folder, None, rebuild=False).writer, folder, vectors, captions)
+            fill(
+                open_for_writing(library, LibraryMatchers.load(run), folder, None, rebuild=False).writer,
+                folder,
+                vectors,
+                captions,
+            )
             name = f"{ITEMS} items of {DIM} dimensions"
             rows = [row(f"{name}: put into a library", ITEMS / (time.perf_counter() - began), "items/s")]
         alone = loop(library, captions)

@@ -11,11 +11,10 @@ from statistics import median
 import torch
 from rows import Row, row
 
-from calligram.data.scenes.generate import generate_scenes
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, device_named
-from calligram.recipes.provenance import ASSETS
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import ASSETS, RunContext, device_named
+from calligram.scenes.generate import generate_scenes
 from calligram.training.loop import Stage, train
 from calligram.training.runs import Run
 
@@ -29,7 +28,7 @@ def loop_against_bare(name: str, settings: list[str], images: int, size: int) ->
     chosen = resolve(recipe.defaults, settings)
     with tempfile.TemporaryDirectory() as folder:
         collection = generate_scenes(Path(folder) / "scenes", images=images, size=size)
-        plan = recipe.plan(chosen, collection, Surroundings(device))
+        plan = recipe.plan(chosen, collection, RunContext(device))
         plan.matcher.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         stage = plan.stages[-1]
         stage.objective.to(device)

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw
 
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, PhraseRecord, RegionRecord
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 
 COLOURS = ("red", "green", "blue", "yellow", "white", "black")
 
@@ -63,7 +63,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Collection:
     """The collection, written once."""
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "pictures").mkdir()
-    return write_collection(_tiny_draft(folder / "pictures"), folder / "collection")
+    return write_draft(_tiny_draft(folder / "pictures"), folder / "collection")
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +86,7 @@ def stored_tiny(tmp_path_factory: pytest.TempPathFactory) -> Collection:
     draft.features["colour"] = [folder / "colour.npy"]
     for row, image in enumerate(draft.images):
         image.feature_rows["colour"] = row
-    return write_collection(draft, folder / "collection")
+    return write_draft(draft, folder / "collection")
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +105,7 @@ def spoken_tiny(tmp_path_factory: pytest.TempPathFactory) -> Collection:
         )
     np.save(folder / "colour.npy", values)
     draft.features["colour"] = [folder / "colour.npy"]
-    return write_collection(draft, folder / "collection")
+    return write_draft(draft, folder / "collection")
 
 
 CAPTIONS = [
@@ -155,7 +155,7 @@ def tiny_siglip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import SiglipConfig, SiglipImageProcessorPil, SiglipModel
 
-    from calligram.features.wordpieces import WordPieces
+    from calligram.features.texts.wordpieces import WordPieces
 
     folder = tmp_path_factory.mktemp("siglip")
     pieces = WordPieces.train(CAPTIONS, min_count=1, max_pieces=12)
@@ -175,7 +175,7 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from transformers import BertConfig, BertModel
 
-    from calligram.features.wordpieces import WordPieces
+    from calligram.features.texts.wordpieces import WordPieces
 
     folder = tmp_path_factory.mktemp("bert")
     pieces = WordPieces.train(CAPTIONS, min_count=1, max_pieces=20)

@@ -30,8 +30,8 @@ class Block:
         if name.split(".")[0] in blocked:
             raise ImportError(name + " is not part of the core")
 sys.meta_path.insert(0, Block())
-import calligram.cli.train_verb, calligram.cli.evaluate_verb
-import calligram.recipes.catalog, calligram.recipes.plan, calligram.training.loop, calligram.evaluation.sheets
+import calligram.cli.train, calligram.cli.evaluate
+import calligram.recipes.catalog, calligram.recipes.parts.run, calligram.training.loop, calligram.evaluation.figures
 from calligram.training.tensorboard import Curves
 from pathlib import Path
 Curves(Path(".")).add(0, {"x": 1.0})

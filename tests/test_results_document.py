@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from calligram.recipes.report import write_report
+from calligram.studies.report import write_report
 
 ROOT = Path(__file__).parent.parent
 

@@ -10,16 +10,16 @@ __all__ = ["Collection", "Searcher", "__version__", "evaluate", "load", "train"]
 if TYPE_CHECKING:
     from calligram.data.collection import Collection
     from calligram.evaluation.retrieval import evaluate_retrieval as evaluate
-    from calligram.recipes.plan import train_recipe as train
-    from calligram.search.searcher import Searcher
+    from calligram.recipes.parts.run import train_recipe as train
+    from calligram.search.query.searcher import Searcher
     from calligram.training.runs import load_run as load
 
 _DOORS = {
     "Collection": ("calligram.data.collection", "Collection"),
-    "Searcher": ("calligram.search.searcher", "Searcher"),
+    "Searcher": ("calligram.search.query.searcher", "Searcher"),
     "evaluate": ("calligram.evaluation.retrieval", "evaluate_retrieval"),
     "load": ("calligram.training.runs", "load_run"),
-    "train": ("calligram.recipes.plan", "train_recipe"),
+    "train": ("calligram.recipes.parts.run", "train_recipe"),
 }
 
 

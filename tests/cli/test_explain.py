@@ -10,19 +10,18 @@ from typer.testing import CliRunner
 
 from calligram.cli.main import app
 from calligram.errors import UserError
-from calligram.features.backbone_input import BackboneInput
-from calligram.features.backbones import Backbone
+from calligram.features.images.backbones import Backbone, BackboneInput
+from calligram.features.images.pixels import PixelInput
+from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.stored import StoredInput
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
-from calligram.models.scan import Scan, ScanSettings
-from calligram.models.stored import BEST, INPUTS, MATCHER, RUN
+from calligram.models.load import BEST, INPUTS, MATCHER, RUN
+from calligram.models.scan import SCAN, SCANSettings
 from calligram.models.vse import VSE, VSESettings
 from calligram.models.vsrn import VSRN, VSRNSettings
-from calligram.search.word_drawing import draw_words
-from calligram.search.word_weights import Explained, WordWeight
+from calligram.search.explain.drawing import draw_words
+from calligram.search.explain.word_importance import WordImportance, WordImportances
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_words_are_weighed_printed_and_drawn(run, tmp_path):
 @pytest.fixture
 def scan(tmp_path):
     """A run whose words look at the four cells of a picture's middle square."""
-    return _written(tmp_path / "scan", Scan, ScanSettings)
+    return _written(tmp_path / "scan", SCAN, SCANSettings)
 
 
 @pytest.fixture
@@ -110,7 +109,7 @@ def test_where_words_look_is_printed_drawn_and_given_as_numbers(scan, tmp_path):
     assert f"{max(looks['words'][1]):.0%}" in printed
     assert "the region lower left looks at:" in " ".join(printed.split())
     assert f"{max(looks['regions'][2]):.0%}" in printed
-    alone = draw_words(Image.open(picture), Explained(0.0, [WordWeight("a", 0, 1, 0.0)]))
+    alone = draw_words(Image.open(picture), WordImportances(0.0, [WordImportance("a", 0, 1, 0.0)]))
     assert sheet.height > alone.height + 200
 
 
@@ -140,7 +139,7 @@ def test_an_image_of_a_collection_is_explained_by_its_stored_features(stored_tin
     words = Vocabulary.build(["a red disc"], min_count=1)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / RUN).write_text("{}\n")
-    matcher = Scan(ScanSettings(len(words), dim=8, feature_dim=4, word_dim=6, hidden=8))
+    matcher = SCAN(SCANSettings(len(words), dim=8, feature_dim=4, word_dim=6, hidden=8))
     catalog.save(matcher, tmp_path / "run" / MATCHER, tmp_path / "run" / BEST)
     Inputs(StoredInput("colour"), words).save(tmp_path / "run" / INPUTS)
     drawn = tmp_path / "e.png"

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from calligram.cli.main import app
 from calligram.errors import UserError
+from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
-from calligram.models.stored import BEST, INPUTS, MATCHER, RUN
+from calligram.models.load import BEST, INPUTS, MATCHER, RUN
 from calligram.models.vse import VSE, VSESettings
-from calligram.search.library import Library
+from calligram.search.library.library import Library
 
 
 @pytest.fixture

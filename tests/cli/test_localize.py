@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from calligram.cli.main import app
 from calligram.errors import UserError
+from calligram.features.images.pixels import PixelInput
+from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.region_input import RegionInput
-from calligram.features.regions.crops import Crops
-from calligram.features.text_vectors import VectorSettings, VectorText
+from calligram.features.regions.region_features import Crops
+from calligram.features.texts.text_vectors import VectorSettings, VectorText
 from calligram.models import catalog
-from calligram.models.stored import BEST, INPUTS, MATCHER, RUN
+from calligram.models.load import BEST, INPUTS, MATCHER, RUN
 from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 
 

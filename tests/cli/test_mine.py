@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from calligram.cli.main import app
 from calligram.data.negatives import Negatives
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.recipes.plan import train_recipe
+from calligram.recipes.parts.run import train_recipe
 
 SMALL = ("batch=6", "epochs=1", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8")
 
@@ -45,7 +45,7 @@ def test_ranks_of_a_split_of_one_image_are_refused_and_the_lists_kept(trained, t
     draft = tiny_draft(tmp_path / "pictures")
     for image in draft.images:
         image.split = "train" if image.id == "train-1" else "dev"
-    collection = write_collection(draft, tmp_path / "collection")
+    collection = write_draft(draft, tmp_path / "collection")
     done = mine(trained, collection.folder, "--out", tmp_path / "lists", "--ranks")
     assert isinstance(done.exception, UserError)
     assert "split train of tiny has 1 and" in str(done.exception)

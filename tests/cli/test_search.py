@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from calligram.cli.main import app
 from calligram.errors import UserError
+from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
-from calligram.models.stored import BEST, INPUTS, MATCHER, RUN, load_matcher
+from calligram.models.load import BEST, INPUTS, MATCHER, RUN, load_matcher
 from calligram.models.vse import VSE, VSESettings
-from calligram.search.indexing import index_source
-from calligram.search.models import Models
+from calligram.search.indexing.run import index_source
+from calligram.search.library.matchers import LibraryMatchers
 
 
 def search(*arguments: str | Path) -> str:
@@ -43,7 +43,7 @@ def libraries(tiny, tmp_path_factory) -> Path:
     (run / RUN).write_text("{}\n")
     catalog.save(matcher, run / MATCHER, run / BEST)
     Inputs(PixelInput(16), words).save(run / INPUTS)
-    models = Models(load_matcher(run))
+    models = LibraryMatchers(load_matcher(run))
     index_source(models, tiny.folder.parent / "pictures", folder / "photos")
     index_source(models, tiny.folder, folder / "collection")
     return folder
@@ -77,7 +77,7 @@ def test_paths_with_line_breaks_are_told_apart(libraries, pictures, tmp_path):
     for name in ("two\nlines.png", "plain.png"):
         (tmp_path / "odd").mkdir(exist_ok=True)
         shutil.copy(pictures / f"test-{len(name) % 3}.png", tmp_path / "odd" / name)
-    index_source(Models(load_matcher(libraries / "run")), tmp_path / "odd", tmp_path / "library")
+    index_source(LibraryMatchers(load_matcher(libraries / "run")), tmp_path / "odd", tmp_path / "library")
     asked = ["search", str(tmp_path / "library"), "a red disc", "--all"]
     apart = CliRunner().invoke(app, [*asked, "-0"], catch_exceptions=False)
     assert sorted(apart.stdout.split("\0")) == ["", *sorted(str(file) for file in (tmp_path / "odd").iterdir())]
@@ -88,15 +88,14 @@ def test_paths_with_line_breaks_are_told_apart(libraries, pictures, tmp_path):
 
 
 def test_paths_left_out_are_told_of_beside_them(libraries, monkeypatch):
-    import calligram.search.searcher as module
-    from calligram.search.calibration import Scales
-    from calligram.search.relevance import Scale
+    import calligram.search.query.searcher as module
+    from calligram.search.query.cutoff import ScoreScale, ScoreScales
 
     asked = ["search", str(libraries / "photos"), "a red disc"]
     hits = json.loads(search(*asked[1:], "--json", "--all"))["hits"]
     between = (hits[2]["score"] + hits[3]["score"]) / 2
-    scale = Scale(0.0, 0.1, between)
-    monkeypatch.setattr(module, "measure", lambda *_: Scales(across=scale, briefly=scale, images=scale))
+    scale = ScoreScale(0.0, 0.1, between)
+    monkeypatch.setattr(module, "measure", lambda *_: ScoreScales(across=scale, briefly=scale, images=scale))
     done = CliRunner().invoke(app, [*asked, "--paths"], catch_exceptions=False)
     assert done.stdout.splitlines() == [hit["path"] for hit in hits[:3]]
     assert done.stderr.strip() == "7 more are no good match; --all shows them"
@@ -195,12 +194,11 @@ def test_a_terminal_beside_a_pipe_gets_the_spinner_and_the_pipe_nothing_but_json
 
 
 def test_no_good_match_is_an_answer_and_tells_of_all(libraries, monkeypatch):
-    import calligram.search.searcher as module
-    from calligram.search.calibration import Scales
-    from calligram.search.relevance import Scale
+    import calligram.search.query.searcher as module
+    from calligram.search.query.cutoff import ScoreScale, ScoreScales
 
-    high = Scale(0.0, 0.1, 2.0)
-    strict = Scales(across=high, briefly=high, images=high)
+    high = ScoreScale(0.0, 0.1, 2.0)
+    strict = ScoreScales(across=high, briefly=high, images=high)
     monkeypatch.setattr(module, "measure", lambda *_: strict)
     assert search(libraries / "photos", "a red disc").strip() == "no good match; --all shows the nearest 10"
     assert search(libraries / "photos", "a red disc", "--paths") == ""

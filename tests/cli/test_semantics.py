@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from calligram.cli.main import app
 from calligram.data.collection import Collection
 from calligram.data.draft import RegionRecord
-from calligram.data.writing import write_collection
-from calligram.recipes.plan import train_recipe
+from calligram.data.write_collection import write_draft
+from calligram.recipes.parts.run import train_recipe
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def detected(tiny_draft, tmp_path_factory):
         draft.regions.append(
             RegionRecord(f"{image.id}/x", image.id, (1, 1, 9, 9), "yolox_nano", "disc", "small red", 0.9)
         )
-    return write_collection(draft, folder / "collection")
+    return write_draft(draft, folder / "collection")
 
 
 def test_what_is_said_and_how_much_captions_say_it_too(detected):
@@ -76,7 +76,7 @@ def test_a_collection_without_splits_is_told_what_to_do_and_can_be_spoken_of_as_
     for image in draft.images:
         image.split = None
         draft.regions.append(RegionRecord(f"{image.id}/x", image.id, (1, 1, 9, 9), "yolox_nano", "disc", "", 0.9))
-    collection = write_collection(draft, tmp_path / "collection")
+    collection = write_draft(draft, tmp_path / "collection")
     refused = CliRunner().invoke(app, ["semantics", str(collection.folder)])
     assert "unknown split 'train'; known: all. Give a captions file a column 'split'" in str(refused.exception)
     asked = ["semantics", str(collection.folder), "--split", "all", "--set", "pseudo.of=all", "--json"]

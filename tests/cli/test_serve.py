@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from calligram.cli.serve_verb import serve
+from calligram.cli.serve import serve
 from calligram.errors import UserError
 
 
@@ -44,14 +44,14 @@ def test_without_the_extra_the_way_to_it_is_told(tmp_path):
 
 
 def test_the_demo_ends_with_a_library_of_new_scenes(tmp_path, monkeypatch):
-    from calligram.cli import demo_verb
-    from calligram.search.library import Library
+    from calligram.cli import data
+    from calligram.search.library.library import Library
 
-    monkeypatch.setattr(demo_verb, "SIZE", 24)
-    monkeypatch.setattr(demo_verb, "SHOWN", 30)
-    monkeypatch.setattr(demo_verb, "SHOWN_SIZE", 40)
+    monkeypatch.setattr(data, "SIZE", 24)
+    monkeypatch.setattr(data, "SHOWN", 30)
+    monkeypatch.setattr(data, "SHOWN_SIZE", 40)
     small = ["epochs=1", "batch=32", "dim=8", "image.channels=4", "text.hidden=8", "text.word_dim=8"]
-    demo_verb.demo(tmp_path, images=500, set_=small, serve=False)
+    data.demo(tmp_path, images=500, set_=small, serve=False)
     assert len(Library.open(tmp_path / "library")) == 30
-    demo_verb.index_new_scenes(tmp_path, seed=0)
+    data.index_new_scenes(tmp_path, seed=0)
     assert len(Library.open(tmp_path / "library")) == 30

@@ -10,12 +10,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from calligram.cli.main import app
-from calligram.data import caption_adding
-from calligram.data.caption_adding import additions
+from calligram.data import add_captions
+from calligram.data.add_captions import additions
 from calligram.data.collection import Collection
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.recipes.plan import train_recipe
+from calligram.recipes.parts.run import train_recipe
 
 SMALL = ("batch=6", "epochs=1", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8")
 
@@ -32,7 +32,7 @@ def sources(tmp_path_factory, tiny_draft):
     draft = tiny_draft(folder / "pictures", 2)
     draft.captions = [c for c in draft.captions if not c.images[0].startswith("train") or c.images[0] < "train-2"]
     draft.phrases = []
-    collection = write_collection(draft, folder / "whole")
+    collection = write_draft(draft, folder / "whole")
     train_recipe("vse", collection, folder / "run", *SMALL)
     return folder / "run", draft
 
@@ -40,7 +40,7 @@ def sources(tmp_path_factory, tiny_draft):
 @pytest.fixture
 def given(sources, tmp_path):
     run, draft = sources
-    return run, write_collection(draft, tmp_path / "collection")
+    return run, write_draft(draft, tmp_path / "collection")
 
 
 def test_images_are_proposed_with_reasons_a_sheet_and_a_list_that_is_filled_in_and_added(given, tmp_path):
@@ -214,7 +214,7 @@ def test_undo_that_fails_changes_nothing_and_leaves_no_list(given, tmp_path, mon
         there.append(kept.read_text())
         raise OSError("disk full")
 
-    monkeypatch.setattr(caption_adding, "replace_manifest", fails)
+    monkeypatch.setattr(add_captions, "replace_manifest", fails)
     assert isinstance(call("caption", collection.folder, "--undo").exception, OSError)
     assert "train-5,night" in there[0]  # before anything was taken back
     assert not kept.exists()
@@ -229,7 +229,7 @@ def test_undo_that_fails_once_captions_are_gone_leaves_the_list(given, tmp_path,
     def fails(*_, **__):
         raise OSError("cannot remove")
 
-    monkeypatch.setattr(caption_adding, "sweep_tables", fails)
+    monkeypatch.setattr(add_captions, "sweep_tables", fails)
     assert isinstance(call("caption", collection.folder, "--undo").exception, OSError)
     assert not additions(Collection.open(collection.folder))
     assert "train-5,night" in (collection.folder / "taken-back.1.csv").read_text()

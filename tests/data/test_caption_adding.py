@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from calligram.data import caption_adding
-from calligram.data.caption_adding import NewCaption, add_captions, additions, clean_caption, take_back
+from calligram.data import add_captions
+from calligram.data.add_captions import NewCaption, add_new_captions, additions, clean_caption, take_back
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 
 
@@ -36,7 +36,7 @@ def pairs(collection, table="matches"):
 def test_captions_are_added_at_the_end_and_nothing_else_changes(copy):
     before = Collection.open(copy)
     known = pairs(before)
-    added = add_captions(copy, [NewCaption("train-2", " a blue\n disc "), NewCaption("train-5", "night")])
+    added = add_new_captions(copy, [NewCaption("train-2", " a blue\n disc "), NewCaption("train-5", "night")])
     after = added.collection
     assert (added.captions, added.known) == (1, 1)  # "a blue disc" was there
     assert pairs(after) == [*known, ("train-5", "night")]
@@ -49,8 +49,8 @@ def test_captions_are_added_at_the_end_and_nothing_else_changes(copy):
 
 
 def test_doing_it_twice_changes_nothing(copy):
-    first = add_captions(copy, [NewCaption("train-5", "night")]).collection
-    again = add_captions(copy, [NewCaption("train-5", "night"), NewCaption("train-5", " night ")])
+    first = add_new_captions(copy, [NewCaption("train-5", "night")]).collection
+    again = add_new_captions(copy, [NewCaption("train-5", "night"), NewCaption("train-5", " night ")])
     assert (again.captions, again.known) == (0, 2)
     assert again.collection.fingerprint == first.fingerprint
 
@@ -58,13 +58,13 @@ def test_doing_it_twice_changes_nothing(copy):
 def test_an_open_collection_goes_on_reading_its_own_state(copy):
     opened = Collection.open(copy)
     for number in range(4):
-        add_captions(copy, [NewCaption("train-5", f"night {number}")])
+        add_new_captions(copy, [NewCaption("train-5", f"night {number}")])
     assert len(opened.table("captions")) == len(Collection.open(copy).table("captions")) - 4
 
 
 def test_replaced_tables_go_when_nobody_can_have_them_open_any_more(copy):
     for number in range(4):
-        add_captions(copy, [NewCaption("train-5", f"night {number}")])
+        add_new_captions(copy, [NewCaption("train-5", f"night {number}")])
         for file in copy.glob("*.parquet"):  # as if an hour had passed
             seconds = file.stat().st_mtime - 3600
             os.utime(file, (seconds, seconds))
@@ -74,8 +74,8 @@ def test_replaced_tables_go_when_nobody_can_have_them_open_any_more(copy):
 
 def test_earlier_states_can_be_had_again(copy):
     before = Collection.open(copy)
-    first = add_captions(copy, [NewCaption("train-5", "night"), NewCaption("dev-0", "fire")]).collection
-    add_captions(copy, [NewCaption("train-1", "grass")])
+    first = add_new_captions(copy, [NewCaption("train-5", "night"), NewCaption("dev-0", "fire")]).collection
+    add_new_captions(copy, [NewCaption("train-1", "grass")])
     assert [(a.revision, a.captions) for a in additions(Collection.open(copy))] == [
         (1, (NewCaption("train-5", "night"), NewCaption("dev-0", "fire"))),
         (2, (NewCaption("train-1", "grass"),)),
@@ -86,22 +86,22 @@ def test_earlier_states_can_be_had_again(copy):
     assert pairs(Collection.open(copy)) == pairs(before)
     with pytest.raises(UserError, match="nothing to take back"):
         take_back(copy)
-    assert add_captions(copy, [NewCaption("train-1", "grass")]).captions == 1
+    assert add_new_captions(copy, [NewCaption("train-1", "grass")]).captions == 1
 
 
 def test_true_pairs_go_on_being_a_superset_of_matches(tmp_path):
     draft = Draft("true", [ImageRecord(name, None, "train") for name in "ab"], [CaptionRecord("c", "both", ("a",))])
     draft.also_true = np.array([[0, 0], [1, 0]])
-    write_collection(draft, tmp_path / "collection")
-    after = add_captions(tmp_path / "collection", [NewCaption("b", "mine")]).collection
+    write_draft(draft, tmp_path / "collection")
+    after = add_new_captions(tmp_path / "collection", [NewCaption("b", "mine")]).collection
     assert pairs(after, "also_true") == [("a", "both"), ("b", "both"), ("b", "mine")]
     take_back(tmp_path / "collection")
     assert pairs(Collection.open(tmp_path / "collection"), "also_true") == [("a", "both"), ("b", "both")]
 
 
 def test_a_collection_without_any_caption_takes_one(tmp_path):
-    write_collection(Draft("bare", [ImageRecord("a", None, "train")]), tmp_path / "collection")
-    after = add_captions(tmp_path / "collection", [NewCaption("a", "first")]).collection
+    write_draft(Draft("bare", [ImageRecord("a", None, "train")]), tmp_path / "collection")
+    after = add_new_captions(tmp_path / "collection", [NewCaption("a", "first")]).collection
     assert pairs(after) == [("a", "first")]
     assert not len(after.unannotated("train"))
 
@@ -119,13 +119,13 @@ def test_a_collection_without_any_caption_takes_one(tmp_path):
 def test_captions_that_are_none_are_refused_and_nothing_is_written(copy, text, message):
     before = Collection.open(copy)
     with pytest.raises(UserError, match=message):
-        add_captions(copy, [NewCaption("train-5", "night"), NewCaption("train-1", text)])
+        add_new_captions(copy, [NewCaption("train-5", "night"), NewCaption("train-1", text)])
     assert Collection.open(copy).manifest == before.manifest
 
 
 def test_an_unknown_image_is_named_with_the_nearest(copy):
     with pytest.raises(UserError, match=r"no image 'train-55' and 1 more in .*; did you mean 'train-5'\?"):
-        add_captions(copy, [NewCaption("train-55", "night"), NewCaption("x", "night")])
+        add_new_captions(copy, [NewCaption("train-55", "night"), NewCaption("x", "night")])
 
 
 def test_captions_are_written_on_one_line_without_what_cannot_be_stored():
@@ -137,7 +137,7 @@ def test_captions_are_written_on_one_line_without_what_cannot_be_stored():
 
 def test_writers_that_come_together_take_turns(copy):
     def add(number: int) -> int:
-        return add_captions(copy, [NewCaption("train-5", f"night {number}")]).captions
+        return add_new_captions(copy, [NewCaption("train-5", f"night {number}")]).captions
 
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(add, range(16))) == 16
@@ -151,12 +151,12 @@ def test_a_writer_that_dies_before_the_manifest_changes_nothing(copy, monkeypatc
     def dies(folder, manifest):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(caption_adding, "replace_manifest", dies)
+    monkeypatch.setattr(add_captions, "replace_manifest", dies)
     with pytest.raises(KeyboardInterrupt):
-        add_captions(copy, [NewCaption("train-5", "night")])
+        add_new_captions(copy, [NewCaption("train-5", "night")])
     assert Collection.open(copy).fingerprint == before.fingerprint
     monkeypatch.undo()
-    assert add_captions(copy, [NewCaption("train-5", "day")]).captions == 1
+    assert add_new_captions(copy, [NewCaption("train-5", "day")]).captions == 1
     assert pairs(Collection.open(copy))[-1] == ("train-5", "day")
 
 
@@ -189,4 +189,4 @@ def test_a_process_that_is_killed_at_any_moment_leaves_whole_additions(copy):
         assert found == [f"{turn}.{n} {which}" for n in range(count) for which in ("one", "two")]
         # Nothing that was told is lost; at most the addition under way was done and could not be told.
         assert len(told) <= count <= len(told) + 1
-    assert add_captions(copy, [NewCaption("train-5", "night")]).captions == 1
+    assert add_new_captions(copy, [NewCaption("train-5", "night")]).captions == 1

@@ -4,12 +4,11 @@ from collections import Counter
 
 import pytest
 
-from calligram.data.caption_adding import NewCaption, add_captions, additions, take_back
+from calligram.data.add_captions import NewCaption, add_new_captions, additions, take_back
 from calligram.data.collection import Collection
-from calligram.data.draft import CaptionRecord, Draft, ImageRecord
-from calligram.data.problems import Problems
-from calligram.data.readers.splits import SHARES, assign_missing, by_hash
-from calligram.data.writing import write_collection
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, Problems
+from calligram.data.readers.source import SHARES, assign_missing, by_hash
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 
 
@@ -29,14 +28,14 @@ def captions(*ids):
 @pytest.fixture
 def bare(tmp_path):
     """Forty images, no caption, no split."""
-    return write_collection(Draft("bare", images(40)), tmp_path / "bare").folder
+    return write_draft(Draft("bare", images(40)), tmp_path / "bare").folder
 
 
 def test_captioned_images_of_a_bare_collection_go_where_an_import_would_put_them(bare):
     ids = [f"{n}.jpg" for n in range(30)]
     draft = Draft("whole", images(30), [CaptionRecord(i, i, (i,)) for i in ids])
     assign_missing(draft, SHARES, Problems())
-    added = add_captions(bare, captions(*ids))
+    added = add_new_captions(bare, captions(*ids))
     expected = {record.id: record.split for record in draft.images}
     assert splits(bare) == expected | {f"{n}.jpg": None for n in range(30, 40)}
     assert added.splits == Counter(expected.values())
@@ -49,40 +48,40 @@ def test_captioned_images_of_a_bare_collection_go_where_an_import_would_put_them
 def test_three_captions_are_enough_for_three_splits_at_once_or_one_by_one(bare, together):
     same = [f"{n}.jpg" for n in range(40) if by_hash(f"{n}.jpg") == "train"][:4]
     for part in [same] if together else [[image] for image in same]:
-        add_captions(bare, captions(*part))
+        add_new_captions(bare, captions(*part))
     found = splits(bare)
     assert Counter(found[image] for image in same) == {"train": 2, "dev": 1, "test": 1}
 
 
 def test_splits_go_with_the_captions_they_came_with(bare):
     before = Collection.open(bare)
-    add_captions(bare, captions("0.jpg", "1.jpg", "2.jpg"))
+    add_new_captions(bare, captions("0.jpg", "1.jpg", "2.jpg"))
     first = splits(bare)
-    add_captions(bare, [NewCaption("0.jpg", "more of it"), *captions("3.jpg")])
+    add_new_captions(bare, [NewCaption("0.jpg", "more of it"), *captions("3.jpg")])
     assert splits(bare)["0.jpg"] == first["0.jpg"]
     taken = take_back(bare)
     assert [c.split is None for c in taken.captions] == [True, False]
     assert splits(bare) == first
     earlier = take_back(bare)
     assert Collection.open(bare).table("images").equals(before.table("images"))
-    add_captions(bare, earlier.captions)
+    add_new_captions(bare, earlier.captions)
     assert splits(bare) == first
     assert additions(Collection.open(bare))[0].captions == earlier.captions
 
 
 def test_where_the_source_has_splits_new_ones_go_to_train(tmp_path):
     draft = Draft("partly", [*images(20), ImageRecord("t", None, "test"), ImageRecord("d", None, "dev")])
-    folder = write_collection(draft, tmp_path / "partly").folder
+    folder = write_draft(draft, tmp_path / "partly").folder
     for part in (["0.jpg"], [f"{n}.jpg" for n in range(1, 20)]):
-        add_captions(folder, captions(*part, "t"))
+        add_new_captions(folder, captions(*part, "t"))
     assert Counter(splits(folder).values()) == {"train": 20, "test": 1, "dev": 1}
 
 
 def test_images_of_one_identity_stay_together(tmp_path):
     people = [ImageRecord(f"{n}", None, identity=n % 4) for n in range(12)]
-    folder = write_collection(Draft("people", people), tmp_path / "people").folder
+    folder = write_draft(Draft("people", people), tmp_path / "people").folder
     for part in (range(5), range(5, 12)):
-        add_captions(folder, captions(*map(str, part)))
+        add_new_captions(folder, captions(*map(str, part)))
     found = splits(folder)
     assert all(found[f"{n}"] == found[f"{n % 4}"] for n in range(12))
     assert set(found.values()) == {"train", "dev", "test"}
@@ -90,8 +89,8 @@ def test_images_of_one_identity_stay_together(tmp_path):
 
 def test_a_split_that_is_named_counts(bare):
     named = [NewCaption("0.jpg", "a", "test"), NewCaption("0.jpg", "b"), NewCaption("1.jpg", "c", "dev")]
-    assert add_captions(bare, named).splits == {"test": 1, "dev": 1}
-    assert add_captions(bare, [NewCaption("0.jpg", "d", "test")]).captions == 1
+    assert add_new_captions(bare, named).splits == {"test": 1, "dev": 1}
+    assert add_new_captions(bare, [NewCaption("0.jpg", "d", "test")]).captions == 1
     assert (splits(bare)["0.jpg"], splits(bare)["1.jpg"]) == ("test", "dev")
 
 
@@ -105,7 +104,7 @@ def test_a_split_that_is_named_counts(bare):
 )
 def test_splits_that_captions_cannot_bring_are_refused(tmp_path, new, message):
     draft = Draft("two", [ImageRecord("t", None, "test"), ImageRecord("n", None)], [CaptionRecord("c", "old", ("n",))])
-    made = write_collection(draft, tmp_path / "two")
+    made = write_draft(draft, tmp_path / "two")
     with pytest.raises(UserError, match=message):
-        add_captions(made.folder, [*captions("t"), *new])
+        add_new_captions(made.folder, [*captions("t"), *new])
     assert Collection.open(made.folder).manifest == made.manifest

@@ -9,7 +9,7 @@ import pytest
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord
 from calligram.data.pictures import PictureError
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 
 
@@ -36,7 +36,7 @@ def test_a_split_that_no_image_has_is_refused_with_what_to_do(tiny_draft, tmp_pa
     draft = tiny_draft(tmp_path / "pictures")
     for image in draft.images:
         image.split = None
-    collection = write_collection(draft, tmp_path / "collection")
+    collection = write_draft(draft, tmp_path / "collection")
     with pytest.raises(UserError, match=r"unknown split 'train'; known: all\. Give a captions file a column 'split'"):
         collection.sentences("train")
 
@@ -72,14 +72,14 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
-    made = write_collection(Draft("made", [ImageRecord("a", None)]), tmp_path / "c")
+    made = write_draft(Draft("made", [ImageRecord("a", None)]), tmp_path / "c")
     (made.folder / "images.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match=r"images\.parquet is damaged"):
         Collection.open(made.folder).table("images")
 
 
 def test_an_image_without_a_picture_says_so(tmp_path: Path) -> None:
-    made = write_collection(Draft("made", [ImageRecord("a", None)]), tmp_path / "c")
+    made = write_draft(Draft("made", [ImageRecord("a", None)]), tmp_path / "c")
     with pytest.raises(PictureError, match="image a has no picture, only features"):
         made.pictures.open(0)
 
@@ -100,7 +100,7 @@ def test_features_are_taken_by_image_across_files(tmp_path: Path) -> None:
     np.save(files[0], np.zeros((2, 3), dtype=np.float32))
     np.save(files[1], np.ones((1, 3), dtype=np.float64))
     images = [ImageRecord(str(n), None, "train", feature_rows={"images": 2 - n}) for n in range(3)]
-    made = write_collection(Draft("made", images, features={"images": files}), tmp_path / "c")
+    made = write_draft(Draft("made", images, features={"images": files}), tmp_path / "c")
     stored = made.sentences("train").visuals.features["images"]
     assert stored.row_shape == (3,)
     assert stored.take(np.array([0, 2, 0]))[:, 0].tolist() == [1, 0, 1]
@@ -109,20 +109,20 @@ def test_features_are_taken_by_image_across_files(tmp_path: Path) -> None:
 def test_images_without_stored_features_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "0.npy", np.zeros((1, 3), dtype=np.float32))
     images = [ImageRecord("a", None, feature_rows={"images": 0}), ImageRecord("b", None)]
-    made = write_collection(Draft("made", images, features={"images": [tmp_path / "0.npy"]}), tmp_path / "c")
+    made = write_draft(Draft("made", images, features={"images": [tmp_path / "0.npy"]}), tmp_path / "c")
     with pytest.raises(UserError, match="1 of 2 images have no stored features"):
         made.features["images"].take(np.array([0, 1]))
 
 
 def test_images_in_no_split_are_counted_under_the_empty_name(tmp_path: Path) -> None:
     images = [ImageRecord("a", None, "train"), ImageRecord("b", None)]
-    made = write_collection(Draft("made", images, [CaptionRecord("c", "x", ("a",))]), tmp_path / "c")
+    made = write_draft(Draft("made", images, [CaptionRecord("c", "x", ("a",))]), tmp_path / "c")
     assert made.splits() == {"train": 1, "": 1}
 
 
 def test_a_table_whose_file_was_lost_is_called_missing_and_not_absent(tmp_path: Path) -> None:
     draft = Draft("lost", [ImageRecord("a", None)], [CaptionRecord("c", "x", ("a",))])
-    made = write_collection(draft, tmp_path / "made")
+    made = write_draft(draft, tmp_path / "made")
     (tmp_path / "made/captions.parquet").unlink()
     with pytest.raises(UserError, match=r"captions\.parquet is missing, yet .* import the collection again"):
         made.table("captions")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from calligram.data.fonts import font
+from calligram.data.pictures import font
 
 
 def test_letters_of_european_languages_are_told_apart():

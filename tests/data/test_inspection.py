@@ -6,10 +6,9 @@ import numpy as np
 from PIL import Image
 
 from calligram.data.collection import Collection
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord
-from calligram.data.inspection import sample_sheet, summarise
-from calligram.data.problems import Problems
-from calligram.data.writing import write_collection
+from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, Problems
+from calligram.data.summary import sample_sheet, summarise
+from calligram.data.write_collection import write_draft
 
 
 def test_a_summary_counts_what_is_there(tiny: Collection) -> None:
@@ -41,7 +40,7 @@ def test_a_summary_tells_of_problems_and_of_what_is_missing(tmp_path: Path) -> N
     Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
     made = Draft("made", [ImageRecord("a", FileAt(tmp_path / "a.png")), ImageRecord("b", None)])
     made.images.append(ImageRecord("c", FileAt(tmp_path / "none.png")))
-    found = summarise(write_collection(made, tmp_path / "c", Problems()))
+    found = summarise(write_draft(made, tmp_path / "c", Problems()))
     assert found.images_in_split == {"": 2}
     assert (found.without_captions, found.without_picture) == (2, 1)
     assert found.problems == ["1 skipped: unusable image (c)"]
@@ -65,5 +64,5 @@ def test_the_sample_sheet_copes_without_pictures_and_captions(tmp_path: Path) ->
     long = "word " * 200
     images = [ImageRecord("a", None), ImageRecord("b", None)]
     made = Draft("made", images, [CaptionRecord("c", long, ("a",)), CaptionRecord("d", "x" * 300 + "\ny", ("b",))])
-    sample_sheet(write_collection(made, tmp_path / "c"), tmp_path / "sheet.png")
+    sample_sheet(write_draft(made, tmp_path / "c"), tmp_path / "sheet.png")
     assert Image.open(tmp_path / "sheet.png").size[0] > 600

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from calligram.data.problems import Problems
+from calligram.data.draft import Problems
 from calligram.errors import UserError
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from calligram.data import region_writing
+from calligram.data import revision
 from calligram.data.collection import Collection
-from calligram.data.region_writing import NewRegions, images_with, recorded, store_regions
-from calligram.data.tables import AXES, REGION_TYPES
+from calligram.data.revision import NewRegions, images_with, recorded, store_regions
+from calligram.data.write_tables import AXES, REGION_TYPES
 from calligram.errors import UserError
 
 
@@ -99,7 +99,7 @@ def test_a_writer_that_dies_before_the_rename_changes_nothing(copy, monkeypatch)
     def dies(folder, manifest):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(region_writing, "replace_manifest", dies)
+    monkeypatch.setattr(revision, "replace_manifest", dies)
     with pytest.raises(KeyboardInterrupt):
         store_regions(copy, found([0], 3))
     again = Collection.open(copy)

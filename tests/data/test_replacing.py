@@ -9,15 +9,14 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from calligram.data import replacing
-from calligram.data.caption_adding import NewCaption, add_captions, take_back
+from calligram.data import write_collection
+from calligram.data.add_captions import NewCaption, add_new_captions, take_back
 from calligram.data.caption_file import read_captions
 from calligram.data.collection import MANIFEST, Collection
-from calligram.data.problems import Problems
+from calligram.data.draft import Problems
 from calligram.data.readers.catalog import import_collection
-from calligram.data.region_writing import NewRegions, store_regions
-from calligram.data.revising import writing
-from calligram.data.tables import REGION_TYPES
+from calligram.data.revision import NewRegions, store_regions, writing
+from calligram.data.write_tables import REGION_TYPES
 
 
 def source(folder: Path, *names: str) -> Path:
@@ -39,8 +38,8 @@ def again(folder: Path) -> tuple[Collection, list[str]]:
 def captioned(tmp_path: Path) -> Path:
     """Four pictures without captions, three of which people captioned in two rounds."""
     import_collection("folder", source(tmp_path / "in", "a.png", "b.png", "c.png", "d.png"), tmp_path / "c")
-    add_captions(tmp_path / "c", [NewCaption("a.png", 'a "quoted", disc'), NewCaption("b.png", "bee", "test")])
-    add_captions(tmp_path / "c", [NewCaption("a.png", "another"), NewCaption("c.png", "sea", "dev")])
+    add_new_captions(tmp_path / "c", [NewCaption("a.png", 'a "quoted", disc'), NewCaption("b.png", "bee", "test")])
+    add_new_captions(tmp_path / "c", [NewCaption("a.png", "another"), NewCaption("c.png", "sea", "dev")])
     return tmp_path
 
 
@@ -66,7 +65,7 @@ def test_captions_that_people_added_can_be_added_again_with_their_splits(caption
         f"4 captions added since the last import kept in {file}; "
         f'"calligram caption {captioned}/c {file}" adds them again'
     ]
-    after = add_captions(made.folder, read_captions(made, file, Problems()).captions).collection
+    after = add_new_captions(made.folder, read_captions(made, file, Problems()).captions).collection
     assert described(after) == texts
     assert splits_of(after) == {**wanted, "new.png": None}
 
@@ -85,7 +84,7 @@ def test_what_the_source_has_by_now_is_not_kept_and_its_splits_hold(captioned: P
     assert said[0].startswith("3 captions added")
     file = captioned / "c/added-by-hand.3.csv"
     assert "bee" not in file.read_text()
-    added = add_captions(made.folder, read_captions(made, file, Problems()).captions)
+    added = add_new_captions(made.folder, read_captions(made, file, Problems()).captions)
     assert (added.captions, added.known) == (3, 0)
 
 
@@ -94,7 +93,7 @@ def test_lists_come_along_and_are_never_written_over(captioned: Path) -> None:
     again(captioned)
     first = (captioned / "c/added-by-hand.3.csv").read_text()
     assert again(captioned)[1] == []
-    add_captions(captioned / "c", [NewCaption("d.png", "dee")])
+    add_new_captions(captioned / "c", [NewCaption("d.png", "dee")])
     assert again(captioned)[1][0].startswith("1 caption added")
     assert (captioned / "c/added-by-hand.3.csv").read_text() == first
     assert "taken back" in (captioned / "c/taken-back.9.csv").read_text()
@@ -114,7 +113,7 @@ def test_a_replacement_that_fails_leaves_the_old_collection_whole(captioned: Pat
             raise OSError("no space")
         return rename(path, target)
 
-    monkeypatch.setattr(replacing.Path, "rename", fails)
+    monkeypatch.setattr(write_collection.Path, "rename", fails)
     with pytest.raises(OSError, match="no space"):
         again(captioned)
     assert described(Collection.open(captioned / "c")) == before

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PhraseRecord, RegionRecord
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 
 SHARES = st.floats(0, 1, allow_nan=False)
@@ -32,7 +32,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Collection:
     draft.captions.append(CaptionRecord("across", "of train and dev", ("train-4", "dev-0")))
     everything = [(i, c) for i in range(len(draft.images)) for c in range(len(draft.captions)) if (i + c) % 5 == 0]
     draft.also_true = np.array(everything, dtype=np.int64)
-    return write_collection(draft, tmp_path_factory.mktemp("uneven") / "collection")
+    return write_draft(draft, tmp_path_factory.mktemp("uneven") / "collection")
 
 
 def pairs(collection: Collection, split: str = "train") -> set[tuple[str, str]]:

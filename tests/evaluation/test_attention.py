@@ -11,17 +11,17 @@ import torch
 from PIL import Image
 
 from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, RegionRecord
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.evaluation.attention import Attended, attend, place_of, see_image, see_picture
-from calligram.features.word_spans import words_of
+from calligram.evaluation.attention import AttentionShares, attend, place_of, see_image, see_picture
+from calligram.features.texts.vocabulary import words_of
 from calligram.models import catalog
-from calligram.models.combine import Ensemble, EnsembleSettings
-from calligram.models.stored import load_matcher
+from calligram.models.ensemble import Ensemble, EnsembleSettings
+from calligram.models.load import load_matcher
 from calligram.models.vsrn import VSRN, VSRNSettings
-from calligram.recipes.catalog import recipe_named
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.recipes.catalog import find_recipe
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_recipe
 
 SMALL = (
     "batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "text.dropout=0", "text.blank=0",
@@ -31,9 +31,9 @@ SENTENCE = "a red disc, the  round-red thing!"
 
 
 def trained(collection, out, *changes):
-    recipe = recipe_named("fragments")
+    recipe = find_recipe("fragments")
     settings = resolve(recipe.defaults, [*SMALL, *changes])
-    run_recipe(recipe, settings, collection, out, around=Surroundings(torch.device("cpu")))
+    run_recipe(recipe, settings, collection, out, around=RunContext(torch.device("cpu")))
     stored = load_matcher(out)
     return stored.matcher, stored.inputs
 
@@ -53,7 +53,7 @@ def boxed(tiny_draft, tmp_path_factory):
         for number in range(3 if row % 3 else 2):
             box = (4.0 * number, 2.0, 20.0 + number, 30.0)
             draft.regions.append(RegionRecord(f"{image.id}/w{number}", image.id, box, source="windows"))
-    return write_collection(draft, folder / "collection")
+    return write_draft(draft, folder / "collection")
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def test_a_matcher_of_single_vectors_has_no_attention(scan, boxed):
 def test_by_hand():
     """Two regions, one word; the left region gives it a quarter, the right one all."""
     boxes = np.array([[0, 0, 0.3, 1], [0.5, 0, 1, 0.3]], dtype=np.float32)
-    looks = Attended(boxes, np.array([[0.25, 0.75]]), np.array([[0.25], [1.0]]), frozenset(("words",)))
+    looks = AttentionShares(boxes, np.array([[0.25, 0.75]]), np.array([[0.25], [1.0]]), frozenset(("words",)))
     assert looks.rest.tolist() == [0.75, 0]
     assert [place_of(box) for box in boxes] == ["left", "upper right"]
     assert looks._replace(boxes=None).at(0.1, 0.1) is None
@@ -227,7 +227,7 @@ def test_words_learn_to_look_at_the_region_they_name(tmp_path):
     values = looks[np.array(shown)] + 0.1 * random.normal(size=(len(shown), 3, 8))
     np.save(tmp_path / "looks.npy", values.astype(np.float32))
     draft.features["looks"] = [tmp_path / "looks.npy"]
-    collection = write_collection(draft, tmp_path / "collection")
+    collection = write_draft(draft, tmp_path / "collection")
     matcher, inputs = trained(collection, tmp_path / "run", "image.features=looks", "batch=20", "epochs=10")
     named = []
     for row, text in zip(range(140, 180), collection.column("captions", "text")[140:], strict=True):

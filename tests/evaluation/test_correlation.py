@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calligram.evaluation.correlation import correlation, draw_correlation, mean_between
+from calligram.evaluation.figures import correlation, draw_correlation, mean_between
 
 
 def test_it_is_pearsons_between_images():

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calligram.evaluation.covering import cover, nearest
+from calligram.evaluation.suggest import cover, nearest
 
 
 def literal(items, centres, weights, n, near):

@@ -5,8 +5,8 @@ import torch
 from PIL import Image
 
 from calligram.data.matches import Matches
-from calligram.evaluation.embedding_map import draw_map, lay_out
-from calligram.evaluation.encoding import EncodedPairing
+from calligram.evaluation.encode import EncodedPairing
+from calligram.evaluation.figures import draw_map, lay_out
 from calligram.models.matcher import Encoded
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from calligram.evaluation.hubs import nearest_texts
+from calligram.recipes.parts.pseudo_pairs import csls_nearest_texts
 
 
 def literal(images: torch.Tensor, texts: torch.Tensor, count: int, near: int) -> list[list[int]]:
@@ -28,7 +28,7 @@ def test_the_nearest_texts_are_those_of_the_definition_in_tiles_of_any_size():
     images, texts = torch.randn(7, 5), 3 * torch.randn(23, 5)
     expected = literal(images, texts, 4, 3)
     for tile in (1, 5, 23, 100):
-        assert nearest_texts(images, texts, 4, near=3, tile=tile).tolist() == expected
+        assert csls_nearest_texts(images, texts, 4, near=3, tile=tile).tolist() == expected
 
 
 def test_a_text_that_is_near_to_all_images_does_not_stand_first_for_all():
@@ -37,9 +37,9 @@ def test_a_text_that_is_near_to_all_images_does_not_stand_first_for_all():
     texts = torch.cat([hub, own])
     cosines = torch.nn.functional.normalize(images, dim=1) @ torch.nn.functional.normalize(texts, dim=1).T
     assert (cosines.argmax(1) == 0).all()
-    assert nearest_texts(images, texts, 1, near=3)[:, 0].tolist() == [1, 2, 3]
+    assert csls_nearest_texts(images, texts, 1, near=3)[:, 0].tolist() == [1, 2, 3]
 
 
 def test_fewer_texts_than_asked_for_are_all_of_them():
-    assert sorted(nearest_texts(torch.randn(2, 3), torch.randn(3, 3), 10)[0].tolist()) == [0, 1, 2]
-    assert nearest_texts(torch.randn(0, 3), torch.randn(3, 3), 2).shape == (0, 2)
+    assert sorted(csls_nearest_texts(torch.randn(2, 3), torch.randn(3, 3), 10)[0].tolist()) == [0, 1, 2]
+    assert csls_nearest_texts(torch.randn(0, 3), torch.randn(3, 3), 2).shape == (0, 2)

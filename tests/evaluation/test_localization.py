@@ -7,16 +7,16 @@ from PIL import Image
 from torch import nn
 
 from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, PhraseRecord, RegionRecord
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import NotFiniteError, UserError
 from calligram.evaluation.localization import evaluate_localization, load_phrases
+from calligram.features.images.pixels import PixelInput
+from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.region_input import RegionInput
-from calligram.features.regions.crops import Crops
-from calligram.features.regions.extraction import Task, add_regions
-from calligram.features.regions.proposer import Found
-from calligram.features.text_vectors import VectorSettings, VectorText
+from calligram.features.regions.extract import ExtractionTask, add_regions
+from calligram.features.regions.proposers import Proposals
+from calligram.features.regions.region_features import Crops
+from calligram.features.texts.text_vectors import VectorSettings, VectorText
 from calligram.models.matcher import Encoded, Matcher
 
 BOXES = np.array([[0, 0, 100, 100], [0, 0, 50, 100], [50, 0, 100, 100], [0, 0, 10, 10]], dtype=np.float32)
@@ -28,7 +28,7 @@ class Four:
     settings = {"method": "four"}  # noqa: RUF012
 
     def __call__(self, image):
-        return Found(BOXES)
+        return Proposals(BOXES)
 
 
 class ByWidth(Matcher):
@@ -70,8 +70,8 @@ def collection(tmp_path):
         PhraseRecord("b#0/2", "b#0", 10, 14, "other", regions=("b/0",)),
         PhraseRecord("b#0/3", "b#0", 15, 18, "scene"),
     ]
-    written = write_collection(draft, tmp_path / "collection")
-    return add_regions(written, Task(Four(), "four", 4)).collection
+    written = write_draft(draft, tmp_path / "collection")
+    return add_regions(written, ExtractionTask(Four(), "four", 4)).collection
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import torch
 from calligram.data.matches import Matches
 from calligram.data.negatives import Negatives
 from calligram.errors import NotFiniteError, UserError
-from calligram.evaluation.encoding import EncodedPairing
-from calligram.evaluation.mining import mine, mine_pairing, top
+from calligram.evaluation.encode import EncodedPairing
+from calligram.evaluation.mine import mine_negatives, mine_pairing, top
 from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, unit
 from calligram.models.vse import VSE, VSESettings
 
@@ -51,7 +51,7 @@ def by_full_sort(scores, matches, k):
 def test_mined_lists_are_those_of_a_full_sort(matcher, tile):
     sides, matches = encoded(), many_to_many()
     scores = matcher.score(*sides).numpy()
-    of_images, of_texts = mine(matcher, sides, matches, texts=5, images=3, tile_bytes=tile)
+    of_images, of_texts = mine_negatives(matcher, sides, matches, texts=5, images=3, tile_bytes=tile)
     np.testing.assert_array_equal(of_images.numpy(), by_full_sort(scores, matches, 5))
     np.testing.assert_array_equal(of_texts.numpy(), by_full_sort(scores.T, matches.T, 3))
     assert (of_images[3] == -1).all()
@@ -69,7 +69,9 @@ def test_top_is_topk(columns, k):
 def test_bf16_lists_are_fp32s_except_for_near_ties():
     sides, matches = encoded(60, 400, 256), Matches(np.arange(60), np.arange(60), (60, 400))
     scores = (unit(sides.images.vectors) @ unit(sides.texts.vectors).T).numpy()
-    exact, rounded = (mine(EmbeddingMatcher(), sides, matches, texts=20, precision=p)[0] for p in ("fp32", "bf16"))
+    exact, rounded = (
+        mine_negatives(EmbeddingMatcher(), sides, matches, texts=20, precision=p)[0] for p in ("fp32", "bf16")
+    )
     assert len(exact) == 60
     for row in range(60):
         one, two = scores[row, exact[row]], scores[row, rounded[row]]
@@ -79,7 +81,7 @@ def test_bf16_lists_are_fp32s_except_for_near_ties():
 
 def test_lists_asked_for_longer_than_there_are_candidates_end_early():
     sides, matches = encoded(4, 6), Matches(np.arange(4), np.arange(4), (4, 6))
-    of_images, of_texts = mine(EmbeddingMatcher(), sides, matches)
+    of_images, of_texts = mine_negatives(EmbeddingMatcher(), sides, matches)
     assert of_images.shape == (4, 6)
     assert (of_images[:, 5] == -1).all()
     assert (of_images[:, :5] >= 0).all()
@@ -91,16 +93,16 @@ def test_numbers_that_cannot_be_compared_are_refused():
     sides.texts.vectors[2] = torch.nan
     for matcher in (EmbeddingMatcher(), Product()):
         with pytest.raises(NotFiniteError, match="not finite"):
-            mine(matcher, sides, matches)
+            mine_negatives(matcher, sides, matches)
     with pytest.raises(UserError, match="bf16 is for matchers that score by the cosine"):
-        mine(Product(), encoded(4, 6), matches, precision="bf16")
+        mine_negatives(Product(), encoded(4, 6), matches, precision="bf16")
 
 
 @pytest.fixture
 def mined(tiny):
+    from calligram.features.images.pixels import PixelInput
     from calligram.features.inputs import Inputs
-    from calligram.features.pixels import PixelInput
-    from calligram.features.vocabulary import Vocabulary
+    from calligram.features.texts.vocabulary import Vocabulary
 
     train = tiny.sentences("train").join_equal_texts()
     words = Vocabulary.build(train.texts.strings, 1, 20)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from calligram.data.matches import Matches
-from calligram.evaluation.encoding import EncodedPairing
-from calligram.evaluation.online_ranks import chance_within, expected_rank, online_ranks
+from calligram.evaluation.encode import EncodedPairing
+from calligram.evaluation.mine import chance_within, expected_rank, online_ranks
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 

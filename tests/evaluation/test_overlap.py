@@ -8,7 +8,7 @@ import pytest
 from calligram.data.matches import Matches
 from calligram.errors import NotFiniteError
 from calligram.evaluation import overlap as measured
-from calligram.evaluation.overlap import draw_overlap, overlap
+from calligram.evaluation.overlap import draw_overlap, score_overlap
 
 
 def literal(scores: np.ndarray, matching: np.ndarray, left_out: np.ndarray, bins: int) -> float:
@@ -38,7 +38,7 @@ def test_s_is_the_integral_of_dual_path_eq_10(dtype, block, monkeypatch):
     scores = np.clip(rng.normal(0.4 * matching, 0.3), -1, 1).astype(dtype)
     scores[0, :5] = (-1, 1, 0, 0.5, -0.5)  # on edges of bins
     true = Matches(*np.nonzero(matching | left_out), matching.shape)
-    found = overlap(scores, Matches(*np.nonzero(matching), matching.shape), also_true=true, bins=20)
+    found = score_overlap(scores, Matches(*np.nonzero(matching), matching.shape), also_true=true, bins=20)
     assert found is not None
     assert found.s == pytest.approx(literal(scores, matching, left_out, 20))
     assert found.positive.sum() == matching.sum()
@@ -50,7 +50,7 @@ def test_s_is_the_integral_of_dual_path_eq_10(dtype, block, monkeypatch):
 def test_by_hand():
     """Two of four matching pairs and one of four others lie in the upper of two bins: min(2/4, 3/4) + min(2/4, 1/4)."""
     scores = np.array([[0.5, 0.5, -0.5, -0.5], [0.5, -0.5, -0.5, -0.5]])
-    found = overlap(scores, Matches([0] * 4, range(4), (2, 4)), bins=2)
+    found = score_overlap(scores, Matches([0] * 4, range(4), (2, 4)), bins=2)
     assert found is not None
     assert found.s == pytest.approx(0.75)
     assert (found.positive_mean, found.negative_mean) == (0, -0.25)
@@ -58,32 +58,32 @@ def test_by_hand():
 
 def test_a_perfect_scorer_has_none_and_a_constant_one_all():
     matches = Matches([0, 1], [0, 1], (2, 2))
-    assert overlap(np.eye(2), matches).s == 0
-    assert overlap(np.zeros((2, 2)), matches).s == 1
+    assert score_overlap(np.eye(2), matches).s == 0
+    assert score_overlap(np.zeros((2, 2)), matches).s == 1
 
 
 def test_scores_that_are_no_cosines_are_counted_over_their_own_range():
     matches = Matches([0, 1], [0, 1], (2, 2))
-    found = overlap(np.array([[90.0, 10.0], [10.0, 80.0]]), matches, span=None, bins=4)
+    found = score_overlap(np.array([[90.0, 10.0], [10.0, 80.0]]), matches, span=None, bins=4)
     assert found.s == 0
     assert (found.edges[0], found.edges[-1]) == (10, 90)
-    assert overlap(np.full((2, 2), 7.0), matches, span=None).s == 1
+    assert score_overlap(np.full((2, 2), 7.0), matches, span=None).s == 1
 
 
 def test_one_kind_of_pair_alone_cannot_overlap():
-    assert overlap(np.zeros((1, 2)), Matches([0, 0], [0, 1], (1, 2))) is None
-    assert overlap(np.zeros((1, 2)), Matches([], [], (1, 2))) is None
+    assert score_overlap(np.zeros((1, 2)), Matches([0, 0], [0, 1], (1, 2))) is None
+    assert score_overlap(np.zeros((1, 2)), Matches([], [], (1, 2))) is None
     both = Matches([0, 0], [0, 1], (1, 2))
-    assert overlap(np.zeros((1, 2)), Matches([0], [0], (1, 2)), also_true=both) is None
+    assert score_overlap(np.zeros((1, 2)), Matches([0], [0], (1, 2)), also_true=both) is None
 
 
 def test_scores_that_are_not_finite_are_refused():
     with pytest.raises(NotFiniteError, match="not finite"):
-        overlap(np.array([[np.nan, 0.0]]), Matches([0], [0], (1, 2)))
+        score_overlap(np.array([[np.nan, 0.0]]), Matches([0], [0], (1, 2)))
 
 
 def test_both_histograms_are_drawn(tmp_path):
     scores = np.random.default_rng(0).uniform(-1, 1, (8, 9))
-    found = overlap(scores, Matches(range(8), range(8), (8, 9)))
+    found = score_overlap(scores, Matches(range(8), range(8), (8, 9)))
     draw_overlap(found, tmp_path / "deep" / "overlap.png", "a title with $ in it")
     assert (tmp_path / "deep" / "overlap.png").stat().st_size > 5000

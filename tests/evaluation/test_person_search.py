@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from calligram.data.matches import Matches
-from calligram.data.scenes.generate import generate_scenes
-from calligram.evaluation.oracle import chance, oracle
+from calligram.evaluation.oracle import chance, oracle_ranks
 from calligram.evaluation.ranking import relevant_ranks, summarise
-from calligram.evaluation.retrieval import retrieval
+from calligram.evaluation.retrieval import measure_retrieval
+from calligram.scenes.generate import generate_scenes
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_cmc_and_map_are_those_of_the_definitions():
     of_text = [0, 0, 1, 2, 3, 3, 4, 5, 6, 6, 1]
     scores = rng.normal(size=(len(of_image), len(of_text)))
     cmc, precision = cmc_and_map(scores, of_image, of_text)
-    found = retrieval(scores, Matches.from_groups(of_image, of_text)).t2i
+    found = measure_retrieval(scores, Matches.from_groups(of_image, of_text)).t2i
     assert (found.r1, found.r5, found.r10) == pytest.approx(tuple(cmc.values()))
     assert found.map == pytest.approx(precision)
 
@@ -65,7 +65,7 @@ def test_a_text_is_true_of_all_images_of_its_person_and_of_whoever_looks_as_it_s
     assert len(pairing.also_true) >= len(people.sentences("all").also_true)
     for text in range(0, len(pairing.texts), 31):
         assert len(set(identity[pairing.matches.visuals_of(text)].tolist())) == 1
-    assert 90 < oracle(pairing.matches.T, pairing.also_true.T).r1 <= 100
+    assert 90 < oracle_ranks(pairing.matches.T, pairing.also_true.T).r1 <= 100
 
 
 def test_a_collection_says_whether_it_has_identities(people, tiny, tmp_path):

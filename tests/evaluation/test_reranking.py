@@ -12,25 +12,25 @@ import torch
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
-from calligram.evaluation import reranking
-from calligram.evaluation.encoding import EncodedPairing, encode_pairing, load_pairing, score_matrix
+from calligram.evaluation import rerank
+from calligram.evaluation.encode import EncodedPairing, encode_pairing, load_pairing, score_matrix
 from calligram.evaluation.ranking import relevant_ranks
-from calligram.evaluation.reranking import floors, rerank
+from calligram.evaluation.rerank import floors, rerank_candidates
 from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.features.images.pixels import PixelInput
+from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.stored import StoredInput
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.matcher import EmbeddingMatcher
 from calligram.models.mmca import MMCA, MMCASettings
-from calligram.models.scan import Scan, ScanSettings
+from calligram.models.scan import SCAN, SCANSettings
 from calligram.models.vse import VSE, VSESettings
 
 SIDES = {"vocabulary": 0, "dim": 12, "feature_dim": 5, "text": "states", "state_dim": 7}
 IMAGES, TEXTS = 9, 14
 MATCHERS = {
-    "scan": lambda: Scan(ScanSettings(**SIDES)),
+    "scan": lambda: SCAN(SCANSettings(**SIDES)),
     "bfan": lambda: BFAN(BFANSettings(**SIDES)),
     "mmca": lambda: MMCA(MMCASettings(**SIDES, heads=3, filters=4, alpha=2.0)),
 }
@@ -67,7 +67,7 @@ def literal(first: np.ndarray, second: np.ndarray, relevant: set[int], depth: in
 def test_full_depth_is_exhaustive_ranking_to_the_last_item(setup, depth):
     matcher, encoded = setup
     scores, relevant = score_matrix(matcher, encoded), matches()
-    staged = rerank(matcher, encoded, depth)
+    staged = rerank_candidates(matcher, encoded, depth)
     assert staged.scored == 1
     np.testing.assert_array_equal(staged.second, scores)
     for direction, whole in (
@@ -87,7 +87,7 @@ def test_full_depth_is_exhaustive_ranking_to_the_last_item(setup, depth):
 def test_candidates_come_first_in_the_scores_order_and_the_rest_in_the_vectors(setup, depth):
     matcher, encoded = setup
     first, second, relevant = score_matrix(EmbeddingMatcher(), encoded), score_matrix(matcher, encoded), matches()
-    staged = rerank(matcher, encoded, depth)
+    staged = rerank_candidates(matcher, encoded, depth)
     known = staged.second > -1e30
     np.testing.assert_allclose(staged.second[known], second[known], atol=1e-5)
     assert known.mean() == pytest.approx(staged.scored)
@@ -104,9 +104,9 @@ def test_candidates_come_first_in_the_scores_order_and_the_rest_in_the_vectors(s
 
 def test_tiles_change_nothing(setup, monkeypatch):
     matcher, encoded = setup
-    whole = rerank(matcher, encoded, 3)
-    monkeypatch.setattr(reranking, "TILE", (2, 3))
-    parted = rerank(matcher, encoded, 3)
+    whole = rerank_candidates(matcher, encoded, 3)
+    monkeypatch.setattr(rerank, "TILE", (2, 3))
+    parted = rerank_candidates(matcher, encoded, 3)
     np.testing.assert_allclose(parted.second, whole.second, rtol=1e-5, atol=1e-5)
     assert parted.scored == whole.scored
 
@@ -117,7 +117,7 @@ def test_another_matchers_vectors_may_find_the_candidates(setup):
     other = EncodedPairing(
         *(side._replace(vectors=torch.randn(len(side.vectors), 3), parts=None, mask=None) for side in encoded)
     )
-    staged = rerank(matcher, encoded, 3, first=other)
+    staged = rerank_candidates(matcher, encoded, 3, first=other)
     np.testing.assert_array_equal(staged.first, score_matrix(EmbeddingMatcher(), other))
     candidates = staged.first > staged.image_floors
     assert (candidates.sum(0) == 3).all()
@@ -138,7 +138,7 @@ def read(stored_tiny):
     pairing = stored_tiny.sentences("test")
     words = Vocabulary.build(pairing.texts.strings, 1)
     torch.manual_seed(0)
-    scan = Scan(ScanSettings(len(words), dim=8, feature_dim=4, word_dim=6, hidden=8))
+    scan = SCAN(SCANSettings(len(words), dim=8, feature_dim=4, word_dim=6, hidden=8))
     vse = VSE(VSESettings(len(words), dim=8, channels=(4,), word_dim=6, hidden=8)).eval()
     first = Inputs(PixelInput(16), words)
     before = encode_pairing(vse, first, load_pairing(first, pairing))
@@ -192,7 +192,7 @@ def test_scores_in_lower_precision_are_near_and_said_to_be_so(setup, read):
     fine, coarse = score_matrix(matcher, encoded), score_matrix(matcher, encoded, precision="bf16")
     assert coarse.dtype == np.float32
     assert 0 < np.abs(fine - coarse).max() < 0.1 * np.ptp(fine)
-    staged = rerank(matcher, encoded, 3, precision="bf16")
+    staged = rerank_candidates(matcher, encoded, 3, precision="bf16")
     scored = staged.second > -1e30
     np.testing.assert_allclose(staged.second[scored], coarse[scored], atol=0.05 * np.ptp(fine))
     found = evaluate_retrieval(read.scan, read.inputs, read.pairing, precision="bf16")

@@ -10,12 +10,11 @@ from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.evaluation import retrieval as protocols
-from calligram.evaluation.encoding import encode_pairing, encode_texts, load_pairing, score_matrix
-from calligram.evaluation.pictures import draw_pictures
-from calligram.evaluation.sheets import draw_sheet
+from calligram.evaluation.encode import encode_pairing, encode_texts, load_pairing, score_matrix
+from calligram.evaluation.figures import draw_pictures, draw_sheet
+from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.vse import VSE, VSESettings
 
 
@@ -38,7 +37,7 @@ def five_captions_per_image(scores: np.ndarray) -> tuple[list[int], list[int]]:
 def test_both_directions_agree_with_the_fields_loops():
     scores = np.random.default_rng(0).random((20, 100))
     matches = Matches(np.repeat(np.arange(20), 5), np.arange(100), (20, 100))
-    found = protocols.retrieval(scores, matches)
+    found = protocols.measure_retrieval(scores, matches)
     i2t, t2i = five_captions_per_image(scores)
     for direction, ranks in ((found.i2t, i2t), (found.t2i, t2i)):
         assert direction.r5 == pytest.approx(100 * np.mean(np.array(ranks) <= 5))
@@ -52,7 +51,7 @@ def test_shuffling_captions_changes_nothing():
     scores, order = rng.random((20, 100)), rng.permutation(100)
     matches = Matches(np.repeat(np.arange(20), 5), np.arange(100), (20, 100))
     shuffled = matches.select(np.arange(20), order)
-    one, two = protocols.retrieval(scores[:, order], shuffled), protocols.retrieval(scores, matches)
+    one, two = protocols.measure_retrieval(scores[:, order], shuffled), protocols.measure_retrieval(scores, matches)
     for direction in ("i2t", "t2i"):
         assert asdict(getattr(one, direction)) == pytest.approx(asdict(getattr(two, direction)))
 
@@ -65,7 +64,7 @@ def test_folds_are_the_mean_of_contiguous_parts(setup):
     for half in halves:
         rows = [pairing.visuals.ids.index(i) for i in half.visuals.ids]
         columns = [pairing.texts.ids.index(i) for i in half.texts.ids]
-        expected.append(protocols.retrieval(scores[np.ix_(rows, columns)], half.matches).t2i.r1)
+        expected.append(protocols.measure_retrieval(scores[np.ix_(rows, columns)], half.matches).t2i.r1)
     assert protocols.in_folds(scores, pairing, 2).t2i.r1 == pytest.approx(np.mean(expected))
     with pytest.raises(UserError, match="6 images cannot be cut into 4 equal folds"):
         protocols.in_folds(scores, pairing, 4)

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.evaluation import suggesting
-from calligram.evaluation.encoding import encode_pairing, load_pairing, score_matrix
-from calligram.evaluation.suggesting import suggest, uncertainties
-from calligram.models.stored import load_matcher
-from calligram.recipes.plan import train_recipe
+from calligram.evaluation import suggest
+from calligram.evaluation.encode import encode_pairing, load_pairing, score_matrix
+from calligram.evaluation.suggest import suggest_images, uncertainties
+from calligram.models.load import load_matcher
+from calligram.recipes.parts.run import train_recipe
 
 SMALL = ("batch=6", "epochs=2", "dim=8", "text.word_dim=6", "text.hidden=8", "text.min_count=1", "image.features=f")
 CROWDS = 5
@@ -33,7 +33,7 @@ def crowds(tmp_path_factory):
                 draft.captions.append(CaptionRecord(f"{name}#", f"thing {crowd} number{number}", (name,)))
     np.save(folder / "f.npy", np.array(values, dtype=np.float32))
     draft.features["f"] = [folder / "f.npy"]
-    return write_collection(draft, folder / "collection")
+    return write_draft(draft, folder / "collection")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def run(crowds, tmp_path_factory):
 
 
 def test_each_crowd_without_a_caption_is_proposed_before_any_a_second_time(crowds, run):
-    found = suggest(run.matcher, run.inputs, crowds, 8, uncertainty=0, near=0.9999)
+    found = suggest_images(run.matcher, run.inputs, crowds, 8, uncertainty=0, near=0.9999)
     assert (found.candidates, found.captioned) == (37, 8)
     crowd = [int(s.image.rpartition("-")[2]) % CROWDS for s in found.chosen]
     assert set(crowd[:4]) == {1, 2, 3, 4}
@@ -55,17 +55,19 @@ def test_each_crowd_without_a_caption_is_proposed_before_any_a_second_time(crowd
 
 
 def test_it_is_the_same_again_and_in_chunks(crowds, run, monkeypatch):
-    whole = suggest(run.matcher, run.inputs, crowds, 10)
-    assert suggest(run.matcher, run.inputs, crowds, 10) == whole
-    monkeypatch.setattr(suggesting, "CHUNK", 7)
-    assert [s.image for s in suggest(run.matcher, run.inputs, crowds, 10).chosen] == [s.image for s in whole.chosen]
+    whole = suggest_images(run.matcher, run.inputs, crowds, 10)
+    assert suggest_images(run.matcher, run.inputs, crowds, 10) == whole
+    monkeypatch.setattr(suggest, "CHUNK", 7)
+    assert [s.image for s in suggest_images(run.matcher, run.inputs, crowds, 10).chosen] == [
+        s.image for s in whole.chosen
+    ]
 
 
 def test_best_scores_leave_out_an_images_own_captions(crowds, run, monkeypatch):
     """Against the whole matrix of scores, with every (image, caption) pair looked at by itself."""
     rows = np.array([5, 0, 10, 3])
-    vectors, best = suggesting._seen(run.matcher.eval(), run.inputs, crowds, rows, suggesting.silent)
-    pairing = suggesting._captioned(crowds, rows)
+    vectors, best = suggest._seen(run.matcher.eval(), run.inputs, crowds, rows, suggest.silent)
+    pairing = suggest._captioned(crowds, rows)
     assert [len(pairing.matches.texts_of(i)) for i in range(4)] == [1, 1, 1, 0]
     scores = score_matrix(run.matcher, encode_pairing(run.matcher, run.inputs, load_pairing(run.inputs, pairing)))
     for place in range(4):
@@ -84,18 +86,18 @@ def test_uncertainty_is_the_share_of_captioned_images_that_score_higher():
 def test_a_collection_without_captions_or_splits_is_covered_from_nothing(crowds, run, tmp_path):
     draft = Draft("bare", [ImageRecord(f"i{n}", None, None, feature_rows={"f": n}) for n in range(10)])
     draft.features["f"] = [crowds.folder / "features" / f.name for f in (crowds.folder / "features").iterdir()]
-    bare = write_collection(draft, tmp_path / "bare")
-    found = suggest(run.matcher, run.inputs, bare, 4)
+    bare = write_draft(draft, tmp_path / "bare")
+    found = suggest_images(run.matcher, run.inputs, bare, 4)
     assert (found.candidates, found.captioned, len(found.chosen)) == (10, 0, 4)
     assert found.chosen[0].nearest == -1
 
 
 def test_what_cannot_be_proposed_is_told(crowds, run):
     with pytest.raises(UserError, match=r"every image of split dev .* has a caption"):
-        suggest(run.matcher, run.inputs, crowds, split="dev")
+        suggest_images(run.matcher, run.inputs, crowds, split="dev")
     with pytest.raises(UserError, match="unknown split 'tran'"):
-        suggest(run.matcher, run.inputs, crowds, split="tran")
+        suggest_images(run.matcher, run.inputs, crowds, split="tran")
     with pytest.raises(UserError, match="from 0 to 1, got 2"):
-        suggest(run.matcher, run.inputs, crowds, uncertainty=2)
+        suggest_images(run.matcher, run.inputs, crowds, uncertainty=2)
     with pytest.raises(UserError, match="at least 1 image"):
-        suggest(run.matcher, run.inputs, crowds, 0)
+        suggest_images(run.matcher, run.inputs, crowds, 0)

@@ -6,7 +6,7 @@ import numpy as np
 
 from calligram.cli.screen import print_unknown
 from calligram.data.matches import Matches
-from calligram.evaluation.unknown_failures import unknown_failures
+from calligram.evaluation.word_matching import unknown_failures
 
 KNOWN = {"a", "dog", "cat"}
 

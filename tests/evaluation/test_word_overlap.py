@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calligram.evaluation.word_overlap import word_overlap
+from calligram.evaluation.word_matching import word_overlap
 
 SENTENCES = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=5).map(" ".join), max_size=8)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calligram.data.matches import Matches
-from calligram.evaluation.word_search import found_by_words, word_scores
+from calligram.evaluation.word_matching import found_by_words, word_scores
 
 SENTENCES = st.lists(st.lists(st.sampled_from("abcde"), max_size=4).map(" ".join), min_size=1, max_size=5)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from calligram.features.attention_kernels import unplanned
+from calligram.device import unplanned
 
 
 def test_on_an_accelerator_attention_is_without_cudnn_and_only_here():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from calligram.errors import UserError
-from calligram.features.backbones import Backbone, pixel_input
+from calligram.features.images.backbones import Backbone, pixel_input
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 

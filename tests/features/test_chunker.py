@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from calligram.errors import UserError
-from calligram.features.chunker import Chunker, Span, annotated_captions
+from calligram.features.texts.chunker import Chunker, PhraseSpan, annotated_captions
 
 NOUNS = ("dog", "man", "boat", "girl", "horse", "ball", "hat", "tree")
 TEXTS = [
@@ -21,7 +21,7 @@ def spans_of(text):
     """The first two words, and the last three before the full stop."""
     words = text.split()
     first, last = " ".join(words[:2]), " ".join(words[-4:-1])
-    return [Span(0, len(first)), Span(text.rindex(last), text.rindex(last) + len(last))]
+    return [PhraseSpan(0, len(first)), PhraseSpan(text.rindex(last), text.rindex(last) + len(last))]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_nothing_is_found_in_nothing(chunker):
 
 def test_agreement_counts_whole_spans(chunker):
     text = "the dog chases a red hat ."
-    wrong = [Span(0, 7), Span(15, 20), Span(21, 24)]
+    wrong = [PhraseSpan(0, 7), PhraseSpan(15, 20), PhraseSpan(21, 24)]
     found = chunker.agreement([(text, wrong)])
     assert found.precision == pytest.approx(50)
     assert found.recall == pytest.approx(100 / 3)

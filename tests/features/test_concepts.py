@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from calligram.features.concepts import ConceptText, words_for
-from calligram.features.wordnet import WordNet
+from calligram.features.pseudo.concepts import ConceptText, words_for
+from calligram.features.pseudo.wordnet import WordNet
 
 LABELS = ("background", "whippet", "unicycle", "shuttlecock", "hunting dog, chaser")
 

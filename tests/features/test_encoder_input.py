@@ -5,13 +5,11 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.features.backbone_input import BackboneInput
-from calligram.features.backbones import Backbone
-from calligram.features.encoder_input import EncoderInput
+from calligram.features.images.backbones import Backbone, BackboneInput
+from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.text_encoder import TextEncoder
-from calligram.features.wordpieces import WordPieces
+from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
+from calligram.features.texts.wordpieces import WordPieces
 
 TEXTS = ["a red disc", "the round thing is blue", "snow", "a red disc"]
 

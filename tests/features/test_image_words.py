@@ -5,10 +5,8 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.features.backbones import Backbone
-from calligram.features.classifier import Classifier
-from calligram.features.image_words import ImageWords
-from calligram.features.learnt_words import LearntWords
+from calligram.features.images.backbones import Backbone
+from calligram.features.pseudo.image_words import Classifier, ImageWords, LearntWords
 
 
 def test_a_classifier_gives_the_models_own_probabilities(tiny_classifier):

@@ -6,10 +6,10 @@ from PIL import Image
 
 from calligram.data.draft import RegionRecord
 from calligram.data.grounding import feature_boxes
-from calligram.data.writing import write_collection
-from calligram.features.part_places import boxes_of, cells, cells_of
-from calligram.features.pixels import PixelInput
-from calligram.features.stored import StoredInput
+from calligram.data.write_collection import write_draft
+from calligram.features.images.pixels import PixelInput
+from calligram.features.images.region_input import boxes_of, cells, cells_of
+from calligram.features.images.stored_input import StoredInput
 
 
 @pytest.mark.parametrize("fit", ["squash", "crop"])
@@ -51,7 +51,7 @@ def boxed(tiny_draft, tmp_path_factory):
             for number in range(3):
                 box = (4.0 * number, 2.0, 20.0 + number, 30.0)
                 draft.regions.append(RegionRecord(f"{image.id}/{source}{number}", image.id, box, source=source))
-    return write_collection(draft, folder / "collection")
+    return write_draft(draft, folder / "collection")
 
 
 @pytest.mark.parametrize("name", ["windows", "regions"])

@@ -6,10 +6,10 @@ import torch
 from PIL import Image
 
 from calligram.errors import UserError
+from calligram.features.images.pixels import Augment, PixelInput, with_views
+from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import Augment, PixelInput, with_views
-from calligram.features.stored import StoredInput
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary
 
 
 def test_squash_keeps_all_and_crop_keeps_the_middle():

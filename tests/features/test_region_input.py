@@ -11,15 +11,13 @@ from calligram.data.boxes import iou
 from calligram.data.collection import Collection
 from calligram.data.grounding import BoxesInImages, box_visuals
 from calligram.errors import UserError
+from calligram.features.images.pixels import PixelInput
+from calligram.features.images.region_input import RegionInput, StoredRegionRows
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.region_input import RegionInput
-from calligram.features.region_rows import StoredRegionRows
-from calligram.features.regions.crops import Crops
-from calligram.features.regions.extraction import Task, add_regions
-from calligram.features.regions.pooling import Pooling
-from calligram.features.regions.windows import Windows
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.regions.extract import ExtractionTask, add_regions
+from calligram.features.regions.proposers import Windows
+from calligram.features.regions.region_features import Crops, Pooling
+from calligram.features.texts.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +43,7 @@ def crops(**changes):
 
 def test_stored_features_are_those_computed_for_the_same_boxes_and_for_a_new_picture(collection, network):
     pooling = Pooling.load(network, 64)
-    after = add_regions(collection, Task(Windows(12), "grid", 12, pooling), "test").collection
+    after = add_regions(collection, ExtractionTask(Windows(12), "grid", 12, pooling), "test").collection
     inputs = RegionInput(pooling, "grid", "grid", 12, geometry=2.0)
     images = after.images_in("test")
     stored = inputs.proposed(after, images)
@@ -63,7 +61,9 @@ def test_stored_features_are_those_computed_for_the_same_boxes_and_for_a_new_pic
 
 
 def test_features_of_another_network_are_not_taken(collection, network):
-    after = add_regions(collection, Task(Windows(12), "grid", 12, Pooling.load(network, 64)), "test").collection
+    after = add_regions(
+        collection, ExtractionTask(Windows(12), "grid", 12, Pooling.load(network, 64)), "test"
+    ).collection
     found = RegionInput(Pooling.load(network, 32), "grid", "grid", 12).proposed(after, after.images_in("test"))
     assert not isinstance(found.rows, StoredRegionRows)
 
@@ -112,7 +112,7 @@ def test_it_is_saved_with_the_matcher(kind, network, tmp_path):
 
 
 def test_images_that_were_never_looked_at_are_named(collection):
-    after = add_regions(collection, Task(Windows(12), "grid", 12), "test").collection
+    after = add_regions(collection, ExtractionTask(Windows(12), "grid", 12), "test").collection
     with pytest.raises(UserError, match=r"6 of 6 images of .* have no proposals 'grid'.*--proposals grid --top 12"):
         crops().proposed(after, after.images_in("dev"))
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from calligram.features.roi import axis_weights, roi_align, roi_pool
+from calligram.features.regions.region_features import axis_weights, roi_align, roi_pool
 
 
 def interpolated(plane, y, x):

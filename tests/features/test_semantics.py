@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calligram.data.draft import RegionRecord
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.features.semantics import Sentences, regional_sentences
+from calligram.features.pseudo.region_sentences import Sentences, regional_sentences
 
 REGIONS = (["dog", "traffic light", "dog", ""], ["small brown", "large red", "small brown", "medium blue"])
 SCORES = [0.5, 0.9, 0.4, 0.99]
@@ -58,7 +58,7 @@ def detected(tiny_draft, tmp_path_factory):
         name = f"{image}/{label}"
         draft.regions.append(RegionRecord(name, image, (1, 1, 9, 9), "finder", label, "small red", score))
     draft.regions.append(RegionRecord("nameless", "train-0", (1, 1, 9, 9), "boxes", score=0.5))
-    return write_collection(draft, folder / "collection")
+    return write_draft(draft, folder / "collection")
 
 
 def test_each_image_has_the_sentence_of_its_own_regions(detected):
@@ -96,6 +96,6 @@ def test_without_a_name_several_or_none_are_refused(tiny_draft, tmp_path, source
     draft = tiny_draft(tmp_path / "pictures")
     for source in sources:
         draft.regions.append(RegionRecord(f"{source}/x", "train-0", (1, 1, 9, 9), source, "ball", "", 0.9))
-    collection = write_collection(draft, tmp_path / "collection")
+    collection = write_draft(draft, tmp_path / "collection")
     with pytest.raises(UserError, match=message):
         regional_sentences(collection, collection.images_in("train"), "", Sentences())

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.features import backbone_input
-from calligram.features.backbone_input import BackboneInput
-from calligram.features.backbones import Backbone
-from calligram.features.pixels import PixelInput
+from calligram.features.images import backbones
+from calligram.features.images.backbones import Backbone, BackboneInput
+from calligram.features.images.pixels import PixelInput
 from calligram.features.store import FeatureStore, content_key
 
 
@@ -63,7 +62,7 @@ def test_a_part_that_was_cut_short_does_not_count_and_damage_is_said(tmp_path):
 def test_features_are_computed_once_and_only_for_new_pictures(tiny_draft, tmp_path, monkeypatch):
     (tmp_path / "pictures").mkdir()
     draft = tiny_draft(tmp_path / "pictures")
-    collection = write_collection(draft, tmp_path / "collection")
+    collection = write_draft(draft, tmp_path / "collection")
     source = BackboneInput(tiny_backbone(), PixelInput(32), "tiny")
     ran: list[int] = []
     original = BackboneInput.features
@@ -83,7 +82,7 @@ def test_features_are_computed_once_and_only_for_new_pictures(tiny_draft, tmp_pa
 
 def test_extraction_killed_with_signal_9_goes_on_where_it_was(tiny_draft, tmp_path):
     (tmp_path / "pictures").mkdir()
-    collection = write_collection(tiny_draft(tmp_path / "pictures", repeats=8), tmp_path / "collection")
+    collection = write_draft(tiny_draft(tmp_path / "pictures", repeats=8), tmp_path / "collection")
     script = """
 import sys, time
 from calligram.data.collection import Collection
@@ -118,4 +117,4 @@ BackboneInput(backbone, PixelInput(32), "tiny", batch=4).load(collection.sentenc
     source.fill(fresh, visuals, lambda items, label, total=None: iter(items))
     keys = [content_key(visuals.pictures.read(int(r))) for r in visuals.rows]
     np.testing.assert_allclose(store.take(keys), fresh.take(keys), rtol=1e-2, atol=1e-3)
-    assert backbone_input.PART == 512
+    assert backbones.PART == 512

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from calligram.errors import UserError
+from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.known_words import KnownWords, WordVectors
-from calligram.features.pixels import PixelInput
-from calligram.features.text_vectors import VectorSettings, VectorText
-from calligram.features.word_vectors import write_vectors
+from calligram.features.texts.text_vectors import VectorSettings, VectorText
+from calligram.features.texts.word_counts import KnownWords, WordVectors
+from calligram.features.texts.word_vectors import write_vectors
 
 TEXTS = ["a red disc", "the round thing is blue", "snow", "a blue dog's red ball", "a red disc"]
 WORDS = ("a", "ball", "blue", "disc", "dog", "is", "red", "round", "s", "snow", "the", "thing")

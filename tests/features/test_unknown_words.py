@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from calligram.features.text_vectors import VectorSettings, VectorText
-from calligram.features.unknown_words import UnknownWords
-from calligram.features.vocabulary import Vocabulary
-from calligram.features.wordpieces import WordPieces
+from calligram.evaluation.word_matching import UnknownWords
+from calligram.features.texts.text_vectors import VectorSettings, VectorText
+from calligram.features.texts.vocabulary import Vocabulary
+from calligram.features.texts.wordpieces import WordPieces
 
 TEXTS = ["a red dog runs", "the dog plays with a well known ball"]
 

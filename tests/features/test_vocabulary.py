@@ -4,7 +4,7 @@ import unicodedata
 
 import torch
 
-from calligram.features.vocabulary import END, PAD, START, UNKNOWN, Vocabulary, tokenise, word_places
+from calligram.features.texts.vocabulary import END, PAD, START, UNKNOWN, Vocabulary, tokenise, word_places
 
 
 def test_words_are_lower_case_without_punctuation():

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from calligram.features.encoder_input import EncoderInput
-from calligram.features.text_encoder import TextEncoder
-from calligram.features.text_vectors import VectorSettings, VectorText
-from calligram.features.vocabulary import Vocabulary, tokenise, word_places
-from calligram.features.word_spans import owners, parts_of, unread, words_of
-from calligram.features.wordpieces import WordPieces
+from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
+from calligram.features.texts.text_vectors import VectorSettings, VectorText
+from calligram.features.texts.vocabulary import Vocabulary, owners, parts_of, tokenise, unread, word_places, words_of
+from calligram.features.texts.wordpieces import WordPieces
 
 SENTENCE = "A dog's red-haired İstanbul, ’tis “snow”…"
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.features.vocabulary import SPECIAL, Vocabulary
-from calligram.features.word_vectors import initial_table, read_vectors, train_vectors, write_vectors
+from calligram.features.texts.vocabulary import SPECIAL, Vocabulary
+from calligram.features.texts.word_vectors import initial_table, read_vectors, train_vectors, write_vectors
 
 VOCABULARY = Vocabulary((*SPECIAL, "dog", "cat", "paris", "unheard"))
 LINES = "dog 1 2 3\n. . . 0 0 0\ncat 4 5 6\nParis 7 8 9\ndog 0 0 0\nother 1 1 1\n"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from calligram.features.label_words import known_word, meaning, names_of, said_of
-from calligram.features.wordnet import WordNet
+from calligram.features.pseudo.image_words import known_word, meaning, names_of, said_of
+from calligram.features.pseudo.wordnet import WordNet
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from calligram.errors import UserError
+from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.wordpieces import PieceRows, WordPieces, learn_pieces
+from calligram.features.texts.wordpieces import PieceRows, WordPieces, learn_pieces
 
 TEXTS = ["A red disc", "the round thing is blue and the round thing is red", "", "discs"]
 

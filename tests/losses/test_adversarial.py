@@ -5,15 +5,7 @@ import math
 import pytest
 import torch
 
-from calligram.losses.adversarial import (
-    DOMAINS,
-    KINDS,
-    PAIRS,
-    domain_error,
-    domain_loss,
-    reversal_strength,
-    reverse,
-)
+from calligram.losses.adversarial import DOMAINS, KINDS, PAIRS, domain_error, domain_loss, reversal_strength, reverse
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.4, 1.0])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from calligram.losses.distillation import divergence, symmetric_divergence
+from calligram.losses.contrastive import divergence, symmetric_divergence
 
 
 def literal(scores, teacher, temperature, of_teacher):

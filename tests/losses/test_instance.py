@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from calligram.losses.instance import classified, instance
+from calligram.losses.instance import classified, instance_loss
 
 
 def drawn(kind=torch.float64, items=7, classes=23, dim=5):
@@ -32,14 +32,14 @@ def test_the_loss_is_that_of_dual_path_eqs_5_to_8(chunk):
     features, weight, bias, labels = drawn()
     labels[2] = -1
     expected = literal(features, weight, [0.0] * 23, labels)
-    assert float(instance(features, weight, labels, chunk=chunk)) == pytest.approx(expected)
+    assert float(instance_loss(features, weight, labels, chunk=chunk)) == pytest.approx(expected)
     expected = literal(features, weight, bias.tolist(), labels)
-    assert float(instance(features, weight, labels, bias, chunk=chunk)) == pytest.approx(expected)
+    assert float(instance_loss(features, weight, labels, bias, chunk=chunk)) == pytest.approx(expected)
 
 
 def test_two_classes_by_hand():
     """W f = (2, 0): the first class has e^2 / (e^2 + 1)."""
-    loss = instance(torch.tensor([[2.0]]), torch.tensor([[1.0], [0.0]]), torch.tensor([0]))
+    loss = instance_loss(torch.tensor([[2.0]]), torch.tensor([[1.0], [0.0]]), torch.tensor([0]))
     assert float(loss) == pytest.approx(math.log(1 + math.exp(-2)))
 
 
@@ -52,7 +52,7 @@ def test_in_chunks_values_and_gradients_are_those_of_the_whole(kind, chunk, bias
     found = []
     for size in (None, chunk):
         given = [t.clone().requires_grad_() for t in (features, weight, bias)[: 3 if biased else 2]]
-        loss = instance(given[0], given[1], labels, given[2] if biased else None, chunk=size)
+        loss = instance_loss(given[0], given[1], labels, given[2] if biased else None, chunk=size)
         (3 * loss).backward()
         found.append([loss.detach(), *(t.grad for t in given)])
     for whole, streamed in zip(*found, strict=True):
@@ -62,7 +62,7 @@ def test_in_chunks_values_and_gradients_are_those_of_the_whole(kind, chunk, bias
 def test_in_chunks_gradients_are_those_of_finite_differences():
     features, weight, bias, labels = (t[:6] if t.ndim else t for t in drawn(items=3))
     given = [t.clone().requires_grad_() for t in (features, weight, bias)]
-    assert torch.autograd.gradcheck(lambda f, w, b: instance(f, w, labels % 6, b, chunk=4), given)
+    assert torch.autograd.gradcheck(lambda f, w, b: instance_loss(f, w, labels % 6, b, chunk=4), given)
 
 
 def test_under_autocast_the_chunks_use_its_arithmetic_and_stay_close():
@@ -71,7 +71,7 @@ def test_under_autocast_the_chunks_use_its_arithmetic_and_stay_close():
     for chunk in (None, 16):
         one, two = features.clone().requires_grad_(), weight.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16):
-            loss = instance(one, two, labels, chunk=chunk)
+            loss = instance_loss(one, two, labels, chunk=chunk)
         assert loss.dtype == torch.float32
         loss.backward()
         grads.append((loss.detach(), one.grad, two.grad))
@@ -82,14 +82,14 @@ def test_under_autocast_the_chunks_use_its_arithmetic_and_stay_close():
 def test_large_logits_do_not_overflow_in_either_way():
     features, weight = torch.full((2, 1), 1e4), torch.tensor([[1.0], [-1.0], [0.5]])
     for chunk in (None, 1):
-        assert instance(features, weight, torch.tensor([0, 0]), chunk=chunk) == 0
+        assert instance_loss(features, weight, torch.tensor([0, 0]), chunk=chunk) == 0
 
 
 @pytest.mark.parametrize("chunk", [None, 4])
 def test_items_without_a_class_give_no_gradient(chunk):
     features, weight, _, labels = drawn()
     features.requires_grad_()
-    loss = instance(features, weight, torch.full_like(labels, -1), chunk=chunk)
+    loss = instance_loss(features, weight, torch.full_like(labels, -1), chunk=chunk)
     loss.backward()
     assert float(loss.detach()) == 0
     assert not features.grad.any()
@@ -98,9 +98,9 @@ def test_items_without_a_class_give_no_gradient(chunk):
 def test_wrong_arguments_are_named():
     features, weight, _, labels = drawn()
     with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
-        instance(features, weight, labels, chunk=0)
+        instance_loss(features, weight, labels, chunk=0)
     with pytest.raises(ValueError, match="features have 5 numbers and classes 4"):
-        instance(features, weight[:, :4], labels)
+        instance_loss(features, weight[:, :4], labels)
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4, 22])
@@ -113,4 +113,4 @@ def test_the_error_is_the_share_whose_own_class_is_not_the_likeliest(chunk):
     found = classified(features.requires_grad_(), weight, labels, bias, chunk=chunk)
     assert float(found.error) == pytest.approx(sum(wrong) / len(wrong))
     assert not found.error.requires_grad
-    torch.testing.assert_close(found.loss, instance(features, weight, labels, bias, chunk=chunk))
+    torch.testing.assert_close(found.loss, instance_loss(features, weight, labels, bias, chunk=chunk))

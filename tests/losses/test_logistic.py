@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from calligram.losses.logistic import logistic
+from calligram.losses.contrastive import logistic
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from calligram.losses.ranking import bidirectional, ranking
+from calligram.losses.ranking import bidirectional, ranking_loss
 
 
 def random_scores_and_target(images: int, texts: int, seed: int, dtype: torch.dtype = torch.float64):
@@ -33,30 +33,32 @@ def literal(scores, target, margin, top_k=None):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_ranking_counts_the_triplets_of_the_papers(seed, top_k, dtype):
     scores, target = random_scores_and_target(6, 9, seed, dtype)
-    assert ranking(scores, target, 0.2, top_k).item() == pytest.approx(literal(scores, target, 0.2, top_k), rel=1e-5)
+    assert ranking_loss(scores, target, 0.2, top_k).item() == pytest.approx(
+        literal(scores, target, 0.2, top_k), rel=1e-5
+    )
 
 
 def test_ranking_by_hand():
     """Margin .2. Anchor 0: positive .5, negatives .6, .2: .3 + 0. Anchor 1: positive .9, negatives .8, .1: .1 + 0."""
     scores = torch.tensor([[0.5, 0.6, 0.2], [0.8, 0.9, 0.1]])
     target = torch.tensor([[1, -1, -1], [-1, 1, -1]])
-    assert ranking(scores, target, 0.2).item() == pytest.approx(0.4)
-    assert ranking(scores, target, 0.2, top_k=1).item() == pytest.approx(0.4)
-    assert ranking(scores, target, 0.5, top_k=1).item() == pytest.approx(0.6 + 0.4)
+    assert ranking_loss(scores, target, 0.2).item() == pytest.approx(0.4)
+    assert ranking_loss(scores, target, 0.2, top_k=1).item() == pytest.approx(0.4)
+    assert ranking_loss(scores, target, 0.5, top_k=1).item() == pytest.approx(0.6 + 0.4)
 
 
 def test_the_hardest_of_tied_negatives_counts_once():
     scores = torch.tensor([[0.5, 0.5, 0.5]])
     target = torch.tensor([[1, -1, -1]])
-    assert ranking(scores, target, 0.2, top_k=1).item() == pytest.approx(0.2)
-    assert ranking(scores, target, 0.2).item() == pytest.approx(0.4)
+    assert ranking_loss(scores, target, 0.2, top_k=1).item() == pytest.approx(0.2)
+    assert ranking_loss(scores, target, 0.2).item() == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("top_k", [None, 1])
 def test_rows_without_positives_or_negatives_give_zero_and_finite_gradients(top_k):
     scores = torch.rand(2, 3, requires_grad=True)
     target = torch.tensor([[1, 1, 1], [-1, -1, 0]])
-    loss = ranking(scores, target, 0.2, top_k)
+    loss = ranking_loss(scores, target, 0.2, top_k)
     loss.backward()
     assert loss.item() == 0
     assert torch.equal(scores.grad, torch.zeros(2, 3))
@@ -66,7 +68,7 @@ def test_an_ignored_pair_changes_nothing():
     scores, target = random_scores_and_target(5, 7, 3)
     changed = scores.clone()
     changed[target == 0] += 10
-    assert ranking(scores, target, 0.2, 1).item() == pytest.approx(ranking(changed, target, 0.2, 1).item())
+    assert ranking_loss(scores, target, 0.2, 1).item() == pytest.approx(ranking_loss(changed, target, 0.2, 1).item())
 
 
 def test_both_directions_may_have_their_own_negatives():
@@ -80,6 +82,6 @@ def test_both_directions_may_have_their_own_negatives():
 
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
-        ranking(torch.zeros(1, 1), torch.zeros(1, 1), 0.1, 0)
+        ranking_loss(torch.zeros(1, 1), torch.zeros(1, 1), 0.1, 0)
     with pytest.raises(ValueError, match=r"scores are \(1, 2\) but target is \(2, 1\)"):
-        ranking(torch.zeros(1, 2), torch.zeros(2, 1), 0.1)
+        ranking_loss(torch.zeros(1, 2), torch.zeros(2, 1), 0.1)

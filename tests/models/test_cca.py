@@ -6,7 +6,7 @@ import scipy.linalg
 import torch
 from sklearn import cross_decomposition
 
-from calligram.features.covariance import Covariance
+from calligram.features.texts.pca import Covariance
 from calligram.models.cca import CCA, canonical_directions
 
 

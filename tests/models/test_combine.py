@@ -9,10 +9,10 @@ from calligram.models import catalog
 from calligram.models.a3vse import A3VSESettings
 from calligram.models.bfan import BFANSettings
 from calligram.models.cca import CCASettings
-from calligram.models.combine import Ensemble, EnsembleSettings, Weighted, WeightedSettings
+from calligram.models.ensemble import Ensemble, EnsembleSettings, Weighted, WeightedSettings
 from calligram.models.matcher import Encoded, Matcher, unit
 from calligram.models.mmca import MMCASettings
-from calligram.models.scan import ScanSettings
+from calligram.models.scan import SCANSettings
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
 from calligram.models.vse import VSESettings
 from calligram.models.vsrn import VSRNSettings
@@ -128,7 +128,7 @@ def test_a_share_over_one_is_refused():
 MEMBERS = {
     "mmca": MMCASettings(11, dim=8, feature_dim=6, word_dim=5, hidden=7, heads=2, filters=3),
     "mmca, larger": MMCASettings(11, dim=12, feature_dim=6, word_dim=5, hidden=7, heads=4, filters=3),
-    "scan": ScanSettings(11, dim=10, feature_dim=6, word_dim=5, hidden=7),
+    "scan": SCANSettings(11, dim=10, feature_dim=6, word_dim=5, hidden=7),
     "bfan": BFANSettings(11, dim=9, feature_dim=6, word_dim=5, hidden=7),
     "vse": VSESettings(11, dim=7, image="features", feature_dim=6, word_dim=5, hidden=7),
     "vsrn": VSRNSettings(11, dim=6, feature_dim=6, word_dim=5, hidden=7, layers=1),

@@ -9,20 +9,18 @@ import torch
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.features.backbone_input import BackboneInput
-from calligram.features.backbones import Backbone
-from calligram.features.encoder_input import EncoderInput
+from calligram.features.images.backbones import Backbone, BackboneInput
+from calligram.features.images.pixels import PixelInput
+from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.stored import StoredInput
-from calligram.features.text_encoder import TextEncoder
-from calligram.features.vocabulary import Vocabulary
-from calligram.features.wordpieces import WordPieces
+from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
+from calligram.features.texts.vocabulary import Vocabulary
+from calligram.features.texts.wordpieces import WordPieces
 from calligram.models import export
 from calligram.models.a3vse import A3VSE, A3VSESettings
+from calligram.models.layers.text_cnn import TextCNNSettings
 from calligram.models.matcher import EmbeddingMatcher, Matcher, unit
 from calligram.models.pretrained import load_pretrained
-from calligram.models.text_cnn import TextCNNSettings
 from calligram.models.vse import VSE, VSESettings
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -118,7 +116,7 @@ def test_text_cnns_with_all_their_shifts_and_attention_over_words_are_exported(m
 
 
 def test_the_verb_exports_a_run(tmp_path, capsys):
-    from calligram.cli.export_verb import export as verb
+    from calligram.cli.train import export as verb
     from calligram.training.runs import Run
 
     torch.manual_seed(0)

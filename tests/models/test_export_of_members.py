@@ -10,13 +10,12 @@ import torch
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.features.backbone_input import BackboneInput
-from calligram.features.backbones import Backbone
+from calligram.features.images.backbones import Backbone, BackboneInput
+from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog, export
-from calligram.models.combine import Ensemble, EnsembleSettings
+from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.matcher import Matcher, unit
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.vse import VSE, VSESettings

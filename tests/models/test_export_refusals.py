@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 
 from calligram.errors import UserError
+from calligram.features.images.pixels import PixelInput
+from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.region_input import RegionInput
-from calligram.features.regions.crops import Crops
-from calligram.features.text_vectors import VectorSettings, VectorText
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.regions.region_features import Crops
+from calligram.features.texts.text_vectors import VectorSettings, VectorText
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.export import export_onnx
 from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from calligram.features.backbones import Backbone
-from calligram.models import catalog, fragment_tiles
+from calligram.features.images.backbones import Backbone
+from calligram.models import catalog
 from calligram.models.bfan import BFAN, BFANSettings
-from calligram.models.combine import Ensemble, EnsembleSettings
+from calligram.models.ensemble import Ensemble, EnsembleSettings
+from calligram.models.layers import score_tiles
 from calligram.models.matcher import Encoded, unit
-from calligram.models.scan import Scan, ScanSettings
+from calligram.models.scan import SCAN, SCANSettings
 from calligram.models.vse import VSE, VSESettings
 from calligram.models.vsrn import VSRN, RegionReasoning, VSRNSettings
 
@@ -23,8 +24,8 @@ MASK = WORDS > 0
 def matchers():
     torch.manual_seed(0)
     return [
-        Scan(ScanSettings(**SIDES)).eval(),
-        Scan(ScanSettings(**SIDES, direction="i2t", aggregation="max")).eval(),
+        SCAN(SCANSettings(**SIDES)).eval(),
+        SCAN(SCANSettings(**SIDES, direction="i2t", aggregation="max")).eval(),
         BFAN(BFANSettings(**SIDES)).eval(),
         BFAN(BFANSettings(**SIDES, focal="prob")).eval(),
     ]
@@ -93,9 +94,9 @@ def test_some_pairs_are_entries_of_all_whatever_their_tiles(number, monkeypatch)
     texts = matcher.encode_texts(torch.randint(4, 30, (40, 5)) * mask, mask)
     rows, columns = torch.randint(6, (70,)), torch.randint(40, (70,))
     expected = matcher.score(images, texts)[rows, columns]
-    monkeypatch.setattr(fragment_tiles, "TEXTS", {"cpu": (2, 16)})
+    monkeypatch.setattr(score_tiles, "TEXTS", {"cpu": (2, 16)})
     for tile in (1, 500, 1 << 20):
-        monkeypatch.setattr(fragment_tiles, "TILE", {"cpu": tile})
+        monkeypatch.setattr(score_tiles, "TILE", {"cpu": tile})
         torch.testing.assert_close(matcher.score_some(images, texts, rows, columns), expected)
         torch.testing.assert_close(matcher.score_pairs(images.rows(rows), texts.rows(columns)), expected)
 
@@ -133,7 +134,7 @@ def test_a_backbones_cells_are_the_parts_trained_or_stored():
     model = transformers.MobileNetV2Model(transformers.MobileNetV2Config(depth_multiplier=0.2, image_size=64))
     backbone = Backbone(model).eval()
     sides = {**SIDES, "feature_dim": backbone.dim}
-    end_to_end = Scan(ScanSettings(**sides, image="backbone", backbone=backbone.description)).eval()
+    end_to_end = SCAN(SCANSettings(**sides, image="backbone", backbone=backbone.description)).eval()
     end_to_end.image.load_state_dict(backbone.state_dict())
     pixels = torch.randn(2, 3, 64, 64)
     seen = end_to_end.encode_images(pixels)

@@ -8,8 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from calligram.models.fragment_tiles import last_places, score_in_tiles
-from calligram.models.fragments import Attention, Crossing, Parts, aggregate, attention, relevances, similarity
+from calligram.models.layers.cross_attention import (
+    Attention,
+    Crossing,
+    Parts,
+    aggregate,
+    attention,
+    relevances,
+    similarity,
+)
+from calligram.models.layers.score_tiles import last_places, score_in_tiles
 from calligram.models.matcher import Encoded
 
 NORMS = ("clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "softmax", "clipped", "none")

@@ -8,7 +8,7 @@ import logging
 import pytest
 import torch
 
-from calligram.models.fusing import fused, fusing
+from calligram.device import compiled, use_compile
 from calligram.models.mmca import MMCA, MMCASettings
 
 
@@ -35,7 +35,7 @@ def test_scores_and_gradients_of_mmca_are_the_same_compiled(lower):
     for sizes in ((3, 4, 6), (5, 7, 3)):
         scores = []
         for on in (False, True):
-            with fusing(on), torch.autocast("cpu", torch.bfloat16, enabled=lower):
+            with use_compile(on), torch.autocast("cpu", torch.bfloat16, enabled=lower):
                 images, texts = sides(found, *sizes, seed=1)
                 whole = found.score(images, texts)
                 pairs = found.score_pairs(images, texts.rows(slice(sizes[0])))
@@ -54,8 +54,8 @@ def test_what_cannot_be_compiled_runs_step_by_step_and_says_so_once(monkeypatch,
         return called
 
     monkeypatch.setattr(torch, "compile", broken)
-    twice = fused(1)(lambda x: 2 * x)
-    with fusing(), caplog.at_level(logging.WARNING):
+    twice = compiled(1)(lambda x: 2 * x)
+    with use_compile(), caplog.at_level(logging.WARNING):
         assert [twice(torch.ones(2)).tolist() for _ in range(2)] == [[2, 2]] * 2
     assert [r.message for r in caplog.records] == ["<lambda> cannot be compiled and runs step by step: no compiler"]
 
@@ -64,5 +64,5 @@ def test_errors_of_the_function_itself_are_raised():
     def wrong(x):
         raise ValueError("of its own")
 
-    with fusing(), pytest.raises(ValueError, match="of its own"):
-        fused(1)(wrong)(torch.ones(2))
+    with use_compile(), pytest.raises(ValueError, match="of its own"):
+        compiled(1)(wrong)(torch.ones(2))

@@ -8,24 +8,24 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.features.architectures import describe_architecture
+from calligram.features.transformers_models import describe_architecture
 from calligram.models import catalog
 from calligram.models.a3vse import A3VSESettings
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.cca import CCA, CCASettings
-from calligram.models.combine import Ensemble, EnsembleSettings
+from calligram.models.ensemble import Ensemble, EnsembleSettings
+from calligram.models.layers.text_cnn import TextCNNSettings
 from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, cosines, stack, unit
 from calligram.models.mmca import MMCASettings
 from calligram.models.pretrained import Pretrained, PretrainedSettings
-from calligram.models.scan import Scan, ScanSettings
+from calligram.models.scan import SCAN, SCANSettings
 from calligram.models.tags import TagMatcher, TagSettings
-from calligram.models.text_cnn import TextCNNSettings
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
 from calligram.models.vse import VSESettings
 from calligram.models.vsrn import VSRN, VSRNSettings
 
 SIDES = {"vocabulary": 30, "dim": 12, "feature_dim": 5, "word_dim": 6, "hidden": 12}
-MEMBERS = (Scan(ScanSettings(**SIDES)), BFAN(BFANSettings(**SIDES)), VSRN(VSRNSettings(**SIDES, layers=1)))
+MEMBERS = (SCAN(SCANSettings(**SIDES)), BFAN(BFANSettings(**SIDES)), VSRN(VSRNSettings(**SIDES, layers=1)))
 SMALL = {
     "vse": VSESettings(vocabulary=30, dim=12, channels=(4, 8), word_dim=6, hidden=10),
     "vse, both ways": VSESettings(
@@ -48,8 +48,8 @@ SMALL = {
     "cca": CCASettings(image_dim=5, text_dim=7, dim=4),
     "tags": TagSettings(image_dim=5, text_dim=7),
     "two-branch, similarity": TwoBranchSimilaritySettings(image_dim=5, text_dim=7, hidden=9, dim=12),
-    "scan, t2i": ScanSettings(**SIDES),
-    "scan, i2t": ScanSettings(**{**SIDES, "hidden": 7}, direction="i2t", aggregation="mean", temperature=4.0),
+    "scan, t2i": SCANSettings(**SIDES),
+    "scan, i2t": SCANSettings(**{**SIDES, "hidden": 7}, direction="i2t", aggregation="mean", temperature=4.0),
     "bfan, equal": BFANSettings(**SIDES),
     "bfan, prob": BFANSettings(**SIDES, focal="prob"),
     "vsrn": VSRNSettings(**SIDES, layers=2),

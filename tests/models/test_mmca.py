@@ -7,12 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from calligram.errors import UserError
-from calligram.features.text_encoder import TextEncoder
+from calligram.features.texts.text_encoder import TextEncoder
 from calligram.models import catalog
+from calligram.models.layers.transformer_unit import NgramText, TransformerUnit
 from calligram.models.matcher import stack
 from calligram.models.mmca import some_of
-from calligram.models.ngram_text import NgramText
-from calligram.models.transformer_unit import TransformerUnit
 
 
 def literal_unit(unit, parts):

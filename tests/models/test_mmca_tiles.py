@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from calligram.models import fragment_tiles, mmca
+from calligram.models import mmca
+from calligram.models.layers import score_tiles
 from calligram.models.matcher import Encoded
 
 
@@ -35,9 +36,9 @@ def test_neither_tiles_nor_their_order_nor_recomputation_change_anything(
     found, (features, states, mask) = matcher(), given(5, 70)
     whole = found.score(*encoded(found, features, states, mask))
     expected = gradients(whole, found, ())
-    monkeypatch.setattr(fragment_tiles, "TILE", {"cpu": tile})
-    monkeypatch.setattr(fragment_tiles, "KEPT", {"cpu": kept})
-    monkeypatch.setattr(fragment_tiles, "TEXTS", {"cpu": (2, 16)})
+    monkeypatch.setattr(score_tiles, "TILE", {"cpu": tile})
+    monkeypatch.setattr(score_tiles, "KEPT", {"cpu": kept})
+    monkeypatch.setattr(score_tiles, "TEXTS", {"cpu": (2, 16)})
     again = found.score(*encoded(found, features, states, mask))
     torch.testing.assert_close(again, whole)
     for one, two in zip(gradients(again, found, ()), expected, strict=True):
@@ -53,9 +54,9 @@ def test_some_pairs_are_entries_of_all_whatever_their_tiles(monkeypatch, tile, k
     rows, columns = torch.randint(5, (60,)), torch.randint(70, (60,))
     expected = found.score(*encoded(found, features, states, mask))[rows, columns]
     theirs = gradients(expected, found, ())
-    monkeypatch.setattr(fragment_tiles, "TILE", {"cpu": tile})
-    monkeypatch.setattr(fragment_tiles, "KEPT", {"cpu": kept})
-    monkeypatch.setattr(fragment_tiles, "TEXTS", {"cpu": (2, 16)})
+    monkeypatch.setattr(score_tiles, "TILE", {"cpu": tile})
+    monkeypatch.setattr(score_tiles, "KEPT", {"cpu": kept})
+    monkeypatch.setattr(score_tiles, "TEXTS", {"cpu": (2, 16)})
     images, texts = encoded(found, features, states, mask)
     some = found.score_some(images, texts, rows, columns)
     torch.testing.assert_close(some, expected)
@@ -90,7 +91,7 @@ def test_what_belongs_to_an_item_is_computed_once_for_all_of_its_pairs(monkeypat
     found, (features, states, mask) = matcher(), given(5, 70)
     images, texts = encoded(found, features, states, mask)
     prepared, real = [], found.pairs.projected
-    monkeypatch.setattr(fragment_tiles, "TILE", {"cpu": 1})
+    monkeypatch.setattr(score_tiles, "TILE", {"cpu": 1})
     monkeypatch.setattr(found.pairs, "projected", lambda items: prepared.append(len(items.vectors)) or real(items))
     found.score_some(images, texts, torch.arange(350) // 70, torch.arange(350) % 70)
     assert sum(prepared) == 75

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from calligram.models.ngram_text import WINDOWS, BestWindows, traced_best
-from calligram.models.own_parts import NEVER, OwnShares, WithColumns
+from calligram.models.layers.transformer_unit import NEVER, WINDOWS, BestWindows, OwnShares, WithColumns, traced_best
 
 
 def test_shares_and_the_logarithm_of_their_sum_have_the_gradients_of_a_softmax():

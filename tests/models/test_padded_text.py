@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from calligram.models.layers import RecurrentText
-from calligram.models.padded_text import PaddedText
+from calligram.models.layers.networks import PaddedText, RecurrentText
 
 
 @pytest.mark.parametrize("both_ways", [False, True])

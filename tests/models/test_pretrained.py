@@ -5,8 +5,8 @@ import torch
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.features.backbones import pixel_input
-from calligram.features.wordpieces import WordPieces
+from calligram.features.images.backbones import pixel_input
+from calligram.features.texts.wordpieces import WordPieces
 from calligram.models import catalog
 from calligram.models.pretrained import Pretrained, load_pretrained
 

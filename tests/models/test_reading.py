@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from calligram.models.reading import PackedRead, PaddedRead
+from calligram.models.layers.networks import PackedRead, PaddedRead
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])

@@ -8,11 +8,11 @@ import torch
 from PIL import Image
 
 from calligram.errors import UserError
+from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
-from calligram.models.stored import BEST, INPUTS, MATCHER, RUN, load_matcher
+from calligram.models.load import BEST, INPUTS, MATCHER, RUN, load_matcher
 from calligram.models.vse import VSE, VSESettings
 
 

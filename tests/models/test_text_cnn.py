@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from calligram.models.heads import Head
-from calligram.models.text_cnn import DEPTHS, TextBlock, TextCNN, TextCNNSettings, placed
+from calligram.models.layers.networks import Head
+from calligram.models.layers.text_cnn import DEPTHS, TextBlock, TextCNN, TextCNNSettings, placed
 
 SMALL = TextCNNSettings(words=30, word_dim=6, blocks=(1, 2, 1), width=2, length=9)
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.features.architectures import describe_architecture
-from calligram.features.text_encoder import TextEncoder
-from calligram.features.wordpieces import WordPieces
-from calligram.models.text_encoders import BertText, PooledText, pooled
+from calligram.features.texts.text_encoder import TextEncoder
+from calligram.features.texts.wordpieces import WordPieces
+from calligram.features.transformers_models import describe_architecture
+from calligram.models.layers.part_towers import BertText, PooledText, pooled
 
 TEXTS = ["a red disc", "the round thing is blue", "snow"]
 

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.models.branches import Branch, rely_on_training
 from calligram.models.matcher import Encoded
 from calligram.models.two_branch import (
+    Branch,
     TwoBranchEmbedding,
     TwoBranchSettings,
     TwoBranchSimilarity,
     TwoBranchSimilaritySettings,
     distance_of,
+    rely_on_training,
 )
 
 SHAPE = TwoBranchSettings(image_dim=5, text_dim=7, hidden=9, dim=6)

@@ -8,13 +8,13 @@ from safetensors.torch import load_file
 
 from calligram.errors import UserError
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe
-from calligram.training.loop import _Training
-from calligram.training.objectives import InfoNCEObjective, RankingObjective
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.training.batches.pseudo_pairs import PseudoPairBatch
+from calligram.training.loop import _LoopState
+from calligram.training.objectives.objective import InfoNCEObjective, RankingObjective
+from calligram.training.objectives.pseudo_pairs import PseudoPairObjective
 from calligram.training.runs import Run
-from calligram.training.weak_batches import WeakBatch
-from calligram.training.weak_objectives import WeakObjective
 
 SMALL = (
     "image.features=colour", "batch=4", "dim=8", "average=0", "text.word_dim=6", "text.hidden=8", "epochs=2",
@@ -29,11 +29,11 @@ def settings_of(*changes):
 
 def planned(collection, *changes):
     settings = settings_of(*changes)
-    return RECIPES["a3vse"].plan(settings, settings.sparse.of(collection), Surroundings())
+    return RECIPES["a3vse"].plan(settings, settings.sparse.of(collection), RunContext())
 
 
 def run(collection, out, *changes, resume=False):
-    around = Surroundings(torch.device("cpu"))
+    around = RunContext(torch.device("cpu"))
     return run_recipe(RECIPES["a3vse"], settings_of(*changes), collection, out, resume=resume, around=around)
 
 
@@ -55,7 +55,7 @@ def test_words_of_pseudo_sentences_are_known_and_their_images_are_others(spoken_
     assert set(COLOURS) <= set(plan.inputs.texts.words)
     (stage,) = plan.stages
     batch = next(iter(stage.batches.epoch(0)))
-    assert isinstance(batch, WeakBatch)
+    assert isinstance(batch, PseudoPairBatch)
     own, beside = ({tuple(image.flatten().tolist()) for image in b.images} for b in (batch, batch.pseudo))
     assert not own & beside
 
@@ -66,7 +66,7 @@ def test_the_papers_preset_is_the_triplet_loss_with_its_margins_beta_and_weights
     assert [stage.name for stage in plan.stages] == ["warm-up", "ranking"]
     for stage, top_k in ((warm, None), (hard, 1)):
         objective = stage.objective
-        assert isinstance(objective, WeakObjective)
+        assert isinstance(objective, PseudoPairObjective)
         assert isinstance(objective.annotated, RankingObjective)
         assert isinstance(objective.pseudo, RankingObjective)
         assert (objective.annotated.margin, objective.pseudo.margin, objective.beta) == (0.2, 0.3, 0.8)
@@ -91,7 +91,7 @@ def test_table_5_is_settings(spoken_tiny):
         terms = objective(plan.matcher, next(iter(plan.stages[0].batches.epoch(0))))
         assert set(terms) - {"info_nce", "pseudo_info_nce"} == kinds
     assert planned(spoken_tiny, "adversary.weight=0").stages[0].objective.adversary is None
-    assert not isinstance(planned(spoken_tiny, "pseudo.of=none").stages[0].objective, WeakObjective)
+    assert not isinstance(planned(spoken_tiny, "pseudo.of=none").stages[0].objective, PseudoPairObjective)
     assert planned(spoken_tiny, "a3vse.attention=mean").matcher.settings.attention == "mean"
 
 
@@ -111,7 +111,7 @@ def test_without_images_to_speak_of_it_says_so_and_trains_on_captions_alone(spok
 def test_too_few_pseudo_pairs_are_left_out(spoken_tiny, caplog):
     with caplog.at_level(logging.INFO, logger="calligram"):
         plan = planned(spoken_tiny, "sparse.images=0.9167", "pseudo_batch=3")
-    assert not isinstance(plan.stages[0].objective, WeakObjective)
+    assert not isinstance(plan.stages[0].objective, PseudoPairObjective)
     assert "1 images with 1 different pseudo-sentences are too few" in caplog.text
 
 
@@ -121,7 +121,7 @@ def test_a_run_that_was_killed_takes_the_same_steps(spoken_tiny, tmp_path, monke
     run(spoken_tiny, tmp_path / "whole", *changes)
     count = []
 
-    def dies(self, stage, batch, real=_Training._backward):
+    def dies(self, stage, batch, real=_LoopState._backward):
         count.append(stage.name)
         place = {"warm-up": 0, "ranking": 5}[where[0]] + 5 * where[1] + 3
         if len(count) == place:
@@ -129,7 +129,7 @@ def test_a_run_that_was_killed_takes_the_same_steps(spoken_tiny, tmp_path, monke
         return real(self, stage, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Training, "_backward", dies)
+        patch.setattr(_LoopState, "_backward", dies)
         with pytest.raises(KeyboardInterrupt):
             run(spoken_tiny, tmp_path / "killed", *changes)
     run(spoken_tiny, tmp_path / "killed", *changes, resume=True)

@@ -6,14 +6,14 @@ from safetensors.torch import load_file
 
 from calligram.data.negatives import Negatives
 from calligram.errors import UserError
-from calligram.evaluation.mining import mine_pairing
+from calligram.evaluation.mine import mine_pairing
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.claims import Claim, Row, Study
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe
-from calligram.recipes.reproduce import reproduce
-from calligram.training.loop import _Training
-from calligram.training.offline import OfflineSampler
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.studies.claims import Claim, Row, Study
+from calligram.studies.reproduce import reproduce_study
+from calligram.training.batches.mined_negatives import OfflineSampler
+from calligram.training.loop import _LoopState
 from calligram.training.runs import Run
 
 SMALL = (
@@ -27,7 +27,7 @@ def settings_of(*changes):
 
 
 def run(collection, out, *changes, resume=False):
-    around = Surroundings(torch.device("cpu"))
+    around = RunContext(torch.device("cpu"))
     return run_recipe(RECIPES["aoq"], settings_of(*changes), collection, out, resume=resume, around=around)
 
 
@@ -55,11 +55,11 @@ def test_two_rounds_learn_and_keep_what_the_first_one_found(tiny, tmp_path):
 def test_the_second_round_begins_from_scratch_or_goes_on(tiny, tmp_path, monkeypatch):
     at_start = {}
 
-    def watched(self, number, epoch, start, optimizer, real=_Training._run_epoch):
+    def watched(self, number, epoch, start, optimizer, real=_LoopState._run_epoch):
         at_start[self.stages[number].name, epoch] = {k: v.clone() for k, v in self.matcher.state_dict().items()}
         return real(self, number, epoch, start, optimizer)
 
-    monkeypatch.setattr(_Training, "_run_epoch", watched)
+    monkeypatch.setattr(_LoopState, "_run_epoch", watched)
     run(tiny, tmp_path / "scratch", "average=0.9")
     same = at_start["round 1, warm-up", 0], at_start["round 2, warm-up", 0]
     assert all(torch.equal(same[0][name], same[1][name]) for name in same[0])
@@ -73,13 +73,13 @@ def test_a_run_that_was_killed_takes_the_same_steps(tiny, tmp_path, monkeypatch,
     changes = ("epochs=3", "average=0.9", "save_steps=1")
     run(tiny, tmp_path / "whole", *changes)
 
-    def dies(self, number, epoch, optimizer, real=_Training._end_epoch):
+    def dies(self, number, epoch, optimizer, real=_LoopState._end_epoch):
         if (self.stages[number].name, epoch) == where:
             raise KeyboardInterrupt
         return real(self, number, epoch, optimizer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Training, "_end_epoch", dies)
+        patch.setattr(_LoopState, "_end_epoch", dies)
         with pytest.raises(KeyboardInterrupt):
             run(tiny, tmp_path / "killed", *changes)
     run(tiny, tmp_path / "killed", *changes, resume=True)
@@ -97,10 +97,10 @@ def test_negatives_of_a_folder_or_of_a_teacher_make_one_round(tiny, tmp_path):
     drawn = []
     sparse = settings_of(f"negatives={tmp_path / 'lists'}", "sparse.images=0.5")
     with pytest.raises(UserError, match=r"other items .*; give negatives=RUN \(a run .*\), or leave negatives out"):
-        RECIPES["aoq"].plan(sparse, sparse.sparse.of(tiny), Surroundings())
+        RECIPES["aoq"].plan(sparse, sparse.sparse.of(tiny), RunContext())
     for number, negatives in enumerate(("lists", "teacher")):
         changes = (f"negatives={tmp_path / negatives}", "loss=offline-triplet")
-        plan = RECIPES["aoq"].plan(settings_of(*changes), tiny, Surroundings())
+        plan = RECIPES["aoq"].plan(settings_of(*changes), tiny, RunContext())
         assert [(stage.name, stage.anew) for stage in plan.stages] == [("warm-up", False), ("offline-triplet", True)]
         drawn.append(next(iter(plan.stages[-1].batches.epoch(0))).drawn)
         run(tiny, tmp_path / f"run-{number}", *changes)
@@ -126,10 +126,10 @@ def test_table_3_is_settings(tiny):
         (("weigh_by=positive",), {"against": "positive", "kind": "adaptive"}),
         (("squared=true", "alpha=0.5", "beta=2", "offline_margin=0.1"), {"squared": True, "alpha": 0.5, "beta": 2.0}),
     ):
-        plan = RECIPES["aoq"].plan(settings_of(*changes), tiny, Surroundings())
+        plan = RECIPES["aoq"].plan(settings_of(*changes), tiny, RunContext())
         options = plan.stages[-1].objective.options
         assert {name: getattr(options, name) for name in wanted} == wanted
-    plan = RECIPES["aoq"].plan(settings_of("hard.spread=normal"), tiny, Surroundings())
+    plan = RECIPES["aoq"].plan(settings_of("hard.spread=normal"), tiny, RunContext())
     sampler = plan.stages[-1].batches.sampler
     assert isinstance(sampler, OfflineSampler)
     assert sampler.spread == "normal"
@@ -194,9 +194,9 @@ def test_settings_that_do_not_go_together_are_refused(tiny, tmp_path):
 def test_rows_of_a_study_learn_from_another_rows_run(tiny, tmp_path):
     rows = (Row("base", "aoq", ("loss=online",)), Row("taught", "aoq", ("loss=adaptive", "negatives=row:base")))
     study = Study("paper", rows, (Claim("taught beats base", "taught", "base"),), compared=(("base", "taught"),))
-    (verdict,) = reproduce(
+    (verdict,) = reproduce_study(
         study, tiny, results=tmp_path / "results", runs=tmp_path / "runs", seeds=1, changes=SMALL,
-        around=Surroundings(torch.device("cpu")),
+        around=RunContext(torch.device("cpu")),
     )  # fmt: skip
     assert verdict.verdict != "not run"
     (together,) = (tmp_path / "results" / "pictures").glob("paper-base-compared-*.png")

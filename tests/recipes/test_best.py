@@ -6,17 +6,17 @@ import torch
 from calligram.data.negatives import Negatives
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
-from calligram.models.combine import Ensemble
+from calligram.models.ensemble import Ensemble
 from calligram.models.mmca import MMCA
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
-from calligram.search.models import Models
-from calligram.search.query_encoder import QueryEncoder
-from calligram.search.searcher import Searcher
-from calligram.training.loop import _Training
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.search.indexing.run import index_source
+from calligram.search.library.library import Library
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.query.encoder import QueryEncoder
+from calligram.search.query.searcher import Searcher
+from calligram.training.loop import _LoopState
 from calligram.training.runs import Run
 
 SMALL = (
@@ -44,12 +44,12 @@ def networks(tmp_path_factory, tiny_bert):
 
 def planned(collection, *changes):
     settings = resolve(RECIPES["best"].defaults, [*SMALL, *changes])
-    return RECIPES["best"].plan(settings, collection, Surroundings(torch.device("cpu")))
+    return RECIPES["best"].plan(settings, collection, RunContext(torch.device("cpu")))
 
 
 def run(collection, out, *changes, resume=False):
     settings = resolve(RECIPES["best"].defaults, [*SMALL, *changes])
-    around = Surroundings(torch.device("cpu"))
+    around = RunContext(torch.device("cpu"))
     return run_recipe(RECIPES["best"], settings, collection, out, resume=resume, around=around)
 
 
@@ -123,7 +123,7 @@ def test_dev_is_measured_by_candidates_or_by_all_pairs(stored_tiny, tmp_path):
 
 def test_a_library_searches_by_joined_vectors_and_orders_by_all_members(stored_tiny, tmp_path):
     run(stored_tiny, tmp_path / "run", *STORED, "members=mmca,scan")
-    models = Models.load(tmp_path / "run")
+    models = LibraryMatchers.load(tmp_path / "run")
     index_source(models, stored_tiny.folder, tmp_path / "library")
     library, encoder = Library.open(tmp_path / "library"), QueryEncoder(models.matcher)
     hits = Searcher(library, encoder, encoder).images("a red disc", 18, hybrid=False, all=True).hits
@@ -146,13 +146,13 @@ def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, tmp_path, monke
     changes = (*STORED, *OFFLINE, "members=mmca,vse", "epochs=2", "average=0.9", "save_steps=1", "instance=0.1")
     run(stored_tiny, tmp_path / "whole", *changes)
 
-    def dies(self, number, epoch, optimizer, real=_Training._end_epoch):
+    def dies(self, number, epoch, optimizer, real=_LoopState._end_epoch):
         if (self.stages[number].name, epoch) == where:
             raise KeyboardInterrupt
         return real(self, number, epoch, optimizer)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_Training, "_end_epoch", dies)
+        patched.setattr(_LoopState, "_end_epoch", dies)
         with pytest.raises(KeyboardInterrupt):
             run(stored_tiny, tmp_path / "killed", *changes)
     run(stored_tiny, tmp_path / "killed", *changes, resume=True)

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from calligram.errors import UserError
-from calligram.recipes import reproduce as reproducing
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.claims import Claim, Row, Study, judge
-from calligram.recipes.config import resolve
-from calligram.recipes.report import write_report
-from calligram.recipes.reproduce import judged, reproduce, with_rows_found
-from calligram.recipes.results import Result, append, read_results, recorded_command
-from calligram.recipes.studies import STUDIES
+from calligram.recipes.parts.config import resolve
+from calligram.studies import reproduce as reproducing
+from calligram.studies.catalog import STUDIES
+from calligram.studies.claims import Claim, Row, Study, judge
+from calligram.studies.report import write_report
+from calligram.studies.reproduce import judged, reproduce_study, with_rows_found
+from calligram.studies.results import Result, append, read_results, recorded_command
 
 SMALL = (
     "batch=6", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8", "text.min_count=1",
@@ -70,16 +70,16 @@ def test_a_claim_about_rows_that_are_not_there_is_refused():
 
 def test_every_pattern_of_rows_must_name_some(tiny, tmp_path):
     with pytest.raises(UserError, match=r"unknown row of paper 'odl'; did you mean 'old'"):
-        reproduce(STUDY, tiny, results=tmp_path / "results", runs=tmp_path / "runs", only=("new", "odl"))
+        reproduce_study(STUDY, tiny, results=tmp_path / "results", runs=tmp_path / "runs", only=("new", "odl"))
 
 
 def test_rows_are_run_once_and_the_budget_is_kept(tiny, tmp_path):
     said: list[str] = []
     options = {"results": tmp_path / "results", "runs": tmp_path / "runs", "changes": SMALL, "say": said.append}
-    reproduce(STUDY, tiny, budget_minutes=0, **options)
+    reproduce_study(STUDY, tiny, budget_minutes=0, **options)
     assert "budget is spent" in said[-1]
     assert read_results(tmp_path / "results") == []
-    verdicts = reproduce(STUDY, tiny, seeds=2, **options)
+    verdicts = reproduce_study(STUDY, tiny, seeds=2, **options)
     lines = read_results(tmp_path / "results")
     assert [(r.study, r.seed) for r in lines] == [
         ("paper: new", 0), ("paper: old", 0), ("paper: new", 1), ("paper: old", 1),
@@ -90,7 +90,7 @@ def test_rows_are_run_once_and_the_budget_is_kept(tiny, tmp_path):
     assert lines[0].t2t is not None
     assert lines[0].t2t["queries"] == 14
     said.clear()
-    reproduce(STUDY, tiny, seeds=2, **options)
+    reproduce_study(STUDY, tiny, seeds=2, **options)
     assert len(read_results(tmp_path / "results")) == 4
     assert not said
     stored = [json.loads(line) for line in (tmp_path / "results" / "claims.jsonl").read_text().splitlines()]
@@ -117,10 +117,10 @@ def test_a_row_that_was_stopped_while_it_was_measured_is_not_trained_again(tiny,
     with monkeypatch.context() as patch:
         patch.setattr(reproducing, "evaluate_retrieval", stopped)
         with pytest.raises(KeyboardInterrupt):
-            reproduce(STUDY, tiny, **given)
+            reproduce_study(STUDY, tiny, **given)
     (run,) = (tmp_path / "runs").iterdir()
     before = (run / "metrics.jsonl").read_text()
-    reproduce(STUDY, tiny, **given)
+    reproduce_study(STUDY, tiny, **given)
     assert (run / "metrics.jsonl").read_text() == before
     assert len(read_results(tmp_path / "results")) == 1
     assert not (run / "state").exists()
@@ -178,7 +178,7 @@ def test_rows_of_several_levels_and_maps_of_rows_are_drawn(tiny, tmp_path):
         mapped=("all",), sheets=("half",),
     )  # fmt: skip
     results = tmp_path / "results"
-    reproduce(study, tiny, seeds=1, results=results, runs=tmp_path / "runs", changes=SMALL)
+    reproduce_study(study, tiny, seeds=1, results=results, runs=tmp_path / "runs", changes=SMALL)
     assert len(list((results / "pictures").glob("paper-levels-tiny-*.png"))) == 1
     (drawn,) = (results / "pictures").glob("*-map.png")
     assert [line.study for line in read_results(results) if str(drawn) in line.pictures] == ["paper: all"]
@@ -193,7 +193,7 @@ def test_rows_of_several_levels_and_maps_of_rows_are_drawn(tiny, tmp_path):
 def test_overlap_is_measured_judged_and_drawn(tiny, tmp_path):
     study = Study("paper", STUDY.rows[:2], (Claim("further apart", "new", "old", metric="overlap"),))
     results = tmp_path / "results"
-    found = reproduce(study, tiny, seeds=1, results=results, runs=tmp_path / "runs", changes=SMALL)
+    found = reproduce_study(study, tiny, seeds=1, results=results, runs=tmp_path / "runs", changes=SMALL)
     lines = read_results(results)
     assert found[0].numbers["new"] == [lines[0].overlap]
     assert {line.by for line in lines} == {"identities"}

@@ -4,18 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.evaluation.encoding import load_pairing
-from calligram.features.backbone_input import BackboneInput
-from calligram.features.backbones import Backbone
+from calligram.evaluation.encode import load_pairing
+from calligram.features.images.backbones import Backbone, BackboneInput
+from calligram.features.images.pixels import PixelInput
 from calligram.features.joined_input import JoinedImages
-from calligram.features.pixels import PixelInput
 from calligram.features.regions.catalog import proposer_named
-from calligram.features.regions.extraction import Task, add_regions
+from calligram.features.regions.extract import ExtractionTask, add_regions
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.training.runs import load_run
 
 TFIDF = "text.vectors.kind=tfidf"
@@ -23,7 +22,7 @@ TFIDF = "text.vectors.kind=tfidf"
 
 def run(recipe, collection, out, *changes, resume=False):
     settings = resolve(RECIPES[recipe].defaults, changes)
-    return run_recipe(RECIPES[recipe], settings, collection, out, resume=resume, around=Surroundings())
+    return run_recipe(RECIPES[recipe], settings, collection, out, resume=resume, around=RunContext())
 
 
 def with_features(tiny_draft, folder):
@@ -36,7 +35,7 @@ def with_features(tiny_draft, folder):
         image.feature_rows["colours"] = row
     np.save(folder / "colours.npy", values)
     draft.features["colours"] = [folder / "colours.npy"]
-    return write_collection(draft, folder / "collection")
+    return write_draft(draft, folder / "collection")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,9 @@ def looked_at(tiny_draft, tmp_path_factory):
     """The same, and windows as proposals."""
     collection = with_features(tiny_draft, tmp_path_factory.mktemp("combined"))
     for split in ("train", "dev", "test"):
-        collection = add_regions(collection, Task(proposer_named("grid", 12), "grid", 12, None), split).collection
+        collection = add_regions(
+            collection, ExtractionTask(proposer_named("grid", 12), "grid", 12, None), split
+        ).collection
     return collection
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 import pytest
 
 from calligram.errors import UserError
-from calligram.recipes.catalog import RECIPES, recipe_named
-from calligram.recipes.config import as_plain, changed, from_plain, resolve, settings_fields
+from calligram.recipes.catalog import RECIPES, find_recipe
+from calligram.recipes.parts.config import as_plain, changed, from_plain, resolve, settings_fields
 
 
 @dataclass(frozen=True)
@@ -104,4 +104,4 @@ def test_every_setting_of_every_recipe_is_described_and_epochs_and_seed_are_ther
 
 def test_an_unknown_recipe_suggests_the_nearest():
     with pytest.raises(UserError, match="unknown recipe 'vsee'; did you mean 'vse'"):
-        recipe_named("vsee")
+        find_recipe("vsee")

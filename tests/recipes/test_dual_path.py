@@ -7,11 +7,11 @@ from safetensors.torch import load_file
 
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
-from calligram.features.backbone_input import BackboneInput
+from calligram.features.images.backbones import BackboneInput
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import as_plain, from_plain, resolve
-from calligram.recipes.plan import Surroundings, run_recipe
-from calligram.training.loop import _Training
+from calligram.recipes.parts.config import as_plain, from_plain, resolve
+from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.training.loop import _LoopState
 from calligram.training.runs import Run
 
 SMALL = (
@@ -38,7 +38,7 @@ def settings_of(*changes):
 
 
 def run(collection, out, *changes, resume=False):
-    around = Surroundings(torch.device("cpu"))
+    around = RunContext(torch.device("cpu"))
     return run_recipe(RECIPES["dual-path"], settings_of(*changes), collection, out, resume=resume, around=around)
 
 
@@ -70,7 +70,7 @@ def test_stage_one_alone_stores_features_and_stage_two_trains_the_backbone(tiny,
 def test_features_of_the_first_stage_are_what_the_backbone_gives(tiny, backbone, tmp_path):
     """Trained on stored features and on pixels through the held backbone, the first stage is the same."""
     changes = (f"image.backbone={backbone}", "image.size=32", "first.epochs=1", "second.epochs=1")
-    plan = RECIPES["dual-path"].plan(settings_of(*changes), tiny, Surroundings())
+    plan = RECIPES["dual-path"].plan(settings_of(*changes), tiny, RunContext())
     first, second = plan.stages
     assert first.frozen == ("image",)
     plan.matcher.eval()
@@ -90,14 +90,14 @@ def range_of(collection):
 def test_the_classifier_of_the_first_stage_goes_on_into_the_second_also_after_a_kill(tiny, tmp_path, monkeypatch):
     changes = ("image.size=16", "image.channels=4", "first.epochs=2", "second.epochs=2", "classifier.dropout=0.3")
     run(tiny, tmp_path / "whole", *changes)
-    saved = _Training._save
+    saved = _LoopState._save
 
     def stop_between(self, stage, epoch, batch, optimizer):
         saved(self, stage, epoch, batch, optimizer)
         if (stage, epoch, batch) == (1, 0, 0):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(_Training, "_save", stop_between)
+    monkeypatch.setattr(_LoopState, "_save", stop_between)
     with pytest.raises(KeyboardInterrupt):
         run(tiny, tmp_path / "stopped", *changes)
     monkeypatch.undo()
@@ -118,21 +118,21 @@ def test_any_text_branch_serves_with_ranking_infonce_and_instance_loss(tiny, tin
 
 def test_classes_by_clusters_and_persons(tiny, stored_tiny, tmp_path):
     clusters = ("image.features=colour", "classifier.clusters=3", "first.epochs=1", "second.epochs=0")
-    plan = RECIPES["dual-path"].plan(settings_of(*clusters), stored_tiny, Surroundings())
+    plan = RECIPES["dual-path"].plan(settings_of(*clusters), stored_tiny, RunContext())
     assert plan.stages[0].batches.groups == 3
     persons = ("groups=identity", "image.size=16", "image.channels=4", "first.epochs=1", "second.epochs=1")
-    plan = RECIPES["dual-path"].plan(settings_of(*persons), tiny, Surroundings())
+    plan = RECIPES["dual-path"].plan(settings_of(*persons), tiny, RunContext())
     assert plan.stages[0].batches.groups == 2
     assert run(tiny, tmp_path / "run", *persons)["t2i_r10"] > 0
     settings = settings_of("image.features=colour", "classifier.clusters=7")
     with pytest.raises(UserError, match="clusters=7 is more than the 6 training images"):
-        RECIPES["dual-path"].plan(settings, stored_tiny, Surroundings())
+        RECIPES["dual-path"].plan(settings, stored_tiny, RunContext())
     with pytest.raises(UserError, match="clusters needs image features"):
-        RECIPES["dual-path"].plan(settings_of("classifier.clusters=3"), tiny, Surroundings())
+        RECIPES["dual-path"].plan(settings_of("classifier.clusters=3"), tiny, RunContext())
 
 
 def test_a_class_for_each_image_where_captions_that_read_the_same_would_chain_them(tiny):
-    plan = RECIPES["dual-path"].plan(settings_of("image.size=16", "image.channels=4"), tiny, Surroundings())
+    plan = RECIPES["dual-path"].plan(settings_of("image.size=16", "image.channels=4"), tiny, RunContext())
     # "a warm colour" is one caption of two images: a group by the paper's definition, so five classes for six images.
     assert plan.stages[0].batches.groups == 5
 
@@ -164,13 +164,13 @@ def test_vse_takes_the_instance_loss_beside_its_own(tiny, tmp_path):
     recipe = RECIPES["vse"]
     changes = ("instance=0.5", "image.size=16", "image.channels=4", "dim=16", "text.min_count=1", "epochs=2", "batch=6")
     settings = resolve(recipe.defaults, [*changes, "text.network=cnn", "text.cnn.blocks=1", "text.cnn.width=4"])
-    run_recipe(recipe, settings, tiny, tmp_path / "run", around=Surroundings(torch.device("cpu")))
+    run_recipe(recipe, settings, tiny, tmp_path / "run", around=RunContext(torch.device("cpu")))
     assert (tmp_path / "run" / "best.safetensors").is_file()
 
 
 def test_classes_may_start_where_their_images_are(stored_tiny):
     changes = ("image.features=colour", "classifier.start=images", "head=linear", "second.epochs=1")
-    plan = RECIPES["dual-path"].plan(settings_of(*changes), stored_tiny, Surroundings())
+    plan = RECIPES["dual-path"].plan(settings_of(*changes), stored_tiny, RunContext())
     first, second = (stage.objective.parts[-1].classes for stage in plan.stages)
     assert first is second
     train = stored_tiny.sentences("train")

@@ -9,10 +9,9 @@ import torch
 
 from calligram.errors import UserError
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.found_sentences import found_sentences, other_sentences
-from calligram.recipes.plan import Surroundings, run_recipe
-from calligram.recipes.pseudo_pairs import PseudoSettings, pseudo_pairs
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.pseudo_pairs import PseudoSettings, found_sentences, make_pseudo_pairs, other_sentences
+from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.training.runs import Run
 
 SPARSE = ("sparse.images=0.5", "sparse.captions=1")
@@ -27,7 +26,7 @@ OTHERS = [f"here {colour} lies" for colour in COLOURS]
 
 def run(collection, out, *changes, resume=False):
     settings = resolve(RECIPES["a3vse"].defaults, [*SMALL, *changes])
-    around = Surroundings(torch.device("cpu"))
+    around = RunContext(torch.device("cpu"))
     return run_recipe(RECIPES["a3vse"], settings, collection, out, resume=resume, around=around)
 
 
@@ -56,12 +55,12 @@ def test_captions_of_the_collection_are_not_among_what_is_found(spoken_tiny, cor
 def test_what_a_run_finds_stands_beside_what_is_said(spoken_tiny, first, corpus):
     sparse = spoken_tiny.sparse(0.5, 1)
     visuals = sparse.unannotated("train")
-    found = found_sentences(sparse, visuals, str(first), str(corpus), 2, Surroundings())
+    found = found_sentences(sparse, visuals, str(first), str(corpus), 2, RunContext())
     assert [len(own) for own in found] == [2] * len(visuals)
     assert {sentence for own in found for sentence in own} <= set(OTHERS)
     how = {"run": str(first), "corpus": str(corpus), "found": 2}
-    pairs = pseudo_pairs(sparse, PseudoSettings(source="finder", **how))
-    alone = pseudo_pairs(sparse, PseudoSettings(said=(), **how))
+    pairs = make_pseudo_pairs(sparse, PseudoSettings(source="finder", **how))
+    alone = make_pseudo_pairs(sparse, PseudoSettings(said=(), **how))
     for place, expected in enumerate(found):
         both, own = ({kind.texts.strings[text] for text in kind.matches.texts_of(place)} for kind in (pairs, alone))
         assert own == set(expected)
@@ -84,7 +83,7 @@ def test_an_ensemble_has_seen_what_its_members_have(spoken_tiny, first, corpus, 
     members = [tmp_path / "whole", tmp_path / "other"]
     for seed, folder in enumerate(members):
         run(spoken_tiny, folder, "sparse.images=1", "sparse.captions=none", "epochs=1", f"seed={seed}")
-    recipe, around = RECIPES["ensemble"], Surroundings(torch.device("cpu"))
+    recipe, around = RECIPES["ensemble"], RunContext(torch.device("cpu"))
 
     def joined(name, runs, *changes):
         settings = resolve(recipe.defaults, [f"runs={','.join(map(str, runs))}", *changes])
@@ -125,7 +124,7 @@ def test_what_does_not_go_together_is_refused(spoken_tiny, first, corpus, tmp_pa
     with pytest.raises(UserError, match=r"pseudo\.of=none makes no pseudo pairs"):
         resolve(RECIPES["a3vse"].defaults, ["pseudo.of=none", f"pseudo.run={first}", f"pseudo.corpus={corpus}"])
     sparse = spoken_tiny.sparse(0.5, 1)
-    visuals, around = sparse.unannotated("train"), Surroundings()
+    visuals, around = sparse.unannotated("train"), RunContext()
     own = tmp_path / "own.txt"
     own.write_text("\n".join(spoken_tiny.sentences("train").texts.strings))
     with pytest.raises(UserError, match="has no sentence that is not a caption of"):

@@ -9,15 +9,15 @@ from PIL import Image
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.fragment_models import fragment_matcher, fragment_sides
-from calligram.recipes.plan import Surroundings, run_recipe
-from calligram.recipes.results import result_line
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
-from calligram.search.models import Models
-from calligram.search.query_encoder import QueryEncoder
-from calligram.search.searcher import Searcher
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.matchers import fragment_matcher, fragment_sides
+from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.search.indexing.run import index_source
+from calligram.search.library.library import Library
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.query.encoder import QueryEncoder
+from calligram.search.query.searcher import Searcher
+from calligram.studies.results import result_line
 from calligram.training.runs import Run
 
 SMALL = (
@@ -41,7 +41,7 @@ def backbone(tmp_path_factory):
 def run(collection, out, *changes, recipe="fragments"):
     chosen = RECIPES[recipe]
     settings = resolve(chosen.defaults, [*(SMALL if recipe == "fragments" else ()), *changes])
-    return run_recipe(chosen, settings, collection, out, around=Surroundings(torch.device("cpu")))
+    return run_recipe(chosen, settings, collection, out, around=RunContext(torch.device("cpu")))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_cells_of_a_backbone_serve_frozen_and_trained(tiny, backbone, tmp_path, 
 @pytest.mark.parametrize("matcher", ["bfan", "mmca"])
 def test_a_library_orders_what_vectors_find_by_attention(stored_tiny, tmp_path, matcher):
     run(stored_tiny, tmp_path / "run", STORED, f"matcher={matcher}", "epochs=1")
-    models = Models.load(tmp_path / "run")
+    models = LibraryMatchers.load(tmp_path / "run")
     assert models.reranker is not None
     index_source(models, stored_tiny.folder, tmp_path / "library")
     library = Library.open(tmp_path / "library")
@@ -109,7 +109,7 @@ def test_a_library_orders_what_vectors_find_by_attention(stored_tiny, tmp_path, 
 def test_mmca_without_its_pair_module_is_a_matcher_of_vectors(stored_tiny, tmp_path):
     alone = (STORED, "matcher=mmca", "mmca.heads=4", "mmca.filters=8", "mmca.alpha=0", "epochs=1")
     run(stored_tiny, tmp_path / "run", *alone)
-    assert Models.load(tmp_path / "run").reranker is None
+    assert LibraryMatchers.load(tmp_path / "run").reranker is None
     matcher, inputs = Run.open(tmp_path / "run").load()
     with pytest.raises(UserError, match="its candidates are in order already"):
         evaluate_retrieval(matcher, inputs, stored_tiny.sentences("test"), depth=3)
@@ -148,7 +148,7 @@ def test_captions_are_written_in_training_alone(stored_tiny, tmp_path):
 def test_word_vectors_start_the_table(stored_tiny, tmp_path):
     (tmp_path / "words.txt").write_text("disc 1 2 3 4 5 6 7 8\n", encoding="utf-8")
     settings = resolve(RECIPES["fragments"].defaults, [*SMALL, STORED, f"text.vectors={tmp_path / 'words.txt'}"])
-    plan = RECIPES["fragments"].plan(settings, stored_tiny, Surroundings(torch.device("cpu")))
+    plan = RECIPES["fragments"].plan(settings, stored_tiny, RunContext(torch.device("cpu")))
     number = plan.inputs.texts.number_of["disc"]
     row = plan.matcher.text.words.weight[number]
     assert torch.nn.functional.cosine_similarity(row, torch.arange(1.0, 9.0), dim=0) > 0.999
@@ -222,7 +222,7 @@ def test_the_releases_settings_are_a_preset():
 def test_an_unknown_matcher_suggests_the_nearest(stored_tiny):
     settings = resolve(RECIPES["fragments"].defaults, [*SMALL, STORED])
     train = stored_tiny.sentences("train")
-    sides = fragment_sides(settings.image, settings.text, train, Surroundings(torch.device("cpu")), 8)
+    sides = fragment_sides(settings.image, settings.text, train, RunContext(torch.device("cpu")), 8)
     with pytest.raises(UserError, match="did you mean 'scan'"):
         fragment_matcher("scam", settings, sides)
 
@@ -238,5 +238,5 @@ def test_candidates_are_a_setting_of_all_recipes_that_train_matchers_of_parts(st
     chosen = RECIPES[recipe]
     extra = ("negatives=",) if recipe == "aoq" else ("pseudo.of=none",) if recipe == "a3vse" else ()
     settings = resolve(chosen.defaults, [*SMALL, STORED, "matcher=scan", "candidates=3", "first_stage=0.5", *extra])
-    stages = chosen.plan(settings, stored_tiny, Surroundings()).stages
+    stages = chosen.plan(settings, stored_tiny, RunContext()).stages
     assert [(s.objective.candidates, s.objective.weight) for s in stages] == [(3, 0.5)] * len(stages)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from calligram.recipes.level_curves import Level, draw_levels
+from calligram.studies.reproduce import Level, draw_levels
 
 
 def test_each_model_is_a_curve_and_one_without_pairs_a_line_across(tmp_path):

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from calligram.recipes.claims import Study
-from calligram.recipes.plan import Surroundings
-from calligram.recipes.provenance import ASSETS
-from calligram.recipes.reproduce import reproduce
-from calligram.recipes.results import read_results
-from calligram.recipes.studies_mmca import MMCA
+from calligram.recipes.parts.run import ASSETS, RunContext
+from calligram.studies.claims import Study
+from calligram.studies.mmca import MMCA
+from calligram.studies.reproduce import reproduce_study
+from calligram.studies.results import read_results
 
 SMALL = ("batch=4", "dim=16", "precision=fp32", "image.size=32", "epochs=1", "average=0")
 MMCA_SMALL = ("mmca.heads=4", "mmca.filters=8")
@@ -45,9 +44,9 @@ def small_study(tmp_path, tiny_classifier, tiny_bert, monkeypatch) -> Study:
 
 
 def test_rows_that_add_to_mmca_run_one_after_the_other(spoken_tiny, small_study, tmp_path):
-    verdicts = reproduce(
+    verdicts = reproduce_study(
         small_study, spoken_tiny, seeds=1, results=tmp_path / "results", runs=tmp_path / "runs",
-        around=Surroundings(torch.device("cpu")),
+        around=RunContext(torch.device("cpu")),
     )  # fmt: skip
     lines = {line.study.partition(": ")[2]: line for line in read_results(tmp_path / "results")}
     assert set(lines) == set(CHOSEN)

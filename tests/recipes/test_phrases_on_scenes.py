@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from calligram.data.scenes.generate import generate_scenes
 from calligram.errors import UserError
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.features.regions.catalog import proposer_named
-from calligram.features.regions.extraction import Task, add_regions
+from calligram.features.regions.extract import ExtractionTask, add_regions
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.scenes.generate import generate_scenes
 from calligram.training.runs import load_run
 
 IMAGES, SIZE, BOXES = 600, 64, 10
@@ -25,7 +25,7 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def looked_at(tmp_path_factory):
     scenes = generate_scenes(tmp_path_factory.mktemp("phrases") / "scenes", images=IMAGES, size=SIZE)
-    return add_regions(scenes, Task(proposer_named("edgeboxes", BOXES), "edgeboxes", BOXES, None)).collection
+    return add_regions(scenes, ExtractionTask(proposer_named("edgeboxes", BOXES), "edgeboxes", BOXES, None)).collection
 
 
 def test_phrases_are_found_in_most_of_the_cases_that_the_boxes_allow(looked_at, tmp_path):
@@ -34,7 +34,7 @@ def test_phrases_are_found_in_most_of_the_cases_that_the_boxes_allow(looked_at, 
     Ten boxes, of which one or two are right, and 480 scenes to learn from: 76% was measured, a guess reaches a fifth.
     """
     recipe = RECIPES["two-branch-phrases"]
-    run_recipe(recipe, resolve(recipe.defaults, SETTINGS), looked_at, tmp_path / "run", around=Surroundings())
+    run_recipe(recipe, resolve(recipe.defaults, SETTINGS), looked_at, tmp_path / "run", around=RunContext())
     matcher, inputs = load_run(tmp_path / "run")
     found = evaluate_localization(matcher, inputs, load_phrases(inputs, looked_at, "test"))
     assert found.phrases > 400

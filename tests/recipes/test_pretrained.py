@@ -8,8 +8,8 @@ import torch
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.training.runs import Run
 
 SMALL = ("batch=14", "image.crop=1", "lr=3e-3", "average=0")
@@ -18,7 +18,7 @@ SMALL = ("batch=14", "image.crop=1", "lr=3e-3", "average=0")
 def run(collection, model, out, *changes, resume=False):
     recipe = RECIPES["pretrained"]
     settings = resolve(recipe.defaults, [f"model={model}", *SMALL, *changes])
-    return run_recipe(recipe, settings, collection, out, resume=resume, around=Surroundings(torch.device("cpu")))
+    return run_recipe(recipe, settings, collection, out, resume=resume, around=RunContext(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("model", ["tiny_clip", "tiny_siglip"])
@@ -54,7 +54,7 @@ def test_infonce_starts_from_the_models_own_temperature(tiny, tiny_clip):
     recipe = RECIPES["pretrained"]
     for change, temperature in (("margin=0.2", 0.07), ("temperature=0.5", 0.5)):
         settings = resolve(recipe.defaults, [f"model={tiny_clip}", *SMALL, change])
-        plan = recipe.plan(settings, tiny, Surroundings(torch.device("cpu")))
+        plan = recipe.plan(settings, tiny, RunContext(torch.device("cpu")))
         objective = plan.stages[0].objective
         assert float(objective.temperature.detach()) == pytest.approx(temperature, rel=1e-3)
 

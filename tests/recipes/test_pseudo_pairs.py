@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from calligram.data.draft import RegionRecord
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.features.image_words import ImageWords
-from calligram.recipes.pseudo_pairs import PseudoSettings, drawn, pseudo_pairs, pseudo_sentences
+from calligram.features.pseudo.image_words import ImageWords
+from calligram.recipes.parts.pseudo_pairs import PseudoSettings, drawn, make_pseudo_pairs, pseudo_sentences
 
 FINDER = PseudoSettings(source="finder")
 
@@ -22,13 +22,13 @@ def detected(tiny_draft, tmp_path_factory):
         score = 0.1 if number % 6 == 5 else 0.9
         label = "ball" if number % 2 else "plate"
         draft.regions.append(RegionRecord(f"{image.id}/x", image.id, (1, 1, 9, 9), "finder", label, "", score))
-    return write_collection(draft, folder / "collection")
+    return write_draft(draft, folder / "collection")
 
 
 def test_images_without_captions_are_paired_with_what_is_said_of_them(detected):
     sparse = detected.sparse(1 / 3)
     annotated = {sparse.sentences("train").visuals.ids[v] for v in sparse.sentences("train").matches.pairs()[0]}
-    pairs = pseudo_pairs(sparse, FINDER)
+    pairs = make_pseudo_pairs(sparse, FINDER)
     assert len(annotated) == 2
     assert not annotated & set(pairs.visuals.ids)
     assert set(pairs.visuals.ids) == {f"train-{n}" for n in range(5)} - annotated
@@ -39,16 +39,16 @@ def test_images_without_captions_are_paired_with_what_is_said_of_them(detected):
 
 
 def test_the_same_sentence_of_several_images_is_one_text(detected):
-    pairs = pseudo_pairs(detected.sparse(1 / 6), FINDER)
+    pairs = make_pseudo_pairs(detected.sparse(1 / 6), FINDER)
     assert sorted(pairs.texts.strings) == ["ball", "plate"]
     assert len(pairs.visuals) >= 4
 
 
 def test_nothing_to_pair_is_said(detected):
     with pytest.raises(UserError, match="train of tiny has no image without captions"):
-        pseudo_pairs(detected, FINDER)
+        make_pseudo_pairs(detected, FINDER)
     with pytest.raises(UserError, match="nothing is said of any of 3 images of split train"):
-        pseudo_pairs(detected.sparse(0.5), PseudoSettings(source="finder", least=0.95))
+        make_pseudo_pairs(detected.sparse(0.5), PseudoSettings(source="finder", least=0.95))
 
 
 def test_kinds_of_semantics_follow_each_other_without_saying_a_word_twice(detected, tiny_classifier):
@@ -83,7 +83,7 @@ def test_learnt_words_and_names_come_from_captions_that_are_kept(detected, tiny_
 
 def test_labels_need_a_classifier(detected):
     with pytest.raises(UserError, match=r"said=labels needs a classifier: give pseudo\.backbone="):
-        pseudo_pairs(detected.sparse(0.5), PseudoSettings(said=("labels",)))
+        make_pseudo_pairs(detected.sparse(0.5), PseudoSettings(said=("labels",)))
     with pytest.raises(UserError, match="said needs at least one"):
         PseudoSettings(said=())
 
@@ -108,7 +108,7 @@ def test_several_sentences_have_a_few_words_each_in_their_order(detected):
 def test_captions_of_the_most_similar_images_are_said_too(detected, tiny_classifier):
     sparse = detected.sparse(0.5)
     how = PseudoSettings(source="finder", backbone=str(tiny_classifier), neighbours=2)
-    pairs = pseudo_pairs(sparse, how)
+    pairs = make_pseudo_pairs(sparse, how)
     captions = set(sparse.sentences("train").texts.strings)
     words = ImageWords.load(str(tiny_classifier))
     captioned = sparse.sentences("train")
@@ -121,7 +121,7 @@ def test_captions_of_the_most_similar_images_are_said_too(detected, tiny_classif
         expected = {captioned.texts.strings[captioned.matches.texts_of(image)[0]] for image in nearest}
         assert said & captions == expected
     with pytest.raises(UserError, match="neighbours need vectors"):
-        pseudo_pairs(sparse, PseudoSettings(source="finder", neighbours=1))
+        make_pseudo_pairs(sparse, PseudoSettings(source="finder", neighbours=1))
 
 
 def test_an_image_is_not_among_those_that_are_most_like_it(detected, tiny_classifier):

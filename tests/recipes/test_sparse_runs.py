@@ -8,9 +8,9 @@ import torch
 
 from calligram.errors import UserError
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe
-from calligram.recipes.sparse_length import epochs_factor, extended, half
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.sparse import epochs_factor, extended, half
 from calligram.training.runs import Run
 
 SMALL = ("batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "texts=1", "image.crop=1")
@@ -19,7 +19,7 @@ SMALL = ("batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_cou
 def run(collection, out, *changes, resume=False):
     recipe = RECIPES["vse"]
     settings = resolve(recipe.defaults, [*SMALL, "image.size=32", "epochs=2", *changes])
-    around = Surroundings(torch.device("cpu"))
+    around = RunContext(torch.device("cpu"))
     return run_recipe(recipe, settings, collection, out, resume=resume, around=around)
 
 

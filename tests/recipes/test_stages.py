@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from calligram.recipes.optimisation import Optimisation
-from calligram.recipes.stages import PairLoss, pair_stages
-from calligram.training.objectives import InfoNCEObjective, RankingObjective
+from calligram.recipes.parts.pair_stages import PairLoss, plan_pair_stages
+from calligram.recipes.parts.settings import Optimisation
+from calligram.training.objectives.objective import InfoNCEObjective, RankingObjective
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from calligram.training.objectives import InfoNCEObjective, RankingObjective
 )
 def test_all_negatives_come_before_the_hardest(warmup, first):
     loss = PairLoss("ranking", 0.2, 1, 2, 0.07, warmup)
-    warm, hard = pair_stages(loss, 5, [], Optimisation(), 0.1)
+    warm, hard = plan_pair_stages(loss, 5, [], Optimisation(), 0.1)
     assert (warm.name, warm.epochs, hard.name, hard.epochs) == ("warm-up", 2, "ranking", 3)
     assert isinstance(warm.objective, first)
     assert isinstance(hard.objective, RankingObjective)
@@ -23,4 +23,4 @@ def test_all_negatives_come_before_the_hardest(warmup, first):
 
 def test_without_hardest_negatives_there_is_one_stage():
     for loss in (PairLoss("infonce", 0.2, 1, 2, 0.07), PairLoss("ranking", 0.2, None, 2, 0.07)):
-        assert len(pair_stages(loss, 5, [], Optimisation(), 0.1)) == 1
+        assert len(plan_pair_stages(loss, 5, [], Optimisation(), 0.1)) == 1

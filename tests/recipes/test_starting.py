@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from calligram.features.backbone_input import BackboneInput
-from calligram.features.backbones import Backbone, pixel_input
+from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
+from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.vocabulary import Vocabulary
-from calligram.recipes.starting import starting_features
+from calligram.features.texts.vocabulary import Vocabulary
+from calligram.recipes.parts.teachers import starting_features
 
 
 @pytest.fixture(scope="module")

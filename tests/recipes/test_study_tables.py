@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from calligram.recipes.claims import Row, Study
-from calligram.recipes.results import Result
-from calligram.recipes.study_results import key_of, settings_of
-from calligram.recipes.study_tables import study_tables, table
+from calligram.studies.claims import Row, Study
+from calligram.studies.report import study_tables, table
+from calligram.studies.results import Result, key_of, settings_of
 
 ROWS = (Row("plain", "vse"), Row("long", "vse", ("epochs=90",)), Row("wide", "vse", ("dim=4096",)))
 STUDY = Study("paper", ROWS, (), {"Table 7: sizes": ("plain", "wide", "long"), "Table 8: none": ("long",)})

@@ -8,12 +8,12 @@ import torch
 
 from calligram.errors import UserError
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.claims import Claim, Row, Study
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe
-from calligram.recipes.reproduce import reproduce
-from calligram.recipes.results import read_results
-from calligram.recipes.studies_suggest import SUGGEST
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.studies.catalog import SUGGEST
+from calligram.studies.claims import Claim, Row, Study
+from calligram.studies.reproduce import reproduce_study
+from calligram.studies.results import read_results
 from calligram.training.runs import Run
 
 SMALL = (
@@ -31,7 +31,7 @@ def start(spoken_tiny, tmp_path_factory):
     """A run that saw a caption of each of three images of twelve."""
     out = tmp_path_factory.mktemp("start") / "run"
     chosen = settings("sparse.images=0.25", "sparse.captions=1")
-    run_recipe(RECIPES["vse"], chosen, spoken_tiny, out, around=Surroundings(torch.device("cpu")))
+    run_recipe(RECIPES["vse"], chosen, spoken_tiny, out, around=RunContext(torch.device("cpu")))
     return out
 
 
@@ -55,7 +55,7 @@ def test_suggested_images_come_to_those_that_were_captioned_as_many_as_at_random
 def test_a_run_on_suggestions_suggests_beside_them(spoken_tiny, start, tmp_path):
     few = ("sparse.images=0.25", "sparse.captions=1", "sparse.more=0.25")
     one = settings(*few, f"sparse.run={start}")
-    run_recipe(RECIPES["vse"], one, spoken_tiny, tmp_path / "one", around=Surroundings(torch.device("cpu")))
+    run_recipe(RECIPES["vse"], one, spoken_tiny, tmp_path / "one", around=RunContext(torch.device("cpu")))
     first, second = one.sparse.of(spoken_tiny), settings(*few, f"sparse.run={tmp_path / 'one'}").sparse.of(spoken_tiny)
     assert len(Run.open(tmp_path / "one").about["further captions"]) == 3
     assert set(captioned(first)) < set(captioned(second))
@@ -120,7 +120,7 @@ def test_a_study_suggests_by_the_row_of_the_same_seed(spoken_tiny, tmp_path):
         ),
         (Claim("they help", "suggested", "random"), Claim("more help", "random", "few")),
     )
-    reproduce(study, spoken_tiny, results=tmp_path / "results", runs=tmp_path / "runs", seeds=2, changes=SMALL)
+    reproduce_study(study, spoken_tiny, results=tmp_path / "results", runs=tmp_path / "runs", seeds=2, changes=SMALL)
     found = {(r.study, r.seed): r for r in read_results(tmp_path / "results")}
     assert len(found) == 6
     assert found["try: suggested", 1].settings["sparse.run"] == "row:few"

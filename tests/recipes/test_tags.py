@@ -7,20 +7,20 @@ import torch
 from typer.testing import CliRunner
 
 from calligram.cli.main import app
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
-from calligram.features.wordnet import WordNet
+from calligram.features.pseudo.wordnet import WordNet
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe, train_recipe
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_recipe, train_recipe
 from calligram.training.runs import Run
 
 
 def run(collection, out, *changes):
     recipe = RECIPES["tags"]
     return run_recipe(
-        recipe, resolve(recipe.defaults, changes), collection, out, around=Surroundings(torch.device("cpu"))
+        recipe, resolve(recipe.defaults, changes), collection, out, around=RunContext(torch.device("cpu"))
     )
 
 
@@ -88,13 +88,13 @@ def test_no_captions_are_needed_and_without_those_of_dev_nothing_is_measured(
     draft = tiny_draft(tmp_path / "pictures")
     for image in draft.images:
         image.split = "dev" if image.split == "dev" else "test"
-    collection = write_collection(draft, tmp_path / "collection")
+    collection = write_draft(draft, tmp_path / "collection")
     assert run(collection, tmp_path / "run", f"backbone={tiny_classifier}", "expand=none")["rsum"] >= 0
     with pytest.raises(UserError, match="no captioned images in split train"):
         train_recipe("vse", collection, tmp_path / "vse")
     for image in draft.images:
         image.split = "test"
-    without = write_collection(draft, tmp_path / "without")
+    without = write_draft(draft, tmp_path / "without")
     found = run(without, tmp_path / "none", f"backbone={tiny_classifier}", "expand=none")
     assert found == {"epoch": -1, "step": 0}
     assert "no captioned images in split dev: the matcher is not measured" in caplog.text

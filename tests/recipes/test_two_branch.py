@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
-from calligram.models.stored import load_matcher
+from calligram.models.load import load_matcher
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.training.runs import Run, load_run
 
 SMALL = {
@@ -36,12 +36,12 @@ def colours(tiny_draft, tmp_path_factory):
         image.feature_rows["colours"] = row
     np.save(folder / "colours.npy", values)
     draft.features["colours"] = [folder / "colours.npy"]
-    return write_collection(draft, folder / "collection")
+    return write_draft(draft, folder / "collection")
 
 
 def run(recipe, collection, out, *changes, resume=False):
     settings = resolve(RECIPES[recipe].defaults, [*SMALL[recipe], *changes])
-    return run_recipe(RECIPES[recipe], settings, collection, out, resume=resume, around=Surroundings())
+    return run_recipe(RECIPES[recipe], settings, collection, out, resume=resume, around=RunContext())
 
 
 @pytest.mark.parametrize("recipe", SMALL)
@@ -91,7 +91,7 @@ def test_other_batches_and_one_direction_serve_too(colours, tmp_path, extra):
 def test_a_recurrent_network_is_trained_along(colours, tmp_path):
     side = ("image.features=colours", "text.source=gru", "text.min_count=1", "text.hidden=16", "text.word_dim=8")
     settings = resolve(RECIPES["two-branch"].defaults, [*SMALL["two-branch"], *side, "epochs=12"])
-    matcher = RECIPES["two-branch"].plan(settings, colours, Surroundings()).matcher
+    matcher = RECIPES["two-branch"].plan(settings, colours, RunContext()).matcher
     before = matcher.text.words.weight.detach().clone()
     assert run("two-branch", colours, tmp_path / "run", *side, "epochs=12")["i2t_r1"] > 40
     assert not torch.equal(load_run(tmp_path / "run")[0].text.words.weight, before)

@@ -5,8 +5,8 @@ import torch
 
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.training.runs import Run
 
 SMALL = ("batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "texts=1", "image.crop=1")
@@ -27,7 +27,7 @@ def backbone(tmp_path_factory):
 def run(collection, out, *changes):
     recipe = RECIPES["vse"]
     settings = resolve(recipe.defaults, [*SMALL, *changes])
-    return run_recipe(recipe, settings, collection, out, around=Surroundings(torch.device("cpu")))
+    return run_recipe(recipe, settings, collection, out, around=RunContext(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("train", ["false", "true"])

@@ -10,21 +10,21 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
+from calligram.features.images.pixels import PixelInput
+from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.region_input import RegionInput
-from calligram.features.regions.crops import Crops
-from calligram.features.text_vectors import VectorSettings, VectorText
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.regions.region_features import Crops
+from calligram.features.texts.text_vectors import VectorSettings, VectorText
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
-from calligram.models.stored import BEST, INPUTS, MATCHER, RUN
+from calligram.models.load import BEST, INPUTS, MATCHER, RUN
 from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 from calligram.models.vse import VSE, VSESettings
-from calligram.search.choosing import open_index
-from calligram.search.index import Index
-from calligram.search.indexing import Report, index_source
-from calligram.search.library import Library
-from calligram.search.models import Models
+from calligram.search.indexing.run import IndexReport, index_source
+from calligram.search.library.indexes import open_index
+from calligram.search.library.library import Library
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.vectors.index import Index
 
 WORDS = ["a red disc", "the round thing is blue", "green yellow white black", "a warm colour", "snow"]
 DIM = 7
@@ -104,13 +104,13 @@ def photograph() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="module")
-def models(small_run: Path) -> Models:
+def models(small_run: Path) -> LibraryMatchers:
     """It, loaded."""
-    return Models.load(small_run)
+    return LibraryMatchers.load(small_run)
 
 
 @pytest.fixture
-def indexed(models: Models, photos: Path, tmp_path: Path) -> Path:
+def indexed(models: LibraryMatchers, photos: Path, tmp_path: Path) -> Path:
     """A library of the photographs."""
     index_source(models, photos, tmp_path / "library")
     return tmp_path / "library"
@@ -153,12 +153,12 @@ def same() -> Callable[[Contents, Contents], bool]:
     return _same
 
 
-def _done(report: Report) -> dict[str, int]:
+def _done(report: IndexReport) -> dict[str, int]:
     return {name: n for name, n in report.counts.items() if n and name not in ("unchanged", "still bad")}
 
 
 @pytest.fixture(scope="session")
-def done() -> Callable[[Report], dict[str, int]]:
+def done() -> Callable[[IndexReport], dict[str, int]]:
     """Gives the changes that a run of indexing took in."""
     return _done
 

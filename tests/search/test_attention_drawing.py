@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calligram.evaluation.attention import Attended
-from calligram.search.attention_drawing import draw_attention, light, lit
-from calligram.search.word_drawing import draw_words
-from calligram.search.word_weights import Explained, WordWeight
+from calligram.evaluation.attention import AttentionShares
+from calligram.search.explain.drawing import draw_attention, draw_words, light, lit
+from calligram.search.explain.word_importance import WordImportance, WordImportances
 
 CELLS = np.array([[0, 0, 0.5, 0.5], [0.5, 0, 1, 0.5], [0, 0.5, 0.5, 1], [0.5, 0.5, 1, 1]], dtype=np.float32)
 BOXES = np.array([[0, 0, 1, 1], [0.25, 0.25, 0.75, 0.75]], dtype=np.float32)
@@ -44,10 +43,10 @@ def test_light_that_is_spread_evenly_is_dim():
     np.testing.assert_allclose(light(np.array([0.6, 0.4])), [0.4, 0.4 * 2 / 3])
 
 
-def explained(words: int, boxes) -> Explained:
-    given = [WordWeight(f"word{n}", 0, 1, 0.1 * n - 0.2) for n in range(words)]
+def explained(words: int, boxes) -> WordImportances:
+    given = [WordImportance(f"word{n}", 0, 1, 0.1 * n - 0.2) for n in range(words)]
     shares = np.random.default_rng(0).dirichlet(np.ones(4), words).astype(np.float32)
-    return Explained(0.5, given, Attended(boxes, shares, shares.T / words, frozenset(("words",))))
+    return WordImportances(0.5, given, AttentionShares(boxes, shares, shares.T / words, frozenset(("words",))))
 
 
 @pytest.mark.parametrize("size", [(40, 30), (5, 900), (900, 5), (640, 480)])

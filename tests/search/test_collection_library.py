@@ -12,13 +12,13 @@ import torch
 
 from calligram.data.collection import Collection
 from calligram.data.draft import MemberAt
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.models.stored import INPUTS
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
-from calligram.search.models import Models
-from calligram.search.where import parse
+from calligram.models.load import INPUTS
+from calligram.search.filters.parser import parse
+from calligram.search.indexing.run import index_source
+from calligram.search.library.library import Library
+from calligram.search.library.matchers import LibraryMatchers
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_caption_is_found_by_its_own_vector_and_knows_its_items(of_tiny, model
 def test_captions_and_columns_follow_the_collection(models, tiny_draft, tmp_path, by_path):
     (tmp_path / "pictures").mkdir()
     draft = tiny_draft(tmp_path / "pictures")
-    write_collection(draft, tmp_path / "collection")
+    write_draft(draft, tmp_path / "collection")
     out = tmp_path / "library"
     index_source(models, tmp_path / "collection", out)
     before = by_path(Library.open(out))
@@ -81,7 +81,7 @@ def test_captions_and_columns_follow_the_collection(models, tiny_draft, tmp_path
     again.captions.pop()
     again.images[1].metadata["n"] = 77
     shutil.rmtree(tmp_path / "collection")
-    write_collection(again, tmp_path / "collection")
+    write_draft(again, tmp_path / "collection")
     report = index_source(models, tmp_path / "collection", out)
     assert (report.counts["captions"], report.counts["captions removed"], report.counts["added"]) == (1, 1, 0)
     library = Library.open(out)
@@ -105,7 +105,7 @@ def test_pictures_within_tar_shards_are_read_at_their_place(models, tiny_draft, 
         }
     for image in draft.images:
         image.at = places[image.id]
-    collection = write_collection(draft, tmp_path / "collection")
+    collection = write_draft(draft, tmp_path / "collection")
     index_source(models, collection.folder, tmp_path / "library")
     library = Library.open(tmp_path / "library")
     for row, id in enumerate(collection.table("images").column("id").to_pylist()):
@@ -122,7 +122,7 @@ def test_a_matcher_of_stored_features_takes_a_collection_and_no_files(
     content = json.loads((run / INPUTS / "inputs.json").read_text())
     content["images"] = {"kind": "stored", "name": "colour"}
     (run / INPUTS / "inputs.json").write_text(json.dumps(content))
-    models = Models.load(run)
+    models = LibraryMatchers.load(run)
     with pytest.raises(UserError, match="reads the stored features 'colour', and picture files have none"):
         index_source(models, photos, tmp_path / "refused")
     report = index_source(models, stored_tiny.folder, tmp_path / "library")

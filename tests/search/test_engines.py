@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from calligram.errors import UserError
-from calligram.search import milvus_graph
-from calligram.search.choosing import open_index
-from calligram.search.condition import Comparison
-from calligram.search.milvus_connection import address_of
+from calligram.search.filters.conditions import Comparison
+from calligram.search.library.indexes import open_index
+from calligram.search.vectors import milvus
+from calligram.search.vectors.milvus import address_of
 
 DIM = 7
 NOTHING = pa.table({})
@@ -81,10 +81,10 @@ def test_milvus_searches_a_graph_only_where_it_finds_what_an_exact_search_finds(
     index = open_index(f"milvus:{tmp_path / 'm.db'}", "images", dim=DIM)
     index.add(names(500), some(500), pa.table({"n": range(500)}))
     exact = ids(index.search(some(1), 10)[0])
-    monkeypatch.setattr(milvus_graph, "RECALL", 1.1)
-    assert milvus_graph.settled(index._client, "images", 500, pays=100) == "FLAT"
+    monkeypatch.setattr(milvus, "RECALL", 1.1)
+    assert milvus.settled(index._client, "images", 500, pays=100) == "FLAT"
     monkeypatch.undo()
-    assert milvus_graph.settled(index._client, "images", 500, pays=100) == "HNSW"
+    assert milvus.settled(index._client, "images", 500, pays=100) == "HNSW"
     graph = open_index(f"milvus:{tmp_path / 'm.db'}", "images")
     assert ids(graph.search(some(1), 10)[0]) == exact
     graph.add(["new"], some(1, seed=5), NOTHING)

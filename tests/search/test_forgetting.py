@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.search.forgetting import forget
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
+from calligram.search.indexing.forget import forget_items
+from calligram.search.indexing.run import index_source
+from calligram.search.library.library import Library
 
 
 def test_what_is_forgotten_stays_away_until_it_changes(models, photos, indexed, photograph, by_path):
     library = Library.open(indexed)
     ids = by_path(library)
-    assert forget(indexed, [ids["photo_0.jpg"], "trip/photo_1.jpg", str(photos / "trip" / "photo_2.jpg")]) == 3
-    assert forget(indexed, [], where="year = 2014") == 1
+    assert forget_items(indexed, [ids["photo_0.jpg"], "trip/photo_1.jpg", str(photos / "trip" / "photo_2.jpg")]) == 3
+    assert forget_items(indexed, [], where="year = 2014") == 1
     library = Library.open(indexed)
     assert len(library) == len(library.images) == 8
     for name in ("photo_0.jpg", "trip/photo_4.jpg"):
@@ -39,13 +39,13 @@ def test_nothing_of_what_is_forgotten_can_be_read_in_any_version(models, tiny_dr
     (tmp_path / "pictures").mkdir()
     draft = tiny_draft(tmp_path / "pictures")
     draft.captions[0].text = "Kilimanjaro"
-    write_collection(draft, tmp_path / "collection")
+    write_draft(draft, tmp_path / "collection")
     out = tmp_path / "library"
     index_source(models, tmp_path / "collection", out)
     before = Library.open(out)
     ids = by_path(before)
     assert before.full_text("kilimanjaro", 3)
-    forget(out, [ids["train-0"]])
+    forget_items(out, [ids["train-0"]])
     after = Library.open(out)
     assert not after.full_text("kilimanjaro", 3)
     assert len(after.captions) == after.manifest.counts["captions"] == 40
@@ -62,16 +62,16 @@ def test_nothing_of_what_is_forgotten_can_be_read_in_any_version(models, tiny_dr
 def test_gone_items_and_folders_can_be_forgotten(models, photos, indexed):
     (photos / "photo_0.jpg").unlink()
     index_source(models, photos, indexed)
-    assert forget(indexed, [], gone=True) == 1
-    assert forget(indexed, [str(photos / "trip")]) == 8
+    assert forget_items(indexed, [], gone=True) == 1
+    assert forget_items(indexed, [str(photos / "trip")]) == 8
     assert len(list(Library.open(indexed).rows())) == 3
 
 
 def test_what_is_not_there_cannot_be_forgotten_and_nothing_else_is(indexed):
     with pytest.raises(UserError, match="no item with the id or path 'nothing'; nothing was forgotten"):
-        forget(indexed, ["photo_0.jpg", "nothing"])
+        forget_items(indexed, ["photo_0.jpg", "nothing"])
     with pytest.raises(UserError, match="say what to forget"):
-        forget(indexed, [])
+        forget_items(indexed, [])
     with pytest.raises(UserError, match="yaer"):
-        forget(indexed, [], where="yaer = 3")
+        forget_items(indexed, [], where="yaer = 3")
     assert len(Library.open(indexed)) == 12

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calligram.search.fusion import SOFTENING, has_every_word, reciprocal_ranks
+from calligram.search.query.keyword_fusion import SOFTENING, has_every_word, reciprocal_ranks
 
 RANKING = st.lists(st.sampled_from("abcdefgh"), unique=True)
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from calligram.errors import UserError
-from calligram.search.choosing import open_index
-from calligram.search.condition import Both, Comparison, Contains, Missing
+from calligram.search.filters.conditions import Both, Comparison, Contains, Missing
+from calligram.search.library.indexes import open_index
 
 DIM = 7
 NOTHING = pa.table({})

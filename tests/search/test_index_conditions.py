@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from calligram.search.choosing import open_index
-from calligram.search.condition import Both, Comparison, Contains, Either, Missing, OneOf, holds
-from calligram.search.where import parse
+from calligram.search.filters.conditions import Both, Comparison, Contains, Either, Missing, OneOf, holds
+from calligram.search.filters.parser import parse
+from calligram.search.library.indexes import open_index
 
 DIM = 7
 NOTHING = pa.table({})

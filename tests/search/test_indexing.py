@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.search import indexing, preparing, writing
-from calligram.search.encoders import ImageEncoder
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
-from calligram.search.locking import locked
-from calligram.search.sources import open_source
-from calligram.search.staging import make_worker
+from calligram.files import locked
+from calligram.search.indexing import open_writer, run, writer
+from calligram.search.indexing.encode import ImageEncoder
+from calligram.search.indexing.run import index_source
+from calligram.search.indexing.shards import make_worker
+from calligram.search.indexing.sources import open_source
+from calligram.search.library.library import Library
 
 
 def test_every_picture_becomes_an_item_with_the_vector_the_matcher_gives(models, photos, indexed, contents):
@@ -67,7 +67,7 @@ def test_what_is_the_same_is_not_encoded_again(models, photos, indexed, monkeypa
     (photos / "photo_6.jpg").rename(photos / "again.jpg")
     shutil.copy(photos / "photo_0.jpg", photos / "copy.jpg")
     os.utime(photos / "photo_3.jpg", (1, 1))
-    monkeypatch.setattr("calligram.search.encoders.ImageEncoder.encode", never)
+    monkeypatch.setattr("calligram.search.indexing.encode.ImageEncoder.encode", never)
     assert done(index_source(models, photos, indexed)) == {"copied": 1, "moved": 1, "touched": 1}
     after = contents(indexed)
     np.testing.assert_allclose(after["copy.jpg"][1], before["photo_0.jpg"][1], atol=1e-3)
@@ -114,7 +114,7 @@ def test_pictures_are_counted_when_they_are_encoded_and_not_when_they_are_read(m
 
 def test_a_matcher_that_fails_stops_the_run_and_leaves_torch_as_it_was(models, photos, monkeypatch):
     threads = torch.get_num_threads()
-    monkeypatch.setattr("calligram.search.encoders.ImageEncoder.encode", lambda *_: 1 / 0)
+    monkeypatch.setattr("calligram.search.indexing.encode.ImageEncoder.encode", lambda *_: 1 / 0)
     source = open_source(photos)
     with pytest.raises(ZeroDivisionError):
         list(make_worker(models, source, "cpu").run(source.scan().entries, frozenset()))
@@ -152,8 +152,8 @@ def test_a_content_that_went_while_it_was_to_be_copied_is_encoded_after_all(
     models, photos, indexed, photograph, monkeypatch, contents
 ):
     # Every picture is committed by itself: the changed one is, before the copy of what it was is looked at.
-    monkeypatch.setattr(indexing, "COMMIT_ROWS", 1)
-    monkeypatch.setattr("calligram.search.working.BATCH", 1)
+    monkeypatch.setattr(run, "COMMIT_ROWS", 1)
+    monkeypatch.setattr("calligram.search.indexing.encode.BATCH", 1)
     before = contents(indexed)
     shutil.copy(photos / "photo_0.jpg", photos / "zzz.jpg")
     photograph(photos / "photo_0.jpg", 50)
@@ -243,7 +243,7 @@ def test_a_reader_sees_one_state_until_it_looks_again(models, photos, indexed, p
 
 def test_old_versions_are_deleted_when_no_reader_can_want_them(models, photos, tmp_path, photograph, monkeypatch):
     out = tmp_path / "library"
-    monkeypatch.setattr(writing, "GRACE", 0.0)
+    monkeypatch.setattr(writer, "GRACE", 0.0)
     sizes = []
     for turn in range(6):
         photograph(photos / "photo_0.jpg", 100 + turn)
@@ -272,19 +272,19 @@ def test_an_empty_folder_makes_an_empty_library(models, tmp_path):
     library = Library.open(tmp_path / "library")
     assert library.full_text("dog", 3) == []
     assert library.sample(3) == []
-    assert preparing.MANIFEST in os.listdir(tmp_path / "library")
+    assert open_writer.MANIFEST in os.listdir(tmp_path / "library")
 
 
 def test_captions_beside_pictures_are_told_of(small_run, tmp_path, caplog):
     from PIL import Image
 
-    from calligram.search.models import Models
+    from calligram.search.library.matchers import LibraryMatchers
 
     (tmp_path / "photos").mkdir()
     Image.new("RGB", (20, 20), "red").save(tmp_path / "photos" / "one.png")
     (tmp_path / "photos" / "list.csv").write_text("a,b\n")
-    index_source(Models.load(small_run), tmp_path / "photos", tmp_path / "library")
+    index_source(LibraryMatchers.load(small_run), tmp_path / "photos", tmp_path / "library")
     assert "is not read" not in caplog.text
     (tmp_path / "photos" / "captions.csv").write_text("file,caption\none.png,a red square\n")
-    index_source(Models.load(small_run), tmp_path / "photos", tmp_path / "library")
+    index_source(LibraryMatchers.load(small_run), tmp_path / "photos", tmp_path / "library")
     assert "captions.csv is not read: index takes pictures alone" in caplog.text

@@ -14,9 +14,9 @@ import time
 import numpy as np
 import pytest
 
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
-from calligram.search.models import Models
+from calligram.search.indexing.run import index_source
+from calligram.search.library.library import Library
+from calligram.search.library.matchers import LibraryMatchers
 
 SCRIPT = """
 import os, sys, time
@@ -107,7 +107,7 @@ def test_a_library_killed_ten_times_is_the_one_that_was_not(small_run, photos, t
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, tmp_path / "timed"):  # the first also pays for what is done once in a process
         began = time.perf_counter()
-        index_source(Models.load(small_run), photos, folder)
+        index_source(LibraryMatchers.load(small_run), photos, folder)
         seconds = time.perf_counter() - began
     wanted, draw, cut_short = everything(whole), random.Random(0), 0
     while cut_short < 10:
@@ -118,17 +118,17 @@ def test_a_library_killed_ten_times_is_the_one_that_was_not(small_run, photos, t
             shutil.rmtree(killed)
             seconds = max(0.1, 0.8 * seconds)
         cut_short += not took
-    index_source(Models.load(small_run), photos, killed)
+    index_source(LibraryMatchers.load(small_run), photos, killed)
     assert same(wanted, everything(killed))
-    assert index_source(Models.load(small_run), photos, killed).counts["unchanged"] == len(wanted)
+    assert index_source(LibraryMatchers.load(small_run), photos, killed).counts["unchanged"] == len(wanted)
 
 
 def test_a_shard_that_was_killed_goes_on(small_run, photos, tmp_path):
-    index_source(Models.load(small_run), photos, tmp_path / "whole")
-    from calligram.search.indexing import stage_source
-    from calligram.search.staging import Shard
+    index_source(LibraryMatchers.load(small_run), photos, tmp_path / "whole")
+    from calligram.search.indexing.run import stage_source
+    from calligram.search.indexing.shards import Shard
 
-    out, models = tmp_path / "sharded", Models.load(small_run)
+    out, models = tmp_path / "sharded", LibraryMatchers.load(small_run)
     stage_source(models, photos, out, Shard(1, 2))
     (folder,) = (out / "staging").glob("*/1-of-2")
     # As a kill leaves it: a piece that was being written.

@@ -8,18 +8,18 @@ import torch
 
 from calligram.data.collection import Collection
 from calligram.data.draft import RegionRecord
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation.attention import attend, see_image
+from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
-from calligram.features.stored import StoredInput
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
-from calligram.models.scan import Scan, ScanSettings
-from calligram.models.stored import BEST, INPUTS, MATCHER, RUN, load_matcher
-from calligram.search.indexing import index_source
-from calligram.search.models import Models
-from calligram.search.searcher import Searcher
+from calligram.models.load import BEST, INPUTS, MATCHER, RUN, load_matcher
+from calligram.models.scan import SCAN, SCANSettings
+from calligram.search.indexing.run import index_source
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.query.searcher import Searcher
 
 SENTENCE = "a red disc"
 
@@ -36,15 +36,15 @@ def folder(tiny_draft, tmp_path):
         for number in range(3):
             box = (4.0 * number, 2.0, 20.0 + row, 30.0)
             draft.regions.append(RegionRecord(f"{image.id}/w{number}", image.id, box, source="windows"))
-    write_collection(draft, tmp_path / "collection")
+    write_draft(draft, tmp_path / "collection")
     words = Vocabulary.build([SENTENCE], min_count=1)
     torch.manual_seed(0)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / RUN).write_text("{}\n")
-    matcher = Scan(ScanSettings(len(words), dim=8, feature_dim=4, word_dim=6, hidden=8))
+    matcher = SCAN(SCANSettings(len(words), dim=8, feature_dim=4, word_dim=6, hidden=8))
     catalog.save(matcher, tmp_path / "run" / MATCHER, tmp_path / "run" / BEST)
     Inputs(StoredInput("windows"), words).save(tmp_path / "run" / INPUTS)
-    index_source(Models.load(tmp_path / "run"), tmp_path / "collection", tmp_path / "library")
+    index_source(LibraryMatchers.load(tmp_path / "run"), tmp_path / "collection", tmp_path / "library")
     return tmp_path
 
 
@@ -78,7 +78,7 @@ def test_a_picture_that_is_gone_is_told(folder):
     gone = item_called(Searcher.open(folder / "library"), "train-2")
     (folder / "collection" / "images").rename(folder / "images")
     try:
-        index_source(Models.load(folder / "run"), folder / "collection", folder / "library")
+        index_source(LibraryMatchers.load(folder / "run"), folder / "collection", folder / "library")
     finally:
         (folder / "images").rename(folder / "collection" / "images")
     with pytest.raises(UserError, match="was gone when its source was indexed last; index it again"):

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.search import manifest
-from calligram.search.fusion import has_every_word
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
-from calligram.search.where import holds, parse
+from calligram.search.filters.parser import holds, parse
+from calligram.search.indexing.run import index_source
+from calligram.search.library import manifest
+from calligram.search.library.library import Library
+from calligram.search.query.keyword_fusion import has_every_word
 
 
 def test_an_item_says_what_the_file_says(indexed, photos, by_path):

@@ -12,13 +12,13 @@ from torch import nn
 
 from calligram.errors import UserError
 from calligram.models import catalog
+from calligram.models.load import BEST, MATCHER, load_matcher
 from calligram.models.matcher import Encoded, Matcher
-from calligram.models.stored import BEST, MATCHER, load_matcher
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
-from calligram.search.locator import Locator
-from calligram.search.manifest import Model
-from calligram.search.models import Models, load_recorded
+from calligram.search.explain.library_localizer import LibraryLocalizer
+from calligram.search.indexing.run import index_source
+from calligram.search.library.library import Library
+from calligram.search.library.manifest import MatcherRecord
+from calligram.search.library.matchers import LibraryMatchers, load_recorded
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Cross(Matcher):
 
 def test_vectors_do_not_put_in_order_again_what_they_have_put_in_order(small_run):
     with pytest.raises(UserError, match=r"puts candidates in order already; leave out --reranker, or give a run"):
-        Models.load(small_run, small_run)
+        LibraryMatchers.load(small_run, small_run)
 
 
 @pytest.fixture
 def cross_run(small_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(catalog, "MATCHERS", {**catalog.MATCHERS, "cross": catalog.Kind(Cross, CrossSettings)})
+    monkeypatch.setattr(catalog, "MATCHERS", {**catalog.MATCHERS, "cross": catalog.MatcherEntry(Cross, CrossSettings)})
     folder = tmp_path / "cross"
     shutil.copytree(small_run, folder)
     torch.manual_seed(3)
@@ -67,7 +67,7 @@ def cross_run(small_run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_the_parts_of_a_reranker_are_stored_in_half_precision(cross_run, small_run, photos, tmp_path, alone):
-    models = Models.load(cross_run) if alone else Models.load(small_run, cross_run)
+    models = LibraryMatchers.load(cross_run) if alone else LibraryMatchers.load(small_run, cross_run)
     index_source(models, photos, tmp_path / "library")
     library = Library.open(tmp_path / "library")
     assert library.manifest.reranker.source == str(cross_run)
@@ -86,10 +86,10 @@ def test_the_parts_of_a_reranker_are_stored_in_half_precision(cross_run, small_r
 
 
 def test_the_reranker_is_remembered_and_none_can_be_added_later(cross_run, small_run, photos, indexed, tmp_path):
-    index_source(Models.load(small_run, cross_run), photos, tmp_path / "both")
-    index_source(Models.load(small_run, library=tmp_path / "both"), photos, tmp_path / "both")
+    index_source(LibraryMatchers.load(small_run, cross_run), photos, tmp_path / "both")
+    index_source(LibraryMatchers.load(small_run, library=tmp_path / "both"), photos, tmp_path / "both")
     with pytest.raises(UserError, match=r"was made with no reranker, this is reranker .*--rebuild"):
-        index_source(Models.load(small_run, cross_run), photos, indexed)
+        index_source(LibraryMatchers.load(small_run, cross_run), photos, indexed)
     with pytest.raises(UserError, match="nothing to re-rank by; index it with --reranker RUN"):
         Library.open(indexed).parts(Library.open(indexed).sample(1))
 
@@ -97,51 +97,51 @@ def test_the_reranker_is_remembered_and_none_can_be_added_later(cross_run, small
 def test_a_reranker_that_is_gone_or_has_changed_is_named_with_what_to_do(cross_run, small_run, photos, tmp_path):
     second, out = tmp_path / "second", tmp_path / "both"
     shutil.copytree(cross_run, second)
-    index_source(Models.load(small_run, second), photos, out)
+    index_source(LibraryMatchers.load(small_run, second), photos, out)
     second.rename(tmp_path / "moved")
     with pytest.raises(UserError, match=r"the reranker of .*both cannot be loaded: .*second.*with --reranker where it"):
-        Models.load(small_run, library=out)
-    report = index_source(Models.load(small_run, tmp_path / "moved", library=out), photos, out)
+        LibraryMatchers.load(small_run, library=out)
+    report = index_source(LibraryMatchers.load(small_run, tmp_path / "moved", library=out), photos, out)
     assert report.counts["unchanged"] == 12
     source = Library.open(out).manifest.reranker.source
     assert source == str(tmp_path / "moved")
     with pytest.raises(UserError, match=r'"calligram index RUN SOURCE --out .*both --reranker .*moved --rebuild"'):
-        load_recorded(out, "reranker", Model("other" * 8, source))
+        load_recorded(out, "reranker", MatcherRecord("other" * 8, source))
 
 
 def test_a_localizer_can_be_added_and_exchanged_at_any_time_and_stays(small_run, localizer_run, photos, tmp_path):
     """Nothing that is stored depends on it, so no picture is encoded again."""
     out, first, second = tmp_path / "library", localizer_run(tmp_path / "first"), localizer_run(tmp_path / "second", 1)
-    index_source(Models.load(small_run), photos, out)
+    index_source(LibraryMatchers.load(small_run), photos, out)
     for run in (first, second):
-        report = index_source(Models.load(small_run, localizer=run), photos, out)
+        report = index_source(LibraryMatchers.load(small_run, localizer=run), photos, out)
         assert report.counts["unchanged"] == 12
         assert Library.open(out).stats()["localizer"] == str(run)
-    index_source(Models.load(small_run), photos, out)
-    index_source(Models.load(small_run), photos, out, rebuild=True)
+    index_source(LibraryMatchers.load(small_run), photos, out)
+    index_source(LibraryMatchers.load(small_run), photos, out, rebuild=True)
     library = Library.open(out)
     assert library.stats()["localizer"] == str(second)
-    assert Locator.open(library).model.source == str(second)
+    assert LibraryLocalizer.open(library).model.source == str(second)
     shutil.copy(first / "best.safetensors", second / "best.safetensors")
     with pytest.raises(UserError, match=r"was indexed with localizer .*; take it with .* --localizer"):
-        Locator.open(library)
+        LibraryLocalizer.open(library)
 
 
 def test_a_localizer_must_see_regions(small_run):
     with pytest.raises(UserError, match="sees whole pictures; train one on regions"):
-        Models.load(small_run, localizer=small_run)
+        LibraryMatchers.load(small_run, localizer=small_run)
 
 
 def test_a_matcher_of_regions_scores_no_whole_pictures(small_run, localizer_run, tmp_path):
     """Neither alone nor as re-ranker; a library of such scores would answer with anything."""
     regions = localizer_run(tmp_path / "regions")
     with pytest.raises(UserError, match="regions finds phrases within pictures"):
-        Models.load(regions)
+        LibraryMatchers.load(regions)
     with pytest.raises(UserError, match="regions finds phrases within pictures"):
-        Models.load(small_run, reranker=regions)
+        LibraryMatchers.load(small_run, reranker=regions)
 
 
 def test_a_dual_encoder_needs_no_run(tiny_clip, photos, tmp_path):
-    index_source(Models.load(str(tiny_clip)), photos, tmp_path / "library")
+    index_source(LibraryMatchers.load(str(tiny_clip)), photos, tmp_path / "library")
     library = Library.open(tmp_path / "library")
     assert (library.images.dim, len(library)) == (16, 12)

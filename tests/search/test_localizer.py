@@ -6,15 +6,15 @@ from PIL import Image, ImageColor, ImageDraw
 from torch import nn
 
 from calligram.errors import NotFiniteError, UserError
-from calligram.features.chunker import Chunker, Span
+from calligram.features.images.pixels import PixelInput
+from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.region_input import RegionInput
-from calligram.features.regions.crops import Crops
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.regions.region_features import Crops
+from calligram.features.texts.chunker import Chunker, PhraseSpan
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.matcher import Encoded, Matcher
-from calligram.search.box_drawing import COLOURS, Drawn, colour_of, draw_boxes
-from calligram.search.localizer import localize, localize_sentence, look, rank
+from calligram.search.explain.drawing import COLOURS, LabelledBox, colour_of, draw_boxes
+from calligram.search.explain.localize import localize_phrase, localize_sentence, look, rank
 
 COLOUR = {"red": (1.0, -1.0, -1.0), "blue": (-1.0, -1.0, 1.0)}
 
@@ -50,7 +50,7 @@ def picture():
 @pytest.fixture(scope="module")
 def inputs():
     texts = ["the red thing is near the blue thing", "a red thing", "the blue thing"]
-    spans = [[Span(0, 13), Span(22, 36)], [Span(0, 11)], [Span(0, 14)]]
+    spans = [[PhraseSpan(0, 13), PhraseSpan(22, 36)], [PhraseSpan(0, 11)], [PhraseSpan(0, 14)]]
     chunker = Chunker.learn(list(zip(texts, spans, strict=True)) * 10)
     vocabulary = Vocabulary.build(texts, 1, 20)
     crops = Crops(PixelInput(64), 4, margin=0.0)
@@ -60,7 +60,7 @@ def inputs():
 def test_the_best_box_is_the_one_the_phrase_speaks_of(picture, inputs):
     matcher = ByColour(inputs.texts)
     for phrase, inside in (("the red thing", (0, 0, 50, 50)), ("a blue thing", (150, 50, 200, 100))):
-        best = localize(matcher, inputs, picture, phrase, k=1)[0]
+        best = localize_phrase(matcher, inputs, picture, phrase, k=1)[0]
         assert best.rank == 1
         assert all(inside[i] - 2 <= best.box[i] for i in (0, 1))
         assert all(best.box[i] <= inside[i] + 2 for i in (2, 3))
@@ -93,7 +93,7 @@ def test_a_text_without_a_noun_phrase_is_one(picture, inputs):
     matcher = ByColour(inputs.texts)
     none = Inputs(inputs.images, inputs.texts, Finds({}))
     found = localize_sentence(matcher, none, look(matcher, inputs, picture), "  red ")
-    assert [(located.span, located.text) for located in found] == [(Span(2, 5), "red")]
+    assert [(located.span, located.text) for located in found] == [(PhraseSpan(2, 5), "red")]
     assert found[0].hits[0].box[2] < 60
 
 
@@ -103,17 +103,17 @@ def test_scores_that_are_not_finite_are_refused(picture, inputs):
             return torch.full((len(images.vectors), len(texts.vectors)), torch.nan)
 
     with pytest.raises(NotFiniteError, match="not finite"):
-        localize(Broken(inputs.texts), inputs, picture, "red")
+        localize_phrase(Broken(inputs.texts), inputs, picture, "red")
 
 
 def test_what_cannot_be_done_is_said(picture, inputs):
     matcher = ByColour(inputs.texts)
     with pytest.raises(UserError, match="the phrase is empty"):
-        localize(matcher, inputs, picture, "  ")
+        localize_phrase(matcher, inputs, picture, "  ")
     with pytest.raises(UserError, match="k must be at least 1"):
-        localize(matcher, inputs, picture, "red", k=0)
+        localize_phrase(matcher, inputs, picture, "red", k=0)
     with pytest.raises(UserError, match="train one on regions"):
-        localize(matcher, Inputs(PixelInput(16), inputs.texts), picture, "red")
+        localize_phrase(matcher, Inputs(PixelInput(16), inputs.texts), picture, "red")
     looked = look(matcher, inputs, picture)
     with pytest.raises(UserError, match="has not learnt to find noun phrases"):
         localize_sentence(matcher, Inputs(inputs.images, inputs.texts), looked, "the red thing")
@@ -121,8 +121,8 @@ def test_what_cannot_be_done_is_said(picture, inputs):
 
 def test_boxes_are_drawn_in_their_colours_above_the_sentence(picture):
     sentence = "the red thing and the blue thing"
-    spans = [Span(0, 13), Span(18, 32)]
-    boxes = [Drawn((10, 10, 90, 90), colour_of(0)), Drawn((120, 20, 180, 60), colour_of(1), "2")]
+    spans = [PhraseSpan(0, 13), PhraseSpan(18, 32)]
+    boxes = [LabelledBox((10, 10, 90, 90), colour_of(0)), LabelledBox((120, 20, 180, 60), colour_of(1), "2")]
     drawn = draw_boxes(picture, boxes, sentence, spans)
     assert drawn.width == 640
     assert drawn.height > 320
@@ -136,4 +136,4 @@ def test_boxes_are_drawn_in_their_colours_above_the_sentence(picture):
 
 def test_a_large_picture_keeps_its_size(picture):
     large = picture.resize((1200, 600))
-    assert draw_boxes(large, [Drawn((0, 0, 10, 10), "red")]).size == (1200, 600)
+    assert draw_boxes(large, [LabelledBox((0, 0, 10, 10), "red")]).size == (1200, 600)

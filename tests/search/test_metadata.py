@@ -7,9 +7,9 @@ import pytest
 from PIL import ExifTags, Image
 
 from calligram.data.pictures import decode
-from calligram.features.pixels import PixelInput
-from calligram.search.metadata import facts
-from calligram.search.thumbnails import is_plain_jpeg, thumbnail
+from calligram.features.images.pixels import PixelInput
+from calligram.search.indexing.exif import facts
+from calligram.search.indexing.thumbnails import is_plain_jpeg, thumbnail
 
 
 def jpeg(
@@ -107,7 +107,7 @@ def test_too_little_is_not_made_into_a_thumbnail():
 
 def test_exif_is_looked_for_before_the_pixels_only(monkeypatch):
     data = encoded() + b"Exif"  # such bytes turn up among those of a large picture
-    monkeypatch.setattr("calligram.search.metadata.Image.open", lambda _: pytest.fail("opened again"))
+    monkeypatch.setattr("calligram.search.indexing.exif.Image.open", lambda _: pytest.fail("opened again"))
     assert facts(data) == {}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calligram.search.nearest import Nearest
+from calligram.search.vectors.exact import Nearest
 
 
 @pytest.mark.parametrize("spread", [1.0, 0.05], ids=["apart", "crowded"])

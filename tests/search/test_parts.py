@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from calligram.search.parts import encodings
-from calligram.search.tables import SCHEMAS
+from calligram.search.library.library import encodings
+from calligram.search.library.tables import SCHEMAS
 
 
 def test_rows_of_parts_become_tensors_in_any_order_and_number():

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.search.query import MOST_TERMS, ItemId, Query, Term, joined, parse_term, parse_what
+from calligram.search.query.query import MOST_TERMS, ItemId, Query, Term, joined, parse_term, parse_what
 
 EVEN = {"text": 0.1, "image": 0.1}
 

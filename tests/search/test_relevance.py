@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from calligram.errors import NotFiniteError
-from calligram.search.relevance import (
+from calligram.search.query.cutoff import (
     ENOUGH_ITEMS,
     FIRST,
     UNKNOWN,
     UNRELATED,
-    Scale,
+    ScoreScale,
     calibrated,
     cutoff_of,
     first_matches,
@@ -89,7 +89,7 @@ def test_a_weighted_quantile_is_the_plain_one_of_repeated_values():
 
 def test_the_cutoff_of_several_terms_is_the_mean_of_theirs_and_what_is_avoided_may_be_as_usual():
     """By hand: 0.5 * 0.3 + 0.25 * 0.8 - 0.25 * 0.2."""
-    text, image = Scale(0.2, 0.05, 0.3), Scale(0.6, 0.15, 0.8)
+    text, image = ScoreScale(0.2, 0.05, 0.3), ScoreScale(0.6, 0.15, 0.8)
     assert cutoff_of(np.array([0.5, 0.25, -0.25]), [text, image, text]) == pytest.approx(0.3)
     assert cutoff_of(np.array([1.0]), [text]) == pytest.approx(0.3)
     assert cutoff_of(np.array([0.5, -0.5]), [UNKNOWN, text]) == -math.inf

@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary
+from calligram.models.load import StoredMatcher, load_matcher
 from calligram.models.matcher import Encoded, Matcher
-from calligram.models.stored import Stored, load_matcher
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
-from calligram.search.models import Models
-from calligram.search.query import ItemId, Query, Term
-from calligram.search.query_encoder import QueryEncoder
-from calligram.search.reranking import candidates, reordered
-from calligram.search.searcher import Searcher
+from calligram.search.indexing.run import index_source
+from calligram.search.library.library import Library
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.query.encoder import QueryEncoder
+from calligram.search.query.query import ItemId, Query, Term
+from calligram.search.query.rerank import candidates, reordered
+from calligram.search.query.searcher import Searcher
 
 WORDS = Vocabulary.build(["a red disc the round thing is blue green yellow white black warm colour snow"], min_count=1)
 DIM = 12
@@ -51,16 +51,16 @@ class Attending(Matcher):
         return judged.sum(1) / texts.mask.sum(1)
 
 
-def attending(seed: int = 0) -> Stored:
+def attending(seed: int = 0) -> StoredMatcher:
     torch.manual_seed(seed)
-    return Stored(Attending().eval(), Inputs(PixelInput(16), WORDS), f"attending {seed}", "attending")
+    return StoredMatcher(Attending().eval(), Inputs(PixelInput(16), WORDS), f"attending {seed}", "attending")
 
 
 @pytest.fixture(scope="module")
 def stage(tiny, write_run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reranked")
     first, second = load_matcher(write_run(folder / "run")), attending()
-    index_source(Models(first, second), tiny.folder, folder / "library")
+    index_source(LibraryMatchers(first, second), tiny.folder, folder / "library")
     library = Library.open(folder / "library")
     searcher = Searcher(library, QueryEncoder(first), QueryEncoder(second))
     ids = [row["id"] for row in library.rows()]

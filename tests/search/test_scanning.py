@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from calligram.search.known import Known, State, compare
-from calligram.search.scanning import Entry, Scan, scan_folder, shard_of
-from calligram.search.sources import FolderPictures
+from calligram.search.indexing.diff import KnownItem, LibraryState, compare
+from calligram.search.indexing.sources import FolderScan, FolderSource, ScannedPicture, scan_folder, shard_of
 
 
 def keys(root):
@@ -57,15 +56,15 @@ def test_a_broken_link_and_an_impossible_name_are_problems(tmp_path):
 
 
 def test_items_below_a_folder_that_cannot_be_read_are_not_gone(tmp_path):
-    known = {k: Known(k, 1, 1, f"hash {k}", True, "") for k in ("sub/a.jpg", "sub/deep/b.jpg", "subtle.jpg")}
-    state = State(0, items=known)
-    compare(Scan(unread=["sub"]), state, FolderPictures(tmp_path))
+    known = {k: KnownItem(k, 1, 1, f"hash {k}", True, "") for k in ("sub/a.jpg", "sub/deep/b.jpg", "subtle.jpg")}
+    state = LibraryState(0, items=known)
+    compare(FolderScan(unread=["sub"]), state, FolderSource(tmp_path))
     assert state.away == {"subtle.jpg"}
 
 
 @pytest.mark.parametrize("count", [1, 3, 16])
 def test_shards_cover_everything_once(count):
-    entries = [Entry(f"{n}.jpg", f"{n}.jpg", -1, 1, 1) for n in range(200)]
+    entries = [ScannedPicture(f"{n}.jpg", f"{n}.jpg", -1, 1, 1) for n in range(200)]
     shares = [shard_of(entries, number, count) for number in range(1, count + 1)]
     assert sorted(entry for share in shares for entry in share) == sorted(entries)
     assert min(len(share) for share in shares) > 0

@@ -11,16 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
+from calligram.models.load import load_matcher
 from calligram.models.matcher import unit
-from calligram.models.stored import load_matcher
-from calligram.search.calibration import Scales
-from calligram.search.indexing import index_source
-from calligram.search.models import Models
-from calligram.search.query import ItemId, Query, Term
-from calligram.search.relevance import Scale
-from calligram.search.searcher import Searcher
+from calligram.search.indexing.run import index_source
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.query.cutoff import ScoreScale, ScoreScales
+from calligram.search.query.query import ItemId, Query, Term
+from calligram.search.query.searcher import Searcher
 
 PLAIN = {"hybrid": False, "all": True}
 
@@ -30,7 +29,7 @@ def world(tiny, write_run, tmp_path_factory):
     """The tiny collection in a library, and every score by hand."""
     folder = tmp_path_factory.mktemp("searched")
     stored = load_matcher(write_run(folder / "run"))
-    index_source(Models(stored), tiny.folder, folder / "library")
+    index_source(LibraryMatchers(stored), tiny.folder, folder / "library")
     searcher = Searcher.open(folder / "library")
     pairing = tiny.sentences("all")
     names = {item.name: item.id for item in searcher.library.known_items([r["id"] for r in searcher.library.rows()])}
@@ -101,8 +100,10 @@ def test_terms_add_up_with_their_weights_and_what_is_avoided_counts_against(worl
 
 
 def test_a_text_and_a_picture_share_the_say_by_the_spread_of_their_scores(world):
-    scales = Scales(
-        across=Scale(0.0, 0.1, -math.inf), briefly=Scale(0.0, 0.1, -math.inf), images=Scale(0.0, 0.3, -math.inf)
+    scales = ScoreScales(
+        across=ScoreScale(0.0, 0.1, -math.inf),
+        briefly=ScoreScale(0.0, 0.1, -math.inf),
+        images=ScoreScale(0.0, 0.3, -math.inf),
     )
     searcher = Searcher(world.searcher.library, world.searcher._encoders[0], scales=scales)
     query = Query((Term("a red disc"), Term(world.pictures[5]), Term(ItemId(world.ids[2]), -1.0)))
@@ -144,7 +145,7 @@ def test_hits_for_fewer_are_the_first_of_those_for_more(world):
 
 
 def with_cutoff(world, cutoff: float) -> Searcher:
-    strict = Scale(0.0, 0.1, cutoff)
+    strict = ScoreScale(0.0, 0.1, cutoff)
     scales = replace(world.searcher.scales, across=strict, briefly=strict, images=strict)
     return Searcher(world.searcher.library, world.searcher._encoders[0], scales=scales)
 
@@ -168,7 +169,7 @@ def test_images_with_every_word_and_neighbours_of_an_item_are_never_cut_off(worl
 
 
 def test_short_texts_have_a_cutoff_of_their_own(world):
-    scales = Scales(across=Scale(0.0, 0.1, 2.0), briefly=Scale(0.0, 0.1, -2.0))
+    scales = ScoreScales(across=ScoreScale(0.0, 0.1, 2.0), briefly=ScoreScale(0.0, 0.1, -2.0))
     searcher = Searcher(world.searcher.library, world.searcher._encoders[0], scales=scales)
     assert len(searcher.images("a red disc", 5, hybrid=False).hits) == 5
     assert not searcher.images("a red disc is round", 5, hybrid=False).hits
@@ -186,9 +187,9 @@ def test_words_that_the_matcher_has_never_seen_have_no_good_match(world):
 
 def test_a_cutoff_is_learnt_from_captions_when_there_are_enough_images(tiny_draft, write_run, tmp_path):
     (tmp_path / "pictures").mkdir()
-    collection = write_collection(tiny_draft(tmp_path / "pictures", 4), tmp_path / "collection")
+    collection = write_draft(tiny_draft(tmp_path / "pictures", 4), tmp_path / "collection")
     stored = load_matcher(write_run(tmp_path / "run"))
-    index_source(Models(stored), collection.folder, tmp_path / "library")
+    index_source(LibraryMatchers(stored), collection.folder, tmp_path / "library")
     searcher = Searcher.open(tmp_path / "library")
     assert math.isfinite(searcher.scales.across.cutoff)
     assert math.isfinite(searcher.scales.briefly.cutoff)
@@ -222,12 +223,12 @@ def test_searches_at_the_same_time_equal_searches_one_by_one_and_change_nothing(
 
 def test_a_searcher_follows_its_library_as_a_new_one(photograph, photos, write_run, tmp_path):
     stored = load_matcher(write_run(tmp_path / "run"))
-    index_source(Models(stored), photos, tmp_path / "library")
+    index_source(LibraryMatchers(stored), photos, tmp_path / "library")
     searcher = Searcher.open(tmp_path / "library")
     assert searcher.refreshed() is searcher
     seen = searcher.images("snow", 50, **PLAIN)
     photograph(photos / "late.jpg", 99)
-    index_source(Models(stored), photos, tmp_path / "library")
+    index_source(LibraryMatchers(stored), photos, tmp_path / "library")
     later = searcher.refreshed()
     assert later is not searcher
     assert later._encoders[0] is searcher._encoders[0]
@@ -238,7 +239,7 @@ def test_a_searcher_follows_its_library_as_a_new_one(photograph, photos, write_r
 
 def test_a_matcher_that_has_changed_is_refused_with_the_command_that_rebuilds(photos, write_run, tmp_path):
     run = write_run(tmp_path / "run")
-    index_source(Models(load_matcher(run)), photos, tmp_path / "library")
+    index_source(LibraryMatchers(load_matcher(run)), photos, tmp_path / "library")
     run.rename(tmp_path / "moved")
     with pytest.raises(UserError, match=r"the matcher of .*library cannot be loaded"):
         Searcher.open(tmp_path / "library")
@@ -266,7 +267,7 @@ def test_requests_that_make_no_sense_are_refused(world):
 
 def test_a_library_without_items_is_searched_in_vain(write_run, tmp_path):
     (tmp_path / "photos").mkdir()
-    index_source(Models(load_matcher(write_run(tmp_path / "run"))), tmp_path / "photos", tmp_path / "library")
+    index_source(LibraryMatchers(load_matcher(write_run(tmp_path / "run"))), tmp_path / "photos", tmp_path / "library")
     searcher = Searcher.open(tmp_path / "library")
     assert searcher.images("snow").hits == ()
     assert searcher.texts("snow").hits == ()

@@ -12,22 +12,22 @@ from typer.testing import CliRunner
 
 from calligram.cli.main import app
 from calligram.errors import UserError
+from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
-from calligram.features.stored import StoredInput
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
 from calligram.models.bfan import BFAN, BFANSettings
+from calligram.models.load import BEST, INPUTS, MATCHER, RUN, load_matcher
 from calligram.models.mmca import MMCA, MMCASettings
-from calligram.models.scan import Scan, ScanSettings
-from calligram.models.stored import BEST, INPUTS, MATCHER, RUN, load_matcher
-from calligram.search.library import Library
-from calligram.search.pacing import Budget, Pace
-from calligram.search.query import ItemId
-from calligram.search.searcher import Searcher
+from calligram.models.scan import SCAN, SCANSettings
+from calligram.search.library.library import Library
+from calligram.search.query.query import ItemId
+from calligram.search.query.rerank import StageCosts, TimeBudget
+from calligram.search.query.searcher import Searcher
 
 SIDES = {"dim": 8, "feature_dim": 4, "word_dim": 6, "hidden": 8}
 SECOND = {
-    "scan": lambda words: Scan(ScanSettings(words, **SIDES)),
+    "scan": lambda words: SCAN(SCANSettings(words, **SIDES)),
     "bfan": lambda words: BFAN(BFANSettings(words, **SIDES)),
     "mmca": lambda words: MMCA(MMCASettings(words, **SIDES, heads=2, filters=4, alpha=1.5)),
 }
@@ -82,22 +82,22 @@ def test_the_verbs_order_images_by_the_second_matchers_score(library):
 
 def test_a_budget_chooses_the_depth_between_k_and_all(library):
     searcher = Searcher.open(library[0])
-    short = searcher.images("a red disc", 3, all=True, hybrid=False, depth=Budget(1e-9))
+    short = searcher.images("a red disc", 3, all=True, hybrid=False, depth=TimeBudget(1e-9))
     assert (short.depth, len(short.hits)) == (3, 3)
-    assert searcher.images("a red disc", 3, all=True, hybrid=False, depth=Budget(60.0)).depth == ALL
+    assert searcher.images("a red disc", 3, all=True, hybrid=False, depth=TimeBudget(60.0)).depth == ALL
     pace = searcher._reranker.paces["image"]
     pace.around, pace.start, pace.each = 1.0, 1.0, 1.0
-    assert searcher.images("a red disc", 3, all=True, hybrid=False, depth=Budget(9.99)).depth == 7
+    assert searcher.images("a red disc", 3, all=True, hybrid=False, depth=TimeBudget(9.99)).depth == 7
     assert pace.each < 1  # it took less
     assert searcher.images("a red disc", 3, all=True, hybrid=False).depth == ALL  # without one, the first hundred
-    found = searcher.texts(ItemId(searcher.library.sample(1)[0]), 4, all=True, depth=Budget(60.0))
+    found = searcher.texts(ItemId(searcher.library.sample(1)[0]), 4, all=True, depth=TimeBudget(60.0))
     assert found.depth == len(searcher.library.captions)
     assert found.took >= sum(found.timings.values())
 
 
 def test_the_pace_is_measured_only_where_a_budget_may_ask_for_it(library, monkeypatch):
-    measured, real = [], Pace.measured.__func__
-    monkeypatch.setattr(Pace, "measured", classmethod(lambda *given: (measured.append(1), real(*given))[1]))
+    measured, real = [], StageCosts.measured.__func__
+    monkeypatch.setattr(StageCosts, "measured", classmethod(lambda *given: (measured.append(1), real(*given))[1]))
     command("search", library[0], "a red disc")
     assert not measured
     command("search", library[0], "a red disc", "--budget-ms", "60000")
@@ -107,7 +107,7 @@ def test_the_pace_is_measured_only_where_a_budget_may_ask_for_it(library, monkey
     for searcher in (unpaced, unpaced.refreshed()):
         assert searcher.images("a red disc", 3, all=True, hybrid=False).depth == ALL
         with pytest.raises(ValueError, match="knows no pace"):
-            searcher.images("a red disc", 3, depth=Budget(1.0))
+            searcher.images("a red disc", 3, depth=TimeBudget(1.0))
     assert len(measured) == 2
 
 
@@ -115,7 +115,7 @@ def test_images_that_words_found_take_places_of_the_budgets(library):
     searcher = Searcher.open(library[0])
     pace = searcher._reranker.paces["image"]
     pace.around, pace.start, pace.each = 1.0, 1.0, 1.0
-    found = searcher.images("a red disc", 2, all=True, depth=Budget(8.99))
+    found = searcher.images("a red disc", 2, all=True, depth=TimeBudget(8.99))
     named = [hit for hit in found.hits if "a red disc" in searcher.library.item(hit.id).captions]
     assert named
     assert found.depth == 6

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from calligram.errors import UserError
-from calligram.search import indexing
-from calligram.search.indexing import index_source, stage_source
-from calligram.search.library import Library
-from calligram.search.locking import locked
-from calligram.search.models import Models
-from calligram.search.staging import Shard
+from calligram.files import locked
+from calligram.search.indexing import run
+from calligram.search.indexing.run import index_source, stage_source
+from calligram.search.indexing.shards import Shard
+from calligram.search.library.library import Library
+from calligram.search.library.matchers import LibraryMatchers
 
 
 def test_shards_are_taken_in_without_encoding_again(
@@ -26,7 +26,7 @@ def test_shards_are_taken_in_without_encoding_again(
     def never(*_, **__):
         raise AssertionError("encoded again")
 
-    monkeypatch.setattr(indexing, "make_worker", never)
+    monkeypatch.setattr(run, "make_worker", never)
     report = index_source(models, photos, out)
     assert done(report) == {"added": 12}
     assert same(contents(out), contents(indexed))
@@ -46,7 +46,7 @@ def test_a_run_without_shard_encodes_what_the_shards_did_not(
 
 def test_shards_of_another_matcher_are_not_taken(models, photos, indexed, tmp_path, write_run, contents, same):
     out = tmp_path / "sharded"
-    stage_source(Models.load(write_run(tmp_path / "other", seed=1)), photos, out, Shard(1, 1))
+    stage_source(LibraryMatchers.load(write_run(tmp_path / "other", seed=1)), photos, out, Shard(1, 1))
     index_source(models, photos, out)
     assert same(contents(out), contents(indexed))
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from calligram.errors import UserError
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
-from calligram.search.models import Models
-from calligram.search.spreading import stage_over_ray
+from calligram.search.indexing.ray import stage_over_ray
+from calligram.search.indexing.run import index_source
+from calligram.search.library.library import Library
+from calligram.search.library.matchers import LibraryMatchers
 
 SCRIPT = """
 import sys
@@ -35,13 +35,13 @@ def test_ray_encodes_what_a_last_run_takes_in(small_run, photos, tmp_path, monke
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "12"
-    models = Models.load(small_run)
+    models = LibraryMatchers.load(small_run)
 
     def never(*_, **__):
         raise AssertionError("encoded again")
 
     index_source(models, photos, tmp_path / "alone")
-    monkeypatch.setattr("calligram.search.indexing.make_worker", never)
+    monkeypatch.setattr("calligram.search.indexing.run.make_worker", never)
     assert index_source(models, photos, tmp_path / "spread").counts["added"] == 12
     assert vectors(tmp_path / "spread") == vectors(tmp_path / "alone")
 
@@ -55,4 +55,4 @@ def vectors(folder: Path) -> dict[str, list[float]]:
 def test_without_ray_the_extra_is_named(small_run, photos, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install calligram\[ray\]"):
-        stage_over_ray("local", Models.load(small_run), photos, tmp_path / "library")
+        stage_over_ray("local", LibraryMatchers.load(small_run), photos, tmp_path / "library")

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from calligram.features.telling_words import telling
-from calligram.search.trials import COUNT, FRESH, PHRASES, trials_of
+from calligram.search.query.cutoff import COUNT, FRESH, PHRASES, trial_queries
+from calligram.text import without_stop_words
 
 
 def test_a_caption_matches_its_items_and_a_piece_those_with_its_words():
     items = [["A red dog runs."], ["a red dog runs", "Two cats"], [], ["a red doghouse"]]
-    trials = trials_of(items)
+    trials = trial_queries(items)
     assert "a red dog runs" in trials.texts
     for text, row in zip(trials.texts, trials.matches, strict=True):
         expected = [f" {text} " in " a red dog runs ", f" {text} " in " a red dog runs | two cats "]
@@ -17,7 +17,7 @@ def test_a_caption_matches_its_items_and_a_piece_those_with_its_words():
 
 def test_pieces_are_short_and_begin_and_end_with_a_word_that_says_something():
     items = [[f"a dog number{n} on the beach of the town"] for n in range(3 * COUNT)]
-    trials = trials_of(items)
+    trials = trial_queries(items)
     pieces = [text for text in trials.texts if len(text.split()) <= 3]
     assert len(pieces) > 20
     assert not [p for p in pieces if {p.split()[0], p.split()[-1]} & {"a", "on", "the", "of"}]
@@ -26,20 +26,20 @@ def test_pieces_are_short_and_begin_and_end_with_a_word_that_says_something():
 
 
 def test_texts_as_short_as_pieces_are_brief_and_telling_words_say_what_is_meant():
-    trials = trials_of([["a dog on the beach"], ["dog"]])
+    trials = trial_queries([["a dog on the beach"], ["dog"]])
     assert [text for text, brief in zip(trials.texts, trials.brief, strict=True) if not brief] == ["a dog on the beach"]
-    assert telling(["A", "dog", "on", "the", "beach"]) == ["dog", "beach"]
+    assert without_stop_words(["A", "dog", "on", "the", "beach"]) == ["dog", "beach"]
 
 
 def test_the_same_library_gives_the_same_trials():
     items = [[f"dog {n}", f"cat {n}"] for n in range(20)]
-    one, two = trials_of(items), trials_of(items)
+    one, two = trial_queries(items), trial_queries(items)
     assert one.texts == two.texts
     np.testing.assert_array_equal(one.matches, two.matches)
 
 
 def test_phrases_stand_in_where_there_are_no_captions():
-    trials = trials_of([[], [" ... "]])
+    trials = trial_queries([[], [" ... "]])
     assert trials.texts == list(PHRASES)
     assert not trials.matches.any()
     assert len(PHRASES) == len(set(PHRASES)) > 80
@@ -49,8 +49,8 @@ def test_phrases_stand_in_where_there_are_no_captions():
 def test_captions_that_may_have_been_learnt_are_tried_where_others_are_too_few():
     items = [[f"caption number{n}"] for n in range(3 * FRESH)]
     few = [n >= FRESH - 1 for n in range(len(items))]
-    assert len(trials_of(items, learnt=few).texts) > 2 * FRESH
+    assert len(trial_queries(items, learnt=few).texts) > 2 * FRESH
     some = [n >= FRESH for n in range(len(items))]
-    trials = trials_of(items, learnt=some)
+    trials = trial_queries(items, learnt=some)
     whole = [text for text in trials.texts if text.startswith("caption number")]
     assert {int(text.removeprefix("caption number")) for text in whole} == set(range(FRESH))

@@ -7,8 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calligram.errors import UserError
-from calligram.search.condition import Both, Comparison, Contains, Either, Missing, OneOf, columns_of, holds, opposite
-from calligram.search.where import DEEPEST, LONGEST, parse
+from calligram.search.filters.conditions import (
+    Both,
+    Comparison,
+    Contains,
+    Either,
+    Missing,
+    OneOf,
+    columns_of,
+    holds,
+    opposite,
+)
+from calligram.search.filters.parser import DEEPEST, LONGEST, parse
 
 KINDS = {"year": "number", "camera": "text", "taken": "text", "mine": "flag", "Shot at": "text", "in": "number"}
 ROW = {"year": 2021.0, "camera": "Canon EOS", "taken": "2021-06-30T10:00:00", "mine": True, "in": 1.0}

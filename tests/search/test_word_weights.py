@@ -7,12 +7,12 @@ from PIL import Image
 
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
-from calligram.features.vocabulary import Vocabulary
-from calligram.models.stored import load_matcher
+from calligram.features.texts.vocabulary import Vocabulary
+from calligram.models.load import load_matcher
 from calligram.models.two_branch import TwoBranchSimilarity, TwoBranchSimilaritySettings
-from calligram.search import word_weights
-from calligram.search.word_drawing import draw_words
-from calligram.search.word_weights import Explained, WordWeight, explain, weigh, words_of
+from calligram.search.explain import word_importance
+from calligram.search.explain.drawing import draw_words
+from calligram.search.explain.word_importance import WordImportance, WordImportances, explain, leave_one_out, words_of
 
 PICTURE = Image.effect_noise((40, 30), 80).convert("RGB")
 SENTENCE = "a red disc, the round thing is blue and  black."
@@ -38,7 +38,7 @@ def slowly(matcher, inputs, words: list[str], punctuation: list[str]) -> list[fl
 @pytest.mark.parametrize("batch", [3, 128])
 @torch.no_grad()
 def test_a_words_weight_is_what_the_score_loses_without_it(small_run, batch, monkeypatch):
-    monkeypatch.setattr(word_weights, "BATCH", batch)
+    monkeypatch.setattr(word_importance, "BATCH", batch)
     stored = load_matcher(small_run)
     found = explain(stored.matcher, stored.inputs, PICTURE, SENTENCE)
     words = ["a", "red", "disc", "the", "round", "thing", "is", "blue", "and", "black"]
@@ -57,14 +57,14 @@ def test_of_a_sentence_that_is_cut_what_is_read_is_weighed(small_run):
 
 
 def test_a_very_wide_picture_is_drawn_smaller():
-    found = Explained(0.5, [WordWeight("red", 0, 3, 0.1), WordWeight("été", 4, 7, 0.2)])
+    found = WordImportances(0.5, [WordImportance("red", 0, 3, 0.1), WordImportance("été", 4, 7, 0.2)])
     assert draw_words(Image.new("RGB", (6000, 900)), found).width == 1280
     assert draw_words(Image.new("RGB", (9000, 2)), found).width == 1280
 
 
 def test_rounding_gives_a_word_no_weight():
     """A text side that passes a word over scores the same but for the last digits."""
-    found = weigh("dog the sea", lambda texts: np.array([-5.0, -5.2, -5.0000005, -4.9999995], dtype=np.float32))
+    found = leave_one_out("dog the sea", lambda texts: np.array([-5.0, -5.2, -5.0000005, -4.9999995], dtype=np.float32))
     assert [word.weight for word in found.words] == [pytest.approx(0.2), 0, 0]
     assert [word.word for word in found.telling()] == ["dog"]
 
@@ -95,7 +95,9 @@ def test_a_matcher_that_scores_pairs_is_explained_by_its_score(small_run):
 
 def test_by_hand():
     """A scorer that counts letters: each word weighs as many as it has, and a word against takes two off."""
-    found = weigh("dog, not cat", lambda texts: np.array([len(t) - 5 * ("not" in t) for t in texts], dtype=np.float32))
+    found = leave_one_out(
+        "dog, not cat", lambda texts: np.array([len(t) - 5 * ("not" in t) for t in texts], dtype=np.float32)
+    )
     assert found.score == 7
     assert [(word.word, word.weight) for word in found.words] == [("dog", 4.0 - 1), ("not", -1.0), ("cat", 4.0)]
     assert [word.word for word in found.telling(1)] == ["cat"]
@@ -109,16 +111,16 @@ def test_words_are_what_stands_between_spaces_without_punctuation():
 @pytest.mark.parametrize("sentence", ["", "  ", "dog", "dog !"])
 def test_fewer_than_two_words_cannot_be_weighed(sentence):
     with pytest.raises(UserError, match="at least two, got"):
-        weigh(sentence, lambda texts: np.zeros(len(texts), dtype=np.float32))
+        leave_one_out(sentence, lambda texts: np.zeros(len(texts), dtype=np.float32))
 
 
 @pytest.mark.parametrize("size", [(40, 30), (5, 900), (900, 5)])
 def test_words_are_drawn_below_the_picture(size):
-    words = [WordWeight(word, 0, 1, weight) for word, weight in (("red", 0.4), ("the", 0.0), ("green", -0.2))]
-    drawn = draw_words(Image.new("RGB", size), Explained(0.5, words))
+    words = [WordImportance(word, 0, 1, weight) for word, weight in (("red", 0.4), ("the", 0.0), ("green", -0.2))]
+    drawn = draw_words(Image.new("RGB", size), WordImportances(0.5, words))
     shown = np.asarray(drawn)
     assert drawn.height > max(1, size[1])
     red = (shown[..., 0] > 180) & (shown[..., 1] < 60)
     assert red.any()
-    zero = draw_words(Image.new("RGB", size), Explained(0.5, [word._replace(weight=0.0) for word in words]))
+    zero = draw_words(Image.new("RGB", size), WordImportances(0.5, [word._replace(weight=0.0) for word in words]))
     assert zero.size == drawn.size

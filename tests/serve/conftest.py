@@ -20,15 +20,15 @@ import pytest
 
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord
-from calligram.data.scenes.generate import generate_scenes
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.features.regions.catalog import proposer_named
-from calligram.features.regions.extraction import Task, add_regions
-from calligram.recipes.catalog import recipe_named
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, device_named, run_recipe
-from calligram.search.indexing import index_source
-from calligram.search.models import Models
+from calligram.features.regions.extract import ExtractionTask, add_regions
+from calligram.recipes.catalog import find_recipe
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, device_named, run_recipe
+from calligram.scenes.generate import generate_scenes
+from calligram.search.indexing.run import index_source
+from calligram.search.library.matchers import LibraryMatchers
 
 SMALL = ["epochs=1", "batch=8", "dim=16", "image.size=16", "image.channels=4", "text.hidden=8", "text.word_dim=8"]
 SMALL_PHRASES = [
@@ -69,17 +69,19 @@ def served_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weights that have barely been trained: what is found does not matter here, only that it is."""
     folder = tmp_path_factory.mktemp("served")
     collection = generate_scenes(folder / "scenes", images=IMAGES, size=64)
-    collection = add_regions(collection, Task(proposer_named("grid", WINDOWS), "grid", WINDOWS, None)).collection
-    around = Surroundings(device_named("cpu"))
+    collection = add_regions(
+        collection, ExtractionTask(proposer_named("grid", WINDOWS), "grid", WINDOWS, None)
+    ).collection
+    around = RunContext(device_named("cpu"))
     for name, changes, out in (("vse", SMALL, "run"), ("two-branch-phrases", SMALL_PHRASES, "phrases")):
-        recipe = recipe_named(name)
+        recipe = find_recipe(name)
         run_recipe(recipe, resolve(recipe.defaults, changes), collection, folder / out, around=around)
     return folder
 
 
 @pytest.fixture(scope="session")
 def library_folder(served_run: Path) -> Path:
-    models = Models.load(served_run / "run", localizer=served_run / "phrases")
+    models = LibraryMatchers.load(served_run / "run", localizer=served_run / "phrases")
     index_source(models, served_run / "scenes", served_run / "library")
     return served_run / "library"
 
@@ -133,11 +135,11 @@ def attending_folder(served_run: Path) -> Path:
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.ViTConfig(**shape, image_size=64, patch_size=16)
     transformers.ViTModel(config).save_pretrained(served_run / "backbone")
-    recipe, collection = recipe_named("fragments"), Collection.open(served_run / "scenes")
+    recipe, collection = find_recipe("fragments"), Collection.open(served_run / "scenes")
     settings = resolve(recipe.defaults, [*SMALL_FRAGMENTS, f"image.backbone={served_run / 'backbone'}"])
-    around = Surroundings(device_named("cpu"))
+    around = RunContext(device_named("cpu"))
     run_recipe(recipe, settings, collection, served_run / "fragments", around=around)
-    index_source(Models.load(served_run / "fragments"), served_run / "scenes", served_run / "attending")
+    index_source(LibraryMatchers.load(served_run / "fragments"), served_run / "scenes", served_run / "attending")
     return served_run / "attending"
 
 
@@ -160,7 +162,7 @@ def few_captions(served_run: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         draft.images.append(ImageRecord(name, FileAt(file), "train"))
         if row < 4:
             draft.captions.append(CaptionRecord(f"{name}#", texts[5 * row], (name,)))
-    return write_collection(draft, folder / "collection").folder
+    return write_draft(draft, folder / "collection").folder
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ import re
 import pytest
 from PIL import Image
 
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
-from calligram.search.models import Models
-from calligram.serve.overview import overview
+from calligram.search.indexing.run import index_source
+from calligram.search.library.library import Library
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.serve.service import overview
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_sizes_and_places_are_columns_but_nothing_to_choose_from(served_run, tmp
         Image.new("RGB", (side, turn), (20 * number, 9, 9)).save(
             tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
         )
-    index_source(Models.load(served_run / "run"), tmp_path / "photos", tmp_path / "library")
+    index_source(LibraryMatchers.load(served_run / "run"), tmp_path / "photos", tmp_path / "library")
     library = Library.open(tmp_path / "library")
     assert set(overview(library).facets) == {"folder"}
     assert {"width", "height", "bytes", "latitude", "longitude"} <= set(library.kinds)

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from PIL import Image
 
-from calligram.data.caption_adding import NewCaption, add_captions, additions
+from calligram.data.add_captions import NewCaption, add_new_captions, additions
 from calligram.data.collection import Collection
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
-from calligram.search.models import Models
-from calligram.serve.desk import Desk
+from calligram.search.indexing.run import index_source
+from calligram.search.library.library import Library
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.serve.caption_desk import CaptionDesk
 
 FIRST = {f"scene {row}" for row in range(4)}
 """the images that came with captions"""
@@ -133,7 +133,7 @@ def test_many_who_write_at_once_all_get_theirs_in(captioning, few_captions):
 
 def test_what_another_program_writes_leaves_the_list_too(captioning, few_captions):
     first = proposed(captioning)["suggestions"][0]["id"]
-    add_captions(few_captions, [NewCaption(first, "from elsewhere")])
+    add_new_captions(few_captions, [NewCaption(first, "from elsewhere")])
     assert first not in [s["id"] for s in proposed(captioning)["suggestions"]]
 
 
@@ -150,7 +150,7 @@ def test_without_a_collection_nothing_is_written_or_proposed(served):
 
 
 def test_a_collection_with_nothing_left_to_caption_says_so(library_folder, served_run):
-    desk, library = Desk(served_run / "scenes"), Library.open(library_folder)
+    desk, library = CaptionDesk(served_run / "scenes"), Library.open(library_folder)
     until = time.monotonic() + 60
     while (found := desk.proposed(library)).state == "working" and time.monotonic() < until:
         time.sleep(0.05)
@@ -176,9 +176,9 @@ def test_a_collection_whose_tables_are_gone_is_the_fault_of_the_server(serving, 
 
 def test_a_caption_that_was_written_is_found_once_the_collection_is_indexed_again(served_run, few_captions, tmp_path):
     shutil.copytree(few_captions, tmp_path / "collection")
-    models, library = Models.load(served_run / "run"), tmp_path / "library"
+    models, library = LibraryMatchers.load(served_run / "run"), tmp_path / "library"
     index_source(models, tmp_path / "collection", library)
-    add_captions(tmp_path / "collection", [NewCaption("scene 25", "an unmistakable caption")])
+    add_new_captions(tmp_path / "collection", [NewCaption("scene 25", "an unmistakable caption")])
     index_source(models, tmp_path / "collection", library)
     opened = Library.open(library)
     (found,) = opened.full_text("unmistakable", 5)

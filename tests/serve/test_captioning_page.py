@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calligram.data.caption_adding import additions
+from calligram.data.add_captions import additions
 from calligram.data.collection import Collection
 
 ACTIVE = "document.activeElement.getAttribute('aria-label')"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from calligram.data.pictures import decode
-from calligram.models.stored import load_matcher
-from calligram.search.searcher import Searcher
-from calligram.search.word_weights import explain
+from calligram.models.load import load_matcher
+from calligram.search.explain.word_importance import explain
+from calligram.search.query.searcher import Searcher
 from calligram.serve.settings import MAX_WORDS
 
 SENTENCE = "A little girl, in a red hat."

@@ -7,9 +7,9 @@ import logging
 import pytest
 from fastapi.testclient import TestClient
 
-from calligram.search.searcher import Searcher
-from calligram.serve.app import create_app
-from calligram.serve.settings import Settings
+from calligram.search.query.searcher import Searcher
+from calligram.serve.server import create_app
+from calligram.serve.settings import ServerSettings
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def searcher(library_folder) -> Searcher:
 
 
 def client(searcher: Searcher, **settings: object) -> TestClient:
-    return TestClient(create_app(searcher, Settings(**settings)), base_url="http://localhost")
+    return TestClient(create_app(searcher, ServerSettings(**settings)), base_url="http://localhost")
 
 
 def test_a_fault_is_answered_with_an_id_that_the_log_has_too(searcher, monkeypatch, caplog):

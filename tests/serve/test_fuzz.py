@@ -13,7 +13,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
-from calligram.data.caption_adding import clean_caption
+from calligram.data.add_captions import clean_caption
 from calligram.data.collection import Collection
 
 EXAMPLES = 100

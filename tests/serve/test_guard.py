@@ -16,8 +16,8 @@ import httpx
 import pytest
 from PIL import Image
 
-from calligram.search.indexing import index_source
-from calligram.search.models import Models
+from calligram.search.indexing.run import index_source
+from calligram.search.library.matchers import LibraryMatchers
 
 
 def bomb(width: int, height: int) -> bytes:
@@ -205,7 +205,7 @@ def test_an_answer_under_way_is_given_before_the_end(serving, library_folder):
 
 
 def test_what_is_indexed_later_is_found_without_a_restart(serving, served_run, tmp_path):
-    models = Models.load(served_run / "run")
+    models = LibraryMatchers.load(served_run / "run")
     pictures = tmp_path / "pictures"
     pictures.mkdir()
     Image.new("RGB", (50, 40), "red").save(pictures / "red.png")

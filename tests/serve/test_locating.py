@@ -11,15 +11,15 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from calligram.models.stored import load_matcher
-from calligram.search.indexing import index_source
-from calligram.search.library import Library
-from calligram.search.localizer import localize_sentence, look
-from calligram.search.locator import Locator
-from calligram.search.models import Models
-from calligram.search.searcher import Searcher
-from calligram.serve.app import create_app
-from calligram.serve.settings import Settings
+from calligram.models.load import load_matcher
+from calligram.search.explain.library_localizer import LibraryLocalizer
+from calligram.search.explain.localize import localize_sentence, look
+from calligram.search.indexing.run import index_source
+from calligram.search.library.library import Library
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.query.searcher import Searcher
+from calligram.serve.server import create_app
+from calligram.serve.settings import ServerSettings
 
 SENTENCE = "A little girl in a red hat stands near a brown dog."
 
@@ -78,10 +78,10 @@ def test_what_cannot_be_looked_for_is_told(served, item, terms, status, reason):
 def test_without_a_localizer_the_answer_says_how_to_get_one(served_run, tmp_path, caplog):
     """One that is gone leaves a library that can be searched; one that comes is taken up while serving."""
     out, phrases = tmp_path / "library", tmp_path / "phrases"
-    index_source(Models.load(served_run / "run"), served_run / "scenes", out)
+    index_source(LibraryMatchers.load(served_run / "run"), served_run / "scenes", out)
     searcher = Searcher.open(out)
     asked = {"id": searcher.library.sample(1)[0], "text": "a dog"}
-    app = create_app(searcher, Settings(refresh=0.05))
+    app = create_app(searcher, ServerSettings(refresh=0.05))
     with TestClient(app, base_url="http://localhost") as client:
         answer = client.get("/api/locate", params=asked)
         assert answer.status_code == 409
@@ -89,7 +89,7 @@ def test_without_a_localizer_the_answer_says_how_to_get_one(served_run, tmp_path
         assert "--localizer RUN" in answer.json()["error"]
         assert client.get("/api/stats").json()["localizer"] is False
         shutil.copytree(served_run / "phrases", phrases)
-        report = index_source(Models.load(served_run / "run", localizer=phrases), served_run / "scenes", out)
+        report = index_source(LibraryMatchers.load(served_run / "run", localizer=phrases), served_run / "scenes", out)
         assert report.counts["unchanged"] == 60
         end = time.monotonic() + 10
         while client.get("/api/locate", params=asked).status_code != 200:
@@ -108,7 +108,7 @@ def test_a_picture_that_is_gone_is_told(served_run, tmp_path):
     photos.mkdir()
     for number in range(3):
         Image.effect_noise((40, 30), 20 + number).convert("RGB").save(photos / f"{number}.png")
-    models = Models.load(served_run / "run", localizer=served_run / "phrases")
+    models = LibraryMatchers.load(served_run / "run", localizer=served_run / "phrases")
     index_source(models, photos, tmp_path / "library")
     searcher = Searcher.open(tmp_path / "library")
     ids = {item.name: item.id for item in searcher.library.items(searcher.library.sample(3))}
@@ -125,16 +125,16 @@ def test_a_picture_that_is_gone_is_told(served_run, tmp_path):
 
 def test_a_picture_is_looked_at_once_however_many_ask(library_folder, monkeypatch):
     library = Library.open(library_folder)
-    locator, ids = Locator.open(library), library.sample(3)
+    locator, ids = LibraryLocalizer.open(library), library.sample(3)
     looks = []
-    really = Locator._look_at
+    really = LibraryLocalizer._look_at
 
     def counted(self, content, id):
         looks.append(id)
         time.sleep(0.1)
         return really(self, content, id)
 
-    monkeypatch.setattr(Locator, "_look_at", counted)
+    monkeypatch.setattr(LibraryLocalizer, "_look_at", counted)
     answers: dict[str, list] = {text: [] for text in ("a dog", SENTENCE)}
     threads = [
         threading.Thread(target=lambda text=text, id=id: answers[text].append((id, locator.locate(library, id, text))))
@@ -149,13 +149,13 @@ def test_a_picture_is_looked_at_once_however_many_ask(library_folder, monkeypatc
         assert len(found) == 9
         for id in ids:
             alike = {answer.phrases[0].hits[0] for asked, answer in found if asked == id}
-            assert alike == {Locator.open(library).locate(library, id, text).phrases[0].hits[0]}
+            assert alike == {LibraryLocalizer.open(library).locate(library, id, text).phrases[0].hits[0]}
 
 
 def test_only_the_last_few_pictures_are_remembered(library_folder, monkeypatch):
-    monkeypatch.setattr("calligram.search.locator.REMEMBERED", 2)
+    monkeypatch.setattr("calligram.search.explain.library_localizer.CACHED_PICTURES", 2)
     library = Library.open(library_folder)
-    locator = Locator.open(library)
+    locator = LibraryLocalizer.open(library)
     for id in library.sample(4):
         locator.locate(library, id, "a dog")
     assert len(locator._seen) == 2

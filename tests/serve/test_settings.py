@@ -5,8 +5,7 @@ import socket
 import pytest
 
 from calligram.errors import UserError
-from calligram.serve.address import Address
-from calligram.serve.settings import Settings, host_name
+from calligram.serve.settings import Address, ServerSettings, host_name
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ def test_the_name_is_read_out_of_a_host_header(header, name):
 
 
 def test_addresses_need_no_name_and_names_must_be_known():
-    here, anywhere = Settings(), Settings(hosts=frozenset({"pictures.example"}), anywhere=True)
+    here, anywhere = ServerSettings(), ServerSettings(hosts=frozenset({"pictures.example"}), anywhere=True)
     assert here.knows_host("127.0.0.5:80")
     assert not here.knows_host("10.0.0.1")
     assert anywhere.knows_host("10.0.0.1")
@@ -35,21 +34,21 @@ def test_addresses_need_no_name_and_names_must_be_known():
 
 
 def test_the_token_or_the_cookie_opens_and_nothing_else_does():
-    settings = Settings(token="a long token")
+    settings = ServerSettings(token="a long token")
     assert settings.admits("Bearer a long token", "")
     assert settings.admits("bearer a long token", "")
     assert settings.admits("", settings.cookie())
     assert not settings.admits("", "a long token")
     assert not settings.admits(f"Bearer {settings.cookie()}", "")
-    assert not settings.admits("", Settings(token="another token").cookie())
+    assert not settings.admits("", ServerSettings(token="another token").cookie())
     assert not settings.admits("", "")
-    assert Settings().admits("", "")
-    assert not Settings().is_token("")
+    assert ServerSettings().admits("", "")
+    assert not ServerSettings().is_token("")
 
 
 def test_a_token_that_can_be_guessed_is_refused():
     with pytest.raises(UserError, match="8 to 200 characters, this one has 3"):
-        Settings(token="abc")
+        ServerSettings(token="abc")
 
 
 def test_an_address_knows_who_can_reach_it():

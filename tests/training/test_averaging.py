@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from calligram.training.averaging import Average
+from calligram.training.stages import WeightAverage
 
 
 def test_the_average_follows_its_recurrence_and_copies_counters():
     module = nn.BatchNorm1d(2)
-    average = Average(module, 0.5)
+    average = WeightAverage(module, 0.5)
     expected = module.weight.detach().clone()
     for step in range(6):
         with torch.no_grad():
@@ -24,4 +24,4 @@ def test_the_average_follows_its_recurrence_and_copies_counters():
 
 def test_decay_has_a_range():
     with pytest.raises(ValueError, match="between 0 and 1, got 1"):
-        Average(nn.Linear(1, 1), 1.0)
+        WeightAverage(nn.Linear(1, 1), 1.0)

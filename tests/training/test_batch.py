@@ -5,11 +5,11 @@ import torch
 
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
+from calligram.features.images.pixels import Augment, PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import Augment, PixelInput
-from calligram.features.vocabulary import Vocabulary
-from calligram.training.batch import Batches
-from calligram.training.samplers import PairSampler
+from calligram.features.texts.vocabulary import Vocabulary
+from calligram.training.batches.batch import Batches
+from calligram.training.batches.pair_sampler import PairSampler
 
 
 def batches(pairing: Pairing, size: int = 14, **options: object) -> Batches:

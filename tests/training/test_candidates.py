@@ -12,14 +12,14 @@ from calligram.losses.contrastive import symmetric_info_nce
 from calligram.losses.ranking import bidirectional
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.catalog import describe
-from calligram.models.combine import Ensemble, EnsembleSettings
+from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.matcher import EmbeddingMatcher
 from calligram.models.mmca import MMCA, MMCASettings
-from calligram.models.scan import Scan, ScanSettings
-from calligram.training.batch import Batch
-from calligram.training.candidates import StagedObjective, nearest
-from calligram.training.objectives import InfoNCEObjective, RankingObjective
-from calligram.training.offline_objectives import OfflineObjective, OfflineTerms
+from calligram.models.scan import SCAN, SCANSettings
+from calligram.training.batches.batch import Batch
+from calligram.training.objectives.candidates import StagedObjective, nearest
+from calligram.training.objectives.objective import InfoNCEObjective, RankingObjective
+from calligram.training.objectives.offline import OfflineObjective, OfflineTerms
 
 SIDES = {"vocabulary": 0, "dim": 8, "feature_dim": 5, "text": "states", "state_dim": 7}
 
@@ -29,11 +29,11 @@ def mmca():
 
 
 def ensemble():
-    members = tuple(json.dumps(describe(member)) for member in (mmca(), Scan(ScanSettings(**SIDES))))
+    members = tuple(json.dumps(describe(member)) for member in (mmca(), SCAN(SCANSettings(**SIDES))))
     return Ensemble(EnsembleSettings(members))
 
 
-MATCHERS = {"mmca": mmca, "scan": lambda: Scan(ScanSettings(**SIDES)), "bfan": lambda: BFAN(BFANSettings(**SIDES))}
+MATCHERS = {"mmca": mmca, "scan": lambda: SCAN(SCANSettings(**SIDES)), "bfan": lambda: BFAN(BFANSettings(**SIDES))}
 
 
 def batch(images=6, texts=9, seed=1):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from calligram.models.matcher import Encoded, Matcher
-from calligram.training.batch import Batch
-from calligram.training.caption_writing import CaptionObjective
+from calligram.training.batches.batch import Batch
+from calligram.training.objectives.caption import CaptionObjective
 
 WORDS = torch.tensor([[1, 5, 6, 2, 0], [1, 7, 2, 0, 0], [1, 8, 3, 9, 2]])
 

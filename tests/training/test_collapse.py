@@ -5,12 +5,12 @@ import torch
 
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded
-from calligram.training.collapse import Watch
-from calligram.training.objectives import Spread
+from calligram.training.loop import CollapseDetector
+from calligram.training.objectives.objective import VectorSpread
 
 
-def spread_of(vectors: torch.Tensor) -> Spread:
-    return Spread.of(Encoded(vectors), Encoded(torch.eye(4)))
+def spread_of(vectors: torch.Tensor) -> VectorSpread:
+    return VectorSpread.of(Encoded(vectors), Encoded(torch.eye(4)))
 
 
 def test_spread_is_zero_for_equal_vectors_and_large_for_different_ones():
@@ -19,7 +19,7 @@ def test_spread_is_zero_for_equal_vectors_and_large_for_different_ones():
 
 
 def test_a_lasting_collapse_stops_with_advice():
-    watch = Watch(patience=5)
+    watch = CollapseDetector(patience=5)
     for step in range(4):
         watch.look(step, {"loss": 0.4}, spread_of(torch.ones(4, 3)))
     with pytest.raises(UserError, match=r"embeddings collapsed: at step 4 all images .*warmup_epochs=2"):
@@ -27,7 +27,7 @@ def test_a_lasting_collapse_stops_with_advice():
 
 
 def test_a_passing_one_does_not():
-    watch = Watch(patience=5)
+    watch = CollapseDetector(patience=5)
     for step in range(20):
         watch.look(step, {"loss": 0.4}, spread_of(torch.eye(4) if step % 4 == 3 else torch.ones(4, 3)))
     assert watch._below < 5
@@ -36,4 +36,4 @@ def test_a_passing_one_does_not():
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_broken_loss_is_named(value):
     with pytest.raises(UserError, match=r"not finite at step 7 \(ranking="):
-        Watch().look(7, {"loss": 1.0, "ranking": value}, None)
+        CollapseDetector().look(7, {"loss": 1.0, "ranking": value}, None)

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from calligram.data.collection import Collection
-from calligram.training.batch import Batch
-from calligram.training.weak_batches import WeakBatch
+from calligram.training.batches.batch import Batch
+from calligram.training.batches.pseudo_pairs import PseudoPairBatch
 
 HERE = Path(__file__)
 SMALL = ("batch=7", "dim=16", "image.features=colour", "text.word_dim=8", "text.min_count=1", "text.dropout=0")
@@ -51,8 +51,8 @@ def take_steps(folders: Mapping[str, str], out: Path) -> None:
 def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
     """Take one training step of a recipe and save gradients, loss and the images this process saw."""
     from calligram.recipes.catalog import RECIPES
-    from calligram.recipes.config import resolve
-    from calligram.recipes.plan import Surroundings
+    from calligram.recipes.parts.config import resolve
+    from calligram.recipes.parts.run import RunContext
     from calligram.training.distributed import Processes
 
     torch.set_num_threads(1)
@@ -60,7 +60,7 @@ def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
     recipe = RECIPES[name]
     settings = resolve(recipe.defaults, [*SMALL, *changes])
     torch.manual_seed(0)
-    plan = recipe.plan(settings, settings.sparse.of(Collection.open(folder)), Surroundings(processes=processes))
+    plan = recipe.plan(settings, settings.sparse.of(Collection.open(folder)), RunContext(processes=processes))
     stage = plan.stages[-1]
     batch = next(iter(stage.batches.epoch(0)))
     plan.matcher.double()
@@ -76,7 +76,9 @@ def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
 
 def doubled(batch: Batch) -> Batch:
     """The batch, and what is beside it, in double precision."""
-    beside = {"pseudo": doubled(batch.pseudo)} if isinstance(batch, WeakBatch) and batch.pseudo is not None else {}
+    beside = (
+        {"pseudo": doubled(batch.pseudo)} if isinstance(batch, PseudoPairBatch) and batch.pseudo is not None else {}
+    )
     return replace(batch, images=batch.images.double(), **beside)
 
 

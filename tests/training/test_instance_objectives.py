@@ -8,9 +8,9 @@ import torch
 
 from calligram.data.matches import Matches
 from calligram.models.matcher import EmbeddingMatcher, Encoded
-from calligram.training.batch import Batch
-from calligram.training.instance import Classes, InstanceObjective, pseudo_classes
-from calligram.training.objectives import JointObjective, RankingObjective, with_one_negative
+from calligram.training.batches.batch import Batch
+from calligram.training.objectives.instance import Classes, InstanceObjective, pseudo_classes
+from calligram.training.objectives.objective import JointObjective, RankingObjective, with_one_negative
 
 
 class Given(EmbeddingMatcher):

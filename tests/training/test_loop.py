@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from calligram.data.collection import Collection
-from calligram.data.writing import write_collection
+from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.config import resolve
-from calligram.recipes.plan import Surroundings, run_recipe
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.training.runs import Run, optimizer_tensors, restore_optimizer
 
 SMALL = (
@@ -30,7 +30,7 @@ SMALL = (
 def run(collection: Collection, out: Path, *changes: str, resume: bool = False) -> dict[str, float]:
     recipe = RECIPES["vse"]
     settings = resolve(recipe.defaults, [*SMALL, *changes])
-    return run_recipe(recipe, settings, collection, out, resume=resume, around=Surroundings(torch.device("cpu")))
+    return run_recipe(recipe, settings, collection, out, resume=resume, around=RunContext(torch.device("cpu")))
 
 
 def numbers(folder: Path) -> list[dict[str, object]]:
@@ -55,7 +55,7 @@ def test_the_same_seed_gives_the_same_weights_to_the_bit(tiny, tmp_path):
 TRAINER = """
 import json, os, sys
 import torch, torch.utils.tensorboard
-import calligram.recipes.catalog, calligram.recipes.plan, calligram.training.loop
+import calligram.recipes.catalog, calligram.recipes.parts.run, calligram.training.loop
 from calligram.cli.main import main
 torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports parts of torch that are lazy
 for line in sys.stdin:            # what is imported once is shared by all that are killed
@@ -136,10 +136,10 @@ def test_a_run_is_not_overwritten_and_not_resumed_with_other_settings(tiny, tmp_
 def test_a_collection_that_has_changed_is_not_resumed_and_the_run_stays_whole(tiny_draft, tmp_path):
     (tmp_path / "pictures").mkdir()
     draft = tiny_draft(tmp_path / "pictures")
-    collection = write_collection(draft, tmp_path / "collection")
+    collection = write_draft(draft, tmp_path / "collection")
     run(collection, tmp_path / "run", "epochs=1")
     draft.captions[0].text = "something else entirely"
-    changed = write_collection(draft, tmp_path / "collection", overwrite=True)
+    changed = write_draft(draft, tmp_path / "collection", overwrite=True)
     with pytest.raises(UserError, match="was started with other content"):
         run(changed, tmp_path / "run", "epochs=1", resume=True)
     matcher, _ = Run.open(tmp_path / "run").load()

@@ -6,18 +6,18 @@ import torch
 
 from calligram.data.matches import Matches
 from calligram.data.negatives import Negatives
-from calligram.evaluation.encoding import EncodedPairing
-from calligram.evaluation.mining import mine
+from calligram.evaluation.encode import EncodedPairing
+from calligram.evaluation.mine import mine_negatives
+from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 from calligram.models.vse import VSE, VSESettings
-from calligram.training.batch import Batches
+from calligram.training.batches.batch import Batches
+from calligram.training.batches.mined_negatives import OfflineSampler
+from calligram.training.batches.pair_sampler import PairSampler
 from calligram.training.distributed import Processes
-from calligram.training.offline import OfflineSampler
-from calligram.training.offline_objectives import OfflineObjective, OfflineTerms
-from calligram.training.samplers import PairSampler
+from calligram.training.objectives.offline import OfflineObjective, OfflineTerms
 
 IMAGES, TEXTS = 30, 80
 
@@ -32,7 +32,7 @@ def relation():
 def mined(matches, texts=10, images=5):
     generator = torch.Generator().manual_seed(0)
     sides = EncodedPairing(*(Encoded(torch.randn(n, 4, generator=generator)) for n in matches.shape))
-    lists = [found.numpy() for found in mine(EmbeddingMatcher(), sides, matches, texts=texts, images=images)]
+    lists = [found.numpy() for found in mine_negatives(EmbeddingMatcher(), sides, matches, texts=texts, images=images)]
     ids = [tuple(map(str, range(n))) for n in matches.shape]
     return Negatives(lists[0], lists[1], ids[0], ids[1])
 
@@ -97,7 +97,7 @@ def fed(tiny):
     inputs = Inputs(PixelInput(16, "squash"), words)
     torch.manual_seed(0)
     matcher = VSE(VSESettings(vocabulary=len(words), dim=8, channels=(4,), word_dim=6, hidden=8)).eval()
-    from calligram.evaluation.mining import mine_pairing
+    from calligram.evaluation.mine import mine_pairing
 
     sampler = OfflineSampler(train.matches, 3, 0, mine_pairing(matcher, inputs, train, texts=4, images=3))
     return train, matcher, sampler, Batches(train, inputs, sampler)

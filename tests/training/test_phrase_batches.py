@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from calligram.data.grounding import BoxesInImages, Grounded
+from calligram.data.grounding import BoxesInImages, GroundedPhrases
 from calligram.losses.ranking import bidirectional
-from calligram.training.phrase_batches import PhrasePairs, draw_pairs, draw_triplets
+from calligram.training.batches.phrases import PhrasePairs, draw_pairs, draw_triplets
 
 WORDS = ("a dog", "A  Dog", "the puppy", "a man", "someone", "grass", "a hat")
 
@@ -34,7 +34,7 @@ class World:
         anywhere = np.concatenate([corner, corner + rng.uniform(10, 30, (100, 2))], axis=1)
         boxes = np.concatenate([around, anywhere]).astype(np.float32)
         self.proposals = BoxesInImages(boxes, np.concatenate([where, rng.integers(0, 5, 100)]))
-        grounded = Grounded(np.arange(len(self.said)), self.chains, self.truth)
+        grounded = GroundedPhrases(np.arange(len(self.said)), self.chains, self.truth)
         self.pairs = PhrasePairs.of(grounded, self.said, self.proposals)
 
     def box(self, region):

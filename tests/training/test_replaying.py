@@ -9,13 +9,13 @@ from copy import deepcopy
 import pytest
 import torch
 
+from calligram.device import use_compile
 from calligram.models import mmca
-from calligram.models.fusing import fusing
 from calligram.models.mmca import MMCA, MMCASettings
-from calligram.training import replaying
-from calligram.training.batch import Batch
-from calligram.training.candidates import StagedObjective
-from calligram.training.objectives import InfoNCEObjective, JointObjective, RankingObjective
+from calligram.training import cuda_graphs
+from calligram.training.batches.batch import Batch
+from calligram.training.objectives.candidates import StagedObjective
+from calligram.training.objectives.objective import InfoNCEObjective, JointObjective, RankingObjective
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 on_cuda = pytest.mark.skipif(HERE != "cuda", reason="CUDA graphs are recorded on a GPU")
@@ -44,8 +44,8 @@ class Again:
 @pytest.fixture
 def stepped(monkeypatch):
     """A CPU that can record."""
-    monkeypatch.setattr(replaying, "DEVICE", "cpu")
-    monkeypatch.setattr(replaying, "record", Again)
+    monkeypatch.setattr(cuda_graphs, "DEVICE", "cpu")
+    monkeypatch.setattr(cuda_graphs, "record", Again)
     monkeypatch.setattr(mmca, "FEW", 0)
     monkeypatch.setattr(Again, "made", 0)
 
@@ -84,7 +84,7 @@ class Trained:
         batch = self.batch(seed=seed, **sizes)
         torch.manual_seed(seed)
         # For each step, as training does: autocast keeps weights as it has cast them until it is left.
-        with replaying.replaying(on), torch.autocast(self.device, torch.bfloat16, enabled=self.lower):
+        with cuda_graphs.use_cuda_graphs(on), torch.autocast(self.device, torch.bfloat16, enabled=self.lower):
             terms = self.objective(self.matcher, batch)
         return terms, sum(terms.values())
 
@@ -103,7 +103,7 @@ class Trained:
 
     @property
     def recorded(self):
-        return len(replaying._GRAPHS[self.objective]) if self.objective in replaying._GRAPHS else None
+        return len(cuda_graphs._GRAPHS[self.objective]) if self.objective in cuda_graphs._GRAPHS else None
 
 
 def same(one, two, **limits):
@@ -170,7 +170,7 @@ def test_between_a_replay_and_its_gradient_others_run_as_they_are():
     found, sums = Trained(), []
     found.step(True, words=8)
     found.step(True, words=8)
-    turns = replaying._GRAPHS[found.objective]
+    turns = cuda_graphs._GRAPHS[found.objective]
     for on in (False, True):
         before = turns.turn
         one, two = (found.loss(on, words=8, seed=seed)[1] for seed in (1, 2))
@@ -215,7 +215,7 @@ def test_parameters_that_moved_or_are_held_still_are_recorded_anew():
     weight.requires_grad_(False)
     same(found.step(True, words=8), found.step(False, words=8))
     assert (found.recorded, Again.made) == (1, 3)
-    assert deepcopy(found.objective) not in replaying._GRAPHS
+    assert deepcopy(found.objective) not in cuda_graphs._GRAPHS
 
 
 @pytest.mark.usefixtures("stepped")
@@ -242,7 +242,7 @@ def test_what_has_no_gradient_or_waits_or_is_one_shape_too_many_is_not_recorded(
         found.step(True)
         assert found.recorded is None
     found.objective = RankingObjective(0.2, 1)
-    monkeypatch.setattr(replaying, "MOST", 1)
+    monkeypatch.setattr(cuda_graphs, "MOST", 1)
     for texts in (3, 3, 4, 4):
         same(found.step(True, texts=texts, words=8), found.step(False, texts=texts, words=8))
     assert found.recorded == 1
@@ -265,7 +265,7 @@ def test_what_cannot_be_recorded_or_replayed_runs_step_by_step_and_says_so_once(
 
 def test_running_statistics_are_those_of_single_steps():
     norm = torch.nn.BatchNorm1d(3)
-    with replaying.untouched(list(norm.buffers())):
+    with cuda_graphs.untouched(list(norm.buffers())):
         norm(torch.randn(8, 3))
     assert norm.running_mean.tolist() == [0.0] * 3
     assert norm.num_batches_tracked == 0
@@ -277,7 +277,7 @@ def test_running_statistics_are_those_of_single_steps():
 @pytest.mark.parametrize("lower", [False, True])
 def test_cuda_graphs_give_terms_and_gradients_of_single_steps(lower, compiled, objective, caplog):
     found, kept = Trained(objective, "cuda", dim=64, lower=lower), []
-    with caplog.at_level(logging.WARNING), fusing(compiled):
+    with caplog.at_level(logging.WARNING), use_compile(compiled):
         for turn, words in enumerate((8, 8, 12, 12, 8, 12, 8)):
             kept.append(found.loss(False, words=words))  # an older step that is still there must not be in the way
             one, two = (found.step(on, words=words, seed=turn) for on in (True, False))

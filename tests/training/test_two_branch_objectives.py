@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from calligram.losses.neighbourhood import Side, neighbourhood_ranking, neighbours
+from calligram.losses.neighbourhood import Modality, neighbourhood_ranking, neighbours
 from calligram.models.two_branch import (
     TwoBranchEmbedding,
     TwoBranchSettings,
     TwoBranchSimilarity,
     TwoBranchSimilaritySettings,
 )
-from calligram.training.batch import Batch
-from calligram.training.two_branch_objectives import LogisticObjective, NeighbourhoodObjective, balanced_pairs
+from calligram.training.batches.batch import Batch
+from calligram.training.objectives.two_branch import LogisticObjective, NeighbourhoodObjective, balanced_pairs
 
 SIZES = {"image_dim": 5, "text_dim": 6, "hidden": 16, "dim": 8, "dropout": 0.0}
 
@@ -45,8 +45,8 @@ def test_the_objective_is_eq_6_over_the_distances_of_the_vectors():
         -torch.cdist(x, y),
         given.image_target,
         given.text_target,
-        Side(-torch.cdist(x, x), neighbours(given.image_target)),
-        Side(-torch.cdist(y, y), neighbours(given.text_target)),
+        Modality(-torch.cdist(x, x), neighbours(given.image_target)),
+        Modality(-torch.cdist(y, y), neighbours(given.text_target)),
         weights=weights,
         margin=0.4,
     )

@@ -9,18 +9,18 @@ import torch
 
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, Texts
+from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
-from calligram.features.stored import StoredInput
-from calligram.features.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary
 from calligram.losses.adversarial import PAIRS
 from calligram.models.matcher import unit
 from calligram.models.vse import VSE, VSESettings
-from calligram.training.batch import Batches
+from calligram.training.batches.batch import Batches
+from calligram.training.batches.pair_sampler import PairSampler
+from calligram.training.batches.pseudo_pairs import PseudoPairBatch, PseudoPairBatches, RepeatedPasses
 from calligram.training.distributed import Processes
-from calligram.training.objectives import InfoNCEObjective, RankingObjective
-from calligram.training.samplers import PairSampler
-from calligram.training.weak_batches import Again, WeakBatch, WeakBatches
-from calligram.training.weak_objectives import Adversary, AdversaryTerms, WeakObjective
+from calligram.training.objectives.objective import InfoNCEObjective, RankingObjective
+from calligram.training.objectives.pseudo_pairs import Adversary, AdversaryTerms, PseudoPairObjective
 
 
 def pseudo_of(collection, images) -> Pairing:
@@ -43,7 +43,7 @@ def feeds(stored_tiny):
             Batches(pairing, inputs, PairSampler(pairing.matches, size, seed), processes=processes)
             for pairing, size, seed in ((train, batch, 3), (pseudo, 2, 4))
         )
-        return own, beside, WeakBatches(own, beside, steps)
+        return own, beside, PseudoPairBatches(own, beside, steps)
 
     return made
 
@@ -61,7 +61,7 @@ def test_each_step_has_a_batch_of_both_and_pseudo_pairs_go_round_on_their_own(fe
     assert len(beside) == 2
     batches = list(both.epoch(7))
     assert len(batches) == 4
-    assert all(isinstance(batch, WeakBatch) and batch.pseudo is not None for batch in batches)
+    assert all(isinstance(batch, PseudoPairBatch) and batch.pseudo is not None for batch in batches)
     for found, expected in zip(batches, own.epoch(7), strict=True):
         assert torch.equal(found.images, expected.images)
     # Two passes of two batches, each of which takes every pseudo pair once.
@@ -81,7 +81,7 @@ def test_an_epoch_may_be_shorter_or_longer_than_a_pass_of_either(feeds):
     _, beside, shorter = feeds(steps=1)
     seen = {tuple(next(iter(shorter.epoch(n))).pseudo.images.flatten().tolist()) for n in range(12)}
     assert len(seen) > len(beside)  # other parts of the pseudo pairs each time
-    assert len(list(Again(own, 3).epoch(0))) == 3
+    assert len(list(RepeatedPasses(own, 3).epoch(0))) == 3
 
 
 def test_an_epoch_can_be_entered_at_any_step_and_is_the_same_again(feeds):
@@ -115,11 +115,11 @@ def matcher(words=40) -> VSE:
     return VSE(VSESettings(vocabulary=words, dim=6, image="features", feature_dim=4, word_dim=5, hidden=6)).double()
 
 
-def doubled(batch: WeakBatch) -> WeakBatch:
+def doubled(batch: PseudoPairBatch) -> PseudoPairBatch:
     def change(one):
         return {**vars(one), "images": one.images.double()}
 
-    return WeakBatch(**{**change(batch), "pseudo": type(batch.pseudo)(**change(batch.pseudo))})
+    return PseudoPairBatch(**{**change(batch), "pseudo": type(batch.pseudo)(**change(batch.pseudo))})
 
 
 def test_the_loss_is_a3vse_eqs_3_and_9_with_margins_and_weights_of_the_paper(feeds):
@@ -127,7 +127,7 @@ def test_the_loss_is_a3vse_eqs_3_and_9_with_margins_and_weights_of_the_paper(fee
     batch = doubled(next(iter(feeds()[2].epoch(0))))
     model = matcher()
     adversary = Adversary(6, AdversaryTerms(hidden=5))
-    objective = WeakObjective(RankingObjective(0.2, 1), RankingObjective(0.3, 1), 0.8, adversary).double()
+    objective = PseudoPairObjective(RankingObjective(0.2, 1), RankingObjective(0.3, 1), 0.8, adversary).double()
     objective.at(0.4)
     terms = {name: term.detach() for name, term in objective(model, batch).items()}
 
@@ -202,7 +202,7 @@ def test_the_reversal_follows_progress_within_the_stages_span():
         gamma = 2 / (1 + math.exp(-10 * progress)) - 1
         plain = grad / gamma if plain is None else plain
         torch.testing.assert_close(grad, plain * gamma)
-    objective = WeakObjective(InfoNCEObjective(), InfoNCEObjective(), 0.5, adversary, span=(0.25, 1.0))
+    objective = PseudoPairObjective(InfoNCEObjective(), InfoNCEObjective(), 0.5, adversary, span=(0.25, 1.0))
     objective.at(0.5)
     assert objective.progress == objective.annotated.progress == 0.5
     assert objective.span[0] + (objective.span[1] - objective.span[0]) * objective.progress == 0.625
@@ -231,7 +231,7 @@ def test_domains_that_can_move_come_together_by_the_reversal_alone():
 def test_both_batches_and_all_discriminators_learn(feeds):
     batch = next(iter(feeds()[2].epoch(0)))
     model = matcher().float()
-    objective = WeakObjective(InfoNCEObjective(), InfoNCEObjective(), 0.8, Adversary(6))
+    objective = PseudoPairObjective(InfoNCEObjective(), InfoNCEObjective(), 0.8, Adversary(6))
     objective.at(0.5)
     sum(objective(model, batch).values()).backward()
     named = [*model.named_parameters(), *objective.named_parameters()]
@@ -244,4 +244,4 @@ def test_both_batches_and_all_discriminators_learn(feeds):
 def test_batches_without_pseudo_pairs_are_refused(feeds):
     own, _, _ = feeds()
     with pytest.raises(ValueError, match="needs pseudo pairs"):
-        WeakObjective(InfoNCEObjective(), InfoNCEObjective())(matcher().float(), next(iter(own.epoch(0))))
+        PseudoPairObjective(InfoNCEObjective(), InfoNCEObjective())(matcher().float(), next(iter(own.epoch(0))))

@@ -12,27 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 import calligram
-from calligram.cli import (
-    caption_verb,
-    data_verbs,
-    demo_verb,
-    evaluate_verb,
-    explain_verb,
-    export_verb,
-    forget_verb,
-    index_verb,
-    list_verb,
-    localize_verb,
-    mine_verb,
-    regions_verb,
-    results_verbs,
-    search_verb,
-    semantics_verb,
-    serve_verb,
-    suggest_verb,
-    train_verb,
-    words_verb,
-)
+from calligram.cli import caption, data, evaluate, explain, index, mine, regions, search, semantics, serve, train
 from calligram.cli.screen import console, errors
 from calligram.errors import UserError, unknown
 
@@ -55,28 +35,28 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Learn which image and which text belong together: train matchers and prove how good they are.",
 )
-app.command("demo")(demo_verb.demo)
-app.command("scenes")(data_verbs.scenes)
-app.command("import")(data_verbs.import_)
-app.command("info")(data_verbs.info)
-app.command("regions")(regions_verb.regions)
-app.command("semantics")(semantics_verb.semantics)
-app.command("caption")(caption_verb.caption)
-app.command("list")(list_verb.list_)
-app.command("words")(words_verb.words)
-app.command("train")(train_verb.train)
-app.command("mine")(mine_verb.mine)
-app.command("suggest")(suggest_verb.suggest)
-app.command("evaluate")(evaluate_verb.evaluate)
-app.command("explain")(explain_verb.explain)
-app.command("export")(export_verb.export)
-app.command("index")(index_verb.index)
-app.command("forget")(forget_verb.forget)
-app.command("search")(search_verb.search)
-app.command("localize")(localize_verb.localize)
-app.command("reproduce")(results_verbs.reproduce)
-app.command("serve")(serve_verb.serve)
-app.command("report")(results_verbs.report)
+app.command("demo")(data.demo)
+app.command("scenes")(data.scenes)
+app.command("import")(data.import_)
+app.command("info")(data.info)
+app.command("regions")(regions.regions)
+app.command("semantics")(semantics.semantics)
+app.command("caption")(caption.caption)
+app.command("list")(train.list_)
+app.command("words")(semantics.words)
+app.command("train")(train.train)
+app.command("mine")(mine.mine)
+app.command("suggest")(caption.suggest)
+app.command("evaluate")(evaluate.evaluate)
+app.command("explain")(explain.explain)
+app.command("export")(train.export)
+app.command("index")(index.index)
+app.command("forget")(index.forget)
+app.command("search")(search.search)
+app.command("localize")(explain.localize)
+app.command("reproduce")(evaluate.reproduce)
+app.command("serve")(serve.serve)
+app.command("report")(evaluate.report)
 
 
 def _show_version(wanted: bool) -> None:

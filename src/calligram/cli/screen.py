@@ -18,9 +18,9 @@ from rich.text import Text
 if TYPE_CHECKING:  # importing them takes seconds, and help should not
     from calligram.evaluation.localization import Localization
     from calligram.evaluation.ranking import Direction
-    from calligram.evaluation.reranking import Stages
-    from calligram.evaluation.retrieval import Report, Retrieval
-    from calligram.evaluation.unknown_failures import UnknownFailures
+    from calligram.evaluation.rerank import RerankReport
+    from calligram.evaluation.retrieval import Retrieval, RetrievalReport
+    from calligram.evaluation.word_matching import UnknownFailures
 
 T = TypeVar("T")
 
@@ -138,7 +138,7 @@ def bars(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T
             print(f"{label}: {done}{of}, {done / (now - began):.1f}/s", file=sys.stderr, flush=True)
 
 
-def print_report(report: Report, title: str) -> None:
+def print_report(report: RetrievalReport, title: str) -> None:
     """Metrics as a table, with the oracle's beside where it is known."""
     table = Table(title=title, title_justify="left")
     for heading in ("", "R@1", "R@5", "R@10", "median", "mean rank", "mAP", "mAP@R"):
@@ -174,7 +174,7 @@ def print_report(report: Report, title: str) -> None:
         console.print(f"text-to-image R@1 is {share:.0f}% of what an oracle that knows every fact would get")
 
 
-def _print_stages(stages: Stages) -> None:
+def _print_stages(stages: RerankReport) -> None:
     """What the first stage found, which no reranking can exceed, and what the second cost."""
     depth, behind = stages.depth or "all", f" of {stages.first}" if stages.first else ""
     what = "candidate" if depth == 1 else "candidates"

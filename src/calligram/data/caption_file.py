@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from calligram.data.caption_adding import NewCaption, clean_caption
+from calligram.data.add_captions import NewCaption, clean_caption
 from calligram.data.collection import Collection
-from calligram.data.problems import Problems
+from calligram.data.draft import Problems
 from calligram.data.readers.captions_table import SUFFIXES, CaptionRow, read_table
-from calligram.data.readers.splits import NAMES, canonical
+from calligram.data.readers.source import NAMES, canonical
 from calligram.errors import UserError
 
 NAMED = 5
 """rows that a message names"""
 
 
-class FilledIn(NamedTuple):
+class CaptionList(NamedTuple):
     """What a file holds."""
 
     captions: list[NewCaption]
@@ -26,7 +26,7 @@ class FilledIn(NamedTuple):
     """rows without a caption"""
 
 
-def read_captions(collection: Collection, file: Path, problems: Problems) -> FilledIn:
+def read_captions(collection: Collection, file: Path, problems: Problems) -> CaptionList:
     """Captions of a ``.csv``, ``.tsv`` or ``.jsonl`` as ``calligram import folder`` reads it.
 
     Images are named by their id, or by the name or the path of their file. Rows without a caption are left out.
@@ -54,7 +54,7 @@ def read_captions(collection: Collection, file: Path, problems: Problems) -> Fil
                 captions.append(NewCaption(image, clean_caption(text), _split(row)))
             except UserError as error:
                 raise UserError(f"{row.line}: {error}") from None
-    return FilledIn(captions, empty)
+    return CaptionList(captions, empty)
 
 
 def _refuse_unread(file: Path, problems: Problems) -> None:

@@ -15,11 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from calligram.data.arrays import StoredFeatures
 from calligram.data.draft import Value
 from calligram.data.matches import Matches
-from calligram.data.pairing import Pairing, Texts, Visuals
-from calligram.data.stored_pictures import StoredPictures
+from calligram.data.pairing import Pairing, StoredFeatures, Texts, Visuals
+from calligram.data.pictures import StoredPictures
 from calligram.errors import UserError, command, unknown
 
 Ints = NDArray[np.int64]

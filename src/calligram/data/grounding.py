@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from calligram.data.boxes import union_box
 from calligram.data.collection import Collection
 from calligram.data.pairing import Texts, Visuals
-from calligram.data.tables import AXES
+from calligram.data.write_tables import AXES
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -47,7 +47,7 @@ class BoxesInImages:
 
 
 @dataclass(frozen=True)
-class Grounded:
+class GroundedPhrases:
     """Phrases that are seen in images: one entry for each phrase and image."""
 
     phrases: Ints
@@ -66,7 +66,7 @@ class Grounded:
         return BoxesInImages(self.around.boxes[self.chains], self.around.images[self.chains])
 
 
-def grounded_phrases(collection: Collection, images: Ints, source: str = "truth") -> Grounded:
+def grounded_phrases(collection: Collection, images: Ints, source: str = "truth") -> GroundedPhrases:
     """Every phrase with a region in ``images``, in order of images; phrases without a region are left out.
 
     That is the protocol of phrase localization (pl-clc): a phrase for several people has several boxes and is found by
@@ -83,7 +83,7 @@ def grounded_phrases(collection: Collection, images: Ints, source: str = "truth"
     chains: dict[tuple[int, tuple[int, ...]], int] = {}
     chain_of = [chains.setdefault((image, tuple(sorted(spoken[image, p]))), len(chains)) for image, p in keys]
     around = np.array([union_box(boxes[list(rows)]) for _, rows in chains], dtype=np.float32).reshape(-1, 4)
-    return Grounded(
+    return GroundedPhrases(
         np.array([p for _, p in keys], dtype=np.int64),
         np.array(chain_of, dtype=np.int64),
         BoxesInImages(around, np.array([image for image, _ in chains], dtype=np.int64)),

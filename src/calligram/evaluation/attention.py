@@ -12,10 +12,10 @@ from torch import Tensor
 
 from calligram.data.collection import Collection
 from calligram.errors import UserError
+from calligram.features.images.region_input import boxes_of, cells_of
+from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
-from calligram.features.part_places import boxes_of, cells_of
-from calligram.features.stored import StoredInput
-from calligram.features.word_spans import owners, parts_of, words_of
+from calligram.features.texts.vocabulary import owners, parts_of, words_of
 from calligram.models.matcher import Encoded, Matcher, Side
 
 Floats = NDArray[np.float32]
@@ -25,7 +25,7 @@ DIGITS = 6
 """of shares and boxes as they are printed and sent"""
 
 
-class Seen(NamedTuple):
+class EncodedPicture(NamedTuple):
     """A picture as a matcher sees it: any number of sentences can be asked of it."""
 
     encoded: Encoded
@@ -34,7 +34,7 @@ class Seen(NamedTuple):
     """(R, 4) left, top, right and bottom of its regions in shares of the picture; None where they are not known"""
 
 
-class Spelt(NamedTuple):
+class WordParts(NamedTuple):
     """The words of a sentence and the parts that a text input makes of them."""
 
     words: int
@@ -42,7 +42,7 @@ class Spelt(NamedTuple):
     """number of the word that each part belongs to; None for marks of the ends and punctuation"""
 
 
-class Attended(NamedTuple):
+class AttentionShares(NamedTuple):
     """Who looks where, in shares: of words at regions, and of regions at words."""
 
     boxes: Floats | None
@@ -97,7 +97,7 @@ def place_of(box: Floats) -> str:
 
 
 @torch.no_grad()
-def see_picture(matcher: Matcher, inputs: Inputs, image: Image.Image) -> Seen:
+def see_picture(matcher: Matcher, inputs: Inputs, image: Image.Image) -> EncodedPicture:
     """A picture that is in no collection.
 
     Raises:
@@ -105,11 +105,11 @@ def see_picture(matcher: Matcher, inputs: Inputs, image: Image.Image) -> Seen:
     """
     encoded = _encoded(matcher, inputs, inputs.images.images([image.convert("RGB")]))
     count = 1 if encoded.parts is None else encoded.parts.shape[1]
-    return Seen(encoded, cells_of(inputs.images, image.size, count))
+    return EncodedPicture(encoded, cells_of(inputs.images, image.size, count))
 
 
 @torch.no_grad()
-def see_image(matcher: Matcher, inputs: Inputs, collection: Collection, id: str) -> Seen:
+def see_image(matcher: Matcher, inputs: Inputs, collection: Collection, id: str) -> EncodedPicture:
     """An image of a collection, whose stored features are read where the matcher goes by them.
 
     Raises:
@@ -119,7 +119,7 @@ def see_image(matcher: Matcher, inputs: Inputs, collection: Collection, id: str)
     if not isinstance(inputs.images, StoredInput):
         return see_picture(matcher, inputs, collection.pictures.open(row))
     rows = inputs.images.load(collection.visuals(np.array([row]))).take(np.zeros(1, dtype=np.int64))
-    return Seen(_encoded(matcher, inputs, rows), boxes_of(inputs.images, collection, row))
+    return EncodedPicture(_encoded(matcher, inputs, rows), boxes_of(inputs.images, collection, row))
 
 
 def row_of(collection: Collection, id: str) -> int:
@@ -144,7 +144,7 @@ def _encoded(matcher: Matcher, inputs: Inputs, rows: Tensor) -> Encoded:
 
 
 @torch.no_grad()
-def attend(matcher: Matcher, inputs: Inputs, seen: Seen, sentence: str) -> Attended | None:
+def attend(matcher: Matcher, inputs: Inputs, seen: EncodedPicture, sentence: str) -> AttentionShares | None:
     """Who looks where between a picture and the words of a sentence, as ``words_of`` finds them.
 
     None for a matcher that compares one vector with another, and where nothing is known of where words are.
@@ -165,15 +165,15 @@ def one_spaced(sentence: str) -> str:
     return " ".join(sentence.split())
 
 
-def words_and_parts(inputs: Inputs, sentence: str) -> Spelt | None:
+def words_and_parts(inputs: Inputs, sentence: str) -> WordParts | None:
     """Which word of a sentence each part of it belongs to; None where the text input does not tell."""
     plain = one_spaced(sentence)
     parts, words = parts_of(inputs.texts, plain), words_of(plain)
-    return None if parts is None else Spelt(len(words), owners(parts, words))
+    return None if parts is None else WordParts(len(words), owners(parts, words))
 
 
 @torch.no_grad()
-def attended(matcher: Matcher, seen: Seen, texts: Encoded, spelt: Spelt) -> Attended:
+def attended(matcher: Matcher, seen: EncodedPicture, texts: Encoded, spelt: WordParts) -> AttentionShares:
     """The matcher's shares by whole words.
 
     A word of several pieces looks where they look on average, and is looked at as much as all of them together. Nothing
@@ -197,4 +197,4 @@ def attended(matcher: Matcher, seen: Seen, texts: Encoded, spelt: Spelt) -> Atte
     mean = belongs / np.maximum(belongs.sum(1, keepdims=True), 1)
     # Boxes that are not as many as the regions are not theirs.
     known = boxes if boxes is not None and len(boxes) == real.sum() else None
-    return Attended(known, mean @ from_words[real].T, from_regions[real] @ belongs.T, matcher.attends)
+    return AttentionShares(known, mean @ from_words[real].T, from_regions[real] @ belongs.T, matcher.attends)

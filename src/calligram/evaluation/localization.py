@@ -14,11 +14,11 @@ from calligram.data.collection import Collection
 from calligram.data.grounding import BoxesInImages, grounded_phrases, phrase_texts
 from calligram.data.matches import Matches
 from calligram.errors import UserError
-from calligram.evaluation.encoding import encode_texts
+from calligram.evaluation.encode import encode_texts
 from calligram.evaluation.proposals import NEVER, first_hits, recall_within
 from calligram.evaluation.ranking import relevant_ranks
+from calligram.features.images.region_input import ProposalFeatures, RegionInput
 from calligram.features.inputs import Inputs, TextRows
-from calligram.features.region_input import Proposed, RegionInput
 from calligram.models.matcher import Encoded, Matcher
 from calligram.progress import Track, silent
 
@@ -69,7 +69,7 @@ class LoadedPhrases:
     text_of: Ints
     """string of each phrase"""
     kinds: tuple[str, ...]
-    proposed: Proposed
+    proposed: ProposalFeatures
     sizes: Ints
     """(phrases, 2) width and height of each one's image"""
 
@@ -135,7 +135,9 @@ def evaluate_localization(
     return _summary(ranks, loaded)
 
 
-def _encoded(matcher: Matcher, inputs: Inputs, proposed: Proposed, track: Track) -> Iterator[tuple[int, Encoded]]:
+def _encoded(
+    matcher: Matcher, inputs: Inputs, proposed: ProposalFeatures, track: Track
+) -> Iterator[tuple[int, Encoded]]:
     """The regions of one image after the other; many images are encoded together."""
     device = next(matcher.parameters()).device
     images, starts = np.unique(proposed.at.images, return_index=True)

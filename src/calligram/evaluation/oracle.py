@@ -19,7 +19,7 @@ from calligram.evaluation.ranking import Direction
 Ints = NDArray[np.int64]
 
 
-def oracle(own: Matches, true: Matches) -> Direction:
+def oracle_ranks(own: Matches, true: Matches) -> Direction:
     """Expected metrics of rows as queries.
 
     Args:

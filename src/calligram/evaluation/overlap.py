@@ -47,7 +47,7 @@ class Overlap:
         return {"s": self.s, "positive_mean": self.positive_mean, "negative_mean": self.negative_mean}
 
 
-def overlap(
+def score_overlap(
     scores: Floats,
     matches: Matches,
     *,

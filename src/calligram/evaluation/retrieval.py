@@ -11,14 +11,21 @@ from numpy.typing import NDArray
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
-from calligram.evaluation.encoding import EncodedPairing, LoadedPairing, encode_pairing, load_pairing, score_matrix
-from calligram.evaluation.oracle import chance, oracle
-from calligram.evaluation.overlap import Overlap, overlap
-from calligram.evaluation.precision import Precision, check_precision
+from calligram.evaluation.encode import (
+    EncodedPairing,
+    LoadedPairing,
+    Precision,
+    check_precision,
+    encode_pairing,
+    load_pairing,
+    score_matrix,
+)
+from calligram.evaluation.oracle import chance, oracle_ranks
+from calligram.evaluation.overlap import Overlap, score_overlap
 from calligram.evaluation.ranking import Direction, mean_of, relevant_ranks, summarise
-from calligram.evaluation.reranking import Staged, Stages, check_depth, rerank
+from calligram.evaluation.rerank import RerankReport, TwoStageScores, check_depth, rerank_candidates
 from calligram.features.inputs import Inputs
-from calligram.models.combine import Ensemble
+from calligram.models.ensemble import Ensemble
 from calligram.models.matcher import Matcher, unit
 from calligram.progress import Track, silent
 
@@ -44,7 +51,7 @@ class Retrieval:
 
 
 @dataclass(frozen=True)
-class Report:
+class RetrievalReport:
     """Retrieval of one split, with what belongs beside it."""
 
     retrieval: Retrieval
@@ -63,7 +70,7 @@ class Report:
     """scores of matching and of other pairs; None where there is but one kind, or not all pairs are scored"""
     precision: Precision = "fp32"
     """of the scores"""
-    stages: Stages | None = None
+    stages: RerankReport | None = None
     """where candidates alone were scored"""
     alone: tuple[Retrieval, ...] = ()
     """of an ensemble: each member by itself"""
@@ -88,7 +95,7 @@ class Report:
         return out
 
 
-def retrieval(scores: Floats, matches: Matches) -> Retrieval:
+def measure_retrieval(scores: Floats, matches: Matches) -> Retrieval:
     """Both directions of a score matrix (I, T)."""
     return Retrieval(
         summarise(relevant_ranks(scores, matches)), summarise(relevant_ranks(np.asarray(scores).T, matches.T))
@@ -97,7 +104,7 @@ def retrieval(scores: Floats, matches: Matches) -> Retrieval:
 
 def oracle_retrieval(matches: Matches, true: Matches) -> Retrieval:
     """Both directions of the oracle."""
-    return Retrieval(oracle(matches, true), oracle(matches.T, true.T))
+    return Retrieval(oracle_ranks(matches, true), oracle_ranks(matches.T, true.T))
 
 
 def chance_retrieval(matches: Matches) -> Retrieval:
@@ -118,9 +125,9 @@ def fold_rows(images: int, folds: int) -> list[NDArray[np.int64]]:
 def in_folds(scores: Floats, pairing: Pairing, folds: int) -> Retrieval:
     """Mean over folds of the images, each with its own texts only; one fold is all there is."""
     if folds == 1:
-        return retrieval(scores, pairing.matches)
+        return measure_retrieval(scores, pairing.matches)
     parts = [
-        retrieval(np.asarray(scores)[np.ix_(images, texts)], pairing.matches.select(images, texts))
+        measure_retrieval(np.asarray(scores)[np.ix_(images, texts)], pairing.matches.select(images, texts))
         for images, texts in fold_items(pairing, folds)
     ]
     return mean_retrieval(parts)
@@ -167,7 +174,7 @@ def evaluate_retrieval(
     first: EncodedPairing | None = None,
     alone: bool = False,
     track: Track = silent,
-) -> Report:
+) -> RetrievalReport:
     """Measure a matcher on a pairing, in both directions and beside what the pairing knows to be true.
 
     Args:
@@ -191,14 +198,14 @@ def evaluate_retrieval(
     if depth is None:
         scores = score_matrix(matcher, encoded, precision=precision, track=track)
         found = in_folds(scores, pairing, folds)
-        true = retrieval(scores, known) if known is not None else None
+        true = measure_retrieval(scores, known) if known is not None else None
         shared = overlap_of(matcher, scores, pairing)
         if look is not None:
             look(encoded, scores)
     else:
         found, true, stages = staged_retrieval(matcher, encoded, pairing, depth, folds, first, precision, track)
     ensemble = matcher if isinstance(matcher, Ensemble) and alone and not depth else None
-    return Report(
+    return RetrievalReport(
         found,
         len(pairing.visuals),
         len(pairing.texts),
@@ -245,29 +252,29 @@ def staged_retrieval(
     first: EncodedPairing | None = None,
     precision: Precision = "fp32",
     track: Track = silent,
-) -> tuple[Retrieval, Retrieval | None, Stages]:
+) -> tuple[Retrieval, Retrieval | None, RerankReport]:
     """Retrieve, then rerank: the metrics, those by all that is true where that is known, and what it took.
 
     Candidates of a fold are among the fold's items.
     """
     if folds == 1:
-        staged = rerank(matcher, encoded, depth, first=first, precision=precision, track=track)
+        staged = rerank_candidates(matcher, encoded, depth, first=first, precision=precision, track=track)
         found, recalls = _staged(staged, pairing.matches)
         true = None if pairing.also_true is None else _staged(staged, pairing.also_true)[0]
-        return found, true, Stages(depth, *recalls, staged.scored)
+        return found, true, RerankReport(depth, *recalls, staged.scored)
     parts, recalled, shares = [], [], []
     for items in track(fold_items(pairing, folds), "folds", folds):
         other = None if first is None else first.select(*items)
-        staged = rerank(matcher, encoded.select(*items), depth, first=other, precision=precision)
+        staged = rerank_candidates(matcher, encoded.select(*items), depth, first=other, precision=precision)
         found, recalls = _staged(staged, pairing.matches.select(*items))
         parts.append(found)
         recalled.append(recalls)
         shares.append(staged.scored)
     i2t, t2i = np.mean(recalled, axis=0)
-    return mean_retrieval(parts), None, Stages(depth, float(i2t), float(t2i), float(np.mean(shares)))
+    return mean_retrieval(parts), None, RerankReport(depth, float(i2t), float(t2i), float(np.mean(shares)))
 
 
-def _staged(staged: Staged, relevant: Matches) -> tuple[Retrieval, tuple[float, float]]:
+def _staged(staged: TwoStageScores, relevant: Matches) -> tuple[Retrieval, tuple[float, float]]:
     """Metrics and the first stage's recall, both ways."""
     (texts, i2t), (images, t2i) = staged.i2t(relevant), staged.t2i(relevant)
     return Retrieval(summarise(texts), summarise(images)), (i2t, t2i)
@@ -276,4 +283,4 @@ def _staged(staged: Staged, relevant: Matches) -> tuple[Retrieval, tuple[float, 
 def overlap_of(matcher: Matcher, scores: Floats, pairing: Pairing) -> Overlap | None:
     """Both histograms over the range of the cosine, or of the scores where a matcher's are something else."""
     span = None if matcher.reranks else (-1.0, 1.0)
-    return overlap(scores, pairing.matches, also_true=pairing.also_true, span=span)
+    return score_overlap(scores, pairing.matches, also_true=pairing.also_true, span=span)

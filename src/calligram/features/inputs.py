@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -16,18 +16,12 @@ from torch import Tensor
 
 from calligram.data.pairing import Visuals
 from calligram.errors import UserError, unknown
-from calligram.features.backbone_input import BackboneInput
-from calligram.features.chunker import Chunker
-from calligram.features.concepts import ConceptText
-from calligram.features.encoder_input import EncoderInput
-from calligram.features.joined_input import JoinedImages, JoinedTexts
-from calligram.features.pixels import Augment, PixelInput
-from calligram.features.region_input import RegionInput
-from calligram.features.stored import StoredInput
-from calligram.features.text_vectors import VectorText
-from calligram.features.vocabulary import Vocabulary
-from calligram.features.wordpieces import WordPieces
+from calligram.lazy import Catalog
 from calligram.progress import Track, silent
+
+if TYPE_CHECKING:
+    from calligram.features.images.pixels import Augment
+    from calligram.features.texts.chunker import Chunker
 
 Ints = NDArray[np.int64]
 
@@ -105,12 +99,25 @@ class TextInput(Saved, Protocol):
         ...
 
 
-IMAGE_INPUTS: Mapping[str, type[ImageInput]] = {
-    cls.kind: cls for cls in (PixelInput, StoredInput, BackboneInput, RegionInput, JoinedImages)
-}
-TEXT_INPUTS: Mapping[str, type[TextInput]] = {
-    cls.kind: cls for cls in (Vocabulary, WordPieces, EncoderInput, VectorText, JoinedTexts, ConceptText)
-}
+IMAGE_INPUTS: Mapping[str, type[ImageInput]] = Catalog(
+    {
+        "pixels": "calligram.features.images.pixels:PixelInput",
+        "stored": "calligram.features.images.stored_input:StoredInput",
+        "backbone": "calligram.features.images.backbones:BackboneInput",
+        "regions": "calligram.features.images.region_input:RegionInput",
+        "joined-images": "calligram.features.joined_input:JoinedImages",
+    }
+)
+TEXT_INPUTS: Mapping[str, type[TextInput]] = Catalog(
+    {
+        "words": "calligram.features.texts.vocabulary:Vocabulary",
+        "wordpieces": "calligram.features.texts.wordpieces:WordPieces",
+        "encoder": "calligram.features.texts.text_encoder:EncoderInput",
+        "text-vectors": "calligram.features.texts.text_vectors:VectorText",
+        "joined-texts": "calligram.features.joined_input:JoinedTexts",
+        "concepts": "calligram.features.pseudo.concepts:ConceptText",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -122,7 +129,11 @@ class Inputs:
     chunker: Chunker | None = None
 
     def to(self, device: torch.device | str) -> Inputs:
-        """Have networks that are not trained see whole pictures, and read texts, on a device."""
+        """Move frozen networks, of whole pictures and of texts, to a device."""
+        from calligram.features.images.backbones import BackboneInput
+        from calligram.features.joined_input import JoinedImages
+        from calligram.features.texts.text_encoder import EncoderInput
+
         whole = self.images.whole if isinstance(self.images, JoinedImages) else self.images
         if isinstance(whole, BackboneInput):
             whole.backbone.to(device)
@@ -153,5 +164,9 @@ class Inputs:
         for side, kind, known in (("image", kinds[0], IMAGE_INPUTS), ("text", kinds[1], TEXT_INPUTS)):
             if kind not in known:
                 raise unknown(f"{side} input", kind, known)
-        chunker = Chunker.read(folder) if "chunker" in content else None
+        chunker = None
+        if "chunker" in content:
+            from calligram.features.texts.chunker import Chunker
+
+            chunker = Chunker.read(folder)
         return cls(IMAGE_INPUTS[kinds[0]].read(folder, images), TEXT_INPUTS[kinds[1]].read(folder, texts), chunker)

@@ -17,13 +17,12 @@ from torch.nn.functional import pad
 from calligram.data.collection import Collection
 from calligram.data.pairing import Visuals
 from calligram.errors import UserError
-from calligram.features.backbone_input import BackboneInput, BackboneRows
-from calligram.features.chunker import Chunker
-from calligram.features.pixels import Augment
-from calligram.features.region_input import Proposed, RegionInput
-from calligram.features.region_rows import GEOMETRY
-from calligram.features.stored import StoredInput, StoredRows
-from calligram.features.text_vectors import VectorRows, VectorText
+from calligram.features.images.backbones import BackboneInput, BackboneRows
+from calligram.features.images.pixels import Augment
+from calligram.features.images.region_input import GEOMETRY, ProposalFeatures, RegionInput
+from calligram.features.images.stored_input import StoredInput, StoredRows
+from calligram.features.texts.chunker import Chunker
+from calligram.features.texts.text_vectors import VectorRows, VectorText
 from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
@@ -87,7 +86,7 @@ class JoinedImages:
 class JoinedRows:
     """Pictures of a collection with their proposals."""
 
-    def __init__(self, whole: BackboneRows | StoredRows, proposed: Proposed, images: Ints) -> None:
+    def __init__(self, whole: BackboneRows | StoredRows, proposed: ProposalFeatures, images: Ints) -> None:
         self._whole, self._proposed, self._images = whole, proposed, images
 
     def __len__(self) -> int:

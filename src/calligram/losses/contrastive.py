@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -34,3 +35,51 @@ def symmetric_info_nce(
     """Mean of ``info_nce`` with images as anchors and with texts as anchors."""
     text_target = image_target.T if text_target is None else text_target
     return (info_nce(scores, image_target, temperature) + info_nce(scores.T, text_target, temperature)) / 2
+
+
+# How far a matcher's scores of a batch are from those of another that it follows.
+
+
+def divergence(scores: Tensor, teacher: Tensor, *, temperature: Tensor | float, of_teacher: float) -> Tensor:
+    """Mean over rows of KL(softmax(teacher / of_teacher) || softmax(scores / temperature)).
+
+    Zero where both order a row's candidates alike and are as sure of it. No gradient goes to the teacher.
+
+    Args:
+        scores: (A, C), higher is better; ``teacher`` likewise, on a scale of its own.
+
+    See also: ``symmetric_divergence``.
+    """
+    if scores.shape != teacher.shape:
+        raise ValueError(f"scores are {tuple(scores.shape)} but the teacher's {tuple(teacher.shape)}")
+    wanted = (teacher.detach().float() / of_teacher).log_softmax(1)
+    found = (scores.float() / temperature).log_softmax(1)
+    return (wanted.exp() * (wanted - found)).sum(1).mean()
+
+
+def symmetric_divergence(scores: Tensor, teacher: Tensor, *, temperature: Tensor | float, of_teacher: float) -> Tensor:
+    """Mean of ``divergence`` with images as rows and with texts as rows."""
+    by_image = divergence(scores, teacher, temperature=temperature, of_teacher=of_teacher)
+    by_text = divergence(scores.T, teacher.T, temperature=temperature, of_teacher=of_teacher)
+    return (by_image + by_text) / 2
+
+
+# Logistic regression of single pairs.
+
+
+def logistic(scores: Tensor, target: Tensor) -> Tensor:
+    """Sum over pairs of log(1 + exp(-z p)), p a pair's score and z = +1 where it matches, -1 where not.
+
+    This is two-branch, Eq. 7. Every pair stands alone, so the two kinds should come in equal numbers: negatives
+    outnumber positives by far and would decide everything (Sec. 3.3).
+
+    Args:
+        scores: of any shape, higher is better.
+        target: of the same shape, +1 positive, -1 negative, 0 ignored.
+
+    See also: ``ranking.ranking``, which compares pairs of one anchor instead.
+    """
+    if scores.shape != target.shape:
+        raise ValueError(f"scores are {tuple(scores.shape)} but target is {tuple(target.shape)}")
+    counted = target != 0
+    return F.softplus(-target[counted].to(scores.dtype) * scores[counted]).sum()

@@ -21,7 +21,7 @@ class Classified(NamedTuple):
     """share of the items whose own class is not the likeliest"""
 
 
-def instance(
+def instance_loss(
     features: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, *, chunk: int | None = CHUNK
 ) -> Tensor:
     """Mean over items of -log softmax(W f)_c, c the item's own class (dual-path, Eqs. 5-8).

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from calligram.losses.ranking import ranking
+from calligram.losses.ranking import ranking_loss
 
 
-class Side(NamedTuple):
+class Modality(NamedTuple):
     """Items of one modality as anchors and as what they are compared with."""
 
     scores: Tensor
@@ -40,8 +40,8 @@ def neighbourhood_ranking(
     scores: Tensor,
     image_target: Tensor,
     text_target: Tensor,
-    images: Side | None = None,
-    texts: Side | None = None,
+    images: Modality | None = None,
+    texts: Modality | None = None,
     *,
     weights: tuple[float, float, float, float] = (1.0, 2.0, 0.0, 0.2),
     margin: float = 0.1,
@@ -62,8 +62,8 @@ def neighbourhood_ranking(
         top_k: triplets of highest nonnegative loss to keep for every anchor and positive; all when None.
     """
     sides = {
-        "image anchors": Side(scores, image_target),
-        "text anchors": Side(scores.T, text_target),
+        "image anchors": Modality(scores, image_target),
+        "text anchors": Modality(scores.T, text_target),
         "image neighbours": images,
         "text neighbours": texts,
     }
@@ -72,5 +72,5 @@ def neighbourhood_ranking(
         if weight and side is None:
             raise ValueError(f"the term of {name} has weight {weight} but no scores")
         if weight and side is not None:
-            terms[name] = weight * ranking(side.scores, side.target, margin, top_k)
+            terms[name] = weight * ranking_loss(side.scores, side.target, margin, top_k)
     return terms

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def ranking(scores: Tensor, target: Tensor, margin: float, top_k: int | None = None) -> Tensor:
+def ranking_loss(scores: Tensor, target: Tensor, margin: float, top_k: int | None = None) -> Tensor:
     """Sum the hinge over triplets whose anchors are the rows of ``scores``.
 
     Each anchor a, positive p and negative n adds [margin - s(a, p) + s(a, n)]_+ (two-branch, Eq. 3; aoq, Eq. 1).
@@ -58,6 +58,6 @@ def bidirectional(
         weights: of the image anchors and of the text anchors.
     """
     text_target = image_target.T if text_target is None else text_target
-    by_image = ranking(scores, image_target, margin, top_k)
-    by_text = ranking(scores.T, text_target, margin, top_k)
+    by_image = ranking_loss(scores, image_target, margin, top_k)
+    by_text = ranking_loss(scores.T, text_target, margin, top_k)
     return weights[0] * by_image + weights[1] * by_text

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from calligram.models.layers import RecurrentText
+from calligram.models.layers.networks import RecurrentText
+from calligram.models.layers.part_towers import PartSettings, image_branch, image_parts, text_branch, text_parts
 from calligram.models.matcher import EmbeddingMatcher, Encoded
-from calligram.models.part_sides import PartSettings, image_branch, image_parts, text_branch, text_parts
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from calligram.models.fragment_matcher import FragmentMatcher
-from calligram.models.fragments import Attention, Crossing, Norm, similarity
+from calligram.models.layers.cross_attention import Attention, Crossing, Norm, similarity
+from calligram.models.layers.part_towers import PartSettings
 from calligram.models.matcher import Side
-from calligram.models.part_sides import PartSettings
+from calligram.models.scan import FragmentMatcher
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from calligram.errors import UserError, unknown
 from calligram.models.a3vse import A3VSE, A3VSESettings
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.cca import CCA, CCASettings
-from calligram.models.combine import Ensemble, EnsembleSettings, Weighted, WeightedSettings
+from calligram.models.ensemble import Ensemble, EnsembleSettings, Weighted, WeightedSettings
 from calligram.models.matcher import Matcher
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.pretrained import Pretrained, PretrainedSettings
-from calligram.models.scan import Scan, ScanSettings
+from calligram.models.scan import SCAN, SCANSettings
 from calligram.models.tags import TagMatcher, TagSettings
 from calligram.models.two_branch import (
     TwoBranchEmbedding,
@@ -31,27 +31,27 @@ from calligram.models.vse import VSE, VSESettings
 from calligram.models.vsrn import VSRN, VSRNSettings
 
 
-class Kind(NamedTuple):
+class MatcherEntry(NamedTuple):
     """A matcher's class and the settings it is built from."""
 
     matcher: type[Matcher]
     settings: type[Any]
 
 
-MATCHERS: Mapping[str, Kind] = {
-    "vse": Kind(VSE, VSESettings),
-    "pretrained": Kind(Pretrained, PretrainedSettings),
-    "cca": Kind(CCA, CCASettings),
-    "weighted": Kind(Weighted, WeightedSettings),
-    "ensemble": Kind(Ensemble, EnsembleSettings),
-    "scan": Kind(Scan, ScanSettings),
-    "bfan": Kind(BFAN, BFANSettings),
-    "vsrn": Kind(VSRN, VSRNSettings),
-    "a3vse": Kind(A3VSE, A3VSESettings),
-    "mmca": Kind(MMCA, MMCASettings),
-    "tags": Kind(TagMatcher, TagSettings),
-    "two-branch": Kind(TwoBranchEmbedding, TwoBranchSettings),
-    "two-branch-similarity": Kind(TwoBranchSimilarity, TwoBranchSimilaritySettings),
+MATCHERS: Mapping[str, MatcherEntry] = {
+    "vse": MatcherEntry(VSE, VSESettings),
+    "pretrained": MatcherEntry(Pretrained, PretrainedSettings),
+    "cca": MatcherEntry(CCA, CCASettings),
+    "weighted": MatcherEntry(Weighted, WeightedSettings),
+    "ensemble": MatcherEntry(Ensemble, EnsembleSettings),
+    "scan": MatcherEntry(SCAN, SCANSettings),
+    "bfan": MatcherEntry(BFAN, BFANSettings),
+    "vsrn": MatcherEntry(VSRN, VSRNSettings),
+    "a3vse": MatcherEntry(A3VSE, A3VSESettings),
+    "mmca": MatcherEntry(MMCA, MMCASettings),
+    "tags": MatcherEntry(TagMatcher, TagSettings),
+    "two-branch": MatcherEntry(TwoBranchEmbedding, TwoBranchSettings),
+    "two-branch-similarity": MatcherEntry(TwoBranchSimilarity, TwoBranchSimilaritySettings),
 }
 
 

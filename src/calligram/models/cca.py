@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from calligram.features.covariance import Covariance
-from calligram.features.stored import real_parts
+from calligram.features.images.stored_input import real_parts
+from calligram.features.texts.pca import Covariance
+from calligram.models.layers.part_towers import pooled
 from calligram.models.matcher import EmbeddingMatcher, Encoded
-from calligram.models.text_encoders import pooled
 
 
 @dataclass(frozen=True)

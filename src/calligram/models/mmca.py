@@ -7,17 +7,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from calligram.device import compiled
 from calligram.errors import UserError
 from calligram.models.a3vse import mean_of_parts
-from calligram.models.fragment_tiles import score_in_tiles, some_in_tiles
-from calligram.models.fusing import fused
-from calligram.models.layers import RecurrentText
+from calligram.models.layers.networks import PaddedText, RecurrentText
+from calligram.models.layers.part_towers import (
+    BertText,
+    PartSettings,
+    PooledText,
+    image_branch,
+    image_parts,
+    text_branch,
+)
+from calligram.models.layers.score_tiles import score_in_tiles, some_in_tiles
+from calligram.models.layers.transformer_unit import Looking, NgramText, Projected, TransformerUnit
 from calligram.models.matcher import Encoded, Matcher, Side, cosines, unit
-from calligram.models.ngram_text import NgramText
-from calligram.models.padded_text import PaddedText
-from calligram.models.part_sides import PartSettings, image_branch, image_parts, text_branch
-from calligram.models.text_encoders import BertText, PooledText
-from calligram.models.transformer_unit import Looking, Projected, TransformerUnit
 
 FEW = 2
 """images or texts in a grid, on a CPU, that are stacked pair by pair: what ``looking`` prepares is not worth it"""
@@ -74,19 +78,19 @@ class PairModule(nn.Module):
         return _cosines(image, text)
 
 
-@fused(2, 1, 1, 1)
+@compiled(2, 1, 1, 1)
 def _image(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
     """i_1 (S, N, D) from what regions found in S texts."""
     return _mean(module.unit.merged(found, attended, parts), mask)
 
 
-@fused(3, 2, 2, 2)
+@compiled(3, 2, 2, 2)
 def _text(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
     """c_1 (S, N, D) from what words found in S images."""
     return module.ngrams(module.unit.merged(found, attended, parts), mask)  # type: ignore[no-any-return]
 
 
-@fused(2, 1, 2, 1, 2)
+@compiled(2, 1, 2, 1, 2)
 def _both(
     module: PairModule, attended: Tensor, regions: Tensor, words: Tensor, real: Tensor, spoken: Tensor
 ) -> tuple[Tensor, Tensor]:

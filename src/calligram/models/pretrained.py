@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calligram.errors import UserError
-from calligram.features.architectures import build_model, describe_architecture, load_model
-from calligram.features.backbones import pixel_input
+from calligram.features.images.backbones import pixel_input
+from calligram.features.images.pixels import PixelInput, with_views
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput, with_views
-from calligram.features.wordpieces import WordPieces
+from calligram.features.texts.wordpieces import WordPieces
+from calligram.features.transformers_models import build_model, describe_architecture, load_model
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 FULL_LENGTH = frozenset(("siglip",))

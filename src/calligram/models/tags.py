@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from calligram.features.stored import real_parts
+from calligram.features.images.stored_input import real_parts
+from calligram.models.layers.part_towers import pooled
 from calligram.models.matcher import Encoded, Matcher
-from calligram.models.text_encoders import pooled
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from calligram.features.backbones import Backbone, BackboneOutput
-from calligram.features.pixels import with_views
-from calligram.features.stored import real_parts
-from calligram.models.heads import Head, HeadKind
-from calligram.models.layers import RecurrentText, SmallCNN
+from calligram.features.images.backbones import Backbone, BackboneOutput
+from calligram.features.images.pixels import with_views
+from calligram.features.images.stored_input import real_parts
+from calligram.models.layers.networks import Head, HeadKind, RecurrentText, SmallCNN
+from calligram.models.layers.part_towers import BertText, PooledText
+from calligram.models.layers.text_cnn import TextCNN, TextCNNSettings
 from calligram.models.matcher import EmbeddingMatcher, Encoded
-from calligram.models.text_cnn import TextCNN, TextCNNSettings
-from calligram.models.text_encoders import BertText, PooledText
 
 
 @dataclass(frozen=True)

@@ -15,31 +15,52 @@ from calligram.data.pairing import Pairing, Texts
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
 from calligram.models.catalog import MATCHERS
-from calligram.models.heads import HeadKind
+from calligram.models.layers.networks import HeadKind
 from calligram.models.matcher import Matcher
-from calligram.recipes.a3vse_presets import PRESETS
-from calligram.recipes.embedding import ImageSettings, TextSettings
-from calligram.recipes.fragment_models import FragmentModels
-from calligram.recipes.matchers import Extra, MatcherName, Model, built
-from calligram.recipes.optimisation import Optimisation
-from calligram.recipes.plan import Plan, Surroundings
-from calligram.recipes.pseudo_pairs import PseudoSettings, pseudo_pairs
-from calligram.recipes.run_settings import (
+from calligram.recipes.parts.matchers import (
+    ExtraObjectives,
+    FragmentModels,
+    MatcherName,
+    MatcherSettings,
+    build_matcher,
+)
+from calligram.recipes.parts.pair_stages import PairLoss, pair_batches, plan_pair_stages
+from calligram.recipes.parts.pseudo_pairs import PseudoSettings, make_pseudo_pairs
+from calligram.recipes.parts.run import Plan, RunContext
+from calligram.recipes.parts.settings import (
     Average,
     Dim,
     LearningRate,
     LossKind,
     Margin,
+    Optimisation,
     PairedSettings,
     StagedSettings,
     TopK,
     Warmup,
 )
-from calligram.recipes.stages import PairLoss, pair_batches, pair_stages
+from calligram.recipes.parts.towers import ImageSettings, TextSettings
+from calligram.training.batches.pair_sampler import PairSampler, derived_seed
+from calligram.training.batches.pseudo_pairs import PseudoPairBatches, RepeatedPasses
 from calligram.training.loop import Feed, Stage
-from calligram.training.samplers import PairSampler, derived_seed
-from calligram.training.weak_batches import Again, WeakBatches
-from calligram.training.weak_objectives import Adversary, AdversaryTerms, WeakObjective
+from calligram.training.objectives.pseudo_pairs import Adversary, AdversaryTerms, PseudoPairObjective
+
+# Settings of the A3VSE paper, where it gives them (a3vse, Sec. 4.3).
+
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    "ours": (),
+    # The rate is given as 0.00005 before and after the 16th of 24 epochs: taken for ten times as much before.
+    "paper": (
+        "loss=ranking", "top_k=1", "margin=0.2", "pseudo_margin=0.3", "warmup_epochs=0", "beta=0.8", "epochs=24",
+        "batch=128", "texts=1", "epoch_of=pairs", "lr=0.0005", "average=0", "dim=512", "text.hidden=512",
+        "text.word_dim=300", "text.min_count=4", "text.max_words=82", "text.dropout=0", "text.blank=0",
+        "optim.optimizer=adam", "optim.weight_decay=0.000001", "optim.schedule=step", "optim.step_at=0.667",
+        "optim.warmup=0", "optim.clip=2", "pseudo.repeats=true", "pseudo.most=36",
+        "pseudo.attributes=all", "pseudo.label_least=0.3", "pseudo.naming=own",
+    ),
+}  # fmt: skip
+"""settings by name"""
+
 
 log = logging.getLogger(__name__)
 
@@ -121,30 +142,30 @@ class A3VSERecipe(FragmentModels, StagedSettings, PairedSettings):
             raise UserError("pseudo.of=none makes no pseudo pairs; leave out pseudo.run and pseudo.neighbours")
 
 
-def plan(settings: A3VSERecipe, collection: Collection, around: Surroundings) -> Plan:
+def plan(settings: A3VSERecipe, collection: Collection, around: RunContext) -> Plan:
     """Inputs, matcher and stages, with pseudo pairs where there are any."""
     _model(settings).check()  # before pseudo-sentences are made, which takes long
     train = collection.sentences("train").join_equal_texts()
     pseudo = _pseudo(settings, collection, around)
-    matcher, inputs, extra = built(_model(settings), _known(train, pseudo), around)
+    matcher, inputs, extra = build_matcher(_model(settings), _known(train, pseudo), around)
     settings.check_staged(matcher)
     steps = settings.steps
     own = pair_batches(settings, train, inputs, around)
     if pseudo is None:
-        feed: Feed = Again(own, steps) if steps else own
+        feed: Feed = RepeatedPasses(own, steps) if steps else own
         return Plan(
             matcher, inputs, _stages(settings, feed, extra), settings.loop(), dev_depth=settings.measured(matcher)
         )
     size = settings.pseudo_batch or settings.batch
     sampler = PairSampler(pseudo.matches, size, derived_seed(settings.seed, "pseudo"))
-    feed = WeakBatches(own, pair_batches(settings, pseudo, inputs, around, sampler=sampler), steps)
+    feed = PseudoPairBatches(own, pair_batches(settings, pseudo, inputs, around, sampler=sampler), steps)
     stages = _weak(settings, _stages(settings, feed, extra), _adversary(settings, matcher, inputs))
     return Plan(
         matcher, inputs, stages, settings.loop(), dev_depth=settings.measured(matcher), pseudo=pseudo.fingerprint
     )
 
 
-def _pseudo(settings: A3VSERecipe, collection: Collection, around: Surroundings) -> Pairing | None:
+def _pseudo(settings: A3VSERecipe, collection: Collection, around: RunContext) -> Pairing | None:
     """Pseudo pairs; None where none are wanted or there are too few to tell apart, which is said."""
     if settings.pseudo.of == "none":
         return None
@@ -152,7 +173,7 @@ def _pseudo(settings: A3VSERecipe, collection: Collection, around: Surroundings)
         log.info("every training image has captions: no pseudo pairs and no adversarial terms")
         return None
     _check_adversary(settings)
-    found = pseudo_pairs(collection, settings.pseudo, around)
+    found = make_pseudo_pairs(collection, settings.pseudo, around)
     images, texts = (int((count > 0).sum()) for count in found.matches.counts())
     if min(images, texts) < 2:
         log.info("%d images with %d different pseudo-sentences are too few: no pseudo pairs", images, texts)
@@ -178,11 +199,15 @@ def _known(train: Pairing, pseudo: Pairing | None) -> Pairing:
     return Pairing(train.visuals, texts, Matches(*train.matches.pairs(), (len(train.visuals), len(texts))))
 
 
-def _model(settings: A3VSERecipe) -> Model:
-    return Model(settings.matcher, settings.image, settings.text, settings.dim, settings.head, settings.model, settings)
+def _model(settings: A3VSERecipe) -> MatcherSettings:
+    return MatcherSettings(
+        settings.matcher, settings.image, settings.text, settings.dim, settings.head, settings.model, settings
+    )
 
 
-def _stages(settings: A3VSERecipe, feed: Feed, extra: Extra = (), margin: float | None = None) -> tuple[Stage, ...]:
+def _stages(
+    settings: A3VSERecipe, feed: Feed, extra: ExtraObjectives = (), margin: float | None = None
+) -> tuple[Stage, ...]:
     """The triplet loss after a warm-up with all negatives (a3vse, Eq. 2), or InfoNCE."""
     optim = settings.optim
     loss = PairLoss(
@@ -193,7 +218,7 @@ def _stages(settings: A3VSERecipe, feed: Feed, extra: Extra = (), margin: float 
         settings.temperature,
         stages=settings,
     )
-    return pair_stages(loss, settings.epochs, feed, optim, settings.lr, optim.frozen, extra)
+    return plan_pair_stages(loss, settings.epochs, feed, optim, settings.lr, optim.frozen, extra)
 
 
 def _weak(settings: A3VSERecipe, stages: tuple[Stage, ...], adversary: Adversary | None) -> tuple[Stage, ...]:
@@ -203,7 +228,7 @@ def _weak(settings: A3VSERecipe, stages: tuple[Stage, ...], adversary: Adversary
     found = []
     for stage, other in zip(stages, beside, strict=True):
         span = begun / total, (begun + stage.epochs) / total
-        objective = WeakObjective(stage.objective, other.objective, settings.beta, adversary, span)
+        objective = PseudoPairObjective(stage.objective, other.objective, settings.beta, adversary, span)
         found.append(replace(stage, objective=objective))
         begun += stage.epochs
     return tuple(found)

@@ -16,32 +16,59 @@ from calligram.data.negatives import MINE, Negatives
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
-from calligram.models.heads import HeadKind
+from calligram.models.layers.networks import HeadKind
+from calligram.models.load import RUN, load_matcher
 from calligram.models.matcher import Matcher
-from calligram.models.stored import RUN, load_matcher
-from calligram.recipes.aoq_presets import PRESETS
-from calligram.recipes.embedding import ImageSettings, TextSettings
-from calligram.recipes.fragment_models import FragmentModels
-from calligram.recipes.matchers import Extra, MatcherName, Model, built
-from calligram.recipes.optimisation import Optimisation
-from calligram.recipes.own_negatives import NEGATIVES, HardNegatives, Miner, OwnNegatives
-from calligram.recipes.plan import Plan, Surroundings
-from calligram.recipes.run_settings import (
+from calligram.recipes.parts.matchers import (
+    ExtraObjectives,
+    FragmentModels,
+    MatcherName,
+    MatcherSettings,
+    build_matcher,
+)
+from calligram.recipes.parts.mined_negatives import NEGATIVES, MinedNegatives, MinedNegativesSettings, Miner
+from calligram.recipes.parts.pair_stages import PairLoss, pair_batches, plan_pair_stages
+from calligram.recipes.parts.run import Plan, RunContext
+from calligram.recipes.parts.settings import (
     BatchSize,
     Dim,
     EpochOf,
     LearningRate,
+    Optimisation,
     PairedSettings,
     SparseSettings,
     StagedSettings,
     TextsPerImage,
 )
-from calligram.recipes.stages import PairLoss, pair_batches, pair_stages
+from calligram.recipes.parts.towers import ImageSettings, TextSettings
+from calligram.training.batches.mined_negatives import OfflineSampler
 from calligram.training.loop import Stage
-from calligram.training.objectives import JointObjective
-from calligram.training.offline import OfflineSampler
-from calligram.training.offline_objectives import OfflineObjective, OfflineTerms
+from calligram.training.objectives.objective import JointObjective
+from calligram.training.objectives.offline import OfflineObjective, OfflineTerms
 from calligram.training.runs import Run
+
+# What each matcher lays over the defaults of recipe ``aoq``: the sizes and rates of its own recipe.
+
+_PAIRS = ("batch=128", "texts=1", "epoch_of=pairs")
+
+_FRAGMENTS = (
+    *_PAIRS, "epochs=15", "warmup_epochs=1", "lr=0.0005", "dim=512", "average=0.998", "text.word_dim=300",
+    "text.hidden=512", "text.bidirectional=true", "text.dropout=0.2", "text.blank=0.1",
+)  # fmt: skip
+
+PRESETS: dict[str, tuple[str, ...]] = {
+    "dual-path": (
+        *_PAIRS, "text.network=cnn", "text.word_dim=300", "text.dropout=0.2", "text.blank=0.1", "image.crop=0.5",
+        "image.jitter=0.3", "head=paper", "dim=1024", "lr=0.001", "average=0.998",
+    ),
+    "pretrained": (*_PAIRS, "epochs=5", "warmup_epochs=0", "lr=0.00001", "image.crop=0.7", "optim.warmup=0.05"),
+    "scan": _FRAGMENTS,
+    "bfan": _FRAGMENTS,
+    "vsrn": _FRAGMENTS,
+    "a3vse": (*_FRAGMENTS, "text.bidirectional=false"),
+    "mmca": (*_FRAGMENTS, "dim=256"),
+}  # fmt: skip
+
 
 _MINE_SPARSE = "give negatives=RUN (a run without lists of its own mines for itself), or leave negatives out"
 """where captions were left out: no collection on disk is what is trained on"""
@@ -88,7 +115,7 @@ class AOQRecipe(FragmentModels, StagedSettings, PairedSettings):
     ] = "offline"
     squared: Annotated[bool, "square every hinge (Sec. 3.3)"] = False
     fine_tune: Annotated[bool, "let the second round go on from the first instead of from scratch (Table 3)"] = False
-    hard: HardNegatives = field(default_factory=HardNegatives)
+    hard: MinedNegativesSettings = field(default_factory=MinedNegativesSettings)
     lr: LearningRate = 1e-3
     dim: Dim = 256
     head: Annotated[HeadKind, "maps image features into it, and a text CNN's; for vse and dual-path"] = "linear"
@@ -116,10 +143,10 @@ class AOQRecipe(FragmentModels, StagedSettings, PairedSettings):
             raise UserError("fine_tune goes on from the first round, which negatives= leaves out; give one of them")
 
 
-def plan(settings: AOQRecipe, collection: Collection, around: Surroundings) -> Plan:
+def plan(settings: AOQRecipe, collection: Collection, around: RunContext) -> Plan:
     """One round with given negatives or online ones; else two in one loop, with mining between them (aoq, Sec. 3.2)."""
     train = collection.sentences("train").join_equal_texts()
-    matcher, inputs, extra = built(_model(settings), train, around)
+    matcher, inputs, extra = build_matcher(_model(settings), train, around)
     settings.check_staged(matcher)
     rounds = _Rounds(settings, train, inputs, around)
     if settings.loss == "online":
@@ -134,8 +161,10 @@ def plan(settings: AOQRecipe, collection: Collection, around: Surroundings) -> P
     return Plan(matcher, inputs, stages, settings.loop(), dev_depth=settings.measured(matcher))
 
 
-def _model(settings: AOQRecipe) -> Model:
-    return Model(settings.matcher, settings.image, settings.text, settings.dim, settings.head, settings.model, settings)
+def _model(settings: AOQRecipe) -> MatcherSettings:
+    return MatcherSettings(
+        settings.matcher, settings.image, settings.text, settings.dim, settings.head, settings.model, settings
+    )
 
 
 def _terms(settings: AOQRecipe) -> OfflineTerms:
@@ -153,7 +182,7 @@ def _excluded(settings: AOQRecipe, train: Pairing) -> Matches:
     return train.matches
 
 
-def _given(settings: AOQRecipe, train: Pairing, around: Surroundings) -> Negatives:
+def _given(settings: AOQRecipe, train: Pairing, around: RunContext) -> Negatives:
     """Negatives of a folder, or those that a run finds; the lists that this recipe's own runs keep are taken as is."""
     folder = Path(settings.negatives).expanduser()
     if (folder / RUN).is_file() and not (folder / NEGATIVES).is_dir():
@@ -165,14 +194,14 @@ def _given(settings: AOQRecipe, train: Pairing, around: Surroundings) -> Negativ
     return found.kept(settings.hard.texts, settings.hard.images)
 
 
-def _miner(settings: AOQRecipe, train: Pairing, around: Surroundings) -> Miner:
+def _miner(settings: AOQRecipe, train: Pairing, around: RunContext) -> Miner:
     return Miner(settings.hard, train, around, settings.ignore_also_true)
 
 
 class _Rounds:
     """The stages of both rounds."""
 
-    def __init__(self, settings: AOQRecipe, train: Pairing, inputs: Inputs, around: Surroundings) -> None:
+    def __init__(self, settings: AOQRecipe, train: Pairing, inputs: Inputs, around: RunContext) -> None:
         self.settings, self.train, self.inputs, self.around = settings, train, inputs, around
         self._initial: dict[str, Tensor] = {}
         self.sampler = OfflineSampler(
@@ -185,20 +214,20 @@ class _Rounds:
             texts=settings.texts,
             per_image=settings.epoch_of == "images",
         )
-        self._own = OwnNegatives(_miner(settings, train, around), self.sampler)
+        self._own = MinedNegatives(_miner(settings, train, around), self.sampler)
         self._plain = pair_batches(settings, train, inputs, around)
         self._offline = self._plain.with_sampler(self.sampler)
 
-    def online(self, name: str, epochs: int, extra: Extra, warmup: int | None = None) -> tuple[Stage, ...]:
+    def online(self, name: str, epochs: int, extra: ExtraObjectives, warmup: int | None = None) -> tuple[Stage, ...]:
         """A round of the online triplet loss (aoq, Eqs. 1 and 2), chosen after its warm-up: it must show that loss."""
         settings, optim = self.settings, self.settings.optim
         epochs_before = settings.warmup_epochs if warmup is None else warmup
         loss = PairLoss("ranking", settings.margin, 1, epochs_before, 0.07, settings.warmup_loss, settings)
-        stages = pair_stages(loss, epochs, self._plain, optim, settings.lr, optim.frozen, extra)
+        stages = plan_pair_stages(loss, epochs, self._plain, optim, settings.lr, optim.frozen, extra)
         *warm, last = (replace(stage, name=f"{name}, {stage.name}" if name else stage.name) for stage in stages)
         return (*warm, replace(last, anew=bool(warm)))
 
-    def offline(self, name: str, extra: Extra, warmup: int | None = None) -> tuple[Stage, ...]:
+    def offline(self, name: str, extra: ExtraObjectives, warmup: int | None = None) -> tuple[Stage, ...]:
         """A round whose epochs after the warm-up have offline negatives (aoq, Eqs. 3-5)."""
         *warm, last = self.online(name, self.settings.epochs, extra, warmup)
         settings = self.settings
@@ -207,7 +236,7 @@ class _Rounds:
         named = f"{name}, {settings.loss}" if name else settings.loss
         return (*warm, replace(last, name=named, objective=whole, batches=self._offline))
 
-    def second(self, matcher: Matcher, extra: Extra) -> tuple[Stage, ...]:
+    def second(self, matcher: Matcher, extra: ExtraObjectives) -> tuple[Stage, ...]:
         """The round after mining, from the matcher as it is now; chosen anew, to show what offline negatives do."""
         fine = self.settings.fine_tune
         self._initial = {} if fine else {k: v.detach().clone() for k, v in matcher.state_dict().items()}

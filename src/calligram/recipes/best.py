@@ -11,32 +11,30 @@ from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError, unknown
 from calligram.models import catalog
-from calligram.models.combine import Ensemble, EnsembleSettings
+from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.matcher import Matcher
 from calligram.models.vse import VSE
-from calligram.recipes.embedding import ImageSettings, Sides, TextSettings
-from calligram.recipes.fragment_models import FragmentModels, check_fragments, fragment_matcher, fragment_sides
-from calligram.recipes.instance_classes import ClassifierSettings, classifier, instance_classes
-from calligram.recipes.optimisation import Optimisation
-from calligram.recipes.own_negatives import HardNegatives, Miner, OwnNegatives
-from calligram.recipes.plan import Plan, Surroundings
-from calligram.recipes.run_settings import (
+from calligram.recipes.parts.matchers import FragmentModels, check_fragments, fragment_matcher, fragment_sides
+from calligram.recipes.parts.mined_negatives import MinedNegatives, MinedNegativesSettings, Miner
+from calligram.recipes.parts.pair_stages import ClassifierSettings, classifier, group_classes, pair_batches
+from calligram.recipes.parts.run import Plan, RunContext
+from calligram.recipes.parts.settings import (
     Average,
     BatchSize,
     DevDepth,
     Dim,
     LearningRate,
+    Optimisation,
     PairedSettings,
     StagedSettings,
     TextsPerImage,
 )
-from calligram.recipes.stages import pair_batches
-from calligram.training.instance import Classes
+from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers
+from calligram.training.batches.mined_negatives import OfflineSampler
 from calligram.training.loop import Precision, Stage
-from calligram.training.members import MembersObjective
-from calligram.training.objectives import InfoNCEObjective, JointObjective, Objective
-from calligram.training.offline import OfflineSampler
-from calligram.training.offline_objectives import OfflineObjective, OfflineTerms
+from calligram.training.objectives.instance import Classes
+from calligram.training.objectives.objective import EnsembleObjective, InfoNCEObjective, JointObjective, Objective
+from calligram.training.objectives.offline import OfflineObjective, OfflineTerms
 
 MEMBERS = ("mmca", "vse", "scan", "bfan", "a3vse")
 
@@ -53,7 +51,7 @@ class OfflineStage:
     batch: BatchSize = 64
     weight: Annotated[float, "of the adaptive quintuplet loss beside the others", (0, 1000)] = 1.0
     lr: LearningRate = 1e-4
-    hard: HardNegatives = field(default_factory=HardNegatives)
+    hard: MinedNegativesSettings = field(default_factory=MinedNegativesSettings)
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class BestRecipe(FragmentModels, StagedSettings, PairedSettings):
             raise UserError("shared=true is for networks that are trained; stored features are shared by all as it is")
 
 
-def plan(settings: BestRecipe, collection: Collection, around: Surroundings) -> Plan:
+def plan(settings: BestRecipe, collection: Collection, around: RunContext) -> Plan:
     """Inputs, one matcher or an ensemble, and one or two stages."""
     _check(settings)
     by_image = collection.sentences("train")
@@ -111,8 +109,8 @@ def plan(settings: BestRecipe, collection: Collection, around: Surroundings) -> 
     sides = fragment_sides(settings.image, settings.text, train, around, settings.dim)
     members = _members(settings, sides)
     matcher = members[0] if len(members) == 1 else _ensemble(settings, sides, members)
-    classes = instance_classes(settings.classifier, by_image, sides, settings.seed) if settings.instance else None
-    training = _Training(settings, sides, train, members, classes)
+    classes = group_classes(settings.classifier, by_image, sides, settings.seed) if settings.instance else None
+    training = _BestTraining(settings, sides, train, members, classes)
     return Plan(matcher, sides.inputs, training.stages(), settings.loop(), dev_depth=settings.measured(matcher))
 
 
@@ -127,7 +125,7 @@ def _check(settings: BestRecipe) -> None:
         check_fragments(member, image, text, settings)
 
 
-def _members(settings: BestRecipe, sides: Sides) -> list[Matcher]:
+def _members(settings: BestRecipe, sides: Towers) -> list[Matcher]:
     """All with the same pretrained weights, and each with random ones of its own where there are none."""
     heads = copy(sides)
     if settings.shared and len(settings.members) > 1:
@@ -141,7 +139,7 @@ def _members(settings: BestRecipe, sides: Sides) -> list[Matcher]:
     ]
 
 
-def _ensemble(settings: BestRecipe, sides: Sides, members: list[Matcher]) -> Ensemble:
+def _ensemble(settings: BestRecipe, sides: Towers, members: list[Matcher]) -> Ensemble:
     described = tuple(json.dumps(catalog.describe(member)) for member in members)
     backbone, encoder = (sides.shape.backbone, sides.shape.encoder) if settings.shared else ("", "")
     made = Ensemble(EnsembleSettings(described, backbone, encoder))
@@ -154,11 +152,11 @@ def _ensemble(settings: BestRecipe, sides: Sides, members: list[Matcher]) -> Ens
     return made
 
 
-class _Training:
+class _BestTraining:
     """The stages, in which every member has objectives of its own."""
 
     def __init__(
-        self, settings: BestRecipe, sides: Sides, train: Pairing, members: list[Matcher], classes: Classes | None
+        self, settings: BestRecipe, sides: Towers, train: Pairing, members: list[Matcher], classes: Classes | None
     ) -> None:
         self.settings, self.sides, self.train, self.members = settings, sides, train, members
         self._batches = pair_batches(settings, train, sides.inputs, sides.around, classes=classes)
@@ -208,11 +206,11 @@ class _Training:
             objective=self._whole(both),
             batches=self._batches.with_sampler(sampler),
             lr=offline.lr,
-            enter=OwnNegatives(miner, sampler).begin,
+            enter=MinedNegatives(miner, sampler).begin,
         )
 
     def _whole(self, objectives: list[Objective]) -> Objective:
-        return objectives[0] if len(objectives) == 1 else MembersObjective(objectives)
+        return objectives[0] if len(objectives) == 1 else EnsembleObjective(objectives)
 
     def _parts(self, parts: tuple[str, ...]) -> tuple[str, ...]:
         """Factors by part of a member as the ensemble names them; networks that are not trained have none."""

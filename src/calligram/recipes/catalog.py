@@ -5,35 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from calligram.errors import unknown
-from calligram.recipes import (
-    a3vse,
-    aoq,
-    best,
-    cca,
-    combined,
-    distil,
-    dual_path,
-    ensemble,
-    fragments,
-    phrases,
-    pretrained,
-    tags,
-    two_branch,
-    vse,
-)
-from calligram.recipes.plan import Recipe
+from calligram.recipes import a3vse, aoq, baselines, best, distil, dual_path, ensemble, pairs, phrases, two_branch
+from calligram.recipes.parts.run import Recipe
 
 RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe(
-            "vse", "image branch and GRU into one space, triplet or InfoNCE loss (vse++)", vse.VSERecipe(), vse.plan
+            "vse",
+            "image branch and GRU into one space, triplet or InfoNCE loss (vse++)",
+            pairs.VSERecipe(),
+            pairs.plan_vse,
         ),
         Recipe(
             "pretrained",
             "a dual encoder of transformers (CLIP, SigLIP, ...), as it is or fine-tuned",
-            pretrained.PretrainedRecipe(),
-            pretrained.plan,
+            pairs.PretrainedRecipe(),
+            pairs.plan_pretrained,
         ),
         Recipe(
             "dual-path",
@@ -44,14 +32,14 @@ RECIPES: Mapping[str, Recipe] = {
         Recipe(
             "fragments",
             "regions or cells and words by attention or reasoning: scan, bfan, vsrn, a3vse or mmca",
-            fragments.FragmentsRecipe(),
-            fragments.plan,
+            pairs.FragmentsRecipe(),
+            pairs.plan_fragments,
         ),
         Recipe(
             "ensemble",
             "the mean of several runs' scores; the published numbers of scan, bfan and vsrn are of two",
             ensemble.EnsembleRecipe(),
-            ensemble.plan,
+            ensemble.plan_ensemble,
             learns=False,
         ),
         Recipe(
@@ -99,24 +87,27 @@ RECIPES: Mapping[str, Recipe] = {
         Recipe(
             "combined",
             "an image-sentence run and a region-phrase run, their distances weighted (two-branch, Eq. 8)",
-            combined.CombinedRecipe(),
-            combined.plan,
+            ensemble.CombinedRecipe(),
+            ensemble.plan_combined,
         ),
         Recipe(
             "tags",
             "labels of a classifier against the words of a text, without a caption to learn from (baseline of a3vse)",
-            tags.TagsRecipe(),
-            tags.plan,
+            baselines.TagsRecipe(),
+            baselines.plan_tags,
             learns=False,
         ),
         Recipe(
-            "cca", "canonical correlation analysis in one pass, the baseline of two-branch", cca.CCARecipe(), cca.plan
+            "cca",
+            "canonical correlation analysis in one pass, the baseline of two-branch",
+            baselines.CCARecipe(),
+            baselines.plan_cca,
         ),
     )
 }
 
 
-def recipe_named(name: str) -> Recipe:
+def find_recipe(name: str) -> Recipe:
     """A recipe, or an error that suggests the nearest."""
     if name not in RECIPES:
         raise unknown("recipe", name, RECIPES)

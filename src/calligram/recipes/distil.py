@@ -9,20 +9,18 @@ from typing import Annotated
 from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
-from calligram.evaluation.encoding import encode_pairing, load_pairing
+from calligram.evaluation.encode import encode_pairing, load_pairing
 from calligram.models.catalog import MATCHERS
-from calligram.models.heads import HeadKind
-from calligram.models.stored import load_matcher
-from calligram.recipes.embedding import ImageSettings, TextSettings
-from calligram.recipes.fragment_models import FragmentModels
-from calligram.recipes.matchers import MatcherName, Model, built
-from calligram.recipes.optimisation import Optimisation
-from calligram.recipes.plan import Plan, Surroundings
-from calligram.recipes.run_settings import Average, Dim, LearningRate, PairedSettings
-from calligram.recipes.stages import pair_batches
-from calligram.training.following import FollowObjective, Teacher
+from calligram.models.layers.networks import HeadKind
+from calligram.models.load import load_matcher
+from calligram.recipes.parts.matchers import FragmentModels, MatcherName, MatcherSettings, build_matcher
+from calligram.recipes.parts.pair_stages import pair_batches
+from calligram.recipes.parts.run import Plan, RunContext
+from calligram.recipes.parts.settings import Average, Dim, LearningRate, Optimisation, PairedSettings
+from calligram.recipes.parts.towers import ImageSettings, TextSettings
 from calligram.training.loop import Stage
-from calligram.training.objectives import InfoNCEObjective, JointObjective
+from calligram.training.objectives.distillation import DistillationObjective, Teacher
+from calligram.training.objectives.objective import InfoNCEObjective, JointObjective
 
 
 @dataclass(frozen=True)
@@ -69,16 +67,18 @@ class DistilRecipe(FragmentModels, PairedSettings):
             raise UserError("follow=0 leaves the teacher out; give a larger weight, or train with recipe vse")
 
 
-def plan(settings: DistilRecipe, collection: Collection, around: Surroundings) -> Plan:
+def plan(settings: DistilRecipe, collection: Collection, around: RunContext) -> Plan:
     """Inputs, matcher, and one stage that knows the teacher's encodings."""
     if not settings.teacher:
         raise UserError("recipe distil needs --set teacher= with the run folder of the matcher to follow")
     train = collection.sentences("train").join_equal_texts()
-    model = Model(
+    model = MatcherSettings(
         settings.matcher, settings.image, settings.text, settings.dim, settings.head, settings.model, settings
     )
-    matcher, inputs, extra = built(model, train, around)
-    follow = FollowObjective(teacher_of(settings.teacher, train, around), settings.of_teacher, settings.temperature)
+    matcher, inputs, extra = build_matcher(model, train, around)
+    follow = DistillationObjective(
+        teacher_of(settings.teacher, train, around), settings.of_teacher, settings.temperature
+    )
     pairs = InfoNCEObjective(settings.temperature)
     objective = JointObjective((settings.pairs, pairs), (settings.follow, follow), *extra)
     batches, optim = pair_batches(settings, train, inputs, around), settings.optim
@@ -89,7 +89,7 @@ def plan(settings: DistilRecipe, collection: Collection, around: Surroundings) -
     return Plan(matcher, inputs, (stage,), settings.loop())
 
 
-def teacher_of(run: str, train: Pairing, around: Surroundings) -> Teacher:
+def teacher_of(run: str, train: Pairing, around: RunContext) -> Teacher:
     """The matcher of a run, with all training items as its own inputs show them."""
     stored = load_matcher(Path(run).expanduser()).to(around.device)
     matcher = stored.matcher

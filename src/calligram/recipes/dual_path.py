@@ -9,23 +9,79 @@ from typing import Annotated, ClassVar, Literal
 from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
-from calligram.evaluation.encoding import load_pairing
+from calligram.evaluation.encode import load_pairing
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.features.inputs import Inputs
-from calligram.models.heads import HeadKind
+from calligram.models.layers.networks import HeadKind
 from calligram.models.matcher import Matcher
 from calligram.models.vse import VSE
-from calligram.recipes.dual_path_presets import PRESETS
-from calligram.recipes.embedding import ImageSettings, Sides, TextSettings, check_sides
-from calligram.recipes.instance_classes import ClassifierSettings, classifier, instance_classes
-from calligram.recipes.optimisation import Optimisation
-from calligram.recipes.plan import Plan, Surroundings
-from calligram.recipes.run_settings import Average, Dim, LearningRate, PairedSettings
-from calligram.recipes.stages import pair_batches
-from calligram.training.batch import Batches
-from calligram.training.instance import InstanceObjective
+from calligram.recipes.parts.pair_stages import ClassifierSettings, classifier, group_classes, pair_batches
+from calligram.recipes.parts.run import Plan, RunContext
+from calligram.recipes.parts.settings import Average, Dim, LearningRate, Optimisation, PairedSettings
+from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers, check_sides
+from calligram.training.batches.batch import Batches
 from calligram.training.loop import Evaluate, Stage
-from calligram.training.objectives import InfoNCEObjective, JointObjective, Objective, RankingObjective
+from calligram.training.objectives.instance import InstanceObjective
+from calligram.training.objectives.objective import InfoNCEObjective, JointObjective, Objective, RankingObjective
+
+# Settings of the dual-path paper and of its release, where they say or show them.
+
+_BOTH = (
+    "batch=32",
+    "dim=2048",
+    "margin=1",
+    "average=0",
+    "classifier.dropout=0.75",
+    # Random crops of 224 from pictures whose shorter side is 256 (Sec. VI-B), mirrored or not.
+    "image.crop=0.766",
+    "image.flip=true",
+    "image.jitter=0",
+    "image.views=flip",
+    "text.min_count=1",
+    "text.dropout=0",
+    "text.blank=0",
+    "first.epochs=240",
+    "second.epochs=60",
+    *(
+        f"{stage}.optim.{change}"
+        for stage in ("first", "second")
+        for change in ("optimizer=sgd", "warmup=0", "clip=none")
+    ),
+)
+
+PRESETS: Mapping[str, tuple[str, ...]] = {
+    "ours": (),
+    # Secs. V and VI-B. The rate of the second stage and the weight decay are not given.
+    "paper": (
+        *_BOTH,
+        "head=paper",
+        "text.cnn.pooling=mean",
+        "first.lr=0.001",
+        "second.lr=0.001",
+        "second.optim.parts=",
+        "first.optim.schedule=constant",
+        "second.optim.schedule=constant",
+        "first.optim.weight_decay=0",
+        "second.optim.weight_decay=0",
+    ),
+    # The scripts for Flickr30K; their second stage ships without ranking, so its weights are those for COCO.
+    "release": (
+        *_BOTH,
+        "head=release",
+        "text.cnn.pooling=max",
+        "text.cnn.shifts=0",
+        "first.lr=0.1",
+        "first.optim.schedule=constant",
+        "first.optim.parts=text.words:0.001",
+        "second.lr=0.1",
+        "second.weights=2,1,0.1",
+        "second.optim.schedule=step",
+        "second.optim.step_at=0.667",
+        "second.optim.parts=text.words:0.001,image:0.001",
+        "first.optim.weight_decay=0.0001",
+        "second.optim.weight_decay=0.0001",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -90,14 +146,14 @@ class DualPathRecipe(PairedSettings):
             raise UserError("image.train is for other recipes; this one trains the backbone in its second stage")
 
 
-def plan(settings: DualPathRecipe, collection: Collection, around: Surroundings) -> Plan:
+def plan(settings: DualPathRecipe, collection: Collection, around: RunContext) -> Plan:
     """Inputs, matcher and the two stages of one loop (dual-path, Sec. V).
 
     The classifier goes on from one stage to the other.
     """
     pairing = _pairing(settings, collection, "train")
     end_to_end = bool(settings.image.backbone) and settings.second.epochs > 0
-    sides = Sides(
+    sides = Towers(
         replace(settings.image, train=end_to_end),
         settings.text,
         pairing.join_equal_texts(),
@@ -117,7 +173,7 @@ def _pairing(settings: DualPathRecipe, collection: Collection, split: str) -> Pa
     return collection.identities(split) if settings.groups == "identity" else collection.sentences(split)
 
 
-def _finds_persons(inputs: Inputs, dev: Pairing, around: Surroundings) -> Evaluate:
+def _finds_persons(inputs: Inputs, dev: Pairing, around: RunContext) -> Evaluate:
     loaded = load_pairing(inputs, dev, around.track)
 
     def evaluate(matcher: Matcher) -> Mapping[str, float]:
@@ -130,9 +186,9 @@ def _finds_persons(inputs: Inputs, dev: Pairing, around: Surroundings) -> Evalua
 class _Stages:
     """Batches and objectives of both stages, which share the classifier."""
 
-    def __init__(self, settings: DualPathRecipe, pairing: Pairing, sides: Sides, matcher: VSE) -> None:
+    def __init__(self, settings: DualPathRecipe, pairing: Pairing, sides: Towers, matcher: VSE) -> None:
         self.settings, self.sides, self.matcher = settings, sides, matcher
-        self.classes = instance_classes(settings.classifier, pairing, sides, settings.seed)
+        self.classes = group_classes(settings.classifier, pairing, sides, settings.seed)
         self.infonce = InfoNCEObjective(settings.temperature)
         self._classifier: InstanceObjective | None = None
 

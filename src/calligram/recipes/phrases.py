@@ -14,17 +14,16 @@ from torch import Tensor
 
 from calligram.data.collection import Collection
 from calligram.data.grounding import box_visuals, grounded_phrases, phrase_texts
-from calligram.data.region_writing import images_with, recorded
+from calligram.data.revision import images_with, recorded
 from calligram.errors import UserError, command
 from calligram.evaluation.localization import evaluate_localization, load_phrases
-from calligram.features.chunker import Chunker, annotated_captions
-from calligram.features.covariance import Covariance
+from calligram.features.images.pixels import PixelInput
+from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
-from calligram.features.pixels import PixelInput
-from calligram.features.region_input import RegionInput
 from calligram.features.regions.catalog import PROPOSALS, proposer_named
-from calligram.features.regions.crops import Crops
-from calligram.features.regions.pooling import Pooling
+from calligram.features.regions.region_features import Crops, Pooling
+from calligram.features.texts.chunker import Chunker, annotated_captions
+from calligram.features.texts.pca import Covariance
 from calligram.models.cca import CCA, CCASettings
 from calligram.models.matcher import Matcher
 from calligram.models.two_branch import (
@@ -33,15 +32,23 @@ from calligram.models.two_branch import (
     TwoBranchSimilarity,
     TwoBranchSimilaritySettings,
 )
-from calligram.recipes.optimisation import Optimisation
-from calligram.recipes.plan import Plan, Surroundings
-from calligram.recipes.run_settings import LearningRate, TrainedSettings
-from calligram.recipes.vector_text import VectorTextSettings, fitted_text
+from calligram.recipes.parts.run import Plan, RunContext
+from calligram.recipes.parts.settings import LearningRate, Optimisation, TrainedSettings
+from calligram.recipes.parts.towers import VectorTextSettings, fitted_text
+from calligram.training.batches.phrases import (
+    BACKGROUND,
+    MATCH,
+    Draw,
+    DrawnPairsObjective,
+    Extra,
+    PhraseBatches,
+    PhrasePairs,
+    draw_pairs,
+    draw_triplets,
+)
 from calligram.training.loop import Evaluate, Stage
-from calligram.training.objectives import Objective
-from calligram.training.phrase_batches import BACKGROUND, MATCH, Extra, PhrasePairs, draw_pairs, draw_triplets
-from calligram.training.phrase_feed import Draw, DrawnPairsObjective, PhraseBatches
-from calligram.training.two_branch_objectives import NeighbourhoodObjective
+from calligram.training.objectives.objective import Objective
+from calligram.training.objectives.two_branch import NeighbourhoodObjective
 
 log = logging.getLogger(__name__)
 
@@ -116,9 +123,9 @@ class PhrasesRecipe(TrainedSettings):
             raise UserError("dim must be at least 1")
 
 
-def plan(settings: PhrasesRecipe, collection: Collection, around: Surroundings) -> Plan:
+def plan(settings: PhrasesRecipe, collection: Collection, around: RunContext) -> Plan:
     """Inputs, matcher and stages; dev is measured by R@1 of localization."""
-    sides = _Sides(settings, collection, around)
+    sides = _PhraseTowers(settings, collection, around)
     loaded = load_phrases(sides.inputs, collection, "dev", images=settings.dev_images, track=around.track)
 
     def evaluate(matcher: Matcher) -> Mapping[str, float]:
@@ -132,7 +139,7 @@ def plan(settings: PhrasesRecipe, collection: Collection, around: Surroundings) 
     return Plan(sides.matcher(), sides.inputs, sides.stages(), loop, None, evaluate)
 
 
-def region_input(region: RegionSettings, collection: Collection, around: Surroundings) -> RegionInput:
+def region_input(region: RegionSettings, collection: Collection, around: RunContext) -> RegionInput:
     """Features of boxes as the collection's proposals were found."""
     known = recorded(collection, region.proposals)
     if known is None:
@@ -157,10 +164,10 @@ def region_input(region: RegionSettings, collection: Collection, around: Surroun
     return RegionInput(pooling, region.proposals, finder, top, region.geometry)
 
 
-class _Sides:
+class _PhraseTowers:
     """Pairs of a truth region and a phrase with everything that is drawn from them."""
 
-    def __init__(self, settings: PhrasesRecipe, collection: Collection, around: Surroundings) -> None:
+    def __init__(self, settings: PhrasesRecipe, collection: Collection, around: RunContext) -> None:
         self.settings, self.around = settings, around
         regions = region_input(settings.region, collection, around)
         images = np.intersect1d(collection.images_in("train"), images_with(collection, regions.source))

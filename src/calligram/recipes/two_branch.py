@@ -9,38 +9,35 @@ from typing import Annotated, Literal
 from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
-from calligram.features.backbones import Backbone
-from calligram.features.encoder_input import EncoderInput
+from calligram.features.images.backbones import Backbone
+from calligram.features.images.stored_input import unknown_feature
 from calligram.features.inputs import Inputs, TextInput
-from calligram.features.stored import unknown_feature
-from calligram.features.text_encoder import TextEncoder
-from calligram.features.text_vectors import VectorText
-from calligram.features.vocabulary import Vocabulary
-from calligram.features.word_vectors import initial_table
-from calligram.features.wordpieces import WordPieces
-from calligram.models.branches import WordStates
-from calligram.models.layers import RecurrentText
+from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
+from calligram.features.texts.text_vectors import VectorText
+from calligram.features.texts.vocabulary import Vocabulary
+from calligram.features.texts.word_vectors import initial_table
+from calligram.features.texts.wordpieces import WordPieces
+from calligram.models.layers.networks import RecurrentText
 from calligram.models.two_branch import (
     TwoBranchEmbedding,
     TwoBranches,
     TwoBranchSettings,
     TwoBranchSimilarity,
     TwoBranchSimilaritySettings,
+    WordStates,
 )
-from calligram.recipes.embedding import ImageSettings, image_input
-from calligram.recipes.optimisation import Optimisation
-from calligram.recipes.plan import Plan, Surroundings
-from calligram.recipes.run_settings import BatchSize, Dim, LearningRate, TrainedSettings
-from calligram.recipes.vector_text import VectorTextSettings, fitted_text, need_vectors
-from calligram.training.batch import Batches
+from calligram.recipes.parts.run import Plan, RunContext
+from calligram.recipes.parts.settings import BatchSize, Dim, LearningRate, Optimisation, TrainedSettings
+from calligram.recipes.parts.towers import ImageSettings, VectorTextSettings, fitted_text, image_input, need_vectors
+from calligram.training.batches.batch import Batches
+from calligram.training.batches.pair_sampler import NeighbourhoodSampler
 from calligram.training.loop import Stage
-from calligram.training.neighbourhood import NeighbourhoodSampler
-from calligram.training.objectives import Objective
-from calligram.training.two_branch_objectives import LogisticObjective, NeighbourhoodObjective
+from calligram.training.objectives.objective import Objective
+from calligram.training.objectives.two_branch import LogisticObjective, NeighbourhoodObjective
 
 
 @dataclass(frozen=True)
-class TextSettings(VectorTextSettings):
+class BranchTextSettings(VectorTextSettings):
     """The text side: fitted vectors, or a network whose weights are trained along (two-branch, Sec. 3.2.1)."""
 
     source: Annotated[Literal["vectors", "gru", "encoder"], "fitted vectors, a word table and GRU, or a BERT"] = (
@@ -72,7 +69,7 @@ class BranchesRecipe(TrainedSettings):
         Literal["training", "batch"], "of batch norm at test: learnt in training, or of what is encoded together"
     ] = "training"
     image: ImageSettings = field(default_factory=ImageSettings)
-    text: TextSettings = field(default_factory=TextSettings)
+    text: BranchTextSettings = field(default_factory=BranchTextSettings)
     optim: Optimisation = field(default_factory=Optimisation)
 
     def __post_init__(self) -> None:
@@ -120,9 +117,9 @@ class TwoBranchSimilarityRecipe(BranchesRecipe):
     heads: Annotated[int, "FC layers after the element-wise product", (1, 3)] = 3
 
 
-def plan(settings: TwoBranchRecipe, collection: Collection, around: Surroundings) -> Plan:
+def plan(settings: TwoBranchRecipe, collection: Collection, around: RunContext) -> Plan:
     """The embedding network: ranking, then ranking with neighbourhood constraints."""
-    sides = _Sides(settings, collection, around)
+    sides = _SentenceTowers(settings, collection, around)
     batches = sides.batches(
         NeighbourhoodSampler(sides.train.matches, settings.batch, settings.seed, extra=settings.extra)
     )
@@ -138,9 +135,9 @@ def plan(settings: TwoBranchRecipe, collection: Collection, around: Surroundings
     return Plan(sides.start(TwoBranchEmbedding(sides.shape)), sides.inputs, tuple(stages), settings.loop())
 
 
-def plan_similarity(settings: TwoBranchSimilarityRecipe, collection: Collection, around: Surroundings) -> Plan:
+def plan_similarity(settings: TwoBranchSimilarityRecipe, collection: Collection, around: RunContext) -> Plan:
     """The similarity network."""
-    sides = _Sides(settings, collection, around)
+    sides = _SentenceTowers(settings, collection, around)
     batches = sides.batches(NeighbourhoodSampler(sides.train.matches, settings.batch, settings.seed, extra="none"))
     matcher = TwoBranchSimilarity(TwoBranchSimilaritySettings(**vars(sides.shape), heads=settings.heads))
     stage = _stage("logistic", settings.epochs, LogisticObjective("texts"), batches, settings)
@@ -155,10 +152,10 @@ def _stage(name: str, epochs: int, objective: Objective, batches: Batches, setti
     )  # fmt: skip
 
 
-class _Sides:
+class _SentenceTowers:
     """Both sides of a recipe: inputs, shape and starting weights."""
 
-    def __init__(self, settings: BranchesRecipe, collection: Collection, around: Surroundings) -> None:
+    def __init__(self, settings: BranchesRecipe, collection: Collection, around: RunContext) -> None:
         image, text = settings.image, settings.text
         need_vectors(image)
         self.settings, self.around = settings, around

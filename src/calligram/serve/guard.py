@@ -6,16 +6,80 @@ import asyncio
 import logging
 import secrets
 import time
+from typing import Any
 from urllib.parse import urlsplit
 
-from fastapi import HTTPException
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from calligram.errors import UserError
 from calligram.serve.metrics import Metrics
-from calligram.serve.problems import Refused, answer
-from calligram.serve.settings import COOKIE, Settings
+from calligram.serve.schema import ErrorAnswer
+from calligram.serve.settings import COOKIE, ServerSettings
+from calligram.serve.workers import BusyError, LateError
+
+# Whatever goes wrong is answered in one form: a status, a reason, and for our own faults an id.
+
+
+class RefusedRequest(Exception):  # noqa: N818 - it is an answer, not a fault
+    """A request that goes no further, with the status and the reason it is told."""
+
+    def __init__(self, status: int, reason: str):
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+def answer(status: int, reason: str, number: str | None = None) -> JSONResponse:
+    """The one form."""
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(status)
+    return JSONResponse({"error": reason, "id": number}, status, headers)
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route's description says of refusals, beside those that any request can meet."""
+    return {status: {"model": ErrorAnswer} for status in (401, 403, 421, 500, *statuses)}
+
+
+def install(app: FastAPI) -> None:
+    """Turn exceptions into answers."""
+
+    @app.exception_handler(RefusedRequest)
+    async def refused(request: Request, error: RefusedRequest) -> JSONResponse:
+        return answer(error.status, error.reason)
+
+    @app.exception_handler(UserError)
+    async def user_error(request: Request, error: UserError) -> JSONResponse:
+        return answer(400, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return answer(422, "; ".join(_say(fault) for fault in error.errors()[:3]))
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        response = answer(error.status_code, str(error.detail))
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(BusyError)
+    async def busy(request: Request, error: BusyError) -> JSONResponse:
+        return answer(503, "too many searches are waiting; try again in a second")
+
+    @app.exception_handler(LateError)
+    async def late(request: Request, error: LateError) -> JSONResponse:
+        return answer(503, "the search took too long and was given up; ask for less, or try again later")
+
+
+def _say(fault: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in fault["loc"][1:])
+    message = str(fault["msg"])
+    return f"{where}: {message[:1].lower()}{message[1:]}" if where else message
+
 
 log = logging.getLogger("calligram.serve")
 
@@ -37,7 +101,7 @@ HEADERS = {
 class Guard:
     """The outermost layer of the application; written against ASGI because it wraps every single answer."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics):
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics):
         self._app, self._settings, self._metrics = app, settings, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +124,7 @@ class Guard:
         try:
             check(scope, self._settings)
             await self._app(scope, self._limited(scope, receive), noting)
-        except Refused as refusal:
+        except RefusedRequest as refusal:
             await answer(refusal.status, refusal.reason)(scope, receive, noting)
         except Exception:
             number = secrets.token_hex(4)
@@ -95,24 +159,24 @@ class Guard:
         return limited if scope["method"] not in SAFE else receive
 
 
-def too_large(settings: Settings) -> str:
+def too_large(settings: ServerSettings) -> str:
     """Say what a picture may weigh, which is the most that anything may."""
     return f"a picture, or whatever is sent, may have at most {settings.upload_bytes / 1e6:g} MB; send less"
 
 
-def check(scope: Scope, settings: Settings) -> None:
+def check(scope: Scope, settings: ServerSettings) -> None:
     """Let a request pass or raise ``Refused``."""
     headers = Headers(scope=scope)
     host = headers.get("host", "")
     if not settings.knows_host(host):
-        raise Refused(421, f"this server does not go by the name {host!r}; allow it with --allow-host")
+        raise RefusedRequest(421, f"this server does not go by the name {host!r}; allow it with --allow-host")
     if scope["method"] not in SAFE and not _from_here(headers, host):
-        raise Refused(403, "requests from other sites are refused: Origin and Host differ")
+        raise RefusedRequest(403, "requests from other sites are refused: Origin and Host differ")
     path = scope["path"]
     guarded = (path.startswith("/api/") or path == "/metrics") and path not in UNGUARDED
     cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
     if guarded and not settings.admits(headers.get("authorization", ""), cookie):
-        raise Refused(401, 'a token is needed: send it as "Authorization: Bearer TOKEN", or log in on the page')
+        raise RefusedRequest(401, 'a token is needed: send it as "Authorization: Bearer TOKEN", or log in on the page')
 
 
 def _from_here(headers: Headers, host: str) -> bool:

@@ -24,7 +24,7 @@ Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
 Value = str | int | float | bool | None
 
 
-class Ask(BaseModel):
+class SearchRequest(BaseModel):
     """A query: everything that is wanted, less everything in ``minus``, each at its weight."""
 
     model_config = ConfigDict(extra="forbid")
@@ -50,13 +50,13 @@ class Ask(BaseModel):
     )
 
 
-class AskWithImage(Ask):
+class ImageSearchRequest(SearchRequest):
     """The same with a picture, which is one of the wanted terms."""
 
     image: UploadFile = Field(description="A picture: JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF.")
 
 
-class Login(BaseModel):
+class LoginRequest(BaseModel):
     """The token, once; a cookie stands for it afterwards."""
 
     model_config = ConfigDict(extra="forbid")
@@ -166,7 +166,7 @@ class ExplainAnswer(BaseModel):
     )
 
 
-class NewCaption(BaseModel):
+class CaptionRequest(BaseModel):
     """A caption for an image of the collection."""
 
     model_config = ConfigDict(extra="forbid")
@@ -225,7 +225,7 @@ class HealthAnswer(BaseModel):
     problem: str | None = Field(None, description="Why a newer state of the library could not be taken up.")
 
 
-class Problem(BaseModel):
+class ErrorAnswer(BaseModel):
     """Why a request was refused."""
 
     error: str

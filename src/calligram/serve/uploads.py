@@ -7,8 +7,8 @@ import io
 from PIL import Image, UnidentifiedImageError
 
 from calligram.data.pictures import PictureError, decode
-from calligram.serve.problems import Refused
-from calligram.serve.settings import Settings
+from calligram.serve.guard import RefusedRequest
+from calligram.serve.settings import ServerSettings
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 """the only decoders that bytes of strangers may reach"""
@@ -18,27 +18,27 @@ TYPES = {
 }  # fmt: skip
 
 
-def read_picture(content: bytes, settings: Settings) -> Image.Image:
+def read_picture(content: bytes, settings: ServerSettings) -> Image.Image:
     """Decode an upload.
 
     Raises:
         Refused: when it has too many pixels (its header tells, so a bomb is never unpacked) or is no picture.
     """
     if not content:
-        raise Refused(400, "the picture is empty")
+        raise RefusedRequest(400, "the picture is empty")
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
             width, height = opened.size
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
         if isinstance(error, Image.DecompressionBombError):
-            raise Refused(413, _too_many(settings)) from None
-        raise Refused(415, f"this is not a picture we can read; known: {', '.join(FORMATS)}") from None
+            raise RefusedRequest(413, _too_many(settings)) from None
+        raise RefusedRequest(415, f"this is not a picture we can read; known: {', '.join(FORMATS)}") from None
     if width * height > settings.upload_pixels:
-        raise Refused(413, _too_many(settings))
+        raise RefusedRequest(413, _too_many(settings))
     try:
         return decode(content)
     except PictureError as error:
-        raise Refused(415, f"the picture cannot be read: {error}") from None
+        raise RefusedRequest(415, f"the picture cannot be read: {error}") from None
 
 
 def content_type(picture: bytes) -> str:
@@ -50,5 +50,5 @@ def content_type(picture: bytes) -> str:
         return "application/octet-stream"
 
 
-def _too_many(settings: Settings) -> str:
+def _too_many(settings: ServerSettings) -> str:
     return f"a picture may have at most {settings.upload_pixels / 1e6:g} megapixels; send a smaller one"

@@ -15,15 +15,60 @@ from torch import Tensor, nn
 from calligram.errors import NotFiniteError, UserError
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
-from calligram.training.averaging import Average
-from calligram.training.batch import Batch
-from calligram.training.collapse import ADVICE, Watch
+from calligram.training.batches.batch import Batch
+from calligram.training.batches.pair_sampler import derived_seed
+from calligram.training.curves import TensorBoardWriter
 from calligram.training.distributed import Processes
-from calligram.training.parts import hold_still, parameter_groups
+from calligram.training.objectives.objective import VectorSpread
 from calligram.training.runs import Run, optimizer_tensors, restore_optimizer
-from calligram.training.samplers import derived_seed
-from calligram.training.stages import Evaluate, Feed, Loop, Precision, Stage
-from calligram.training.tensorboard import Curves
+from calligram.training.stages import (
+    Evaluate,
+    Feed,
+    Loop,
+    Precision,
+    Stage,
+    WeightAverage,
+    freeze_statistics,
+    parameter_groups,
+)
+
+# Stops a run that has gone wrong, and says what to do.
+
+ADVICE = "lower the learning rate (--set lr=...), clip gradients (--set optim.clip=1), or use --set precision=fp32"
+
+
+def _listed(names: list[str], terms: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={terms[name]}" for name in names)
+
+
+class CollapseDetector:
+    """Looks at the loss of every step and at the spread of the vectors.
+
+    Networks start with vectors close together, so spread is judged only after ``patience`` steps, and only when it
+    stayed under ``least`` for as many: hard negatives from the start push everything onto one point, where the loss
+    rests at twice the margin and never moves again.
+    """
+
+    def __init__(self, least: float = 1e-4, patience: int = 100) -> None:
+        self.least, self.patience, self._below, self._seen = least, patience, 0, 0
+
+    def look(self, step: int, terms: Mapping[str, float], spread: VectorSpread | None) -> None:
+        """Raise when the loss is not finite or the embeddings have collapsed."""
+        broken = [name for name, value in terms.items() if not math.isfinite(value)]
+        if broken:
+            raise UserError(f"the loss is not finite at step {step} ({_listed(broken, terms)}); {ADVICE}")
+        if spread is None:
+            return
+        self._seen += 1
+        side, least = min((("images", float(spread.images)), ("texts", float(spread.texts))), key=lambda s: s[1])
+        self._below = self._below + 1 if least < self.least else 0
+        if self._seen >= self.patience and self._below >= self.patience:
+            raise UserError(
+                f"the embeddings collapsed: at step {step} all {side} have the same vector (spread {least:.1e}). "
+                "Hard negatives too early do this; warm up with all negatives (--set warmup_epochs=2), "
+                "or lower the learning rate (--set lr=...)"
+            )
+
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +95,10 @@ def train(
     """
     device = next(matcher.parameters()).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        return _Training(matcher, stages, run, evaluate, loop, processes, track).go()
+        return _LoopState(matcher, stages, run, evaluate, loop, processes, track).go()
 
 
-class _Training:
+class _LoopState:
     """The state of one call of ``train``."""
 
     def __init__(
@@ -69,13 +114,13 @@ class _Training:
         self.matcher, self.stages, self.run, self.evaluate = matcher, stages, run, evaluate
         self.loop, self.processes, self.track = loop, processes, track
         self.device = next(matcher.parameters()).device
-        self.average = Average(matcher, loop.average) if loop.average else None
+        self.average = WeightAverage(matcher, loop.average) if loop.average else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=loop.precision == "fp16")
-        self.watch = Watch()
+        self.watch = CollapseDetector()
         self.step = 0
         self.best: dict[str, float] = {}
         self.spent, self.began = 0.0, time.perf_counter()
-        self.curves = Curves(run.folder) if processes.first else None
+        self.curves = TensorBoardWriter(run.folder) if processes.first else None
 
     def go(self) -> dict[str, float]:
         self.processes.same([self.matcher, *(s.objective.to(self.device) for s in self.stages)])
@@ -114,7 +159,7 @@ class _Training:
         if stage.enter is not None:
             changed = stage.enter(self.matcher, self.run, fresh)
             if changed and self.average:
-                self.average = Average(self.matcher, self.loop.average)
+                self.average = WeightAverage(self.matcher, self.loop.average)
         optimizer = stage.optimizer(parameter_groups(self.matcher, objective, stage.part_lr, stage.frozen))
         if "objective" in tensors:
             objective.load_state_dict(tensors["objective"])
@@ -128,7 +173,7 @@ class _Training:
     def _run_epoch(self, number: int, epoch: int, start: int, optimizer: torch.optim.Optimizer) -> None:
         stage = self.stages[number]
         self.matcher.train()
-        hold_still(self.matcher, stage.frozen)
+        freeze_statistics(self.matcher, stage.frozen)
         stage.objective.train()
         total = len(stage.batches)
         label = f"{stage.name} {epoch + 1}/{stage.epochs}"

@@ -17,8 +17,8 @@ from torch import Tensor
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
 from calligram.models import catalog
+from calligram.models.load import BEST, INPUTS, MATCHER, RUN, check_run, load_from_run, read_about
 from calligram.models.matcher import Matcher
-from calligram.models.stored import BEST, INPUTS, MATCHER, RUN, check_run, load_from_run, read_about
 
 METRICS = "metrics.jsonl"
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
+from torch import Tensor, nn
 
+from calligram.errors import UserError
 from calligram.models.matcher import Matcher
-from calligram.training.batch import Batch
-from calligram.training.objectives import Objective
+from calligram.training.batches.batch import Batch
+from calligram.training.objectives.objective import Objective
 from calligram.training.runs import Run
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -70,3 +72,84 @@ class Loop:
     save_steps: int = 0
     """also save the state every so many steps; it is always saved after an epoch"""
     log_steps: int = 10
+
+
+# Which parts of a matcher learn, and how fast.
+
+
+def parameter_groups(
+    matcher: Matcher, objective: nn.Module, part_lr: Mapping[str, float], frozen: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Parameter groups by factor on the learning rate: the matcher's parts, then the objective's own weights.
+
+    Args:
+        part_lr: factors by name of a sub-module; the longest name wins.
+        frozen: sub-modules that do not learn.
+    """
+    check_parameter_groups(matcher, (*part_lr, *frozen))
+    by_factor: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in matcher.named_parameters():
+        fixed = any(name.startswith(f"{part}.") for part in frozen)
+        parameter.requires_grad_(not fixed)
+        if not fixed:
+            within = [part for part in part_lr if name.startswith(f"{part}.")]
+            factor = part_lr[max(within, key=len)] if within else 1.0
+            by_factor.setdefault(factor, []).append(parameter)
+    groups = [{"params": params, "factor": factor} for factor, params in by_factor.items()]
+    own = [p for p in objective.parameters() if p.requires_grad]
+    return [*groups, {"params": own, "factor": 1.0}] if own else groups
+
+
+def check_parameter_groups(matcher: Matcher, named: Iterable[str]) -> None:
+    """Refuse parts that the matcher does not have."""
+    names = dict(matcher.named_modules())
+    for part in named:
+        if part not in names:
+            tops = ", ".join(name for name, _ in matcher.named_children())
+            raise UserError(f"the matcher has no part '{part}'; it has: {tops}, and their parts by dotted names")
+
+
+def freeze_statistics(matcher: Matcher, frozen: Sequence[str]) -> None:
+    """Put frozen parts into evaluation mode: batch normalisation must not go on adapting its statistics there."""
+    for name in frozen:
+        matcher.get_submodule(name).eval()
+
+
+# A running average of weights, which scores better and steadier than the last step's.
+
+
+class WeightAverage:
+    """Exponential average of a module's weights and buffers.
+
+    The decay grows with the steps as (1 + n) / (10 + n) up to ``decay``, so that early random weights are forgotten.
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        if not 0 < decay < 1:
+            raise ValueError(f"decay must lie between 0 and 1, got {decay}")
+        self.decay, self.steps = decay, 0
+        self.weights = {k: v.detach().clone() for k, v in module.state_dict().items()}
+        self._live: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def update(self, module: nn.Module) -> None:
+        """Take in the weights after a step."""
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        self.steps += 1
+        now = self._live or self._bind(module)
+        floats = [name for name, value in now.items() if value.is_floating_point()]
+        # One kernel for all of them: on an accelerator a launch costs more than the arithmetic.
+        torch._foreach_lerp_([self.weights[n] for n in floats], [now[n] for n in floats], 1 - decay)
+        for name in now.keys() - set(floats):
+            self.weights[name].copy_(now[name])
+
+    def _bind(self, module: nn.Module) -> dict[str, Tensor]:
+        # Views of the weights themselves: steps change them in place, so listing them once is enough.
+        self._live = {k: v.detach() for k, v in module.state_dict().items()}
+        return self._live
+
+    def restore(self, weights: Mapping[str, Tensor], steps: int) -> None:
+        """Go on from saved weights."""
+        self.steps = steps
+        for name, value in weights.items():
+            self.weights[name].copy_(value)

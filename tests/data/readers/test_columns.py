@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from calligram.data.inspection import summarise
+from calligram.data.summary import summarise
 from calligram.errors import UserError
 
 FOUR = ("a.png", "b.png", "c.png", "d.png")

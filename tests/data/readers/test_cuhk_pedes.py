@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from calligram.data.problems import Problems
+from calligram.data.draft import Problems
 from calligram.data.readers.cuhk_pedes import _split_by_order
 
 PEOPLE = (("cam_a/1.png", 1, "train"), ("cam_a/2.png", 1, "train"), ("CUHK01/3.png", 2, "val"),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from calligram.data.problems import Problems
-from calligram.data.readers.entity_boxes import parse_annotation
+from calligram.data.draft import Problems
+from calligram.data.readers.entities_annotations import parse_annotation
 
 
 def annotation(*things: str) -> bytes:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from calligram.data.readers.entity_markup import parse_sentence
+from calligram.data.readers.entities_annotations import parse_sentence
 
 
 def phrases(line: str) -> list[tuple[str, str, str]]:

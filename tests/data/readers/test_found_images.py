@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from calligram.data.problems import Problems
-from calligram.data.readers.found_images import FoundImages
+from calligram.data.draft import Problems
+from calligram.data.readers.picture_files import FoundImages
 from calligram.errors import UserError
 
 KIND = "picture found by its name alone"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from calligram.data.problems import Problems
-from calligram.data.readers.lines import read_json, read_lines, read_text
+from calligram.data.draft import Problems
+from calligram.data.readers.text_files import read_json, read_lines, read_text
 from calligram.errors import UserError
 
 

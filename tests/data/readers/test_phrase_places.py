@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from calligram.data.readers.phrase_places import pair_sentences, places
+from calligram.data.readers.entities_annotations import pair_sentences, places
 
 
 def said(caption: str, sentence: str, *phrases: str) -> list[str | None]:

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from calligram.data.collection import SPLITS
-from calligram.data.draft import CaptionRecord, Draft, ImageRecord
-from calligram.data.problems import Problems
-from calligram.data.readers.splits import SHARES, assign_missing, by_hash, canonical
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, Problems
+from calligram.data.readers.source import SHARES, assign_missing, by_hash, canonical
 
 
 def test_names_of_splits_are_made_one() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from calligram.data.problems import Problems
-from calligram.data.readers.tars import members
+from calligram.data.draft import Problems
+from calligram.data.readers.picture_files import members
 from calligram.errors import UserError
 
 

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from calligram.data.scenes.captions import write_captions
-from calligram.data.scenes.casting import cast_of, identities_for
-from calligram.data.scenes.composing import compose_scene
-from calligram.data.scenes.sentence import Caption
-from calligram.data.scenes.truth import View
-from calligram.data.scenes.world import Scene
+from calligram.scenes.captions import write_captions
+from calligram.scenes.generate import cast_of, identities_for
+from calligram.scenes.layout import compose_scene
+from calligram.scenes.phrases import SceneCaption
+from calligram.scenes.truth import View
+from calligram.scenes.world import Scene
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +21,7 @@ def scenes() -> list[Scene]:
 
 
 @pytest.fixture(scope="session")
-def captions(scenes: list[Scene]) -> list[tuple[int, Caption]]:
+def captions(scenes: list[Scene]) -> list[tuple[int, SceneCaption]]:
     """Each caption with the row of the scene it was written for."""
     written = []
     for row, scene in enumerate(scenes):

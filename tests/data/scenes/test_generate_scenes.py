@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from calligram.data.collection import Collection
-from calligram.data.scenes.casting import cut
-from calligram.data.scenes.generate import generate_scenes
 from calligram.errors import UserError
+from calligram.scenes.generate import cut, generate_scenes
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from calligram.data.collection import Collection
-from calligram.data.scenes.casting import cast_of
-from calligram.data.scenes.generate import generate_scenes
+from calligram.scenes.generate import cast_of, generate_scenes
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,12 @@ import random
 import numpy as np
 import pytest
 
-from calligram.data.scenes.casting import cast_of, identities_for
-from calligram.data.scenes.composing import sample_facts
-from calligram.data.scenes.draw_people import draw_person
-from calligram.data.scenes.kinds import KINDS
-from calligram.data.scenes.painting import paint_alone, paint_scene
-from calligram.data.scenes.portraits import compose_portrait
-from calligram.data.scenes.poses import POSES
-from calligram.data.scenes.relations import relations
-from calligram.data.scenes.world import Painted, Scene, Thing
+from calligram.scenes.drawing.paint import paint_alone, paint_scene
+from calligram.scenes.drawing.people import POSES, draw_person
+from calligram.scenes.generate import cast_of, identities_for
+from calligram.scenes.kinds import KINDS
+from calligram.scenes.layout import compose_portrait, sample_facts
+from calligram.scenes.world import Painted, Scene, Thing, relations
 
 BLANK = (1, 254, 3)
 

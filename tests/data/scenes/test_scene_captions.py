@@ -3,12 +3,11 @@ from __future__ import annotations
 import random
 import re
 
-from calligram.data.scenes.captions import write_captions
-from calligram.data.scenes.kinds import KINDS, SETTINGS, TIMES
-from calligram.data.scenes.look import PEOPLE
-from calligram.data.scenes.nouns import GENERAL, NAMES
-from calligram.data.scenes.truth import View
-from calligram.data.scenes.wording import PLACES, SCENES, WHEN
+from calligram.scenes.captions import PLACES, SCENES, WHEN, write_captions
+from calligram.scenes.kinds import KINDS, SETTINGS, TIMES
+from calligram.scenes.nouns import GENERAL, NAMES
+from calligram.scenes.people import PEOPLE
+from calligram.scenes.truth import View
 
 
 def test_captions_have_articles_spaces_and_stops_in_order(captions):

@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from calligram.data.scenes.query import Pattern, Query
-from calligram.data.scenes.truth import View, all_true, fits, holds
+from calligram.scenes.truth import Pattern, SceneQuery, View, all_true, fits, holds
 
 MAN = {"kind": "man", "top": "shirt", "top colour": "red", "pose": "running"}
 BROWN, BLACK = {"kind": "dog", "colour": "brown"}, {"kind": "dog", "colour": "black"}
@@ -56,8 +55,8 @@ def test_no_captions_give_no_true_pairs(scenes):
 
 
 def test_one_dog_means_at_least_one_and_two_dogs_exactly_two():
-    two_dogs = Query((replace(A_DOG, count=2),))
-    assert holds(Query((A_DOG,)), view(BROWN, BLACK))
+    two_dogs = SceneQuery((replace(A_DOG, count=2),))
+    assert holds(SceneQuery((A_DOG,)), view(BROWN, BLACK))
     assert holds(two_dogs, view(BROWN, BLACK))
     assert not holds(two_dogs, view(BROWN, BLACK, BROWN))
     assert not holds(two_dogs, view(BROWN))
@@ -65,18 +64,18 @@ def test_one_dog_means_at_least_one_and_two_dogs_exactly_two():
 
 def test_two_phrases_need_two_things():
     animal = Pattern((("kind", ("dog", "cat")),))
-    assert not holds(Query((A_DOG, animal)), view(BROWN))
-    assert holds(Query((A_DOG, animal)), view(BROWN, BLACK))
+    assert not holds(SceneQuery((A_DOG, animal)), view(BROWN))
+    assert holds(SceneQuery((A_DOG, animal)), view(BROWN, BLACK))
 
 
 def test_a_relation_is_sought_among_all_things_that_fit():
-    query = Query((A_MAN, A_DOG), ((0, "next to", 1),))
+    query = SceneQuery((A_MAN, A_DOG), ((0, "next to", 1),))
     assert holds(query, view(MAN, BROWN, BLACK, relations=[(0, "next to", 2)]))
     assert not holds(query, view(MAN, BROWN, BLACK, relations=[(2, "next to", 0)]))
 
 
 def test_a_relation_of_a_group_holds_for_each_of_it():
-    query = Query((A_MAN, replace(A_DOG, count=2)), ((0, "next to", 1),))
+    query = SceneQuery((A_MAN, replace(A_DOG, count=2)), ((0, "next to", 1),))
     assert not holds(query, view(MAN, BROWN, BLACK, relations=[(0, "next to", 1)]))
     assert holds(query, view(MAN, BROWN, BLACK, relations=[(0, "next to", 1), (0, "next to", 2)]))
 

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from calligram.features.fisher.fitting import FLOOR, fit_mixture, initial_mixture, step
-from calligram.features.fisher.weighted_medians import SortedColumns
+from calligram.features.texts.mixture import FLOOR, SortedColumns, fit_mixture, initial_mixture, step
 
 
 def slow_posteriors(data, priors, m, s, mu, var, laplace):

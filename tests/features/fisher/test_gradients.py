@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from calligram.features.fisher.gradients import fisher_vectors, power_normalised
-from calligram.features.fisher.mixture import Mixture
+from calligram.features.texts.fisher_vectors import encode_fisher, power_normalised
+from calligram.features.texts.mixture import Mixture
 
 
 def slow_fisher(words, points, posteriors, mixture):
@@ -48,7 +48,7 @@ def test_fisher_vectors_are_those_of_the_formulas():
     mixture, points = random_mixture(random), random.normal(size=(9, 4)).astype(np.float32)
     posteriors = mixture.posteriors(points)
     texts = [[0, 1, 2, 2], [8], [3, 3, 3, 4, 5, 6, 7, 0]]
-    found = fisher_vectors(counts_of(texts, 9), points, posteriors, mixture)
+    found = encode_fisher(counts_of(texts, 9), points, posteriors, mixture)
     for row, words in zip(found, texts, strict=True):
         np.testing.assert_allclose(row, slow_fisher(words, points, posteriors, mixture), rtol=1e-4, atol=1e-5)
 
@@ -61,7 +61,7 @@ def test_one_centre_by_hand():
         np.array([[False, True]]),
     )
     points = np.array([[5, 7], [1, 0]], np.float32)
-    found = fisher_vectors(counts_of([[0, 1], []], 2), points, np.ones((2, 1), np.float32), mixture)
+    found = encode_fisher(counts_of([[0, 1], []], 2), points, np.ones((2, 1), np.float32), mixture)
     # Gaussian: (2 + 0) and (3 - 1); Laplacian: (1 - 1) and (2 - 1/2); two words.
     expected = [2 / math.sqrt(2), 0, 2 / math.sqrt(2) / math.sqrt(2), 1.5 / math.sqrt(2)]
     np.testing.assert_allclose(found[0], expected, rtol=1e-6)
@@ -77,5 +77,5 @@ def test_what_a_single_gaussian_expects_of_its_own_data_is_nothing():
     data = np.random.default_rng(0).normal(size=(5000, 3)).astype(np.float32)
     mixture = Mixture(np.ones(1, np.float32), data.mean(0)[None], data.std(0)[None], np.zeros((1, 3), dtype=np.bool_))
     counts = sp.csr_array(np.ones((1, 5000), np.float32))
-    found = fisher_vectors(counts, data, np.ones((5000, 1), np.float32), mixture)
+    found = encode_fisher(counts, data, np.ones((5000, 1), np.float32), mixture)
     assert found == pytest.approx(0, abs=1e-2)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn import decomposition
 
-from calligram.features.fisher.pca import PCA
+from calligram.features.texts.pca import PCA
 
 
 def in_blocks(rows, size=37):

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calligram.features.fisher import weighted_medians
-from calligram.features.fisher.weighted_medians import SortedColumns
+from calligram.features.texts import mixture
+from calligram.features.texts.mixture import SortedColumns
 
 
 def slow_median(values, weights):
@@ -20,7 +20,7 @@ def slow_median(values, weights):
 @pytest.mark.parametrize("block", [1, 3, 16, 512])
 @pytest.mark.parametrize("sharp", [0.3, 30])
 def test_medians_are_those_of_a_plain_loop(monkeypatch, block, sharp):
-    monkeypatch.setattr(weighted_medians, "BLOCK", block)
+    monkeypatch.setattr(mixture, "BLOCK", block)
     random = np.random.default_rng(0)
     data = random.normal(size=(61, 4)).astype(np.float32)
     data[:, 3] = data[:, 3].round()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from calligram.features.fisher.word_space import WordSpace
+from calligram.features.texts.fisher_vectors import WordSpace
 
 
 def sources(random, count=3000):

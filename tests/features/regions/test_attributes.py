@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from calligram.features.regions.attributes import attributes, colour_names, oklab, size_names
+from calligram.features.regions.attributes import colour_names, oklab, region_attributes, size_names
 
 SEEN = {
     "black": (12, 10, 14), "white": (245, 246, 240), "grey": (120, 122, 118), "red": (190, 25, 30),
@@ -37,8 +37,8 @@ def test_sizes_go_by_the_share_of_the_picture():
 
 def test_an_attribute_is_size_and_colour():
     image = Image.new("RGB", (30, 20), (10, 130, 30))
-    assert attributes(image, np.array([[0, 0, 30, 20]], dtype=np.float32)) == ("large green",)
-    assert attributes(image, np.zeros((0, 4), np.float32)) == ()
+    assert region_attributes(image, np.array([[0, 0, 30, 20]], dtype=np.float32)) == ("large green",)
+    assert region_attributes(image, np.zeros((0, 4), np.float32)) == ()
 
 
 def test_boxes_at_the_edge_and_of_a_single_pixel_have_a_colour():

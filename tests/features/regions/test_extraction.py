@@ -14,16 +14,14 @@ import pytest
 import torch
 
 from calligram.data.collection import Collection
-from calligram.data.region_writing import images_with
+from calligram.data.revision import images_with
 from calligram.errors import UserError
-from calligram.features.regions import extraction
-from calligram.features.regions.chunks import images_done, scratch
-from calligram.features.regions.edge_boxes import EdgeBoxes
-from calligram.features.regions.extraction import Task, add_regions
-from calligram.features.regions.pooling import Pooling
-from calligram.features.regions.windows import Windows
-from calligram.features.roi import roi_pool
-from calligram.features.stored import StoredInput, real_parts
+from calligram.features.images.stored_input import StoredInput, real_parts
+from calligram.features.regions import extract
+from calligram.features.regions.extract import ExtractionTask, add_regions, images_done, scratch
+from calligram.features.regions.opencv_proposals import EdgeBoxes
+from calligram.features.regions.proposers import Windows
+from calligram.features.regions.region_features import Pooling, roi_pool
 
 
 class Counting:
@@ -57,27 +55,27 @@ def backbone(tmp_path_factory):
 
 def test_only_images_without_these_regions_are_looked_at(copy):
     first = Counting()
-    added = add_regions(copy, Task(first, "grid", 5), "test")
+    added = add_regions(copy, ExtractionTask(first, "grid", 5), "test")
     assert (added.images, added.regions, added.earlier, first.calls) == (6, 30, 0, 6)
     again = Counting()
-    assert add_regions(added.collection, Task(again, "grid", 5), "test").earlier == 6
+    assert add_regions(added.collection, ExtractionTask(again, "grid", 5), "test").earlier == 6
     assert again.calls == 0
     rest = Counting()
-    added = add_regions(added.collection, Task(rest, "grid", 5))
+    added = add_regions(added.collection, ExtractionTask(rest, "grid", 5))
     assert (added.images, added.earlier, rest.calls) == (12, 6, 12)
     assert len(images_with(added.collection, "grid")) == 18
 
 
 def test_other_settings_replace(copy):
-    after = add_regions(copy, Task(Counting(), "grid", 5)).collection
-    added = add_regions(after, Task(Counting(), "grid", 3), "dev")
+    after = add_regions(copy, ExtractionTask(Counting(), "grid", 5)).collection
+    added = add_regions(after, ExtractionTask(Counting(), "grid", 3), "dev")
     assert (added.images, added.earlier) == (6, 0)
     assert added.collection.column("regions", "source").count("grid") == 18
     assert added.collection.column("regions", "source").count("truth") == 18
 
 
 def test_rows_say_what_was_found(copy):
-    after = add_regions(copy, Task(EdgeBoxes(4), "edges", 4), "train").collection
+    after = add_regions(copy, ExtractionTask(EdgeBoxes(4), "edges", 4), "train").collection
     rows = [r for r in after.table("regions").to_pylist() if r["source"] == "edges"]
     assert rows[0]["id"] == "train-0/edges/0"
     assert all(0 <= r["x0"] < r["x1"] <= 40 and 0 <= r["y0"] < r["y1"] <= 32 for r in rows)
@@ -88,7 +86,7 @@ def test_rows_say_what_was_found(copy):
 
 def test_features_are_pooled_from_the_backbones_map(copy, backbone):
     pooling = Pooling.load(backbone, 64)
-    after = add_regions(copy, Task(Windows(3), "grid", 5, pooling)).collection
+    after = add_regions(copy, ExtractionTask(Windows(3), "grid", 5, pooling)).collection
     stored = after.features["grid"]
     assert stored.row_shape == (5, pooling.backbone.dim)
     row = 7
@@ -109,17 +107,17 @@ def test_unreadable_pictures_are_counted_and_tried_again(copy):
     content = path.read_bytes()
     path.unlink()
     path.write_bytes(b"broken")
-    added = add_regions(copy, Task(Counting(), "grid", 5))
+    added = add_regions(copy, ExtractionTask(Counting(), "grid", 5))
     assert added.images == 17
     assert len(added.bad) == 1
     assert "train-2" in added.bad[0]
     path.write_bytes(content)
-    added = add_regions(added.collection, Task(Counting(), "grid", 5))
+    added = add_regions(added.collection, ExtractionTask(Counting(), "grid", 5))
     assert (added.images, added.bad) == (1, [])
 
 
 def test_a_failure_in_the_middle_keeps_finished_chunks(copy, monkeypatch):
-    monkeypatch.setattr(extraction, "CHUNK", 4)
+    monkeypatch.setattr(extract, "CHUNK", 4)
 
     def one_thing(found):
         raise RuntimeError(found)
@@ -131,10 +129,10 @@ def test_a_failure_in_the_middle_keeps_finished_chunks(copy, monkeypatch):
             return super().__call__(image)
 
     with pytest.raises(RuntimeError, match="out of luck"):
-        add_regions(copy, Task(Failing(), "grid", 5))
+        add_regions(copy, ExtractionTask(Failing(), "grid", 5))
     assert not Collection.open(copy.folder).has("proposals")
     rest = Counting()
-    added = add_regions(copy, Task(rest, "grid", 5))
+    added = add_regions(copy, ExtractionTask(rest, "grid", 5))
     assert added.images == 18
     assert 4 <= rest.calls < 18
     assert not list((copy.folder / ".regions").glob("grid@*"))
@@ -166,15 +164,15 @@ def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(copy, tmp_path):
     process.wait()
     assert not Collection.open(copy.folder).has("proposals")
     counting = Counting(5)
-    resumed = add_regions(Collection.open(copy.folder), Task(counting, "grid", 5)).collection
+    resumed = add_regions(Collection.open(copy.folder), ExtractionTask(counting, "grid", 5)).collection
     assert 0 < counting.calls <= 12
-    whole = add_regions(Collection.open(tmp_path / "whole"), Task(Counting(5), "grid", 5)).collection
+    whole = add_regions(Collection.open(tmp_path / "whole"), ExtractionTask(Counting(5), "grid", 5)).collection
     assert resumed.table("regions").equals(whole.table("regions"))
     assert resumed.table("proposals").equals(whole.table("proposals"))
 
 
 def test_a_run_that_died_after_storing_does_not_store_twice(copy, monkeypatch):
-    task = Task(Counting(), "grid", 5)
+    task = ExtractionTask(Counting(), "grid", 5)
     monkeypatch.setattr(shutil, "rmtree", lambda *a, **k: None)
     after = add_regions(copy, task, "test").collection
     monkeypatch.undo()

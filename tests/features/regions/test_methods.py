@@ -12,8 +12,7 @@ from PIL import Image, ImageDraw
 from calligram.data.boxes import iou
 from calligram.errors import UserError
 from calligram.features.regions.catalog import PROPOSALS, proposer_named, source_name
-from calligram.features.regions.proposer import Found, shrunk
-from calligram.features.regions.windows import Windows
+from calligram.features.regions.proposers import Proposals, Windows, shrunk
 
 OBJECT = (60, 40, 150, 130)
 
@@ -73,7 +72,7 @@ def test_windows_begin_with_the_whole_picture_and_there_are_enough():
 def test_boxes_are_cut_to_the_picture_and_empty_ones_dropped():
     image = Image.new("RGB", (10, 10))
     boxes = np.array([[-5, -5, 5, 5], [3, 3, 3.5, 9], [20, 20, 30, 30], [1, 1, 9, 9]], dtype=np.float32)
-    kept = Found(boxes, np.array([4, 3, 2, 1], np.float32), ("a", "b", "c", "d")).best(5, image)
+    kept = Proposals(boxes, np.array([4, 3, 2, 1], np.float32), ("a", "b", "c", "d")).best(5, image)
     assert kept.boxes.tolist() == [[0, 0, 5, 5], [1, 1, 9, 9]]
     assert kept.labels == ("a", "d")
     assert kept.scores.tolist() == [4, 1]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calligram.features.regions.nms import suppress
+from calligram.features.regions.proposers import suppress
 
 
 def overlap(a, b):

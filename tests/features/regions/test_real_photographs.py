@@ -9,7 +9,7 @@ import pytest
 from calligram.data.readers.catalog import import_collection
 from calligram.evaluation.proposals import proposal_recall
 from calligram.features.regions.catalog import proposer_named
-from calligram.features.regions.extraction import Task, add_regions
+from calligram.features.regions.extract import ExtractionTask, add_regions
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def photographs(assets, tmp_path_factory):
 
 def test_recall_is_what_these_methods_reach_on_photographs(photographs, assets):
     yolox = proposer_named(str(assets / "models" / "yolox_nano.onnx"), 100)
-    after = add_regions(photographs, Task(proposer_named("edgeboxes", 100), "edgeboxes", 100)).collection
-    after = add_regions(after, Task(yolox, "yolox", 100)).collection
+    after = add_regions(photographs, ExtractionTask(proposer_named("edgeboxes", 100), "edgeboxes", 100)).collection
+    after = add_regions(after, ExtractionTask(yolox, "yolox", 100)).collection
     edges, detector, union = proposal_recall(after, "test", counts=(10, 36, 100)).rows
     assert edges.recall[100] > 50
     assert detector.recall[10] > 40

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.features.regions.coco_classes import COCO_CLASSES
-from calligram.features.regions.yolox import YoloX, class_names, decode, letterbox
+from calligram.features.regions.detectors import COCO_CLASSES, YoloX, class_names, decode, letterbox
 
 
 def test_decoding_is_that_of_the_definition():

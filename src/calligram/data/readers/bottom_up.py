@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from calligram.data.draft import Draft, ImageRecord, RegionRecord
-from calligram.data.problems import Problems
-from calligram.data.readers.found_images import FoundImages
-from calligram.data.readers.source import Source
+from calligram.data.draft import Draft, ImageRecord, Problems, RegionRecord
+from calligram.data.readers.picture_files import FoundImages
+from calligram.data.readers.source import ImportSource
 from calligram.errors import UserError
 
 REGIONS = "regions"
@@ -34,7 +33,7 @@ class Line:
     """values of each box's features"""
 
 
-def read_bottom_up(source: Source, problems: Problems) -> Draft:
+def read_bottom_up(source: ImportSource, problems: Problems) -> Draft:
     """Read one ``.tsv`` or all of a folder: an image for each line, without captions.
 
     The files hold tens of gigabytes, so they are passed twice: once to learn how many images and boxes there are, once

@@ -7,18 +7,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from calligram.data.collection import Collection
-from calligram.data.placing import Placing
-from calligram.data.problems import Problems
-from calligram.data.readers.coco import read_coco
+from calligram.data.draft import Problems
+from calligram.data.readers.coco import read_coco, read_karpathy
 from calligram.data.readers.cuhk_pedes import read_cuhk_pedes
 from calligram.data.readers.entities import read_entities_collection
 from calligram.data.readers.flickr8k import read_flickr8k
 from calligram.data.readers.folder import read_folder
-from calligram.data.readers.karpathy import read_karpathy
 from calligram.data.readers.scan import read_scan
-from calligram.data.readers.source import Reader, Source
-from calligram.data.readers.splits import SHARES, assign_missing
-from calligram.data.writing import refuse_existing, write_collection
+from calligram.data.readers.source import SHARES, ImportSource, Reader, assign_missing
+from calligram.data.write_collection import refuse_existing, write_draft
+from calligram.data.write_tables import Placing
 from calligram.errors import UserError, unknown
 from calligram.progress import Track, silent
 
@@ -67,10 +65,8 @@ def import_collection(
     problems = Problems(strict=strict)
     dest.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}.reading-", dir=dest.parent) as scratch:
-        draft = READERS[format](Source(source, images, Path(scratch)), problems)
+        draft = READERS[format](ImportSource(source, images, Path(scratch)), problems)
         if split is not None:
             assign_missing(draft, split, problems)
-        collection = write_collection(
-            draft, dest, problems, placing=placing, overwrite=overwrite, track=track, tell=tell
-        )
+        collection = write_draft(draft, dest, problems, placing=placing, overwrite=overwrite, track=track, tell=tell)
     return collection, problems

@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from calligram.data.draft import CaptionRecord, Draft, ImageRecord
-from calligram.data.problems import Problems
-from calligram.data.readers.found_images import FoundImages, pictures_beside
-from calligram.data.readers.json_records import number_of, records_in, text_of
-from calligram.data.readers.lines import read_json
-from calligram.data.readers.source import Source
-from calligram.data.readers.splits import canonical
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, Problems, Value
+from calligram.data.readers.picture_files import FoundImages, pictures_beside
+from calligram.data.readers.source import ImportSource, canonical
+from calligram.data.readers.text_files import Record, list_of, number_of, read_json, read_records, records_in, text_of
 from calligram.errors import UserError
 
-IMAGE_FOLDERS = ("images", "../images")
+COCO_IMAGE_FOLDERS = ("images", "../images")
 
 
-def read_coco(source: Source, problems: Problems) -> Draft:
+def read_coco(source: ImportSource, problems: Problems) -> Draft:
     """Read the file named, or every ``captions_*.json`` in the folder named or its ``annotations``.
 
     The split is the word in the file's name: ``train2014`` is train, ``val2017`` is dev. For the usual test images use
@@ -27,7 +24,7 @@ def read_coco(source: Source, problems: Problems) -> Draft:
     folder = files[0].parent
     # The release keeps annotations/ beside train2014/ and val2014/.
     above = folder.parent if folder.name == "annotations" else folder
-    found = pictures_beside(above, source.images, IMAGE_FOLDERS, problems)
+    found = pictures_beside(above, source.images, COCO_IMAGE_FOLDERS, problems)
     draft = Draft("coco", about={"source": ", ".join(f.name for f in files)})
     for file in files:
         _read_file(draft, file, found, problems)
@@ -68,3 +65,61 @@ def _read_file(draft: Draft, file: Path, found: FoundImages, problems: Problems)
             problems.skip("caption of an unknown image", item, f"image_id {record.get('image_id')}")
         else:
             draft.captions.append(CaptionRecord(f"{image}#{item}", text_of(record, "caption"), (image,)))
+
+
+# Karpathy's ``dataset_{flickr8k,flickr30k,coco}.json``: captions and splits of the usual collections.
+
+KARPATHY_IMAGE_FOLDERS = (
+    "images",
+    "Images",
+    "flickr30k-images",
+    "flickr30k_images",
+    "Flicker8k_Dataset",
+    "Flickr8k_Dataset",
+)
+
+
+def read_karpathy(source: ImportSource, problems: Problems) -> Draft:
+    """Read the JSON named, or the only ``dataset*.json`` in the folder named.
+
+    All captions are kept, though many take five of an image: some of COCO have six or seven. ``restval`` is trained on.
+    """
+    file = _file(source.path)
+    found = pictures_beside(file.parent, source.images, KARPATHY_IMAGE_FOLDERS, problems)
+    draft = Draft(file.stem.removeprefix("dataset_"), about={"source": f"Karpathy split, {file.name}"})
+    for number, record in enumerate(read_records(file, problems, "images")):
+        _add_image(draft, record, f"{file.name} image {number}", found, problems)
+    return draft
+
+
+def _file(path: Path) -> Path:
+    if path.is_file():
+        return path
+    files = sorted(path.glob("dataset*.json"))
+    if len(files) != 1:
+        held = ", ".join(f.name for f in files) or "none"
+        raise UserError(f"{path} must hold one dataset_*.json, it holds {held}; name the file as the source")
+    return files[0]
+
+
+def _add_image(draft: Draft, record: Record, item: str, found: FoundImages, problems: Problems) -> None:
+    name = text_of(record, "filename")
+    image = "/".join(part for part in (text_of(record, "filepath"), name) if part)
+    if not name:
+        problems.skip("record without a filename", item)
+        return
+    # The pictures of COCO's train2014/ and val2014/ are often put into one folder, under names that are distinct.
+    at = found.at(name if found.flat else image)
+    if at is None:
+        count = len(list_of(record, "sentences"))
+        problems.skip("missing image file", image, f"not in {found.root}; its {count} captions go with it")
+        return
+    metadata: dict[str, Value] = {k: number_of(record, k) for k in ("cocoid", "imgid") if k in record}
+    draft.images.append(ImageRecord(image, at, canonical(text_of(record, "split"), image, problems), metadata=metadata))
+    for number, sentence in enumerate(list_of(record, "sentences")):
+        if not isinstance(sentence, dict):
+            problems.skip("unreadable caption", f"{image}#{number}", f"{type(sentence).__name__}, not an object")
+            continue
+        words = [str(token) for token in list_of(sentence, "tokens")]
+        text = text_of(sentence, "raw") or " ".join(words)
+        draft.captions.append(CaptionRecord(f"{image}#{number}", text, (image,)))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from calligram.data.draft import CaptionRecord, Draft, ImageRecord
-from calligram.data.problems import Problems
-from calligram.data.readers.found_images import FoundImages, pictures_beside
-from calligram.data.readers.json_records import Record, list_of, number_of, read_records, text_of
-from calligram.data.readers.source import Source, needed_file
-from calligram.data.readers.splits import canonical
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, Problems
+from calligram.data.readers.picture_files import FoundImages, pictures_beside
+from calligram.data.readers.source import ImportSource, canonical, needed_file
+from calligram.data.readers.text_files import Record, list_of, number_of, read_records, text_of
 
 ORDER = (("train", 34054), ("dev", 3078), ("test", 3074))
 """Images of each split, in the order in which ``caption_all.json`` lists them."""
 
 
-def read_cuhk_pedes(source: Source, problems: Problems) -> Draft:
+def read_cuhk_pedes(source: ImportSource, problems: Problems) -> Draft:
     """Read ``reid_raw.json``, or ``caption_all.json``, which is the same without splits.
 
     Without splits the complete file of 40,206 records is split in its order, as published. Any other number cannot be,

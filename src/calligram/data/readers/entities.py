@@ -2,22 +2,174 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
 
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, Value
-from calligram.data.problems import Problems
-from calligram.data.readers.entity_boxes import Annotation
-from calligram.data.readers.entity_files import Entities, key_of, read_entities
-from calligram.data.readers.entity_records import add_phrases, add_regions
-from calligram.data.readers.found_images import pictures_beside
-from calligram.data.readers.lines import read_lines
-from calligram.data.readers.source import Source, first_file
+from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, PhraseRecord, Problems, Value
+from calligram.data.draft import RegionRecord as Region
+from calligram.data.readers.entities_annotations import (
+    Annotation,
+    MarkedSentence,
+    pair_sentences,
+    parse_annotation,
+    parse_sentence,
+    places,
+)
+from calligram.data.readers.picture_files import pictures_beside
+from calligram.data.readers.source import ImportSource, first_file
+from calligram.data.readers.text_files import decode_text, read_lines
+from calligram.errors import UserError
+
+# The files of Flickr30K Entities: folders ``Annotations`` and ``Sentences``, or a tar that holds them.
+
+
+@dataclass
+class Entities:
+    """Sentences and annotation of every image, by its key: the digits that begin a Flickr id."""
+
+    sentences: dict[str, list[MarkedSentence]] = field(default_factory=dict)
+    annotations: dict[str, Annotation] = field(default_factory=dict)
+
+
+def key_of(image_id: str) -> str:
+    """The part of a Flickr id that Entities knows an image by.
+
+    >>> key_of("1000268201_693b08cb0e")
+    '1000268201'
+    """
+    return image_id.partition("_")[0]
+
+
+def read_entities(source: Path, problems: Problems) -> Entities:
+    """Read a folder, or a tar (compressed or not), of Annotations and Sentences.
+
+    Raises:
+        UserError: when there is neither inside.
+    """
+    found = Entities()
+    for name, data in _tar_files(source) if source.is_file() else _folder_files(source):
+        key = name.stem
+        if name.suffix == ".xml":
+            found.annotations[key] = parse_annotation(data, str(name), problems)
+        else:
+            lines = decode_text(data, str(name), problems).splitlines()
+            found.sentences[key] = [parse_sentence(line) for line in lines if line.strip()]
+            for sentence in found.sentences[key]:
+                if sentence.fault:
+                    problems.mend("faulty phrase markup", str(name), sentence.fault)
+    if not found.sentences:
+        raise UserError(f"no Sentences/*.txt in {source}; expected the Annotations and Sentences of Flickr30K Entities")
+    for key in sorted(found.sentences.keys() - found.annotations.keys()):
+        problems.note("sentences without annotation", key, "its phrases have no boxes")
+    return found
+
+
+def _wanted(name: PurePosixPath) -> bool:
+    return (name.parent.name, name.suffix) in (("Annotations", ".xml"), ("Sentences", ".txt")) and name.name[0] != "."
+
+
+def _folder_files(folder: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
+    for part in ("Annotations", "Sentences"):
+        for path in sorted((folder / part).glob("*")):
+            name = PurePosixPath(part, path.name)
+            if _wanted(name):
+                yield name, path.read_bytes()
+
+
+def _tar_files(tar: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
+    try:
+        with tarfile.open(tar) as opened:
+            for member in opened:
+                name = PurePosixPath(member.name)
+                file = opened.extractfile(member) if member.isreg() and _wanted(name) else None
+                if file:
+                    yield PurePosixPath(name.parent.name, name.name), file.read()
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise UserError(f"{tar} cannot be read ({error}); is the file whole?") from error
+
+
+# Regions and phrases of one image from what Entities says of it.
+
+
+def add_regions(draft: Draft, image: str, annotation: Annotation) -> None:
+    """Add the boxes of one image; they are in pixels of the size the annotation states."""
+    draft.regions += [Region(region_id(image, n), image, box) for n, box in enumerate(annotation.boxes)]
+
+
+def region_id(image: str, number: int) -> str:
+    """Name of a box: stable, as boxes are numbered in the order of the annotation."""
+    return f"{image}/box{number}"
+
+
+def add_phrases(
+    draft: Draft,
+    caption: CaptionRecord,
+    sentence: MarkedSentence,
+    spans: Sequence[tuple[int, int] | None],
+    annotation: Annotation,
+) -> None:
+    """Add the phrases of one sentence to the caption that says the same, each at its span."""
+    image = caption.images[0]
+    for number, (phrase, span) in enumerate(zip(sentence.phrases, spans, strict=True)):
+        start, end = span or (-1, -1)
+        draft.phrases.append(
+            PhraseRecord(
+                f"{caption.id}/phrase{number}",
+                caption.id,
+                start,
+                end,
+                kind="/".join(phrase.types),
+                entity=phrase.entity,
+                regions=tuple(region_id(image, n) for n in annotation.boxes_of(phrase.chain)),
+                text="" if span else sentence.text[phrase.start : phrase.end],
+            )
+        )
+
+
+def join_entities(
+    draft: Draft, captions_of: Mapping[str, Sequence[CaptionRecord]], entities: Entities, problems: Problems
+) -> None:
+    """Add boxes and phrases to images that have captions of their own (Flickr8k).
+
+    The captions stay as they are, so that retrieval is measured on the usual text. Each sentence of Entities is paired
+    with the caption that says the same, and its phrases are found there; a phrase that the caption words otherwise
+    keeps its own text and has no place in the caption.
+    """
+    for image in draft.images:
+        key = key_of(image.id)
+        annotation = entities.annotations.get(key, Annotation())
+        image.size = image.size or annotation.size
+        add_regions(draft, image.id, annotation)
+        sentences = entities.sentences.get(key, [])
+        captions = captions_of.get(image.id, ())
+        if len(captions) != len(sentences):
+            problems.note(
+                "number of sentences differs", image.id, f"{len(captions)} captions, {len(sentences)} in Entities"
+            )
+        paired = pair_sentences([c.text for c in captions], [s.text for s in sentences])
+        for caption, number in zip(captions, paired, strict=True):
+            if number is not None:
+                _join_caption(draft, caption, sentences[number], annotation, problems)
+
+
+def _join_caption(
+    draft: Draft, caption: CaptionRecord, sentence: MarkedSentence, annotation: Annotation, problems: Problems
+) -> None:
+    spans = places(caption.text, sentence.text, [(p.start, p.end) for p in sentence.phrases])
+    for phrase, span in zip(sentence.phrases, spans, strict=True):
+        if span is None:
+            words = sentence.text[phrase.start : phrase.end]
+            problems.note("phrase not found in its caption", caption.id, f"'{words}'; kept without a place")
+    add_phrases(draft, caption, sentence, spans, annotation)
+
 
 IMAGE_FOLDERS = ("flickr30k-images", "flickr30k_images", "images", "Images")
 SPLIT_FILES = {"train": ("train.txt",), "dev": ("val.txt", "dev.txt"), "test": ("test.txt",)}
 
 
-def read_entities_collection(source: Source, problems: Problems) -> Draft:
+def read_entities_collection(source: ImportSource, problems: Problems) -> Draft:
     """Read ``Annotations`` and ``Sentences`` (a folder or a tar) and the pictures whose names begin with their keys.
 
     Captions are the sentences without markup. Captions listed in ``UNRELATED_CAPTIONS`` are kept, as every published

@@ -5,15 +5,11 @@ from __future__ import annotations
 import csv
 from pathlib import Path, PurePosixPath
 
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, MemberAt
-from calligram.data.problems import Problems
-from calligram.data.readers.entity_files import read_entities
-from calligram.data.readers.entity_records import join_entities
-from calligram.data.readers.found_images import is_picture, pictures_beside
-from calligram.data.readers.lines import read_lines, read_text
-from calligram.data.readers.source import Source, first_file
-from calligram.data.readers.splits import first_given
-from calligram.data.readers.tars import members
+from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, MemberAt, Problems
+from calligram.data.readers.entities import join_entities, read_entities
+from calligram.data.readers.picture_files import is_picture, members, pictures_beside
+from calligram.data.readers.source import ImportSource, first_file, first_given
+from calligram.data.readers.text_files import read_lines, read_text
 from calligram.errors import UserError
 
 Rows = list[tuple[str, str, str]]
@@ -28,7 +24,7 @@ IMAGE_FOLDERS = ("Flicker8k_Dataset", "Flickr8k_Dataset", "images", "Images")
 ENTITIES = ("entities.tar.gz", "entities.tgz", "entities.tar")
 
 
-def read_flickr8k(source: Source, problems: Problems) -> Draft:
+def read_flickr8k(source: ImportSource, problems: Problems) -> Draft:
     """Read either layout, and join Flickr30K Entities onto it where they lie beside it.
 
     An image's id is its file name without the suffix, in both layouts.
@@ -98,7 +94,7 @@ def _id(name: str) -> str:
     return path.stem if is_picture(Path(path.name)) else path.name
 
 
-def _pictures(source: Source, problems: Problems) -> dict[str, FileAt | MemberAt]:
+def _pictures(source: ImportSource, problems: Problems) -> dict[str, FileAt | MemberAt]:
     at: dict[str, FileAt | MemberAt] = {}
     tars = sorted((source.images or source.folder).glob("images*.tar"))
     for tar in tars:

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord
-from calligram.data.problems import Problems
-from calligram.data.readers.captions_table import SUFFIXES, CaptionRow, read_table
-from calligram.data.readers.columns import Described, add_metadata, identity_numbers
-from calligram.data.readers.found_images import FoundImages, is_picture, walk
-from calligram.data.readers.lines import read_lines
-from calligram.data.readers.source import Source
-from calligram.data.readers.splits import NAMES, canonical, first_given
+from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, Problems
+from calligram.data.readers.captions_table import (
+    SUFFIXES,
+    CaptionRow,
+    Described,
+    add_metadata,
+    identity_numbers,
+    read_table,
+)
+from calligram.data.readers.picture_files import FoundImages, is_picture, walk
+from calligram.data.readers.source import NAMES, ImportSource, canonical, first_given
+from calligram.data.readers.text_files import read_lines
 from calligram.errors import UserError
 
 PREFERRED = ("captions", "metadata")
 """Names of the table that win where a folder holds several."""
 
 
-def read_folder(source: Source, problems: Problems) -> Draft:
+def read_folder(source: ImportSource, problems: Problems) -> Draft:
     """Read every picture under a folder; its id is its path in the folder.
 
     Captions come from ``photo.txt`` or ``photo.jpg.txt`` (one a line) and from one table at the top of the folder,
@@ -60,7 +64,7 @@ def captions_tables(folder: Path) -> list[Path]:
     return tables
 
 
-def _table(source: Source) -> Path | None:
+def _table(source: ImportSource) -> Path | None:
     """The table of captions, if there is one."""
     if source.path.is_file():
         if source.path.suffix.lower() not in SUFFIXES:

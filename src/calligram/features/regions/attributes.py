@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from calligram.data.boxes import area
-from calligram.features.regions.proposer import Floats, shrunk
+from calligram.features.regions.proposers import Floats, shrunk
 
 PROTOTYPES: dict[str, tuple[tuple[int, int, int], ...]] = {
     "black": ((0, 0, 0), (30, 30, 32)),
@@ -38,7 +38,7 @@ _OPPONENT = ((0.2104542553, 0.7936177850, -0.0040720468), (1.9779984951, -2.4285
              (0.0259040371, 0.7827717662, -0.8086757660))  # fmt: skip
 
 
-def attributes(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
+def region_attributes(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
     """Size and colour of each box, such as ``small red``."""
     colours = colour_names(image, boxes)
     return tuple(f"{size} {colour}" for size, colour in zip(size_names(image, boxes), colours, strict=True))

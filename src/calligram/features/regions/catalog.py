@@ -9,12 +9,9 @@ from pathlib import Path
 import torch
 
 from calligram.errors import UserError, unknown
-from calligram.features.regions.detectors import Detector
-from calligram.features.regions.edge_boxes import EdgeBoxes
-from calligram.features.regions.proposer import Proposer
-from calligram.features.regions.selective import SelectiveSearch
-from calligram.features.regions.windows import Windows
-from calligram.features.regions.yolox import YoloX
+from calligram.features.regions.detectors import Detector, YoloX
+from calligram.features.regions.opencv_proposals import EdgeBoxes, SelectiveSearch
+from calligram.features.regions.proposers import Proposer, Windows
 
 PROPOSALS: Mapping[str, Callable[[int], Proposer]] = {
     "edgeboxes": EdgeBoxes,

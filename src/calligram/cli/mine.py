@@ -1,0 +1,125 @@
+"""``calligram mine``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.table import Table
+
+from calligram.cli.screen import bars, console
+from calligram.errors import UserError, command
+
+if TYPE_CHECKING:  # importing them takes seconds, and help should not
+    from calligram.data.negatives import Negatives
+    from calligram.data.pairing import Pairing
+    from calligram.evaluation.encode import EncodedPairing
+    from calligram.evaluation.mine import OnlineRanks
+    from calligram.models.matcher import Matcher
+
+
+def mine(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or a dual encoder of transformers.")],
+    collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
+    out: Annotated[Path, typer.Option(help="Folder for the negatives.")],
+    texts: Annotated[int, typer.Option(min=1, help="Hard texts kept for each image.")] = 300,
+    images: Annotated[int, typer.Option(min=1, help="Hard images kept for each text.")] = 60,
+    split: Annotated[str, typer.Option(help="train, dev, test or all.")] = "train",
+    precision: Annotated[
+        Literal["fp32", "bf16"], typer.Option(help="bf16 rounds the vectors and adds up in fp32; for cosines only.")
+    ] = "fp32",
+    ignore_also_true: Annotated[
+        bool, typer.Option(help="Leave out pairs known to be true without being annotated; scenes know them.")
+    ] = False,
+    ranks: Annotated[
+        bool, typer.Option(help="Also rank the hardest negatives of random batches among all of the split.")
+    ] = False,
+    batch: Annotated[int, typer.Option(min=2, help="Images in such a batch.")] = 128,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+) -> None:
+    """Score a whole split with a run and keep, by ids, what scores best without matching; for recipe aoq."""
+    from calligram.data.collection import Collection
+    from calligram.evaluation.encode import encode_pairing, load_pairing
+    from calligram.evaluation.mine import mine_pairing
+    from calligram.models.load import load_matcher
+    from calligram.recipes.parts.run import device_named
+
+    if out.exists():
+        raise UserError(f"{out} exists; choose another --out")
+    source, stored = Collection.open(collection), load_matcher(run).to(device_named(device))
+    matcher = stored.matcher
+    pairing = source.sentences(split).join_equal_texts()
+    encoded = encode_pairing(matcher.eval(), stored.inputs, load_pairing(stored.inputs, pairing, bars), bars)
+    found = mine_pairing(
+        matcher,
+        stored.inputs,
+        pairing,
+        encoded=encoded,
+        texts=texts,
+        images=images,
+        precision=precision,
+        ignore_also_true=ignore_also_true,
+        track=bars,
+    )
+    about: dict[str, object] = {
+        "run": stored.fingerprint, "collection": source.name, "content": source.fingerprint, "split": split,
+        "precision": precision, "ignore_also_true": ignore_also_true,
+    }  # fmt: skip
+    both = _ranks(matcher, encoded, pairing, batch) if ranks else None
+    if both is not None:
+        about["online_ranks"] = {"batch": batch, "texts": both[0].as_dict(), "images": both[1].as_dict()}
+    replace(found, about=about).save(out)
+    _print_lists(found, out)
+    if both is not None:
+        _print_ranks(both, batch)
+    train = command("calligram", "train", "aoq", collection, "--out", "RUN", "--set", f"negatives={out}")
+    console.print(f"train with them: {train}", markup=False, soft_wrap=True)
+    if ranks and both is None:  # last: the lists are there all the same
+        raise _too_few(pairing, f"split {split} of {source.name}", out)
+
+
+def _matched(pairing: Pairing) -> tuple[int, int]:
+    """How many images, and how many texts, have a match."""
+    images, texts = (int((count > 0).sum()) for count in pairing.matches.counts())
+    return images, texts
+
+
+def _too_few(pairing: Pairing, where: str, out: Path) -> UserError:
+    captioned, distinct = _matched(pairing)
+    return UserError(
+        f"--ranks compares batches of 2 or more captioned images and different texts; {where} has {captioned} and "
+        f"{distinct}. The lists are kept in {out}"
+    )
+
+
+def _ranks(
+    matcher: Matcher, encoded: EncodedPairing, pairing: Pairing, batch: int
+) -> tuple[OnlineRanks, OnlineRanks] | None:
+    """Ranks of the hardest texts and images of twenty random batches; None where no batch can be made."""
+    from calligram.evaluation.mine import online_ranks
+    from calligram.training.batches.pair_sampler import PairSampler
+
+    if min(_matched(pairing)) < 2:
+        return None
+    batches = PairSampler(pairing.matches, min(batch, len(pairing.visuals)), 0, per_image=True).epoch(0)[:20]
+    return online_ranks(matcher, encoded, pairing.matches, batches, track=bars)
+
+
+def _print_lists(found: Negatives, out: Path) -> None:
+    console.print(
+        f"{found.texts.shape[1]} texts for each of {len(found.texts)} images and {found.images.shape[1]} images for "
+        f"each of {len(found.images)} texts: {out}",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _print_ranks(both: tuple[OnlineRanks, OnlineRanks], batch: int) -> None:
+    table = Table(title=f"hardest negatives of batches of {batch} images, among all of the split", title_justify="left")
+    for heading in ("", "mean rank", "median", "by chance", "in the first 100", "by chance"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, found in zip(("texts for images", "images for texts"), both, strict=True):
+        shares = (f"{100 * share:.1f}%" for share in (found.within, found.expected_within))
+        table.add_row(name, f"{found.mean:.1f}", f"{found.median:.0f}", f"{found.expected_mean:.1f}", *shares)
+    console.print(table)

@@ -1,0 +1,127 @@
+"""``calligram regions``."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from calligram.cli.screen import bars, console
+from calligram.errors import UserError
+
+if TYPE_CHECKING:  # importing it takes seconds, and help should not
+    from calligram.data.collection import Collection
+    from calligram.evaluation.proposals import RecallReport
+
+
+def regions(
+    collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
+    proposals: Annotated[
+        str | None,
+        typer.Option(help="edgeboxes, selective, grid, a YOLOX .onnx file, or a detector's folder or hub name."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="Regions kept for each image.")] = 36,
+    backbone: Annotated[
+        str | None, typer.Option(help="Folder or hub name of a vision model; its features of the regions are stored.")
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the backbone's input; its own if not given.")] = None,
+    split: Annotated[str, typer.Option(help="Only images of this split.")] = "all",
+    name: Annotated[
+        str | None, typer.Option(help="What the regions are called in the collection; the method's name if not given.")
+    ] = None,
+    recall: Annotated[bool, typer.Option(help="Show how many annotated boxes each method's regions reach.")] = False,
+    record: Annotated[Path | None, typer.Option(help="Write the recall as JSON into this file.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+) -> None:
+    """Find regions in every image and store boxes, scores, classes, attributes and features; stop it any time."""
+    from calligram.data.collection import Collection
+
+    opened = Collection.open(collection)
+    if proposals is None and not recall:
+        raise UserError("give --proposals METHOD to find regions, or --recall to measure those that are there")
+    if proposals is not None:
+        opened = _find(opened, proposals, name, top, backbone, size, split, device)
+    if recall or record is not None:
+        _show_recall(opened, split, record)
+
+
+def _find(
+    collection: Collection,
+    proposals: str,
+    name: str | None,
+    top: int,
+    backbone: str | None,
+    size: int | None,
+    split: str,
+    device: str,
+) -> Collection:
+    """Run the proposals and say what was done."""
+    from calligram.features.regions.catalog import proposer_named, source_name
+    from calligram.features.regions.extract import ExtractionTask, add_regions
+    from calligram.features.regions.region_features import Pooling
+    from calligram.recipes.parts.run import device_named
+
+    where = device_named(device)
+    pooling = Pooling.load(backbone, size, where) if backbone else None
+    task = ExtractionTask(proposer_named(proposals, top, where), name or source_name(proposals), top, pooling)
+    added = add_regions(collection, task, split, bars)
+    console.print(f"{added.regions:,} regions '{task.source}' in {added.images:,} images" + _rate(added.seconds_each))
+    if added.earlier:
+        console.print(f"{added.earlier:,} images had them already")
+    if added.bad:
+        console.print(f"[yellow]{len(added.bad):,} images could not be read: {escape('; '.join(added.bad[:3]))}[/]")
+    return added.collection
+
+
+def _rate(seconds_each: float) -> str:
+    return f", {1 / seconds_each:.1f} images/s" if seconds_each else ""
+
+
+def _show_recall(collection: Collection, split: str, record: Path | None) -> None:
+    """Print recall at each count and write it down."""
+    from calligram.evaluation.proposals import TARGETS, proposal_recall
+
+    reports = [proposal_recall(collection, split, targets) for targets in TARGETS]
+    for report in reports:
+        _print_recall(report)
+    if record is not None:
+        _write(collection, reports, record)
+
+
+def _print_recall(report: RecallReport) -> None:
+    counts = list(report.rows[0].recall)
+    what = "the box around a phrase's regions" if report.targets == "phrases" else "single annotated boxes"
+    table = Table(title=f"recall of {what} at IoU {report.threshold:g}, {report.collection}, {report.split}")
+    table.title_justify = "left"
+    for heading in ("proposals", *(f"R@{k}" for k in counts), "boxes an image", "ms an image"):
+        table.add_column(heading, justify="left" if heading == "proposals" else "right")
+    for row in report.rows:
+        shown = ["-" if row.recall[k] is None else f"{row.recall[k]:.1f}" for k in counts]
+        spent = "" if row.seconds is None else f"{1000 * row.seconds:.0f}"
+        table.add_row(row.source, *shown, f"{row.boxes:.0f}", spent)
+    console.print(table)
+    console.print(f"{report.count:,} {report.targets} in {report.images:,} images; the union at k has k of each")
+
+
+def _write(collection: Collection, reports: list[RecallReport], file: Path) -> None:
+    """The reports as JSON, with how the regions were found, the command, the commit and the hardware."""
+    from calligram.recipes.parts.run import commit
+    from calligram.studies.results import recorded_command
+
+    content = {
+        "command": recorded_command(),
+        "commit": commit(),
+        "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()})",
+        "proposals": collection.manifest.get("proposals", {}),
+        "reports": [asdict(report) for report in reports],
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    console.print(f"written: {file}")

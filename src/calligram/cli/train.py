@@ -1,0 +1,123 @@
+"""``calligram train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from calligram.cli.screen import bars, console, waiting
+from calligram.errors import command
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help='A recipe; "calligram list" shows them.')],
+    collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
+    out: Annotated[Path, typer.Option(help="Folder for the run.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting, as key=value; may be repeated.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings, applied before --set.")] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --out.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+) -> None:
+    """Train a matcher; the run folder gets settings, metrics, curves, the best matcher and the last state."""
+    from calligram.data.collection import Collection
+    from calligram.recipes.catalog import find_recipe
+    from calligram.recipes.parts.config import resolve
+    from calligram.recipes.parts.run import RunContext, device_named, run_recipe
+    from calligram.training.curves import draw_curves
+    from calligram.training.distributed import Processes
+
+    chosen = find_recipe(recipe)
+    settings = resolve(chosen.defaults, set_ or [], config)
+    processes = Processes.join()
+    around = RunContext(device_named(device), processes, bars)
+    try:
+        best = run_recipe(chosen, settings, Collection.open(collection), out, resume=resume, around=around)
+    except KeyboardInterrupt:
+        if processes.first and (out / "state").is_dir():
+            console.print(f"stopped; the same command with --resume goes on with {out}", markup=False, soft_wrap=True)
+        raise typer.Exit(130) from None
+    if processes.first:
+        draw_curves(out)
+        if not best.keys() - {"epoch", "step"}:
+            console.print(f"the matcher is in {out}", markup=False)
+            return
+        measured = f"rsum {best['rsum']:.1f}" if "rsum" in best else f"localization R@1 {best['r1']:.1f}"
+        chosen_by = (
+            f"best on dev: {measured} in epoch {best['epoch'] + 1:.0f}" if best["epoch"] >= 0 else f"on dev: {measured}"
+        )
+        console.print(f"{chosen_by}; the matcher is in {out}", markup=False)
+        measure = command("calligram", "evaluate", out, collection, "--split", "test")
+        console.print(f"measure it with {measure}", markup=False, soft_wrap=True)
+
+
+# ``calligram list``.
+
+
+def list_(
+    recipe: Annotated[str | None, typer.Argument(help="Show the settings of this recipe.")] = None,
+) -> None:
+    """List recipes, matchers, data formats and papers, or the settings of one recipe."""
+    if recipe is not None:
+        _settings(recipe)
+        return
+    from calligram.data.readers.catalog import READERS
+    from calligram.models.catalog import MATCHERS
+    from calligram.recipes.catalog import RECIPES
+    from calligram.studies.catalog import STUDIES
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, found in RECIPES.items():
+        table.add_row("recipe", name, found.about)
+    for name, kind in MATCHERS.items():
+        table.add_row("matcher", name, (kind.matcher.__doc__ or "").splitlines()[0])
+    for name in READERS:
+        table.add_row("format", name, f"calligram import {name} SOURCE DEST")
+    for name, study in STUDIES.items():
+        table.add_row("paper", name, f"{len(study.claims)} claims: calligram reproduce {name} COLLECTION")
+    console.print(table)
+
+
+def _settings(name: str) -> None:
+    from calligram.recipes.catalog import find_recipe
+    from calligram.recipes.parts.config import settings_fields
+
+    table = Table(title=f"settings of {name}: --set KEY=VALUE", title_justify="left", box=None)
+    for heading in ("key", "default", "meaning"):
+        table.add_column(heading)
+    for field in settings_fields(find_recipe(name).defaults):
+        default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
+        table.add_row(field.key, default or "''", field.about)
+    console.print(table)
+
+
+# ``calligram export``.
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    onnx: Annotated[Path, typer.Option(help="Folder for image.onnx, text.onnx, inputs/ and README.json.")],
+) -> None:
+    """Write a run's matcher as ONNX, compared with it through onnxruntime before the files are left behind."""
+    with waiting("loading") as waits:
+        from calligram.models.export import export_onnx
+        from calligram.training.runs import Run
+
+        matcher, inputs = Run.open(run).load()
+        waits.say("writing ONNX, and comparing it with the run")
+        about = export_onnx(matcher, inputs, onnx)
+    for side in ("image", "text"):
+        found = about[side]
+        taken = ", ".join(f"{name} {given['type']} {_shape(given['shape'])}" for name, given in found["inputs"].items())
+        given = _shape(found["output"]["vectors"]["shape"])
+        console.print(
+            f"{onnx / found['file']}: {taken} to vectors {given}; differs by at most {found['largest_difference']:.0e}",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _shape(axes: list[object]) -> str:
+    return f"({', '.join(map(str, axes))})"

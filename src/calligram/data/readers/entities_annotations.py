@@ -1,0 +1,224 @@
+"""Annotations of Flickr30K Entities: which chains of mentions have which boxes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from xml.etree import ElementTree
+
+from calligram.data.draft import Problems
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass
+class Annotation:
+    """The boxes of one image, in continuous pixels counted from 0, and the chains that each belongs to."""
+
+    size: tuple[int, int] | None = None
+    boxes: list[Box] = field(default_factory=list)
+    chains: list[tuple[str, ...]] = field(default_factory=list)
+    """names of each box's chains"""
+
+    def boxes_of(self, chain: str) -> tuple[int, ...]:
+        """Numbers of the boxes of one chain; scenes and things never drawn have none."""
+        return tuple(n for n, names in enumerate(self.chains) if chain in names)
+
+
+def parse_annotation(data: bytes, item: str, problems: Problems) -> Annotation:
+    """Read one ``Annotations/KEY.xml``. What cannot be read is skipped and reported."""
+    try:
+        root = ElementTree.fromstring(data)
+    except ElementTree.ParseError as error:
+        problems.skip("unreadable annotation", item, str(error))
+        return Annotation()
+    found = Annotation(_size(root))
+    for thing in root.findall("object"):
+        names = tuple(n.text.strip() for n in thing.findall("name") if n.text)
+        for corner in thing.findall("bndbox"):
+            box = _box(corner)
+            if box is None:
+                problems.skip("box without area", item, f"of chain {', '.join(names)}")
+            else:
+                found.boxes.append(box)
+                found.chains.append(names)
+    return found
+
+
+def _size(root: ElementTree.Element) -> tuple[int, int] | None:
+    try:
+        size = int(root.findtext("size/width", "")), int(root.findtext("size/height", ""))
+    except ValueError:
+        return None
+    return size if min(size) > 0 else None
+
+
+def _box(corner: ElementTree.Element) -> Box | None:
+    try:
+        left, top, right, bottom = (float(corner.findtext(k, "")) for k in ("xmin", "ymin", "xmax", "ymax"))
+    except ValueError:
+        return None
+    # The source counts pixels from 1 and includes the last one: pixel 1..1 is 0..1 here.
+    box = (left - 1, top - 1, right, bottom)
+    return box if box[2] > box[0] and box[3] > box[1] else None
+
+
+# Sentences of Flickr30K Entities: ``[/EN#18/people A child] in [/EN#19/clothing a pink dress]``.
+
+_OPENING = re.compile(r"\[/EN#(\w+)((?:/[^\s/\]]+)*)\s*")
+
+
+@dataclass(frozen=True)
+class MarkedPhrase:
+    """A phrase of a sentence: its place, its chain of mentions and the types of what it names."""
+
+    start: int
+    end: int
+    chain: str
+    types: tuple[str, ...]
+
+    @property
+    def entity(self) -> str:
+        """Name of the thing; empty for chain 0, which the source uses for all that cannot be seen."""
+        return "" if self.chain == "0" else self.chain
+
+
+@dataclass(frozen=True)
+class MarkedSentence:
+    """A caption without its markup, its phrases in order, and what was wrong with the markup."""
+
+    text: str
+    phrases: tuple[MarkedPhrase, ...]
+    fault: str = ""
+
+
+def parse_sentence(line: str) -> MarkedSentence:
+    """Take the markup out of one sentence.
+
+    Read by character, not by word as the published parser does, so that phrases may nest, brackets may stand inside
+    words, and punctuation may follow a closing bracket.
+
+    >>> parsed = parse_sentence("[/EN#1/people A man]'s [/EN#0/notvisual view] .")
+    >>> parsed.text, [parsed.text[p.start : p.end] for p in parsed.phrases]
+    ("A man's view .", ['A man', 'view'])
+    """
+    out: list[str] = []
+    stack: list[tuple[int, str, tuple[str, ...]] | None] = []
+    closed: list[MarkedPhrase] = []
+    faults: list[str] = []
+
+    def close(opened: tuple[int, str, tuple[str, ...]]) -> None:
+        start, chain, types = opened
+        words = "".join(out[start:])
+        end = start + len(words.rstrip())
+        if end > start:
+            closed.append(MarkedPhrase(start, end, chain, types))
+        else:
+            faults.append(f"phrase of chain {chain} has no words")
+
+    place, line = 0, " ".join(line.split())
+    while place < len(line):
+        opening = _OPENING.match(line, place)
+        if opening:
+            stack.append((len(out), opening[1], tuple(t for t in opening[2].split("/") if t)))
+            place = opening.end()
+            continue
+        character = line[place]
+        place += 1
+        if character == "]" and stack and (top := stack.pop()) is not None:
+            close(top)
+            continue
+        if character == "[" and stack:
+            # A bracket of the text itself: its partner must not close the phrase around it.
+            stack.append(None)
+        if character != " " or (out and out[-1] != " "):
+            out.append(character)
+    for opened in reversed([o for o in stack if o is not None]):
+        faults.append(f"phrase of chain {opened[1]} is never closed")
+        close(opened)
+    return MarkedSentence(
+        "".join(out).rstrip(), tuple(sorted(closed, key=lambda p: (p.start, -p.end))), "; ".join(faults)
+    )
+
+
+# Where the phrases of one sentence lie in a caption that says the same, perhaps in other words.
+
+_WORD = re.compile(r"\w+(?:['’-]\w+)*")
+
+SAME_SENTENCE = 0.5
+"""Share of words in common (difflib's ratio) above which two sentences count as versions of one."""
+
+
+def letters(text: str) -> str:
+    """Letters and digits alone: ``sheep dog`` and ``Sheepdog`` are the same."""
+    return "".join(c for c in text.lower() if c.isalnum())
+
+
+def pair_sentences(captions: Sequence[str], sentences: Sequence[str]) -> list[int | None]:
+    """For each caption the number of the sentence that says the same, each used once; None where none is left.
+
+    Equal letters come first, then the likest of what is left, however unlike. Their order cannot be trusted: Flickr8k
+    and Entities list the captions of an image differently.
+    """
+    paired: list[int | None] = [None] * len(captions)
+    free = dict(enumerate(letters(s) for s in sentences))
+    for n, caption in enumerate(captions):
+        paired[n] = next((m for m, text in free.items() if text == letters(caption)), None)
+        if (number := paired[n]) is not None:
+            del free[number]
+    alike = sorted(
+        ((_ratio(captions[n], sentences[m]), -n, -m) for n in range(len(captions)) if paired[n] is None for m in free),
+        reverse=True,
+    )
+    for _, n, m in alike:
+        if paired[-n] is None and -m in free:
+            paired[-n] = -m
+            del free[-m]
+    return paired
+
+
+def _ratio(first: str, second: str) -> float:
+    return SequenceMatcher(None, first.lower().split(), second.lower().split(), autojunk=False).ratio()
+
+
+def places(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
+    """For each span of ``sentence`` the characters of ``caption`` that say it; None where nothing does."""
+    if caption == sentence:
+        return list(spans)
+    if letters(caption) == letters(sentence):
+        return _by_letters(caption, sentence, spans)
+    if _ratio(caption, sentence) < SAME_SENTENCE:
+        return [None] * len(spans)
+    return _by_words(caption, sentence, spans)
+
+
+def _by_letters(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
+    """Count letters in the one to find the place in the other."""
+    at = [n for n, c in enumerate(caption) for _ in letters(c)]
+    found: list[tuple[int, int] | None] = []
+    for start, end in spans:
+        first, count = len(letters(sentence[:start])), len(letters(sentence[start:end]))
+        found.append((at[first], at[first + count - 1] + 1) if count else None)
+    return found
+
+
+def _by_words(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
+    """Align the two by words; a word changed (``blond``, ``blonde``) stands for the words in its place."""
+    here, there = list(_WORD.finditer(caption)), list(_WORD.finditer(sentence))
+    steps = SequenceMatcher(
+        None, [w[0].lower() for w in there], [w[0].lower() for w in here], autojunk=False
+    ).get_opcodes()
+    target: dict[int, tuple[int, int]] = {}
+    for kind, i0, i1, j0, j1 in steps:
+        for i in range(i0, i1):
+            if kind == "equal" or (kind == "replace" and i1 - i0 == j1 - j0):
+                target[i] = (j0 + i - i0, j0 + i - i0 + 1)
+            elif kind == "replace":
+                target[i] = (j0, j1)
+    found: list[tuple[int, int] | None] = []
+    for start, end in spans:
+        hit = [target[i] for i, w in enumerate(there) if w.start() >= start and w.end() <= end and i in target]
+        found.append((here[min(hit)[0]].start(), here[max(h[1] for h in hit) - 1].end()) if hit else None)
+    return found

@@ -1,0 +1,144 @@
+"""The picture files of a folder, looked up by path, by name or by name without suffix."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+from calligram.data.collection import MANIFEST
+from calligram.data.draft import FileAt, MemberAt, Problems
+from calligram.data.pictures import SUFFIXES
+from calligram.errors import UserError
+
+
+def walk(root: Path, problems: Problems) -> Iterator[Path]:
+    """Every file under ``root`` in a fixed order, but for hidden ones and those of a collection kept there."""
+
+    def unreadable(error: OSError) -> None:
+        problems.skip("unreadable folder", str(error.filename), str(error.strerror))
+
+    for folder, inside, files in os.walk(root, onerror=unreadable):
+        inside[:] = sorted(d for d in inside if not d.startswith(".") and not Path(folder, d, MANIFEST).is_file())
+        for name in sorted(files):
+            if not name.startswith("."):
+                yield Path(folder, name)
+
+
+def is_picture(path: Path) -> bool:
+    """Whether the name ends as a picture's does."""
+    return path.suffix.lower() in SUFFIXES
+
+
+class FoundImages:
+    """Pictures under a folder by the names that caption files use for them."""
+
+    def __init__(self, root: Path, problems: Problems) -> None:
+        self.root = root
+        self._starts = ("", f"{root.resolve().name}/", f"{root.resolve().as_posix()}/")
+        self._problems = problems
+        self._mended: set[str] = set()
+        self.paths = {path.relative_to(root).as_posix(): path for path in walk(root, problems) if is_picture(path)}
+        self.flat = not any("/" in name for name in self.paths)
+        self._by_bare_path = _unique((name.removesuffix(path.suffix), path) for name, path in self.paths.items())
+        self._by_name = _unique((path.name, path) for path in self.paths.values())
+        self._by_stem = _unique((path.stem, path) for path in self.paths.values())
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def find(self, name: str) -> Path | None:
+        """The picture with this path, with or without suffix, or for a bare name the only one so called.
+
+        A path that leads nowhere is mended to the only picture of that name elsewhere, and reported.
+        """
+        plain = name.replace("\\", "/").removeprefix("./")
+        at_path = self._at_path(plain)
+        if at_path is not None:
+            return at_path
+        last = plain.rsplit("/", 1)[-1]
+        named = self._by_name.get(last) or self._by_stem.get(last)
+        if named is not None and last != plain and plain not in self._mended:
+            self._mended.add(plain)
+            detail = f"not there in {self.root}; {named.relative_to(self.root).as_posix()} is taken for it"
+            self._problems.mend("picture found by its name alone", name, detail)
+        return named
+
+    def _at_path(self, plain: str) -> Path | None:
+        """The picture at a path that starts in the folder, or with the folder's own name or absolute path."""
+        for start in self._starts:
+            if plain.startswith(start):
+                inside = plain.removeprefix(start)
+                found = self.paths.get(inside) or self._by_bare_path.get(inside)
+                if found is not None:
+                    return found
+        return None
+
+    def at(self, name: str) -> FileAt | None:
+        """As ``find``, for an image record."""
+        path = self.find(name)
+        return FileAt(path) if path else None
+
+
+def _unique(named: Iterable[tuple[str, Path]]) -> dict[str, Path]:
+    pairs = list(named)
+    count = Counter(name for name, _ in pairs)
+    return {name: path for name, path in pairs if count[name] == 1}
+
+
+def pictures_beside(folder: Path, named: Path | None, guesses: Iterable[str], problems: Problems) -> FoundImages:
+    """The pictures in the folder the user named, or else in the first likely one beside the captions.
+
+    Raises:
+        UserError: when there are none, saying where they were looked for.
+    """
+    if named is not None:
+        if not named.is_dir():
+            raise UserError(f"{named} is not a folder; --images takes the folder that holds the pictures")
+        places = [named]
+    else:
+        places = [folder / guess for guess in guesses] + [folder]
+    for place in places:
+        if place.is_dir() and len(found := FoundImages(place, problems)):
+            return found
+    raise UserError(
+        f"no pictures found in {', '.join(str(p) for p in places)}; say where they are with --images FOLDER"
+    )
+
+
+# Members of uncompressed tars by their offsets, so that pictures can be read without unpacking.
+
+
+def members(tar: Path, problems: Problems) -> Iterator[MemberAt]:
+    """Every plain file in the tar; one whose bytes are not all there is skipped and reported.
+
+    Raises:
+        UserError: when it is no tar, or a compressed one.
+    """
+    length = tar.stat().st_size
+    try:
+        with tarfile.open(tar, "r:") as opened:
+            for member in opened:
+                if not member.isreg() or PurePosixPath(member.name).name.startswith("."):
+                    continue
+                if member.offset_data + member.size > length:
+                    problems.skip("truncated tar", f"{tar.name}/{member.name}", f"{tar} ends inside it")
+                    continue
+                yield MemberAt(tar, member.name, member.offset_data, member.size)
+    except tarfile.ReadError as error:
+        if tarfile_starts(tar):
+            problems.skip("truncated tar", tar.name, str(error))
+        else:
+            raise UserError(f"{tar} is not an uncompressed tar ({error}); gunzip or unpack it") from error
+
+
+def tarfile_starts(tar: Path) -> bool:
+    """Whether the file begins as a tar does, whatever follows."""
+    with tar.open("rb") as file:
+        try:
+            tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")
+        except tarfile.HeaderError:
+            return False
+    return True

@@ -1,0 +1,320 @@
+"""What a collection holds, counted: for ``calligram info``."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageOps
+
+from calligram.data.collection import Collection
+from calligram.data.draft import Problem, summary_lines
+from calligram.data.pictures import PictureError
+from calligram.data.pictures import font as letters
+from calligram.progress import Track, silent
+
+# A picture of a collection: some of its images with their captions, and the phrases' boxes drawn in.
+
+COLUMNS, CELL, TALL, GAP, MARGIN = 4, 300, 260, 26, 32
+"""Cells are CELL wide, their pictures up to TALL high."""
+FONT_SIZE, LINE, LINES = 15, 20, 5
+PAPER, MAT, INK, FAINT = "#ffffff", "#f3f4f6", "#1f2328", "#6e7781"
+COLOURS = ("#e6484f", "#2f7ed8", "#2a9d5c", "#e08a1e", "#8a4fd0", "#12a5a5")
+
+
+def sample_sheet(collection: Collection, path: Path, count: int = 12, seed: int = 0) -> None:
+    """Write a PNG of ``count`` images drawn at random, those with captions first, each with a caption or two.
+
+    Where a caption's phrases have boxes, the boxes and the words have the same colours.
+    """
+    rows = _chosen(collection, count, seed)
+    columns = min(COLUMNS, len(rows))
+    lines = -(-len(rows) // columns)
+    tall = TALL + LINES * LINE + 12
+    sheet = Image.new(
+        "RGB", (2 * MARGIN + columns * (CELL + GAP) - GAP, 2 * MARGIN + lines * (tall + GAP) - GAP), PAPER
+    )
+    for place, row in enumerate(rows):
+        left, top = MARGIN + place % columns * (CELL + GAP), MARGIN + place // columns * (tall + GAP)
+        _draw_cell(sheet, collection, int(row), left, top)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path, format="PNG")
+
+
+def _chosen(collection: Collection, count: int, seed: int) -> list[int]:
+    """Rows in the order of the collection."""
+    order = np.random.default_rng(seed).permutation(len(collection.table("images")))
+    captioned = np.isin(order, collection.numbers("matches", "image"))
+    return sorted(int(row) for row in np.concatenate([order[captioned], order[~captioned]])[:count])
+
+
+def _draw_cell(sheet: Image.Image, collection: Collection, row: int, left: int, top: int) -> None:
+    draw = ImageDraw.Draw(sheet)
+    captions = collection.numbers("matches", "caption")[collection.numbers("matches", "image") == row]
+    spans = _grounded_spans(collection, int(captions[0]), row) if len(captions) else []
+    draw.rectangle((left, top, left + CELL - 1, top + TALL - 1), fill=MAT)
+    try:
+        picture = collection.pictures.open(row)
+    except PictureError:
+        draw.text((left + CELL // 2, top + TALL // 2), "no picture", fill=FAINT, font=letters(FONT_SIZE), anchor="mm")
+    else:
+        shown = ImageOps.contain(picture, (CELL, TALL), Image.Resampling.LANCZOS)
+        x, y = left + (CELL - shown.width) // 2, top + (TALL - shown.height) // 2
+        sheet.paste(shown, (x, y))
+        for number, (_, _, boxes) in enumerate(spans):
+            _draw_boxes(draw, boxes * shown.width / picture.width, (x, y), COLOURS[number % len(COLOURS)])
+    _draw_captions(draw, collection, captions, spans, (left, top + TALL + 10))
+    if not len(captions):
+        name = str(collection.table("images").column("id")[row].as_py())
+        draw.text((left, top + TALL + 10), name[-36:], fill=FAINT, font=letters(FONT_SIZE))
+
+
+Span = tuple[int, int, NDArray[np.float64]]
+"""start and end in the caption, boxes (N, 4)"""
+
+
+def _grounded_spans(collection: Collection, caption: int, image: int) -> list[Span]:
+    """Phrases of a caption that have boxes in this image, in order."""
+    if not collection.has("groundings"):
+        return []
+    regions = collection.table("regions")
+    of_phrase, of_region = collection.numbers("groundings", "phrase"), collection.numbers("groundings", "region")
+    start, end = collection.numbers("phrases", "start"), collection.numbers("phrases", "end")
+    here = collection.numbers("regions", "image") == image
+    found: list[Span] = []
+    for phrase in np.flatnonzero((collection.numbers("phrases", "caption") == caption) & (start >= 0)):
+        rows = of_region[of_phrase == phrase]
+        rows = rows[here[rows]]
+        if len(rows):
+            boxes = np.stack([regions.column(axis).to_numpy()[rows] for axis in ("x0", "y0", "x1", "y1")], axis=1)
+            found.append((int(start[phrase]), int(end[phrase]), boxes.astype(np.float64)))
+    return sorted(found, key=lambda span: span[:2])
+
+
+def _draw_boxes(draw: ImageDraw.ImageDraw, boxes: NDArray[np.float64], at: tuple[int, int], colour: str) -> None:
+    for x0, y0, x1, y1 in boxes + np.tile(np.array(at), 2):
+        draw.rectangle((x0, y0, max(x0 + 1, x1 - 1), max(y0 + 1, y1 - 1)), outline=colour, width=2)
+
+
+def _draw_captions(
+    draw: ImageDraw.ImageDraw, collection: Collection, captions: Ints, spans: list[Span], at: tuple[int, int]
+) -> None:
+    """The first caption with its phrases coloured, and as much of the second as there is room for."""
+    column = collection.table("captions").column("text")
+    # One blank for each, so that places in the text stay.
+    texts = [re.sub(r"\s", " ", str(column[int(c)].as_py())) for c in captions[:2]]
+    used = 0
+    for number, text in enumerate(texts):
+        wrapped = _wrapped(draw, text)
+        room = LINES - used
+        for line, (start, words) in enumerate(wrapped[:room]):
+            cut = line == room - 1 and len(wrapped) > room
+            _draw_line(draw, words + (" …" if cut else ""), start, spans if number == 0 else [], (at, used, number))
+            used += 1
+        if used >= LINES - 1:
+            break
+
+
+def _draw_line(
+    draw: ImageDraw.ImageDraw, words: str, start: int, spans: list[Span], place: tuple[tuple[int, int], int, int]
+) -> None:
+    (left, top), line, number = place
+    x = float(left)
+    for offset, character in enumerate(words):
+        colour = INK if number == 0 else FAINT
+        for phrase, (first, last, _) in enumerate(spans):
+            if first <= start + offset < last:
+                colour = COLOURS[phrase % len(COLOURS)]
+        draw.text((x, top + line * LINE), character, fill=colour, font=letters(FONT_SIZE))
+        x = left + draw.textlength(words[: offset + 1], font=letters(FONT_SIZE))
+
+
+def _wrapped(draw: ImageDraw.ImageDraw, text: str) -> list[tuple[int, str]]:
+    """Lines that fit a cell, each with the place of its first character in the text."""
+    lines: list[tuple[int, str]] = []
+    for word in re.finditer(r"\S{1,28}", text):
+        start, line = lines[-1] if lines else (0, "")
+        longer = text[start : word.end()]
+        # Captions of these collections end in " ." often; a full stop alone on a line looks like dirt.
+        if line and (
+            draw.textlength(longer, font=letters(FONT_SIZE)) <= CELL or (len(word[0]) == 1 and not word[0].isalnum())
+        ):
+            lines[-1] = (start, longer)
+        else:
+            lines.append((word.start(), word[0]))
+    return lines
+
+
+__all__ = ["Quartiles", "Summary", "quartiles", "same_pictures", "sample_sheet", "summarise"]
+
+Ints = NDArray[np.int64]
+_WORD = re.compile(r"\w+(?:['’-]\w+)*")
+
+
+class Quartiles(NamedTuple):
+    """Least, middle and greatest of some numbers, with the quarters; all zero when there are none."""
+
+    least: float
+    quarter: float
+    median: float
+    three_quarters: float
+    greatest: float
+
+    def __str__(self) -> str:
+        return f"{self.least:g} to {self.greatest:g}, median {self.median:g}"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Counts of a collection. Splits are in the order train, dev, test, others; images in none under ``""``."""
+
+    name: str
+    counts: dict[str, int]
+    """rows of each table: images, captions, regions, phrases, ..."""
+    images_in_split: dict[str, int]
+    captions_in_split: dict[str, int]
+    captions_of_image: Quartiles
+    words_in_caption: Quartiles
+    vocabulary: int
+    """distinct words, in lower case"""
+    identities: int
+    grounded_phrases: int
+    widths: Quartiles
+    heights: Quartiles
+    without_captions: int
+    without_picture: int
+    features: dict[str, tuple[int, ...]]
+    """shape of one image's row of each stored array"""
+    repeated_captions: int
+    """captions that read the same as an earlier one"""
+    same_pictures: list[tuple[str, ...]]
+    """ids of images whose files are equal byte for byte"""
+    metadata: dict[str, dict[str, int]]
+    """of images and of captions, the source's columns and how many have a value"""
+    problems: list[str]
+    """one line for each kind"""
+
+    def lines(self) -> list[str]:
+        """For people: one fact a line, leaving out what the collection does not have."""
+        shown = {name: count for name, count in self.counts.items() if name not in ("matches", "groundings")}
+        splits = [
+            f"{name or 'in no split'} {count:,} ({self.captions_in_split.get(name, 0):,} captions)"
+            for name, count in self.images_in_split.items()
+        ]
+        facts = [
+            f"{self.name}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in shown.items()),
+            "splits: " + ", ".join(splits),
+            f"captions of an image: {self.captions_of_image}",
+            f"words in a caption: {self.words_in_caption}; {self.vocabulary:,} different words",
+            f"pictures: width {self.widths}, height {self.heights}",
+        ]
+        facts += [f"images without captions: {self.without_captions:,}"] * bool(self.without_captions)
+        facts += [f"images without a picture: {self.without_picture:,}"] * bool(self.without_picture)
+        facts += [f"identities: {self.identities:,}"] * bool(self.identities)
+        facts += [f"phrases with a box: {self.grounded_phrases:,}"] * bool(self.grounded_phrases)
+        facts += [f"captions that repeat another: {self.repeated_captions:,}"] * bool(self.repeated_captions)
+        facts += [f"the same picture: {' = '.join(ids)}" for ids in self.same_pictures[:5]]
+        facts += [f"... {len(self.same_pictures) - 5:,} more such groups"] * (len(self.same_pictures) > 5)
+        facts += [f"stored features {name}: {' x '.join(map(str, s))} an image" for name, s in self.features.items()]
+        for of, columns in self.metadata.items():
+            listed = ", ".join(f"{name} {count:,}" for name, count in columns.items())
+            facts += [f"metadata of {of} (how many have a value): {listed}"] * bool(listed)
+        return facts + [f"problem: {line}" for line in self.problems]
+
+
+def summarise(collection: Collection, track: Track = silent) -> Summary:
+    """Count everything worth knowing before training on a collection. Reads every picture's bytes once."""
+    captions = [str(text) for text in collection.column("captions", "text")]
+    matches = collection.numbers("matches", "image"), collection.numbers("matches", "caption")
+    images = len(collection.table("images"))
+    per_image = np.bincount(matches[0], minlength=images)
+    words = [_WORD.findall(text.lower()) for text in captions]
+    identity = collection.numbers("images", "identity")
+    return Summary(
+        name=collection.name,
+        counts=_counts(collection),
+        images_in_split=_ordered(collection.splits()),
+        captions_in_split=_captions_in_split(collection, *matches),
+        captions_of_image=quartiles(per_image),
+        words_in_caption=quartiles(np.array([len(w) for w in words])),
+        vocabulary=len({word for w in words for word in w}),
+        identities=len(np.unique(identity[identity >= 0])),
+        grounded_phrases=len(np.unique(collection.numbers("groundings", "phrase"))),
+        widths=quartiles(_known(collection, "width")),
+        heights=quartiles(_known(collection, "height")),
+        without_captions=int((per_image == 0).sum()),
+        without_picture=sum(path is None for path in collection.column("images", "path")),
+        features={name: stored.row_shape for name, stored in collection.features.items()},
+        repeated_captions=len(captions) - len({" ".join(text.lower().split()) for text in captions}),
+        same_pictures=same_pictures(collection, track),
+        metadata=_metadata(collection),
+        problems=_problems(collection),
+    )
+
+
+def quartiles(values: Ints) -> Quartiles:
+    """Quartiles of ``values``.
+
+    >>> spread(np.array([1, 2, 3, 4, 9]))
+    Spread(least=1.0, quarter=2.0, median=3.0, three_quarters=4.0, greatest=9.0)
+    """
+    if not len(values):
+        return Quartiles(0, 0, 0, 0, 0)
+    return Quartiles(*(float(v) for v in np.quantile(values, [0, 0.25, 0.5, 0.75, 1])))
+
+
+def same_pictures(collection: Collection, track: Track = silent) -> list[tuple[str, ...]]:
+    """Groups of images whose files are equal byte for byte; pictures that are gone are left out."""
+    ids = [str(i) for i in collection.column("images", "id")]
+    groups: dict[bytes, list[str]] = {}
+    for row, path in track(enumerate(collection.column("images", "path")), "comparing pictures", len(ids)):
+        if path is None:
+            continue
+        try:
+            digest = hashlib.blake2b(collection.pictures.read(row), digest_size=16).digest()
+        except PictureError:
+            continue
+        groups.setdefault(digest, []).append(ids[row])
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+def _counts(collection: Collection) -> dict[str, int]:
+    names = ("images", "captions", "matches", "regions", "phrases", "groundings", "also_true")
+    return {name: len(collection.table(name)) for name in names if collection.has(name)}
+
+
+def _ordered(counts: dict[str, int]) -> dict[str, int]:
+    known = [name for name in ("train", "dev", "test") if name in counts]
+    others = sorted(name for name in counts if name not in known and name)
+    return {name: counts[name] for name in [*known, *others, *([""] if "" in counts else [])]}
+
+
+def _captions_in_split(collection: Collection, images: Ints, captions: Ints) -> dict[str, int]:
+    splits = [str(s or "") for s in collection.column("images", "split")]
+    pairs = {(splits[int(image)], int(caption)) for image, caption in zip(images, captions, strict=True)}
+    return _ordered(dict(Counter(split for split, _ in pairs)))
+
+
+def _known(collection: Collection, column: str) -> Ints:
+    values = collection.numbers("images", column)
+    return values[values >= 0]
+
+
+def _metadata(collection: Collection) -> dict[str, dict[str, int]]:
+    own = {"images": collection.metadata_columns, "captions": collection.caption_metadata_columns}
+    tables = {of: collection.table(of) for of in own}
+    return {of: {n: len(tables[of]) - tables[of].column(n).null_count for n in names} for of, names in own.items()}
+
+
+def _problems(collection: Collection) -> list[str]:
+    found = [
+        Problem(str(r["kind"]), str(r["item"]), str(r["detail"]), bool(r["skipped"]))
+        for r in collection.table("problems").to_pylist()
+    ]
+    return summary_lines(found)

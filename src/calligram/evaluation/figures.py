@@ -1,0 +1,270 @@
+"""The pictures of an evaluation: what is found both ways, how pairs rank, how scores and features lie."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageOps
+
+from calligram.data.collection import Collection
+from calligram.data.matches import Matches
+from calligram.data.pairing import Pairing
+from calligram.data.pictures import PictureError
+from calligram.data.pictures import font as letters
+from calligram.data.summary import CELL, FAINT, FONT_SIZE, GAP, INK, LINE, MARGIN, MAT, PAPER, TALL
+from calligram.evaluation.cross_rank import cross_ranks, draw_cross_ranks
+from calligram.evaluation.encode import EncodedPairing, encode_pairing, load_pairing, score_matrix
+from calligram.evaluation.overlap import draw_overlap
+from calligram.evaluation.retrieval import overlap_of
+from calligram.evaluation.suggest import Suggestion
+from calligram.features.inputs import Inputs
+from calligram.models.matcher import Matcher, unit
+from calligram.progress import Track, silent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# Pictures people would rather look at: queries with what was found for them.
+
+
+def draw_sheet(
+    matcher: Matcher, inputs: Inputs, pairing: Pairing, file: Path, *, queries: int = 6, first: int = 5, seed: int = 0
+) -> None:
+    """Draw randomly chosen texts with their first images; see ``draw_found_images``."""
+    scores = score_matrix(matcher, encode_pairing(matcher, inputs, load_pairing(inputs, pairing)))
+    draw_found_images(scores, pairing, file, queries=queries, first=first, seed=seed)
+
+
+def draw_found_images(
+    scores: Floats, pairing: Pairing, file: Path, *, queries: int = 6, first: int = 5, seed: int = 0
+) -> None:
+    """Draw randomly chosen texts with their first images (dual-path, Fig. 9).
+
+    A green frame marks a match, which is an image of the same person where items match by identity; a blue one an
+    image of which the text is true all the same.
+    """
+    from matplotlib.figure import Figure
+
+    chosen = _chosen(len(pairing.texts), queries, seed)
+    figure = Figure(figsize=(2.6 + 1.9 * first, 1.9 * len(chosen)), layout="constrained")
+    axes = figure.subplots(len(chosen), first + 1, squeeze=False, width_ratios=[1.4, *[1] * first])
+    for row, text in zip(axes, chosen, strict=True):
+        wrapped = textwrap.fill(pairing.texts.strings[text], 24)
+        row[0].text(0, 0.5, wrapped, va="center", fontsize=9, parse_math=False)
+        row[0].axis("off")
+        found = np.argsort(-scores[:, text], kind="stable")[:first]
+        for place in range(first):
+            axis = row[place + 1]
+            axis.set(xticks=[], yticks=[])
+            if place >= len(found):
+                axis.axis("off")
+                continue
+            image = int(found[place])
+            axis.imshow(pairing.visuals.open(image))
+            colour = _colour(pairing, image, int(text), "lightgrey")
+            for spine in axis.spines.values():
+                spine.set(color=colour, linewidth=1 if colour == "lightgrey" else 4)
+            axis.set_xlabel(f"{scores[image, text]:.2f}", fontsize=8)
+    _save(figure, file)
+
+
+def draw_found_texts(
+    scores: Floats, pairing: Pairing, file: Path, *, queries: int = 4, first: int = 5, seed: int = 0
+) -> None:
+    """Draw randomly chosen images with their first texts (dual-path, Fig. 10).
+
+    Matches are green, other texts that are true blue, the rest red.
+    """
+    from matplotlib.figure import Figure
+
+    chosen = _chosen(len(pairing.visuals), queries, seed)
+    figure = Figure(figsize=(9.5, 2.3 * len(chosen)), layout="constrained")
+    axes = figure.subplots(len(chosen), 2, squeeze=False, width_ratios=[1, 3])
+    for (left, right), image in zip(axes, chosen, strict=True):
+        left.imshow(pairing.visuals.open(int(image)))
+        left.axis("off")
+        right.set(xlim=(0, 1), ylim=(0, first))
+        right.axis("off")
+        for place, text in enumerate(np.argsort(-np.asarray(scores[image]), kind="stable")[:first].tolist()):
+            wrapped = textwrap.fill(textwrap.shorten(pairing.texts.strings[text], 150), 76)
+            colour = _colour(pairing, int(image), text, "tab:red")
+            line = f"{scores[image, text]:.2f}  {wrapped}"
+            right.text(0, first - place - 0.5, line, va="center", fontsize=8.5, color=colour, parse_math=False)
+    _save(figure, file)
+
+
+def _chosen(items: int, queries: int, seed: int) -> Ints:
+    return np.random.default_rng(seed).choice(items, min(queries, items), replace=False)
+
+
+def _colour(pairing: Pairing, image: int, text: int, other: str) -> str:
+    if text in pairing.matches.texts_of(image):
+        return "tab:green"
+    true = pairing.also_true is not None and text in pairing.also_true.texts_of(image)
+    return "tab:blue" if true else other
+
+
+def _save(figure: Figure, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=80)
+
+
+# How alike the features of different images are.
+
+Features = NDArray[np.float64]
+
+IMAGES = 100
+"""drawn at random, as the paper shows them"""
+
+
+def correlation(vectors: NDArray[np.floating]) -> Features:
+    """Pearson's correlation between the features of every two images, (N, D) to (N, N) (dual-path, Fig. 4).
+
+    A vector whose entries are all equal has none; it counts as 0, and as 1 with itself.
+    """
+    centred = np.asarray(vectors, dtype=np.float64)
+    centred = centred - centred.mean(axis=1, keepdims=True)
+    length = np.linalg.norm(centred, axis=1, keepdims=True)
+    centred = centred / np.where(length > 0, length, 1)
+    found: Features = np.clip(centred @ centred.T, -1, 1)
+    np.fill_diagonal(found, 1)
+    return found
+
+
+def mean_between(correlations: Features) -> float:
+    """Mean size of the correlation between different images; the smaller, the nearer to orthogonal."""
+    different = ~np.eye(len(correlations), dtype=bool)
+    return float(np.abs(correlations[different]).mean()) if different.any() else 0.0
+
+
+def draw_correlation(panels: Mapping[str, Features], file: Path) -> None:
+    """Draw correlations side by side, each under its name."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(0.9 + 3.6 * len(panels), 3.6), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (name, values) in zip(axes, panels.items(), strict=True):
+        shown = axis.imshow(values, vmin=-1, vmax=1, cmap="RdBu_r", interpolation="nearest")
+        axis.set(xticks=[], yticks=[])
+        axis.set_title(f"{name}\nmean size {mean_between(values):.3f}", fontsize=9)
+    figure.colorbar(shown, ax=axes, shrink=0.85)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
+
+
+Floats = NDArray[np.floating]
+Ints = NDArray[np.int64]
+
+
+def sample(images: int, seed: int = 0) -> Ints:
+    """The images whose features are compared, ascending."""
+    chosen = np.random.default_rng(seed).choice(images, min(IMAGES, images), replace=False)
+    return np.sort(chosen).astype(np.int64)
+
+
+def draw_pictures(
+    matcher: Matcher,
+    encoded: EncodedPairing,
+    scores: Floats,
+    pairing: Pairing,
+    folder: Path,
+    *,
+    before: Floats | None = None,
+) -> list[Path]:
+    """Draw ``images.png``, ``texts.png``, ``ranks.png``, ``overlap.png`` and ``correlation.png`` into ``folder``.
+
+    Args:
+        before: (N, D) features of the images of ``sample`` before training, to stand beside the matcher's.
+    """
+    draw_found_images(scores, pairing, folder / "images.png")
+    draw_found_texts(scores, pairing, folder / "texts.png")
+    draw_cross_ranks({"this matcher": cross_ranks(scores, pairing.matches)}, folder / "ranks.png")
+    drawn = [folder / "images.png", folder / "texts.png", folder / "ranks.png"]
+    apart = overlap_of(matcher, scores, pairing)
+    if apart is not None:
+        draw_overlap(apart, folder / "overlap.png")
+        drawn.append(folder / "overlap.png")
+    vectors = encoded.images.vectors[sample(len(pairing.visuals))].float().cpu().numpy()
+    panels = {} if before is None else {"the backbone's features, before training": correlation(before)}
+    panels["this matcher's features"] = correlation(vectors)
+    draw_correlation(panels, folder / "correlation.png")
+    return [*drawn, folder / "correlation.png"]
+
+
+# Images to caption on one sheet, each with its number, its id and why.
+
+COLUMNS, LINES = 5, 3
+
+
+def draw_suggestions(collection: Collection, chosen: Sequence[Suggestion], file: Path, track: Track = silent) -> None:
+    """Write the pictures in their order, left to right."""
+    columns, tall = max(1, min(COLUMNS, len(chosen))), TALL + LINES * LINE + 12
+    lines = max(1, -(-len(chosen) // columns))
+    size = (2 * MARGIN + columns * (CELL + GAP) - GAP, 2 * MARGIN + lines * (tall + GAP) - GAP)
+    sheet = Image.new("RGB", size, PAPER)
+    draw, font = ImageDraw.Draw(sheet), letters(FONT_SIZE)
+    for place, suggestion in track(list(enumerate(chosen)), "drawing", len(chosen)):
+        left, top = MARGIN + place % columns * (CELL + GAP), MARGIN + place // columns * (tall + GAP)
+        draw.rectangle((left, top, left + CELL - 1, top + TALL - 1), fill=MAT)
+        try:
+            picture = ImageOps.contain(collection.pictures.open(suggestion.row), (CELL, TALL))
+        except PictureError:
+            draw.text((left + CELL // 2, top + TALL // 2), "no picture", fill=FAINT, font=font, anchor="mm")
+        else:
+            sheet.paste(picture, (left + (CELL - picture.width) // 2, top + (TALL - picture.height) // 2))
+        draw.text((left, top + TALL + 8), f"{place + 1}  {suggestion.image[-30:]}", fill=INK, font=font)
+        for line, words in enumerate(textwrap.wrap(suggestion.why, 38)[: LINES - 1]):
+            draw.text((left, top + TALL + 8 + (line + 1) * LINE), words, fill=FAINT, font=font)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(file)
+
+
+# Images and texts of a joint space laid out on a plane, so that what is close there is close here.
+
+MapFloats = NDArray[np.float32]
+MOST = 1000
+"""images that are drawn; t-SNE of many thousands takes minutes and shows less"""
+
+
+def lay_out(vectors: MapFloats, seed: int = 0) -> MapFloats:
+    """Places (N, 2) of vectors (N, D) by t-SNE over cosines (van der Maaten and Hinton, 2008)."""
+    from sklearn.manifold import TSNE
+
+    # A neighbourhood is far smaller than the whole; scikit-learn refuses anything else.
+    perplexity = min(30.0, max(1.0, (len(vectors) - 1) / 3))
+    places = TSNE(metric="cosine", init="random", perplexity=perplexity, random_state=seed).fit_transform(vectors)
+    return np.asarray(places, dtype=np.float32)
+
+
+def draw_map(encoded: EncodedPairing, matches: Matches, target: Path, title: str = "") -> Path:
+    """Draw images in blue and one text of each in red, a thin line between the two (a3vse, Fig. 3).
+
+    Images without a text are left out.
+    """
+    from matplotlib.figure import Figure
+
+    image, text = matches.pairs()
+    _, first = np.unique(image, return_index=True)
+    image, text = image[first][:MOST], text[first][:MOST]
+    vectors = [
+        unit(side.vectors).cpu().numpy()[rows] for side, rows in ((encoded.images, image), (encoded.texts, text))
+    ]
+    places = lay_out(np.concatenate(vectors))
+    one, two = places[: len(image)], places[len(image) :]
+    figure = Figure(figsize=(5, 5), layout="constrained")
+    axis = figure.subplots()
+    for start, end in zip(one, two, strict=True):
+        axis.plot([start[0], end[0]], [start[1], end[1]], color="0.85", linewidth=0.4, zorder=1)
+    for points, colour, name in ((one, "tab:blue", "images"), (two, "tab:red", "texts")):
+        axis.scatter(points[:, 0], points[:, 1], s=5, color=colour, label=name, zorder=2)
+    axis.set(title=title, xticks=[], yticks=[])
+    axis.legend(frameon=False, fontsize=8)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, dpi=110)
+    return target

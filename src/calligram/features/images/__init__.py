@@ -1,0 +1,1 @@
+"""Image inputs: pixels, features of a backbone, stored features, regions."""

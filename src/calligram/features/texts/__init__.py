@@ -1,0 +1,1 @@
+"""Text inputs: vocabularies, word pieces, text encoders, word vectors, text vectors."""

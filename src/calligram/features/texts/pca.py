@@ -1,0 +1,157 @@
+"""Principal components of vectors too many and too long to hold, by a randomised method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Floats = NDArray[np.float32]
+
+OVERSAMPLING = 0.25
+"""more directions than wanted, as a share: the last wanted ones come out better"""
+LEAST = 1e-7
+"""directions with less than this share of the first one's variance are noise of the arithmetic"""
+
+
+@dataclass(frozen=True)
+class PCA:
+    """Subtract the mean, then keep the directions of largest variance."""
+
+    mean: Floats = field(repr=False)
+    """(D,)"""
+    components: Floats = field(repr=False)
+    """(kept, D), rounded to half precision, as they are saved"""
+    explained: float
+    """share of the variance of what it was fitted on"""
+
+    @classmethod
+    def fit(cls, blocks: Callable[[], Iterable[Floats]], dim: int, seed: int = 0) -> PCA:
+        """From two passes over blocks of rows (Halko et al., 2011).
+
+        The first multiplies random directions by the covariance, the second finds the best directions within what that
+        spans. Memory grows with D times ``dim``, not with the number of rows. ``explained`` is exact for what is kept.
+        """
+        moments = _Moments.of(blocks(), lambda width: _random(width, dim, seed))
+        basis = np.linalg.qr(moments.times_covariance())[0]
+        inner = _Moments.of(blocks(), lambda _: basis, inner=True)
+        variances, rotation = np.linalg.eigh(inner.covariance().astype(np.float64))
+        kept = np.flatnonzero(variances > LEAST * max(variances[-1], 0))[::-1][:dim]
+        components = (basis @ rotation[:, kept].astype(np.float32)).T
+        share = float(variances[kept].sum() / max(moments.variance, 1e-30))
+        return cls(moments.mean, components.astype(np.float16).astype(np.float32), share)
+
+    def __call__(self, rows: Floats) -> Floats:
+        """(N, D) -> (N, kept)."""
+        return np.asarray((rows - self.mean) @ self.components.T, dtype=np.float32)
+
+
+class _Moments:
+    """Sums over rows, as far as some directions show them."""
+
+    def __init__(self, directions: Floats, *, inner: bool) -> None:
+        self.directions, self.inner = directions, inner
+        self.count, self.squares = 0, 0.0
+        width, seen = directions.shape
+        self.total = np.zeros(width)
+        self.product = np.zeros((seen if inner else width, seen), dtype=np.float32)
+
+    @classmethod
+    def of(cls, blocks: Iterable[Floats], directions: Callable[[int], Floats], *, inner: bool = False) -> _Moments:
+        """Of all blocks; ``inner``: only how the directions vary together, instead of the covariance times them."""
+        moments: _Moments | None = None
+        for rows in blocks:
+            moments = moments or cls(directions(rows.shape[1]), inner=inner)
+            moments.add(rows)
+        assert moments is not None, "there is at least one row"
+        return moments
+
+    def add(self, rows: Floats) -> None:
+        seen = rows @ self.directions
+        self.product += (seen if self.inner else rows).T @ seen
+        self.total += rows.sum(0, dtype=np.float64)
+        self.squares += float(np.einsum("nd,nd->", rows, rows))
+        self.count += len(rows)
+
+    @property
+    def mean(self) -> Floats:
+        return (self.total / self.count).astype(np.float32)
+
+    @property
+    def variance(self) -> float:
+        return self.squares / self.count - float(((self.total / self.count) ** 2).sum())
+
+    def times_covariance(self) -> Floats:
+        """The covariance times the directions."""
+        product = self.product / np.float32(self.count)
+        product -= np.outer(self.mean, self.mean @ self.directions)
+        return np.asarray(product, dtype=np.float32)
+
+    def covariance(self) -> Floats:
+        """Of the directions among each other."""
+        centre = self.mean @ self.directions
+        return np.asarray(self.product / self.count - np.outer(centre, centre), dtype=np.float32)
+
+
+def _random(width: int, dim: int, seed: int) -> Floats:
+    directions = min(width, dim + max(16, int(OVERSAMPLING * dim)))
+    return np.random.default_rng(seed).standard_normal((width, directions), dtype=np.float32)
+
+
+# Mean and covariance of data that come in batches.
+
+
+class Covariance:
+    """Joint mean and covariance of two aligned lists of vectors, in double precision.
+
+    Memory depends on the sizes of the vectors and not on their number. Batches are joined by the update of Chan, Golub
+    and LeVeque: each is centred by its own mean first, so a mean far from zero costs no precision.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._first = 0
+        self._mean: Tensor | None = None
+        self._products: Tensor | None = None
+
+    def add(self, one: Tensor, two: Tensor) -> None:
+        """Take in a batch (N, D1) and (N, D2)."""
+        if len(one) != len(two):
+            raise ValueError(f"vectors must be aligned, got {len(one)} and {len(two)}")
+        if not len(one):
+            return
+        joint = torch.cat([one, two.to(one.device)], dim=1).double()
+        batch_mean = joint.mean(0)
+        joint -= batch_mean
+        if self._mean is None or self._products is None:
+            self._first, self._mean = one.shape[1], batch_mean
+            self._products = joint.T @ joint
+        else:
+            shift = batch_mean - self._mean
+            total = self.count + len(joint)
+            self._products.addmm_(joint.T, joint)
+            self._products.addr_(shift, shift, alpha=self.count * len(joint) / total)
+            self._mean += shift * (len(joint) / total)
+        self.count += len(joint)
+
+    @property
+    def means(self) -> tuple[Tensor, Tensor]:
+        """Of both lists."""
+        mean, _ = self._known()
+        return mean[: self._first], mean[self._first :]
+
+    @property
+    def blocks(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Covariances of the first list, between both (D1, D2), and of the second."""
+        _, products = self._known()
+        whole, first = products / max(1, self.count - 1), self._first
+        return whole[:first, :first], whole[:first, first:], whole[first:, first:]
+
+    def _known(self) -> tuple[Tensor, Tensor]:
+        if self._mean is None or self._products is None:
+            raise ValueError("no vectors were added; their covariance is not known")
+        return self._mean, self._products

@@ -1,0 +1,224 @@
+"""Several matchers as one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from calligram.features.images.backbones import Backbone, cells_seen
+from calligram.features.images.stored_input import real_parts
+from calligram.features.texts.text_encoder import TextEncoder
+from calligram.models.matcher import Encoded, Matcher, Side, unit
+from calligram.models.two_branch import TwoBranchEmbedding
+
+
+@dataclass(frozen=True)
+class WeightedSettings:
+    """Two matchers and the share of the second."""
+
+    sentences: str
+    """the image-sentence matcher, as ``catalog.describe`` gives it, as JSON"""
+    phrases: str
+    """the region-phrase matcher, likewise"""
+    alpha: float = 0.2
+    """share of the region-phrase score; the paper's value"""
+
+
+class Weighted(Matcher):
+    """Image-sentence and region-phrase distance together (two-branch, Eq. 8).
+
+    D(x, y) = (1 - alpha) d(x, y) + alpha d_rp(x, y), where d_rp is the mean over the sentence's phrases of the distance
+    to the image's best region. Scores are minus distances, so the best region is the one of the highest score; matchers
+    whose score is no distance are combined alike. A sentence without a phrase, or an image without a region, has
+    d_rp = d.
+    """
+
+    reranks = True
+    scores_parts = True
+    settings: WeightedSettings
+
+    def __init__(self, settings: WeightedSettings) -> None:
+        from calligram.models.catalog import build  # which lists this class too
+
+        super().__init__()
+        if not 0 <= settings.alpha <= 1:
+            raise ValueError(f"alpha is a share, 0 to 1, got {settings.alpha}")
+        self.settings = settings
+        self.sentences = build(json.loads(settings.sentences))
+        self.phrases = build(json.loads(settings.phrases))
+
+    def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
+        """Whole pictures (N, 0) and their regions (N, 1:), as ``JoinedImages`` packs them: (N, 1 + R, D)."""
+        real = real_parts(images[:, 1:]) if mask is None else mask[:, 1:]
+        whole = self.sentences.encode_images(images[:, 0, : self.sentences.settings.image_dim]).vectors
+        parts = _parts(self.phrases.encode_images, images[:, 1:, : self.phrases.settings.image_dim], real)
+        return Encoded(whole, parts, real)
+
+    def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
+        """Sentences (N, 0) and their phrases (N, 1:), as ``JoinedTexts`` packs them: (N, 1 + P, D)."""
+        real = real_parts(texts[:, 1:]) if mask is None else mask[:, 1:]
+        whole = self.sentences.encode_texts(texts[:, 0, : self.sentences.settings.text_dim]).vectors
+        parts = _parts(self.phrases.encode_texts, texts[:, 1:, : self.phrases.settings.text_dim], real)
+        return Encoded(whole, parts, real)
+
+    def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Of aligned pairs, one after the other: their numbers of regions and phrases differ."""
+        whole = self.sentences.score_pairs(Encoded(images.vectors), Encoded(texts.vectors))
+        return torch.stack(
+            [
+                self._together(own.view(1, 1), images.rows(slice(i, i + 1)), texts.rows(slice(i, i + 1)))[0, 0]
+                for i, own in enumerate(whole)
+            ]
+        )
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Of all pairs, an image at a time against the phrases of all texts."""
+        whole = self.sentences.score(Encoded(images.vectors), Encoded(texts.vectors))
+        rows = [self._together(own[None], images.rows(slice(i, i + 1)), texts) for i, own in enumerate(whole)]
+        return torch.cat(rows) if rows else whole
+
+    def _together(self, whole: Tensor, image: Encoded, texts: Encoded) -> Tensor:
+        """Eq. 8 for one image and several texts, (1, T), from the image-sentence scores."""
+        alpha = self.settings.alpha
+        regions, phrases = _real(image), _real(texts)
+        if not alpha or not len(regions) or not len(phrases):
+            return whole
+        assert texts.mask is not None
+        best = self.phrases.score(Encoded(regions), Encoded(phrases)).amax(0)
+        counts = texts.mask.sum(1)
+        owner = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+        mean = torch.zeros_like(whole[0]).index_add(0, owner, best.to(whole.dtype)) / counts.clamp(min=1)
+        return torch.where(counts > 0, (1 - alpha) * whole + alpha * mean, whole)
+
+
+@dataclass(frozen=True)
+class EnsembleSettings:
+    """Matchers fed the same inputs."""
+
+    members: tuple[str, ...]
+    """each as ``catalog.describe`` gives it, as JSON; with a ``dim`` among its settings"""
+    backbone: str = ""
+    """architecture of a backbone that all of them share, as ``Backbone.description`` gives it; they are then fed its
+    cells as stored features"""
+    encoder: str = ""
+    """architecture of a text encoder that they share, likewise; they are then fed its states"""
+
+
+class Ensemble(Matcher):
+    """The mean of several matchers' scores, as the tables of scan, bfan and vsrn have it (aoq, Table 1).
+
+    Vectors stand side by side at length one, so that their cosine is the mean of the members' cosines; so do the parts
+    of members that have any. Members have networks of their own, or share what reads pixels and word pieces, which then
+    works once for all of them.
+    """
+
+    scores_parts = True
+    settings: EnsembleSettings
+
+    def __init__(self, settings: EnsembleSettings) -> None:
+        from calligram.models.catalog import build  # which lists this class too
+
+        super().__init__()
+        if not settings.members:
+            raise ValueError("an ensemble needs at least one member")
+        self.settings = settings
+        self.members = nn.ModuleList(build(json.loads(member)) for member in settings.members)
+        # Vectors side by side give the mean of cosines, which that of distances is not.
+        self.reranks = any(member.reranks or isinstance(member, TwoBranchEmbedding) for member in self._all())
+        if settings.backbone:
+            self.image = Backbone.from_description(settings.backbone)
+        if settings.encoder:
+            self.text = nn.ModuleDict({"encoder": TextEncoder.from_description(settings.encoder)})
+
+    def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
+        """By every member."""
+        if self.settings.backbone and images.ndim > 3:
+            images = cells_seen(self.image, images)
+            mask = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
+        return self._joined([member.encode_images(images, mask) for member in self._all()])
+
+    def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
+        """By every member."""
+        if self.settings.encoder and texts.ndim == 2:
+            mask = torch.ones_like(texts, dtype=torch.bool) if mask is None else mask
+            texts = self.text["encoder"](texts, mask)
+        return self._joined([member.encode_texts(texts, mask) for member in self._all()])
+
+    def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
+        """The mean of the members'."""
+        return torch.stack([member.score_pairs(one, two) for member, one, two in self.each(images, texts)]).mean(0)
+
+    def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
+        """The mean of the members'."""
+        sides = self.each(images, texts)
+        return torch.stack([member.score_some(one, two, rows, columns) for member, one, two in sides]).mean(0)
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        """The mean of the members'."""
+        return torch.stack([member.score(one, two) for member, one, two in self.each(images, texts)]).mean(0)
+
+    @property
+    def vector_size(self) -> int:
+        """That of all members together."""
+        return sum(member.vector_size for member in self._all())
+
+    @property
+    def attends(self) -> frozenset[Side]:
+        """Whoever does in one of the members."""
+        return frozenset[Side]().union(*(member.attends for member in self._all()))
+
+    def attended(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
+        """The mean shares of the members that attend."""
+        found = [member.attended(one, two) for member, one, two in self.each(images, texts) if member.attends]
+        words, regions = (torch.stack(shares).mean(0) for shares in zip(*found, strict=True))
+        return words, regions
+
+    def each(self, images: Encoded, texts: Encoded) -> Iterator[tuple[Matcher, Encoded, Encoded]]:
+        """Every member with what it gave of both sides, its vectors at length one."""
+        return zip(self._all(), self._own(images), self._own(texts), strict=True)
+
+    def _all(self) -> list[Matcher]:
+        return [member for member in self.members if isinstance(member, Matcher)]
+
+    def _joined(self, found: list[Encoded]) -> Encoded:
+        vectors = torch.cat([unit(e.vectors) for e in found], dim=-1)
+        # Others may give parts too, which only their training needs.
+        with_parts = [e for member, e in zip(self._all(), found, strict=True) if member.scores_parts]
+        parts = [e.parts for e in with_parts if e.parts is not None]
+        if not parts:
+            return Encoded(vectors)
+        if any(p.shape[1] != parts[0].shape[1] for p in parts[1:]):
+            raise ValueError(f"members see different numbers of parts: {[p.shape[1] for p in parts]}")
+        return Encoded(vectors, torch.cat(parts, dim=-1), with_parts[0].mask)
+
+    def _own(self, items: Encoded) -> list[Encoded]:
+        """What each member gave, but for the length of its vectors."""
+        members = self._all()
+        vectors = torch.split(items.vectors, [member.vector_size for member in members], dim=-1)
+        if items.parts is None:
+            return [Encoded(v) for v in vectors]
+        sizes = [member.settings.dim if member.scores_parts else 0 for member in members]
+        parts = torch.split(items.parts, sizes, dim=-1)
+        return [
+            Encoded(v, p, items.mask) if size else Encoded(v) for v, p, size in zip(vectors, parts, sizes, strict=True)
+        ]
+
+
+def _real(items: Encoded) -> Tensor:
+    """The parts that are there, (M, D)."""
+    assert items.parts is not None
+    assert items.mask is not None
+    return items.parts[items.mask]
+
+
+def _parts(encode: object, parts: Tensor, real: Tensor) -> Tensor:
+    """Encode the real parts (N, K, D) and put zeros where there are none."""
+    assert callable(encode)
+    found = encode(parts[real]).vectors if real.any() else parts.new_zeros(0, 1)
+    out = found.new_zeros(*real.shape, found.shape[1])
+    out[real] = found
+    return out

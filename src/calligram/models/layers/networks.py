@@ -1,0 +1,308 @@
+"""Pieces that matchers are built from."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import pairwise
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+# Texts read by a recurrent network, packed or padded; both give the same.
+
+
+class Read(Protocol):
+    """What a recurrent network made of texts; its directions are averaged."""
+
+    @property
+    def states(self) -> Tensor:
+        """(N, W, hidden) of each word; what stands where there is none has no meaning."""
+
+    @property
+    def last(self) -> Tensor:
+        """(N, hidden) after the last word that a direction reads."""
+
+
+class PackedRead:
+    """Reads words (N, W, D) without their padding."""
+
+    def __init__(self, network: nn.GRU | nn.LSTM, vectors: Tensor, lengths: Tensor) -> None:
+        self._network, self._places = network, vectors.shape[1]
+        packed = nn.utils.rnn.pack_padded_sequence(
+            vectors, lengths.squeeze(1).cpu(), batch_first=True, enforce_sorted=False
+        )
+        self._packed, last = network(packed)
+        self._last: Tensor = last if isinstance(network, nn.GRU) else last[0]
+
+    @property
+    def states(self) -> Tensor:
+        """By place."""
+        states: Tensor
+        states, _ = nn.utils.rnn.pad_packed_sequence(self._packed, batch_first=True, total_length=self._places)
+        if not self._network.bidirectional:
+            return states
+        return (states[..., : self._network.hidden_size] + states[..., self._network.hidden_size :]) / 2
+
+    @property
+    def last(self) -> Tensor:
+        """Of either direction."""
+        return self._last.mean(0)
+
+
+class PaddedRead:
+    """Reads words (N, W, D) and then their padding.
+
+    Backwards, a text's own words are turned round first and its padding stays behind them, so that no state of a real
+    word has seen padding.
+    """
+
+    def __init__(self, network: nn.GRU | nn.LSTM, vectors: Tensor, lengths: Tensor) -> None:
+        self._lengths = lengths
+        self._runs = [_one_way(network, vectors, "")]
+        if network.bidirectional:
+            self._runs.append(_one_way(network, turned(vectors, lengths), "_reverse"))
+
+    @property
+    def states(self) -> Tensor:
+        """By place."""
+        return joined(self._runs, self._lengths)
+
+    @property
+    def last(self) -> Tensor:
+        """Of either direction."""
+        return torch.stack([at(states, self._lengths - 1) for states in self._runs]).mean(0)
+
+
+def _one_way(network: nn.GRU | nn.LSTM, vectors: Tensor, suffix: str) -> Tensor:
+    """The states (N, W, hidden) of one direction."""
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    weights = [getattr(network, f"{name}{suffix}") for name in names]
+    start = vectors.new_zeros(1, len(vectors), network.hidden_size)
+    rest = (weights, True, 1, 0.0, network.training, False, True)
+    with warnings.catch_warnings():
+        # Both directions lie in one block of memory; half of it is copied, which is little beside the reading.
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+        found = (
+            torch.gru(vectors, start, *rest)
+            if isinstance(network, nn.GRU)
+            else torch.lstm(vectors, (start, start), *rest)
+        )
+    return found[0]
+
+
+def joined(runs: list[Tensor], lengths: Tensor) -> Tensor:
+    """The states of a text's words in their order, averaged over the directions."""
+    return runs[0] if len(runs) == 1 else (runs[0] + turned(runs[1], lengths)) / 2
+
+
+def turned(states: Tensor, lengths: Tensor) -> Tensor:
+    """The first ``lengths`` (N, 1) places of (N, W, D) in reverse order, the others where they are."""
+    places = torch.arange(states.shape[1], device=states.device).unsqueeze(0)
+    order = torch.where(places < lengths, lengths - 1 - places, places)
+    return states.gather(1, order.unsqueeze(-1).expand(-1, -1, states.shape[2]))
+
+
+def at(states: Tensor, places: Tensor) -> Tensor:
+    """The states at one place each (N, 1) of (N, W, D)."""
+    return states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[2])).squeeze(1)
+
+
+class ResidualBlock(nn.Module):
+    """Two 3 x 3 convolutions with a shortcut; the first may halve the image."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(channels, channels, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels:
+            self.shortcut = nn.Sequential(
+                nn.AvgPool2d(stride, stride, ceil_mode=True) if stride > 1 else nn.Identity(),
+                nn.Conv2d(channels_in, channels, 1, bias=False),
+                nn.BatchNorm2d(channels),
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, C_in, H, W) -> (N, C, H / stride, W / stride)."""
+        return torch.relu(self.body(images) + self.shortcut(images))
+
+
+class SmallCNN(nn.Module):
+    """A small residual network for training from scratch: a stem and a block for every further entry of ``channels``.
+
+    The stem and every block halve the image. The last map is pooled by its maximum and its mean: what is there counts
+    wherever it stands, so that few pictures suffice to learn it.
+    """
+
+    def __init__(self, channels: tuple[int, ...]) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, channels[0], 5, 2, 2, bias=False), nn.BatchNorm2d(channels[0]), nn.ReLU(inplace=True)
+        )
+        self.blocks = nn.Sequential(*(ResidualBlock(before, after, 2) for before, after in pairwise(channels)))
+        self.dim = 2 * channels[-1]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, 3, H, W) -> (N, dim)."""
+        cells = self.blocks(self.stem(images))
+        return torch.cat([cells.amax((2, 3)), cells.mean((2, 3))], dim=1)
+
+
+class RecurrentText(nn.Module):
+    """Word table and GRU or LSTM; a text's vector is the last state (vse++), or the mean or maximum over its words.
+
+    With ``hidden`` other than ``dim`` a linear map follows.
+    """
+
+    def __init__(
+        self,
+        words: int,
+        word_dim: int,
+        hidden: int,
+        dim: int,
+        *,
+        bidirectional: bool,
+        pooling: str,
+        dropout: float,
+        cell: str = "gru",
+    ) -> None:
+        """Args:
+        cell: gru or lstm; its weights are named by it.
+        """
+        super().__init__()
+        if cell not in ("gru", "lstm"):
+            raise ValueError(f"cell must be gru or lstm, got {cell!r}")
+        if pooling not in ("last", "mean", "max"):
+            raise ValueError(f"pooling must be last, mean or max, got {pooling!r}")
+        self.words = nn.Embedding(words, word_dim, padding_idx=0)
+        # Departs from vse++'s +-0.1: words that start further apart are told apart much sooner.
+        nn.init.normal_(self.words.weight, std=0.5)
+        self.dropout = nn.Dropout(dropout)
+        kind = nn.GRU if cell == "gru" else nn.LSTM
+        self.add_module(cell, kind(word_dim, hidden, batch_first=True, bidirectional=bidirectional))
+        self.cell = cell
+        self.project = nn.Identity() if hidden == dim else nn.Linear(hidden, dim)
+        self.pooling = pooling
+
+    @property
+    def recurrent(self) -> nn.GRU | nn.LSTM:
+        """What reads the words."""
+        return self.get_submodule(self.cell)  # type: ignore[return-value]
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        """Word numbers (N, W) and their mask -> (N, dim); both directions are averaged."""
+        return self.project(self._pooled(words, mask))  # type: ignore[no-any-return]
+
+    def states(self, words: Tensor, mask: Tensor) -> Tensor:
+        """The same of each word, (N, W, dim), zero where there is none."""
+        return self.project(self._read(words, mask).states) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
+
+    def _pooled(self, words: Tensor, mask: Tensor) -> Tensor:
+        read = self._read(words, mask)
+        if self.pooling == "last":
+            return read.last
+        states = read.states
+        lengths, real = mask.sum(1).clamp(min=1), mask.unsqueeze(-1)
+        if self.pooling == "max":
+            return states.masked_fill(~real, -torch.inf).amax(1)
+        return (states * real).sum(1) / lengths.unsqueeze(1)
+
+    def _read(self, words: Tensor, mask: Tensor) -> Read:
+        vectors, lengths = self.dropout(self.words(words)), mask.sum(1, keepdim=True).clamp(min=1)
+        # An accelerator takes longer to unpack words, one copy for each place, than to read padding.
+        kind = PaddedRead if vectors.is_cuda else PackedRead
+        return kind(self.recurrent, vectors, lengths)
+
+
+# What follows a network's pooled features: from them to the joint space.
+
+HeadKind = Literal["linear", "paper", "release"]
+
+
+class Head(nn.Module):
+    """FC, batch norm, ReLU, FC (dual-path, Sec. III-A); or as its release has it, with batch norm after the last FC.
+
+    The release trains with the ReLU that follows the last batch norm and tests with what comes before it; its text
+    branch has a single FC layer. Sizes between are the joint space's, as in the paper.
+    """
+
+    def __init__(self, features: int, dim: int, kind: str, *, layers: int = 2) -> None:
+        """Args:
+        layers: FC layers of the release's head.
+        """
+        super().__init__()
+        if kind not in ("paper", "release"):
+            raise ValueError(f"a head is paper or release, got {kind!r}")
+        self.kind = kind
+        if kind == "paper":
+            self.layers = nn.Sequential(
+                nn.Linear(features, dim), nn.BatchNorm1d(dim), nn.ReLU(inplace=True), nn.Linear(dim, dim)
+            )
+            return
+        made: list[nn.Module] = []
+        for number in range(layers):
+            made += [nn.Linear(dim if number else features, dim, bias=False), nn.BatchNorm1d(dim)]
+            made += [nn.ReLU(inplace=True)] if number + 1 < layers else []
+        self.layers = nn.Sequential(*made)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(N, features) -> (N, dim)."""
+        vectors: Tensor = self.layers(features)
+        return torch.relu(vectors) if self.kind == "release" and self.training else vectors
+
+
+# The recurrent text branch on padded words, for runtimes that cannot pack sequences.
+
+
+class PaddedText(nn.Module):
+    """Computes what a ``RecurrentText`` does, in evaluation mode, without packing.
+
+    Each direction of the GRU or LSTM runs over all places; backwards, a text's own words are turned round first and its
+    padding stays behind them, so that no state of a real word has seen padding.
+    """
+
+    def __init__(self, text: RecurrentText) -> None:
+        super().__init__()
+        self.words, self.project, self.pooling = text.words, text.project, text.pooling
+        suffixes = ("", "_reverse") if text.recurrent.bidirectional else ("",)
+        self.directions = nn.ModuleList(_padded_one_way(text.recurrent, suffix) for suffix in suffixes)
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        """Word numbers (N, W) and their mask -> (N, dim)."""
+        lengths = mask.sum(1, keepdim=True).clamp(min=1)
+        return self.project(self._pooled(self._runs(words, lengths), mask, lengths))  # type: ignore[no-any-return]
+
+    def states(self, words: Tensor, mask: Tensor) -> Tensor:
+        """The same of each word, (N, W, dim), zero where there is none."""
+        lengths = mask.sum(1, keepdim=True).clamp(min=1)
+        return self.project(joined(self._runs(words, lengths), lengths)) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
+
+    def _runs(self, words: Tensor, lengths: Tensor) -> list[Tensor]:
+        """The states of each direction, in the order in which it reads."""
+        vectors = self.words(words)
+        runs = [self.directions[0](vectors)[0]]
+        if len(self.directions) > 1:
+            runs.append(self.directions[1](turned(vectors, lengths))[0])
+        return runs
+
+    def _pooled(self, runs: list[Tensor], mask: Tensor, lengths: Tensor) -> Tensor:
+        if self.pooling == "last":  # of either direction, the state after the text's last step
+            return torch.stack([at(states, lengths - 1) for states in runs]).mean(0)
+        states = joined(runs, lengths)
+        real = mask.unsqueeze(-1)
+        if self.pooling == "max":
+            return states.masked_fill(~real, -torch.inf).amax(1)
+        return (states * real).sum(1) / lengths
+
+
+def _padded_one_way(both: nn.GRU | nn.LSTM, suffix: str) -> nn.GRU | nn.LSTM:
+    one = type(both)(both.input_size, both.hidden_size, batch_first=True)
+    weights = {name: getattr(both, f"{name}{suffix}") for name in one.state_dict()}
+    one.load_state_dict(weights)
+    return one

@@ -1,0 +1,162 @@
+"""Both sides of matchers that see an image as regions or cells of a grid, and a text as words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from calligram.features.images.backbones import Backbone, cells_seen
+from calligram.features.images.stored_input import real_parts
+from calligram.features.texts.text_encoder import TextEncoder
+from calligram.models.layers.networks import PaddedText, RecurrentText
+from calligram.models.matcher import Encoded
+
+# BERT-like encoders as the text branch of a matcher, trained or with their states given.
+
+POOLINGS = ("mean", "cls", "max")
+
+
+class PooledText(nn.Module):
+    """The states of a frozen encoder, pooled and mapped linearly."""
+
+    def __init__(self, state_dim: int, dim: int, pooling: str = "mean", dropout: float = 0.0) -> None:
+        """Args:
+        dropout: share of the pooled vector's entries set to zero in training.
+        """
+        super().__init__()
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling must be mean, cls or max, got {pooling!r}")
+        self.dropout = nn.Dropout(dropout)
+        self.project = nn.Linear(state_dim, dim)
+        self.pooling = pooling
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        """States (N, W, state_dim) and their mask -> (N, dim)."""
+        return self.project(self.dropout(pooled(states, mask, self.pooling)))  # type: ignore[no-any-return]
+
+    def encode(self, states: Tensor, mask: Tensor) -> Encoded:
+        """The same with the pieces as parts (N, W, dim), in the space of the vectors."""
+        return Encoded(self(states, mask), self.project(self.dropout(states)), mask)
+
+
+class BertText(nn.Module):
+    """A transformer over pieces of words and a linear map; a text's vector is the mean over its pieces by default.
+
+    Built without trained weights: ``encoder.load_state_dict`` takes those of ``TextEncoder.load``.
+    """
+
+    def __init__(self, description: str, dim: int, pooling: str = "mean", dropout: float = 0.0) -> None:
+        """Args:
+        description: the architecture, as ``TextEncoder.description`` gives it.
+        dropout: of the pooled vector; the encoder keeps its own dropout.
+        """
+        super().__init__()
+        self.encoder = TextEncoder.from_description(description)
+        self.pool = PooledText(self.encoder.dim, dim, pooling, dropout)
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        """Numbers of pieces (N, W) and their mask -> (N, dim)."""
+        return self.pool(self.encoder(words, mask), mask)  # type: ignore[no-any-return]
+
+    def encode(self, words: Tensor, mask: Tensor) -> Encoded:
+        """The same with the pieces as parts (N, W, dim), in the space of the vectors."""
+        return self.pool.encode(self.encoder(words, mask), mask)
+
+
+def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
+    """One vector (N, D) of states (N, W, D): the first, or the mean or maximum over real ones."""
+    if pooling == "cls":
+        return states[:, 0]
+    real = mask.unsqueeze(-1)
+    if pooling == "max":
+        return states.masked_fill(~real, -torch.inf).amax(1)
+    return (states * real).sum(1) / real.sum(1).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class PartSettings:
+    """Shape of both sides; the defaults are those of scan and bfan."""
+
+    vocabulary: int
+    """number of words, special ones included"""
+    dim: int = 1024
+    """size of the joint space"""
+    image: Literal["features", "backbone"] = "features"
+    """stored features of regions or cells, or the cells of a trained backbone"""
+    backbone: str = ""
+    """architecture of the backbone, as ``Backbone.description`` gives it"""
+    feature_dim: int = 2048
+    """size of stored features"""
+    text: Literal["gru", "bert", "states"] = "gru"
+    """word table and GRU, a trained BERT-like encoder, or a linear map of a frozen one's states"""
+    encoder: str = ""
+    """architecture of the text encoder, as ``TextEncoder.description`` gives it"""
+    state_dim: int = 0
+    """size of the frozen encoder's states"""
+    word_dim: int = 300
+    hidden: int = 1024
+    """size of the GRU's state"""
+    bidirectional: bool = True
+    """both directions are averaged"""
+    dropout: float = 0.0
+    """share of word-vector entries, or of an encoder's states, set to zero in training"""
+
+
+def image_branch(settings: PartSettings) -> tuple[nn.Module, nn.Linear]:
+    """What sees the picture, and the linear map of each part (Xavier-uniform, zero bias)."""
+    seen: nn.Module = nn.Identity()
+    size = settings.feature_dim
+    if settings.image == "backbone":
+        backbone = Backbone.from_description(settings.backbone)
+        seen, size = backbone, backbone.dim
+    project = nn.Linear(size, settings.dim)
+    nn.init.xavier_uniform_(project.weight)
+    nn.init.zeros_(project.bias)
+    return seen, project
+
+
+def image_parts(branch: nn.Module, images: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Features of the parts (N, R, D) and which are real.
+
+    Args:
+        images: features (N, R, D), zero throughout where a list of regions is filled up; vectors (N, D), one part each;
+            or pixels (N, 3, H, W) for a backbone, or (N, 2, 3, H, W) with their mirror images. Features may stand for
+            pixels too: what it would give while it is not trained.
+    """
+    if images.ndim > 3:
+        images = cells_seen(branch, images)
+        mask = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device) if mask is None else mask
+    if images.ndim == 2:
+        images = images.unsqueeze(1)
+    return images, real_parts(images) if mask is None else mask
+
+
+def text_branch(
+    settings: PartSettings, pooling: str = "mean", cell: str = "gru"
+) -> RecurrentText | BertText | PooledText:
+    """What reads the text.
+
+    Args:
+        cell: gru or lstm, where there is a table of words.
+    """
+    if settings.text == "states":
+        return PooledText(settings.state_dim, settings.dim, pooling, settings.dropout)
+    if settings.text == "bert":
+        return BertText(settings.encoder, settings.dim, pooling, settings.dropout)
+    return RecurrentText(
+        settings.vocabulary, settings.word_dim, settings.hidden, settings.dim, bidirectional=settings.bidirectional,
+        pooling=pooling, dropout=settings.dropout, cell=cell,
+    )  # fmt: skip
+
+
+def text_parts(branch: nn.Module, texts: Tensor, mask: Tensor) -> Tensor:
+    """The words or pieces (N, W, dim) of word numbers (N, W) or states (N, W, D)."""
+    if isinstance(branch, RecurrentText | PaddedText):
+        return branch.states(texts, mask)
+    assert isinstance(branch, BertText | PooledText)
+    parts = branch.encode(texts, mask).parts
+    assert parts is not None
+    return parts

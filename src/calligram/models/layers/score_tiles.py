@@ -1,0 +1,216 @@
+"""Scores of all images with all texts in tiles that fit into memory, texts of like length together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from calligram.models.layers.cross_attention import Parts
+from calligram.models.matcher import Encoded
+
+Prepared = TypeVar("Prepared", bound=tuple[Tensor, ...])
+"""a named tuple of tensors whose first axis is the item"""
+Block = Callable[[Prepared, Prepared], Tensor]
+"""the scores (I, T) of some images with some texts"""
+
+TILE = {"cpu": 1 << 20, "cuda": 1 << 27}
+"""products of parts in a tile, or what counts as one: what a core's cache holds, or what keeps an accelerator busy"""
+TEXTS = {"cpu": (32, 128), "cuda": (128, 512)}
+"""fewest and most texts in a tile: sorted by length, few of them need padding; but a tile must be worth its start"""
+KEPT = {"cpu": 1 << 31, "cuda": 1 << 34}
+"""bytes that a backward pass may hold; beyond, tiles are computed again for it"""
+SAVED = 24
+"""bytes that a backward pass holds for a product: about six numbers of four bytes"""
+
+
+def _products(regions: int, words: int) -> int:
+    """Of the parts of a pair."""
+    return regions * words
+
+
+def score_in_tiles(
+    images: Encoded,
+    texts: Encoded,
+    block: Block[Any],
+    *,
+    prepare: Callable[[Encoded], Prepared] = Parts.of,  # type: ignore[assignment]  # a default for one type of many
+    numbers: Callable[[int, int], int] = _products,
+    tile: int | None = None,
+    kept: int | None = None,
+) -> Tensor:
+    """The scores (I, T) by tiles, exact and differentiable.
+
+    Args:
+        prepare: what is computed once for an item, whatever tiles it is in; ``block`` takes two of them.
+        numbers: how many products a pair of so many regions and words counts as, for the sizes of tiles.
+        tile: products of parts in a tile.
+        kept: bytes that may be held for the backward pass.
+    """
+    device, mask = images.vectors.device.type, _mask(texts)
+    tile = tile or TILE.get(device, TILE["cpu"])
+    kept = KEPT.get(device, KEPT["cpu"]) if kept is None else kept
+    rows, columns = len(images.vectors), len(mask)
+    if not rows or not columns:
+        return images.vectors.new_zeros(rows, columns)
+    seen = prepare(images)
+    places, buckets = _mask(images).shape[1], _buckets(columns, *TEXTS.get(device, TEXTS["cpu"]))
+    again = torch.is_grad_enabled() and rows * columns * numbers(places, mask.shape[1]) * SAVED > kept
+
+    def column(some: Encoded) -> Tensor:
+        """The scores of some texts."""
+        words, (count, longest) = prepare(some), _mask(some).shape
+        step = max(1, tile // max(1, count * numbers(places, longest)))
+        pieces = [
+            _computed(block, seen if step >= rows else _rows(seen, slice(start, start + step)), words, again=again)
+            for start in range(0, rows, step)
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    if len(buckets) == 1:  # a training batch on an accelerator, which would have to wait for the lengths
+        return column(texts)
+    lengths = last_places(mask)
+    order = torch.argsort(lengths, stable=True)
+    longest = lengths[order].tolist()
+    found = [column(first_places(texts.rows(order[first:last]), max(longest[last - 1], 1))) for first, last in buckets]
+    return torch.cat(found, dim=1)[:, torch.argsort(order)]
+
+
+def some_in_tiles(
+    images: Encoded,
+    texts: Encoded,
+    pairs: tuple[Tensor, Tensor],
+    block: Block[Any],
+    *,
+    prepare: Callable[[Encoded], Prepared],
+    numbers: Callable[[int, int], int],
+    tile: int | None = None,
+    kept: int | None = None,
+) -> Tensor:
+    """The scores (N,) of some pairs, rows of images and of texts, by tiles, exact and differentiable.
+
+    Args:
+        block: scores (N,) of aligned prepared items.
+        prepare: computed once for an item, however many pairs it is in; where there are no fewer items than pairs, for
+            those of a tile.
+        numbers: as for ``score_in_tiles``, and likewise ``tile`` and ``kept``.
+    """
+    device, mask, (rows, columns) = images.vectors.device.type, _mask(texts), pairs
+    if not len(rows):
+        return images.vectors.new_zeros(0)
+    tile = tile or TILE.get(device, TILE["cpu"])
+    kept = KEPT.get(device, KEPT["cpu"]) if kept is None else kept
+    places, buckets = _mask(images).shape[1], _buckets(len(mask), *TEXTS.get(device, TEXTS["cpu"]))
+    again = torch.is_grad_enabled() and len(rows) * numbers(places, mask.shape[1]) * SAVED > kept
+
+    def taken(items: Encoded, asked: int) -> Callable[[Tensor], Prepared]:
+        """What gives some of the items, prepared."""
+        if len(items.vectors) >= asked:
+            return lambda index: prepare(items.rows(index))
+        ready = prepare(items)
+        return lambda index: _rows(ready, index)
+
+    seen = taken(images, len(rows))
+
+    def scored(some: Encoded, one: Tensor, two: Tensor) -> list[Callable[[], Tensor]]:
+        """What gives the scores of pairs of some texts."""
+        step, said = max(1, tile // numbers(places, _mask(some).shape[1])), taken(some, len(two))
+        step = -(-len(one) // _rounded(-(-len(one) // step), torch.get_num_threads() if device == "cpu" else 1))
+        return [
+            _later(lambda a, b: block(seen(a), said(b)), a, b, again=again)
+            for a, b in zip(torch.split(one, step), torch.split(two, step), strict=True)
+        ]
+
+    if len(buckets) == 1:
+        return torch.cat(_all(scored(texts, rows, columns), device))
+    lengths = last_places(mask)
+    order = torch.argsort(lengths, stable=True)
+    longest, rank = lengths[order].tolist(), torch.argsort(order)[columns]
+    by_rank = torch.argsort(rank, stable=True)
+    ends = torch.searchsorted(rank[by_rank], torch.tensor([last for _, last in buckets], device=rank.device)).tolist()
+    found, begin = [], 0
+    for (first, last), end in zip(buckets, ends, strict=True):
+        which = by_rank[begin:end]
+        if begin < end:
+            some = first_places(texts.rows(order[first:last]), max(longest[last - 1], 1))
+            found += scored(some, rows[which], rank[which] - first)
+        begin = end
+    return torch.cat(_all(found, device))[torch.argsort(by_rank)]
+
+
+def _later(block: Callable[[Tensor, Tensor], Tensor], one: Tensor, two: Tensor, *, again: bool) -> Callable[[], Tensor]:
+    """The block's scores, when they are asked for."""
+    if again:
+        return lambda: checkpoint(block, one, two, use_reentrant=False)
+    return lambda: block(one, two)
+
+
+def _rounded(count: int, of: int) -> int:
+    """The next multiple."""
+    return -(-count // of) * of
+
+
+def _all(works: list[Callable[[], Tensor]], device: str) -> list[Tensor]:
+    """What all of the tiles give; on a CPU several at a time, with one core each.
+
+    Cores that share every small step wait at its end for the slowest, and long where another process has one of them.
+    """
+    threads = torch.get_num_threads()
+    alone = torch.is_grad_enabled() or torch.is_autocast_enabled(device)  # states that a thread does not pass on
+    if device != "cpu" or alone or min(threads, len(works)) == 1:
+        return [work() for work in works]
+
+    def done(work: Callable[[], Tensor]) -> Tensor:
+        with torch.no_grad():
+            return work()
+
+    try:
+        with ThreadPoolExecutor(min(threads, len(works)), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(done, works))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def first_places(items: Encoded, count: int) -> Encoded:
+    """The same items with so many places for parts."""
+    if items.parts is None:
+        return items
+    return Encoded(items.vectors, items.parts[:, :count], _mask(items)[:, :count])
+
+
+def _mask(items: Encoded) -> Tensor:
+    """(N, K) which parts are real; the vector is the only one where there are none."""
+    if items.parts is None:
+        return torch.ones(len(items.vectors), 1, dtype=torch.bool, device=items.vectors.device)
+    return items.parts.new_ones(items.parts.shape[:2], dtype=torch.bool) if items.mask is None else items.mask
+
+
+def last_places(mask: Tensor) -> Tensor:
+    """(N,) how many places hold everything that is real of an item (N, K)."""
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    return (mask * places).amax(1)
+
+
+def _buckets(count: int, fewest: int, most: int) -> list[tuple[int, int]]:
+    """Ranges of texts in order of length, by eighths where that is within the bounds."""
+    size = min(most, max(fewest, -(-count // 8)))
+    return [(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+def _rows(items: Prepared, index: slice | Tensor) -> Prepared:
+    """Some of the items."""
+    return type(items)(*(tensor[index] for tensor in items))
+
+
+def _computed(block: Block[Prepared], images: Prepared, texts: Prepared, *, again: bool) -> Tensor:
+    if not again:
+        return block(images, texts)
+    kind, other, count = type(images), type(texts), len(images)
+    found: Tensor = checkpoint(
+        lambda *given: block(kind(*given[:count]), other(*given[count:])), *images, *texts, use_reentrant=False
+    )
+    return found

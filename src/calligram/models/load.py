@@ -1,0 +1,136 @@
+"""A matcher as it lies on disk, ready for use: a run folder, or a dual encoder of ``transformers``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from calligram.errors import UserError
+from calligram.features.inputs import Inputs
+from calligram.models import catalog
+from calligram.models.matcher import Matcher
+from calligram.models.pretrained import load_dual_encoder
+from calligram.models.two_branch import rely_on_training
+
+log = logging.getLogger(__name__)
+
+RUN, INPUTS, MATCHER, BEST = "run.json", "inputs", "matcher.json", "best.safetensors"
+"""names in a run folder: settings, what the matcher is fed, what it is, and its weights"""
+
+
+@dataclass(frozen=True)
+class StoredMatcher:
+    """A matcher ready for inference, with everything a query needs."""
+
+    matcher: Matcher
+    inputs: Inputs
+    fingerprint: str
+    """a hash of weights, architecture and preprocessing: equal only where encodings are"""
+    source: str
+    """what it was loaded from; a folder as an absolute path"""
+
+    def to(self, device: torch.device | str) -> StoredMatcher:
+        """The same, with the matcher and what prepares its inputs on a device."""
+        self.matcher.to(device)
+        self.inputs.to(device)
+        return self
+
+
+def load_matcher(source: str | os.PathLike[str]) -> StoredMatcher:
+    """The matcher of a run folder, or of a dual encoder of ``transformers`` by folder or hub name.
+
+    Raises:
+        UserError: when there is none, or it has no checkpoint yet.
+    """
+    name = os.fspath(source)
+    folder = Path(name).expanduser()
+    if (folder / RUN).is_file():
+        matcher, inputs = load_from_run(folder)
+        if rely_on_training(matcher):
+            log.warning(
+                "%s was measured with batch statistics (statistics=batch), which a single query does not have; "
+                "the statistics of its training are used instead",
+                folder,
+            )
+        return StoredMatcher(matcher, inputs, fingerprint_of_run(folder), str(folder.resolve()))
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise UserError(
+            f"{folder} is neither a run (it has no {RUN}) nor a dual encoder of transformers (it has no config.json); "
+            'make a run with "calligram train"'
+        )
+    if not folder.is_dir() and (folder.is_absolute() or folder.parent.is_dir()):
+        # A dual encoder's hub name has one slash; without it, or where a folder is before it, a folder was meant.
+        raise UserError(
+            f'there is no folder {folder}; make a run with "calligram train", or give a hub name as OWNER/NAME'
+        )
+    if folder.is_dir():
+        name = str(folder.resolve())
+    matcher, inputs, _ = load_dual_encoder(name)
+    return StoredMatcher(matcher.eval(), inputs, _hash_of_matcher(matcher, inputs), name)
+
+
+def load_from_run(folder: Path) -> tuple[Matcher, Inputs]:
+    """The best matcher of a run folder and its inputs."""
+    check_run(folder)
+    return catalog.load(folder / MATCHER, folder / BEST), Inputs.read(folder / INPUTS)
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """What a run folder says of its recipe, settings, collection and versions."""
+    try:
+        content: dict[str, Any] = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"{folder / RUN} is damaged ({error}); put it back, or train anew into another folder"
+        ) from error
+    return content
+
+
+def check_run(folder: Path) -> None:
+    """Refuse a folder that is no run, or has no matcher yet."""
+    if not (folder / RUN).is_file():
+        raise UserError(f'{folder} is not a run (it has no {RUN}); make one with "calligram train"')
+    if not (folder / BEST).is_file():
+        raise UserError(f"{folder} has no checkpoint yet; let it finish an epoch, or go on with --resume")
+
+
+def fingerprint_of_run(folder: Path) -> str:
+    """Of the files that inference reads; settings, metrics and dates do not count."""
+    digest = hashlib.blake2b(digest_size=12)
+    _add_file(digest, MATCHER, folder / MATCHER)
+    _add_file(digest, BEST, folder / BEST)
+    _add_folder(digest, folder / INPUTS)
+    return digest.hexdigest()
+
+
+def _hash_of_matcher(matcher: Matcher, inputs: Inputs) -> str:
+    """Of what is in memory: a model from the hub may lie in any cache, in several files."""
+    digest = hashlib.blake2b(digest_size=12)
+    digest.update(json.dumps(catalog.describe(matcher), sort_keys=True).encode())
+    for name, value in sorted(matcher.state_dict().items()):
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    with tempfile.TemporaryDirectory() as folder:
+        inputs.save(Path(folder))
+        _add_folder(digest, Path(folder))
+    return digest.hexdigest()
+
+
+def _add_folder(digest: hashlib.blake2b, folder: Path) -> None:
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            _add_file(digest, file.relative_to(folder).as_posix(), file)
+
+
+def _add_file(digest: hashlib.blake2b, name: str, file: Path) -> None:
+    digest.update(name.encode())
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)

@@ -1,0 +1,1 @@
+"""Polygons of people, animals, objects and places, and how a scene becomes pixels."""

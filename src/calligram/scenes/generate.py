@@ -1,0 +1,331 @@
+"""Illustrated scenes as a collection: pictures, captions, boxes, identities, and every true pair."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from calligram.data.collection import MANIFEST, Collection
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, MemberAt, PhraseRecord, RegionRecord, Value
+from calligram.data.write_collection import write_draft
+from calligram.errors import UserError, unknown
+from calligram.progress import Track, silent
+from calligram.scenes.captions import write_captions
+from calligram.scenes.drawing.paint import encode, paint_scene, pixels
+from calligram.scenes.layout import Member, compose_portrait, compose_scene, write_portrait_captions
+from calligram.scenes.nouns import ANIMALS, GENERAL, TREES
+from calligram.scenes.people import PEOPLE, Look, sample_cast
+from calligram.scenes.phrases import SceneCaption
+from calligram.scenes.truth import SceneQuery, View, all_true
+from calligram.scenes.world import Scene, relations
+
+# One image with its captions: the work that is shared out among processes.
+
+Kind = Literal["scenes", "people"]
+
+_CHUNK = 25
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to make: image ``index`` of a seed, with these people in it."""
+
+    kind: Kind
+    seed: int
+    index: int
+    cast: tuple[Member, ...]
+    size: int
+    captions: int
+
+
+@dataclass(frozen=True)
+class Made:
+    """An image as made: what is in it, what is said of it, and the picture as a PNG file."""
+
+    scene: Scene
+    captions: tuple[SceneCaption, ...]
+    picture: bytes
+
+
+def make(order: Order) -> Made:
+    """Compose, describe and paint one image. Equal orders give equal bytes."""
+    rng = random.Random(f"{order.seed}/captions/{order.index}")
+    if order.kind == "people":
+        scene = compose_portrait(order.seed, order.index, order.cast[0])
+        captions = write_portrait_captions(rng, View.of(scene), order.captions)
+    else:
+        scene = compose_scene(order.seed, order.index, order.cast)
+        captions = write_captions(rng, View.of(scene), order.captions)
+    picture = encode(paint_scene(scene, order.size))
+    # Figures are large and no longer needed; what remains travels between processes.
+    return Made(replace(scene, paint=()), tuple(captions), picture)
+
+
+def make_all(orders: Sequence[Order], workers: int) -> Iterator[Made]:
+    """Make images in order, in this process or in several."""
+    if workers <= 1:
+        yield from map(make, orders)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        yield from pool.map(make, orders, chunksize=_CHUNK)
+
+
+# Pictures as members of uncompressed tars, so that a collection is a few files and not thousands.
+
+PER_SHARD = 5000
+
+
+class Shards:
+    """Appends pictures to tars in a folder. Owner and time are left blank: equal pictures give equal tars."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._tar: tarfile.TarFile | None = None
+        self._count = 0
+
+    def add(self, name: str, picture: bytes) -> MemberAt:
+        """Store a picture; returns where it lies."""
+        path = self._folder / f"pictures-{self._count // PER_SHARD:03d}.tar"
+        if self._count % PER_SHARD == 0:
+            self.close()
+            self._tar = tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115  closed by close()
+        assert self._tar is not None
+        member = tarfile.TarInfo(name)
+        member.size = len(picture)
+        # A USTAR header is one block; the data follow it.
+        start = self._tar.offset + tarfile.BLOCKSIZE
+        self._tar.addfile(member, io.BytesIO(picture))
+        self._count += 1
+        return MemberAt(path, name, start, len(picture))
+
+    def close(self) -> None:
+        """Finish the tar that is being written."""
+        if self._tar is not None:
+            self._tar.close()
+
+    def __enter__(self) -> Shards:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# From images as made to the records of a collection.
+
+
+def draft_of(made: Iterable[Made], folder: Path, orders: Sequence[Order], splits: Sequence[str]) -> Draft:
+    """Write the pictures into tars in ``folder`` and describe everything in a draft."""
+    first = orders[0]
+    draft = Draft(f"{first.kind}-{len(orders)}-s{first.seed}")
+    draft.about = {
+        "generator": f"calligram {first.kind}",
+        "seed": first.seed,
+        "images": len(orders),
+        "size": first.size,
+        "licence": "CC0-1.0",
+    }
+    prefix = "person" if first.kind == "people" else "scene"
+    views: list[View] = []
+    queries: list[SceneQuery] = []
+    with Shards(folder) as shards:
+        for row, one in enumerate(made):
+            name = f"{prefix}-{row:06d}"
+            draft.images.append(_image(name, one.scene, first.size))
+            draft.images[-1].at = shards.add(f"{name}.png", one.picture)
+            draft.images[-1].split = splits[row]
+            draft.regions += _regions(name, one.scene, first.size)
+            for number, caption in enumerate(one.captions):
+                _add_caption(draft, name, number, caption, one.scene)
+            queries += [caption.query for caption in one.captions]
+            views.append(View.of(one.scene))
+            if first.kind == "people":
+                draft.images[-1].identity = one.scene.things[0].identity
+    draft.also_true = all_true(views, queries)
+    return draft
+
+
+def _image(name: str, scene: Scene, size: int) -> ImageRecord:
+    people = sum(thing.kind in PEOPLE for thing in scene.things)
+    metadata: dict[str, Value] = {
+        "setting": scene.setting,
+        "time": scene.time,
+        "things": len(scene.things),
+        "people": people,
+        "facts": scene.facts(relations(scene)),
+    }
+    return ImageRecord(name, None, metadata=metadata, size=pixels(scene, size))
+
+
+def _regions(name: str, scene: Scene, size: int) -> Iterator[RegionRecord]:
+    width, height = pixels(scene, size)
+    for number, thing in enumerate(scene.things):
+        x0, y0, x1, y1 = (edge * size for edge in thing.box)
+        box = (max(0.0, x0), max(0.0, y0), min(float(width), x1), min(float(height), y1))
+        colour = thing.facts.get("colour") or thing.facts.get("top colour")
+        yield RegionRecord(f"{name}/{number}", name, box, "truth", thing.kind, colour, None, thing.identity)
+
+
+def _add_caption(draft: Draft, name: str, number: int, caption: SceneCaption, scene: Scene) -> None:
+    own = f"{name}#{number}"
+    draft.captions.append(CaptionRecord(own, caption.text, (name,), {"query": caption.query.to_json()}))
+    for place, span in enumerate(caption.spans):
+        draft.phrases.append(
+            PhraseRecord(
+                f"{own}/{place}",
+                own,
+                span.start,
+                span.end,
+                _category(scene.things[span.things[0]].kind),
+                f"{name}/" + "+".join(str(i) for i in span.things),
+                tuple(f"{name}/{i}" for i in span.things),
+            )
+        )
+
+
+def _category(kind: str) -> str:
+    """The type of entity, in the words of Flickr30K Entities where it has them."""
+    if kind in PEOPLE:
+        return "people"
+    if kind in ANIMALS:
+        return "animals"
+    if kind in TREES:
+        return "plants"
+    general = GENERAL.get(kind, ())
+    return f"{general[0].one}s" if general else "other"
+
+
+# Who appears in which image, and which images belong to which split.
+#
+# Images come in blocks; a block has a cast of its own and lies in one split, so nobody appears in two splits.
+
+_BLOCK: dict[str, tuple[int, int]] = {"scenes": (10, 4), "people": (7, 2)}
+"""images in a block, and people who appear in them"""
+
+
+def cast_of(kind: Kind, seed: int, images: int) -> list[Look]:
+    """Everyone who appears in a collection of so many images; an identity is a place in this list."""
+    length, members = _BLOCK[kind]
+    return sample_cast(seed, -(-images // length) * members, detailed=kind == "people")
+
+
+def identities_for(kind: Kind, index: int, cast: list[Look]) -> tuple[Member, ...]:
+    """The cast of one image: its block's people, or for a portrait the one it shows."""
+    length, members = _BLOCK[kind]
+    first = index // length * members
+    if kind == "people":
+        # Four images of the first, three of the second.
+        who = first + (index % length) // 4
+        return ((who, cast[who]),)
+    return tuple((who, cast[who]) for who in range(first, first + members))
+
+
+def cut(kind: Kind, images: int, splits: tuple[float, float, float]) -> list[str]:
+    """The split of each image: train, then dev, then test, cut between blocks.
+
+    With fewer blocks than splits the cut is between images, and people may appear on both sides of it.
+    """
+    length = _BLOCK[kind][0]
+    blocks = -(-images // length)
+    if blocks < sum(share > 0 for share in splits):
+        blocks, length = images, 1
+    counts = _shares(blocks, splits)
+    names = [name for name, count in zip(("train", "dev", "test"), counts, strict=True) for _ in range(count)]
+    return [names[i // length] for i in range(images)]
+
+
+def _shares(total: int, shares: tuple[float, float, float]) -> list[int]:
+    """Whole numbers in proportion, none of them zero where the share is not and there is enough."""
+    exact = [share * total for share in shares]
+    counts = [int(e + 1e-9) for e in exact]
+    for _ in range(total - sum(counts)):
+        most = max(range(3), key=lambda k: exact[k] - counts[k])
+        counts[most] += 1
+    for k in range(3):
+        if shares[k] > 0 and counts[k] == 0 and max(counts) > 1:
+            counts[counts.index(max(counts))] -= 1
+            counts[k] = 1
+    return counts
+
+
+_ALONE = 400
+"""so many images are made before a second process has started"""
+
+
+def generate_scenes(
+    folder: Path,
+    *,
+    images: int = 2000,
+    seed: int = 0,
+    size: int = 128,
+    kind: Kind = "scenes",
+    captions: int | None = None,
+    splits: tuple[float, float, float] = (0.8, 0.1, 0.1),
+    overwrite: bool = False,
+    track: Track = silent,
+    tell: Callable[[str], None] = lambda line: None,
+    workers: int | None = None,
+) -> Collection:
+    """Draw scenes and store them as a collection.
+
+    Image i of a seed is the same however many images, pixels or processes there are; only its split depends on
+    ``images``.
+
+    Args:
+        size: height of the pictures in pixels; scenes are square, people 5:8.
+        kind: ``scenes``, with several things in each; or ``people``, one large person in each, for person search.
+        captions: for each image; 5 for scenes and 2 for people when None.
+        splits: shares of train, dev and test.
+        tell: is given lines on what was added to a collection that is replaced, and where it is kept.
+        workers: number of processes; as many as there are cores when None.
+
+    Raises:
+        UserError: when an argument is out of range or the destination is taken.
+    """
+    folder = Path(folder)
+    captions = captions if captions is not None else (2 if kind == "people" else 5)
+    _check(folder, images, size, kind, captions, splits, overwrite)
+    workers = workers if workers is not None else (1 if images < _ALONE else os.cpu_count() or 1)
+    if workers < 1:
+        raise UserError(f"workers must be at least 1, got {workers}")
+    cast = cast_of(kind, seed, images)
+    orders = [Order(kind, seed, i, identities_for(kind, i, cast), size, captions) for i in range(images)]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the destination, so that the collection gets its tars by hard link.
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.scenes-", dir=folder.parent))
+    try:
+        made = track(make_all(orders, workers), "drawing scenes", images)
+        draft = draft_of(made, scratch, orders, cut(kind, images, splits))
+        draft.about["captions"] = captions
+        return write_draft(draft, folder, overwrite=overwrite, track=track, tell=tell)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _check(
+    folder: Path, images: int, size: int, kind: str, captions: int, splits: tuple[float, float, float], overwrite: bool
+) -> None:
+    """Refuse what cannot be made before any time is spent on it."""
+    if kind not in ("scenes", "people"):
+        raise unknown("kind of scenes", kind, ["scenes", "people"])
+    if images < 1:
+        raise UserError(f"images must be at least 1, got {images}")
+    if not 16 <= size <= 4096:
+        raise UserError(f"size must lie in 16..4096 pixels, got {size}")
+    if not 1 <= captions <= 20:
+        raise UserError(f"captions must lie in 1..20, got {captions}")
+    if len(splits) != 3 or min(splits) < 0 or abs(sum(splits) - 1) > 1e-6:
+        raise UserError(f"splits must be three shares that add up to 1, got {splits}")
+    if (folder / MANIFEST).is_file() and not overwrite:
+        raise UserError(f"{folder} already holds a collection; choose another destination or give --overwrite")

@@ -1,0 +1,112 @@
+"""How a person looks: what stays the same from picture to picture."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from calligram.scenes.drawing.figure import CLOTHES, HAIR, SKIN
+from calligram.scenes.world import Facts
+
+PEOPLE = ("man", "woman", "boy", "girl")
+
+
+@dataclass(frozen=True)
+class Look:
+    """A person's body, hair and clothing. Empty strings mean: does not wear one."""
+
+    kind: str
+    skin: int
+    hair: str
+    hair_style: str
+    top: str
+    top_colour: str
+    bottom: str
+    bottom_colour: str
+    hat: str = ""
+    hat_colour: str = ""
+    pattern: str = "plain"
+    shoes: str = "black"
+    glasses: str = ""
+    bag: str = ""
+    bag_colour: str = ""
+    beard: str = ""
+
+    def facts(self) -> Facts:
+        """What a caption can say of the look. Skin is left out: captions do not speak of it."""
+        named = {
+            "kind": self.kind,
+            "hair": self.hair,
+            "hair style": self.hair_style,
+            "top": self.top,
+            "top colour": self.top_colour,
+            "bottom": self.bottom,
+            "bottom colour": self.bottom_colour,
+            "hat": self.hat,
+            "hat colour": self.hat_colour,
+            "pattern": self.pattern,
+            "shoes": self.shoes,
+            "glasses": self.glasses,
+            "bag": self.bag,
+            "bag colour": self.bag_colour,
+            "beard": self.beard,
+        }
+        return {name: value for name, value in named.items() if value}
+
+
+def sample_look(rng: random.Random, *, detailed: bool = False) -> Look:
+    """Draw a look; ``detailed`` adds what only a large figure shows: patterns, bags, glasses."""
+    kind = rng.choice(PEOPLE)
+    female = kind in ("woman", "girl")
+    dress = female and rng.random() < 0.35
+    top = "dress" if dress else rng.choice(("shirt", "shirt", "jacket"))
+    top_colour = rng.choice(CLOTHES)
+    bottom = "" if dress else rng.choice(("trousers", "skirt") if female else ("trousers", "trousers", "shorts"))
+    # Trousers of the shirt's colour would read as one garment.
+    bottom_colour = rng.choice([c for c in CLOTHES if c != top_colour]) if bottom else ""
+    hat = rng.choice(("cap", "hat")) if rng.random() < 0.3 else ""
+    extra = _details(rng, kind, top_colour, bottom_colour) if detailed else {}
+    return Look(
+        kind,
+        rng.randrange(len(SKIN)),
+        rng.choice(tuple(HAIR)),
+        rng.choice(("long", "long", "tied")) if female else "short",
+        top,
+        top_colour,
+        bottom,
+        bottom_colour,
+        hat,
+        rng.choice(CLOTHES) if hat else "",
+        **extra,
+    )
+
+
+def _details(rng: random.Random, kind: str, upper: str, lower: str) -> Facts:
+    bag = rng.choice(("backpack", "handbag")) if rng.random() < 0.5 else ""
+    return {
+        "pattern": "striped" if rng.random() < 0.35 else "plain",
+        "shoes": rng.choice([c for c in ("red", "blue", "green", "black", "white", "yellow") if c != lower]),
+        "glasses": "glasses" if rng.random() < 0.3 else "",
+        "bag": bag,
+        "bag_colour": rng.choice([c for c in CLOTHES if c != upper]) if bag else "",
+        "beard": "beard" if kind == "man" and rng.random() < 0.35 else "",
+    }
+
+
+def sample_cast(seed: int, members: int, *, detailed: bool = False) -> list[Look]:
+    """Draw people who differ in look; member k is the same however many follow.
+
+    Once the looks run out, which takes tens of thousands of people, some will look alike.
+    """
+    cast: list[Look] = []
+    seen: set[tuple[tuple[str, str], ...]] = set()
+    for member in range(members):
+        rng = random.Random(f"{seed}/look/{detailed}/{member}")
+        for _ in range(50):
+            look = sample_look(rng, detailed=detailed)
+            key = tuple(sorted(look.facts().items()))
+            if key not in seen:
+                break
+        seen.add(key)
+        cast.append(look)
+    return cast

@@ -1,0 +1,299 @@
+"""Noun phrases: what to say of a thing or a group, and the pattern that the words mean."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from calligram.scenes.nouns import GENERAL, NAMES, NUMBERS, TREES, Noun, a, joined
+from calligram.scenes.people import PEOPLE
+from calligram.scenes.truth import Constraint, Pattern, SceneQuery
+from calligram.scenes.world import Facts
+
+# Words for how a person looks.
+
+TOPS = {"shirt": ("shirt", "t-shirt"), "jacket": ("jacket", "coat"), "dress": ("dress", "dress")}
+BOTTOMS = {"trousers": ("trousers", "pants"), "shorts": ("shorts", "shorts"), "skirt": ("skirt", "skirt")}
+HATS = ("cap", "hat")
+
+
+def describe_attire(rng: random.Random, facts: Facts, rich: float, said: list[Constraint]) -> tuple[str, str]:
+    """Words before and after the noun for hair and clothing; adds what they claim to ``said``."""
+    before, worn = "", []
+    if rng.random() < 0.3 * rich:
+        before = _hair_before(facts)
+        said.append(("hair", (facts["hair"],)))
+    top = rng.random() < 0.35 + 0.55 * rich
+    bottom = "bottom" in facts and rng.random() < 0.1 + 0.45 * rich
+    hat = "hat" in facts and rng.random() < 0.3 + 0.5 * rich
+    if top:
+        worn.append(_top(rng, facts, said, alone=not bottom and not hat))
+    if bottom:
+        worn.append(_bottom(rng, facts, said))
+    if hat:
+        worn.append(_hat(rng, facts, said))
+    after = ""
+    if worn:
+        after = rng.choice((" in ", " in ", " wearing ")) + joined(worn)
+    elif rng.random() < 0.3 * rich and facts["hair style"] == "long" and not before:
+        after = " with " + rng.choice(("long hair", f"long {facts['hair']} hair"))
+        said.append(("hair style", ("long",)))
+        if facts["hair"] in after:
+            said.append(("hair", (facts["hair"],)))
+    return before, after
+
+
+def _hair_before(facts: Facts) -> str:
+    return "blond" if facts["hair"] == "blond" else f"{facts['hair']}-haired"
+
+
+def _top(rng: random.Random, facts: Facts, said: list[Constraint], alone: bool) -> str:
+    colour = facts["top colour"]
+    said.append(("top colour", (colour,)))
+    if alone and rng.random() < 0.2:
+        return colour
+    said.append(("top", (facts["top"],)))
+    return a(f"{colour} {rng.choice(TOPS[facts['top']])}")
+
+
+def _bottom(rng: random.Random, facts: Facts, said: list[Constraint]) -> str:
+    said.append(("bottom", (facts["bottom"],)))
+    said.append(("bottom colour", (facts["bottom colour"],)))
+    words = f"{facts['bottom colour']} {rng.choice(BOTTOMS[facts['bottom']])}"
+    return a(words) if facts["bottom"] == "skirt" else words
+
+
+def _hat(rng: random.Random, facts: Facts, said: list[Constraint]) -> str:
+    """A cap may be called a hat; a hat with a brim is no cap."""
+    said.append(("hat colour", (facts["hat colour"],)))
+    exact = facts["hat"] == "cap" and rng.random() < 0.6
+    said.append(("hat", ("cap",) if exact else HATS))
+    return a(f"{facts['hat colour']} {'cap' if exact else 'hat'}")
+
+
+_SMALL, _LARGE = ("small", "small", "little", "tiny"), ("large", "big", "big", "huge")
+
+
+class Phrase(NamedTuple):
+    """A noun phrase for some of a scene's things."""
+
+    text: str
+    pattern: Pattern
+    things: tuple[int, ...]
+
+    @property
+    def plural(self) -> bool:
+        """Whether verbs take the plural."""
+        return len(self.things) > 1
+
+
+def name_things(rng: random.Random, facts: Sequence[Facts], things: Sequence[int], rich: float) -> Phrase:
+    """Name one thing or a group of one kind.
+
+    Args:
+        facts: of all the scene's things.
+        things: which of them to name.
+        rich: how likely each further detail is told, 0 to 1.
+    """
+    shared = _shared([facts[i] for i in things])
+    noun = _noun(rng, shared["kind"], general=rng.random() < 0.16)
+    said: list[Constraint] = [("kind", noun.kinds)]
+    if shared["kind"] in PEOPLE:
+        before, after = describe_attire(rng, shared, rich, said) if len(things) == 1 else ("", "")
+    else:
+        before, after = _looks(rng, shared, rich, said)
+    if len(things) == 1:
+        text = a(" ".join(filter(None, (before, noun.one)))) + after
+        return Phrase(text, Pattern(tuple(said)), tuple(things))
+    text = " ".join(filter(None, (NUMBERS[len(things)], before, noun.many))) + after
+    return Phrase(text, Pattern(tuple(said), len(things)), tuple(things))
+
+
+def _noun(rng: random.Random, kind: str, general: bool) -> Noun:
+    names = GENERAL[kind] if general and kind in GENERAL else NAMES[kind]
+    return rng.choice(names)
+
+
+def _shared(facts: Sequence[Facts]) -> Facts:
+    """What is true of all of them."""
+    return {name: value for name, value in facts[0].items() if all(f.get(name) == value for f in facts)}
+
+
+def _looks(rng: random.Random, shared: Facts, rich: float, said: list[Constraint]) -> tuple[str, str]:
+    """Words before and after the noun for size, colour and roof; adds what they claim to ``said``."""
+    words, after, kind = [], "", shared["kind"]
+    size = shared.get("size", "medium")
+    if size != "medium" and rng.random() < 0.2 + 0.5 * rich:
+        words.append(_size_word(rng, size, kind))
+        said.append(("size", (size,)))
+    # Nobody says that a pine or a cactus is green.
+    if (
+        "colour" in shared
+        and kind not in ("pine tree", "palm tree", "cactus", "snowman")
+        and rng.random() < 0.35 + 0.6 * rich
+    ):
+        words.append(shared["colour"])
+        said.append(("colour", (shared["colour"],)))
+    if "roof" in shared and rng.random() < 0.5 * rich:
+        after = f" with {a(shared['roof'])} roof"
+        said.append(("roof", (shared["roof"],)))
+    return " ".join(words), after
+
+
+def _size_word(rng: random.Random, size: str, kind: str) -> str:
+    if size == "large" and kind in TREES and rng.random() < 0.5:
+        return "tall"
+    return rng.choice(_SMALL if size == "small" else _LARGE)
+
+
+# A sentence in the making, and the caption it becomes.
+
+
+class CaptionSpan(NamedTuple):
+    """Characters of a caption, and the things they name."""
+
+    start: int
+    end: int
+    things: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SceneCaption:
+    """A sentence, where its noun phrases are, and what it claims."""
+
+    text: str
+    spans: tuple[CaptionSpan, ...]
+    query: SceneQuery
+
+
+@dataclass
+class Sentence:
+    """A sentence in the making: words and noun phrases in order, and the claims so far."""
+
+    pieces: list[str | Phrase] = field(default_factory=list)
+    phrases: list[Phrase] = field(default_factory=list)
+    links: list[tuple[int, str, int]] = field(default_factory=list)
+    settings: tuple[str, ...] = ()
+    times: tuple[str, ...] = ()
+
+    def name(self, phrase: Phrase) -> int:
+        """Add a noun phrase; returns its number for links."""
+        self.pieces.append(phrase)
+        self.phrases.append(phrase)
+        return len(self.phrases) - 1
+
+    def claim(self, number: int, fact: str, value: str) -> None:
+        """Have the phrase claim one more fact, which words elsewhere in the sentence tell."""
+        phrase = self.phrases[number]
+        wider = replace(phrase.pattern, constraints=(*phrase.pattern.constraints, (fact, (value,))))
+        self.phrases[number] = phrase._replace(pattern=wider)
+
+    def finish(self) -> SceneCaption:
+        """Join the pieces, note where the phrases are, and end with a full stop."""
+        text, spans = "", []
+        for piece in self.pieces:
+            words = piece if isinstance(piece, str) else piece.text
+            gap = "" if not text or words.startswith(",") else " "
+            if not isinstance(piece, str):
+                start = len(text) + len(gap)
+                spans.append(CaptionSpan(start, start + len(words), piece.things))
+            text += gap + words
+        query = SceneQuery(tuple(p.pattern for p in self.phrases), tuple(self.links), self.settings, self.times)
+        return SceneCaption(text[0].upper() + text[1:] + ".", tuple(spans), query)
+
+
+def write_different(write: Callable[[], SceneCaption | None], count: int) -> list[SceneCaption]:
+    """Call ``write`` until it has given ``count`` captions of different wording; None does not count.
+
+    Once the different sentences are used up, equal ones are taken: better than none.
+    """
+    found: list[SceneCaption] = []
+    texts: set[str] = set()
+    for attempt in itertools.count():
+        caption = write()
+        if caption is not None and (caption.text not in texts or attempt > 40 * count):
+            texts.add(caption.text)
+            found.append(caption)
+            if len(found) == count:
+                break
+    return found
+
+
+# Descriptions of a person's whole look, as witnesses give them.
+
+_PRONOUN = {"man": "he", "boy": "he", "woman": "she", "girl": "she"}
+
+
+def describe_person(rng: random.Random, facts: Facts) -> tuple[str, int, SceneQuery]:
+    """One description: the text, where the opening noun phrase ends, and what it claims."""
+    said: list[Constraint] = []
+    general = rng.random() < 0.08
+    noun = rng.choice((GENERAL if general else NAMES)[facts["kind"]])
+    said.append(("kind", noun.kinds))
+    worn = _garments(rng, facts, said)
+    extras = _extras(rng, facts, said)
+    opening = rng.choice((a(noun.one), "the " + noun.one))
+    opening = opening[0].upper() + opening[1:]
+    verb = rng.choice((" is wearing ", " wears ", " is dressed in ", " in ", " wearing "))
+    text = opening + verb + joined(worn)
+    if extras and verb not in (" in ", " wearing ") and rng.random() < 0.6:
+        subject = "The person" if general else _PRONOUN[facts["kind"]].capitalize()
+        text += f". {subject} has " + joined(extras)
+    elif extras:
+        text += ", with " + joined(extras)
+    end = len(opening)
+    return text + ".", end, SceneQuery((Pattern(tuple(said)),))
+
+
+def _garments(rng: random.Random, facts: Facts, said: list[Constraint]) -> list[str]:
+    worn = [_describe_top(rng, facts, said)]
+    if "bottom" in facts:
+        said += [("bottom", (facts["bottom"],)), ("bottom colour", (facts["bottom colour"],))]
+        words = f"{facts['bottom colour']} {rng.choice(BOTTOMS[facts['bottom']])}"
+        worn.append(a(words) if facts["bottom"] == "skirt" else words)
+    if rng.random() < 0.7:
+        said.append(("shoes", (facts["shoes"],)))
+        worn.append(f"{facts['shoes']} {rng.choice(('shoes', 'shoes', 'sneakers'))}")
+    if "hat" in facts and rng.random() < 0.9:
+        exact = facts["hat"] == "cap" and rng.random() < 0.6
+        said += [("hat", ("cap",) if exact else HATS), ("hat colour", (facts["hat colour"],))]
+        worn.append(a(f"{facts['hat colour']} {'cap' if exact else 'hat'}"))
+    if rng.random() < 0.35:
+        rng.shuffle(worn)
+    return worn
+
+
+def _describe_top(rng: random.Random, facts: Facts, said: list[Constraint]) -> str:
+    said += [("top", (facts["top"],)), ("top colour", (facts["top colour"],))]
+    words = f"{facts['top colour']} {rng.choice(TOPS[facts['top']])}"
+    if facts["pattern"] == "striped" and rng.random() < 0.85:
+        said.append(("pattern", ("striped",)))
+        words = rng.choice((f"striped {words}", f"{words} with stripes"))
+    return a(words)
+
+
+def _extras(rng: random.Random, facts: Facts, said: list[Constraint]) -> list[str]:
+    """Hair, glasses, beard and bag."""
+    extras = []
+    if rng.random() < 0.75:
+        said.append(("hair", (facts["hair"],)))
+        style = "tied-back" if facts["hair style"] == "tied" else facts["hair style"]
+        if rng.random() < 0.6:
+            said.append(("hair style", (facts["hair style"],)))
+            extras.append(f"{style} {facts['hair']} hair")
+        else:
+            extras.append(f"{facts['hair']} hair")
+    if "glasses" in facts and rng.random() < 0.8:
+        said.append(("glasses", ("glasses",)))
+        extras.append("glasses")
+    if "beard" in facts and rng.random() < 0.8:
+        said.append(("beard", ("beard",)))
+        extras.append("a beard")
+    if "bag" in facts and rng.random() < 0.9:
+        exact = rng.random() < 0.75
+        said += [("bag", (facts["bag"],) if exact else ("backpack", "handbag")), ("bag colour", (facts["bag colour"],))]
+        extras.append(a(f"{facts['bag colour']} {facts['bag'] if exact else 'bag'}"))
+    return extras

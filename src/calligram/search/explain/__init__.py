@@ -1,0 +1,1 @@
+"""Why a result was found: word importance, attention, phrase localization."""

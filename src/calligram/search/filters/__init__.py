@@ -1,0 +1,1 @@
+"""Conditions on metadata: parsed, checked and translated for each engine."""

@@ -1,0 +1,1 @@
+"""From a folder or collection of pictures to a library."""

@@ -1,0 +1,127 @@
+"""Captions of a source: encoded once, kept true to what the source says."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calligram.evaluation.encode import encode_texts
+from calligram.models.load import StoredMatcher
+from calligram.progress import Track, silent
+from calligram.search.filters import columns
+from calligram.search.indexing.diff import LibraryState, short_hash
+from calligram.search.indexing.sources import PictureSource
+from calligram.search.indexing.writer import LibraryWriter
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 4096
+"""captions that are encoded and committed together"""
+
+
+class SourceCaptionRow(NamedTuple):
+    """A caption as it should be in the library."""
+
+    id: str
+    key: str
+    text: str
+    items: tuple[str, ...]
+
+
+def take_captions(
+    writer: LibraryWriter,
+    stored: StoredMatcher,
+    source: PictureSource,
+    state: LibraryState,
+    dirty: set[str],
+    track: Track = silent,
+) -> Counter[str]:
+    """Add captions that are new, encode those that changed, and remove those without a picture.
+
+    Args:
+        dirty: items of which something else is said now; their captions are filtered by the same columns.
+    """
+    known = _known(writer, state.number)
+    wanted = _wanted(source, state)
+    encode = [w for w in wanted if w.id not in known or known[w.id][0] != w.text]
+    moved = [w for w in wanted if w.id in known and known[w.id][0] == w.text]
+    moved = [w for w in moved if known[w.id][1] != w.items or w.items[0] in dirty]
+    extra = sorted(known.keys() - {w.id for w in wanted})
+    left: list[SourceCaptionRow] = []
+    for start in track(range(0, len(encode), AT_ONCE), "encoding captions", -(-len(encode) // AT_ONCE)):
+        left += _encode(writer, stored, encode[start : start + AT_ONCE], state.number)
+        writer.commit()
+    if left:
+        log.warning(
+            "%d captions are left out: the matcher knows none of their words, such as '%s'",
+            len(left), left[0].text[:60],
+        )  # fmt: skip
+    if moved:
+        writer.tables.put("captions", [_row(w, state.number) for w in moved])
+        writer.captions.update([w.id for w in moved], caption_columns(writer, [w.items[0] for w in moved]))
+    remove_captions(writer, extra)
+    taken = len(encode) - len(left)
+    return Counter({"captions": taken, "captions moved": len(moved), "captions removed": len(extra)})
+
+
+def remove_captions(writer: LibraryWriter, ids: Sequence[str]) -> None:
+    """Delete captions."""
+    if ids:
+        writer.tables.drop("captions", ids)
+        writer.captions.remove(ids)
+
+
+def _known(writer: LibraryWriter, number: int) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Text and items by id."""
+    found = {}
+    for batch in writer.tables.column("captions", ("id", "text", "items"), f"source = {number}"):
+        for row in batch.to_pylist():
+            found[row["id"]] = row["text"], tuple(row["items"])
+    return found
+
+
+def _wanted(source: PictureSource, state: LibraryState) -> list[SourceCaptionRow]:
+    """Captions with at least one picture that is there."""
+    there = {key: known.id for key, known in state.items.items() if known.present}
+    wanted = []
+    for caption in source.captions():
+        items = tuple(there[key] for key in caption.pictures if key in there)
+        if items:
+            id = short_hash(f"caption {state.number}/{caption.key}")
+            wanted.append(SourceCaptionRow(id, caption.key, caption.text, items))
+    return wanted
+
+
+def _encode(
+    writer: LibraryWriter, stored: StoredMatcher, wanted: Sequence[SourceCaptionRow], number: int
+) -> list[SourceCaptionRow]:
+    """Add captions; returns those without a vector, which nobody could find."""
+    rows = stored.inputs.texts.load([w.text for w in wanted])
+    vectors = encode_texts(stored.matcher, rows).vectors.float().cpu().numpy()
+    usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
+    kept = [w for w, fine in zip(wanted, usable, strict=True) if fine]
+    writer.tables.put("captions", [_row(w, number) for w in kept])
+    if kept:
+        writer.captions.add([w.id for w in kept], vectors[usable], caption_columns(writer, [w.items[0] for w in kept]))
+    return [w for w, fine in zip(wanted, usable, strict=True) if not fine]
+
+
+def _row(wanted: SourceCaptionRow, number: int) -> Mapping[str, Any]:
+    return {"id": wanted.id, "source": number, "key": wanted.key, "text": wanted.text, "items": list(wanted.items)}
+
+
+def caption_columns(writer: LibraryWriter, first: Sequence[str]) -> Any:
+    """A caption is filtered by what is known of its first picture.
+
+    Args:
+        writer: of the library.
+        first: id of each caption's first picture.
+    """
+    rows = writer.tables.take("items", sorted(set(first))).to_pylist()
+    roots = {source.number: source.root for source in writer.manifest.sources}
+    about = {row["id"]: columns.row_of(row, roots[row["source"]]) for row in rows}
+    return columns.table_of([about[id] for id in first], writer.kinds)

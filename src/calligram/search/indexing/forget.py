@@ -1,0 +1,112 @@
+"""Taking items out of a library for good."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from calligram.errors import UserError
+from calligram.files import locked
+from calligram.progress import Track, silent
+from calligram.search.filters.columns import row_of
+from calligram.search.filters.parser import holds, parse
+from calligram.search.indexing.captions import caption_columns, remove_captions
+from calligram.search.indexing.diff import forgotten_key
+from calligram.search.indexing.writer import LibraryWriter
+from calligram.search.library.manifest import Manifest, read_manifest
+
+WANTED = ("id", "source", "key", "bytes", "mtime", "hash", "state", "folder", "name", "width", "height", "metadata")
+
+
+def forget_items(
+    library: Path, names: Sequence[str], *, where: str | None = None, gone: bool = False, track: Track = silent
+) -> int:
+    """Delete the items that all of names, condition and ``gone`` apply to, as far as given; gives how many.
+
+    Vectors, thumbnails, parts and captions go with them.
+
+    The pictures themselves stay where they are. A later ``index`` leaves them out, also under another name, until their
+    content changes or it is told to take them ``again``.
+
+    Args:
+        library: its folder.
+        names: ids, or paths of pictures or of folders.
+        where: a condition on columns.
+        gone: items whose file is no longer there.
+        track: told how far it has come.
+    """
+    if not names and where is None and not gone:
+        raise UserError("say what to forget: ids, paths, --where CONDITION or --gone")
+    manifest = read_manifest(library)
+    with locked(library, "library"):
+        manifest = read_manifest(library, writing=True)
+        writer = LibraryWriter(library, manifest)
+        rows = _chosen(writer, manifest, names, where, gone)
+        if rows:
+            _delete(writer, rows)
+            writer.commit()
+            writer.settle(track, at_once=True)
+    return len(rows)
+
+
+def _chosen(
+    writer: LibraryWriter, manifest: Manifest, names: Sequence[str], where: str | None, gone: bool
+) -> list[Mapping[str, Any]]:
+    roots = {source.number: source.root for source in manifest.sources}
+    condition = parse(where, manifest.kinds) if where is not None else None
+    found, matched = [], set[str]()
+    paths = {os.path.abspath(name): name for name in names}
+    for batch in writer.tables.column("items", WANTED):
+        for row in batch.to_pylist():
+            named = _named(row, roots[row["source"]], names, paths)
+            matched |= named
+            held = condition is None or holds(condition, row_of(row, roots[row["source"]]))
+            if (named or not names) and held and (not gone or row["state"] != "present"):
+                found.append(row)
+    unmatched = [name for name in names if name not in matched]
+    if unmatched:
+        raise UserError(f"{writer.folder} has no item with the id or path '{unmatched[0]}'; nothing was forgotten")
+    return found
+
+
+def _named(row: Mapping[str, Any], root: str, names: Sequence[str], paths: Mapping[str, str]) -> set[str]:
+    """Which of the names mean this item: its id, its path within the source, its whole path, or a folder above."""
+    if not names:
+        return set()
+    own = {row["id"], row["key"]} & set(names)
+    place = os.path.join(root, row["key"])
+    while place != os.path.dirname(place):
+        if place in paths:
+            own.add(paths[place])
+        place = os.path.dirname(place)
+    return own
+
+
+def _delete(writer: LibraryWriter, rows: Sequence[Mapping[str, Any]]) -> None:
+    ids = [row["id"] for row in rows]
+    marks = {
+        forgotten_key(row["source"], row["key"]): {name: row[name] for name in ("source", "bytes", "mtime", "hash")}
+        for row in rows
+    }
+    writer.tables.put("forgotten", [{"id": id, **row} for id, row in marks.items()])
+    for name in ("items", "thumbnails", "parts", "shelf"):
+        writer.tables.drop(name, ids)
+    writer.pending.remove(writer.images, ids)
+    _delete_captions(writer, set(ids))
+
+
+def _delete_captions(writer: LibraryWriter, ids: set[str]) -> None:
+    """Captions of other items, too, lose these; those of no other item go."""
+    left: list[dict[str, Any]] = []
+    alone: list[dict[str, Any]] = []
+    for batch in writer.tables.column("captions", ("id", "source", "key", "text", "items")):
+        for row in batch.to_pylist():
+            if ids.intersection(row["items"]):
+                rest = [id for id in row["items"] if id not in ids]
+                (left if rest else alone).append({**row, "items": rest})
+    if left:
+        writer.tables.put("captions", left)
+        writer.captions.update([row["id"] for row in left], caption_columns(writer, [row["items"][0] for row in left]))
+    remove_captions(writer, [row["id"] for row in alone])

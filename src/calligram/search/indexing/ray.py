@@ -1,0 +1,91 @@
+"""The shards of a source over a Ray cluster; all machines see the same files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from calligram.errors import UserError
+from calligram.progress import Track, silent
+from calligram.search.indexing.run import check_readable, stage_source
+from calligram.search.indexing.shards import Shard
+from calligram.search.indexing.sources import open_source
+from calligram.search.library.matchers import NONE, LibraryMatchers
+
+MOST_SHARDS = 1024
+
+
+def ray_module() -> Any:
+    """Ray.
+
+    Raises:
+        UserError: when it is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError('--ray needs Ray; install it with "pip install calligram[ray]"') from error
+    return ray
+
+
+def stage_over_ray(
+    address: str,
+    models: LibraryMatchers,
+    source: Path,
+    out: Path,
+    *,
+    rebuild: bool = False,
+    device: str = "auto",
+    track: Track = silent,
+) -> int:
+    """Encode a source in as many shards as the cluster has places for; gives how many pictures that were.
+
+    What is already staged is not encoded again, so a run that was stopped goes on. The encodings wait in the library's
+    staging folder, for ``index_source`` to take them in.
+
+    Args:
+        address: ``ray://host:10001``, ``host:6379``, ``auto`` for the cluster this machine belongs to, or ``local``.
+        models: loaded once more by each worker, from where they lie.
+        source: a folder that all machines see under this path.
+        out: the library, which they see as well.
+        rebuild: encode all of the source, not only what the library lacks.
+        device: where each worker encodes.
+        track: told how far it has come.
+    """
+    check_readable(models, open_source(source))
+    ray = ray_module()
+    try:
+        ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UserError(f"no Ray cluster answers at '{address}' ({str(error).splitlines()[0]})") from error
+    try:
+        gpus = device != "cpu" and ray.cluster_resources().get("GPU", 0)
+        places = int(gpus or ray.cluster_resources().get("CPU", 1))
+        count = max(1, min(places, MOST_SHARDS))
+        task = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=3)(_stage_shard)
+        named = [s.source if s is not None else None for s in (models.matcher, models.reranker)]
+        places_of = str(source.resolve()), str(out.resolve())
+        how = "cuda" if gpus else "cpu", rebuild
+        running = [task.remote(named, *places_of, (n, count), *how) for n in range(1, count + 1)]
+        return sum(track(_finished(ray, running), "shards", count))
+    finally:
+        ray.shutdown()
+
+
+def _finished(ray: Any, running: list[Any]) -> Any:
+    while running:
+        done, running = ray.wait(running, num_returns=1)
+        yield from ray.get(done)
+
+
+def _stage_shard(
+    named: list[str | None], source: str, out: str, shard: tuple[int, int], device: str, rebuild: bool
+) -> int:
+    """What a worker does: the same as ``calligram index --shard``."""
+    import torch
+
+    torch.set_num_threads(1)  # there is a worker for every core
+    matcher, reranker = named
+    assert matcher is not None
+    models = LibraryMatchers.load(matcher, None if reranker == matcher else reranker or NONE)
+    return stage_source(models, Path(source), Path(out), Shard(*shard), rebuild=rebuild, device=device)

@@ -1,0 +1,323 @@
+"""Where pictures come from: a folder of files, or a collection."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calligram.data.collection import MANIFEST, Collection
+from calligram.data.collection import MANIFEST as COLLECTION
+from calligram.data.pictures import SUFFIXES, PictureError
+from calligram.errors import UserError
+from calligram.search.filters import columns
+from calligram.search.indexing.exif import Value
+from calligram.search.library.manifest import MANIFEST as LIBRARY
+from calligram.search.library.manifest import SourceRecord
+
+# The picture files under a folder, quickly: names, sizes and dates of a hundred thousand in a second.
+
+
+class ScannedPicture(NamedTuple):
+    """A picture of a source as it lies there now."""
+
+    key: str
+    """what the source knows it by: its path within the folder, or its id in the collection"""
+    file: str | None
+    """the file that holds it, relative to the source; None where there are only features"""
+    offset: int
+    """where it begins within the file; -1 where it is the whole file"""
+    size: int
+    mtime: int
+    """nanoseconds"""
+    row: int = -1
+    """its row in a collection"""
+
+
+@dataclass
+class FolderScan:
+    """Everything that was found, and what could not be looked at."""
+
+    entries: list[ScannedPicture] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    """folders that could not be read: what was known below them is not gone for that"""
+    problems: dict[str, str] = field(default_factory=dict)
+    """reason by key"""
+
+
+def scan_folder(root: Path) -> FolderScan:
+    """Every picture under ``root`` in a fixed order.
+
+    Hidden files and folders are left out, and so are libraries and collections kept there. Links are followed; a folder
+    is visited once, however many ways lead to it.
+    """
+    found, visited = FolderScan(), set[tuple[int, int]]()
+    waiting, links = [""], list[str]()
+    while waiting or links:
+        # Linked folders come last, so that a picture is known by its own path where it has one.
+        folder = waiting.pop() if waiting else links.pop()
+        real, linked = _visit(root, folder, found, visited)
+        waiting += reversed(real)
+        links += reversed(linked)
+    found.entries.sort()
+    return found
+
+
+def _visit(root: Path, folder: str, found: FolderScan, visited: set[tuple[int, int]]) -> tuple[list[str], list[str]]:
+    """Note the pictures of one folder; returns the folders in it, and the links to folders."""
+    place = os.path.join(root, folder)
+    try:
+        about = os.stat(place)
+        if (about.st_dev, about.st_ino) in visited:
+            return [], []
+        visited.add((about.st_dev, about.st_ino))
+        with os.scandir(place) as inside:
+            listed = sorted(inside, key=lambda entry: entry.name)
+    except OSError as error:
+        found.unread.append(folder)
+        found.problems[_printable(folder)] = f"unreadable folder: {error.strerror}"
+        return [], []
+    names = {entry.name for entry in listed}
+    if folder and (LIBRARY in names or COLLECTION in names):
+        return [], []
+    real, linked = list[str](), list[str]()
+    for entry in listed:
+        if entry.name.startswith("."):
+            continue
+        key = f"{folder}/{entry.name}" if folder else entry.name
+        if entry.is_dir():
+            (linked if entry.is_symlink() else real).append(key)
+        elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
+            _note(entry, key, found)
+    return real, linked
+
+
+def _note(entry: os.DirEntry[str], key: str, found: FolderScan) -> None:
+    shown = _printable(key)
+    if shown != key:
+        found.problems[shown] = "the name is not valid Unicode; rename the file"
+        return
+    try:
+        about = entry.stat()
+    except OSError as error:
+        found.problems[key] = str(error.strerror)
+        return
+    if stat.S_ISREG(about.st_mode):
+        found.entries.append(ScannedPicture(key, key, -1, about.st_size, about.st_mtime_ns))
+
+
+def _printable(name: str) -> str:
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def below(folders: list[str], key: str) -> bool:
+    """Whether a path lies in one of these folders."""
+    return any(not folder or key.startswith(f"{folder}/") for folder in folders)
+
+
+def shard_of(entries: Iterator[ScannedPicture] | list[ScannedPicture], number: int, count: int) -> list[ScannedPicture]:
+    """The share of one of ``count`` workers, numbered from one; the same whoever asks and whatever else is there."""
+    from zlib import crc32
+
+    return [entry for entry in entries if crc32(entry.key.encode()) % count == number - 1]
+
+
+PLACES = frozenset(("id", "path", "shard", "offset", "bytes", "width", "height"))
+"""columns of a collection that say where a picture lies, which a library says in its own way"""
+
+
+class PictureFacts(NamedTuple):
+    """What a source says about a picture, besides what is in the file."""
+
+    columns: Mapping[str, Value]
+    captions: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """Changes when anything of it does."""
+        plain = json.dumps([dict(self.columns), self.captions], ensure_ascii=False, sort_keys=True)
+        return hashlib.blake2b(plain.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+class SourceCaption(NamedTuple):
+    """A caption of a source and the keys of its pictures."""
+
+    key: str
+    text: str
+    pictures: tuple[str, ...]
+
+
+class PictureSource(Protocol):
+    """A source as indexing sees it."""
+
+    root: Path
+
+    def scan(self) -> FolderScan:
+        """Every picture there is now."""
+        ...
+
+    def read(self, entry: ScannedPicture) -> bytes | None:
+        """A picture's bytes; None where there are only features.
+
+        Raises:
+            PictureError: when they cannot be read.
+        """
+        ...
+
+    def features(self, name: str, entry: ScannedPicture) -> NDArray[np.float32]:
+        """Stored features of a picture."""
+        ...
+
+    def about(self, entry: ScannedPicture) -> PictureFacts:
+        """What else is known about a picture."""
+        ...
+
+    def captions(self) -> Sequence[SourceCaption]:
+        """All captions, of pictures that are there or not."""
+        ...
+
+
+class FolderSource:
+    """Picture files under a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def scan(self) -> FolderScan:
+        """Walk the folder."""
+        return scan_folder(self.root)
+
+    def read(self, entry: ScannedPicture) -> bytes:
+        """Read the file."""
+        return read_file(self.root, entry)
+
+    def features(self, name: str, entry: ScannedPicture) -> NDArray[np.float32]:
+        """Refuse: files have none."""
+        raise UserError(
+            f"the matcher reads the stored features '{name}', and picture files have none; "
+            "index the collection that has them, or use a matcher trained on pixels"
+        )
+
+    def about(self, entry: ScannedPicture) -> PictureFacts:
+        """Nothing but what the file says."""
+        return PictureFacts({}, ())
+
+    def captions(self) -> Sequence[SourceCaption]:
+        """None."""
+        return ()
+
+
+class CollectionSource:
+    """The images of a collection, as files or in shards, with its captions and columns."""
+
+    def __init__(self, collection: Collection) -> None:
+        self.root, self._collection = collection.folder.resolve(), collection
+        table = collection.table("images")
+        self._ids: list[str] = table.column("id").to_pylist()
+        kept = [name for name in table.column_names if name not in PLACES and not name.startswith("features.")]
+        self._names = columns.named(kept)
+        self._columns = {name: table.column(name).to_pylist() for name in kept}
+
+    def scan(self) -> FolderScan:
+        """Look where each picture lies."""
+        table, found, dates = self._collection.table("images"), FolderScan(), dict[str, os.stat_result]()
+        shards = self._collection.manifest.get("shards", [])
+        assert isinstance(shards, list)
+        wanted = table.select(["path", "shard", "offset", "bytes"]).to_pylist()
+        for row, (key, at) in enumerate(zip(self._ids, wanted, strict=True)):
+            if at["path"] is None:
+                found.entries.append(ScannedPicture(key, None, -1, 0, 0, row))
+                continue
+            in_shard = at["shard"] is not None and at["shard"] >= 0
+            file = str(shards[at["shard"]]) if in_shard else str(at["path"])
+            try:
+                about = dates.get(file) or os.stat(self.root / file)
+            except OSError as error:
+                found.problems[key] = f"{error.strerror}: {file}"
+                continue
+            if in_shard:
+                dates[file] = about
+                found.entries.append(
+                    ScannedPicture(key, file, int(at["offset"]), int(at["bytes"]), about.st_mtime_ns, row)
+                )
+            else:
+                found.entries.append(ScannedPicture(key, file, -1, about.st_size, about.st_mtime_ns, row))
+        return found
+
+    def read(self, entry: ScannedPicture) -> bytes | None:
+        """Read the file, or the shard at its place."""
+        return None if entry.file is None else read_file(self.root, entry)
+
+    def features(self, name: str, entry: ScannedPicture) -> NDArray[np.float32]:
+        """The row of the collection's feature array."""
+        if name not in self._collection.features:
+            raise UserError(f"collection {self.root} has no features '{name}', which the matcher reads")
+        rows: NDArray[np.float32] = self._collection.features[name].take(np.array([entry.row]))
+        return np.asarray(rows[0])
+
+    def about(self, entry: ScannedPicture) -> PictureFacts:
+        """The collection's columns and the picture's captions."""
+        values = {name: columns.plain(self._columns[own][entry.row]) for own, name in self._names.items()}
+        return PictureFacts({k: v for k, v in values.items() if v is not None}, tuple(self._texts_of[entry.row]))
+
+    @cached_property
+    def _pairs(self) -> NDArray[np.int64]:
+        numbers = self._collection.numbers
+        return np.stack([numbers("matches", "image"), numbers("matches", "caption")], axis=1)
+
+    @cached_property
+    def _texts_of(self) -> list[list[str]]:
+        texts = self._collection.column("captions", "text")
+        found: list[list[str]] = [[] for _ in self._ids]
+        for image, caption in self._pairs.tolist():
+            found[image].append(str(texts[caption]))
+        return found
+
+    def captions(self) -> Sequence[SourceCaption]:
+        """Every caption of the collection."""
+        table = self._collection.table("captions")
+        pictures: list[list[str]] = [[] for _ in range(len(table))]
+        for image, caption in self._pairs.tolist():
+            pictures[caption].append(self._ids[image])
+        keys, texts = table.column("id").to_pylist(), table.column("text").to_pylist()
+        return [SourceCaption(*row[:2], tuple(row[2])) for row in zip(keys, texts, pictures, strict=True)]
+
+
+def open_source(path: Path) -> CollectionSource | FolderSource:
+    """A collection, or any other folder as a folder of pictures.
+
+    Raises:
+        UserError: when there is no such folder.
+    """
+    if (path / MANIFEST).is_file():
+        return CollectionSource(Collection.open(path))
+    if not path.is_dir():
+        raise UserError(f"{path} is not a folder; SOURCE is a folder of pictures or a collection")
+    return FolderSource(path.resolve())
+
+
+def reopen(source: SourceRecord) -> CollectionSource | FolderSource:
+    """A source that a library names."""
+    return open_source(Path(source.root))
+
+
+def read_file(root: Path, entry: ScannedPicture) -> bytes:
+    """The bytes of an entry that has a file."""
+    assert entry.file is not None
+    try:
+        with (root / entry.file).open("rb") as stream:
+            if entry.offset < 0:
+                return stream.read()
+            stream.seek(entry.offset)
+            return stream.read(entry.size)
+    except OSError as error:
+        raise PictureError(f"{error.strerror}: {entry.file}") from error

@@ -1,0 +1,1 @@
+"""A library on disk: manifest, tables, matchers."""

@@ -1,0 +1,316 @@
+"""A folder of items that can be searched, as its last commit left it."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from calligram.errors import UserError
+from calligram.models.matcher import Encoded, stack
+from calligram.search.filters import columns
+from calligram.search.filters.parser import Condition, Kind, holds
+from calligram.search.indexing.exif import Value
+from calligram.search.library.indexes import open_indexes
+from calligram.search.library.manifest import MANIFEST, Manifest, read_manifest
+from calligram.search.library.tables import KeywordHit, Tables
+from calligram.search.query.keyword_fusion import composed
+from calligram.search.vectors.index import Index
+
+# What a library keeps of images for a second stage, from rows of its table to tensors.
+
+
+def encodings(rows: pa.Table, order: Sequence[int]) -> Encoded:
+    """Rows of the table ``parts`` in some order; parts in half precision on disk and single in use.
+
+    Images of one matcher mostly have equally many parts. Those are read as one array, straight from the table's memory:
+    a hundred images by themselves take three times as long.
+    """
+    counts = rows.column("count").to_numpy()
+    if len(set(counts.tolist())) > 1:
+        return stack([encodings(rows.slice(place, 1), [0]) for place in order])
+    chosen = np.asarray(order, dtype=np.int64)
+    vectors = torch.from_numpy(_joined(rows, "vector", np.dtype(np.float32))[chosen])
+    if not len(counts) or not counts[0]:
+        return Encoded(vectors)
+    shape = (len(counts), int(counts[0]), -1)
+    parts = _joined(rows, "parts", np.dtype(np.float16)).reshape(shape)
+    mask = _joined(rows, "mask", np.dtype(np.bool_))
+    return Encoded(vectors, torch.from_numpy(parts[chosen]).float(), torch.from_numpy(mask[chosen]))
+
+
+def _joined(rows: pa.Table, name: str, kind: np.dtype[np.generic]) -> NDArray[np.generic]:
+    """A binary column whose values have one length, as (N, numbers)."""
+    pieces = []
+    for chunk in rows.column(name).chunks:
+        if len(chunk):
+            _, offsets, data = chunk.buffers()
+            ends = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+            pieces.append(np.frombuffer(data, np.uint8)[ends[0] : ends[-1]].view(kind).reshape(len(chunk), -1))
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.empty((0, 0), kind)
+
+
+FACETS = ("year", "camera", "folder", "split", "source")
+MOST_VALUES = 200
+"""of a facet that are counted one by one"""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A picture of the library."""
+
+    id: str
+    path: Path | None
+    """the file it is; None where it lies within a shard, or there is no picture"""
+    name: str
+    folder: str
+    """relative to its source"""
+    width: int
+    height: int
+    metadata: Mapping[str, Value] = field(repr=False)
+    """every column it can be filtered by"""
+    captions: tuple[str, ...] = ()
+    gone: bool = False
+    """the file was not there when its source was last looked at"""
+
+
+class LibraryCaption(NamedTuple):
+    """A text of the library and the items it belongs to."""
+
+    id: str
+    text: str
+    items: tuple[str, ...]
+
+
+class Library:
+    """What was committed last. Immutable, and may be read from many threads."""
+
+    def __init__(self, folder: Path, manifest: Manifest, stamp: tuple[int, int]) -> None:
+        """Use ``Library.open``."""
+        self.folder, self.manifest, self._stamp = folder, manifest, stamp
+        inside = folder / str(manifest.generation)
+        self._tables = Tables.open(inside / "tables", manifest.versions)
+        self.images, self.captions = open_indexes(inside, manifest)
+        self._roots = {source.number: source.root for source in manifest.sources}
+        self._counting = threading.Lock()
+
+    images: Index
+    captions: Index
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Library:
+        """Open the library in ``folder`` for reading.
+
+        Raises:
+            UserError: when there is none, or it was written by a newer or an older version.
+        """
+        path = Path(folder)
+        for _ in range(3):
+            stamp = _stamp(path)
+            try:
+                return cls(path, read_manifest(path), stamp)
+            except UserError:
+                if _stamp(path) == stamp:  # else a commit came between reading the manifest and opening what it names
+                    raise
+        return cls(path, read_manifest(path), _stamp(path))
+
+    def refreshed(self) -> Library:
+        """This library, or, when something was committed since, a new one that has it."""
+        return self if _stamp(self.folder) == self._stamp else Library.open(self.folder)
+
+    def __len__(self) -> int:
+        return int(self.manifest.counts.get("items", 0))
+
+    @property
+    def kinds(self) -> Mapping[str, Kind]:
+        """The columns that can be filtered by."""
+        return self.manifest.kinds
+
+    def item(self, id: str) -> Item:
+        """One item."""
+        return self.items([id])[0]
+
+    def items(self, ids: Sequence[str]) -> list[Item]:
+        """Items in the order of ``ids``.
+
+        Raises:
+            UserError: for an id that is not there.
+        """
+        found = {item.id: item for item in self.known_items(ids)}
+        return [found[_known(id, found)] for id in ids]
+
+    def known_items(self, ids: Sequence[str]) -> list[Item]:
+        """Items in no order; ids that are not there are passed over."""
+        return [self._item(row) for row in self._tables.take("items", list(dict.fromkeys(ids))).to_pylist()]
+
+    def paths(self, ids: Sequence[str]) -> dict[str, Path | None]:
+        """Where items lie as files of their own, None for those that do not; ids that are not there are passed over."""
+        rows = self._tables.take("items", list(dict.fromkeys(ids)), ("id", "source", "file", "offset")).to_pylist()
+        return {row["id"]: self._path(row) for row in rows}
+
+    def _path(self, row: Mapping[str, Any]) -> Path | None:
+        return Path(self._roots[row["source"]], row["file"]) if row["file"] is not None and row["offset"] < 0 else None
+
+    def _item(self, row: Mapping[str, Any]) -> Item:
+        root, path = self._roots[row["source"]], self._path(row)
+        about = columns.row_of(row, root)
+        size = int(row["width"] or 0), int(row["height"] or 0)
+        gone = row["state"] != "present"
+        return Item(row["id"], path, row["name"], row["folder"], *size, about, tuple(row["captions"] or ()), gone)
+
+    def thumbnail(self, id: str) -> bytes:
+        """A small JPEG of an item."""
+        rows = self._tables.take("thumbnails", [id]).column("jpeg").to_pylist()
+        if not rows:
+            self.item(id)
+            raise UserError(f"item {id} has no picture, only features")
+        return bytes(rows[0])
+
+    def picture(self, id: str) -> bytes:
+        """An item's picture as it came, read from its source.
+
+        Raises:
+            UserError: when the item is not known, or its file is no longer there.
+        """
+        rows = self._tables.take("items", [id], ["source", "file", "offset", "bytes"]).to_pylist()
+        row = next(iter(rows), None)
+        if row is None:
+            raise _no_item(id)
+        if row["file"] is None:
+            raise UserError(f"item {id} has no picture, only features")
+        file = Path(self._roots[row["source"]], row["file"])
+        try:
+            with file.open("rb") as stream:
+                if row["offset"] < 0:
+                    return stream.read()
+                stream.seek(row["offset"])
+                return stream.read(row["bytes"])
+        except OSError as error:
+            raise UserError(f"the picture of item {id} cannot be read: {error.strerror}: {file}") from error
+
+    def parts(self, ids: Sequence[str]) -> Encoded:
+        """What the reranker keeps of these items, in the order of ``ids``."""
+        if self.manifest.reranker is None:
+            raise UserError(f"{self.folder} has nothing to re-rank by; index it with --reranker RUN")
+        rows = self._tables.take("parts", list(dict.fromkeys(ids)))
+        places = {id: place for place, id in enumerate(rows.column("id").to_pylist())}
+        return encodings(rows, [places[_known(id, places)] for id in ids])
+
+    def caption(self, id: str) -> LibraryCaption:
+        """One caption."""
+        return self.texts([id])[0]
+
+    def texts(self, ids: Sequence[str]) -> list[LibraryCaption]:
+        """Captions in the order of ``ids``.
+
+        Raises:
+            UserError: for an id that is not there.
+        """
+        rows = self._tables.take("captions", list(dict.fromkeys(ids))).to_pylist()
+        found = {row["id"]: LibraryCaption(row["id"], row["text"], tuple(row["items"])) for row in rows}
+        if missing := next((id for id in ids if id not in found), None):
+            raise UserError(f"{self.folder} has no caption '{missing}'")
+        return [found[id] for id in ids]
+
+    def full_text(self, query: str, k: int, where: Condition | None = None) -> list[KeywordHit]:
+        """The k items whose captions and file names match best by BM25, any of the words sufficing."""
+        words = " ".join(re.findall(r"\w+", composed(query)))
+        if not words or k < 1:
+            return []
+        asked = k if where is None else 4 * k
+        while True:
+            found = self._tables.find_words(words, asked)
+            kept = found if where is None else self._that_hold(found, where)
+            if len(kept) >= k or len(found) < asked:
+                return kept[:k]
+            asked *= 4
+
+    def _that_hold(self, found: Sequence[KeywordHit], where: Condition) -> list[KeywordHit]:
+        about = {item.id: item.metadata for item in self.known_items([f.id for f in found])}
+        return [f for f in found if f.id in about and holds(where, about[f.id])]
+
+    def rows(self) -> Iterator[Mapping[str, Any]]:
+        """Every item's columns, with ``id`` and ``state``; also of those whose file is gone."""
+        wanted = ["id", "state", "key", "source", "folder", "name", "bytes", "width", "height", "metadata"]
+        for batch in self._tables.column("items", wanted):
+            for row in batch.to_pylist():
+                yield {"id": row["id"], "state": row["state"], **columns.row_of(row, self._roots[row["source"]])}
+
+    def sample(self, count: int) -> list[str]:
+        """Ids of so many items that are there, drawn at random but always the same."""
+        batches = self._tables.column("items", ("id",), "state = 'present'")
+        return heapq.nsmallest(count, (id for batch in batches for id in batch.column("id").to_pylist()))
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Files that could not be taken in, and why."""
+        rows = [
+            row for batch in self._tables.column("problems", ["source", "key", "reason"]) for row in batch.to_pylist()
+        ]
+        return sorted((os.path.join(self._roots[row["source"]], row["key"]), row["reason"]) for row in rows)
+
+    def stats(self) -> Mapping[str, object]:
+        """Counts, what it was made with, its size, and how often the values of some columns occur."""
+        with self._counting:  # counted once, and not by every thread that asks at the same time
+            return self._stats
+
+    @cached_property
+    def _stats(self) -> dict[str, object]:
+        manifest = self.manifest
+        return {
+            **{name: manifest.counts.get(name, 0) for name in ("items", "captions", "gone", "problems")},
+            "dim": manifest.dim,
+            "matcher": manifest.matcher.source,
+            "reranker": manifest.reranker.source if manifest.reranker else None,
+            "localizer": manifest.localizer.source if manifest.localizer else None,
+            "sources": [source.root for source in manifest.sources],
+            "bytes": sum(f.stat().st_size for f in _files(self.folder)),
+            "facets": self._facets(),
+        }
+
+    def _facets(self) -> dict[str, dict[Value, int]]:
+        counters: dict[str, Counter[Value]] = {name: Counter() for name in FACETS if name in self.kinds}
+        for row in self.rows():
+            if row["state"] == "present":
+                for name, counter in counters.items():
+                    if row.get(name) not in (None, ""):
+                        counter[row[name]] += 1
+        return {name: dict(counter.most_common(MOST_VALUES)) for name, counter in counters.items() if counter}
+
+
+def _known(id: str, known: Mapping[str, object]) -> str:
+    if id not in known:
+        raise _no_item(id)
+    return id
+
+
+def _no_item(id: str) -> UserError:
+    return UserError(
+        f"the library has no item '{id}'; ids are those that a search gives, and a picture may be gone since"
+    )
+
+
+def _stamp(folder: Path) -> tuple[int, int]:
+    try:
+        about = (folder / MANIFEST).stat()
+    except OSError:
+        return (0, 0)
+    return about.st_ino, about.st_mtime_ns
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, _, names in os.walk(folder):
+        for name in names:
+            if (file := Path(place, name)).is_file():
+                yield file

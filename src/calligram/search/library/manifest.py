@@ -1,0 +1,157 @@
+"""What a library is: the one file whose replacement makes a change count."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from calligram.errors import UserError, command
+from calligram.search.filters.parser import Kind
+
+FORMAT = "calligram-library"
+VERSION = 1
+MANIFEST = "library.json"
+REBUILT = "rebuilt.json"
+"""the manifest of a library that is being rebuilt, until it takes the other's place"""
+
+MIGRATIONS: Mapping[int, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {}
+"""by version: takes the library's folder and its manifest, and returns the manifest of the next version"""
+
+
+@dataclass(frozen=True)
+class MatcherRecord:
+    """A matcher that filled the library or works with it."""
+
+    fingerprint: str
+    source: str
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """Where pictures came from."""
+
+    number: int
+    root: str
+    kind: Literal["folder", "collection"]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The state of a library. It names the versions of all tables, so that they change together."""
+
+    matcher: MatcherRecord
+    dim: int
+    reranker: MatcherRecord | None = None
+    localizer: MatcherRecord | None = None
+    sources: tuple[SourceRecord, ...] = ()
+    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    """columns that can be filtered by"""
+    generation: int = 1
+    """number of the folder that holds the tables; a rebuilt library has the next"""
+    index: str | None = None
+    """address of the vectors' engine; None for tables in the library's own folder"""
+    label: str = ""
+    """tells this library from others in the same engine"""
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """of each table that counts"""
+    earlier: tuple[tuple[float, Mapping[str, int]], ...] = ()
+    """versions that counted before, until when, for readers that have not looked again yet"""
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def source_at(self, root: Path) -> SourceRecord | None:
+        """The source with this folder."""
+        return next((s for s in self.sources if s.root == str(root)), None)
+
+    def with_source(self, root: Path, kind: Literal["folder", "collection"]) -> tuple[Manifest, SourceRecord]:
+        """The source with this folder, added when it is new."""
+        known = self.source_at(root)
+        if known is not None and known.kind == kind:
+            return self, known
+        source = SourceRecord(known.number if known else len(self.sources), str(root), kind)
+        rest = tuple(s for s in self.sources if s.number != source.number)
+        return replace(self, sources=tuple(sorted((*rest, source), key=lambda s: s.number))), source
+
+
+def read_manifest(folder: Path, name: str = MANIFEST, *, writing: bool = False) -> Manifest:
+    """The manifest of the library in ``folder``.
+
+    Args:
+        writing: bring an older library up to this version, for which its lock is held; a reader refuses it instead.
+
+    Raises:
+        UserError: when there is no library, it is damaged, or of another version.
+    """
+    file = folder / name
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        version = int(content["version"]) if content.get("format") == FORMAT else None
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"{folder} is not a library (it has no {MANIFEST}); "
+            f"make one with {command('calligram', 'index', 'RUN', 'SOURCE', '--out', folder)}"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{file} is damaged ({error}); index again with --rebuild") from error
+    if version is None:
+        raise UserError(f"{file} does not describe a {FORMAT}")
+    if version > VERSION:
+        raise UserError(f"{folder} has library version {version}, this calligram reads up to {VERSION}; upgrade it")
+    if version < VERSION:
+        content = _migrated(folder, content, version, writing)
+    try:
+        manifest = _from_json(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{file} is damaged ({error}); index again with --rebuild") from error
+    if version < VERSION:
+        write_manifest(folder, manifest, name)
+    return manifest
+
+
+def _migrated(folder: Path, content: dict[str, Any], version: int, writing: bool) -> dict[str, Any]:
+    if not writing:
+        raise UserError(
+            f'{folder} has library version {version}, older than {VERSION}; "calligram index" brings it up to date'
+        )
+    for older in range(version, VERSION):
+        if older not in MIGRATIONS:
+            raise UserError(
+                f"{folder} has library version {older}, which cannot be brought up to {VERSION}: --rebuild it"
+            )
+        content = {**MIGRATIONS[older](folder, content), "version": older + 1}
+    return content
+
+
+def write_manifest(folder: Path, manifest: Manifest, name: str = MANIFEST) -> None:
+    """Replace the manifest in one step, safely on disk: the moment at which changes count."""
+    file = folder / name
+    partial = file.with_name(f".{name}.partial")
+    with partial.open("w", encoding="utf-8") as stream:
+        json.dump({"format": FORMAT, "version": VERSION, **asdict(manifest)}, stream, indent=1, ensure_ascii=False)
+        stream.write("\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)
+
+
+def _from_json(content: Mapping[str, Any]) -> Manifest:
+    models = {
+        key: MatcherRecord(**content[key]) if content[key] else None for key in ("matcher", "reranker", "localizer")
+    }
+    if models["matcher"] is None:
+        raise ValueError("no matcher")
+    return Manifest(
+        **models,  # type: ignore[arg-type]
+        dim=int(content["dim"]),
+        sources=tuple(SourceRecord(**source) for source in content["sources"]),
+        kinds=dict(content["kinds"]),
+        generation=int(content["generation"]),
+        index=content["index"],
+        label=str(content["label"]),
+        versions={str(k): int(v) for k, v in content["versions"].items()},
+        earlier=tuple((float(until), dict(versions)) for until, versions in content["earlier"]),
+        counts=dict(content["counts"]),
+    )

@@ -1,0 +1,1 @@
+"""Vector indexes: exact in memory, Lance, Milvus. Nothing above knows which."""

@@ -1,0 +1,1 @@
+"""What the papers claim, as rows that can be run, judged and reported."""

@@ -1,0 +1,177 @@
+"""The studies there are: rows and claims, listed before anything is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from calligram.errors import UserError
+from calligram.recipes.parts.run import ASSETS
+from calligram.studies.a3vse import A3VSE
+from calligram.studies.aoq import AOQ
+from calligram.studies.claims import Claim, Row, Study
+from calligram.studies.dual_path import DUAL_PATH, DUAL_PATH_PERSONS
+from calligram.studies.mmca import MMCA
+from calligram.studies.two_branch import TWO_BRANCH
+
+# Whether captions of images that ``calligram suggest`` proposes teach more than as many of images drawn at random.
+#
+# All captions are known here, and most are hidden: a run on one caption of each of 5% of images, drawn anew for each
+# seed, proposes as many further ones, whose captions are then shown, and a run on these proposes as many again.
+# Every row
+# is trained from scratch, with as many steps. The matcher is small and on stored features, so that seeds are cheap;
+# word
+# vectors are those of the study of a3vse.
+
+_COMMON = (
+    "matcher=vse", "pseudo.of=none", f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224",
+    "text.vectors=data/words.txt", "text.hidden=256", "dim=256", "lr=0.001", "batch=128", "steps=30", "epochs=5",
+    "sparse.captions=1", "sparse.seed=none",
+)  # fmt: skip
+START = 5
+"""percent of images with a caption at first"""
+BUDGETS = (10, 20)
+"""percent of images with a caption after the first and after the second round"""
+CHOICES = {"suggested": 0.5, "by coverage alone": 0.0}
+"""by name, how much uncertainty counts"""
+
+
+def _random(percent: int) -> Row:
+    return Row(f"{percent}% at random", "a3vse", (*_COMMON, f"sparse.images={percent / 100}"))
+
+
+def _chosen(name: str, percent: int, of: str, of_percent: int) -> Row:
+    """Chosen by the run of another row, beside the images that one had."""
+    changes = (
+        f"sparse.images={START / 100}", f"sparse.run=row:{of}", f"sparse.more={(percent - of_percent) / 100}",
+        f"sparse.uncertainty={CHOICES[name]}",
+    )  # fmt: skip
+    return Row(f"{percent}% {name}{', at once' * (percent - of_percent > 10)}", "a3vse", (*_COMMON, *changes))
+
+
+def _rows() -> Iterator[Row]:
+    first, second = BUDGETS
+    yield _random(START)
+    yield _random(first)
+    yield from (_chosen(name, first, f"{START}% at random", START) for name in CHOICES)
+    yield _random(second)
+    yield from (_chosen(name, second, f"{first}% {name}", first) for name in CHOICES)
+    yield from (_chosen(name, second, f"{START}% at random", START) for name in CHOICES)
+
+
+SUGGEST = Study(
+    "suggest",
+    tuple(_rows()),
+    (
+        *(
+            Claim(
+                f"Ours: captions of {percent}% of images, {percent - START}% of them suggested, teach more than of "
+                f"images at random ({told}).",
+                f"{percent}% suggested", f"{percent}% at random", metric=metric,
+            )
+            for percent in BUDGETS
+            for metric, told in (
+                ("rsum", "sum of recalls"),
+                ("t2i.r10", "R@10, images for texts"),
+                ("i2t.r10", "R@10, texts for images"),
+            )
+        ),
+        *(
+            Claim(f"Ours: uncertainty helps beside coverage, at {percent}%.", f"{percent}% suggested",
+                  f"{percent}% by coverage alone")
+            for percent in BUDGETS
+        ),
+        *(
+            Claim(f"Ours: asking again after half of the captions helps ({name}).", f"20% {name}",
+                  f"20% {name}, at once")
+            for name in CHOICES
+        ),
+        *(
+            Claim(f"Ours: captions of {percent}% of images, chosen by coverage alone, teach more than of images at "
+                  "random (sum of recalls).", f"{percent}% by coverage alone", f"{percent}% at random")
+            for percent in BUDGETS
+        ),
+        Claim("Twice as many captions at random teach more.", "10% at random", f"{START}% at random"),
+        Claim("Four times as many captions at random teach more.", "20% at random", f"{START}% at random"),
+    ),
+)  # fmt: skip
+
+
+_MOBILENET = (f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224", "image.views=flip")
+_MINILM = (f"text.encoder=${ASSETS}/models/minilm",)
+
+STUDIES: Mapping[str, Study] = {
+    "vse++": Study(
+        "vse++",
+        (
+            Row("hardest", "vse", ("loss=ranking", "lr=0.001", "warmup_epochs=4")),
+            Row("sum", "vse", ("loss=ranking", "lr=0.001", "top_k=none")),
+            Row("InfoNCE", "vse"),
+            Row("hardest, no warm-up", "vse", ("loss=ranking", "lr=0.001", "warmup_epochs=0")),
+            Row("InfoNCE, true negatives only", "vse", ("ignore_also_true=true",), needs="also_true"),
+        ),
+        (
+            Claim("The hardest negative beats the sum over all negatives (Tables 1 and 3).", "hardest", "sum"),
+            Claim("Ours: the hardest negatives need a warm-up with all of them.", "hardest", "hardest, no warm-up"),
+            Claim("Ours: InfoNCE beats the hardest negative.", "InfoNCE", "hardest"),
+            Claim(
+                "Ours: leaving out negatives that are in truth matches helps.",
+                "InfoNCE, true negatives only",
+                "InfoNCE",
+            ),
+            Claim(
+                "Fine-tuning the image encoder helps (Tables 1 and 3).", "", "",
+                needs="MS-COCO or Flickr30K pictures and the ImageNet weights of VGG19 and ResNet152",
+            ),
+        ),
+    ),
+    "photographs": Study(
+        "photographs",
+        (
+            Row("frozen features, GRU", "vse", (
+                *_MOBILENET, "epochs=25", "batch=256", "lr=0.0005", "dim=1024", "text.min_count=4", "text.word_dim=300",
+                "text.hidden=1024", "text.dropout=0.3", "text.bidirectional=true", "text.blank=0.1",
+            )),
+            Row("end to end, MiniLM", "vse", (
+                *_MOBILENET, *_MINILM, "image.train=true", "image.flip=true", "image.crop=0.5", "image.jitter=0.3",
+                "text.train=true", "text.blank=0.15", "dim=512", "texts=1", "epoch_of=pairs", "epochs=4", "batch=128",
+                "average=0.998", "lr=0.001", "optim.parts=image:0.3,text.encoder:0.1", "optim.warmup=0.05",
+                "precision=bf16",
+            )),
+            Row("frozen features, trained MiniLM", "vse", (
+                *_MOBILENET, *_MINILM, "epochs=12", "batch=256", "lr=0.001", "dim=1024", "text.train=true",
+                "text.dropout=0.1", "optim.parts=text.encoder:0.1", "optim.warmup=0.05", "precision=bf16",
+            )),
+            Row("frozen features, frozen MiniLM", "vse", (
+                *_MOBILENET, *_MINILM, "epochs=8", "batch=256", "lr=0.001", "dim=1024", "text.dropout=0.1",
+            )),
+        ),
+        (
+            Claim(
+                "Training the image encoder too helps (vse++, Tables 1 and 3).",
+                "end to end, MiniLM", "frozen features, trained MiniLM",
+            ),
+            Claim(
+                "Ours: training the text encoder too helps.",
+                "frozen features, trained MiniLM", "frozen features, frozen MiniLM",
+            ),
+            Claim(
+                "Ours: a text encoder that has read much more, frozen, beats a GRU trained on the captions.",
+                "frozen features, frozen MiniLM", "frozen features, GRU",
+            ),
+        ),
+    ),
+    "two-branch": TWO_BRANCH,
+    "dual-path": DUAL_PATH,
+    "dual-path-persons": DUAL_PATH_PERSONS,
+    "aoq": AOQ,
+    "a3vse": A3VSE,
+    "mmca": MMCA,
+    "suggest": SUGGEST,
+}  # fmt: skip
+
+
+def find_study(paper: str) -> Study:
+    """A study, or an error that says which there are."""
+    if paper not in STUDIES:
+        raise UserError(f"no claims are listed for paper '{paper}'; there are: {', '.join(STUDIES)}")
+    return STUDIES[paper]

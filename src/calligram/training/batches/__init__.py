@@ -1,0 +1,1 @@
+"""What a step sees: batches and the samplers that draw them."""

@@ -1,0 +1,171 @@
+"""What an objective is handed: distinct images and texts with their targets, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from calligram.data.pairing import Pairing
+from calligram.features.images.pixels import Augment
+from calligram.features.inputs import Inputs
+from calligram.progress import Track, silent
+from calligram.training.batches.pair_sampler import PairSampler, derived_seed
+from calligram.training.distributed import Processes
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One row per distinct item. With several processes, items are this process's share and targets the whole
+    batch's.
+    """
+
+    images: Tensor
+    texts: Tensor
+    text_mask: Tensor
+    image_target: Tensor
+    """(I, T): +1 match, -1 negative, 0 ignored"""
+    text_target: Tensor
+    """(T, I)"""
+    image_groups: Tensor
+    """(I,) class labels: items connected by matches share one"""
+    text_groups: Tensor
+    """(T,)"""
+    drawn: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.int64))
+    """(N, 2k) what a sampler drew, as rows of images and texts by turns: a matching pair, then what goes with it; -1
+    for none"""
+    own: tuple[int, int] | None = None
+    """how many of the images and of the texts are in matching pairs; they come first, and what was drawn beside them
+    after, with a target of 0. None for all"""
+    image_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """(I,) which images of the pairing these are"""
+    text_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    """(T,)"""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The same with every tensor changed."""
+        changed: dict[str, Any] = {k: change(v) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, **changed)
+
+
+class Batches:
+    """Draws batches of a pairing: decoding and padding run one batch ahead of the device."""
+
+    def __init__(
+        self,
+        pairing: Pairing,
+        inputs: Inputs,
+        sampler: PairSampler,
+        *,
+        augment: Augment | None = None,
+        blank: float = 0.0,
+        device: torch.device | str = "cpu",
+        processes: Processes | None = None,
+        ignore_also_true: bool = False,
+        classes: tuple[Ints, Ints] | None = None,
+        track: Track = silent,
+    ) -> None:
+        """Args:
+        blank: share of words that are hidden.
+        ignore_also_true: pairs that are true without being annotated become neither positives nor negatives.
+        classes: labels of all images and texts, in place of the groups that matches connect; -1 for none.
+        """
+        self.pairing, self.inputs, self.sampler, self.augment = pairing, inputs, sampler, augment
+        self.blank = blank
+        self._blank_word = inputs.texts.blank if blank else 0  # asked once: some tokenizers are slow to tell
+        self.device, self.processes = torch.device(device), processes or Processes()
+        self._also_true = pairing.also_true if ignore_also_true else None
+        self._images = inputs.images.load(pairing.visuals, track)
+        self._texts = inputs.texts.load(pairing.texts.strings, pairing.visuals.pictures.cache, track)
+        self._image_groups, self._text_groups = pairing.matches.groups() if classes is None else classes
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def with_sampler(self, sampler: PairSampler) -> Batches:
+        """Batches of another sampler, over what was loaded for these."""
+        other = copy(self)
+        other.sampler = sampler
+        return other
+
+    @property
+    def groups(self) -> int:
+        """Number of classes that ``Batch.image_groups`` and ``Batch.text_groups`` come from."""
+        return int(max(self._image_groups.max(initial=-1), self._text_groups.max(initial=-1))) + 1
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Batches of one epoch from ``start`` on."""
+        drawn = self.sampler.epoch(number)[start:]
+        with ThreadPoolExecutor(1) as ahead:
+            coming = ahead.submit(self._host, drawn[0]) if drawn else None
+            for step in range(len(drawn)):
+                assert coming is not None
+                host = coming.result()
+                coming = ahead.submit(self._host, drawn[step + 1]) if step + 1 < len(drawn) else None
+                yield self._on_device(host, derived_seed(self.sampler.seed, "augment", number, start + step))
+
+    def _host(self, pairs: Ints) -> Batch:
+        images, texts = (np.unique(pairs[:, side]) for side in (0, 1))
+        target = self.pairing.matches.target(images, texts)
+        if self._also_true is not None:
+            target[(target < 0) & (self._also_true.target(images, texts) > 0)] = 0
+        own = len(images), len(texts)
+        images, texts = (_with_others(rows, pairs[:, side::2]) for side, rows in ((0, images), (1, texts)))
+        target = np.pad(target, [(0, len(images) - own[0]), (0, len(texts) - own[1])])
+        drawn = np.stack([_places(pairs[:, c], texts if c % 2 else images) for c in range(pairs.shape[1])], axis=1)
+        mine_images, mine_texts = self.processes.share(images), self.processes.share(texts)
+        words, mask = self._texts.take(mine_texts)
+        host = Batch(
+            self._images.take(mine_images),
+            words,
+            mask,
+            torch.from_numpy(target),
+            torch.from_numpy(np.ascontiguousarray(target.T)),
+            torch.from_numpy(self._image_groups[images]),
+            torch.from_numpy(self._text_groups[texts]),
+            torch.from_numpy(drawn),
+            own,
+            torch.from_numpy(images),
+            torch.from_numpy(texts),
+        )
+        # Pinned here, in the thread that runs ahead, so that the copy to the device need not wait.
+        return host.each(Tensor.pin_memory) if self.device.type == "cuda" else host
+
+    def _on_device(self, host: Batch, seed: int) -> Batch:
+        batch = host.each(lambda tensor: tensor.to(self.device, non_blocking=True))
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(derived_seed(seed, self.processes.rank))
+            images = self.inputs.images.finish(batch.images, self.augment)
+            texts = self._with_blanks(batch.texts, batch.text_mask) if self.blank else batch.texts
+        return replace(batch, images=images, texts=texts)
+
+    def _with_blanks(self, texts: Tensor, mask: Tensor) -> Tensor:
+        """Hide words at random; the first and the last of a text are marks of its ends and stay."""
+        inner = mask.clone()
+        inner[:, 0] = False
+        inner[torch.arange(len(mask), device=mask.device), mask.sum(1) - 1] = False
+        hidden = inner & (torch.rand(texts.shape, device=texts.device) < self.blank)
+        return texts.masked_fill(hidden, self._blank_word)
+
+
+def _with_others(own: Ints, drawn: Ints) -> Ints:
+    """Distinct rows: those of pairs, then others that were drawn; -1 is none."""
+    others = np.setdiff1d(drawn, own)
+    return np.concatenate([own, others[others >= 0]])
+
+
+def _places(rows: Ints, items: Ints) -> Ints:
+    """Where each row stands among distinct ``items``; -1 stays."""
+    order = np.argsort(items)
+    place = order[np.searchsorted(items, np.maximum(rows, items.min()), sorter=order)]
+    return np.where(rows >= 0, place, -1)

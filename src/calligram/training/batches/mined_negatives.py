@@ -1,0 +1,141 @@
+"""Offline hard negatives in batches: drawn for each pair from lists that were mined over a whole split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
+
+from calligram.data.matches import Matches
+from calligram.data.negatives import Negatives, Ranked
+from calligram.training.batches.pair_sampler import PairSampler, derived_seed
+
+Ints = NDArray[np.int64]
+Spread = Literal["uniform", "normal"]
+_Draw = Callable[[Ints], Ints]
+
+TRIES = 20
+"""draws after which two negatives that still match each other are not used together"""
+DEVIATIONS = 3.0
+"""of the normal distribution of ranks, between the ends of a list and its middle"""
+
+
+class OfflineSampler(PairSampler):
+    """Batches of ``PairSampler``, each pair (i, t) with offline negatives (aoq, Sec. 3.2).
+
+    A batch is (N, 6): i, t, i_off, t_off, then an image of t_off and a text of i_off. i_off and t_off are drawn from
+    the lists of t and i, again while they match each other, and so are the two derived from them. -1 stands for what
+    there is not: a pair without negatives, or whose negatives all match each other. The release draws both from the
+    same rank, and does not draw again. Without ``derived`` a batch is (N, 4), and there is less to encode.
+    """
+
+    def __init__(
+        self,
+        matches: Matches,
+        batch: int,
+        seed: int,
+        negatives: Negatives | None = None,
+        *,
+        spread: Spread = "uniform",
+        excluded: Matches | None = None,
+        derived: bool = True,
+        texts: int = 1,
+        per_image: bool = False,
+    ) -> None:
+        """Args:
+        negatives: lists in the order of the items of ``matches``; None where ``take`` gives them later.
+        spread: of the ranks that are drawn: all alike, or normal about the middle of a list, which leaves out most of
+            its top, where negatives may be false ones (aoq, supplement; its parameters are not given).
+        excluded: pairs that are no negatives; ``matches`` when None.
+        """
+        super().__init__(matches, batch, seed, texts=texts, per_image=per_image)
+        self.spread, self.derived = spread, derived
+        if negatives is not None:
+            self.take(negatives)
+        self._excluded = matches if excluded is None else excluded
+        self._texts_of, self._images_of = Partners(matches), Partners(matches.T)
+
+    def take(self, negatives: Negatives) -> None:
+        """Draw from these lists from now on."""
+        self._texts, self._images = _Lists(negatives.texts), _Lists(negatives.images)
+
+    def epoch(self, number: int) -> list[Ints]:
+        """The batches of one epoch, each (N, 6) or (N, 4)."""
+        batches = super().epoch(number)
+        rng = np.random.default_rng(derived_seed(self.seed, "offline", number))
+        drawn = self.draw(np.concatenate(batches), rng)
+        return np.split(drawn, np.cumsum([len(pairs) for pairs in batches])[:-1])
+
+    def draw(self, pairs: Ints, rng: np.random.Generator) -> Ints:
+        """Negatives beside pairs (N, 2): (N, 6) or (N, 4)."""
+        image, text = self._apart(
+            lambda of: self._images.draw(pairs[of, 1], self.spread, rng),
+            lambda of: self._texts.draw(pairs[of, 0], self.spread, rng),
+            len(pairs),
+        )
+        # A text's own negative still counts where no image can be found that does not match it.
+        image = np.where(self._clash(image, text), -1, image)
+        if not self.derived:
+            return np.stack([pairs[:, 0], pairs[:, 1], image, text], axis=1)
+        image_of, text_of = self._apart(
+            lambda of: self._images_of.draw(text[of], rng), lambda of: self._texts_of.draw(image[of], rng), len(pairs)
+        )
+        clash = self._clash(image_of, text_of)
+        image_of, text_of = np.where(clash, -1, image_of), np.where(clash, -1, text_of)
+        return np.stack([pairs[:, 0], pairs[:, 1], image, text, image_of, text_of], axis=1)
+
+    def _apart(self, images: _Draw, texts: _Draw, count: int) -> tuple[Ints, Ints]:
+        """Draw both, and both again where they match each other."""
+        image, text = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+        again = np.arange(count)
+        for _ in range(TRIES):
+            image[again], text[again] = images(again), texts(again)
+            again = again[self._clash(image[again], text[again])]
+            if not len(again):
+                break
+        return image, text
+
+    def _clash(self, image: Ints, text: Ints) -> NDArray[np.bool_]:
+        there = (image >= 0) & (text >= 0)
+        clash = np.zeros(len(image), dtype=bool)
+        clash[there] = self._excluded.among(image[there], text[there])
+        return clash
+
+
+class _Lists:
+    """Draws from ranked lists."""
+
+    def __init__(self, lists: Ranked) -> None:
+        self._lists, self._lengths = lists, (np.asarray(lists) >= 0).sum(1)
+
+    def draw(self, anchors: Ints, spread: Spread, rng: np.random.Generator) -> Ints:
+        """One candidate of each anchor's list; -1 where it is empty."""
+        place = rng.random(len(anchors))
+        if spread == "normal":
+            # The inverse of a normal distribution that is cut off at both ends of the list.
+            outside = ndtr(-DEVIATIONS)
+            place = 0.5 + ndtri(outside + place * (1 - 2 * outside)) / (2 * DEVIATIONS)
+        length = self._lengths[anchors]
+        rank = np.minimum((place * length).astype(np.int64), np.maximum(length - 1, 0))
+        if not self._lists.shape[1]:
+            return np.full(len(anchors), -1, dtype=np.int64)
+        return np.where(length > 0, self._lists[anchors, rank], -1).astype(np.int64)
+
+
+class Partners:
+    """Draws a random partner of an item."""
+
+    def __init__(self, matches: Matches) -> None:
+        rows, self._columns = matches.pairs()
+        self._starts = np.searchsorted(rows, np.arange(matches.shape[0] + 1))
+
+    def draw(self, items: Ints, rng: np.random.Generator) -> Ints:
+        """A column for each row of the relation in ``items``; -1 for -1, and for rows without any."""
+        chance = rng.random(len(items))
+        known = np.maximum(items, 0)
+        count = np.where(items >= 0, self._starts[known + 1] - self._starts[known], 0)
+        place = self._starts[known] + (chance * count).astype(np.int64)
+        return np.where(count > 0, self._columns[np.minimum(place, len(self._columns) - 1)], -1)

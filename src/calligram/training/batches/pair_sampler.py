@@ -1,0 +1,147 @@
+"""Which pairs share a batch."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calligram.data.matches import Matches
+from calligram.errors import UserError
+
+Ints = NDArray[np.int64]
+
+
+def derived_seed(*parts: int | str) -> int:
+    """A seed from its parts: the same everywhere, and unrelated for different parts.
+
+    All randomness of a run is drawn from (seed, stage, epoch, step), so that a resumed run needs no saved random state.
+    """
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class PairSampler:
+    """Batches of distinct images, each with ``texts`` of its texts.
+
+    An epoch goes over the images in rounds, each image at most once in a round with texts it did not have before, until
+    every matching pair has come once. Images with more texts than others are left over for late, small rounds; those
+    are joined, so a batch there may name an image twice. ``Batches`` lays out each distinct image and text once.
+    """
+
+    def __init__(self, matches: Matches, batch: int, seed: int, *, texts: int = 1, per_image: bool = False) -> None:
+        """Args:
+        batch: images in a batch, over all processes.
+        texts: how many texts of an image come with it.
+        per_image: an epoch is a single round over the images instead of all pairs.
+        """
+        if batch < 2:
+            raise UserError(f"batch must be at least 2 images, got {batch}")
+        if texts < 1:
+            raise UserError(f"texts per image must be at least 1, got {texts}")
+        self.matches, self.batch, self.seed, self.texts, self.per_image = matches, batch, seed, texts, per_image
+        counts = matches.counts()[0]
+        self._turns = int((counts > 0).sum() if per_image else (-(-counts // texts)).sum())
+        if len(matches) < 2:
+            raise UserError(f"training needs at least 2 matching pairs, this split has {len(matches)}")
+        images, distinct = (int((count > 0).sum()) for count in matches.counts())
+        if min(images, distinct) < 2:
+            raise UserError(
+                f"training needs at least 2 images and 2 different texts to tell apart; this split has {images} and "
+                f"{distinct}"
+            )
+
+    def __len__(self) -> int:
+        """Batches in an epoch. A last batch under half the size is left out; the next epoch shuffles anew."""
+        full, rest = divmod(self._turns, self.batch)
+        return max(1, full + (rest >= self.batch / 2))
+
+    def epoch(self, number: int) -> list[Ints]:
+        """The batches of one epoch, each (N, 2) rows of images and texts."""
+        rng = np.random.default_rng(derived_seed(self.seed, "batches", number))
+        visual, text = self.matches.pairs()
+        shuffled = rng.permutation(len(visual))
+        visual, text = visual[shuffled], text[shuffled]
+        round_of = _place_within(visual, self.matches.shape[0]) // self.texts
+        if self.per_image:
+            first = round_of == 0
+            visual, text, round_of = visual[first], text[first], round_of[first]
+        # One random key for each (round, image), shared by the texts that come together.
+        images = self.matches.shape[0]
+        turn, inverse = np.unique(round_of * images + visual, return_inverse=True)
+        order = np.lexsort((rng.random(len(turn)), turn // images))
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        batch_of = place[inverse] // self.batch
+        pairs = np.stack([visual, text], axis=1)
+        return [pairs[batch_of == i] for i in range(len(self))]
+
+
+def _place_within(labels: Ints, count: int) -> Ints:
+    """For each entry: how many entries of the same label stand before it."""
+    by_label = np.argsort(labels, kind="stable")
+    counts = np.bincount(labels, minlength=count)
+    place = np.empty(len(labels), dtype=np.int64)
+    place[by_label] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return place
+
+
+# Neighbourhood sampling: batches in which a target has more than one positive.
+
+Extra = Literal["none", "neighbours", "random"]
+
+
+class NeighbourhoodSampler(PairSampler):
+    """Batches of ``PairSampler`` with further pairs (two-branch, Sec. 3.2.3).
+
+    ``neighbours`` gives every image that came with one text a second one of its own, and every text that came with one
+    of its images a second image, where there are any. ``random`` is the control (Sec. 4.4): as many further pairs of
+    other images. An epoch has the same number of batches in all cases.
+    """
+
+    def __init__(
+        self, matches: Matches, batch: int, seed: int, *, extra: Extra, texts: int = 1, per_image: bool = False
+    ) -> None:
+        super().__init__(matches, batch, seed, texts=texts, per_image=per_image)
+        self.extra = extra
+        self._transposed = matches.T
+        self._all = np.stack(matches.pairs(), axis=1)
+
+    def epoch(self, number: int) -> list[Ints]:
+        """The batches of one epoch, each (N, 2) rows of images and texts."""
+        batches = super().epoch(number)
+        if self.extra == "none":
+            return batches
+        rng = np.random.default_rng(derived_seed(self.seed, "neighbours", number))
+        return [np.concatenate([pairs, self._more(pairs, rng)]) for pairs in batches]
+
+    def _more(self, pairs: Ints, rng: np.random.Generator) -> Ints:
+        second_texts = second_partners(pairs, self.matches, rng)
+        second_images = second_partners(pairs[:, ::-1], self._transposed, rng)[:, ::-1]
+        more = np.concatenate([second_texts, second_images])
+        if self.extra == "neighbours":
+            return more
+        key = np.array([self.matches.shape[1], 1])
+        others = self._all[~np.isin(self._all @ key, pairs @ key)]
+        return others[rng.choice(len(others), min(len(more), len(others)), replace=False)]
+
+
+def second_partners(pairs: Ints, matches: Matches, rng: np.random.Generator) -> Ints:
+    """A second, random partner for every item of the first column that stands in one pair only and has several.
+
+    Args:
+        pairs: (N, 2) matching items, numbered as rows and columns of ``matches``.
+    """
+    items, first, count = np.unique(pairs[:, 0], return_index=True, return_counts=True)
+    rows, columns = matches.pairs()
+    starts = np.searchsorted(rows, np.arange(matches.shape[0] + 1))
+    partners = starts[items + 1] - starts[items]
+    wanted = (count == 1) & (partners > 1)
+    items, first, partners = items[wanted], first[wanted], partners[wanted]
+    # Pairs are sorted by item and partner, so a partner's place among its item's is found by bisection.
+    width = matches.shape[1]
+    place = np.searchsorted(rows * width + columns, items * width + pairs[first, 1]) - starts[items]
+    other = (place + rng.integers(1, partners)) % partners
+    return np.stack([items, columns[starts[items] + other]], axis=1)

@@ -1,0 +1,353 @@
+"""Mini-batches of regions and phrases as numbers: which triplets and pairs are drawn (two-branch, Algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from calligram.data.boxes import iou
+from calligram.data.grounding import BoxesInImages, GroundedPhrases
+from calligram.errors import UserError
+from calligram.features.inputs import ImageRows, Inputs, TextRows
+from calligram.losses.contrastive import logistic
+from calligram.models.matcher import Matcher
+from calligram.training.batches.batch import Batch
+from calligram.training.batches.pair_sampler import derived_seed
+from calligram.training.distributed import Processes
+from calligram.training.objectives.objective import Objective
+
+Ints = NDArray[np.int64]
+Targets = NDArray[np.int8]
+Extra = Literal["none", "neighbours", "random"]
+
+MATCH, BACKGROUND = 0.7, 0.3
+"""the paper's: a proposal with at least the first overlap with a truth region is positive, with less than the second
+negative"""
+
+
+@dataclass(frozen=True)
+class PhrasePairs:
+    """Every pair of a truth region and a phrase of a split, and the proposals around it.
+
+    Regions are numbered: first the truth region of each chain, then the proposals. Phrases that read the same are one
+    text, so that "a man" is never a negative of itself; a phrase said twice of one region is one pair.
+    """
+
+    chains: Ints
+    """(P,) chain, and so truth region, of each pair"""
+    texts: Ints
+    """(P,) text of each pair"""
+    texts_of: tuple[Ints, ...]
+    """texts of each chain"""
+    positives: tuple[Ints, ...]
+    """for each chain its truth region, then the proposals that match it"""
+    negatives: tuple[Ints, ...]
+    """for each chain the proposals of its image that are background to it"""
+    chain_of_region: Ints
+    """the chain that a region matches best, and for a region that matches none a number of its own"""
+    strings: tuple[str, ...]
+    """the texts"""
+
+    def __len__(self) -> int:
+        return len(self.chains)
+
+    @classmethod
+    def of(
+        cls,
+        grounded: GroundedPhrases,
+        strings: Sequence[str],
+        proposals: BoxesInImages,
+        match: float = MATCH,
+        background: float = BACKGROUND,
+    ) -> PhrasePairs:
+        """Args:
+        strings: words of each phrase of ``grounded``.
+        proposals: those of the same images.
+        match: overlap with a truth region from which a proposal is positive.
+        background: overlap below which it is negative.
+        """
+        numbers: dict[str, int] = {}
+        text = [numbers.setdefault(" ".join(s.lower().split()), len(numbers)) for s in strings]
+        pairs = np.unique(np.stack([grounded.chains, np.array(text, dtype=np.int64)], axis=1), axis=0)
+        chains, texts = pairs[:, 0], pairs[:, 1]
+        count = len(grounded.around)
+        starts = np.searchsorted(chains, np.arange(1, count))
+        positives, negatives, best = _around(grounded.around, proposals, match, background)
+        return cls(chains, texts, tuple(np.split(texts, starts)), positives, negatives, best, tuple(numbers))
+
+
+def _around(
+    truth: BoxesInImages, proposals: BoxesInImages, match: float, background: float
+) -> tuple[tuple[Ints, ...], tuple[Ints, ...], Ints]:
+    """Positives and negatives of each truth region, and the chain of every region."""
+    count = len(truth)
+    positives, negatives = [np.zeros(0, dtype=np.int64)] * count, [np.zeros(0, dtype=np.int64)] * count
+    chain_of_region = np.concatenate([np.arange(count), count + np.arange(len(proposals))])
+    for image in np.unique(truth.images).tolist():
+        chains, near = truth.of(image), proposals.of(image)
+        overlap = iou(truth.boxes[chains], proposals.boxes[near])
+        for row, chain in enumerate(chains.tolist()):
+            positives[chain] = np.concatenate([[chain], count + near[overlap[row] >= match]])
+            negatives[chain] = count + near[overlap[row] < background]
+        if len(near):
+            matched = overlap.max(axis=0) >= match
+            chain_of_region[count + near[matched]] = chains[overlap.argmax(axis=0)[matched]]
+    return tuple(positives), tuple(negatives), chain_of_region
+
+
+@dataclass(frozen=True)
+class DrawnTriplets:
+    """One mini-batch: numbers of regions and texts, and what is positive and negative in either direction."""
+
+    regions: Ints
+    """(I,)"""
+    texts: Ints
+    """(T,)"""
+    image_target: Targets
+    """(I, T): +1 positive, -1 negative, 0 neither, with regions as anchors"""
+    text_target: Targets
+    """(T, I), with texts as anchors"""
+
+    def triplets(self, top_k: int | None, *, both_ways: bool = True) -> int:
+        """Number of triplets, of which ``top_k`` are kept for every anchor and positive (two-branch, Sec. 4.5).
+
+        Args:
+            both_ways: count those of region anchors too, not of phrase anchors alone.
+        """
+        total = 0
+        for target in (self.image_target, self.text_target)[0 if both_ways else 1 :]:
+            negatives = (target < 0).sum(axis=1)
+            kept = negatives if top_k is None else np.minimum(negatives, top_k)
+            total += int(((target > 0).sum(axis=1) * kept).sum())
+        return total
+
+    @property
+    def pairs(self) -> int:
+        """Number of positive and negative pairs."""
+        return int((self.text_target != 0).sum())
+
+
+def draw_triplets(
+    pairs: PhrasePairs,
+    chosen: Ints,
+    rng: np.random.Generator,
+    *,
+    augment: bool = True,
+    extra: Extra = "none",
+    candidates: int | None = None,
+) -> DrawnTriplets:
+    """Triplets for the embedding network (two-branch, Algorithm 1, upper half), from a set of pairs.
+
+    Rows and columns that begin the targets are the pairs themselves, one of each for a pair, so that an anchor has the
+    negatives of its own pair and no others. Which K triplets have the highest loss is for the objective to say.
+
+    Args:
+        chosen: the set of 100.
+        augment: step 2, a random positive region instead of the truth region.
+        extra: step 3c, or as many triplets of other random pairs instead (Sec. 4.4).
+        candidates: how many random regions of those that are negative a phrase is compared with; all when None.
+    """
+    regions = _one_region(pairs, chosen, rng) if augment else pairs.chains[chosen]
+    second_texts, second_regions = _seconds(pairs, chosen, regions, rng, augment=augment)
+    further = np.zeros(0, dtype=np.int64)
+    if extra == "random":
+        others = np.setdiff1d(np.arange(len(pairs)), chosen)
+        wanted = ((second_texts >= 0).sum() + (second_regions >= 0).sum() + 1) // 2
+        further = rng.choice(others, min(int(wanted), len(others)), replace=False)
+    if extra != "neighbours":
+        second_texts, second_regions = np.full_like(second_texts, -1), np.full_like(second_regions, -1)
+    every = np.concatenate([chosen, further])
+    anchors = np.concatenate([regions, _one_region(pairs, further, rng) if augment else pairs.chains[further]])
+    background = [_some(pairs.negatives[c], candidates, rng) for c in pairs.chains[every].tolist()]
+    more = np.flatnonzero(second_regions >= 0)
+    shared = np.unique(np.concatenate(background)) if background else np.zeros(0, dtype=np.int64)
+    rows = np.concatenate([anchors, second_regions[more], shared])
+    also = np.flatnonzero(second_texts >= 0)
+    columns = np.concatenate([pairs.texts[every], second_texts[also]])
+    image_target = np.zeros((len(rows), len(columns)), dtype=np.int8)
+    text_target = np.zeros((len(columns), len(rows)), dtype=np.int8)
+    image_target[: len(every), : len(chosen)] = _text_negatives(pairs, every, chosen)
+    for row, found in enumerate(background):
+        text_target[row, len(anchors) + len(more) + np.searchsorted(shared, found)] = -1
+    # A second positive adds triplets to its anchor. The other direction is marked too, for neighbourhoods to be seen,
+    # and adds none there: a row without negatives has no triplets.
+    own = np.arange(len(every))
+    at_rows = np.concatenate([own, also, len(every) + np.arange(len(more))])
+    at_columns = np.concatenate([own, len(every) + np.arange(len(also)), more])
+    image_target[at_rows, at_columns] = 1
+    text_target[at_columns, at_rows] = 1
+    return DrawnTriplets(rows, columns, image_target, text_target)
+
+
+def _one_region(pairs: PhrasePairs, chosen: Ints, rng: np.random.Generator) -> Ints:
+    """Step 2: for each pair a random region that matches its truth region; the truth region matches itself."""
+    found = (rng.choice(pairs.positives[chain]) for chain in pairs.chains[chosen].tolist())
+    return np.fromiter(found, dtype=np.int64, count=len(chosen))
+
+
+def _some(regions: Ints, count: int | None, rng: np.random.Generator) -> Ints:
+    return regions if count is None or len(regions) <= count else rng.choice(regions, count, replace=False)
+
+
+def _text_negatives(pairs: PhrasePairs, anchors: Ints, chosen: Ints) -> Targets:
+    """Step 3a: -1 for every phrase of the set that is not in the chain of an anchor's, once for each distinct text."""
+    texts = pairs.texts[chosen]
+    first = np.zeros(len(texts), dtype=bool)
+    first[np.unique(texts, return_index=True)[1]] = True
+    outside = [~np.isin(texts, pairs.texts_of[chain]) for chain in pairs.chains[anchors].tolist()]
+    return np.where(np.array(outside).reshape(len(anchors), len(texts)) & first, -1, 0).astype(np.int8)
+
+
+def _seconds(
+    pairs: PhrasePairs, chosen: Ints, regions: Ints, rng: np.random.Generator, *, augment: bool
+) -> tuple[Ints, Ints]:
+    """Step 3c: for each pair a further text and a further region where its region or its text has one partner only.
+
+    -1 where none is needed or there is none. Of several pairs with the same region, or text, none needs one.
+    """
+    texts, chains = pairs.texts[chosen], pairs.chains[chosen]
+    second_texts, second_regions = np.full(len(chosen), -1, dtype=np.int64), np.full(len(chosen), -1, dtype=np.int64)
+    for place, (region, text, chain) in enumerate(zip(regions.tolist(), texts.tolist(), chains.tolist(), strict=True)):
+        if len(np.unique(texts[regions == region])) < 2:
+            second_texts[place] = _another(pairs.texts_of[chain], text, rng)
+        if augment and len(np.unique(regions[texts == text])) < 2:
+            second_regions[place] = _another(pairs.positives[chain], region, rng)
+    return second_texts, second_regions
+
+
+def _another(items: Ints, item: int, rng: np.random.Generator) -> int:
+    """A random one of the items, not ``item`` itself; -1 where there is none."""
+    others = items[items != item]
+    return int(rng.choice(others)) if len(others) else -1
+
+
+def draw_pairs(pairs: PhrasePairs, chosen: Ints, rng: np.random.Generator, *, augment: bool = True) -> DrawnTriplets:
+    """Pairs for the similarity network (two-branch, Algorithm 1, lower half), from a set of pairs.
+
+    With ``augment`` every region that matches the truth region is a positive of the phrase, otherwise the truth region
+    alone; each positive comes with one random negative region of the same image. Phrases whose image has no negative
+    are left out, so that both kinds are equally many.
+    """
+    rows: list[Ints] = []
+    signs: list[tuple[int, int, int]] = []
+    total = 0
+    for column, chain in enumerate(pairs.chains[chosen].tolist()):
+        matching = pairs.positives[chain] if augment else np.array([chain])
+        if not len(pairs.negatives[chain]):
+            continue
+        rows += [matching, rng.choice(pairs.negatives[chain], len(matching))]
+        signs.append((column, total, len(matching)))
+        total += 2 * len(matching)
+    text_target = np.zeros((len(chosen), total), dtype=np.int8)
+    for column, start, count in signs:
+        text_target[column, start : start + count] = 1
+        text_target[column, start + count : start + 2 * count] = -1
+    regions = np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
+    return DrawnTriplets(regions, pairs.texts[chosen], np.ascontiguousarray(text_target.T), text_target)
+
+
+# Batches of regions and phrases for the loop, and the objective over pairs that were drawn in balance.
+
+Draw = Callable[[PhrasePairs, Ints, np.random.Generator], DrawnTriplets]
+
+
+class PhraseBatches:
+    """All pairs of a split, shuffled into sets; what is drawn for a set is a batch (two-branch, Algorithm 1)."""
+
+    def __init__(
+        self,
+        pairs: PhrasePairs,
+        inputs: Inputs,
+        truth: ImageRows,
+        proposals: ImageRows,
+        texts: TextRows,
+        draw: Draw,
+        *,
+        seed: int,
+        size: int = 100,
+        sets: int | None = None,
+        device: torch.device | str = "cpu",
+        processes: Processes | None = None,
+    ) -> None:
+        """Args:
+        truth: features of the truth region of each chain.
+        proposals: features of the proposals, in the order in which ``pairs`` numbers them.
+        texts: the strings of ``pairs``.
+        draw: ``draw_triplets`` or ``draw_pairs``, with its options.
+        size: pairs in a set.
+        sets: how many sets make an epoch; all of them when None.
+        """
+        if len(pairs) < 2:
+            raise UserError(f"training needs at least 2 pairs of a region and a phrase, this split has {len(pairs)}")
+        self.pairs, self.inputs, self.draw, self.seed = pairs, inputs, draw, seed
+        self._truth, self._proposals, self._texts = truth, proposals, texts
+        self.size = min(size, len(pairs))
+        self._sets = len(pairs) // self.size if sets is None else min(sets, len(pairs) // self.size)
+        self.device, self.processes = torch.device(device), processes or Processes()
+
+    def __len__(self) -> int:
+        """Sets in an epoch; pairs that do not fill a set wait for the next shuffle."""
+        return self._sets
+
+    def drawn(self, number: int, step: int) -> DrawnTriplets:
+        """The batch of one step, as numbers."""
+        order = np.random.default_rng(derived_seed(self.seed, "sets", number)).permutation(len(self.pairs))
+        chosen = order[step * self.size : (step + 1) * self.size]
+        return self.draw(self.pairs, chosen, np.random.default_rng(derived_seed(self.seed, "draws", number, step)))
+
+    def mean_size(self, count: Callable[[DrawnTriplets], int], sets: int = 20) -> float:
+        """Triplets or pairs in a batch, over the first sets."""
+        return float(np.mean([count(self.drawn(0, step)) for step in range(min(sets, len(self)))]))
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Batches of an epoch from ``start`` on; the next is prepared while the network works on this one."""
+        with ThreadPoolExecutor(1) as ahead:
+            coming = ahead.submit(self._host, number, start) if start < len(self) else None
+            for step in range(start, len(self)):
+                assert coming is not None
+                host = coming.result()
+                coming = ahead.submit(self._host, number, step + 1) if step + 1 < len(self) else None
+                yield host.each(lambda tensor: tensor.to(self.device))
+
+    def _host(self, number: int, step: int) -> Batch:
+        drawn = self.drawn(number, step)
+        words, mask = self._texts.take(self.processes.share(drawn.texts))
+        chain_of_text = self.pairs.chain_of_region[drawn.regions[drawn.text_target.argmax(axis=1)]]
+        return Batch(
+            self.inputs.images.finish(self.take(self.processes.share(drawn.regions))),
+            words,
+            mask,
+            torch.from_numpy(drawn.image_target),
+            torch.from_numpy(drawn.text_target),
+            torch.from_numpy(self.pairs.chain_of_region[drawn.regions]),
+            torch.from_numpy(chain_of_text),
+        )
+
+    def take(self, regions: Ints) -> Tensor:
+        """Features of regions as ``PhrasePairs`` numbers them."""
+        count = len(self._truth)
+        is_truth = regions < count
+        one, two = self._truth.take(regions[is_truth]), self._proposals.take(regions[~is_truth] - count)
+        order = np.argsort(np.concatenate([np.flatnonzero(is_truth), np.flatnonzero(~is_truth)]))
+        return torch.cat([one, two])[torch.from_numpy(order)]
+
+
+class DrawnPairsObjective(Objective):
+    """Logistic regression over exactly the pairs of a batch (two-branch, Eq. 7), which were drawn in equal numbers.
+
+    Departs from the paper's sum: divided by the number of pairs.
+    """
+
+    def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
+        """One term."""
+        images, texts = self.encode(matcher, batch)
+        of_text, of_image = batch.text_target.nonzero(as_tuple=True)
+        scores = matcher.score_pairs(images.rows(of_image), texts.rows(of_text))
+        return {"logistic": logistic(scores, batch.text_target[of_text, of_image]) / max(1, len(of_text))}

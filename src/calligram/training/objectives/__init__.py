@@ -1,0 +1,1 @@
+"""What a step minimises: named terms over a batch."""

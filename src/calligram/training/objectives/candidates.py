@@ -1,0 +1,96 @@
+"""Training in two stages, as a search goes: the vectors' own loss, and the matcher's scores for candidates alone."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, cosines
+from calligram.training.batches.batch import Batch
+from calligram.training.objectives.objective import Objective
+
+
+class StagedObjective(Objective):
+    """A loss of a matcher's scores and, with a weight, the same loss of the cosines of its vectors.
+
+    For matchers whose scores are more than that cosine. The vectors find what the scores then put in order, so both
+    learn; and where the scores of all pairs of a batch cost too much, those of ``candidates`` are computed alone: for
+    each image its ``candidates`` nearest texts that do not match it, by the cosine, for each text its nearest images
+    likewise, and all matching pairs. To the scores' loss all other pairs are neither matches nor negatives. With as
+    many candidates as items it is the loss of all pairs.
+
+    Each of the two losses has weights of its own, such as InfoNCE's temperature: cosines and scores differ in range.
+    """
+
+    def __init__(self, objective: Objective, candidates: int = 0, first_stage: float | None = None) -> None:
+        """Args:
+        objective: over pairs; it may look at a batch's grid through ``score`` and the targets alone.
+        candidates: 0 for the scores of all pairs.
+        first_stage: weight of the vectors' loss; None for 1 with candidates and 0 without.
+        """
+        super().__init__()
+        self.candidates = candidates
+        self.weight = float(candidates > 0) if first_stage is None else first_stage
+        self.second = objective
+        self.first = deepcopy(objective) if self.weight else None
+
+    @property
+    def recordable(self) -> bool:
+        """Without candidates: their number differs from batch to batch."""
+        return not self.candidates and self.second.recordable
+
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
+        """The objective's terms, and those of the vectors by ``first_``."""
+        found = {}
+        if self.first is not None:
+            own = self.first.terms(EmbeddingMatcher(), batch, images, texts)
+            found = {f"first_{name}": self.weight * term for name, term in own.items()}
+        if self.candidates:
+            near = nearest(images.vectors, texts.vectors, batch.image_target, batch.text_target, self.candidates)
+            matcher = _Candidates(matcher, near)
+            batch = replace(batch, image_target=batch.image_target * near, text_target=batch.text_target * near.T)
+        found |= self.second.terms(matcher, batch, images, texts)
+        self.measures = self.second.measures
+        return found
+
+
+@torch.no_grad()
+def nearest(images: Tensor, texts: Tensor, image_target: Tensor, text_target: Tensor, count: int) -> Tensor:
+    """(I, T) whether a pair matches, or is among the ``count`` nearest negatives of its image or of its text.
+
+    Args:
+        images: (I, D) vectors, compared by cosine with ``texts``, (T, D).
+        image_target: (I, T), +1 match, -1 negative, 0 ignored, of images; ``text_target``, (T, I), of texts.
+    """
+    found = cosines(images, texts)
+    by_image = _hardest(found, image_target, count)
+    by_text = _hardest(found.T, text_target, count).T
+    return by_image | by_text | (image_target > 0) | (text_target > 0).T
+
+
+def _hardest(scores: Tensor, target: Tensor, count: int) -> Tensor:
+    """(A, C) whether an entry is among the ``count`` best-scored negatives of its row."""
+    best = scores.masked_fill(target >= 0, -torch.inf).topk(min(count, scores.shape[1]), dim=1).indices
+    return torch.zeros_like(target, dtype=torch.bool).scatter(1, best, True) & (target < 0)
+
+
+class _Candidates(Matcher):
+    """A matcher that scores some pairs of a grid; the others get zero, and must not be looked at."""
+
+    def __init__(self, matcher: Matcher, near: Tensor) -> None:
+        super().__init__()
+        self.matcher, self.near = matcher, near
+
+    def score(self, images: Encoded, texts: Encoded) -> Tensor:
+        """The grid of the first items of the batch, or of all."""
+        near = self.near[: len(images.vectors), : len(texts.vectors)]
+        rows, columns = near.nonzero(as_tuple=True)
+        found = self.matcher.score_some(images, texts, rows, columns)
+        return found.new_zeros(near.shape).index_put((rows, columns), found)
+
+    def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
+        """Whatever pairs are asked for."""
+        return self.matcher.score_pairs(images, texts)

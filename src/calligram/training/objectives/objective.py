@@ -1,0 +1,220 @@
+"""What training minimises: named terms over a batch. Weights used only in training live here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from calligram.losses.contrastive import symmetric_info_nce
+from calligram.losses.ranking import bidirectional
+from calligram.models.ensemble import Ensemble
+from calligram.models.matcher import Encoded, Matcher, unit
+from calligram.training.batches.batch import Batch
+from calligram.training.cuda_graphs import uses_cuda_graphs, with_cuda_graphs
+from calligram.training.distributed import alone, gather
+
+
+@dataclass
+class VectorSpread:
+    """How far apart the vectors of a batch lie: 1 minus the squared length of their mean. Zero is a collapse."""
+
+    images: Tensor
+    texts: Tensor
+
+    @classmethod
+    def of(cls, images: Encoded, texts: Encoded) -> VectorSpread:
+        """Measure detached vectors."""
+        one, two = (1 - unit(e.vectors.detach()).mean(0).square().sum() for e in (images, texts))
+        return cls(one, two)
+
+
+class Objective(nn.Module):
+    """A loss as named terms; their sum is minimised."""
+
+    spread: VectorSpread | None = None
+    """of the last batch, for the collapse detector"""
+    progress: float = 0.0
+    """share of the stage that is done at this step, which the loop says"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.measures: dict[str, Tensor] = {}
+        """of the last batch, logged beside the terms and not minimised; names of errors end in ``_error``"""
+        self._names: list[str] = []
+
+    def at(self, progress: float) -> None:
+        """Say how much of the stage is done, to this objective and to those it is made of.
+
+        It depends on epoch and step alone, so that a run that was killed goes on with the same.
+        """
+        for module in self.modules():
+            if isinstance(module, Objective):
+                module.progress = progress
+
+    @property
+    def recordable(self) -> bool:
+        """Whether terms never wait for the device, look at nothing of a batch but items and targets, and have no
+        measures: then an accelerator may record them.
+        """
+        return False
+
+    def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
+        """Terms of one batch."""
+        if self.recordable and alone() and uses_cuda_graphs(batch.images):
+            return self._replayed(matcher, batch)
+        return self.terms(matcher, batch, *self.encode(matcher, batch))
+
+    def _replayed(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
+        """The same, from encoders to terms by steps that are recorded when a shape comes again."""
+
+        def work(images: Tensor, texts: Tensor, mask: Tensor, of_images: Tensor, of_texts: Tensor) -> Tensor:
+            own = replace(
+                batch, images=images, texts=texts, text_mask=mask, image_target=of_images, text_target=of_texts
+            )
+            terms = self.terms(matcher, own, *self.encode(matcher, own))
+            assert self.spread is not None
+            self._names = list(terms)
+            return torch.stack([t.float() for t in (*terms.values(), self.spread.images, self.spread.texts)])
+
+        given = batch.images, batch.texts, batch.text_mask, batch.image_target, batch.text_target
+        found = with_cuda_graphs(self, [matcher], work, given, (False, True, True, False, False))
+        *terms, images, texts = found.unbind()
+        self.spread = VectorSpread(images.detach(), texts.detach())
+        return dict(zip(self._names, terms, strict=True))
+
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
+        """Terms of a batch that has been encoded, by this or by another objective."""
+        raise NotImplementedError
+
+    def encode(self, matcher: Matcher, batch: Batch) -> tuple[Encoded, Encoded]:
+        """Both sides of the whole batch, gathered from all processes."""
+        images = gather(matcher.encode_images(batch.images))
+        texts = gather(matcher.encode_texts(batch.texts, batch.text_mask))
+        self.spread = VectorSpread.of(images, texts)
+        return images, texts
+
+
+class RankingObjective(Objective):
+    """Bidirectional triplet hinge, by default over all negatives (vse++'s sum), with ``top_k=1`` the hardest.
+
+    With a margin of 1 and one negative for each anchor it is Eq. 4 of the dual-path paper (dual-path, Eq. 4), which
+    does not say which negative; its release takes the hardest of some for images and a random one for texts.
+
+    Departs from the papers' sum: divided by the number of positive pairs, so that the learning rate does not depend on
+    the batch size.
+    """
+
+    def __init__(self, margin: float = 0.2, top_k: int | None = None, *, draw: bool = False) -> None:
+        """Args:
+        draw: a random negative for each anchor instead.
+        """
+        super().__init__()
+        self.margin, self.top_k, self.draw = margin, top_k, draw
+
+    @property
+    def recordable(self) -> bool:
+        """With the hardest negatives, of which there are as many in every batch."""
+        return self.top_k == 1 and not self.draw
+
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
+        """One term."""
+        scores = matcher.score(images, texts)
+        image_target, text_target = batch.image_target, batch.text_target
+        if self.draw:
+            image_target, text_target = with_one_negative(image_target), with_one_negative(text_target)
+        loss = bidirectional(scores, image_target, text_target, margin=self.margin, top_k=self.top_k)
+        return {"ranking": loss / (batch.image_target > 0).sum().clamp(min=1)}
+
+
+class InfoNCEObjective(Objective):
+    """Symmetric InfoNCE with a learnt temperature, kept in 0.01 .. 1."""
+
+    def __init__(self, temperature: float = 0.07, learn: bool = True) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learn)
+
+    @property
+    def recordable(self) -> bool:
+        """Here, if not in what is derived from it."""
+        return type(self) is InfoNCEObjective
+
+    @property
+    def temperature(self) -> Tensor:
+        """What scores are divided by."""
+        return self.log_scale.clamp(0.0, math.log(100)).neg().exp()
+
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
+        """One term."""
+        scores = matcher.score(images, texts)
+        loss = symmetric_info_nce(scores, batch.image_target, batch.text_target, temperature=self.temperature)
+        return {"info_nce": loss}
+
+
+class JointObjective(Objective):
+    """A weighted sum of objectives over the same encodings, such as ranking and instance loss (dual-path, Eq. 9)."""
+
+    def __init__(self, *parts: tuple[float, Objective]) -> None:
+        """Args:
+        parts: objectives with their weights; those of weight zero are left out.
+        """
+        super().__init__()
+        self.weights = [weight for weight, _ in parts if weight]
+        self.parts = nn.ModuleList(objective for weight, objective in parts if weight)
+        if not self.weights:
+            raise ValueError("all weights are zero; there is nothing to minimise")
+
+    @property
+    def recordable(self) -> bool:
+        """As far as all parts are."""
+        return all(isinstance(part, Objective) and part.recordable for part in self.parts)
+
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
+        """The terms of all parts."""
+        found: dict[str, Tensor] = {}
+        self.measures = {}
+        for weight, part in zip(self.weights, self.parts, strict=True):
+            assert isinstance(part, Objective)
+            found |= {name: weight * term for name, term in part.terms(matcher, batch, images, texts).items()}
+            self.measures |= part.measures
+        return found
+
+
+def with_one_negative(target: Tensor) -> Tensor:
+    """The target (A, C) with a random one of each row's negatives, the others ignored."""
+    chance = torch.rand(target.shape, device=target.device).masked_fill(target >= 0, -1.0)
+    drawn = torch.zeros_like(target, dtype=torch.bool).scatter(1, chance.argmax(1, keepdim=True), True)
+    return torch.where((target < 0) & ~drawn, torch.zeros_like(target), target)
+
+
+# Training the members of an ensemble side by side, in one run.
+
+
+class EnsembleObjective(Objective):
+    """The sum of what each member of an ensemble minimises on its own.
+
+    Members see the same batches and nothing of each other, so that each learns what it would learn alone.
+    """
+
+    def __init__(self, objectives: Sequence[Objective]) -> None:
+        """Args:
+        objectives: one for each member.
+        """
+        super().__init__()
+        self.objectives = nn.ModuleList(objectives)
+
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
+        """The terms of every member, by its number from 1 on."""
+        assert isinstance(matcher, Ensemble)
+        found: dict[str, Tensor] = {}
+        self.measures = {}
+        members = zip(self.objectives, matcher.each(images, texts), strict=True)
+        for number, (objective, (member, one, two)) in enumerate(members, 1):
+            assert isinstance(objective, Objective)
+            own = objective.terms(member, batch, one, two)
+            found |= {f"{number}_{name}": term for name, term in own.items()}
+            self.measures |= {f"{number}_{name}": value for name, value in objective.measures.items()}
+        return found

@@ -1,0 +1,97 @@
+"""What the two-branch networks minimise."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from calligram.losses.contrastive import logistic
+from calligram.losses.neighbourhood import Modality, neighbourhood_ranking, neighbours
+from calligram.models.matcher import Encoded, Matcher
+from calligram.training.batches.batch import Batch
+from calligram.training.objectives.objective import Objective
+
+Weights = tuple[float, float, float, float]
+
+
+class NeighbourhoodObjective(Objective):
+    """Ranking both ways and within each modality (two-branch, Eq. 6).
+
+    Departs from the paper's sum: divided by the number of positive pairs, as ``RankingObjective`` is.
+    """
+
+    def __init__(self, weights: Weights = (1.0, 2.0, 0.0, 0.2), margin: float = 0.1, top_k: int | None = 50) -> None:
+        """Args:
+        weights: lambda 1 to 4: image anchors, text anchors, image neighbourhoods, text neighbourhoods.
+        """
+        super().__init__()
+        if not any(weights):
+            raise ValueError("all four weights are zero; there is nothing to minimise")
+        self.weights, self.margin, self.top_k = weights, margin, top_k
+
+    def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
+        """A term for every weight that is not zero."""
+        if matcher.reranks:
+            raise ValueError("neighbourhoods need a matcher that can score images with images")
+        images, texts = self.encode(matcher, batch)
+        image_weight, text_weight = self.weights[2:]
+        terms = neighbourhood_ranking(
+            matcher.score(images, texts),
+            batch.image_target,
+            batch.text_target,
+            _side(matcher, images, batch.image_target, batch.image_groups) if image_weight else None,
+            _side(matcher, texts, batch.text_target, batch.text_groups) if text_weight else None,
+            weights=self.weights,
+            margin=self.margin,
+            top_k=self.top_k,
+        )
+        pairs = (batch.image_target > 0).sum().clamp(min=1)
+        return {name: term / pairs for name, term in terms.items()}
+
+
+def _side(matcher: Matcher, items: Encoded, target: Tensor, groups: Tensor) -> Modality:
+    """Scores and neighbourhoods of one modality; they need only the vectors, which both modalities have."""
+    return Modality(matcher.score(items, items), neighbours(target, groups))
+
+
+class LogisticObjective(Objective):
+    """Logistic regression over as many negative pairs as positive ones (two-branch, Eq. 7 and Sec. 3.3).
+
+    Departs from the paper's sum: divided by the number of pairs.
+    """
+
+    def __init__(self, drawn: Literal["texts", "images"] = "texts") -> None:
+        """Args:
+        drawn: the side that is replaced to make a negative pair: another text for the image as with sentences
+            (Sec. 5.1), or another image or region for the text as with phrases (Algorithm 1).
+        """
+        super().__init__()
+        self.drawn = drawn
+
+    def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
+        """One term."""
+        images, texts = self.encode(matcher, batch)
+        if self.drawn == "texts":
+            of_image, of_text, target = balanced_pairs(batch.image_target)
+        else:
+            of_text, of_image, target = balanced_pairs(batch.text_target)
+        scores = matcher.score_pairs(images.rows(of_image), texts.rows(of_text))
+        return {"logistic": logistic(scores, target) / max(1, len(target))}
+
+
+def balanced_pairs(target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All positive pairs of ``target`` (A, C), then a random negative of the same row for each.
+
+    Rows without a negative are left out, so that both kinds come in equal numbers.
+
+    Returns:
+        Rows, columns, and +1 or -1.
+    """
+    rows, columns = ((target > 0) & (target < 0).any(1, keepdim=True)).nonzero(as_tuple=True)
+    if not len(rows):
+        return rows, columns, rows.new_zeros(0)
+    others = (target[rows] < 0).float().multinomial(1).squeeze(1)
+    kinds = torch.ones_like(rows)
+    return torch.cat([rows, rows]), torch.cat([columns, others]), torch.cat([kinds, -kinds])
