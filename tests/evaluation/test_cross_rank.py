@@ -5,7 +5,7 @@ import pytest
 
 from calligram.data.matches import Matches
 from calligram.errors import NotFiniteError
-from calligram.evaluation.cross_rank import cross_rank_counts, cross_ranks, draw_cross_ranks
+from calligram.evaluation.distributions import cross_rank_counts, cross_ranks, draw_cross_ranks
 
 
 def literal(scores, matches):

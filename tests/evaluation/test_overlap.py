@@ -7,8 +7,8 @@ import pytest
 
 from calligram.data.matches import Matches
 from calligram.errors import NotFiniteError
-from calligram.evaluation import overlap as measured
-from calligram.evaluation.overlap import draw_overlap, score_overlap
+from calligram.evaluation import distributions as measured
+from calligram.evaluation.distributions import draw_overlap, score_overlap
 
 
 def literal(scores: np.ndarray, matching: np.ndarray, left_out: np.ndarray, bins: int) -> float:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from calligram.data.draft import RegionRecord
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.features.pseudo.region_sentences import Sentences, regional_sentences
+from calligram.features.pseudo.region_words import Sentences, regional_sentences
 
 REGIONS = (["dog", "traffic light", "dog", ""], ["small brown", "large red", "small brown", "medium blue"])
 SCORES = [0.5, 0.9, 0.4, 0.99]

@@ -10,8 +10,8 @@ from calligram.evaluation.encode import load_pairing
 from calligram.features.images.backbones import Backbone, BackboneInput
 from calligram.features.images.pixels import PixelInput
 from calligram.features.joined_input import JoinedImages
-from calligram.features.regions.catalog import proposer_named
 from calligram.features.regions.extract import ExtractionTask, add_regions
+from calligram.features.regions.proposers import proposer_named
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe

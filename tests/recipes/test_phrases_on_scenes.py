@@ -6,8 +6,8 @@ import pytest
 
 from calligram.errors import UserError
 from calligram.evaluation.localization import evaluate_localization, load_phrases
-from calligram.features.regions.catalog import proposer_named
 from calligram.features.regions.extract import ExtractionTask, add_regions
+from calligram.features.regions.proposers import proposer_named
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe

@@ -21,8 +21,8 @@ import pytest
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord
 from calligram.data.write_collection import write_draft
-from calligram.features.regions.catalog import proposer_named
 from calligram.features.regions.extract import ExtractionTask, add_regions
+from calligram.features.regions.proposers import proposer_named
 from calligram.recipes.catalog import find_recipe
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, device_named, run_recipe

@@ -63,8 +63,8 @@ def _find(
     device: str,
 ) -> Collection:
     """Run the proposals and say what was done."""
-    from calligram.features.regions.catalog import proposer_named, source_name
     from calligram.features.regions.extract import ExtractionTask, add_regions
+    from calligram.features.regions.proposers import proposer_named, source_name
     from calligram.features.regions.region_features import Pooling
     from calligram.recipes.parts.run import device_named
 

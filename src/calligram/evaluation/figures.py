@@ -17,9 +17,8 @@ from calligram.data.pairing import Pairing
 from calligram.data.pictures import PictureError
 from calligram.data.pictures import font as letters
 from calligram.data.summary import CELL, FAINT, FONT_SIZE, GAP, INK, LINE, MARGIN, MAT, PAPER, TALL
-from calligram.evaluation.cross_rank import cross_ranks, draw_cross_ranks
+from calligram.evaluation.distributions import cross_ranks, draw_cross_ranks, draw_overlap
 from calligram.evaluation.encode import EncodedPairing, encode_pairing, load_pairing, score_matrix
-from calligram.evaluation.overlap import draw_overlap
 from calligram.evaluation.retrieval import overlap_of
 from calligram.evaluation.suggest import Suggestion
 from calligram.features.inputs import Inputs

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
+from calligram.evaluation.distributions import Overlap, score_overlap
 from calligram.evaluation.encode import (
     EncodedPairing,
     LoadedPairing,
@@ -21,7 +22,6 @@ from calligram.evaluation.encode import (
     score_matrix,
 )
 from calligram.evaluation.oracle import chance, oracle_ranks
-from calligram.evaluation.overlap import Overlap, score_overlap
 from calligram.evaluation.ranking import Direction, mean_of, relevant_ranks, summarise
 from calligram.evaluation.rerank import RerankReport, TwoStageScores, check_depth, rerank_candidates
 from calligram.features.inputs import Inputs

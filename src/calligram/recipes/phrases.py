@@ -20,7 +20,7 @@ from calligram.evaluation.localization import evaluate_localization, load_phrase
 from calligram.features.images.pixels import PixelInput
 from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
-from calligram.features.regions.catalog import PROPOSALS, proposer_named
+from calligram.features.regions.proposers import PROPOSALS, proposer_named
 from calligram.features.regions.region_features import Crops, Pooling
 from calligram.features.texts.chunker import Chunker, annotated_captions
 from calligram.features.texts.pca import Covariance

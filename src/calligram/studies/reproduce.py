@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError, unknown
+from calligram.evaluation.distributions import draw_overlap
 from calligram.evaluation.encode import EncodedPairing
 from calligram.evaluation.figures import draw_found_images, draw_found_texts, draw_map
 from calligram.evaluation.localization import evaluate_localization, load_phrases
-from calligram.evaluation.overlap import draw_overlap
 from calligram.evaluation.retrieval import Floats, Look, evaluate_retrieval
 from calligram.features.images.region_input import RegionInput
 from calligram.models.load import BEST

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from calligram.features.regions.attributes import colour_names, oklab, region_attributes, size_names
+from calligram.features.pseudo.region_words import colour_names, oklab, region_attributes, size_names
 
 SEEN = {
     "black": (12, 10, 14), "white": (245, 246, 240), "grey": (120, 122, 118), "red": (190, 25, 30),

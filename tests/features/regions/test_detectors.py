@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.features.regions.catalog import proposer_named
 from calligram.features.regions.detectors import Detector
+from calligram.features.regions.proposers import proposer_named
 
 
 @pytest.fixture(scope="module")

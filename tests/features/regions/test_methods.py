@@ -11,8 +11,7 @@ from PIL import Image, ImageDraw
 
 from calligram.data.boxes import iou
 from calligram.errors import UserError
-from calligram.features.regions.catalog import PROPOSALS, proposer_named, source_name
-from calligram.features.regions.proposers import Proposals, Windows, shrunk
+from calligram.features.regions.proposers import PROPOSALS, Proposals, Windows, proposer_named, shrunk, source_name
 
 OBJECT = (60, 40, 150, 130)
 

@@ -8,8 +8,8 @@ import pytest
 
 from calligram.data.readers.catalog import import_collection
 from calligram.evaluation.proposals import proposal_recall
-from calligram.features.regions.catalog import proposer_named
 from calligram.features.regions.extract import ExtractionTask, add_regions
+from calligram.features.regions.proposers import proposer_named
 
 
 @pytest.fixture(scope="module")

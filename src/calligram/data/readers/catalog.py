@@ -8,27 +8,24 @@ from pathlib import Path
 
 from calligram.data.collection import Collection
 from calligram.data.draft import Problems
-from calligram.data.readers.coco import read_coco, read_karpathy
-from calligram.data.readers.cuhk_pedes import read_cuhk_pedes
-from calligram.data.readers.entities import read_entities_collection
-from calligram.data.readers.flickr8k import read_flickr8k
-from calligram.data.readers.folder import read_folder
-from calligram.data.readers.scan import read_scan
 from calligram.data.readers.source import SHARES, ImportSource, Reader, assign_missing
 from calligram.data.write_collection import refuse_existing, write_draft
 from calligram.data.write_tables import Placing
 from calligram.errors import UserError, unknown
+from calligram.lazy import Catalog
 from calligram.progress import Track, silent
 
-READERS: Mapping[str, Reader] = {
-    "folder": read_folder,
-    "flickr8k": read_flickr8k,
-    "karpathy": read_karpathy,
-    "coco": read_coco,
-    "entities": read_entities_collection,
-    "cuhk-pedes": read_cuhk_pedes,
-    "scan": read_scan,
-}
+READERS: Mapping[str, Reader] = Catalog(
+    {
+        "folder": "calligram.data.readers.folder:read_folder",
+        "flickr8k": "calligram.data.readers.flickr8k:read_flickr8k",
+        "karpathy": "calligram.data.readers.coco:read_karpathy",
+        "coco": "calligram.data.readers.coco:read_coco",
+        "entities": "calligram.data.readers.entities:read_entities_collection",
+        "cuhk-pedes": "calligram.data.readers.cuhk_pedes:read_cuhk_pedes",
+        "scan": "calligram.data.readers.scan:read_scan",
+    }
+)
 
 
 def import_collection(

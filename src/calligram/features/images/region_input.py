@@ -26,8 +26,7 @@ from calligram.features.images.backbones import Backbone, BackboneInput
 from calligram.features.images.pixels import Augment, PixelInput
 from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import ImageInput
-from calligram.features.regions.catalog import proposer_named
-from calligram.features.regions.proposers import Proposer
+from calligram.features.regions.proposers import Proposer, proposer_named
 from calligram.features.regions.region_features import Crops, Halves, Pixels, Pooling, in_shares
 from calligram.features.store import FeatureStore, content_key
 from calligram.progress import Track, silent

@@ -25,7 +25,7 @@ from calligram.data.pictures import PictureError
 from calligram.data.revision import NewRegions, images_with, recorded, store_regions
 from calligram.data.write_tables import AXES, REGION_TYPES
 from calligram.errors import UserError
-from calligram.features.regions.attributes import region_attributes
+from calligram.features.pseudo.region_words import region_attributes
 from calligram.features.regions.proposers import Floats, Proposals, Proposer
 from calligram.features.regions.region_features import Pixels, Pooling
 from calligram.progress import Track, silent

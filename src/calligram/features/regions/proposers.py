@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from calligram.data.boxes import clip, iou
+from calligram.errors import UserError, unknown
+from calligram.lazy import Catalog
 
 Floats = NDArray[np.float32]
 Setting = str | int | float
@@ -140,3 +145,39 @@ def suppress(boxes: Floats, scores: Floats, threshold: float, classes: Ints | No
         if alive[place]:
             alive[place + 1 :] &= ~rivals[place, place + 1 :]
     return order[alive]
+
+
+# Every way to propose regions, by the name the command line takes.
+
+PROPOSALS: Mapping[str, Callable[[int], Proposer]] = Catalog(
+    {
+        "edgeboxes": "calligram.features.regions.opencv_proposals:EdgeBoxes",
+        "selective": "calligram.features.regions.opencv_proposals:SelectiveSearch",
+        "grid": "calligram.features.regions.proposers:Windows",
+    }
+)
+
+
+def proposer_named(name: str, top: int, device: torch.device | str = "cpu") -> Proposer:
+    """A method of ``PROPOSALS``, or a detector by its ONNX file, folder or hub name."""
+    from calligram.features.regions.detectors import Detector, YoloX
+
+    if top < 1:
+        raise UserError(f"top must be at least 1, got {top}")
+    if name in PROPOSALS:
+        return PROPOSALS[name](top)
+    if name.endswith(".onnx"):
+        return YoloX.load(Path(name), top)
+    if "/" in name or Path(name).is_dir():
+        return Detector.load(name, top, device)
+    raise unknown("proposals", name, {*PROPOSALS, "FILE.onnx", "folder or hub name of a detector"})
+
+
+def source_name(name: str) -> str:
+    """What regions of these proposals are called in a collection.
+
+    >>> source_name("edgeboxes"), source_name("models/yolox_nano.onnx"), source_name("facebook/detr-resnet-50")
+    ('edgeboxes', 'yolox_nano', 'detr-resnet-50')
+    """
+    plain = re.sub(r"[^\w.-]+", "-", Path(name.removesuffix(".onnx")).name)
+    return plain.strip(".-") or "detector"

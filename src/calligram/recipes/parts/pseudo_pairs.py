@@ -20,7 +20,7 @@ from calligram.data.readers.text_files import read_sentences
 from calligram.errors import UserError
 from calligram.evaluation.encode import encode_images, encode_texts
 from calligram.features.pseudo.image_words import ImageWords, Naming
-from calligram.features.pseudo.region_sentences import Attributes, Sentences, regional_sentences
+from calligram.features.pseudo.region_words import Attributes, Sentences, regional_sentences
 from calligram.features.texts.vocabulary import tokenise
 from calligram.models.load import load_matcher
 from calligram.models.matcher import unit

@@ -16,7 +16,7 @@ import torch
 from calligram.data.pictures import PictureError, decode
 from calligram.errors import UserError
 from calligram.evaluation.word_matching import UnknownWords
-from calligram.features.regions.catalog import proposer_named
+from calligram.features.regions.proposers import proposer_named
 from calligram.models.load import StoredMatcher
 from calligram.search.explain.localize import (
     EncodedProposals,

@@ -13,10 +13,9 @@ from fastapi.responses import Response
 
 from calligram.errors import UserError
 from calligram.search.library.library import Item, Library
-from calligram.serve.guard import RefusedRequest, documented
+from calligram.serve.guard import RefusedRequest, content_type, documented
 from calligram.serve.schema import Id, ItemAnswer
 from calligram.serve.service import Service, service_of
-from calligram.serve.uploads import content_type
 
 T = TypeVar("T")
 router = APIRouter(prefix="/api", tags=["items"], responses=documented(404, 422, 503))

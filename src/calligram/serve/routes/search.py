@@ -15,11 +15,10 @@ from calligram.search.query.query import WEIGHTED, ItemId, Term
 from calligram.search.query.query import Query as Terms
 from calligram.search.query.rerank import TimeBudget
 from calligram.search.query.searcher import DEPTH, Results, Searcher
-from calligram.serve.guard import RefusedRequest, documented
+from calligram.serve.guard import RefusedRequest, documented, read_picture
 from calligram.serve.schema import BrowseAnswer, HitAnswer, ImageSearchRequest, SearchAnswer, SearchRequest
 from calligram.serve.service import SAMPLE, Service, service_of
 from calligram.serve.settings import MAX_K, MAX_WHERE
-from calligram.serve.uploads import read_picture
 
 router = APIRouter(prefix="/api", tags=["search"])
 Here = Annotated[Service, Depends(service_of)]

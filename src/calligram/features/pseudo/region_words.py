@@ -4,18 +4,108 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from PIL import Image
 
+from calligram.data.boxes import area
 from calligram.data.collection import Collection
 from calligram.data.revision import images_with
 from calligram.errors import UserError, command
-from calligram.features.regions.attributes import COLOURS
+from calligram.features.regions.proposers import Floats, shrunk
 from calligram.features.texts.vocabulary import tokenise
+
+# Colour and size of a region, in words, measured from its pixels.
+
+PROTOTYPES: dict[str, tuple[tuple[int, int, int], ...]] = {
+    "black": ((0, 0, 0), (30, 30, 32)),
+    "grey": ((85, 85, 85), (128, 128, 128), (175, 175, 175)),
+    "white": ((255, 255, 255), (232, 232, 232)),
+    "red": ((200, 20, 25), (140, 20, 25), (230, 60, 50)),
+    "orange": ((250, 130, 15), (225, 105, 25)),
+    "yellow": ((250, 225, 40), (215, 190, 45), (245, 235, 130)),
+    "green": ((20, 130, 40), (95, 165, 60), (55, 80, 30), (130, 205, 90), (25, 60, 30)),
+    "blue": ((20, 50, 165), (60, 120, 210), (135, 185, 235), (25, 35, 85)),
+    "purple": ((110, 40, 140), (150, 100, 190)),
+    "pink": ((245, 130, 170), (245, 185, 200), (220, 60, 130)),
+    "brown": ((110, 65, 35), (145, 95, 60), (65, 42, 25)),
+    "tan": ((210, 180, 140), (190, 155, 115)),
+}
+COLOURS = tuple(PROTOTYPES)
+SIZES = ((0.05, "small"), (0.3, "medium"), (1.0, "large"))
+"""largest share of the picture that a word covers"""
+
+_MAP_SIDE = 160
+_BITS = 5
+
+_CONES = ((0.4122214708, 0.5363325363, 0.0514459929), (0.2119034982, 0.6806995451, 0.1073969566),
+          (0.0883024619, 0.2817188376, 0.6299787005))  # fmt: skip
+_OPPONENT = ((0.2104542553, 0.7936177850, -0.0040720468), (1.9779984951, -2.4285922050, 0.4505937099),
+             (0.0259040371, 0.7827717662, -0.8086757660))  # fmt: skip
+
+
+def region_attributes(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
+    """Size and colour of each box, such as ``small red``."""
+    colours = colour_names(image, boxes)
+    return tuple(f"{size} {colour}" for size, colour in zip(size_names(image, boxes), colours, strict=True))
+
+
+def size_names(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
+    """Size by the share of the picture that a box covers."""
+    limits = np.array([limit for limit, _ in SIZES[:-1]])
+    place = np.searchsorted(limits, area(boxes) / (image.width * image.height), side="right")
+    return tuple(SIZES[p][1] for p in place)
+
+
+def colour_names(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
+    """The colour that most pixels in the middle of each box have: half of its width by half of its height."""
+    small, factor = shrunk(image, _MAP_SIDE)
+    named = _name_of_pixels(np.asarray(small))
+    height, width = named.shape
+    inset = (boxes[:, 2:] - boxes[:, :2]) / 4
+    start = np.floor((boxes[:, :2] + inset) / factor).astype(np.int64)
+    start = np.clip(start, 0, (width - 1, height - 1))
+    end = np.clip(np.ceil((boxes[:, 2:] - inset) / factor).astype(np.int64), start + 1, (width, height))
+    # Counts of every name in any rectangle come from four values of the sums from the corner.
+    sums = np.zeros((height + 1, width + 1, len(COLOURS)), dtype=np.int32)
+    sums[1:, 1:] = (named[..., None] == np.arange(len(COLOURS))).cumsum(0, dtype=np.int32).cumsum(1, dtype=np.int32)
+    (x0, y0), (x1, y1) = start.T, end.T
+    counts = sums[y1, x1] - sums[y0, x1] - sums[y1, x0] + sums[y0, x0]
+    return tuple(COLOURS[i] for i in counts.argmax(axis=1))
+
+
+def _name_of_pixels(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Number of the colour name of each pixel (H, W, 3)."""
+    red, green, blue = (pixels[..., c].astype(np.int64) >> (8 - _BITS) for c in range(3))
+    return np.asarray(_names_by_bits()[(red << 2 * _BITS) + (green << _BITS) + blue])
+
+
+@lru_cache
+def _names_by_bits() -> NDArray[np.uint8]:
+    """The nearest prototype's name for every colour of five bits a channel."""
+    levels = (np.arange(1 << _BITS) + 0.5) * (256 / (1 << _BITS))
+    colours = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
+    known = oklab(np.array([rgb for name in COLOURS for rgb in PROTOTYPES[name]], dtype=np.float64))
+    name = np.array([i for i, name in enumerate(COLOURS) for _ in PROTOTYPES[name]], dtype=np.uint8)
+    distance = ((oklab(colours)[:, None] - known[None]) ** 2).sum(axis=-1)
+    return np.asarray(name[distance.argmin(axis=1)])
+
+
+def oklab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
+    """SRGB (..., 3) in 0..255 to Oklab, where equal distances look about equally far (Ottosson, 2020).
+
+    >>> oklab(np.array([255.0, 255.0, 255.0])).round(3).tolist()[0]
+    1.0
+    """
+    share = rgb / 255
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    return np.asarray(np.cbrt(linear @ np.array(_CONES).T) @ np.array(_OPPONENT).T)
+
 
 Ints = NDArray[np.int64]
 Attributes = Literal["none", "colour", "all"]
