@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from calligram.losses.instance import CHUNK
+from calligram.losses.instance import CLASSES_PER_CHUNK
 from calligram.losses.instance import instance_loss as instance_loss
 
 Row = dict[str, object]
@@ -23,7 +23,7 @@ def instance(row: Callable[[str, float, str], Row]) -> list[Row]:
     context = multiprocessing.get_context("spawn")
     found: dict[str, list[tuple[float, float]]] = {"plain": [], "streamed": []}
     for _ in range(3):
-        for name, chunk in (("plain", None), ("streamed", CHUNK)):
+        for name, chunk in (("plain", None), ("streamed", CLASSES_PER_CHUNK)):
             with ProcessPoolExecutor(1, mp_context=context) as pool:
                 found[name].append(pool.submit(measured, chunk).result())
     seconds = {name: median(s for s, _ in runs) for name, runs in found.items()}

@@ -28,7 +28,7 @@ from mmca_limits import both_ways, products, shapes, timed_best, worked
 from torch import Tensor, nn
 
 from calligram.device import use_compile
-from calligram.losses.ranking import bidirectional
+from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.models.layers import score_tiles
 from calligram.models.matcher import Encoded, unit
 from calligram.models.mmca import MMCA, MMCASettings
@@ -251,7 +251,7 @@ def stepper(
             else:
                 images, texts = matcher.encode_images(features), matcher.encode_texts(states, mask)
                 scores = unit(images.vectors) @ unit(texts.vectors).T + 0.2 * layer.grid(images, texts, count**2)
-                terms = {"ranking": bidirectional(scores, target, margin=0.2, top_k=1) / count}
+                terms = {"ranking": bidirectional_ranking_loss(scores, target, margin=0.2, top_k=1) / count}
         loss = torch.stack(list(terms.values())).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calligram.data.collection import Collection
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile
 from calligram.data.pairing import Pairing
 from calligram.data.write_collection import write_draft
 from calligram.models.load import StoredMatcher, load_matcher
@@ -96,7 +96,7 @@ def library_of(known: Known, stored: StoredMatcher, folder: Path, every: int | N
         id = f"{row:05d}"
         file = folder / "pictures" / f"{id}.jpg"
         file.write_bytes(pairing.visuals.pictures.read(int(pairing.visuals.rows[row])))
-        draft.images.append(ImageRecord(id, FileAt(file), "test"))
+        draft.images.append(ImageRecord(id, PictureFile(file), "test"))
         if every is not None and row % every == 0:
             others = (int(t) for t in pairing.matches.texts_of(row) if t != known.kept_out[row])
             draft.captions += [CaptionRecord(f"{id}#{t}", pairing.texts.strings[t], (id,)) for t in others]

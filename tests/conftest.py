@@ -18,7 +18,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from calligram.data.collection import Collection
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, PhraseRecord, RegionRecord
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PhraseRecord, PictureFile, RegionRecord
 from calligram.data.write_collection import write_draft
 
 COLOURS = ("red", "green", "blue", "yellow", "white", "black")
@@ -36,7 +36,11 @@ def _tiny_draft(folder: Path, repeats: int = 1) -> Draft:
             picture.save(folder / f"{image_id}.png")
             draft.images.append(
                 ImageRecord(
-                    image_id, FileAt(folder / f"{image_id}.png"), split, identity=number % 2, metadata={"n": number}
+                    image_id,
+                    PictureFile(folder / f"{image_id}.png"),
+                    split,
+                    identity=number % 2,
+                    metadata={"n": number},
                 )
             )
             draft.regions.append(RegionRecord(f"{image_id}/disc", image_id, (8, 4, 33, 29), label="disc"))

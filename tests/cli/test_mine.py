@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calligram.cli.main import app
-from calligram.data.negatives import Negatives
+from calligram.data.negatives import NegativeLists
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.recipes.parts.run import train_recipe
@@ -37,7 +37,7 @@ def test_mining_leaves_lists_with_fingerprints_and_says_what_to_do_next(trained,
     assert about["online_ranks"]["texts"]["anchors"] == 6
     assert 1 <= about["online_ranks"]["images"]["mean"] <= 5
     train = tiny.sentences("train").join_equal_texts()
-    assert Negatives.open(out).fitted(train).texts.shape == (6, 4)
+    assert NegativeLists.open(out).aligned_to(train).texts.shape == (6, 4)
 
 
 def test_ranks_of_a_split_of_one_image_are_refused_and_the_lists_kept(trained, tiny_draft, tmp_path):
@@ -49,7 +49,7 @@ def test_ranks_of_a_split_of_one_image_are_refused_and_the_lists_kept(trained, t
     done = mine(trained, collection.folder, "--out", tmp_path / "lists", "--ranks")
     assert isinstance(done.exception, UserError)
     assert "split train of tiny has 1 and" in str(done.exception)
-    assert Negatives.open(tmp_path / "lists").image_ids == ("train-1",)
+    assert NegativeLists.open(tmp_path / "lists").image_ids == ("train-1",)
 
 
 def test_a_folder_that_exists_is_not_overwritten(trained, tiny, tmp_path):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from calligram.cli.main import app
 from calligram.data import add_captions
-from calligram.data.add_captions import additions
+from calligram.data.add_captions import caption_revisions
 from calligram.data.collection import Collection
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
@@ -74,7 +74,7 @@ def test_images_are_proposed_with_reasons_a_sheet_and_a_list_that_is_filled_in_a
     assert "2 captions of" in done.output
     assert set(Collection.open(collection.folder).unannotated("train").ids) == before
     assert call("caption", collection.folder, collection.folder / "taken-back.1.csv").exit_code == 0
-    assert [a.revision for a in additions(Collection.open(collection.folder))] == [3]
+    assert [a.revision for a in caption_revisions(Collection.open(collection.folder))] == [3]
 
 
 def test_json_has_the_numbers_behind_the_reasons(given):
@@ -135,7 +135,7 @@ def test_images_may_be_named_by_file(given, tmp_path):
     path = collection.pictures.path(int(collection.unannotated("train").rows[0]))
     (tmp_path / "list.tsv").write_text(f"file\tcaption\n{path}\tby path\n{path.name}\tby name\n")
     assert call("caption", collection.folder, tmp_path / "list.tsv").exit_code == 0
-    assert {(c.image, c.text) for c in additions(Collection.open(collection.folder))[0].captions} == {
+    assert {(c.image, c.text) for c in caption_revisions(Collection.open(collection.folder))[0].captions} == {
         (image, "by path"),
         (image, "by name"),
     }
@@ -231,7 +231,7 @@ def test_undo_that_fails_once_captions_are_gone_leaves_the_list(given, tmp_path,
 
     monkeypatch.setattr(add_captions, "sweep_tables", fails)
     assert isinstance(call("caption", collection.folder, "--undo").exception, OSError)
-    assert not additions(Collection.open(collection.folder))
+    assert not caption_revisions(Collection.open(collection.folder))
     assert "train-5,night" in (collection.folder / "taken-back.1.csv").read_text()
 
 

@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 from calligram.data import add_captions
-from calligram.data.add_captions import NewCaption, add_new_captions, additions, clean_caption, take_back
+from calligram.data.add_captions import (
+    NewCaption,
+    add_new_captions,
+    caption_revisions,
+    clean_caption,
+    remove_last_captions,
+)
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord
 from calligram.data.write_collection import write_draft
@@ -38,7 +44,7 @@ def test_captions_are_added_at_the_end_and_nothing_else_changes(copy):
     known = pairs(before)
     added = add_new_captions(copy, [NewCaption("train-2", " a blue\n disc "), NewCaption("train-5", "night")])
     after = added.collection
-    assert (added.captions, added.known) == (1, 1)  # "a blue disc" was there
+    assert (added.captions, added.duplicates) == (1, 1)  # "a blue disc" was there
     assert pairs(after) == [*known, ("train-5", "night")]
     assert after.manifest["counts"]["captions"] == len(after.table("captions")) == len(before.table("captions")) + 1
     assert after.fingerprint != before.fingerprint
@@ -51,7 +57,7 @@ def test_captions_are_added_at_the_end_and_nothing_else_changes(copy):
 def test_doing_it_twice_changes_nothing(copy):
     first = add_new_captions(copy, [NewCaption("train-5", "night")]).collection
     again = add_new_captions(copy, [NewCaption("train-5", "night"), NewCaption("train-5", " night ")])
-    assert (again.captions, again.known) == (0, 2)
+    assert (again.captions, again.duplicates) == (0, 2)
     assert again.collection.fingerprint == first.fingerprint
 
 
@@ -76,16 +82,16 @@ def test_earlier_states_can_be_had_again(copy):
     before = Collection.open(copy)
     first = add_new_captions(copy, [NewCaption("train-5", "night"), NewCaption("dev-0", "fire")]).collection
     add_new_captions(copy, [NewCaption("train-1", "grass")])
-    assert [(a.revision, a.captions) for a in additions(Collection.open(copy))] == [
+    assert [(a.revision, a.captions) for a in caption_revisions(Collection.open(copy))] == [
         (1, (NewCaption("train-5", "night"), NewCaption("dev-0", "fire"))),
         (2, (NewCaption("train-1", "grass"),)),
     ]
-    assert take_back(copy).captions == (NewCaption("train-1", "grass"),)
+    assert remove_last_captions(copy).captions == (NewCaption("train-1", "grass"),)
     assert Collection.open(copy).table("captions").equals(first.table("captions"))
-    assert take_back(copy).revision == 1
+    assert remove_last_captions(copy).revision == 1
     assert pairs(Collection.open(copy)) == pairs(before)
     with pytest.raises(UserError, match="nothing to take back"):
-        take_back(copy)
+        remove_last_captions(copy)
     assert add_new_captions(copy, [NewCaption("train-1", "grass")]).captions == 1
 
 
@@ -95,7 +101,7 @@ def test_true_pairs_go_on_being_a_superset_of_matches(tmp_path):
     write_draft(draft, tmp_path / "collection")
     after = add_new_captions(tmp_path / "collection", [NewCaption("b", "mine")]).collection
     assert pairs(after, "also_true") == [("a", "both"), ("b", "both"), ("b", "mine")]
-    take_back(tmp_path / "collection")
+    remove_last_captions(tmp_path / "collection")
     assert pairs(Collection.open(tmp_path / "collection"), "also_true") == [("a", "both"), ("b", "both")]
 
 
@@ -113,7 +119,7 @@ def test_a_collection_without_any_caption_takes_one(tmp_path):
             (text, "the caption is empty")
             for text in (" \n\t\x00", "\u200b", "\u200d \u202e", "...", "\u3164", "\u0301")
         ),
-        ("x" * 1001, "has 1001 characters, at most 1000"),
+        ("x" * 1001, "has 1001 characters; at most 1000"),
     ],
 )
 def test_captions_that_are_none_are_refused_and_nothing_is_written(copy, text, message):
@@ -163,11 +169,11 @@ def test_a_writer_that_dies_before_the_manifest_changes_nothing(copy, monkeypatc
 WRITER = """
 import sys
 from pathlib import Path
-from calligram.data.caption_adding import NewCaption, add_captions
+from calligram.data.add_captions import NewCaption, add_new_captions
 print("ready", flush=True)
 for number in range(10_000):
-    add_captions(Path(sys.argv[1]), [NewCaption("train-1", f"{sys.argv[2]}.{number} one"),
-                                     NewCaption("train-2", f"{sys.argv[2]}.{number} two")])
+    add_new_captions(Path(sys.argv[1]), [NewCaption("train-1", f"{sys.argv[2]}.{number} one"),
+                                         NewCaption("train-2", f"{sys.argv[2]}.{number} two")])
     print(number, flush=True)
 """
 

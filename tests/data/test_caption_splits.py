@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from calligram.data.add_captions import NewCaption, add_new_captions, additions, take_back
+from calligram.data.add_captions import NewCaption, add_new_captions, caption_revisions, remove_last_captions
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, Problems
-from calligram.data.readers.source import SHARES, assign_missing, by_hash
+from calligram.data.readers.source import DEFAULT_SPLIT_SHARES, assign_missing_splits, split_by_hash
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 
@@ -34,7 +34,7 @@ def bare(tmp_path):
 def test_captioned_images_of_a_bare_collection_go_where_an_import_would_put_them(bare):
     ids = [f"{n}.jpg" for n in range(30)]
     draft = Draft("whole", images(30), [CaptionRecord(i, i, (i,)) for i in ids])
-    assign_missing(draft, SHARES, Problems())
+    assign_missing_splits(draft, DEFAULT_SPLIT_SHARES, Problems())
     added = add_new_captions(bare, captions(*ids))
     expected = {record.id: record.split for record in draft.images}
     assert splits(bare) == expected | {f"{n}.jpg": None for n in range(30, 40)}
@@ -46,7 +46,7 @@ def test_captioned_images_of_a_bare_collection_go_where_an_import_would_put_them
 
 @pytest.mark.parametrize("together", [True, False])
 def test_three_captions_are_enough_for_three_splits_at_once_or_one_by_one(bare, together):
-    same = [f"{n}.jpg" for n in range(40) if by_hash(f"{n}.jpg") == "train"][:4]
+    same = [f"{n}.jpg" for n in range(40) if split_by_hash(f"{n}.jpg") == "train"][:4]
     for part in [same] if together else [[image] for image in same]:
         add_new_captions(bare, captions(*part))
     found = splits(bare)
@@ -59,14 +59,14 @@ def test_splits_go_with_the_captions_they_came_with(bare):
     first = splits(bare)
     add_new_captions(bare, [NewCaption("0.jpg", "more of it"), *captions("3.jpg")])
     assert splits(bare)["0.jpg"] == first["0.jpg"]
-    taken = take_back(bare)
+    taken = remove_last_captions(bare)
     assert [c.split is None for c in taken.captions] == [True, False]
     assert splits(bare) == first
-    earlier = take_back(bare)
+    earlier = remove_last_captions(bare)
     assert Collection.open(bare).table("images").equals(before.table("images"))
     add_new_captions(bare, earlier.captions)
     assert splits(bare) == first
-    assert additions(Collection.open(bare))[0].captions == earlier.captions
+    assert caption_revisions(Collection.open(bare))[0].captions == earlier.captions
 
 
 def test_where_the_source_has_splits_new_ones_go_to_train(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from calligram.data.collection import Collection
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, Problems
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile, Problems
 from calligram.data.summary import sample_sheet, summarise
 from calligram.data.write_collection import write_draft
 
@@ -38,8 +38,8 @@ def test_a_summary_reads_as_lines(tiny: Collection) -> None:
 
 def test_a_summary_tells_of_problems_and_of_what_is_missing(tmp_path: Path) -> None:
     Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
-    made = Draft("made", [ImageRecord("a", FileAt(tmp_path / "a.png")), ImageRecord("b", None)])
-    made.images.append(ImageRecord("c", FileAt(tmp_path / "none.png")))
+    made = Draft("made", [ImageRecord("a", PictureFile(tmp_path / "a.png")), ImageRecord("b", None)])
+    made.images.append(ImageRecord("c", PictureFile(tmp_path / "none.png")))
     found = summarise(write_draft(made, tmp_path / "c", Problems()))
     assert found.images_in_split == {"": 2}
     assert (found.without_captions, found.without_picture) == (2, 1)

@@ -25,7 +25,7 @@ def test_strict_refuses_the_first_skipped_item_and_says_which() -> None:
 
 def test_strict_refuses_a_mended_item_too() -> None:
     with pytest.raises(UserError, match="without it the item is kept, mended"):
-        Problems(strict=True).mend("unknown split", "a.jpg")
+        Problems(strict=True).repair("unknown split", "a.jpg")
 
 
 def test_strict_lets_notes_pass() -> None:
@@ -36,5 +36,5 @@ def test_strict_lets_notes_pass() -> None:
 
 def test_rows_hold_every_field() -> None:
     problems = Problems()
-    problems.mend("unknown split", "a.jpg", "'x'")
+    problems.repair("unknown split", "a.jpg", "'x'")
     assert problems.rows() == [{"kind": "unknown split", "item": "a.jpg", "detail": "'x'", "skipped": False}]

@@ -9,8 +9,8 @@ import pytest
 
 from calligram.data import revision
 from calligram.data.collection import Collection
-from calligram.data.revision import NewRegions, images_with, recorded, store_regions
-from calligram.data.write_tables import AXES, REGION_TYPES
+from calligram.data.revision import NewRegions, images_with_proposals, proposal_record, store_regions
+from calligram.data.write_tables import BOX_COLUMNS, REGION_TYPES
 from calligram.errors import UserError
 
 
@@ -24,7 +24,7 @@ def found(images, each, source="grid", settings=None, features=None):
     """``each`` regions in every one of ``images``, the x0 of each being its number."""
     image = np.repeat(images, each)
     columns = {name: [None] * len(image) for name in REGION_TYPES}
-    columns |= {axis: np.arange(len(image), dtype=np.float32) for axis in AXES}
+    columns |= {axis: np.arange(len(image), dtype=np.float32) for axis in BOX_COLUMNS}
     columns |= {"id": [f"{source}/{i}" for i in range(len(image))], "image": image, "source": [source] * len(image)}
     rows = pa.table({name: pa.array(columns[name], kind) for name, kind in REGION_TYPES.items()})
     return NewRegions(source, settings or {"top": each}, rows, np.array(images), np.full(len(images), each), features)
@@ -43,20 +43,20 @@ def test_new_regions_stand_after_the_others_and_nothing_else_changes(copy):
     assert len(after.table("regions")) == len(before.table("regions")) + 6
     assert after.column("regions", "id")[-1] == "grid/5"
     assert phrases(after) == phrases(before)
-    assert images_with(after, "grid").tolist() == [0, 2]
+    assert images_with_proposals(after, "grid").tolist() == [0, 2]
     assert after.manifest["counts"]["regions"] == len(after.table("regions"))
-    assert recorded(after, "grid")["images"] == 2
+    assert proposal_record(after, "grid")["images"] == 2
 
 
 def test_the_same_settings_add_and_other_settings_replace(copy):
     store_regions(copy, found([0, 2], 3))
     store_regions(copy, found([4], 3, source="other"))
     more = store_regions(copy, found([5], 3))
-    assert images_with(more, "grid").tolist() == [0, 2, 5]
+    assert images_with_proposals(more, "grid").tolist() == [0, 2, 5]
     before = phrases(more)
     replaced = store_regions(copy, found([1], 2, settings={"top": 2}))
-    assert images_with(replaced, "grid").tolist() == [1]
-    assert images_with(replaced, "other").tolist() == [4]
+    assert images_with_proposals(replaced, "grid").tolist() == [1]
+    assert images_with_proposals(replaced, "other").tolist() == [4]
     assert replaced.column("regions", "source").count("grid") == 2
     assert replaced.column("regions", "source").count("other") == 3
     assert phrases(replaced) == before
@@ -106,7 +106,7 @@ def test_a_writer_that_dies_before_the_rename_changes_nothing(copy, monkeypatch)
     assert again.manifest == before.manifest
     assert again.table("regions").equals(before.table("regions"))
     monkeypatch.undo()
-    assert images_with(store_regions(copy, found([0], 3)), "grid").tolist() == [0]
+    assert images_with_proposals(store_regions(copy, found([0], 3)), "grid").tolist() == [0]
 
 
 def test_old_tables_go_and_those_that_counted_last_stay_for_open_collections(copy):
@@ -123,4 +123,4 @@ def test_regions_that_came_with_the_collection_are_not_replaced(copy, stored_tin
     with pytest.raises(UserError, match="'truth' came with the collection"):
         store_regions(copy, found([0], 1, source="truth"))
     with pytest.raises(UserError, match="features 'colour' came with the collection"):
-        recorded(stored_tiny, "colour")
+        proposal_record(stored_tiny, "colour")

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from calligram.data import write_collection
-from calligram.data.add_captions import NewCaption, add_new_captions, take_back
+from calligram.data.add_captions import NewCaption, add_new_captions, remove_last_captions
 from calligram.data.caption_file import read_captions
 from calligram.data.collection import MANIFEST, Collection
 from calligram.data.draft import Problems
@@ -30,7 +30,7 @@ def source(folder: Path, *names: str) -> Path:
 def again(folder: Path) -> tuple[Collection, list[str]]:
     """Import the pictures again; returns what is there then, and what was said."""
     said: list[str] = []
-    made, _ = import_collection("folder", folder / "in", folder / "c", overwrite=True, tell=said.append)
+    made, _ = import_collection("folder", folder / "in", folder / "c", overwrite=True, report=said.append)
     return made, said
 
 
@@ -85,7 +85,7 @@ def test_what_the_source_has_by_now_is_not_kept_and_its_splits_hold(captioned: P
     file = captioned / "c/added-by-hand.3.csv"
     assert "bee" not in file.read_text()
     added = add_new_captions(made.folder, read_captions(made, file, Problems()).captions)
-    assert (added.captions, added.known) == (3, 0)
+    assert (added.captions, added.duplicates) == (3, 0)
 
 
 def test_lists_come_along_and_are_never_written_over(captioned: Path) -> None:
@@ -101,7 +101,7 @@ def test_lists_come_along_and_are_never_written_over(captioned: Path) -> None:
 
 
 def test_captions_that_were_taken_back_are_not_kept(captioned: Path) -> None:
-    take_back(captioned / "c")
+    remove_last_captions(captioned / "c")
     assert again(captioned)[1][0].startswith("2 captions added")
 
 

@@ -11,21 +11,21 @@ from calligram.data.collection import Collection
 from calligram.data.draft import (
     CaptionRecord,
     Draft,
-    FileAt,
     ImageRecord,
-    MemberAt,
     PhraseRecord,
+    PictureFile,
     Problems,
     RegionRecord,
+    TarMember,
 )
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 
 
-def picture(path: Path, size: tuple[int, int] = (40, 20)) -> FileAt:
+def picture(path: Path, size: tuple[int, int] = (40, 20)) -> PictureFile:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, "teal").save(path)
-    return FileAt(path)
+    return PictureFile(path)
 
 
 def draft(folder: Path, *names: str) -> Draft:
@@ -137,7 +137,7 @@ def test_pictures_in_a_tar_are_read_at_their_offsets(tmp_path: Path) -> None:
         tar.add(tmp_path / "a.png", "a.png")
     with tarfile.open(tmp_path / "s.tar") as tar:
         member = tar.getmember("a.png")
-    at = MemberAt(tmp_path / "s.tar", "a.png", member.offset_data, member.size)
+    at = TarMember(tmp_path / "s.tar", "a.png", member.offset_data, member.size)
     collection = write_draft(Draft("made", [ImageRecord("a", at)]), tmp_path / "c")
     assert collection.pictures.open(0).size == (7, 5)
     assert collection.pictures.path(0) is None
@@ -167,7 +167,7 @@ def test_arrays_the_reader_made_are_moved_in_even_when_pictures_are_referenced(t
     array = tmp_path / "scratch.npy"
     np.save(array, np.arange(6, dtype=np.float32).reshape(2, 3))
     made = Draft("made", [ImageRecord("a", None, feature_rows={"regions": 1})], features={"regions": [array]})
-    made.made = frozenset({array})
+    made.reader_arrays = frozenset({array})
     collection = write_draft(made, tmp_path / "c", placing=placing)  # type: ignore[arg-type]
     assert not array.exists()
     assert collection.features["regions"].take(np.array([0])).tolist() == [[3, 4, 5]]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, RegionRecord
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile, RegionRecord
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation.attention import AttentionShares, attend, place_of, see_image, see_picture
@@ -220,7 +220,9 @@ def test_words_learn_to_look_at_the_region_they_name(tmp_path):
     for split, count in (("train", 120), ("dev", 20), ("test", 40)):
         for number in range(count):
             id, own = f"{split}-{number}", random.permutation(6)[:3]
-            draft.images.append(ImageRecord(id, FileAt(tmp_path / "p.png"), split, feature_rows={"looks": len(shown)}))
+            draft.images.append(
+                ImageRecord(id, PictureFile(tmp_path / "p.png"), split, feature_rows={"looks": len(shown)})
+            )
             text = "a " + " and a ".join(colours[colour] for colour in random.permutation(own))
             draft.captions.append(CaptionRecord(f"{id}#0", text, (id,)))
             shown.append(own)

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, PhraseRecord, RegionRecord
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PhraseRecord, PictureFile, RegionRecord
 from calligram.data.write_collection import write_draft
 from calligram.errors import NotFiniteError, UserError
 from calligram.evaluation.localization import evaluate_localization, load_phrases
@@ -56,7 +56,7 @@ def collection(tmp_path):
     draft = Draft("grounded")
     for name in ("a", "b"):
         Image.new("RGB", (100, 100)).save(tmp_path / f"{name}.png")
-        draft.images.append(ImageRecord(name, FileAt(tmp_path / f"{name}.png"), "test"))
+        draft.images.append(ImageRecord(name, PictureFile(tmp_path / f"{name}.png"), "test"))
         draft.captions.append(CaptionRecord(f"{name}#0", "dogs ball tree sky", (name,)))
     draft.regions += [
         RegionRecord("a/0", "a", (0, 0, 40, 100)),

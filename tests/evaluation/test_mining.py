@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from calligram.data.matches import Matches
-from calligram.data.negatives import Negatives
+from calligram.data.negatives import NegativeLists
 from calligram.errors import NotFiniteError, UserError
 from calligram.evaluation.encode import EncodedPairing
 from calligram.evaluation.mine import mine_negatives, mine_pairing, top
@@ -116,16 +116,16 @@ def test_lists_are_kept_by_ids_and_fit_a_pairing_in_any_order(mined, tmp_path):
     train, found = mined
     assert not train.matches.target(np.arange(6), np.unique(found.texts[0]))[0].max() > 0
     found.save(tmp_path / "lists")
-    opened = Negatives.open(tmp_path / "lists")
-    np.testing.assert_array_equal(opened.fitted(train).texts, found.texts)
+    opened = NegativeLists.open(tmp_path / "lists")
+    np.testing.assert_array_equal(opened.aligned_to(train).texts, found.texts)
     turned = train.select(np.arange(6)[::-1])
-    again = opened.fitted(turned)
+    again = opened.aligned_to(turned)
     for row in range(6):
         names = [turned.texts.ids[t] if t >= 0 else None for t in again.texts[row]]
         assert names == [train.texts.ids[t] if t >= 0 else None for t in found.texts[5 - row]]
-    assert opened.kept(2, 1).texts.shape == (6, 2)
+    assert opened.truncated(2, 1).texts.shape == (6, 2)
     with pytest.raises(UserError, match="500 hard texts are asked for and 4 were mined; mine more with --texts 500"):
-        opened.kept(500)
+        opened.truncated(500)
     with pytest.raises(UserError, match="exists; choose another --out"):
         found.save(tmp_path / "lists")
 
@@ -134,11 +134,11 @@ def test_lists_of_another_collection_are_refused_by_name(mined, tiny, tmp_path):
     train, found = mined
     found.save(tmp_path / "lists")
     with pytest.raises(UserError, match=r"6 of 6 images have no list \(such as 'dev-0'\).*'train-0'"):
-        Negatives.open(tmp_path / "lists").fitted(tiny.sentences("dev"))
+        NegativeLists.open(tmp_path / "lists").aligned_to(tiny.sentences("dev"))
     with pytest.raises(UserError, match=r"mined from other items.*2 of 6 listed images are not there.*calligram mine"):
-        Negatives.open(tmp_path / "lists").fitted(train.select([0, 1, 2, 4]))
+        NegativeLists.open(tmp_path / "lists").aligned_to(train.select([0, 1, 2, 4]))
     with pytest.raises(UserError, match="holds no negatives"):
-        Negatives.open(tmp_path)
+        NegativeLists.open(tmp_path)
     (tmp_path / "lists" / "negatives.json").write_text(json.dumps({"format": "else"}))
     with pytest.raises(UserError, match="another format"):
-        Negatives.open(tmp_path / "lists")
+        NegativeLists.open(tmp_path / "lists")

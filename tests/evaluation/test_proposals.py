@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, PhraseRecord, RegionRecord
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PhraseRecord, PictureFile, RegionRecord
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation.proposals import (
@@ -58,7 +58,7 @@ def grounded(tmp_path):
     draft = Draft("grounded")
     for name in ("a", "b"):
         Image.new("RGB", (100, 100)).save(tmp_path / f"{name}.png")
-        draft.images.append(ImageRecord(name, FileAt(tmp_path / f"{name}.png"), "test"))
+        draft.images.append(ImageRecord(name, PictureFile(tmp_path / f"{name}.png"), "test"))
         draft.captions.append(CaptionRecord(f"{name}#0", "two dogs play", (name,)))
     draft.regions += [
         RegionRecord("a/0", "a", (0, 0, 40, 100)),

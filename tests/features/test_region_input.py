@@ -9,7 +9,7 @@ from PIL import Image
 
 from calligram.data.boxes import iou
 from calligram.data.collection import Collection
-from calligram.data.grounding import BoxesInImages, box_visuals
+from calligram.data.grounding import ImageBoxes, box_visuals
 from calligram.errors import UserError
 from calligram.features.images.pixels import PixelInput
 from calligram.features.images.region_input import RegionInput, StoredRegionRows
@@ -54,7 +54,7 @@ def test_stored_features_are_those_computed_for_the_same_boxes_and_for_a_new_pic
     torch.testing.assert_close(taken, inputs.finish(computed.take(rows)))
     image = after.pictures.open(int(images[0]))
     boxes = inputs.propose(image)
-    np.testing.assert_allclose(boxes, stored.at.boxes[stored.at.of(int(images[0]))])
+    np.testing.assert_allclose(boxes, stored.at.boxes[stored.at.rows_of_image(int(images[0]))])
     fresh = inputs.finish(inputs.regions(image, boxes))
     torch.testing.assert_close(fresh, inputs.finish(stored.rows.take(np.arange(12))), rtol=1e-2, atol=2e-3)
     assert fresh.shape == (12, inputs.dim)
@@ -69,7 +69,7 @@ def test_features_of_another_network_are_not_taken(collection, network):
 
 
 def test_what_was_computed_is_kept(collection, monkeypatch):
-    places = BoxesInImages(np.array([[0, 0, 20, 16], [8, 4, 33, 29], [2, 2, 9, 9]], np.float32), np.array([3, 3, 0]))
+    places = ImageBoxes(np.array([[0, 0, 20, 16], [8, 4, 33, 29], [2, 2, 9, 9]], np.float32), np.array([3, 3, 0]))
     first = crops().load(box_visuals(collection, places))
     monkeypatch.setattr(Crops, "__call__", None)
     again = crops().load(box_visuals(collection, places))

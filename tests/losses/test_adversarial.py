@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from calligram.losses.adversarial import DOMAINS, KINDS, PAIRS, domain_error, domain_loss, reversal_strength, reverse
+from calligram.losses.adversarial import (
+    DOMAIN_PAIR_KINDS,
+    DOMAIN_PAIRS,
+    DOMAINS,
+    domain_error,
+    domain_loss,
+    reversal_strength,
+    reverse_gradient,
+)
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.4, 1.0])
@@ -17,7 +25,7 @@ def test_reversal_changes_the_sign_and_scale_of_gradients_and_nothing_else(stren
         loss = (torch.tanh(seen) @ weights).square().sum()
         return loss, *torch.autograd.grad(loss, [vectors, weights])
 
-    plain, reversed_ = gradients(vectors), gradients(reverse(vectors, strength))
+    plain, reversed_ = gradients(vectors), gradients(reverse_gradient(vectors, strength))
     assert torch.equal(reversed_[0], plain[0])
     torch.testing.assert_close(reversed_[1], -strength * plain[1])
     torch.testing.assert_close(reversed_[2], plain[2])  # what is behind it learns as ever
@@ -63,7 +71,7 @@ def test_one_step_teaches_the_discriminator_and_moves_the_encoder_against_it():
     def paper(weight, shift):
         return -domain_loss(weight * (first + shift), weight * (second - shift))
 
-    loss = domain_loss(weight * reverse(first + shift, 1.0), weight * reverse(second - shift, 1.0))
+    loss = domain_loss(weight * reverse_gradient(first + shift, 1.0), weight * reverse_gradient(second - shift, 1.0))
     loss.backward()
     with torch.no_grad():
         now = paper(weight, shift)
@@ -72,10 +80,12 @@ def test_one_step_teaches_the_discriminator_and_moves_the_encoder_against_it():
 
 
 def test_there_are_six_discriminators_two_of_each_kind():
-    assert len(PAIRS) == len(set(PAIRS)) == 6
-    assert all(one != two and {one, two} <= set(DOMAINS) for one, two in PAIRS)
-    assert set(KINDS) == set(PAIRS)
-    of_kind = {kind: {pair for pair in PAIRS if KINDS[pair] == kind} for kind in ("intra", "cross", "trans")}
+    assert len(DOMAIN_PAIRS) == len(set(DOMAIN_PAIRS)) == 6
+    assert all(one != two and {one, two} <= set(DOMAINS) for one, two in DOMAIN_PAIRS)
+    assert set(DOMAIN_PAIR_KINDS) == set(DOMAIN_PAIRS)
+    of_kind = {
+        kind: {pair for pair in DOMAIN_PAIRS if DOMAIN_PAIR_KINDS[pair] == kind} for kind in ("intra", "cross", "trans")
+    }
     assert of_kind["intra"] == {("image", "pseudo_image"), ("text", "pseudo_text")}
     assert of_kind["cross"] == {("image", "text"), ("pseudo_image", "pseudo_text")}
     assert of_kind["trans"] == {("image", "pseudo_text"), ("pseudo_image", "text")}

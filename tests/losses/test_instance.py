@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from calligram.losses.instance import classified, instance_loss
+from calligram.losses.instance import instance_loss, instance_loss_and_error
 
 
 def drawn(kind=torch.float64, items=7, classes=23, dim=5):
@@ -110,7 +110,7 @@ def test_the_error_is_the_share_whose_own_class_is_not_the_likeliest(chunk):
     labels[:5] = logits.argmax(1)[:5]
     labels[4] = -1  # left out
     wrong = [int(logits[i].argmax()) != int(labels[i]) for i in range(12) if labels[i] >= 0]
-    found = classified(features.requires_grad_(), weight, labels, bias, chunk=chunk)
+    found = instance_loss_and_error(features.requires_grad_(), weight, labels, bias, chunk=chunk)
     assert float(found.error) == pytest.approx(sum(wrong) / len(wrong))
     assert not found.error.requires_grad
     torch.testing.assert_close(found.loss, instance_loss(features, weight, labels, bias, chunk=chunk))

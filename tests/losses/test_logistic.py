@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from calligram.losses.contrastive import logistic
+from calligram.losses.contrastive import logistic_loss
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -21,18 +21,18 @@ def test_logistic_is_the_sum_of_two_branch_eq_7(seed, dtype):
             z, p = int(target[i, j]), float(scores[i, j])
             if z:
                 expected += math.log(1 + math.exp(-z * p))
-    assert logistic(scores, target).item() == pytest.approx(expected, rel=1e-5)
+    assert logistic_loss(scores, target).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_logistic_by_hand():
     """A match scored 0 costs log 2; a negative scored log 3 costs log(1 + 3) = log 4; an ignored pair nothing."""
     scores = torch.tensor([0.0, math.log(3), 100.0])
-    assert logistic(scores, torch.tensor([1, -1, 0])).item() == pytest.approx(math.log(8))
+    assert logistic_loss(scores, torch.tensor([1, -1, 0])).item() == pytest.approx(math.log(8))
 
 
 def test_large_scores_stay_finite_and_sure_pairs_cost_nothing():
     scores = torch.tensor([1e4, -1e4, -1e4], requires_grad=True)
-    loss = logistic(scores, torch.tensor([1, -1, 1]))
+    loss = logistic_loss(scores, torch.tensor([1, -1, 1]))
     loss.backward()
     assert loss.item() == pytest.approx(1e4)
     assert scores.grad is not None
@@ -41,11 +41,11 @@ def test_large_scores_stay_finite_and_sure_pairs_cost_nothing():
 
 def test_nothing_to_count_is_zero_with_gradients():
     scores = torch.zeros(3, requires_grad=True)
-    logistic(scores, torch.zeros(3, dtype=torch.int8)).backward()
+    logistic_loss(scores, torch.zeros(3, dtype=torch.int8)).backward()
     assert scores.grad is not None
     assert scores.grad.tolist() == [0, 0, 0]
 
 
 def test_shapes_must_agree():
     with pytest.raises(ValueError, match=r"scores are \(3,\) but target is \(2,\)"):
-        logistic(torch.zeros(3), torch.zeros(2))
+        logistic_loss(torch.zeros(3), torch.zeros(2))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from calligram.losses.neighbourhood import Modality, neighbourhood_ranking, neighbours
+from calligram.losses.neighbourhood import NeighbourhoodScores, neighbourhood_ranking, neighbours
 
 LAMBDAS = (1.0, 2.0, 0.3, 0.2)
 
@@ -78,8 +78,8 @@ def test_the_four_terms_are_those_of_two_branch_eq_6(seed, top_k, dtype):
         -between,
         target,
         target.T,
-        Modality(-among_images, neighbours(target)),
-        Modality(-among_texts, neighbours(target.T)),
+        NeighbourhoodScores(-among_images, neighbours(target)),
+        NeighbourhoodScores(-among_texts, neighbours(target.T)),
         weights=LAMBDAS,
         margin=0.3,
         top_k=top_k,
@@ -107,7 +107,11 @@ def test_text_neighbours_by_hand():
     target = torch.tensor([[1, -1], [1, -1], [-1, 1]])
     distances = torch.tensor([[0, 0.5, 0.4], [0.5, 0, 0.9], [0.4, 0.9, 0]])
     found = neighbourhood_ranking(
-        torch.zeros(2, 3), target.T, target, texts=Modality(-distances, neighbours(target)), weights=(0, 0, 0, 0.2)
+        torch.zeros(2, 3),
+        target.T,
+        target,
+        texts=NeighbourhoodScores(-distances, neighbours(target)),
+        weights=(0, 0, 0, 0.2),
     )
     assert {name: round(term.item(), 6) for name, term in found.items()} == {"text neighbours": 0.04}
 

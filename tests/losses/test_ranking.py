@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from calligram.losses.ranking import bidirectional, ranking_loss
+from calligram.losses.ranking import bidirectional_ranking_loss, ranking_loss
 
 
 def random_scores_and_target(images: int, texts: int, seed: int, dtype: torch.dtype = torch.float64):
@@ -75,9 +75,11 @@ def test_both_directions_may_have_their_own_negatives():
     scores, target = random_scores_and_target(5, 7, 4)
     _, other = random_scores_and_target(7, 5, 5)
     expected = 2 * literal(scores, target, 0.1) + 0.5 * literal(scores.T, other, 0.1)
-    assert bidirectional(scores, target, other, margin=0.1, weights=(2, 0.5)).item() == pytest.approx(expected)
+    assert bidirectional_ranking_loss(scores, target, other, margin=0.1, weights=(2, 0.5)).item() == pytest.approx(
+        expected
+    )
     symmetric = literal(scores, target, 0.1, 1) + literal(scores.T, target.T, 0.1, 1)
-    assert bidirectional(scores, target, margin=0.1, top_k=1).item() == pytest.approx(symmetric)
+    assert bidirectional_ranking_loss(scores, target, margin=0.1, top_k=1).item() == pytest.approx(symmetric)
 
 
 def test_wrong_arguments_are_named():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from calligram.data.negatives import Negatives
+from calligram.data.negatives import NegativeLists
 from calligram.errors import UserError
 from calligram.evaluation.mine import mine_pairing
 from calligram.recipes.catalog import RECIPES
@@ -46,7 +46,7 @@ def test_two_rounds_learn_and_keep_what_the_first_one_found(tiny, tmp_path):
     matcher, inputs = opened.load()
     matcher.load_state_dict(load_file(tmp_path / "run" / "first.safetensors"))
     found = mine_pairing(matcher, inputs, train, texts=6, images=3)
-    kept = Negatives.open(tmp_path / "run" / "negatives")
+    kept = NegativeLists.open(tmp_path / "run" / "negatives")
     assert (kept.texts == found.texts).all()
     assert (kept.images == found.images).all()
     assert kept.about["content"] == tiny.fingerprint

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from calligram.data.negatives import Negatives
+from calligram.data.negatives import NegativeLists
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.models.ensemble import Ensemble
@@ -138,7 +138,7 @@ def test_the_last_stage_draws_negatives_that_the_run_mined_and_counts_where_it_i
     assert list(dict.fromkeys(row["stage"] for row in rows)) == ["infonce", "offline"]
     last = [row for row in rows if row["stage"] == "offline" and "loss" in row][-1]
     assert {"1_info_nce", "1_offline", "1_first_derived", "2_online", "2_instance_text"} <= set(last)
-    assert Negatives.open(tmp_path / "run" / "negatives").texts.shape[1] == 6
+    assert NegativeLists.open(tmp_path / "run" / "negatives").texts.shape[1] == 6
 
 
 @pytest.mark.parametrize("where", [("infonce", 1), ("offline", 0), ("offline", 1)])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from calligram.data.collection import Collection
-from calligram.data.draft import MemberAt
+from calligram.data.draft import TarMember
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.models.load import INPUTS
@@ -101,7 +101,7 @@ def test_pictures_within_tar_shards_are_read_at_their_place(models, tiny_draft, 
             tar.add(image.at.path, image.id + ".png")
     with tarfile.open(tmp_path / "all.tar") as tar:
         places = {
-            m.name.removesuffix(".png"): MemberAt(tmp_path / "all.tar", m.name, m.offset_data, m.size) for m in tar
+            m.name.removesuffix(".png"): TarMember(tmp_path / "all.tar", m.name, m.offset_data, m.size) for m in tar
         }
     for image in draft.images:
         image.at = places[image.id]

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from calligram.data.collection import Collection
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile
 from calligram.data.write_collection import write_draft
 from calligram.features.regions.extract import ExtractionTask, add_regions
 from calligram.features.regions.proposers import proposer_named
@@ -159,7 +159,7 @@ def few_captions(served_run: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     for row in range(30):
         name, file = f"scene {row}", folder / "pictures" / f"{row}.png"
         file.write_bytes(scenes.pictures.read(row))
-        draft.images.append(ImageRecord(name, FileAt(file), "train"))
+        draft.images.append(ImageRecord(name, PictureFile(file), "train"))
         if row < 4:
             draft.captions.append(CaptionRecord(f"{name}#", texts[5 * row], (name,)))
     return write_draft(draft, folder / "collection").folder

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from PIL import Image
 
-from calligram.data.add_captions import NewCaption, add_new_captions, additions
+from calligram.data.add_captions import NewCaption, add_new_captions, caption_revisions
 from calligram.data.collection import Collection
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
@@ -34,7 +34,7 @@ def proposed(server) -> dict:
 
 
 def written(folder) -> list[tuple[str, str]]:
-    return [(c.image, c.text) for addition in additions(Collection.open(folder)) for c in addition.captions]
+    return [(c.image, c.text) for addition in caption_revisions(Collection.open(folder)) for c in addition.captions]
 
 
 def test_images_without_captions_are_proposed_and_leave_the_list_when_they_have_one(captioning, few_captions):
@@ -68,7 +68,7 @@ def test_images_without_captions_are_proposed_and_leave_the_list_when_they_have_
     ("body", "status", "message"),
     [
         ({"id": "scene 9", "text": " \n\t"}, 400, "the caption is empty; say in a sentence"),
-        ({"id": "scene 9", "text": "x" * 1001}, 400, "has 1001 characters, at most 1000"),
+        ({"id": "scene 9", "text": "x" * 1001}, 400, "has 1001 characters; at most 1000"),
         ({"id": "scene 9", "text": "x" * 20_000}, 422, "at most 10000 characters"),
         ({"id": "nobody", "text": "a dog"}, 404, "no image 'nobody'"),
         ({"id": "../collection.json", "text": "a dog"}, 404, "no image"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calligram.data.add_captions import additions
+from calligram.data.add_captions import caption_revisions
 from calligram.data.collection import Collection
 
 ACTIVE = "document.activeElement.getAttribute('aria-label')"
@@ -17,7 +17,7 @@ def opened(page, served):
 
 
 def written(folder) -> list[tuple[str, str]]:
-    return [(c.image, c.text) for addition in additions(Collection.open(folder)) for c in addition.captions]
+    return [(c.image, c.text) for addition in caption_revisions(Collection.open(folder)) for c in addition.captions]
 
 
 def test_keys_are_enough_to_caption_one_picture_after_the_other(captioning_page, captioning, few_captions):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from calligram.losses.contrastive import symmetric_info_nce
-from calligram.losses.ranking import bidirectional
+from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.catalog import describe
 from calligram.models.ensemble import Ensemble, EnsembleSettings
@@ -138,7 +138,7 @@ def test_few_candidates_are_the_loss_of_targets_where_all_others_are_neither(nam
     torch.testing.assert_close(found["first_info_nce"], whole)
     hinge = StagedObjective(RankingObjective(0.3, 1), 2, 0.0).terms(matcher, given, images, texts)
     assert set(hinge) == {"ranking"}
-    torch.testing.assert_close(hinge["ranking"], bidirectional(scores, *targets, margin=0.3, top_k=1) / 10)
+    torch.testing.assert_close(hinge["ranking"], bidirectional_ranking_loss(scores, *targets, margin=0.3, top_k=1) / 10)
 
 
 def test_other_pairs_are_not_scored(monkeypatch):

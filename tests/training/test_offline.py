@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from calligram.data.matches import Matches
-from calligram.data.negatives import Negatives
+from calligram.data.negatives import NegativeLists
 from calligram.evaluation.encode import EncodedPairing
 from calligram.evaluation.mine import mine_negatives
 from calligram.features.images.pixels import PixelInput
@@ -34,7 +34,7 @@ def mined(matches, texts=10, images=5):
     sides = EncodedPairing(*(Encoded(torch.randn(n, 4, generator=generator)) for n in matches.shape))
     lists = [found.numpy() for found in mine_negatives(EmbeddingMatcher(), sides, matches, texts=texts, images=images)]
     ids = [tuple(map(str, range(n))) for n in matches.shape]
-    return Negatives(lists[0], lists[1], ids[0], ids[1])
+    return NegativeLists(lists[0], lists[1], ids[0], ids[1])
 
 
 def test_negatives_come_from_the_lists_and_never_match_each_other():
@@ -79,7 +79,7 @@ def test_what_cannot_be_drawn_is_left_out():
     # Image 0 matches everything; the only negatives of pair (1, 1) match each other through text 2 of image 2.
     matches = Matches([0, 0, 0, 1, 2], [0, 1, 2, 1, 2], (3, 3))
     ids = tuple("abc")
-    negatives = Negatives(
+    negatives = NegativeLists(
         np.array([[-1], [2], [1]], dtype=np.int32), np.array([[1], [2], [1]], dtype=np.int32), ids, ids
     )
     pairs = np.array([[0, 0], [1, 1]])
@@ -183,7 +183,7 @@ def test_the_objective_is_the_papers_loss_over_all_scores(fed, options):
 )
 def test_losses_that_derive_no_pairs_need_fewer_items(fed, options):
     train, matcher, sampler, batches = fed
-    lists = Negatives(sampler._texts._lists, sampler._images._lists, train.visuals.ids, train.texts.ids)
+    lists = NegativeLists(sampler._texts._lists, sampler._images._lists, train.visuals.ids, train.texts.ids)
     less = batches.with_sampler(OfflineSampler(train.matches, 3, 0, lists, derived=False))
     for one, two in zip(less.epoch(0), batches.epoch(0), strict=True):
         assert one.drawn.shape[1] == 4

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from calligram.data.grounding import BoxesInImages, GroundedPhrases
-from calligram.losses.ranking import bidirectional
+from calligram.data.grounding import GroundedPhrases, ImageBoxes
+from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.training.batches.phrases import PhrasePairs, draw_pairs, draw_triplets
 
 WORDS = ("a dog", "A  Dog", "the puppy", "a man", "someone", "grass", "a hat")
@@ -25,7 +25,7 @@ class World:
         images = np.repeat(np.arange(5), rng.integers(2, 4, 5))
         corner = rng.uniform(0, 60, (len(images), 2))
         truth = np.concatenate([corner, corner + rng.uniform(20, 40, (len(images), 2))], axis=1).astype(np.float32)
-        self.truth = BoxesInImages(truth, images)
+        self.truth = ImageBoxes(truth, images)
         self.chains = np.repeat(np.arange(len(images)), 4)
         self.said = [WORDS[i] for i in rng.integers(0, len(WORDS), len(self.chains))]
         around = np.repeat(truth, 6, axis=0) + rng.normal(0, 2.0, (6 * len(truth), 4))
@@ -33,7 +33,7 @@ class World:
         corner = rng.uniform(0, 70, (100, 2))
         anywhere = np.concatenate([corner, corner + rng.uniform(10, 30, (100, 2))], axis=1)
         boxes = np.concatenate([around, anywhere]).astype(np.float32)
-        self.proposals = BoxesInImages(boxes, np.concatenate([where, rng.integers(0, 5, 100)]))
+        self.proposals = ImageBoxes(boxes, np.concatenate([where, rng.integers(0, 5, 100)]))
         grounded = GroundedPhrases(np.arange(len(self.said)), self.chains, self.truth)
         self.pairs = PhrasePairs.of(grounded, self.said, self.proposals)
 
@@ -106,7 +106,7 @@ def test_triplets_are_those_of_the_literal_loops(seed, augment, extra):
         add([(scores[row, row], n) for n in background])
         if extra == "neighbours":
             add_seconds(world, drawn, row, chain, names, scores, negatives, background, add, augment)
-    found = bidirectional(
+    found = bidirectional_ranking_loss(
         torch.from_numpy(scores), torch.from_numpy(drawn.image_target), torch.from_numpy(drawn.text_target),
         margin=margin, top_k=top_k,
     )  # fmt: skip

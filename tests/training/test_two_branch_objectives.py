@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from calligram.losses.neighbourhood import Modality, neighbourhood_ranking, neighbours
+from calligram.losses.neighbourhood import NeighbourhoodScores, neighbourhood_ranking, neighbours
 from calligram.models.two_branch import (
     TwoBranchEmbedding,
     TwoBranchSettings,
@@ -45,8 +45,8 @@ def test_the_objective_is_eq_6_over_the_distances_of_the_vectors():
         -torch.cdist(x, y),
         given.image_target,
         given.text_target,
-        Modality(-torch.cdist(x, x), neighbours(given.image_target)),
-        Modality(-torch.cdist(y, y), neighbours(given.text_target)),
+        NeighbourhoodScores(-torch.cdist(x, x), neighbours(given.image_target)),
+        NeighbourhoodScores(-torch.cdist(y, y), neighbours(given.text_target)),
         weights=weights,
         margin=0.4,
     )

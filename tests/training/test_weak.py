@@ -12,7 +12,7 @@ from calligram.data.pairing import Pairing, Texts
 from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
-from calligram.losses.adversarial import PAIRS
+from calligram.losses.adversarial import DOMAIN_PAIRS
 from calligram.models.matcher import unit
 from calligram.models.vse import VSE, VSESettings
 from calligram.training.batches.batch import Batches
@@ -187,7 +187,7 @@ def test_each_discriminator_learns_from_its_own_two_domains_alone():
             reached = {key for key, grad in zip(domains, found, strict=True) if grad is not None and grad.any()}
             assert reached == set(name.split("-"))
             seen.add(tuple(name.split("-")))
-    assert seen == set(PAIRS)
+    assert seen == set(DOMAIN_PAIRS)
 
 
 def test_the_reversal_follows_progress_within_the_stages_span():

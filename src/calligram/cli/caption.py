@@ -49,16 +49,16 @@ def _add(source: Collection, file: Path) -> None:
         raise UserError(f"{file} holds no caption; write some into its column 'caption'")
     added = add_new_captions(source.folder, filled.captions)
     parts = [f"{added.captions} {'caption' if added.captions == 1 else 'captions'} added to {source.folder}"]
-    parts += [f"{added.known} were there already"] if added.known else []
-    parts += [f"{filled.empty} rows had none"] if filled.empty else []
+    parts += [f"{added.duplicates} were there already"] if added.duplicates else []
+    parts += [f"{filled.empty_rows} rows had none"] if filled.empty_rows else []
     put = [f"{split} ({added.splits[split]})" for split in SPLITS if split in added.splits]
     parts += [f"images of no split are now in {', '.join(put)}"] if put else []
     console.print(", ".join(parts), markup=False, soft_wrap=True)
 
 
 def _undo(folder: Path) -> None:
-    from calligram.data.add_captions import additions, take_back
-    from calligram.data.caption_file import write_list
+    from calligram.data.add_captions import caption_revisions, remove_last_captions
+    from calligram.data.caption_file import write_caption_list
     from calligram.data.collection import Collection
 
     Collection.open(folder)  # says what is wrong with a folder that is none
@@ -66,13 +66,13 @@ def _undo(folder: Path) -> None:
 
     def keep(addition: CaptionRevision) -> None:
         kept[addition.revision] = folder / f"taken-back.{addition.revision}.csv"
-        write_list(kept[addition.revision], addition.captions, ("image", "caption", "split"))
+        write_caption_list(kept[addition.revision], addition.captions, ("image", "caption", "split"))
 
     try:
-        taken = take_back(folder, keep)
+        taken = remove_last_captions(folder, keep)
     except BaseException:
         # A list of captions that are where they were would mislead; where they are gone, it is all that is left.
-        for addition in additions(Collection.open(folder)) if kept else ():
+        for addition in caption_revisions(Collection.open(folder)) if kept else ():
             if addition.revision in kept:
                 kept[addition.revision].unlink(missing_ok=True)
         raise
@@ -84,16 +84,16 @@ def _undo(folder: Path) -> None:
 
 
 def _show(source: Collection) -> None:
-    from calligram.data.add_captions import additions
+    from calligram.data.add_captions import caption_revisions
 
-    for addition in additions(source):
+    for addition in caption_revisions(source):
         first = addition.captions[0]
         console.print(
             f"revision {addition.revision}, {addition.when}: {len(addition.captions)} captions, "
             f"the first of {first.image}: {first.text}",
             markup=False, soft_wrap=True,
         )  # fmt: skip
-    if not additions(source):
+    if not caption_revisions(source):
         console.print("no captions were added since the collection was made")
 
 
@@ -125,7 +125,7 @@ def suggest(
         if file.suffix.lower() not in (*SHEETS, ".csv"):
             raise UserError(f"--out {file} is neither a picture nor a list; give a .png for a sheet or a .csv")
     with waiting("loading") as waits:
-        from calligram.data.caption_file import refuse_filled_in
+        from calligram.data.caption_file import refuse_list_with_captions
         from calligram.data.collection import Collection
         from calligram.evaluation.suggest import suggest_images as work
         from calligram.models.load import load_matcher
@@ -133,7 +133,7 @@ def suggest(
 
         for file in out or ():
             if file.suffix.lower() == ".csv":
-                refuse_filled_in(file)
+                refuse_list_with_captions(file)
         source, stored = Collection.open(collection), load_matcher(run).to(device_named(device))
         matcher = stored.matcher
         waits.say("choosing images")
@@ -162,12 +162,12 @@ def suggest(
 
 
 def _write(source: Collection, found: Suggestions, file: Path) -> None:
-    from calligram.data.caption_file import refuse_filled_in, write_list
+    from calligram.data.caption_file import refuse_list_with_captions, write_caption_list
     from calligram.evaluation.figures import draw_suggestions
 
     if file.suffix.lower() == ".csv":
-        refuse_filled_in(file)  # choosing takes a while, in which an earlier list may have been filled in
-        write_list(file, ((s.image, "", source.pictures.path(s.row) or "", s.why) for s in found.chosen))
+        refuse_list_with_captions(file)  # choosing takes a while, in which an earlier list may have been filled in
+        write_caption_list(file, ((s.image, "", source.pictures.path(s.row) or "", s.why) for s in found.chosen))
     else:
         draw_suggestions(source, found.chosen, file, bars)
 

@@ -44,7 +44,7 @@ def scenes(
     from calligram.scenes.generate import generate_scenes
 
     made = generate_scenes(
-        dest, images=images, seed=seed, size=size, kind=kind.value, overwrite=overwrite, track=bars, tell=_tell
+        dest, images=images, seed=seed, size=size, kind=kind.value, overwrite=overwrite, track=bars, report=_tell
     )
     counts = made.manifest["counts"]
     assert isinstance(counts, dict)
@@ -69,7 +69,7 @@ def import_(
 
     made, problems = import_collection(
         format, source, dest, images=images, strict=strict, placing=placing.value, overwrite=overwrite, track=bars,
-        tell=_tell,
+        report=_tell,
     )  # fmt: skip
     counts = made.manifest["counts"]
     assert isinstance(counts, dict)

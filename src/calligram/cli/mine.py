@@ -13,7 +13,7 @@ from calligram.cli.screen import bars, console
 from calligram.errors import UserError, command
 
 if TYPE_CHECKING:  # importing them takes seconds, and help should not
-    from calligram.data.negatives import Negatives
+    from calligram.data.negatives import NegativeLists
     from calligram.data.pairing import Pairing
     from calligram.evaluation.encode import EncodedPairing
     from calligram.evaluation.mine import OnlineRanks
@@ -107,7 +107,7 @@ def _ranks(
     return online_ranks(matcher, encoded, pairing.matches, batches, track=bars)
 
 
-def _print_lists(found: Negatives, out: Path) -> None:
+def _print_lists(found: NegativeLists, out: Path) -> None:
     console.print(
         f"{found.texts.shape[1]} texts for each of {len(found.texts)} images and {found.images.shape[1]} images for "
         f"each of {len(found.images)} texts: {out}",

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from calligram.data.collection import ADDED_REVISION as REVISION
 from calligram.data.collection import ADDED_WHEN as WHEN
 from calligram.data.collection import SPLIT_REVISION, SPLITS, Collection
-from calligram.data.readers.source import by_hash, key_of, spare
-from calligram.data.revision import next_revision, replace_manifest, sweep_tables, write_tables, writing
+from calligram.data.readers.source import key_to_move, split_by_hash, split_key
+from calligram.data.revision import next_revision, remove_old_tables, replace_manifest, write_tables, writing
 from calligram.errors import UserError
 
 # Splits of images that had none until people captioned them: what is captioned must be of use to training.
@@ -31,7 +31,7 @@ from calligram.errors import UserError
 Ints = NDArray[np.int64]
 
 
-def splits_for(collection: Collection, rows: Iterable[int], asked: Mapping[int, str]) -> dict[int, str]:
+def assign_splits(collection: Collection, rows: Iterable[int], asked: Mapping[int, str]) -> dict[int, str]:
     """A split for each of these images that has none, now that they get captions.
 
     Where the source gave splits, that is train: the others are as the source wants them, and measure. Where it gave
@@ -46,47 +46,49 @@ def splits_for(collection: Collection, rows: Iterable[int], asked: Mapping[int, 
     if not free:
         return {}
     ids = collection.table("images").column("id")
-    keys = {row: key_of(ids[row].as_py(), None if identity[row] < 0 else int(identity[row])) for row in free}
+    keys = {row: split_key(ids[row].as_py(), None if identity[row] < 0 else int(identity[row])) for row in free}
     named = {keys[row]: asked[row] for row in free if row in asked}
-    known = {key_of("", int(i)): str(s) for i, s in zip(identity, splits, strict=True) if s and i >= 0} | named
+    known = {split_key("", int(i)): str(s) for i, s in zip(identity, splits, strict=True) if s and i >= 0} | named
     chosen = {key: known.get(key, "train") for key in keys.values()}
     if not _source_has_splits(collection, splits):
-        chosen = {key: known.get(key) or by_hash(key) for key in keys.values()}
+        chosen = {key: known.get(key) or split_by_hash(key) for key in keys.values()}
         captioned = {int(row) for row in collection.numbers("matches", "image") if splits[row]}
         held = {
-            key_of(ids[row].as_py(), None if identity[row] < 0 else int(identity[row])): str(splits[row])
+            split_key(ids[row].as_py(), None if identity[row] < 0 else int(identity[row])): str(splits[row])
             for row in captioned
         }
-        _fill_empty(chosen, held, fixed=known)
+        _fill_empty_splits(chosen, held, fixed=known)
     return {row: asked.get(row, chosen[keys[row]]) for row in free}
 
 
-def with_splits(images: pa.Table, given: Mapping[int, str], revision: int) -> pa.Table:
+def set_splits(images: pa.Table, given: Mapping[int, str], revision: int) -> pa.Table:
     """The table of images with these splits, and the revision that they came with."""
-    splits, revisions = images.column("split").to_pylist(), _revisions(images)
+    splits, revisions = images.column("split").to_pylist(), _split_revisions(images)
     for row, split in given.items():
         splits[row], revisions[row] = split, revision
-    return _with(images, splits, revisions)
+    return _replace_split_columns(images, splits, revisions)
 
 
-def without_splits(images: pa.Table, revision: int) -> pa.Table:
+def clear_splits(images: pa.Table, revision: int) -> pa.Table:
     """The table of images without the splits that came with a revision."""
-    splits, revisions = images.column("split").to_pylist(), _revisions(images)
+    splits, revisions = images.column("split").to_pylist(), _split_revisions(images)
     for row in np.flatnonzero(np.array([r == revision for r in revisions], dtype=bool)):
         splits[row], revisions[row] = None, None
-    return _with(images, splits, revisions)
+    return _replace_split_columns(images, splits, revisions)
 
 
-def split_of_revision(collection: Collection, revision: int) -> dict[int, str]:
+def splits_of_revision(collection: Collection, revision: int) -> dict[int, str]:
     """Images that got their split with a revision, and which."""
     images = collection.table("images")
     if SPLIT_REVISION not in images.column_names:
         return {}
     splits = images.column("split")
-    return {int(row): splits[int(row)].as_py() for row in np.flatnonzero(_numbers(collection) == revision)}
+    return {
+        int(row): splits[int(row)].as_py() for row in np.flatnonzero(_split_revision_numbers(collection) == revision)
+    }
 
 
-def refuse_other_splits(collection: Collection, asked: Mapping[int, str], fresh: Iterable[int]) -> None:
+def check_requested_splits(collection: Collection, asked: Mapping[int, str], fresh: Iterable[int]) -> None:
     """Refuse splits that captions cannot bring.
 
     Args:
@@ -111,33 +113,33 @@ def refuse_other_splits(collection: Collection, asked: Mapping[int, str], fresh:
 
 
 def _source_has_splits(collection: Collection, splits: Sequence[object]) -> bool:
-    given = _numbers(collection)
+    given = _split_revision_numbers(collection)
     return any(split and given[row] < 0 for row, split in enumerate(splits))
 
 
-def _fill_empty(chosen: dict[str, str], held: Mapping[str, str], fixed: Mapping[str, str]) -> None:
+def _fill_empty_splits(chosen: dict[str, str], held: Mapping[str, str], fixed: Mapping[str, str]) -> None:
     """Move some of the chosen to splits that hold no captioned image; what was captioned before stays."""
     for name in SPLITS:
         counts = Counter({**held, **chosen}.values())
         movable = {key: split for key, split in chosen.items() if key not in fixed and counts[split] > 1}
         if not counts[name] and movable:
-            chosen[spare(movable)] = name
+            chosen[key_to_move(movable)] = name
 
 
-def _numbers(collection: Collection) -> Ints:
+def _split_revision_numbers(collection: Collection) -> Ints:
     images = collection.table("images")
     if SPLIT_REVISION not in images.column_names:
         return np.full(len(images), -1, dtype=np.int64)
     return collection.numbers("images", SPLIT_REVISION)
 
 
-def _revisions(images: pa.Table) -> list[int | None]:
+def _split_revisions(images: pa.Table) -> list[int | None]:
     known = SPLIT_REVISION in images.column_names
     found: list[int | None] = images.column(SPLIT_REVISION).to_pylist() if known else [None] * len(images)
     return found
 
 
-def _with(images: pa.Table, splits: list[str | None], revisions: list[int | None]) -> pa.Table:
+def _replace_split_columns(images: pa.Table, splits: list[str | None], revisions: list[int | None]) -> pa.Table:
     place = images.schema.get_field_index("split")
     made = images.set_column(place, images.schema.field(place), pa.array(splits, images.schema.field(place).type))
     if SPLIT_REVISION in made.column_names:
@@ -147,13 +149,13 @@ def _with(images: pa.Table, splits: list[str | None], revisions: list[int | None
     return made
 
 
-LONGEST = 1000
+MAX_CAPTION_CHARACTERS = 1000
 """characters of a caption"""
-JOINERS = "\u200c\u200d"
+JOINER_CHARACTERS = "\u200c\u200d"
 """format characters that words and emoji are spelt with"""
-BLANK = "\u115f\u1160\u2800\u3164\uffa0"
+INVISIBLE_CHARACTERS = "\u115f\u1160\u2800\u3164\uffa0"
 """letters and symbols that show nothing"""
-READERS = 600.0
+OLD_TABLE_SECONDS = 600.0
 """seconds that replaced tables are kept for processes that have the collection open"""
 
 
@@ -173,7 +175,7 @@ class AddedCaptions(NamedTuple):
     collection: Collection
     captions: int
     """that were added"""
-    known: int
+    duplicates: int
     """that were there already, with the same image"""
     splits: Mapping[str, int]
     """images that were in no split and now are, by split"""
@@ -193,14 +195,19 @@ def clean_caption(text: str) -> str:
     Raises:
         UserError: when nothing is left that says something, or it is too long.
     """
-    visible = "".join(c for c in text if c.isspace() or c in JOINERS or unicodedata.category(c) not in ("Cc", "Cf"))
+    visible = "".join(
+        c for c in text if c.isspace() or c in JOINER_CHARACTERS or unicodedata.category(c) not in ("Cc", "Cf")
+    )
     # Halves of surrogate pairs, which JSON may escape and UTF-8 cannot hold, become question marks as at import.
     cleaned = " ".join(visible.encode("utf-8", "replace").decode().split())
     # Letters, numbers or symbols: marks and punctuation alone describe nothing.
-    if not any(unicodedata.category(c)[0] in "LNS" and c not in BLANK for c in cleaned):
+    if not any(unicodedata.category(c)[0] in "LNS" and c not in INVISIBLE_CHARACTERS for c in cleaned):
         raise UserError("the caption is empty; say in a sentence what the picture shows")
-    if len(cleaned) > LONGEST:
-        raise UserError(f"the caption has {len(cleaned)} characters, at most {LONGEST} are taken; say it in a sentence")
+    if len(cleaned) > MAX_CAPTION_CHARACTERS:
+        raise UserError(
+            f"the caption has {len(cleaned)} characters; "
+            f"at most {MAX_CAPTION_CHARACTERS} are accepted: describe the picture in one sentence"
+        )
     return cleaned
 
 
@@ -218,20 +225,20 @@ def add_new_captions(folder: Path, captions: Sequence[NewCaption]) -> AddedCapti
     with writing(folder):
         before = Collection.open(folder)
         rows = _image_rows(before, [new.image for new in cleaned])
-        fresh = _without_known(before, cleaned, rows)
-        asked, captioned = _asked(cleaned, rows), [rows[new.image] for new in fresh]
-        refuse_other_splits(before, asked, captioned)
+        fresh = _without_duplicates(before, cleaned, rows)
+        asked, captioned = _requested_splits(cleaned, rows), [rows[new.image] for new in fresh]
+        check_requested_splits(before, asked, captioned)
         if not fresh:
             return AddedCaptions(before, 0, len(cleaned), {})
-        tables = _grown(before, [(rows[new.image], new) for new in fresh])
-        given = splits_for(before, captioned, asked)
+        tables = _extended_tables(before, [(rows[new.image], new) for new in fresh])
+        given = assign_splits(before, captioned, asked)
         if given:
-            tables["images"] = with_splits(before.table("images"), given, next_revision(before.manifest))
+            tables["images"] = set_splits(before.table("images"), given, next_revision(before.manifest))
         splits = dict(Counter(given.values()))
-        return AddedCaptions(_replaced(folder, before, tables), len(fresh), len(cleaned) - len(fresh), splits)
+        return AddedCaptions(_commit_tables(folder, before, tables), len(fresh), len(cleaned) - len(fresh), splits)
 
 
-def additions(collection: Collection) -> list[CaptionRevision]:
+def caption_revisions(collection: Collection) -> list[CaptionRevision]:
     """What was added since the collection was made, the first first."""
     table = collection.table("captions")
     if REVISION not in table.column_names:
@@ -244,7 +251,7 @@ def additions(collection: Collection) -> list[CaptionRevision]:
     for revision in sorted({int(n) for n in numbers if n >= 0}):
         rows = np.flatnonzero(numbers == revision)
         texts = table.column("text").take(pa.array(rows)).to_pylist()
-        splits = split_of_revision(collection, revision)
+        splits = splits_of_revision(collection, revision)
         together = [
             NewCaption(ids[int(i)].as_py(), text, splits.get(int(i)))
             for i, text in zip(image[rows], texts, strict=True)
@@ -253,7 +260,7 @@ def additions(collection: Collection) -> list[CaptionRevision]:
     return found
 
 
-def take_back(folder: Path, keep: Callable[[CaptionRevision], None] | None = None) -> CaptionRevision:
+def remove_last_captions(folder: Path, keep: Callable[[CaptionRevision], None] | None = None) -> CaptionRevision:
     """Remove the captions that were added last, and the splits that came with them; returns them.
 
     Args:
@@ -264,7 +271,7 @@ def take_back(folder: Path, keep: Callable[[CaptionRevision], None] | None = Non
     """
     with writing(folder):
         before = Collection.open(folder)
-        earlier = additions(before)
+        earlier = caption_revisions(before)
         if not earlier:
             raise UserError(f"no captions were added to {folder} since it was made; there is nothing to take back")
         last = earlier[-1]
@@ -277,9 +284,9 @@ def take_back(folder: Path, keep: Callable[[CaptionRevision], None] | None = Non
             if before.has(name):
                 table = before.table(name)
                 tables[name] = table.filter(pc.less(table.column("caption"), int(stays.sum())))
-        if split_of_revision(before, last.revision):
-            tables["images"] = without_splits(before.table("images"), last.revision)
-        _replaced(folder, before, tables)
+        if splits_of_revision(before, last.revision):
+            tables["images"] = clear_splits(before.table("images"), last.revision)
+        _commit_tables(folder, before, tables)
         return last
 
 
@@ -296,7 +303,7 @@ def _image_rows(collection: Collection, ids: Sequence[str]) -> dict[str, int]:
     return rows
 
 
-def _asked(captions: Sequence[NewCaption], rows: Mapping[str, int]) -> dict[int, str]:
+def _requested_splits(captions: Sequence[NewCaption], rows: Mapping[str, int]) -> dict[int, str]:
     """The split that is named for each image; some have none."""
     asked: dict[int, str] = {}
     for new in captions:
@@ -306,7 +313,9 @@ def _asked(captions: Sequence[NewCaption], rows: Mapping[str, int]) -> dict[int,
     return asked
 
 
-def _without_known(collection: Collection, captions: Sequence[NewCaption], rows: Mapping[str, int]) -> list[NewCaption]:
+def _without_duplicates(
+    collection: Collection, captions: Sequence[NewCaption], rows: Mapping[str, int]
+) -> list[NewCaption]:
     """Those that are new to their image, each once."""
     image, caption = collection.numbers("matches", "image"), collection.numbers("matches", "caption")
     here = np.flatnonzero(np.isin(image, list(rows.values())))
@@ -320,7 +329,7 @@ def _without_known(collection: Collection, captions: Sequence[NewCaption], rows:
     return fresh
 
 
-def _grown(before: Collection, fresh: Sequence[tuple[int, NewCaption]]) -> dict[str, pa.Table]:
+def _extended_tables(before: Collection, fresh: Sequence[tuple[int, NewCaption]]) -> dict[str, pa.Table]:
     """The tables of captions and of what matches what, with the new ones at the end."""
     captions, revision = before.table("captions"), next_revision(before.manifest)
     first, when = len(captions), datetime.now(UTC).isoformat(timespec="seconds")
@@ -352,8 +361,8 @@ def _grown(before: Collection, fresh: Sequence[tuple[int, NewCaption]]) -> dict[
     return made
 
 
-def _replaced(folder: Path, before: Collection, tables: Mapping[str, pa.Table]) -> Collection:
+def _commit_tables(folder: Path, before: Collection, tables: Mapping[str, pa.Table]) -> Collection:
     manifest = write_tables(folder, before.manifest, tables)
     replace_manifest(folder, manifest)
-    sweep_tables(folder, before.manifest, manifest, readers=READERS)
+    remove_old_tables(folder, before.manifest, manifest, readers=OLD_TABLE_SECONDS)
     return Collection.open(folder)

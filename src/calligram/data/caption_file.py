@@ -10,11 +10,11 @@ from typing import NamedTuple
 from calligram.data.add_captions import NewCaption, clean_caption
 from calligram.data.collection import Collection
 from calligram.data.draft import Problems
-from calligram.data.readers.captions_table import SUFFIXES, CaptionRow, read_table
-from calligram.data.readers.source import NAMES, canonical
+from calligram.data.readers.captions_table import TABLE_SUFFIXES, CaptionRow, read_table
+from calligram.data.readers.source import SPLIT_NAMES, canonical_split
 from calligram.errors import UserError
 
-NAMED = 5
+MAX_LISTED_ROWS = 5
 """rows that a message names"""
 
 
@@ -22,7 +22,7 @@ class CaptionList(NamedTuple):
     """What a file holds."""
 
     captions: list[NewCaption]
-    empty: int
+    empty_rows: int
     """rows without a caption"""
 
 
@@ -35,11 +35,11 @@ def read_captions(collection: Collection, file: Path, problems: Problems) -> Cap
         UserError: when the file or a row of it cannot be read, or names an image that is not there or not the only
             one of its name, or a split that is none.
     """
-    if file.suffix.lower() not in SUFFIXES:
-        raise UserError(f"{file} is not a list of captions; known: {', '.join(SUFFIXES)}")
+    if file.suffix.lower() not in TABLE_SUFFIXES:
+        raise UserError(f"{file} is not a list of captions; known: {', '.join(TABLE_SUFFIXES)}")
     rows = read_table(file, problems)
-    _refuse_unread(file, problems)
-    known = _names(collection)
+    _refuse_skipped_rows(file, problems)
+    known = _image_ids_by_name(collection)
     captions, empty = [], 0
     for row in rows:
         if not row.captions:
@@ -51,30 +51,30 @@ def read_captions(collection: Collection, file: Path, problems: Problems) -> Cap
             raise UserError(f"{row.line} is about '{row.image}', but {why} in {collection.folder}")
         for text in row.captions:
             try:
-                captions.append(NewCaption(image, clean_caption(text), _split(row)))
+                captions.append(NewCaption(image, clean_caption(text), _split_of_row(row)))
             except UserError as error:
                 raise UserError(f"{row.line}: {error}") from None
     return CaptionList(captions, empty)
 
 
-def _refuse_unread(file: Path, problems: Problems) -> None:
+def _refuse_skipped_rows(file: Path, problems: Problems) -> None:
     """All or none: a row that was left out would be missed by nobody."""
     skipped = [problem for problem in problems.found if problem.skipped]
     if skipped:
-        named = "; ".join(f"{p.item}: {p.kind}, {p.detail}" for p in skipped[:NAMED])
-        more = f"; and {len(skipped) - NAMED} more" if len(skipped) > NAMED else ""
+        named = "; ".join(f"{p.item}: {p.kind}, {p.detail}" for p in skipped[:MAX_LISTED_ROWS])
+        more = f"; and {len(skipped) - MAX_LISTED_ROWS} more" if len(skipped) > MAX_LISTED_ROWS else ""
         raise UserError(f"{file} is not added, since rows of it cannot be read ({named}{more}); mend or remove them")
 
 
-def _split(row: CaptionRow) -> str | None:
+def _split_of_row(row: CaptionRow) -> str | None:
     found = Problems()
-    split = canonical(row.split, row.line, found)
+    split = canonical_split(row.split, row.line, found)
     if found.found:
-        raise UserError(f"there is no split '{row.split}'; known: {', '.join(NAMES)}, or leave it empty")
+        raise UserError(f"there is no split '{row.split}'; known: {', '.join(SPLIT_NAMES)}, or leave it empty")
     return split
 
 
-def write_list(
+def write_caption_list(
     file: Path, rows: Iterable[Sequence[object]], columns: Sequence[str] = ("image", "caption", "path", "why")
 ) -> None:
     """A ``.csv`` that ``read_captions`` takes when it is filled in."""
@@ -85,7 +85,7 @@ def write_list(
         writer.writerows(rows)
 
 
-def refuse_filled_in(file: Path) -> None:
+def refuse_list_with_captions(file: Path) -> None:
     """Make sure that writing a list to ``file`` loses nobody's work.
 
     Raises:
@@ -103,7 +103,7 @@ def refuse_filled_in(file: Path) -> None:
         raise UserError(f"{file} holds {held}, which would be lost; choose another name, or remove it")
 
 
-def _names(collection: Collection) -> dict[str, str | None]:
+def _image_ids_by_name(collection: Collection) -> dict[str, str | None]:
     """The id behind every name of an image; None where several have it. Ids come first."""
     ids, paths = collection.column("images", "id"), collection.column("images", "path")
     names: dict[str, str | None] = {}

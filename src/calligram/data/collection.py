@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from calligram.data.draft import Value
+from calligram.data.draft import MetadataValue
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, StoredFeatures, Texts, Visuals
 from calligram.data.pictures import StoredPictures
@@ -119,9 +119,9 @@ class Collection:
         assert isinstance(replaced, dict)
         return self.folder / str(replaced.get(name, f"{name}.parquet"))
 
-    def column(self, table: str, name: str) -> list[Value]:
+    def column(self, table: str, name: str) -> list[MetadataValue]:
         """One column as plain values."""
-        values: list[Value] = self.table(table).column(name).to_pylist()
+        values: list[MetadataValue] = self.table(table).column(name).to_pylist()
         return values
 
     def numbers(self, table: str, name: str, missing: int = -1) -> Ints:

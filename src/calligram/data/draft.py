@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 from calligram.errors import UserError
 
-Value = str | int | float | bool | None
+MetadataValue = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
-class FileAt:
+class PictureFile:
     """A picture in a file of its own."""
 
     path: Path
 
 
 @dataclass(frozen=True)
-class MemberAt:
+class TarMember:
     """A picture inside an uncompressed tar: ``size`` bytes from ``offset``."""
 
     tar: Path
@@ -36,10 +36,10 @@ class ImageRecord:
     """One image. ``at`` is None where only features are known."""
 
     id: str
-    at: FileAt | MemberAt | None
+    picture: PictureFile | TarMember | None
     split: str | None = None
     identity: int | None = None
-    metadata: dict[str, Value] = field(default_factory=dict)
+    metadata: dict[str, MetadataValue] = field(default_factory=dict)
     feature_rows: dict[str, int] = field(default_factory=dict)
     """row of this image in each of the draft's feature arrays"""
     size: tuple[int, int] | None = None
@@ -54,7 +54,7 @@ class CaptionRecord:
     id: str
     text: str
     images: tuple[str, ...]
-    metadata: dict[str, Value] = field(default_factory=dict)
+    metadata: dict[str, MetadataValue] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -106,11 +106,11 @@ class Draft:
     phrases: list[PhraseRecord] = field(default_factory=list)
     features: dict[str, list[Path]] = field(default_factory=dict)
     """named arrays, each a stack of ``.npy`` files"""
-    made: frozenset[Path] = frozenset()
+    reader_arrays: frozenset[Path] = frozenset()
     """those of the arrays that the reader wrote itself: moved into the collection, never referenced"""
     also_true: NDArray[np.int64] | None = None
     """(N, 2) rows of ``images`` and ``captions`` that are true together, where the source knows them all"""
-    about: dict[str, Value] = field(default_factory=dict)
+    about: dict[str, MetadataValue] = field(default_factory=dict)
     """facts about the source for the manifest: generator, seed, licence"""
 
 
@@ -139,7 +139,7 @@ class Problems:
         self._refuse_if_strict(kind, item, detail, "skipped")
         self.found.append(Problem(kind, item, detail, skipped=True))
 
-    def mend(self, kind: str, item: str, detail: str = "") -> None:
+    def repair(self, kind: str, item: str, detail: str = "") -> None:
         """Record that ``item`` was wrong and kept after a repair that may not be what was meant."""
         self._refuse_if_strict(kind, item, detail, "kept, mended")
         self.found.append(Problem(kind, item, detail, skipped=False))
@@ -155,14 +155,14 @@ class Problems:
 
     def summary(self) -> list[str]:
         """One line for each kind of problem: how many, and the first few items."""
-        return summary_lines(self.found)
+        return summarise_problems(self.found)
 
     def rows(self) -> list[dict[str, object]]:
         """For the collection's table of problems."""
         return [asdict(p) for p in self.found]
 
 
-def summary_lines(found: Iterable[Problem]) -> list[str]:
+def summarise_problems(found: Iterable[Problem]) -> list[str]:
     """One line for each kind of problem, the commonest first: how many, and the first few items."""
     kinds: dict[tuple[str, bool], list[str]] = {}
     for problem in found:

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from calligram.data.boxes import union_box
 from calligram.data.collection import Collection
 from calligram.data.pairing import Texts, Visuals
-from calligram.data.write_tables import AXES
+from calligram.data.write_tables import BOX_COLUMNS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-SOURCES = {"regions": "bottom-up"}
+REGION_SOURCE_OF_FEATURES = {"regions": "bottom-up"}
 """feature arrays that are called otherwise than the regions they are of"""
 
 
 @dataclass(frozen=True)
-class BoxesInImages:
+class ImageBoxes:
     """Boxes and the row of each one's image, in the order of their rank where they are proposals."""
 
     boxes: Floats
@@ -39,7 +39,7 @@ class BoxesInImages:
         order = np.argsort(self.images, kind="stable")
         return order, self.images[order]
 
-    def of(self, image: int) -> Ints:
+    def rows_of_image(self, image: int) -> Ints:
         """Places of an image's boxes, in their order."""
         order, images = self._order
         start, end = np.searchsorted(images, [image, image + 1])
@@ -54,16 +54,16 @@ class GroundedPhrases:
     """(P,) rows of the table ``phrases``"""
     chains: Ints
     """(P,) place of each one's chain: phrases that speak of the same regions of an image share one"""
-    around: BoxesInImages
+    chain_boxes: ImageBoxes
     """(C,) for each chain the smallest box around all its regions"""
 
     def __len__(self) -> int:
         return len(self.phrases)
 
     @property
-    def targets(self) -> BoxesInImages:
+    def targets(self) -> ImageBoxes:
         """The box and the image of each phrase: (P,)."""
-        return BoxesInImages(self.around.boxes[self.chains], self.around.images[self.chains])
+        return ImageBoxes(self.chain_boxes.boxes[self.chains], self.chain_boxes.images[self.chains])
 
 
 def grounded_phrases(collection: Collection, images: Ints, source: str = "truth") -> GroundedPhrases:
@@ -82,19 +82,19 @@ def grounded_phrases(collection: Collection, images: Ints, source: str = "truth"
     keys = sorted(spoken)
     chains: dict[tuple[int, tuple[int, ...]], int] = {}
     chain_of = [chains.setdefault((image, tuple(sorted(spoken[image, p]))), len(chains)) for image, p in keys]
-    around = np.array([union_box(boxes[list(rows)]) for _, rows in chains], dtype=np.float32).reshape(-1, 4)
+    enclosing = np.array([union_box(boxes[list(rows)]) for _, rows in chains], dtype=np.float32).reshape(-1, 4)
     return GroundedPhrases(
         np.array([p for _, p in keys], dtype=np.int64),
         np.array(chain_of, dtype=np.int64),
-        BoxesInImages(around, np.array([image for image, _ in chains], dtype=np.int64)),
+        ImageBoxes(enclosing, np.array([image for image, _ in chains], dtype=np.int64)),
     )
 
 
-def boxes_of_source(collection: Collection, images: Ints, source: str) -> BoxesInImages:
+def boxes_of_source(collection: Collection, images: Ints, source: str) -> ImageBoxes:
     """Every region of a source by itself, once, however many phrases speak of it."""
     of_image = collection.numbers("regions", "image")
     chosen = np.isin(of_image, images) & regions_of_source(collection, source)
-    return BoxesInImages(region_boxes(collection)[chosen], of_image[chosen])
+    return ImageBoxes(region_boxes(collection)[chosen], of_image[chosen])
 
 
 def feature_boxes(collection: Collection, name: str, image: int) -> Floats:
@@ -106,8 +106,8 @@ def feature_boxes(collection: Collection, name: str, image: int) -> Floats:
         return np.zeros((0, 4), dtype=np.float32)
     table = collection.table("regions")
     found = table.filter(pc.equal(table.column("image"), image))
-    found = found.filter(pc.equal(found.column("source"), SOURCES.get(name, name)))
-    return np.stack([found.column(axis).to_numpy() for axis in AXES], axis=1).astype(np.float32)
+    found = found.filter(pc.equal(found.column("source"), REGION_SOURCE_OF_FEATURES.get(name, name)))
+    return np.stack([found.column(axis).to_numpy() for axis in BOX_COLUMNS], axis=1).astype(np.float32)
 
 
 def regions_of_source(collection: Collection, source: str) -> NDArray[np.bool_]:
@@ -118,7 +118,7 @@ def regions_of_source(collection: Collection, source: str) -> NDArray[np.bool_]:
 def region_boxes(collection: Collection) -> Floats:
     """The boxes of all regions: (N, 4)."""
     table = collection.table("regions")
-    return np.stack([table.column(axis).to_numpy() for axis in AXES], axis=1).astype(np.float32)
+    return np.stack([table.column(axis).to_numpy() for axis in BOX_COLUMNS], axis=1).astype(np.float32)
 
 
 def phrase_texts(collection: Collection, phrases: Ints) -> Texts:
@@ -127,7 +127,7 @@ def phrase_texts(collection: Collection, phrases: Ints) -> Texts:
     return Texts(tuple(part.column("id").to_pylist()), tuple(part.column("text").to_pylist()))
 
 
-def box_visuals(collection: Collection, places: BoxesInImages) -> Visuals:
+def box_visuals(collection: Collection, places: ImageBoxes) -> Visuals:
     """Boxes as visual items: what is inside each."""
     names = collection.table("images").column("id").take(pa.array(places.images)).to_pylist()
     ids = tuple(f"{name}/{number}" for number, name in enumerate(names))

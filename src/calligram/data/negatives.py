@@ -17,21 +17,21 @@ from numpy.typing import NDArray
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError, command
 
-Ranked = NDArray[np.int32]
+RankedRows = NDArray[np.int32]
 
 FORMAT, VERSION, MANIFEST = "calligram-negatives", 1, "negatives.json"
 _TEXTS, _IMAGES = "texts_of_images.npy", "images_of_texts.npy"
-MINE = 'mine them from this collection with "calligram mine"'
+MINE_HINT = 'mine them from this collection with "calligram mine"'
 """what to do about lists of other items"""
 
 
 @dataclass(frozen=True)
-class Negatives:
+class NegativeLists:
     """For each image the texts, and for each text the images, that score best without matching; the hardest first."""
 
-    texts: Ranked
+    texts: RankedRows
     """(I, h) rows of texts; -1 where an image has fewer"""
-    images: Ranked
+    images: RankedRows
     """(T, g) rows of images"""
     image_ids: tuple[str, ...]
     text_ids: tuple[str, ...]
@@ -59,7 +59,7 @@ class Negatives:
         partial.rename(folder)
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str]) -> Negatives:
+    def open(cls, folder: str | os.PathLike[str]) -> NegativeLists:
         """Read what ``save`` wrote; the lists stay on disk."""
         path = Path(folder).expanduser()
         if not (path / MANIFEST).is_file():
@@ -80,7 +80,7 @@ class Negatives:
             raise UserError(f"{path} was written in another format or by a newer version; mine the negatives again")
         return cls(lists[0], lists[1], image_ids, text_ids, about)
 
-    def fitted(self, pairing: Pairing, mend: str = MINE) -> Negatives:
+    def aligned_to(self, pairing: Pairing, mend: str = MINE_HINT) -> NegativeLists:
         """The same lists in the order of a pairing's items.
 
         Args:
@@ -89,10 +89,10 @@ class Negatives:
         Raises:
             UserError: when the ids are not those of the pairing.
         """
-        image_place = _places(self.image_ids, pairing.visuals.ids, "image", mend)
-        text_place = _places(self.text_ids, pairing.texts.ids, "caption", mend)
+        image_place = _rows_of_ids(self.image_ids, pairing.visuals.ids, "image", mend)
+        text_place = _rows_of_ids(self.text_ids, pairing.texts.ids, "caption", mend)
         about = dict(self.about)
-        return Negatives(
+        return NegativeLists(
             _renumbered(self.texts, image_place, text_place),
             _renumbered(self.images, text_place, image_place),
             pairing.visuals.ids,
@@ -100,7 +100,7 @@ class Negatives:
             about,
         )
 
-    def kept(self, texts: int | None = None, images: int | None = None) -> Negatives:
+    def truncated(self, texts: int | None = None, images: int | None = None) -> NegativeLists:
         """Only the first so many of each list (aoq, Sec. 3.2: the top list size h)."""
         for kind, wanted, there, candidates in (
             ("texts", texts, self.texts, self.text_ids), ("images", images, self.images, self.image_ids),
@@ -111,10 +111,10 @@ class Negatives:
                     f"{wanted} hard {kind} are asked for and {there.shape[1]} were mined; "
                     f"mine more with --{kind} {wanted}, or ask for fewer"
                 )
-        return Negatives(self.texts[:, :texts], self.images[:, :images], self.image_ids, self.text_ids, self.about)
+        return NegativeLists(self.texts[:, :texts], self.images[:, :images], self.image_ids, self.text_ids, self.about)
 
 
-def _places(mined: tuple[str, ...], wanted: tuple[str, ...], kind: str, mend: str) -> NDArray[np.int64]:
+def _rows_of_ids(mined: tuple[str, ...], wanted: tuple[str, ...], kind: str, mend: str) -> NDArray[np.int64]:
     """The row that each wanted id has among the mined ones; refuses lists of other items."""
     if mined == wanted:
         return np.arange(len(wanted))
@@ -133,7 +133,7 @@ def _places(mined: tuple[str, ...], wanted: tuple[str, ...], kind: str, mend: st
     return np.array([row[name] for name in wanted], dtype=np.int64)
 
 
-def _renumbered(lists: Ranked, anchors: NDArray[np.int64], candidates: NDArray[np.int64]) -> Ranked:
+def _renumbered(lists: RankedRows, anchors: NDArray[np.int64], candidates: NDArray[np.int64]) -> RankedRows:
     """Lists in another order of their anchors, naming candidates by another order."""
     back = np.empty(len(candidates) + 1, dtype=np.int32)
     back[candidates] = np.arange(len(candidates), dtype=np.int32)

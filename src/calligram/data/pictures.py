@@ -26,7 +26,7 @@ MAX_MEGAPIXELS = 150
 # Pillow warns from 89 megapixels on; up to our own limit there is nothing to warn of.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm"})
+PICTURE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm"})
 
 
 class PictureError(UserError):
@@ -66,7 +66,7 @@ def probe(source: bytes | Path) -> Probe:
     with _open(source) as image:
         width, height = image.size
         try:
-            notes = _notes(image)
+            notes = _conversion_notes(image)
             turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
             image.draft("RGB", (max(1, width // 8), max(1, height // 8)))
             image.load()
@@ -100,7 +100,7 @@ def _open(source: bytes | Path) -> Image.Image:
     return image
 
 
-def _notes(image: Image.Image) -> tuple[str, ...]:
+def _conversion_notes(image: Image.Image) -> tuple[str, ...]:
     notes = []
     if getattr(image, "n_frames", 1) > 1:
         notes.append("animated: the first frame is used")

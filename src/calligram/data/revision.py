@@ -67,8 +67,8 @@ def write_tables(folder: Path, manifest: Mapping[str, object], tables: Mapping[s
     return {
         **manifest,
         "revision": revision,
-        "tables": {**listed(manifest, "tables"), **files},
-        "counts": {**listed(manifest, "counts"), **{name: len(table) for name, table in tables.items()}},
+        "tables": {**manifest_section(manifest, "tables"), **files},
+        "counts": {**manifest_section(manifest, "counts"), **{name: len(table) for name, table in tables.items()}},
     }
 
 
@@ -80,7 +80,7 @@ def replace_manifest(folder: Path, manifest: Mapping[str, object]) -> None:
     os.replace(partial, folder / MANIFEST)
 
 
-def sweep_tables(
+def remove_old_tables(
     folder: Path, before: Mapping[str, object], after: Mapping[str, object], *, readers: float = 0.0
 ) -> None:
     """Remove tables of earlier revisions and of writers that died.
@@ -90,10 +90,10 @@ def sweep_tables(
     Args:
         readers: seconds that tables stay after they were replaced, where many revisions may follow each other.
     """
-    past, now = listed(before, "tables"), listed(after, "tables")
+    past, now = manifest_section(before, "tables"), manifest_section(after, "tables")
     for name, file in now.items():
         found = [f for f in folder.glob(f"{name}*.parquet") if re.fullmatch(rf"{name}(\.\d+)?\.parquet", f.name)]
-        ordered = sorted(found, key=_revision)
+        ordered = sorted(found, key=_revision_of_file)
         current = (folder / file).stat().st_mtime
         for place, old in enumerate(ordered):
             if old.name in (file, past.get(name, f"{name}.parquet")):
@@ -104,14 +104,14 @@ def sweep_tables(
                 old.unlink()
 
 
-def listed(manifest: Mapping[str, object], key: str) -> dict[str, Any]:
+def manifest_section(manifest: Mapping[str, object], key: str) -> dict[str, Any]:
     """A part of the manifest that names things; empty where there is none."""
     found = manifest.get(key, {})
     assert isinstance(found, dict)
     return dict(found)
 
 
-def _revision(file: Path) -> int:
+def _revision_of_file(file: Path) -> int:
     number = file.name.split(".")[-2]
     return int(number) if number.isdigit() else 0
 
@@ -146,13 +146,13 @@ class NewRegions:
     seconds: float = 0.0
 
 
-def recorded(collection: Collection, source: str) -> Mapping[str, Any] | None:
+def proposal_record(collection: Collection, source: str) -> Mapping[str, Any] | None:
     """What the collection knows of how a source's regions were found; None where it has none.
 
     Raises:
         UserError: when the name is taken by regions or features that came with the collection.
     """
-    known = listed(collection.manifest, "proposals")
+    known = manifest_section(collection.manifest, "proposals")
     if source in known:
         found: Mapping[str, Any] = known[source]
         return found
@@ -163,7 +163,7 @@ def recorded(collection: Collection, source: str) -> Mapping[str, Any] | None:
     return None
 
 
-def images_with(collection: Collection, source: str) -> Ints:
+def images_with_proposals(collection: Collection, source: str) -> Ints:
     """Rows of the images that were looked at for regions of this source."""
     if not collection.has("proposals"):
         return np.zeros(0, dtype=np.int64)
@@ -175,16 +175,16 @@ def store_regions(folder: Path, new: NewRegions) -> Collection:
     """Add the regions to the collection in ``folder``."""
     with writing(folder):
         before = Collection.open(folder)
-        known = recorded(before, new.source)
+        known = proposal_record(before, new.source)
         kept = known if known is not None and known["settings"] == dict(new.settings) else None
         tables = _region_tables(before, new, keep=kept is not None)
         if new.features is not None or f"features.{new.source}" in before.table("images").column_names:
             tables["images"] = _image_table(before, new, keep=kept is not None)
         manifest = write_tables(folder, before.manifest, tables)
         manifest["features"] = _feature_files(folder, manifest, new, keep=kept is not None)
-        manifest["proposals"] = {**listed(manifest, "proposals"), new.source: _record(new, kept)}
+        manifest["proposals"] = {**manifest_section(manifest, "proposals"), new.source: _new_record(new, kept)}
         replace_manifest(folder, manifest)
-        _sweep(folder, before.manifest, manifest)
+        _remove_old_files(folder, before.manifest, manifest)
     return Collection.open(folder)
 
 
@@ -203,7 +203,7 @@ def _region_tables(before: Collection, new: NewRegions, *, keep: bool) -> dict[s
     if not keep:
         stays = pc.fill_null(pc.not_equal(regions.column("source"), new.source), True)
         if not pc.all(stays).as_py():
-            made["groundings"] = _moved(before, np.asarray(stays.to_numpy(), dtype=bool))
+            made["groundings"] = _renumbered_groundings(before, np.asarray(stays.to_numpy(), dtype=bool))
             regions = regions.filter(stays)
         earlier = earlier.filter(pc.not_equal(earlier.column("source"), new.source))
     made["regions"] = pa.concat_tables([regions, new.rows.select(list(REGION_TYPES)).cast(regions.schema)])
@@ -211,7 +211,7 @@ def _region_tables(before: Collection, new: NewRegions, *, keep: bool) -> dict[s
     return made
 
 
-def _moved(before: Collection, stays: NDArray[np.bool_]) -> pa.Table:
+def _renumbered_groundings(before: Collection, stays: NDArray[np.bool_]) -> pa.Table:
     """Groundings by the new row numbers of the regions that stay."""
     place = np.cumsum(stays) - 1
     region, phrase = before.numbers("groundings", "region"), before.numbers("groundings", "phrase")
@@ -236,7 +236,7 @@ def _image_table(before: Collection, new: NewRegions, *, keep: bool) -> pa.Table
 
 def _feature_files(folder: Path, manifest: Mapping[str, object], new: NewRegions, *, keep: bool) -> dict[str, Any]:
     """The manifest's list of feature files with the new one, which is moved to its place."""
-    files = listed(manifest, "features")
+    files = manifest_section(manifest, "features")
     earlier = files.pop(new.source, []) if keep else []
     files.pop(new.source, None)
     if new.features is None:
@@ -247,7 +247,7 @@ def _feature_files(folder: Path, manifest: Mapping[str, object], new: NewRegions
     return {**files, new.source: [*earlier, name]}
 
 
-def _record(new: NewRegions, kept: Mapping[str, Any] | None) -> dict[str, Any]:
+def _new_record(new: NewRegions, kept: Mapping[str, Any] | None) -> dict[str, Any]:
     images, seconds = (kept["images"], kept["seconds"]) if kept else (0, 0.0)
     return {
         "settings": dict(new.settings),
@@ -256,11 +256,11 @@ def _record(new: NewRegions, kept: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def _sweep(folder: Path, before: Mapping[str, object], after: Mapping[str, object]) -> None:
+def _remove_old_files(folder: Path, before: Mapping[str, object], after: Mapping[str, object]) -> None:
     """Remove tables that were replaced, and arrays of regions that were."""
-    sweep_tables(folder, before, after)
-    named = {f for files in listed(after, "features").values() for f in files}
-    for source in listed(after, "proposals"):
-        for file_name in listed(before, "features").get(source, []):
+    remove_old_tables(folder, before, after)
+    named = {f for files in manifest_section(after, "features").values() for f in files}
+    for source in manifest_section(after, "proposals"):
+        for file_name in manifest_section(before, "features").get(source, []):
             if file_name not in named:
                 (folder / file_name).unlink(missing_ok=True)

@@ -19,11 +19,11 @@ from calligram.data.collection import Collection
 from calligram.errors import UserError
 
 Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
+RowMask = NDArray[np.bool_]
 
-FURTHER = "further captions"
+EXTRA_IMAGES_KEY = "further captions"
 """where the manifest of such a collection has the ids of images that keep captions though the level does not say so"""
-SPLIT = "train"
+SPARSE_SPLIT = "train"
 """the only split that loses captions; others measure"""
 
 
@@ -44,7 +44,7 @@ class Sparsity:
             raise UserError(f"images keep at least 1 caption each, or none for all, got {self.captions}")
 
     @property
-    def whole(self) -> bool:
+    def keeps_all(self) -> bool:
         """Whether nothing is removed, whatever the collection."""
         return self.images == 1 and self.captions is None
 
@@ -55,10 +55,14 @@ class Sparsity:
 
 def sparse_view(collection: Collection, sparsity: Sparsity) -> Collection:
     """The collection without the captions that are removed; itself where none is."""
-    return collection if sparsity.whole else _Sparse(collection, kept_matches(collection, sparsity), str(sparsity))
+    return (
+        collection
+        if sparsity.keeps_all
+        else _SparseCollection(collection, kept_matches(collection, sparsity), str(sparsity))
+    )
 
 
-def with_captions_of(collection: Collection, images: Ints, sparsity: Sparsity, how: str) -> Collection:
+def with_extra_captions(collection: Collection, images: Ints, sparsity: Sparsity, how: str) -> Collection:
     """What a sparse collection would be with the captions of these further images, as many of each.
 
     Args:
@@ -66,15 +70,15 @@ def with_captions_of(collection: Collection, images: Ints, sparsity: Sparsity, h
         how: they were chosen, for the name.
     """
     kept = kept_matches(collection, sparsity, images)
-    made = _Sparse(collection, kept, f"{sparsity}, and {len(images)} images {how}")
-    made.manifest = {**made.manifest, FURTHER: collection.visuals(images).ids}
+    made = _SparseCollection(collection, kept, f"{sparsity}, and {len(images)} images {how}")
+    made.manifest = {**made.manifest, EXTRA_IMAGES_KEY: collection.visuals(images).ids}
     return made
 
 
-class _Sparse(Collection):
+class _SparseCollection(Collection):
     """A view of another collection; captions and what refers to them are renumbered."""
 
-    def __init__(self, whole: Collection, kept: Mask, how: str) -> None:
+    def __init__(self, whole: Collection, kept: RowMask, how: str) -> None:
         tables = _without_captions(whole, kept)
         counts = whole.manifest.get("counts", {})
         assert isinstance(counts, dict)
@@ -89,7 +93,7 @@ class _Sparse(Collection):
         return hashlib.blake2b(self._whole.fingerprint.encode() + self._kept.tobytes(), digest_size=8).hexdigest()
 
 
-def kept_matches(collection: Collection, sparsity: Sparsity, further: Ints | None = None) -> Mask:
+def kept_matches(collection: Collection, sparsity: Sparsity, further: Ints | None = None) -> RowMask:
     """Which rows of ``matches`` stay (a3vse, Sec. 4.1).
 
     The order of images, and that of an image's captions, is drawn once for a seed by hashing ids; a level takes the
@@ -99,11 +103,11 @@ def kept_matches(collection: Collection, sparsity: Sparsity, further: Ints | Non
         further: rows of images that keep captions too, wherever the order has them.
     """
     image, caption = collection.numbers("matches", "image"), collection.numbers("matches", "caption")
-    split = np.flatnonzero(np.array([s == SPLIT for s in collection.column("images", "split")], dtype=bool))
+    split = np.flatnonzero(np.array([s == SPARSE_SPLIT for s in collection.column("images", "split")], dtype=bool))
     captioned = np.intersect1d(split, image)
     of_split = np.isin(image, split)
     image_ids, caption_ids = collection.column("images", "id"), collection.column("captions", "id")
-    order = captioned[_shuffled([str(image_ids[i]) for i in captioned], sparsity.seed)]
+    order = captioned[_hash_order([str(image_ids[i]) for i in captioned], sparsity.seed)]
     chosen = order[: round(sparsity.images * len(order))]
     if further is not None:
         chosen = np.union1d(chosen, further)
@@ -111,18 +115,18 @@ def kept_matches(collection: Collection, sparsity: Sparsity, further: Ints | Non
     if sparsity.captions is not None:
         rows = np.flatnonzero(of_split & kept)
         names = [f"{image_ids[i]}/{caption_ids[c]}" for i, c in zip(image[rows], caption[rows], strict=True)]
-        rows = rows[_shuffled(names, sparsity.seed)]
-        kept[rows[_place_in_group(image[rows]) >= sparsity.captions]] = False
+        rows = rows[_hash_order(names, sparsity.seed)]
+        kept[rows[_rank_in_group(image[rows]) >= sparsity.captions]] = False
     return kept
 
 
-def _shuffled(names: Sequence[str], seed: int) -> Ints:
+def _hash_order(names: Sequence[str], seed: int) -> Ints:
     """Places of names in an order that depends on each name and the seed alone."""
     keys = [hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest() for name in names]
     return np.array(sorted(range(len(names)), key=lambda place: (keys[place], place)), dtype=np.int64)
 
 
-def _place_in_group(groups: Ints) -> Ints:
+def _rank_in_group(groups: Ints) -> Ints:
     """How many of the same group stand before each item."""
     order = np.argsort(groups, kind="stable")
     ranked = groups[order]
@@ -131,7 +135,7 @@ def _place_in_group(groups: Ints) -> Ints:
     return place
 
 
-def _without_captions(whole: Collection, kept: Mask) -> dict[str, pa.Table]:
+def _without_captions(whole: Collection, kept: RowMask) -> dict[str, pa.Table]:
     """Tables without captions that match nothing any more, and without what is said of those."""
     captions = whole.table("captions")
     before, after = (np.zeros(len(captions), dtype=bool) for _ in range(2))
@@ -140,16 +144,16 @@ def _without_captions(whole: Collection, kept: Mask) -> dict[str, pa.Table]:
     # Captions that never matched an image were not removed by anyone.
     stays = after | ~before
     made = {"captions": captions.filter(pa.array(stays))}
-    made["matches"] = _referring(whole.table("matches").filter(pa.array(kept)), "caption", stays)[0]
+    made["matches"] = _renumber_references(whole.table("matches").filter(pa.array(kept)), "caption", stays)[0]
     if whole.has("also_true"):
-        made["also_true"] = _referring(whole.table("also_true"), "caption", stays)[0]
+        made["also_true"] = _renumber_references(whole.table("also_true"), "caption", stays)[0]
     if whole.has("phrases"):
-        made["phrases"], phrases = _referring(whole.table("phrases"), "caption", stays)
-        made["groundings"] = _referring(whole.table("groundings"), "phrase", phrases)[0]
+        made["phrases"], phrases = _renumber_references(whole.table("phrases"), "caption", stays)
+        made["groundings"] = _renumber_references(whole.table("groundings"), "phrase", phrases)[0]
     return made
 
 
-def _referring(table: pa.Table, column: str, stays: Mask) -> tuple[pa.Table, Mask]:
+def _renumber_references(table: pa.Table, column: str, stays: RowMask) -> tuple[pa.Table, RowMask]:
     """The rows that refer to something that stays, by its new number; and which rows those are."""
     numbers = table.column(column).to_numpy()
     rows = stays[numbers]

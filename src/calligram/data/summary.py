@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageOps
 
 from calligram.data.collection import Collection
-from calligram.data.draft import Problem, summary_lines
+from calligram.data.draft import Problem, summarise_problems
 from calligram.data.pictures import PictureError
 from calligram.data.pictures import font as letters
 from calligram.progress import Track, silent
@@ -25,7 +25,7 @@ COLUMNS, CELL, TALL, GAP, MARGIN = 4, 300, 260, 26, 32
 """Cells are CELL wide, their pictures up to TALL high."""
 FONT_SIZE, LINE, LINES = 15, 20, 5
 PAPER, MAT, INK, FAINT = "#ffffff", "#f3f4f6", "#1f2328", "#6e7781"
-COLOURS = ("#e6484f", "#2f7ed8", "#2a9d5c", "#e08a1e", "#8a4fd0", "#12a5a5")
+PHRASE_COLOURS = ("#e6484f", "#2f7ed8", "#2a9d5c", "#e08a1e", "#8a4fd0", "#12a5a5")
 
 
 def sample_sheet(collection: Collection, path: Path, count: int = 12, seed: int = 0) -> None:
@@ -33,7 +33,7 @@ def sample_sheet(collection: Collection, path: Path, count: int = 12, seed: int 
 
     Where a caption's phrases have boxes, the boxes and the words have the same colours.
     """
-    rows = _chosen(collection, count, seed)
+    rows = _sample_rows(collection, count, seed)
     columns = min(COLUMNS, len(rows))
     lines = -(-len(rows) // columns)
     tall = TALL + LINES * LINE + 12
@@ -47,7 +47,7 @@ def sample_sheet(collection: Collection, path: Path, count: int = 12, seed: int 
     sheet.save(path, format="PNG")
 
 
-def _chosen(collection: Collection, count: int, seed: int) -> list[int]:
+def _sample_rows(collection: Collection, count: int, seed: int) -> list[int]:
     """Rows in the order of the collection."""
     order = np.random.default_rng(seed).permutation(len(collection.table("images")))
     captioned = np.isin(order, collection.numbers("matches", "image"))
@@ -68,18 +68,18 @@ def _draw_cell(sheet: Image.Image, collection: Collection, row: int, left: int, 
         x, y = left + (CELL - shown.width) // 2, top + (TALL - shown.height) // 2
         sheet.paste(shown, (x, y))
         for number, (_, _, boxes) in enumerate(spans):
-            _draw_boxes(draw, boxes * shown.width / picture.width, (x, y), COLOURS[number % len(COLOURS)])
+            _draw_boxes(draw, boxes * shown.width / picture.width, (x, y), PHRASE_COLOURS[number % len(PHRASE_COLOURS)])
     _draw_captions(draw, collection, captions, spans, (left, top + TALL + 10))
     if not len(captions):
         name = str(collection.table("images").column("id")[row].as_py())
         draw.text((left, top + TALL + 10), name[-36:], fill=FAINT, font=letters(FONT_SIZE))
 
 
-Span = tuple[int, int, NDArray[np.float64]]
+GroundedSpan = tuple[int, int, NDArray[np.float64]]
 """start and end in the caption, boxes (N, 4)"""
 
 
-def _grounded_spans(collection: Collection, caption: int, image: int) -> list[Span]:
+def _grounded_spans(collection: Collection, caption: int, image: int) -> list[GroundedSpan]:
     """Phrases of a caption that have boxes in this image, in order."""
     if not collection.has("groundings"):
         return []
@@ -87,7 +87,7 @@ def _grounded_spans(collection: Collection, caption: int, image: int) -> list[Sp
     of_phrase, of_region = collection.numbers("groundings", "phrase"), collection.numbers("groundings", "region")
     start, end = collection.numbers("phrases", "start"), collection.numbers("phrases", "end")
     here = collection.numbers("regions", "image") == image
-    found: list[Span] = []
+    found: list[GroundedSpan] = []
     for phrase in np.flatnonzero((collection.numbers("phrases", "caption") == caption) & (start >= 0)):
         rows = of_region[of_phrase == phrase]
         rows = rows[here[rows]]
@@ -103,7 +103,7 @@ def _draw_boxes(draw: ImageDraw.ImageDraw, boxes: NDArray[np.float64], at: tuple
 
 
 def _draw_captions(
-    draw: ImageDraw.ImageDraw, collection: Collection, captions: Ints, spans: list[Span], at: tuple[int, int]
+    draw: ImageDraw.ImageDraw, collection: Collection, captions: Ints, spans: list[GroundedSpan], at: tuple[int, int]
 ) -> None:
     """The first caption with its phrases coloured, and as much of the second as there is room for."""
     column = collection.table("captions").column("text")
@@ -111,7 +111,7 @@ def _draw_captions(
     texts = [re.sub(r"\s", " ", str(column[int(c)].as_py())) for c in captions[:2]]
     used = 0
     for number, text in enumerate(texts):
-        wrapped = _wrapped(draw, text)
+        wrapped = _wrap_text(draw, text)
         room = LINES - used
         for line, (start, words) in enumerate(wrapped[:room]):
             cut = line == room - 1 and len(wrapped) > room
@@ -122,7 +122,11 @@ def _draw_captions(
 
 
 def _draw_line(
-    draw: ImageDraw.ImageDraw, words: str, start: int, spans: list[Span], place: tuple[tuple[int, int], int, int]
+    draw: ImageDraw.ImageDraw,
+    words: str,
+    start: int,
+    spans: list[GroundedSpan],
+    place: tuple[tuple[int, int], int, int],
 ) -> None:
     (left, top), line, number = place
     x = float(left)
@@ -130,12 +134,12 @@ def _draw_line(
         colour = INK if number == 0 else FAINT
         for phrase, (first, last, _) in enumerate(spans):
             if first <= start + offset < last:
-                colour = COLOURS[phrase % len(COLOURS)]
+                colour = PHRASE_COLOURS[phrase % len(PHRASE_COLOURS)]
         draw.text((x, top + line * LINE), character, fill=colour, font=letters(FONT_SIZE))
         x = left + draw.textlength(words[: offset + 1], font=letters(FONT_SIZE))
 
 
-def _wrapped(draw: ImageDraw.ImageDraw, text: str) -> list[tuple[int, str]]:
+def _wrap_text(draw: ImageDraw.ImageDraw, text: str) -> list[tuple[int, str]]:
     """Lines that fit a cell, each with the place of its first character in the text."""
     lines: list[tuple[int, str]] = []
     for word in re.finditer(r"\S{1,28}", text):
@@ -151,7 +155,7 @@ def _wrapped(draw: ImageDraw.ImageDraw, text: str) -> list[tuple[int, str]]:
     return lines
 
 
-__all__ = ["Quartiles", "Summary", "quartiles", "same_pictures", "sample_sheet", "summarise"]
+__all__ = ["CollectionSummary", "Quartiles", "find_same_pictures", "quartiles", "sample_sheet", "summarise"]
 
 Ints = NDArray[np.int64]
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
@@ -171,7 +175,7 @@ class Quartiles(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Summary:
+class CollectionSummary:
     """Counts of a collection. Splits are in the order train, dev, test, others; images in none under ``""``."""
 
     name: str
@@ -228,7 +232,7 @@ class Summary:
         return facts + [f"problem: {line}" for line in self.problems]
 
 
-def summarise(collection: Collection, track: Track = silent) -> Summary:
+def summarise(collection: Collection, track: Track = silent) -> CollectionSummary:
     """Count everything worth knowing before training on a collection. Reads every picture's bytes once."""
     captions = [str(text) for text in collection.column("captions", "text")]
     matches = collection.numbers("matches", "image"), collection.numbers("matches", "caption")
@@ -236,25 +240,25 @@ def summarise(collection: Collection, track: Track = silent) -> Summary:
     per_image = np.bincount(matches[0], minlength=images)
     words = [_WORD.findall(text.lower()) for text in captions]
     identity = collection.numbers("images", "identity")
-    return Summary(
+    return CollectionSummary(
         name=collection.name,
-        counts=_counts(collection),
-        images_in_split=_ordered(collection.splits()),
+        counts=_table_counts(collection),
+        images_in_split=_in_split_order(collection.splits()),
         captions_in_split=_captions_in_split(collection, *matches),
         captions_of_image=quartiles(per_image),
         words_in_caption=quartiles(np.array([len(w) for w in words])),
         vocabulary=len({word for w in words for word in w}),
         identities=len(np.unique(identity[identity >= 0])),
         grounded_phrases=len(np.unique(collection.numbers("groundings", "phrase"))),
-        widths=quartiles(_known(collection, "width")),
-        heights=quartiles(_known(collection, "height")),
+        widths=quartiles(_known_values(collection, "width")),
+        heights=quartiles(_known_values(collection, "height")),
         without_captions=int((per_image == 0).sum()),
         without_picture=sum(path is None for path in collection.column("images", "path")),
         features={name: stored.row_shape for name, stored in collection.features.items()},
         repeated_captions=len(captions) - len({" ".join(text.lower().split()) for text in captions}),
-        same_pictures=same_pictures(collection, track),
-        metadata=_metadata(collection),
-        problems=_problems(collection),
+        same_pictures=find_same_pictures(collection, track),
+        metadata=_metadata_counts(collection),
+        problems=_problem_lines(collection),
     )
 
 
@@ -269,7 +273,7 @@ def quartiles(values: Ints) -> Quartiles:
     return Quartiles(*(float(v) for v in np.quantile(values, [0, 0.25, 0.5, 0.75, 1])))
 
 
-def same_pictures(collection: Collection, track: Track = silent) -> list[tuple[str, ...]]:
+def find_same_pictures(collection: Collection, track: Track = silent) -> list[tuple[str, ...]]:
     """Groups of images whose files are equal byte for byte; pictures that are gone are left out."""
     ids = [str(i) for i in collection.column("images", "id")]
     groups: dict[bytes, list[str]] = {}
@@ -284,12 +288,12 @@ def same_pictures(collection: Collection, track: Track = silent) -> list[tuple[s
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
-def _counts(collection: Collection) -> dict[str, int]:
+def _table_counts(collection: Collection) -> dict[str, int]:
     names = ("images", "captions", "matches", "regions", "phrases", "groundings", "also_true")
     return {name: len(collection.table(name)) for name in names if collection.has(name)}
 
 
-def _ordered(counts: dict[str, int]) -> dict[str, int]:
+def _in_split_order(counts: dict[str, int]) -> dict[str, int]:
     known = [name for name in ("train", "dev", "test") if name in counts]
     others = sorted(name for name in counts if name not in known and name)
     return {name: counts[name] for name in [*known, *others, *([""] if "" in counts else [])]}
@@ -298,23 +302,23 @@ def _ordered(counts: dict[str, int]) -> dict[str, int]:
 def _captions_in_split(collection: Collection, images: Ints, captions: Ints) -> dict[str, int]:
     splits = [str(s or "") for s in collection.column("images", "split")]
     pairs = {(splits[int(image)], int(caption)) for image, caption in zip(images, captions, strict=True)}
-    return _ordered(dict(Counter(split for split, _ in pairs)))
+    return _in_split_order(dict(Counter(split for split, _ in pairs)))
 
 
-def _known(collection: Collection, column: str) -> Ints:
+def _known_values(collection: Collection, column: str) -> Ints:
     values = collection.numbers("images", column)
     return values[values >= 0]
 
 
-def _metadata(collection: Collection) -> dict[str, dict[str, int]]:
+def _metadata_counts(collection: Collection) -> dict[str, dict[str, int]]:
     own = {"images": collection.metadata_columns, "captions": collection.caption_metadata_columns}
     tables = {of: collection.table(of) for of in own}
     return {of: {n: len(tables[of]) - tables[of].column(n).null_count for n in names} for of, names in own.items()}
 
 
-def _problems(collection: Collection) -> list[str]:
+def _problem_lines(collection: Collection) -> list[str]:
     found = [
         Problem(str(r["kind"]), str(r["item"]), str(r["detail"]), bool(r["skipped"]))
         for r in collection.table("problems").to_pylist()
     ]
-    return summary_lines(found)
+    return summarise_problems(found)

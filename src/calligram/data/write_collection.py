@@ -14,31 +14,31 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
-from calligram.data.add_captions import NewCaption, additions
-from calligram.data.caption_file import write_list
+from calligram.data.add_captions import NewCaption, caption_revisions
+from calligram.data.caption_file import write_caption_list
 from calligram.data.collection import FORMAT, MANIFEST, VERSION, Collection
-from calligram.data.draft import Draft, FileAt, ImageRecord, MemberAt, Problems
+from calligram.data.draft import Draft, ImageRecord, PictureFile, Problems, TarMember
 from calligram.data.pictures import PictureError, Probe, probe
-from calligram.data.readers.captions_table import SUFFIXES
-from calligram.data.revision import listed, next_revision, to_disk, writing
-from calligram.data.write_tables import CheckedDraft, PlacedFiles, Placing, tables
+from calligram.data.readers.captions_table import TABLE_SUFFIXES
+from calligram.data.revision import manifest_section, next_revision, to_disk, writing
+from calligram.data.write_tables import CheckedDraft, FilePlacement, FilePlacer, build_tables
 from calligram.errors import UserError, command
 from calligram.progress import Track, silent
 
 # A new collection in the place of an old one, without losing what people added to the old.
 
-COLUMNS = ("image", "caption", "split", "added")
-Row = tuple[NewCaption, str]
+KEPT_CAPTION_COLUMNS = ("image", "caption", "split", "added")
+DatedCaption = tuple[NewCaption, str]
 """a caption and when it was added"""
 
 
-class _Unknown(NamedTuple):
+class _UnreadableCollection(NamedTuple):
     """An old collection that cannot be read, so that nobody knows what was added to it."""
 
     why: str
 
 
-def put_in_place(partial: Path, folder: Path) -> list[str]:
+def install_collection(partial: Path, folder: Path) -> list[str]:
     """Rename the collection in ``partial`` to ``folder``; what is there gives way to it.
 
     Captions that people added to an old collection get into a list in the new one, which ``calligram caption`` takes;
@@ -53,9 +53,9 @@ def put_in_place(partial: Path, folder: Path) -> list[str]:
         partial.rename(folder)
         return []
     with writing(folder):  # captions added while this goes on are in the old one before, or in the new one after
-        carried = _carry(folder, partial)
-        if isinstance(carried, _Unknown):
-            aside = _free(folder)
+        carried = _carry_over(folder, partial)
+        if isinstance(carried, _UnreadableCollection):
+            aside = _unused_name(folder)
             _swap(partial, folder, aside)
             return [f"the collection that was there cannot be read ({carried.why}); it is kept in {aside}"]
         trash = Path(tempfile.mkdtemp(prefix=f".{folder.name}.replaced-", dir=folder.parent))
@@ -78,7 +78,7 @@ def _swap(partial: Path, folder: Path, aside: Path) -> None:
         raise
 
 
-def _free(folder: Path) -> Path:
+def _unused_name(folder: Path) -> Path:
     """A name beside the folder that nothing has."""
     number = 1
     while (found := folder.with_name(f"{folder.name}.unreadable.{number}")).exists():
@@ -86,28 +86,28 @@ def _free(folder: Path) -> Path:
     return found
 
 
-def _carry(folder: Path, partial: Path) -> list[str] | _Unknown:
+def _carry_over(folder: Path, partial: Path) -> list[str] | _UnreadableCollection:
     """Write into ``partial`` what must outlive the collection in ``folder``; returns what to say of it."""
     try:
         old = Collection.open(folder)
-        added = [(caption, one.when) for one in additions(old) for caption in one.captions]
+        added = [(caption, one.when) for one in caption_revisions(old) for caption in one.captions]
     except UserError as error:
-        return _Unknown(str(error))
+        return _UnreadableCollection(str(error))
     new, revision = Collection.open(partial), next_revision(old.manifest)
     for file in folder.iterdir():
-        if file.suffix.lower() in SUFFIXES and file.is_file():
+        if file.suffix.lower() in TABLE_SUFFIXES and file.is_file():
             shutil.copy2(file, partial / file.name)
     # Numbers go on, so that lists of the old collection are never written over and a server sees that it was replaced.
     manifest = json.dumps({**new.manifest, "revision": revision}, indent=2, ensure_ascii=False)
     (partial / MANIFEST).write_text(manifest + "\n", encoding="utf-8")
-    lines = _keep(added, new, folder, f"added-by-hand.{revision}") if added else []
-    if regions := listed(old.manifest, "proposals"):
+    lines = _write_missing_captions(added, new, folder, f"added-by-hand.{revision}") if added else []
+    if regions := manifest_section(old.manifest, "proposals"):
         run = command("calligram", "regions", folder, "--proposals", "METHOD")
         lines.append(f"the regions that were added ({', '.join(regions)}) are gone; run {run} again")
     return lines
 
 
-def _keep(added: Sequence[Row], new: Collection, folder: Path, name: str) -> list[str]:
+def _write_missing_captions(added: Sequence[DatedCaption], new: Collection, folder: Path, name: str) -> list[str]:
     """Lists of the captions that the new collection lacks: of its images, and of those that it does not have."""
     ids = [str(image) for image in new.column("images", "id")]
     splits = dict(zip(ids, new.column("images", "split"), strict=True))
@@ -124,23 +124,23 @@ def _keep(added: Sequence[Row], new: Collection, folder: Path, name: str) -> lis
     gone = [row for row in missing if row[0].image not in splits]
     lines = []
     if here:
-        _write(new.folder / f"{name}.csv", here)
+        _write_dated_captions(new.folder / f"{name}.csv", here)
         file = folder / f"{name}.csv"
         adds = command("calligram", "caption", folder, file)
-        lines.append(f"{_captions(here)} added since the last import kept in {file}; {adds} adds them again")
+        lines.append(f"{_caption_count(here)} added since the last import kept in {file}; {adds} adds them again")
     if gone:
-        _write(new.folder / f"{name}.gone.csv", gone)
+        _write_dated_captions(new.folder / f"{name}.gone.csv", gone)
         file = folder / f"{name}.gone.csv"
-        lines.append(f"{_captions(gone)} of images that are no longer there kept in {file}")
+        lines.append(f"{_caption_count(gone)} of images that are no longer there kept in {file}")
     return lines
 
 
-def _captions(rows: Sequence[Row]) -> str:
+def _caption_count(rows: Sequence[DatedCaption]) -> str:
     return f"{len(rows)} caption{'s' * (len(rows) != 1)}"
 
 
-def _write(file: Path, rows: Sequence[Row]) -> None:
-    write_list(file, [(one.image, one.text, one.split, when) for one, when in rows], COLUMNS)
+def _write_dated_captions(file: Path, rows: Sequence[DatedCaption]) -> None:
+    write_caption_list(file, [(one.image, one.text, one.split, when) for one, when in rows], KEPT_CAPTION_COLUMNS)
     to_disk(file)
 
 
@@ -149,10 +149,10 @@ def write_draft(
     folder: Path,
     problems: Problems | None = None,
     *,
-    placing: Placing = "link",
+    placing: FilePlacement = "link",
     overwrite: bool = False,
     track: Track = silent,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Collection:
     """Check a draft and store it in ``folder``; until the last step nothing is there, then everything is.
 
@@ -160,7 +160,7 @@ def write_draft(
         placing: ``link`` makes hard links where the file system can and copies elsewhere, ``copy`` always copies,
             ``reference`` leaves the pictures where they are and stores their absolute paths.
         overwrite: replace a collection that is there already; captions that people added to it are kept in a list.
-        tell: is given lines on what was added to a collection that is replaced, and where it is kept.
+        report: is given lines on what was added to a collection that is replaced, and where it is kept.
     """
     problems = problems if problems is not None else Problems()
     refuse_existing(folder, overwrite)
@@ -170,20 +170,20 @@ def write_draft(
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
     try:
-        _fill(partial, checked, PlacedFiles(partial, placing, draft.made), problems, track)
+        _write_files(partial, checked, FilePlacer(partial, placing, draft.reader_arrays), problems, track)
         partial.chmod(0o755)
-        replaced = put_in_place(partial, folder)
+        replaced = install_collection(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     for line in replaced:
-        tell(line)
+        report(line)
     return Collection.open(folder)
 
 
-def _fill(folder: Path, checked: CheckedDraft, placed: PlacedFiles, problems: Problems, track: Track) -> None:
+def _write_files(folder: Path, checked: CheckedDraft, placed: FilePlacer, problems: Problems, track: Track) -> None:
     """Write every table and the manifest."""
-    draft, made = checked.draft, tables(checked, placed, problems, track)
+    draft, made = checked.draft, build_tables(checked, placed, problems, track)
     for name, table in made.items():
         pq.write_table(table, folder / f"{name}.parquet", compression="zstd")
     manifest = {
@@ -214,10 +214,10 @@ def _usable_images(draft: Draft, problems: Problems, track: Track) -> CheckedDra
     """The records whose pictures decode, with their sizes."""
 
     def check(record: ImageRecord) -> Probe | PictureError | None:
-        if record.at is None:
+        if record.picture is None:
             return None
         try:
-            return probe(_source(record.at))
+            return probe(_picture_source(record.picture))
         except PictureError as error:
             return error
 
@@ -240,8 +240,8 @@ def _usable_images(draft: Draft, problems: Problems, track: Track) -> CheckedDra
     return CheckedDraft(draft, kept, probes)
 
 
-def _source(at: FileAt | MemberAt) -> bytes | Path:
-    if isinstance(at, FileAt):
+def _picture_source(at: PictureFile | TarMember) -> bytes | Path:
+    if isinstance(at, PictureFile):
         return at.path
     with at.tar.open("rb") as file:
         file.seek(at.offset)

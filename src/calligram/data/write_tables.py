@@ -13,19 +13,19 @@ import numpy as np
 import pyarrow as pa
 
 from calligram.data.collection import IMAGE_COLUMNS
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, PhraseRecord, Problems, RegionRecord
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PhraseRecord, PictureFile, Problems, RegionRecord
 from calligram.data.pictures import Probe
 from calligram.progress import Track
 
 # Putting pictures, tar shards and feature arrays into a collection's folder: linked, copied or left where they are.
 
-Placing = Literal["link", "copy", "reference"]
+FilePlacement = Literal["link", "copy", "reference"]
 
 
-class PlacedFiles:
+class FilePlacer:
     """Puts each file into the new folder once, and says where it went."""
 
-    def __init__(self, folder: Path, placing: Placing, made: frozenset[Path] = frozenset()) -> None:
+    def __init__(self, folder: Path, placing: FilePlacement, made: frozenset[Path] = frozenset()) -> None:
         """Args:
         made: files that are ours to move.
         """
@@ -37,11 +37,11 @@ class PlacedFiles:
 
     def picture(self, record: ImageRecord) -> tuple[str | None, int, int, int]:
         """Path, shard, offset and size in bytes for the images table."""
-        if record.at is None:
+        if record.picture is None:
             return None, -1, 0, 0
-        if isinstance(record.at, FileAt):
-            return self._file(record.at.path, record.id), -1, 0, record.at.path.stat().st_size
-        return record.at.name, self._shard(record.at.tar), record.at.offset, record.at.size
+        if isinstance(record.picture, PictureFile):
+            return self._file(record.picture.path, record.id), -1, 0, record.picture.path.stat().st_size
+        return record.picture.name, self._shard(record.picture.tar), record.picture.offset, record.picture.size
 
     def _file(self, path: Path, image_id: str) -> str:
         if self.placing == "reference":
@@ -90,14 +90,14 @@ class PlacedFiles:
         shutil.copyfile(source, target)
 
 
-AXES = ("x0", "y0", "x1", "y1")
+BOX_COLUMNS = ("x0", "y0", "x1", "y1")
 IMAGE_TYPES = (
     *(pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.int32(), pa.int32()),
     *(pa.string(), pa.int64()),
 )
 REGION_TYPES = {
     **{"id": pa.string(), "image": pa.int32()},
-    **dict.fromkeys(AXES, pa.float32()),
+    **dict.fromkeys(BOX_COLUMNS, pa.float32()),
     **{"source": pa.string(), "label": pa.string(), "attribute": pa.string()},
     **{"score": pa.float32(), "identity": pa.int64()},
 }
@@ -118,11 +118,11 @@ class CheckedDraft:
     """what decoding found, None for images without a picture"""
 
 
-def tables(checked: CheckedDraft, placed: PlacedFiles, problems: Problems, track: Track) -> dict[str, pa.Table]:
+def build_tables(checked: CheckedDraft, placed: FilePlacer, problems: Problems, track: Track) -> dict[str, pa.Table]:
     """Every table of the collection by name."""
     draft, image_row = checked.draft, {record.id: row for row, record in enumerate(checked.images)}
-    captions, matches = _captions(draft, image_row, problems)
-    _note_undescribed(checked, {row for row, _ in matches}, problems)
+    captions, matches = _usable_captions(draft, image_row, problems)
+    _note_images_without_captions(checked, {row for row, _ in matches}, problems)
     caption_row = {caption.id: row for row, caption in enumerate(captions)}
     made = {
         "images": _image_table(checked, placed, track),
@@ -135,13 +135,13 @@ def tables(checked: CheckedDraft, placed: PlacedFiles, problems: Problems, track
         **_region_tables(checked, image_row, captions, caption_row, problems),
     }
     if draft.also_true is not None:
-        made["also_true"] = _also_true(draft, image_row, caption_row)
+        made["also_true"] = _also_true_table(draft, image_row, caption_row)
     rows = problems.rows()
     made["problems"] = _table({name: [row[name] for row in rows] for name in PROBLEM_TYPES}, PROBLEM_TYPES)
     return made
 
 
-def _captions(
+def _usable_captions(
     draft: Draft, image_row: dict[str, int], problems: Problems
 ) -> tuple[list[CaptionRecord], list[tuple[int, int]]]:
     """The usable captions, and (image, caption) row pairs."""
@@ -159,13 +159,13 @@ def _captions(
         else:
             seen.add(caption.id)
             if _encodable([caption.text])[0] != caption.text:
-                problems.mend("broken character in a caption", caption.id, "replaced by a question mark")
+                problems.repair("broken character in a caption", caption.id, "replaced by a question mark")
             matches += [(row, len(captions)) for row in of]
             captions.append(caption)
     return captions, matches
 
 
-def _note_undescribed(checked: CheckedDraft, described: set[int], problems: Problems) -> None:
+def _note_images_without_captions(checked: CheckedDraft, described: set[int], problems: Problems) -> None:
     if not checked.draft.captions:
         return
     for row, record in enumerate(checked.images):
@@ -173,7 +173,7 @@ def _note_undescribed(checked: CheckedDraft, described: set[int], problems: Prob
             problems.note("image without captions", record.id, "kept; only recipe a3vse learns from it")
 
 
-def _also_true(draft: Draft, image_row: dict[str, int], caption_row: dict[str, int]) -> pa.Table:
+def _also_true_table(draft: Draft, image_row: dict[str, int], caption_row: dict[str, int]) -> pa.Table:
     assert draft.also_true is not None
     image = np.array([image_row.get(r.id, -1) for r in draft.images], dtype=np.int64)
     caption = np.array([caption_row.get(c.id, -1) for c in draft.captions], dtype=np.int64)
@@ -182,10 +182,10 @@ def _also_true(draft: Draft, image_row: dict[str, int], caption_row: dict[str, i
     return pa.table({"image": both[:, 0].astype("int32"), "caption": both[:, 1].astype("int32")})
 
 
-def _image_table(checked: CheckedDraft, placed: PlacedFiles, track: Track) -> pa.Table:
+def _image_table(checked: CheckedDraft, placed: FilePlacer, track: Track) -> pa.Table:
     images = checked.images
     at = [placed.picture(record) for record in track(images, "placing images", len(images))]
-    sizes = [_size(record, found) or (None, None) for record, found in zip(images, checked.probes, strict=True)]
+    sizes = [_picture_size(record, found) or (None, None) for record, found in zip(images, checked.probes, strict=True)]
     columns: dict[str, Sequence[object]] = {
         "id": [r.id for r in images],
         "path": [a[0] for a in at],
@@ -204,7 +204,7 @@ def _image_table(checked: CheckedDraft, placed: PlacedFiles, track: Track) -> pa
     return _table(columns, types, [r.metadata for r in images])
 
 
-def _size(record: ImageRecord, found: Probe | None) -> tuple[int, int] | None:
+def _picture_size(record: ImageRecord, found: Probe | None) -> tuple[int, int] | None:
     return (found.width, found.height) if found else record.size
 
 
@@ -230,7 +230,7 @@ def _region_tables(
             {
                 "id": [r.id for r in regions],
                 "image": [image_row[r.image] for r in regions],
-                **{axis: boxes[:, i].tolist() for i, axis in enumerate(AXES)},
+                **{axis: boxes[:, i].tolist() for i, axis in enumerate(BOX_COLUMNS)},
                 **{c: [getattr(r, c) for r in regions] for c in ("source", "label", "attribute", "score", "identity")},
             },
             REGION_TYPES,
@@ -245,7 +245,7 @@ def _pixel_boxes(
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Boxes (N, 4) scaled from the size the source states to the picture's own, and cut to the picture."""
     boxes = np.array([r.box for r in regions], dtype=np.float64).reshape(-1, 4)
-    pictures = [_size(r, p) or (np.inf, np.inf) for r, p in zip(checked.images, checked.probes, strict=True)]
+    pictures = [_picture_size(r, p) or (np.inf, np.inf) for r, p in zip(checked.images, checked.probes, strict=True)]
     actual = np.array(pictures, dtype=np.float64).reshape(-1, 2)
     stated = np.array([r.size or a for r, a in zip(checked.images, pictures, strict=True)], dtype=np.float64)
     scale = np.divide(actual, stated, out=np.ones_like(actual), where=np.isfinite(actual)).reshape(-1, 2)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from calligram.data.boxes import iou
 from calligram.data.collection import Collection
-from calligram.data.grounding import BoxesInImages, grounded_phrases, phrase_texts
+from calligram.data.grounding import ImageBoxes, grounded_phrases, phrase_texts
 from calligram.data.matches import Matches
 from calligram.errors import UserError
 from calligram.evaluation.encode import encode_texts
@@ -62,7 +62,7 @@ class Localization:
 class LoadedPhrases:
     """The phrases of a split and the proposals of their images, ready to be encoded more than once."""
 
-    targets: BoxesInImages
+    targets: ImageBoxes
     """the box that each phrase is found at"""
     texts: TextRows
     """distinct strings"""
@@ -91,8 +91,8 @@ def load_phrases(
         if not collection.has(table):
             raise UserError(f"collection {collection.folder} has no {table}; there is nothing to localize")
     grounded = grounded_phrases(collection, collection.images_in(split))
-    rows = np.unique(grounded.around.images)[:images]
-    if len(rows) < len(np.unique(grounded.around.images)):
+    rows = np.unique(grounded.chain_boxes.images)[:images]
+    if len(rows) < len(np.unique(grounded.chain_boxes.images)):
         grounded = grounded_phrases(collection, rows)
     if not len(grounded):
         raise UserError(f"split {split} of {collection.folder} has no phrase with a box")
@@ -125,8 +125,8 @@ def evaluate_localization(
     targets, at = loaded.targets, loaded.proposed.at
     ranks = np.full(len(targets), NEVER, dtype=np.int64)
     for image, regions in _encoded(matcher, inputs, loaded.proposed, track):
-        mine = targets.of(image)
-        right = iou(targets.boxes[mine], at.boxes[at.of(image)]) >= THRESHOLD
+        mine = targets.rows_of_image(image)
+        right = iou(targets.boxes[mine], at.boxes[at.rows_of_image(image)]) >= THRESHOLD
         strings, back = np.unique(loaded.text_of[mine], return_inverse=True)
         asked = texts.rows(torch.from_numpy(strings).to(texts.vectors.device))
         scores = matcher.score(regions, asked).T.float().cpu().numpy()[back]

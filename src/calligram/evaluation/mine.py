@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calligram.data.matches import Matches
-from calligram.data.negatives import Negatives
+from calligram.data.negatives import NegativeLists
 from calligram.data.pairing import Pairing
 from calligram.errors import NotFiniteError, UserError
 from calligram.evaluation.encode import EncodedPairing, Precision, encode_pairing, load_pairing
@@ -47,7 +47,7 @@ def mine_pairing(
     precision: Precision = "fp32",
     ignore_also_true: bool = False,
     track: Track = silent,
-) -> Negatives:
+) -> NegativeLists:
     """Encode a pairing and mine it (aoq, Sec. 3.2); the lists are named by its ids.
 
     Args:
@@ -65,7 +65,7 @@ def mine_pairing(
     of_images, of_texts = mine_negatives(
         matcher, encoded, excluded, texts=texts, images=images, precision=precision, track=track
     )
-    return Negatives(
+    return NegativeLists(
         of_images.cpu().numpy().astype(np.int32), of_texts.cpu().numpy().astype(np.int32),
         pairing.visuals.ids, pairing.texts.ids,
     )  # fmt: skip

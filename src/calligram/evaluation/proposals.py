@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from calligram.data.boxes import iou
 from calligram.data.collection import Collection
-from calligram.data.grounding import BoxesInImages, boxes_of_source, grounded_phrases
+from calligram.data.grounding import ImageBoxes, boxes_of_source, grounded_phrases
 from calligram.errors import UserError, command
 
 Ints = NDArray[np.int64]
@@ -49,7 +49,7 @@ class RecallReport:
     rows: list[SourceRecall]
 
 
-def first_hits(targets: BoxesInImages, proposals: BoxesInImages, threshold: float = 0.5) -> Ints:
+def first_hits(targets: ImageBoxes, proposals: ImageBoxes, threshold: float = 0.5) -> Ints:
     """For each target the rank of the first proposal in its image with an IoU of at least ``threshold``: (N,).
 
     Ranks start at one; ``NEVER`` where there is no such proposal.
@@ -71,12 +71,12 @@ def recall_within(ranks: Ints, k: int) -> float:
     return 100 * float((ranks <= k).mean())
 
 
-def phrase_targets(collection: Collection, images: Ints, source: str = "truth") -> BoxesInImages:
+def phrase_targets(collection: Collection, images: Ints, source: str = "truth") -> ImageBoxes:
     """One box for each phrase and image: the smallest around all regions of the phrase there."""
     return grounded_phrases(collection, images, source).targets
 
 
-def box_targets(collection: Collection, images: Ints, source: str = "truth") -> BoxesInImages:
+def box_targets(collection: Collection, images: Ints, source: str = "truth") -> ImageBoxes:
     """Every region of a source by itself, once, however many phrases speak of it."""
     return boxes_of_source(collection, images, source)
 
@@ -155,7 +155,7 @@ def _sources(collection: Collection) -> dict[str, Ints]:
     return found
 
 
-def _limit(collection: Collection, source: str, found: BoxesInImages) -> int:
+def _limit(collection: Collection, source: str, found: ImageBoxes) -> int:
     """How many regions of an image were asked for; where nobody knows, how many an image has at most."""
     about = _recorded(collection).get(source)
     return int(about["settings"]["top"]) if about else int(np.bincount(found.images).max(initial=0))

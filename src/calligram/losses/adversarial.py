@@ -13,11 +13,11 @@ from torch import Tensor
 
 Domain = Literal["image", "pseudo_image", "text", "pseudo_text"]
 """v, v_u, t and s: images and texts that people paired, and images with what was found in them"""
-Kind = Literal["intra", "cross", "trans"]
+DomainPairKind = Literal["intra", "cross", "trans"]
 DOMAINS: tuple[Domain, ...] = ("image", "pseudo_image", "text", "pseudo_text")
-PAIRS: tuple[tuple[Domain, Domain], ...] = tuple(combinations(DOMAINS, 2))
+DOMAIN_PAIRS: tuple[tuple[Domain, Domain], ...] = tuple(combinations(DOMAINS, 2))
 """what each of the six discriminators tells apart"""
-KINDS: Mapping[tuple[Domain, Domain], Kind] = {
+DOMAIN_PAIR_KINDS: Mapping[tuple[Domain, Domain], DomainPairKind] = {
     ("image", "pseudo_image"): "intra",
     ("text", "pseudo_text"): "intra",
     ("image", "text"): "cross",
@@ -28,7 +28,7 @@ KINDS: Mapping[tuple[Domain, Domain], Kind] = {
 """within one modality (Eq. 5), within one kind of pairs (Eq. 6), or across both (Eq. 7)"""
 
 
-class _Reverse(torch.autograd.Function):
+class _ReverseGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, tensor: Tensor, strength: float) -> Tensor:
         ctx.strength = strength  # type: ignore[attr-defined]
@@ -39,12 +39,12 @@ class _Reverse(torch.autograd.Function):
         return -ctx.strength * grads[0], None  # type: ignore[attr-defined]
 
 
-def reverse(tensor: Tensor, strength: float) -> Tensor:
+def reverse_gradient(tensor: Tensor, strength: float) -> Tensor:
     """The same going forward; gradients come back with the other sign and ``strength`` times as large.
 
     What is minimised behind it is maximised by what is before it: the layer by which a3vse optimises Eq. 10.
     """
-    return _Reverse.apply(tensor, strength)  # type: ignore[no-any-return,no-untyped-call]
+    return _ReverseGradient.apply(tensor, strength)  # type: ignore[no-any-return,no-untyped-call]
 
 
 def reversal_strength(progress: float, steepness: float = 10.0) -> float:

@@ -40,8 +40,10 @@ def symmetric_info_nce(
 # How far a matcher's scores of a batch are from those of another that it follows.
 
 
-def divergence(scores: Tensor, teacher: Tensor, *, temperature: Tensor | float, of_teacher: float) -> Tensor:
-    """Mean over rows of KL(softmax(teacher / of_teacher) || softmax(scores / temperature)).
+def kl_divergence(
+    scores: Tensor, teacher: Tensor, *, temperature: Tensor | float, teacher_temperature: float
+) -> Tensor:
+    """Mean over rows of KL(softmax(teacher / teacher_temperature) || softmax(scores / temperature)).
 
     Zero where both order a row's candidates alike and are as sure of it. No gradient goes to the teacher.
 
@@ -52,22 +54,24 @@ def divergence(scores: Tensor, teacher: Tensor, *, temperature: Tensor | float, 
     """
     if scores.shape != teacher.shape:
         raise ValueError(f"scores are {tuple(scores.shape)} but the teacher's {tuple(teacher.shape)}")
-    wanted = (teacher.detach().float() / of_teacher).log_softmax(1)
+    wanted = (teacher.detach().float() / teacher_temperature).log_softmax(1)
     found = (scores.float() / temperature).log_softmax(1)
     return (wanted.exp() * (wanted - found)).sum(1).mean()
 
 
-def symmetric_divergence(scores: Tensor, teacher: Tensor, *, temperature: Tensor | float, of_teacher: float) -> Tensor:
+def symmetric_kl_divergence(
+    scores: Tensor, teacher: Tensor, *, temperature: Tensor | float, teacher_temperature: float
+) -> Tensor:
     """Mean of ``divergence`` with images as rows and with texts as rows."""
-    by_image = divergence(scores, teacher, temperature=temperature, of_teacher=of_teacher)
-    by_text = divergence(scores.T, teacher.T, temperature=temperature, of_teacher=of_teacher)
+    by_image = kl_divergence(scores, teacher, temperature=temperature, teacher_temperature=teacher_temperature)
+    by_text = kl_divergence(scores.T, teacher.T, temperature=temperature, teacher_temperature=teacher_temperature)
     return (by_image + by_text) / 2
 
 
 # Logistic regression of single pairs.
 
 
-def logistic(scores: Tensor, target: Tensor) -> Tensor:
+def logistic_loss(scores: Tensor, target: Tensor) -> Tensor:
     """Sum over pairs of log(1 + exp(-z p)), p a pair's score and z = +1 where it matches, -1 where not.
 
     This is two-branch, Eq. 7. Every pair stands alone, so the two kinds should come in equal numbers: negatives

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK = 16384
+CLASSES_PER_CHUNK = 16384
 """classes whose logits are held at a time"""
 
 
-class Classified(NamedTuple):
+class InstanceLossAndError(NamedTuple):
     """A batch as its classifier sees it."""
 
     loss: Tensor
@@ -22,7 +22,12 @@ class Classified(NamedTuple):
 
 
 def instance_loss(
-    features: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, *, chunk: int | None = CHUNK
+    features: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
+    *,
+    chunk: int | None = CLASSES_PER_CHUNK,
 ) -> Tensor:
     """Mean over items of -log softmax(W f)_c, c the item's own class (dual-path, Eqs. 5-8).
 
@@ -39,12 +44,17 @@ def instance_loss(
 
     See also: ``contrastive.info_nce``, whose classes are the other items of the batch.
     """
-    return classified(features, weight, labels, bias, chunk=chunk).loss
+    return instance_loss_and_error(features, weight, labels, bias, chunk=chunk).loss
 
 
-def classified(
-    features: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None, *, chunk: int | None = CHUNK
-) -> Classified:
+def instance_loss_and_error(
+    features: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    bias: Tensor | None = None,
+    *,
+    chunk: int | None = CLASSES_PER_CHUNK,
+) -> InstanceLossAndError:
     """``instance``, and the classification error that the paper draws over the epochs (dual-path, Fig. 8)."""
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
@@ -56,27 +66,27 @@ def classified(
         losses = F.cross_entropy(logits, own, reduction="none")
         right = logits.detach().amax(1) <= logits.detach().gather(1, own.unsqueeze(1)).squeeze(1)
     else:
-        losses, right = _Streamed.apply(features, weight, bias, labels.clamp(min=0), chunk)  # type: ignore[no-untyped-call]
+        losses, right = _ChunkedCrossEntropy.apply(features, weight, bias, labels.clamp(min=0), chunk)  # type: ignore[no-untyped-call]
     known = (labels >= 0).to(losses.dtype)
     count = known.sum().clamp(min=1)
-    return Classified((losses * known).sum() / count, (known * ~right).sum() / count)
+    return InstanceLossAndError((losses * known).sum() / count, (known * ~right).sum() / count)
 
 
-class _Streamed(torch.autograd.Function):
+class _ChunkedCrossEntropy(torch.autograd.Function):
     """-log softmax(W f)_c of each item, with a running maximum and sum over chunks of classes."""
 
     @staticmethod
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, chunk: int
     ) -> tuple[Tensor, Tensor]:
-        ctx.chunk, ctx.kind = chunk, _arithmetic(features)
+        ctx.chunk, ctx.kind = chunk, _product_dtype(features)
         with torch.autocast(features.device.type, enabled=False):
             seen = features.to(ctx.kind)
             largest = seen.new_full((len(seen),), -torch.inf, dtype=_at_least_single(ctx.kind))
             total, own = torch.zeros_like(largest), torch.zeros_like(largest)
             for start in range(0, len(weight), chunk):
                 logits = _logits(seen, weight, bias, start, chunk)
-                inside, place = _own_place(labels, start, logits.shape[1])
+                inside, place = _own_column(labels, start, logits.shape[1])
                 own = torch.where(inside, logits.gather(1, place).squeeze(1), own)
                 before, largest = largest, torch.maximum(largest, logits.amax(1))
                 total = total * (before - largest).exp() + logits.sub_(largest.unsqueeze(1)).exp_().sum(1)
@@ -97,7 +107,7 @@ class _Streamed(torch.autograd.Function):
             to_bias = None if bias is None else torch.empty_like(bias)
             for start in range(0, len(weight), ctx.chunk):
                 share = _logits(seen, weight, bias, start, ctx.chunk).sub_(log_sum.unsqueeze(1)).exp_()
-                inside, place = _own_place(labels, start, share.shape[1])
+                inside, place = _own_column(labels, start, share.shape[1])
                 share.scatter_add_(1, place, -inside.to(share.dtype).unsqueeze(1)).mul_(grad.unsqueeze(1))
                 if to_bias is not None:
                     to_bias[start : start + ctx.chunk] = share.sum(0)
@@ -107,7 +117,7 @@ class _Streamed(torch.autograd.Function):
         return to_features.to(features.dtype), to_weight, to_bias, None, None
 
 
-def _arithmetic(features: Tensor) -> torch.dtype:
+def _product_dtype(features: Tensor) -> torch.dtype:
     """What matrix products are computed in: autocast's choice, which does not reach into a function of our own."""
     kind = features.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else features.dtype
@@ -123,7 +133,7 @@ def _logits(features: Tensor, weight: Tensor, bias: Tensor | None, start: int, c
     return logits if bias is None else logits.add_(bias[start : start + chunk])
 
 
-def _own_place(labels: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
+def _own_column(labels: Tensor, start: int, count: int) -> tuple[Tensor, Tensor]:
     """Whether an item's class is among ``count`` from ``start`` on, and its column (N, 1) there."""
     place = labels - start
     return (place >= 0) & (place < count), place.clamp(0, count - 1).unsqueeze(1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from calligram.losses.ranking import ranking_loss
 
 
-class Modality(NamedTuple):
+class NeighbourhoodScores(NamedTuple):
     """Items of one modality as anchors and as what they are compared with."""
 
     scores: Tensor
@@ -40,8 +40,8 @@ def neighbourhood_ranking(
     scores: Tensor,
     image_target: Tensor,
     text_target: Tensor,
-    images: Modality | None = None,
-    texts: Modality | None = None,
+    images: NeighbourhoodScores | None = None,
+    texts: NeighbourhoodScores | None = None,
     *,
     weights: tuple[float, float, float, float] = (1.0, 2.0, 0.0, 0.2),
     margin: float = 0.1,
@@ -62,8 +62,8 @@ def neighbourhood_ranking(
         top_k: triplets of highest nonnegative loss to keep for every anchor and positive; all when None.
     """
     sides = {
-        "image anchors": Modality(scores, image_target),
-        "text anchors": Modality(scores.T, text_target),
+        "image anchors": NeighbourhoodScores(scores, image_target),
+        "text anchors": NeighbourhoodScores(scores.T, text_target),
         "image neighbours": images,
         "text neighbours": texts,
     }

@@ -37,7 +37,7 @@ def ranking_loss(scores: Tensor, target: Tensor, margin: float, top_k: int | Non
     return (margin - scores[anchor, positive].unsqueeze(1) + negatives[anchor]).clamp(min=0).sum()
 
 
-def bidirectional(
+def bidirectional_ranking_loss(
     scores: Tensor,
     image_target: Tensor,
     text_target: Tensor | None = None,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calligram.data.collection import Collection
 from calligram.data.matches import Matches
-from calligram.data.negatives import MINE, Negatives
+from calligram.data.negatives import MINE_HINT, NegativeLists
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
@@ -182,16 +182,16 @@ def _excluded(settings: AOQRecipe, train: Pairing) -> Matches:
     return train.matches
 
 
-def _given(settings: AOQRecipe, train: Pairing, around: RunContext) -> Negatives:
+def _given(settings: AOQRecipe, train: Pairing, around: RunContext) -> NegativeLists:
     """Negatives of a folder, or those that a run finds; the lists that this recipe's own runs keep are taken as is."""
     folder = Path(settings.negatives).expanduser()
     if (folder / RUN).is_file() and not (folder / NEGATIVES).is_dir():
         teacher = load_matcher(folder).to(around.device)
         found = _miner(settings, train, around).mined(teacher.matcher, teacher.inputs)
     else:
-        mend = MINE if settings.sparse == SparseSettings() else _MINE_SPARSE
-        found = Negatives.open(folder / NEGATIVES if (folder / RUN).is_file() else folder).fitted(train, mend)
-    return found.kept(settings.hard.texts, settings.hard.images)
+        mend = MINE_HINT if settings.sparse == SparseSettings() else _MINE_SPARSE
+        found = NegativeLists.open(folder / NEGATIVES if (folder / RUN).is_file() else folder).aligned_to(train, mend)
+    return found.truncated(settings.hard.texts, settings.hard.images)
 
 
 def _miner(settings: AOQRecipe, train: Pairing, around: RunContext) -> Miner:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calligram.data.collection import Collection
 from calligram.data.grounding import box_visuals, grounded_phrases, phrase_texts
-from calligram.data.revision import images_with, recorded
+from calligram.data.revision import images_with_proposals, proposal_record
 from calligram.errors import UserError, command
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.features.images.pixels import PixelInput
@@ -141,7 +141,7 @@ def plan(settings: PhrasesRecipe, collection: Collection, around: RunContext) ->
 
 def region_input(region: RegionSettings, collection: Collection, around: RunContext) -> RegionInput:
     """Features of boxes as the collection's proposals were found."""
-    known = recorded(collection, region.proposals)
+    known = proposal_record(collection, region.proposals)
     if known is None:
         raise UserError(
             f"collection {collection.folder} has no proposals '{region.proposals}'; find some with "
@@ -170,18 +170,18 @@ class _PhraseTowers:
     def __init__(self, settings: PhrasesRecipe, collection: Collection, around: RunContext) -> None:
         self.settings, self.around = settings, around
         regions = region_input(settings.region, collection, around)
-        images = np.intersect1d(collection.images_in("train"), images_with(collection, regions.source))
+        images = np.intersect1d(collection.images_in("train"), images_with_proposals(collection, regions.source))
         grounded = grounded_phrases(collection, images)
-        proposed = regions.proposed(collection, np.unique(grounded.around.images), around.track)
+        proposed = regions.proposed(collection, np.unique(grounded.chain_boxes.images), around.track)
         strings = phrase_texts(collection, grounded.phrases).strings
         self.pairs = PhrasePairs.of(grounded, strings, proposed.at, settings.match, settings.background)
         log.info(
-            "%d pairs of %d regions and %d phrases", len(self.pairs), len(grounded.around), len(self.pairs.strings)
+            "%d pairs of %d regions and %d phrases", len(self.pairs), len(grounded.chain_boxes), len(self.pairs.strings)
         )
         text = fitted_text(settings.text, self.pairs.strings, around.track, collection.pictures.cache)
         self.inputs = Inputs(regions, text, _chunker(settings, collection))
         self._dims = {"image_dim": regions.dim, "text_dim": text.dim}
-        truth = regions.load(box_visuals(collection, grounded.around), around.track)
+        truth = regions.load(box_visuals(collection, grounded.chain_boxes), around.track)
         self._texts = text.load(self.pairs.strings, collection.pictures.cache, around.track)
         self.batches = PhraseBatches(
             self.pairs, self.inputs, truth, proposed.rows, self._texts, self._draw(), seed=settings.seed,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from calligram.scenes.people import PEOPLE
-from calligram.scenes.phrases import Phrase, SceneCaption, Sentence, name_things, write_different
-from calligram.scenes.truth import View, holds
+from calligram.scenes.people import PERSON_KINDS
+from calligram.scenes.phrases import NounPhrase, SceneCaption, SentenceBuilder, name_things, write_distinct
+from calligram.scenes.truth import SceneView, is_true
 
 # Ways to say what things do, how they lie, where and when.
 
-OUTDOORS = ("park", "beach", "street", "snow", "desert", "farm", "lake", "forest")
+OUTDOOR_SETTINGS = ("park", "beach", "street", "snow", "desert", "farm", "lake", "forest")
 
-PLACES: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+PLACE_PHRASES: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
     "park": (
         ("in the park", ("park",)),
         ("in a park", ("park",)),
@@ -46,9 +46,9 @@ PLACES: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
 }
 """for each setting, words and the settings they are true of"""
 
-OUTSIDE = (("outdoors", OUTDOORS), ("outside", OUTDOORS))
+OUTDOOR_PHRASES = (("outdoors", OUTDOOR_SETTINGS), ("outside", OUTDOOR_SETTINGS))
 
-SCENES: Mapping[str, str] = {
+SCENE_NAMES: Mapping[str, str] = {
     "park": "park scene",
     "beach": "beach scene",
     "street": "street scene",
@@ -60,13 +60,13 @@ SCENES: Mapping[str, str] = {
     "room": "scene in a living room",
 }
 
-WHEN: Mapping[str, tuple[str, ...]] = {
+TIME_PHRASES: Mapping[str, tuple[str, ...]] = {
     "day": ("on a sunny day", "during the day", "in daylight"),
     "sunset": ("at sunset", "at dusk", "as the sun sets"),
     "night": ("at night", "in the moonlight", "under the moon"),
 }
 
-DEEDS: Mapping[str, tuple[str, str, str]] = {
+VERB_FORMS: Mapping[str, tuple[str, str, str]] = {
     "standing": ("standing", "stands", "stand"),
     "walking": ("walking", "walks", "walk"),
     "running": ("running", "runs", "run"),
@@ -80,7 +80,7 @@ DEEDS: Mapping[str, tuple[str, str, str]] = {
 }
 """progressive, singular, plural"""
 
-LINKS: Mapping[str, tuple[str, ...]] = {
+RELATION_PHRASES: Mapping[str, tuple[str, ...]] = {
     "left of": ("to the left of", "on the left of", "left of"),
     "right of": ("to the right of", "on the right of", "right of"),
     "next to": ("next to", "beside", "close to"),
@@ -90,27 +90,27 @@ LINKS: Mapping[str, tuple[str, ...]] = {
     "on": ("on",),
 }
 
-EXTRAS = ("nearby", "in the picture", "in view")
+EXTRA_PHRASES = ("nearby", "in the picture", "in view")
 
 
-def write_captions(rng: random.Random, view: View, count: int) -> list[SceneCaption]:
+def write_captions(rng: random.Random, view: SceneView, count: int) -> list[SceneCaption]:
     """Write ``count`` different captions that are true of the scene."""
 
     def write() -> SceneCaption | None:
         caption = write_caption(rng, view)
-        return caption if holds(caption.query, view) else None
+        return caption if is_true(caption.query, view) else None
 
-    return write_different(write, count)
+    return write_distinct(write, count)
 
 
-def write_caption(rng: random.Random, view: View) -> SceneCaption:
+def write_caption(rng: random.Random, view: SceneView) -> SceneCaption:
     """Write one caption. It may claim a wrong number where a general word covers more; the caller checks."""
-    groups = _groups(rng, view)
+    groups = _group_things(rng, view)
     wanted = rng.choice((1, 1, 2, 2, 2, 3)) if len(groups) > 1 else 1
     rich = rng.choice((0.0, 0.3, 0.6)) if wanted > 1 else rng.choice((0.2, 0.6, 1.0))
     told = [name_things(rng, view.facts, group, rich) for group in groups[:wanted]]
-    sentence = Sentence()
-    place, when = _place(rng, view, sentence, 0.75), _when(rng, view, sentence)
+    sentence = SentenceBuilder()
+    place, when = _place_phrase(rng, view, sentence, 0.75), _time_phrase(rng, view, sentence)
     form = rng.random()
     if form < 0.12:
         _write_scene(sentence, told, view, when)
@@ -121,50 +121,50 @@ def write_caption(rng: random.Random, view: View) -> SceneCaption:
     if form < 0.36 and len(told) > 1:
         _write_list(sentence, told)
     else:
-        _write_deed(rng, sentence, told, view)
+        _write_action(rng, sentence, told, view)
     sentence.pieces += [words for words in (place, when) if words]
     return sentence.finish()
 
 
-def _groups(rng: random.Random, view: View) -> list[tuple[int, ...]]:
+def _group_things(rng: random.Random, view: SceneView) -> list[tuple[int, ...]]:
     """Things to be named together: people mostly alone, other things by kind. The most striking come first."""
     by_kind: dict[str, list[int]] = {}
     for i, facts in enumerate(view.facts):
         by_kind.setdefault(facts["kind"], []).append(i)
     groups: list[tuple[int, ...]] = []
     for kind, things in by_kind.items():
-        alone = rng.random() < (0.75 if kind in PEOPLE else 0.15)
+        alone = rng.random() < (0.75 if kind in PERSON_KINDS else 0.15)
         groups += [(i,) for i in things] if alone else [tuple(things)]
     rng.shuffle(groups)
     # People first in most sentences, as in real captions.
     if rng.random() < 0.75:
-        groups.sort(key=lambda group: view.facts[group[0]]["kind"] not in PEOPLE)
+        groups.sort(key=lambda group: view.facts[group[0]]["kind"] not in PERSON_KINDS)
     return groups
 
 
-def _place(rng: random.Random, view: View, sentence: Sentence, often: float) -> str:
+def _place_phrase(rng: random.Random, view: SceneView, sentence: SentenceBuilder, often: float) -> str:
     if rng.random() > often:
         return ""
-    choices = OUTSIDE if view.setting != "room" and rng.random() < 0.06 else PLACES[view.setting]
+    choices = OUTDOOR_PHRASES if view.setting != "room" and rng.random() < 0.06 else PLACE_PHRASES[view.setting]
     words, sentence.settings = rng.choice(choices)
     return words
 
 
-def _when(rng: random.Random, view: View, sentence: Sentence) -> str:
+def _time_phrase(rng: random.Random, view: SceneView, sentence: SentenceBuilder) -> str:
     if rng.random() > (0.3 if view.time == "day" else 0.6):
         return ""
     sentence.times = (view.time,)
-    return rng.choice(WHEN[view.time])
+    return rng.choice(TIME_PHRASES[view.time])
 
 
-def _write_scene(sentence: Sentence, told: Sequence[Phrase], view: View, when: str) -> None:
+def _write_scene(sentence: SentenceBuilder, told: Sequence[NounPhrase], view: SceneView, when: str) -> None:
     """A park scene at night with a man and a dog."""
     sentence.settings = (view.setting,)
-    sentence.pieces += [words for words in (f"a {SCENES[view.setting]}", when, "with") if words]
+    sentence.pieces += [words for words in (f"a {SCENE_NAMES[view.setting]}", when, "with") if words]
     _write_list(sentence, told)
 
 
-def _write_list(sentence: Sentence, told: Sequence[Phrase]) -> None:
+def _write_list(sentence: SentenceBuilder, told: Sequence[NounPhrase]) -> None:
     """A man, a dog and a tree. Where a phrase has an "and" of its own, another word keeps them apart."""
     nested = any(" and " in phrase.text for phrase in told[:-1])
     for k, phrase in enumerate(told):
@@ -175,7 +175,7 @@ def _write_list(sentence: Sentence, told: Sequence[Phrase]) -> None:
         sentence.name(phrase)
 
 
-def _write_deed(rng: random.Random, sentence: Sentence, told: Sequence[Phrase], view: View) -> None:
+def _write_action(rng: random.Random, sentence: SentenceBuilder, told: Sequence[NounPhrase], view: SceneView) -> None:
     """Someone does something, maybe near something else, with a third thing in view."""
     subject, *others = told
     there = rng.random() < 0.12
@@ -183,35 +183,37 @@ def _write_deed(rng: random.Random, sentence: Sentence, told: Sequence[Phrase], 
         sentence.pieces.append("there are" if subject.plural else "there is")
     sentence.name(subject)
     plain = there or rng.random() < 0.3
-    link = _link(rng, view, subject, others[0]) if others else ""
+    link = _choose_relation(rng, view, subject, others[0]) if others else ""
     if link in ("holding", "riding"):
-        _add_deed(sentence, subject, link, plain)
-    elif not _tell_pose(rng, sentence, view, plain) and link and not plain:
+        _add_verb(sentence, subject, link, plain)
+    elif not _add_pose(rng, sentence, view, plain) and link and not plain:
         sentence.pieces.append("are" if subject.plural else "is")
     if others:
-        _tell_other(rng, sentence, others[0], link, plain)
+        _add_second_phrase(rng, sentence, others[0], link, plain)
     for phrase in others[1:]:
-        _tell_extra(rng, sentence, phrase)
+        _add_extra_phrase(rng, sentence, phrase)
 
 
-def _tell_pose(rng: random.Random, sentence: Sentence, view: View, plain: bool) -> bool:
+def _add_pose(rng: random.Random, sentence: SentenceBuilder, view: SceneView, plain: bool) -> bool:
     """Mostly say what the subject does, where it does anything."""
     subject = sentence.phrases[0]
     pose = _common_pose(view, subject)
     if not pose or pose == "riding" or rng.random() > 0.5:
         return False
     sentence.claim(0, "pose", pose)
-    _add_deed(sentence, subject, pose, plain)
+    _add_verb(sentence, subject, pose, plain)
     return True
 
 
-def _tell_other(rng: random.Random, sentence: Sentence, other: Phrase, link: str, plain: bool) -> None:
+def _add_second_phrase(
+    rng: random.Random, sentence: SentenceBuilder, other: NounPhrase, link: str, plain: bool
+) -> None:
     """Name the second thing after its relation to the subject, or merely as being there."""
     if not link and not plain:
-        _tell_extra(rng, sentence, other)
+        _add_extra_phrase(rng, sentence, other)
         return
-    if link in LINKS:
-        sentence.pieces.append(rng.choice(LINKS[link]))
+    if link in RELATION_PHRASES:
+        sentence.pieces.append(rng.choice(RELATION_PHRASES[link]))
     elif not link:
         sentence.pieces.append("with")
     number = sentence.name(other)
@@ -219,15 +221,15 @@ def _tell_other(rng: random.Random, sentence: Sentence, other: Phrase, link: str
         sentence.links.append((0, link, number))
 
 
-def _tell_extra(rng: random.Random, sentence: Sentence, phrase: Phrase) -> None:
+def _add_extra_phrase(rng: random.Random, sentence: SentenceBuilder, phrase: NounPhrase) -> None:
     sentence.pieces.append(", with")
     sentence.name(phrase)
-    sentence.pieces.append(rng.choice(EXTRAS))
+    sentence.pieces.append(rng.choice(EXTRA_PHRASES))
 
 
-def _add_deed(sentence: Sentence, subject: Phrase, deed: str, plain: bool) -> None:
+def _add_verb(sentence: SentenceBuilder, subject: NounPhrase, deed: str, plain: bool) -> None:
     """Plain: a man running; otherwise by turns: a man is running, a man runs."""
-    progressive, one, many = DEEDS[deed]
+    progressive, one, many = VERB_FORMS[deed]
     if plain:
         sentence.pieces.append(progressive)
     elif len(subject.text) % 2:
@@ -236,14 +238,14 @@ def _add_deed(sentence: Sentence, subject: Phrase, deed: str, plain: bool) -> No
         sentence.pieces.append(many if subject.plural else one)
 
 
-def _common_pose(view: View, phrase: Phrase) -> str:
+def _common_pose(view: SceneView, phrase: NounPhrase) -> str:
     poses = {view.facts[i].get("pose", "") for i in phrase.things}
     return poses.pop() if len(poses) == 1 else ""
 
 
-def _link(rng: random.Random, view: View, subject: Phrase, other: Phrase) -> str:
+def _choose_relation(rng: random.Random, view: SceneView, subject: NounPhrase, other: NounPhrase) -> str:
     """A relation between all of the one and all of the other; what was staged comes first."""
-    common = set(DEEDS) | set(LINKS)
+    common = set(VERB_FORMS) | set(RELATION_PHRASES)
     for i in subject.things:
         for j in other.things:
             common &= {name for a, name, b in view.relations if (a, b) == (i, j)}

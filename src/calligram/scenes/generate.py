@@ -16,40 +16,40 @@ from types import TracebackType
 from typing import Literal
 
 from calligram.data.collection import MANIFEST, Collection
-from calligram.data.draft import CaptionRecord, Draft, ImageRecord, MemberAt, PhraseRecord, RegionRecord, Value
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, MetadataValue, PhraseRecord, RegionRecord, TarMember
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError, unknown
 from calligram.progress import Track, silent
 from calligram.scenes.captions import write_captions
-from calligram.scenes.drawing.paint import encode, paint_scene, pixels
-from calligram.scenes.layout import Member, compose_portrait, compose_scene, write_portrait_captions
-from calligram.scenes.nouns import ANIMALS, GENERAL, TREES
-from calligram.scenes.people import PEOPLE, Look, sample_cast
+from calligram.scenes.drawing.paint import encode_png, paint_scene, picture_size
+from calligram.scenes.layout import CastMember, compose_portrait, compose_scene, write_portrait_captions
+from calligram.scenes.nouns import ANIMALS, GENERAL_NOUNS, TREES
+from calligram.scenes.people import PERSON_KINDS, Appearance, sample_cast
 from calligram.scenes.phrases import SceneCaption
-from calligram.scenes.truth import SceneQuery, View, all_true
-from calligram.scenes.world import Scene, relations
+from calligram.scenes.truth import SceneQuery, SceneView, find_true_pairs
+from calligram.scenes.world import Scene, find_relations
 
 # One image with its captions: the work that is shared out among processes.
 
-Kind = Literal["scenes", "people"]
+SceneKind = Literal["scenes", "people"]
 
-_CHUNK = 25
+_JOBS_PER_CHUNK = 25
 
 
 @dataclass(frozen=True)
-class Order:
+class SceneJob:
     """What to make: image ``index`` of a seed, with these people in it."""
 
-    kind: Kind
+    kind: SceneKind
     seed: int
     index: int
-    cast: tuple[Member, ...]
+    cast: tuple[CastMember, ...]
     size: int
     captions: int
 
 
 @dataclass(frozen=True)
-class Made:
+class GeneratedImage:
     """An image as made: what is in it, what is said of it, and the picture as a PNG file."""
 
     scene: Scene
@@ -57,35 +57,35 @@ class Made:
     picture: bytes
 
 
-def make(order: Order) -> Made:
+def generate_image(order: SceneJob) -> GeneratedImage:
     """Compose, describe and paint one image. Equal orders give equal bytes."""
     rng = random.Random(f"{order.seed}/captions/{order.index}")
     if order.kind == "people":
         scene = compose_portrait(order.seed, order.index, order.cast[0])
-        captions = write_portrait_captions(rng, View.of(scene), order.captions)
+        captions = write_portrait_captions(rng, SceneView.of(scene), order.captions)
     else:
         scene = compose_scene(order.seed, order.index, order.cast)
-        captions = write_captions(rng, View.of(scene), order.captions)
-    picture = encode(paint_scene(scene, order.size))
+        captions = write_captions(rng, SceneView.of(scene), order.captions)
+    picture = encode_png(paint_scene(scene, order.size))
     # Figures are large and no longer needed; what remains travels between processes.
-    return Made(replace(scene, paint=()), tuple(captions), picture)
+    return GeneratedImage(replace(scene, figures=()), tuple(captions), picture)
 
 
-def make_all(orders: Sequence[Order], workers: int) -> Iterator[Made]:
+def generate_images(orders: Sequence[SceneJob], workers: int) -> Iterator[GeneratedImage]:
     """Make images in order, in this process or in several."""
     if workers <= 1:
-        yield from map(make, orders)
+        yield from map(generate_image, orders)
         return
     with ProcessPoolExecutor(workers) as pool:
-        yield from pool.map(make, orders, chunksize=_CHUNK)
+        yield from pool.map(generate_image, orders, chunksize=_JOBS_PER_CHUNK)
 
 
 # Pictures as members of uncompressed tars, so that a collection is a few files and not thousands.
 
-PER_SHARD = 5000
+PICTURES_PER_SHARD = 5000
 
 
-class Shards:
+class TarShardWriter:
     """Appends pictures to tars in a folder. Owner and time are left blank: equal pictures give equal tars."""
 
     def __init__(self, folder: Path) -> None:
@@ -93,10 +93,10 @@ class Shards:
         self._tar: tarfile.TarFile | None = None
         self._count = 0
 
-    def add(self, name: str, picture: bytes) -> MemberAt:
+    def add(self, name: str, picture: bytes) -> TarMember:
         """Store a picture; returns where it lies."""
-        path = self._folder / f"pictures-{self._count // PER_SHARD:03d}.tar"
-        if self._count % PER_SHARD == 0:
+        path = self._folder / f"pictures-{self._count // PICTURES_PER_SHARD:03d}.tar"
+        if self._count % PICTURES_PER_SHARD == 0:
             self.close()
             self._tar = tarfile.open(path, "w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115  closed by close()
         assert self._tar is not None
@@ -106,14 +106,14 @@ class Shards:
         start = self._tar.offset + tarfile.BLOCKSIZE
         self._tar.addfile(member, io.BytesIO(picture))
         self._count += 1
-        return MemberAt(path, name, start, len(picture))
+        return TarMember(path, name, start, len(picture))
 
     def close(self) -> None:
         """Finish the tar that is being written."""
         if self._tar is not None:
             self._tar.close()
 
-    def __enter__(self) -> Shards:
+    def __enter__(self) -> TarShardWriter:
         return self
 
     def __exit__(
@@ -125,7 +125,9 @@ class Shards:
 # From images as made to the records of a collection.
 
 
-def draft_of(made: Iterable[Made], folder: Path, orders: Sequence[Order], splits: Sequence[str]) -> Draft:
+def build_draft(
+    made: Iterable[GeneratedImage], folder: Path, orders: Sequence[SceneJob], splits: Sequence[str]
+) -> Draft:
     """Write the pictures into tars in ``folder`` and describe everything in a draft."""
     first = orders[0]
     draft = Draft(f"{first.kind}-{len(orders)}-s{first.seed}")
@@ -137,39 +139,39 @@ def draft_of(made: Iterable[Made], folder: Path, orders: Sequence[Order], splits
         "licence": "CC0-1.0",
     }
     prefix = "person" if first.kind == "people" else "scene"
-    views: list[View] = []
+    views: list[SceneView] = []
     queries: list[SceneQuery] = []
-    with Shards(folder) as shards:
+    with TarShardWriter(folder) as shards:
         for row, one in enumerate(made):
             name = f"{prefix}-{row:06d}"
-            draft.images.append(_image(name, one.scene, first.size))
-            draft.images[-1].at = shards.add(f"{name}.png", one.picture)
+            draft.images.append(_image_record(name, one.scene, first.size))
+            draft.images[-1].picture = shards.add(f"{name}.png", one.picture)
             draft.images[-1].split = splits[row]
-            draft.regions += _regions(name, one.scene, first.size)
+            draft.regions += _region_records(name, one.scene, first.size)
             for number, caption in enumerate(one.captions):
                 _add_caption(draft, name, number, caption, one.scene)
             queries += [caption.query for caption in one.captions]
-            views.append(View.of(one.scene))
+            views.append(SceneView.of(one.scene))
             if first.kind == "people":
                 draft.images[-1].identity = one.scene.things[0].identity
-    draft.also_true = all_true(views, queries)
+    draft.also_true = find_true_pairs(views, queries)
     return draft
 
 
-def _image(name: str, scene: Scene, size: int) -> ImageRecord:
-    people = sum(thing.kind in PEOPLE for thing in scene.things)
-    metadata: dict[str, Value] = {
+def _image_record(name: str, scene: Scene, size: int) -> ImageRecord:
+    people = sum(thing.kind in PERSON_KINDS for thing in scene.things)
+    metadata: dict[str, MetadataValue] = {
         "setting": scene.setting,
         "time": scene.time,
         "things": len(scene.things),
         "people": people,
-        "facts": scene.facts(relations(scene)),
+        "facts": scene.facts(find_relations(scene)),
     }
-    return ImageRecord(name, None, metadata=metadata, size=pixels(scene, size))
+    return ImageRecord(name, None, metadata=metadata, size=picture_size(scene, size))
 
 
-def _regions(name: str, scene: Scene, size: int) -> Iterator[RegionRecord]:
-    width, height = pixels(scene, size)
+def _region_records(name: str, scene: Scene, size: int) -> Iterator[RegionRecord]:
+    width, height = picture_size(scene, size)
     for number, thing in enumerate(scene.things):
         x0, y0, x1, y1 = (edge * size for edge in thing.box)
         box = (max(0.0, x0), max(0.0, y0), min(float(width), x1), min(float(height), y1))
@@ -196,13 +198,13 @@ def _add_caption(draft: Draft, name: str, number: int, caption: SceneCaption, sc
 
 def _category(kind: str) -> str:
     """The type of entity, in the words of Flickr30K Entities where it has them."""
-    if kind in PEOPLE:
+    if kind in PERSON_KINDS:
         return "people"
     if kind in ANIMALS:
         return "animals"
     if kind in TREES:
         return "plants"
-    general = GENERAL.get(kind, ())
+    general = GENERAL_NOUNS.get(kind, ())
     return f"{general[0].one}s" if general else "other"
 
 
@@ -210,19 +212,19 @@ def _category(kind: str) -> str:
 #
 # Images come in blocks; a block has a cast of its own and lies in one split, so nobody appears in two splits.
 
-_BLOCK: dict[str, tuple[int, int]] = {"scenes": (10, 4), "people": (7, 2)}
+_BLOCK_SIZES: dict[str, tuple[int, int]] = {"scenes": (10, 4), "people": (7, 2)}
 """images in a block, and people who appear in them"""
 
 
-def cast_of(kind: Kind, seed: int, images: int) -> list[Look]:
+def sample_collection_cast(kind: SceneKind, seed: int, images: int) -> list[Appearance]:
     """Everyone who appears in a collection of so many images; an identity is a place in this list."""
-    length, members = _BLOCK[kind]
+    length, members = _BLOCK_SIZES[kind]
     return sample_cast(seed, -(-images // length) * members, detailed=kind == "people")
 
 
-def identities_for(kind: Kind, index: int, cast: list[Look]) -> tuple[Member, ...]:
+def cast_of_image(kind: SceneKind, index: int, cast: list[Appearance]) -> tuple[CastMember, ...]:
     """The cast of one image: its block's people, or for a portrait the one it shows."""
-    length, members = _BLOCK[kind]
+    length, members = _BLOCK_SIZES[kind]
     first = index // length * members
     if kind == "people":
         # Four images of the first, three of the second.
@@ -231,21 +233,21 @@ def identities_for(kind: Kind, index: int, cast: list[Look]) -> tuple[Member, ..
     return tuple((who, cast[who]) for who in range(first, first + members))
 
 
-def cut(kind: Kind, images: int, splits: tuple[float, float, float]) -> list[str]:
+def split_by_block(kind: SceneKind, images: int, splits: tuple[float, float, float]) -> list[str]:
     """The split of each image: train, then dev, then test, cut between blocks.
 
     With fewer blocks than splits the cut is between images, and people may appear on both sides of it.
     """
-    length = _BLOCK[kind][0]
+    length = _BLOCK_SIZES[kind][0]
     blocks = -(-images // length)
     if blocks < sum(share > 0 for share in splits):
         blocks, length = images, 1
-    counts = _shares(blocks, splits)
+    counts = _proportional_counts(blocks, splits)
     names = [name for name, count in zip(("train", "dev", "test"), counts, strict=True) for _ in range(count)]
     return [names[i // length] for i in range(images)]
 
 
-def _shares(total: int, shares: tuple[float, float, float]) -> list[int]:
+def _proportional_counts(total: int, shares: tuple[float, float, float]) -> list[int]:
     """Whole numbers in proportion, none of them zero where the share is not and there is enough."""
     exact = [share * total for share in shares]
     counts = [int(e + 1e-9) for e in exact]
@@ -259,7 +261,7 @@ def _shares(total: int, shares: tuple[float, float, float]) -> list[int]:
     return counts
 
 
-_ALONE = 400
+_MIN_IMAGES_FOR_WORKERS = 400
 """so many images are made before a second process has started"""
 
 
@@ -269,12 +271,12 @@ def generate_scenes(
     images: int = 2000,
     seed: int = 0,
     size: int = 128,
-    kind: Kind = "scenes",
+    kind: SceneKind = "scenes",
     captions: int | None = None,
     splits: tuple[float, float, float] = (0.8, 0.1, 0.1),
     overwrite: bool = False,
     track: Track = silent,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
     workers: int | None = None,
 ) -> Collection:
     """Draw scenes and store them as a collection.
@@ -287,7 +289,7 @@ def generate_scenes(
         kind: ``scenes``, with several things in each; or ``people``, one large person in each, for person search.
         captions: for each image; 5 for scenes and 2 for people when None.
         splits: shares of train, dev and test.
-        tell: is given lines on what was added to a collection that is replaced, and where it is kept.
+        report: is given lines on what was added to a collection that is replaced, and where it is kept.
         workers: number of processes; as many as there are cores when None.
 
     Raises:
@@ -295,25 +297,25 @@ def generate_scenes(
     """
     folder = Path(folder)
     captions = captions if captions is not None else (2 if kind == "people" else 5)
-    _check(folder, images, size, kind, captions, splits, overwrite)
-    workers = workers if workers is not None else (1 if images < _ALONE else os.cpu_count() or 1)
+    _check_arguments(folder, images, size, kind, captions, splits, overwrite)
+    workers = workers if workers is not None else (1 if images < _MIN_IMAGES_FOR_WORKERS else os.cpu_count() or 1)
     if workers < 1:
         raise UserError(f"workers must be at least 1, got {workers}")
-    cast = cast_of(kind, seed, images)
-    orders = [Order(kind, seed, i, identities_for(kind, i, cast), size, captions) for i in range(images)]
+    cast = sample_collection_cast(kind, seed, images)
+    orders = [SceneJob(kind, seed, i, cast_of_image(kind, i, cast), size, captions) for i in range(images)]
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Beside the destination, so that the collection gets its tars by hard link.
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.scenes-", dir=folder.parent))
     try:
-        made = track(make_all(orders, workers), "drawing scenes", images)
-        draft = draft_of(made, scratch, orders, cut(kind, images, splits))
+        made = track(generate_images(orders, workers), "drawing scenes", images)
+        draft = build_draft(made, scratch, orders, split_by_block(kind, images, splits))
         draft.about["captions"] = captions
-        return write_draft(draft, folder, overwrite=overwrite, track=track, tell=tell)
+        return write_draft(draft, folder, overwrite=overwrite, track=track, report=report)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _check(
+def _check_arguments(
     folder: Path, images: int, size: int, kind: str, captions: int, splits: tuple[float, float, float], overwrite: bool
 ) -> None:
     """Refuse what cannot be made before any time is spent on it."""

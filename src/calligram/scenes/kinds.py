@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from calligram.scenes.drawing import animals, objects
-from calligram.scenes.drawing.figure import BRIGHT, Figure
+from calligram.scenes.drawing.figure import BRIGHT_COLOURS, Figure
 from calligram.scenes.world import Facts
 
 
@@ -27,11 +27,13 @@ class ThingKind:
     """of how many a group may be"""
 
 
-_COATS = ("brown", "black", "white")
-_PAINTS = (*BRIGHT, "white", "black")
+_COAT_COLOURS = ("brown", "black", "white")
+_PAINT_COLOURS = (*BRIGHT_COLOURS, "white", "black")
 
-KINDS: Mapping[str, ThingKind] = {
-    "dog": ThingKind(animals.draw_dog, 0.27, "front", (*_COATS, "grey"), ("standing", "running", "sitting"), True, 3),
+THING_KINDS: Mapping[str, ThingKind] = {
+    "dog": ThingKind(
+        animals.draw_dog, 0.27, "front", (*_COAT_COLOURS, "grey"), ("standing", "running", "sitting"), True, 3
+    ),
     "cat": ThingKind(
         animals.draw_cat,
         0.24,
@@ -41,8 +43,8 @@ KINDS: Mapping[str, ThingKind] = {
         True,
         3,
     ),
-    "horse": ThingKind(animals.draw_horse, 0.42, "front", _COATS, ("standing", "running"), False, 2),
-    "cow": ThingKind(animals.draw_cow, 0.36, "front", _COATS, ("standing",), False, 2),
+    "horse": ThingKind(animals.draw_horse, 0.42, "front", _COAT_COLOURS, ("standing", "running"), False, 2),
+    "cow": ThingKind(animals.draw_cow, 0.36, "front", _COAT_COLOURS, ("standing",), False, 2),
     "sheep": ThingKind(animals.draw_sheep, 0.28, "front", ("white", "black"), ("standing",), False, 4),
     "bird": ThingKind(
         animals.draw_bird,
@@ -54,18 +56,18 @@ KINDS: Mapping[str, ThingKind] = {
         4,
     ),
     "duck": ThingKind(animals.draw_duck, 0.19, "front", ("yellow", "white", "brown"), ("standing",), False, 3),
-    "car": ThingKind(objects.draw_car, 0.23, "back", _PAINTS, (), False, 2),
-    "bus": ThingKind(objects.draw_bus, 0.38, "back", BRIGHT),
-    "truck": ThingKind(objects.draw_truck, 0.34, "back", BRIGHT),
+    "car": ThingKind(objects.draw_car, 0.23, "back", _PAINT_COLOURS, (), False, 2),
+    "bus": ThingKind(objects.draw_bus, 0.38, "back", BRIGHT_COLOURS),
+    "truck": ThingKind(objects.draw_truck, 0.34, "back", BRIGHT_COLOURS),
     "tractor": ThingKind(objects.draw_tractor, 0.36, "back", ("red", "green", "blue", "orange", "yellow")),
-    "bicycle": ThingKind(objects.draw_bicycle, 0.28, "front", _PAINTS),
-    "boat": ThingKind(objects.draw_boat, 0.34, "water", BRIGHT, (), True, 3),
-    "ball": ThingKind(objects.draw_ball, 0.15, "front", BRIGHT, (), True, 3),
-    "balloon": ThingKind(objects.draw_balloon, 0.36, "front", BRIGHT),
-    "umbrella": ThingKind(objects.draw_umbrella, 0.36, "front", BRIGHT),
-    "kite": ThingKind(objects.draw_kite, 0.55, "front", BRIGHT),
+    "bicycle": ThingKind(objects.draw_bicycle, 0.28, "front", _PAINT_COLOURS),
+    "boat": ThingKind(objects.draw_boat, 0.34, "water", BRIGHT_COLOURS, (), True, 3),
+    "ball": ThingKind(objects.draw_ball, 0.15, "front", BRIGHT_COLOURS, (), True, 3),
+    "balloon": ThingKind(objects.draw_balloon, 0.36, "front", BRIGHT_COLOURS),
+    "umbrella": ThingKind(objects.draw_umbrella, 0.36, "front", BRIGHT_COLOURS),
+    "kite": ThingKind(objects.draw_kite, 0.55, "front", BRIGHT_COLOURS),
     "bench": ThingKind(objects.draw_bench, 0.2, "front", ("brown", "green", "red", "blue", "white")),
-    "chair": ThingKind(objects.draw_chair, 0.34, "back", BRIGHT),
+    "chair": ThingKind(objects.draw_chair, 0.34, "back", BRIGHT_COLOURS),
     "cactus": ThingKind(objects.draw_cactus, 0.44, "back", (), (), True, 3),
     "snowman": ThingKind(objects.draw_snowman, 0.42, "front", ("red", "blue", "green", "black"), (), True, 2),
     "tent": ThingKind(objects.draw_tent, 0.32, "back", ("red", "orange", "yellow", "blue", "green"), (), False, 2),
@@ -81,11 +83,11 @@ KINDS: Mapping[str, ThingKind] = {
 
 PERSON_HEIGHT: Mapping[str, float] = {"man": 0.54, "woman": 0.51, "boy": 0.39, "girl": 0.38}
 
-ROOFS = ("red", "brown", "blue", "grey", "black")
+ROOF_COLOURS = ("red", "brown", "blue", "grey", "black")
 
-SIZES: Mapping[str, float] = {"small": 0.7, "medium": 1.0, "large": 1.32}
+SIZE_FACTORS: Mapping[str, float] = {"small": 0.7, "medium": 1.0, "large": 1.32}
 
-SETTINGS: Mapping[str, Mapping[str, float]] = {
+SETTING_THINGS: Mapping[str, Mapping[str, float]] = {
     "park": {
         "dog": 4,
         "cat": 2,
@@ -119,4 +121,4 @@ SETTINGS: Mapping[str, Mapping[str, float]] = {
 }
 """which things a setting has, and how often"""
 
-TIMES: Mapping[str, float] = {"day": 0.5, "sunset": 0.25, "night": 0.25}
+TIME_WEIGHTS: Mapping[str, float] = {"day": 0.5, "sunset": 0.25, "night": 0.25}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from calligram.scenes.people import PEOPLE
+from calligram.scenes.people import PERSON_KINDS
 
 ANIMALS = ("dog", "cat", "horse", "cow", "sheep", "bird", "duck")
 TREES = ("leafy tree", "pine tree", "palm tree")
@@ -45,7 +45,7 @@ def _plural(name: str) -> str:
 
 _BIRD = Noun("bird", "birds", ("bird", "duck"))
 
-NAMES: Mapping[str, tuple[Noun, ...]] = {
+SPECIFIC_NOUNS: Mapping[str, tuple[Noun, ...]] = {
     "man": _nouns("man", "man", "man", "guy"),
     "woman": _nouns("woman", "woman", "woman", "lady"),
     "boy": _nouns("boy", "boy", "little boy"),
@@ -81,13 +81,13 @@ NAMES: Mapping[str, tuple[Noun, ...]] = {
 }
 """what a thing is usually called"""
 
-_PERSON = Noun("person", "people", PEOPLE)
+_PERSON = Noun("person", "people", PERSON_KINDS)
 _CHILD = (Noun("child", "children", ("boy", "girl")), Noun("kid", "kids", ("boy", "girl")))
 _ANIMAL = Noun("animal", "animals", ANIMALS)
 _VEHICLE = Noun("vehicle", "vehicles", ("car", "bus", "truck", "tractor"))
 _BUILDING = Noun("building", "buildings", ("house", "tower", "barn"))
 
-GENERAL: Mapping[str, tuple[Noun, ...]] = {
+GENERAL_NOUNS: Mapping[str, tuple[Noun, ...]] = {
     "man": (_PERSON, Noun("adult", "adults", ("man", "woman"))),
     "woman": (_PERSON, Noun("adult", "adults", ("man", "woman"))),
     "boy": (_PERSON, *_CHILD),
@@ -100,10 +100,10 @@ GENERAL: Mapping[str, tuple[Noun, ...]] = {
 }
 """vaguer names, true of other kinds as well"""
 
-NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
+NUMBER_WORDS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 
 
-def a(words: str) -> str:
+def with_article(words: str) -> str:
     """Put the indefinite article before words.
 
     >>> a("orange ball"), a("red umbrella")
@@ -112,7 +112,7 @@ def a(words: str) -> str:
     return ("an " if words[0] in "aeiou" else "a ") + words
 
 
-def joined(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """List words with commas and a last "and".
 
     >>> joined(["a shirt", "shorts", "a hat"])

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from calligram.scenes.drawing.figure import CLOTHES, HAIR, SKIN
+from calligram.scenes.drawing.figure import CLOTHING_COLOURS, HAIR_COLOURS, SKIN_COLOURS
 from calligram.scenes.world import Facts
 
-PEOPLE = ("man", "woman", "boy", "girl")
+PERSON_KINDS = ("man", "woman", "boy", "girl")
 
 
 @dataclass(frozen=True)
-class Look:
+class Appearance:
     """A person's body, hair and clothing. Empty strings mean: does not wear one."""
 
     kind: str
@@ -54,29 +54,29 @@ class Look:
         return {name: value for name, value in named.items() if value}
 
 
-def sample_look(rng: random.Random, *, detailed: bool = False) -> Look:
+def sample_appearance(rng: random.Random, *, detailed: bool = False) -> Appearance:
     """Draw a look; ``detailed`` adds what only a large figure shows: patterns, bags, glasses."""
-    kind = rng.choice(PEOPLE)
+    kind = rng.choice(PERSON_KINDS)
     female = kind in ("woman", "girl")
     dress = female and rng.random() < 0.35
     top = "dress" if dress else rng.choice(("shirt", "shirt", "jacket"))
-    top_colour = rng.choice(CLOTHES)
+    top_colour = rng.choice(CLOTHING_COLOURS)
     bottom = "" if dress else rng.choice(("trousers", "skirt") if female else ("trousers", "trousers", "shorts"))
     # Trousers of the shirt's colour would read as one garment.
-    bottom_colour = rng.choice([c for c in CLOTHES if c != top_colour]) if bottom else ""
+    bottom_colour = rng.choice([c for c in CLOTHING_COLOURS if c != top_colour]) if bottom else ""
     hat = rng.choice(("cap", "hat")) if rng.random() < 0.3 else ""
     extra = _details(rng, kind, top_colour, bottom_colour) if detailed else {}
-    return Look(
+    return Appearance(
         kind,
-        rng.randrange(len(SKIN)),
-        rng.choice(tuple(HAIR)),
+        rng.randrange(len(SKIN_COLOURS)),
+        rng.choice(tuple(HAIR_COLOURS)),
         rng.choice(("long", "long", "tied")) if female else "short",
         top,
         top_colour,
         bottom,
         bottom_colour,
         hat,
-        rng.choice(CLOTHES) if hat else "",
+        rng.choice(CLOTHING_COLOURS) if hat else "",
         **extra,
     )
 
@@ -88,22 +88,22 @@ def _details(rng: random.Random, kind: str, upper: str, lower: str) -> Facts:
         "shoes": rng.choice([c for c in ("red", "blue", "green", "black", "white", "yellow") if c != lower]),
         "glasses": "glasses" if rng.random() < 0.3 else "",
         "bag": bag,
-        "bag_colour": rng.choice([c for c in CLOTHES if c != upper]) if bag else "",
+        "bag_colour": rng.choice([c for c in CLOTHING_COLOURS if c != upper]) if bag else "",
         "beard": "beard" if kind == "man" and rng.random() < 0.35 else "",
     }
 
 
-def sample_cast(seed: int, members: int, *, detailed: bool = False) -> list[Look]:
+def sample_cast(seed: int, members: int, *, detailed: bool = False) -> list[Appearance]:
     """Draw people who differ in look; member k is the same however many follow.
 
     Once the looks run out, which takes tens of thousands of people, some will look alike.
     """
-    cast: list[Look] = []
+    cast: list[Appearance] = []
     seen: set[tuple[tuple[str, str], ...]] = set()
     for member in range(members):
         rng = random.Random(f"{seed}/look/{detailed}/{member}")
         for _ in range(50):
-            look = sample_look(rng, detailed=detailed)
+            look = sample_appearance(rng, detailed=detailed)
             key = tuple(sorted(look.facts().items()))
             if key not in seen:
                 break

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from calligram.scenes.nouns import GENERAL, NAMES, NUMBERS, TREES, Noun, a, joined
-from calligram.scenes.people import PEOPLE
-from calligram.scenes.truth import Constraint, Pattern, SceneQuery
+from calligram.scenes.nouns import GENERAL_NOUNS, NUMBER_WORDS, SPECIFIC_NOUNS, TREES, Noun, join_words, with_article
+from calligram.scenes.people import PERSON_KINDS
+from calligram.scenes.truth import Constraint, SceneQuery, ThingPattern
 from calligram.scenes.world import Facts
 
 # Words for how a person looks.
 
-TOPS = {"shirt": ("shirt", "t-shirt"), "jacket": ("jacket", "coat"), "dress": ("dress", "dress")}
-BOTTOMS = {"trousers": ("trousers", "pants"), "shorts": ("shorts", "shorts"), "skirt": ("skirt", "skirt")}
-HATS = ("cap", "hat")
+TOP_WORDS = {"shirt": ("shirt", "t-shirt"), "jacket": ("jacket", "coat"), "dress": ("dress", "dress")}
+BOTTOM_WORDS = {"trousers": ("trousers", "pants"), "shorts": ("shorts", "shorts"), "skirt": ("skirt", "skirt")}
+HAT_KINDS = ("cap", "hat")
 
 
 def describe_attire(rng: random.Random, facts: Facts, rich: float, said: list[Constraint]) -> tuple[str, str]:
@@ -37,7 +37,7 @@ def describe_attire(rng: random.Random, facts: Facts, rich: float, said: list[Co
         worn.append(_hat(rng, facts, said))
     after = ""
     if worn:
-        after = rng.choice((" in ", " in ", " wearing ")) + joined(worn)
+        after = rng.choice((" in ", " in ", " wearing ")) + join_words(worn)
     elif rng.random() < 0.3 * rich and facts["hair style"] == "long" and not before:
         after = " with " + rng.choice(("long hair", f"long {facts['hair']} hair"))
         said.append(("hair style", ("long",)))
@@ -56,32 +56,32 @@ def _top(rng: random.Random, facts: Facts, said: list[Constraint], alone: bool) 
     if alone and rng.random() < 0.2:
         return colour
     said.append(("top", (facts["top"],)))
-    return a(f"{colour} {rng.choice(TOPS[facts['top']])}")
+    return with_article(f"{colour} {rng.choice(TOP_WORDS[facts['top']])}")
 
 
 def _bottom(rng: random.Random, facts: Facts, said: list[Constraint]) -> str:
     said.append(("bottom", (facts["bottom"],)))
     said.append(("bottom colour", (facts["bottom colour"],)))
-    words = f"{facts['bottom colour']} {rng.choice(BOTTOMS[facts['bottom']])}"
-    return a(words) if facts["bottom"] == "skirt" else words
+    words = f"{facts['bottom colour']} {rng.choice(BOTTOM_WORDS[facts['bottom']])}"
+    return with_article(words) if facts["bottom"] == "skirt" else words
 
 
 def _hat(rng: random.Random, facts: Facts, said: list[Constraint]) -> str:
     """A cap may be called a hat; a hat with a brim is no cap."""
     said.append(("hat colour", (facts["hat colour"],)))
     exact = facts["hat"] == "cap" and rng.random() < 0.6
-    said.append(("hat", ("cap",) if exact else HATS))
-    return a(f"{facts['hat colour']} {'cap' if exact else 'hat'}")
+    said.append(("hat", ("cap",) if exact else HAT_KINDS))
+    return with_article(f"{facts['hat colour']} {'cap' if exact else 'hat'}")
 
 
 _SMALL, _LARGE = ("small", "small", "little", "tiny"), ("large", "big", "big", "huge")
 
 
-class Phrase(NamedTuple):
+class NounPhrase(NamedTuple):
     """A noun phrase for some of a scene's things."""
 
     text: str
-    pattern: Pattern
+    pattern: ThingPattern
     things: tuple[int, ...]
 
     @property
@@ -90,7 +90,7 @@ class Phrase(NamedTuple):
         return len(self.things) > 1
 
 
-def name_things(rng: random.Random, facts: Sequence[Facts], things: Sequence[int], rich: float) -> Phrase:
+def name_things(rng: random.Random, facts: Sequence[Facts], things: Sequence[int], rich: float) -> NounPhrase:
     """Name one thing or a group of one kind.
 
     Args:
@@ -98,31 +98,31 @@ def name_things(rng: random.Random, facts: Sequence[Facts], things: Sequence[int
         things: which of them to name.
         rich: how likely each further detail is told, 0 to 1.
     """
-    shared = _shared([facts[i] for i in things])
+    shared = _shared_facts([facts[i] for i in things])
     noun = _noun(rng, shared["kind"], general=rng.random() < 0.16)
     said: list[Constraint] = [("kind", noun.kinds)]
-    if shared["kind"] in PEOPLE:
+    if shared["kind"] in PERSON_KINDS:
         before, after = describe_attire(rng, shared, rich, said) if len(things) == 1 else ("", "")
     else:
-        before, after = _looks(rng, shared, rich, said)
+        before, after = _describe_object(rng, shared, rich, said)
     if len(things) == 1:
-        text = a(" ".join(filter(None, (before, noun.one)))) + after
-        return Phrase(text, Pattern(tuple(said)), tuple(things))
-    text = " ".join(filter(None, (NUMBERS[len(things)], before, noun.many))) + after
-    return Phrase(text, Pattern(tuple(said), len(things)), tuple(things))
+        text = with_article(" ".join(filter(None, (before, noun.one)))) + after
+        return NounPhrase(text, ThingPattern(tuple(said)), tuple(things))
+    text = " ".join(filter(None, (NUMBER_WORDS[len(things)], before, noun.many))) + after
+    return NounPhrase(text, ThingPattern(tuple(said), len(things)), tuple(things))
 
 
 def _noun(rng: random.Random, kind: str, general: bool) -> Noun:
-    names = GENERAL[kind] if general and kind in GENERAL else NAMES[kind]
+    names = GENERAL_NOUNS[kind] if general and kind in GENERAL_NOUNS else SPECIFIC_NOUNS[kind]
     return rng.choice(names)
 
 
-def _shared(facts: Sequence[Facts]) -> Facts:
+def _shared_facts(facts: Sequence[Facts]) -> Facts:
     """What is true of all of them."""
     return {name: value for name, value in facts[0].items() if all(f.get(name) == value for f in facts)}
 
 
-def _looks(rng: random.Random, shared: Facts, rich: float, said: list[Constraint]) -> tuple[str, str]:
+def _describe_object(rng: random.Random, shared: Facts, rich: float, said: list[Constraint]) -> tuple[str, str]:
     """Words before and after the noun for size, colour and roof; adds what they claim to ``said``."""
     words, after, kind = [], "", shared["kind"]
     size = shared.get("size", "medium")
@@ -138,7 +138,7 @@ def _looks(rng: random.Random, shared: Facts, rich: float, said: list[Constraint
         words.append(shared["colour"])
         said.append(("colour", (shared["colour"],)))
     if "roof" in shared and rng.random() < 0.5 * rich:
-        after = f" with {a(shared['roof'])} roof"
+        after = f" with {with_article(shared['roof'])} roof"
         said.append(("roof", (shared["roof"],)))
     return " ".join(words), after
 
@@ -170,16 +170,16 @@ class SceneCaption:
 
 
 @dataclass
-class Sentence:
+class SentenceBuilder:
     """A sentence in the making: words and noun phrases in order, and the claims so far."""
 
-    pieces: list[str | Phrase] = field(default_factory=list)
-    phrases: list[Phrase] = field(default_factory=list)
+    pieces: list[str | NounPhrase] = field(default_factory=list)
+    phrases: list[NounPhrase] = field(default_factory=list)
     links: list[tuple[int, str, int]] = field(default_factory=list)
     settings: tuple[str, ...] = ()
     times: tuple[str, ...] = ()
 
-    def name(self, phrase: Phrase) -> int:
+    def name(self, phrase: NounPhrase) -> int:
         """Add a noun phrase; returns its number for links."""
         self.pieces.append(phrase)
         self.phrases.append(phrase)
@@ -205,7 +205,7 @@ class Sentence:
         return SceneCaption(text[0].upper() + text[1:] + ".", tuple(spans), query)
 
 
-def write_different(write: Callable[[], SceneCaption | None], count: int) -> list[SceneCaption]:
+def write_distinct(write: Callable[[], SceneCaption | None], count: int) -> list[SceneCaption]:
     """Call ``write`` until it has given ``count`` captions of different wording; None does not count.
 
     Once the different sentences are used up, equal ones are taken: better than none.
@@ -224,43 +224,43 @@ def write_different(write: Callable[[], SceneCaption | None], count: int) -> lis
 
 # Descriptions of a person's whole look, as witnesses give them.
 
-_PRONOUN = {"man": "he", "boy": "he", "woman": "she", "girl": "she"}
+_PRONOUNS = {"man": "he", "boy": "he", "woman": "she", "girl": "she"}
 
 
 def describe_person(rng: random.Random, facts: Facts) -> tuple[str, int, SceneQuery]:
     """One description: the text, where the opening noun phrase ends, and what it claims."""
     said: list[Constraint] = []
     general = rng.random() < 0.08
-    noun = rng.choice((GENERAL if general else NAMES)[facts["kind"]])
+    noun = rng.choice((GENERAL_NOUNS if general else SPECIFIC_NOUNS)[facts["kind"]])
     said.append(("kind", noun.kinds))
     worn = _garments(rng, facts, said)
     extras = _extras(rng, facts, said)
-    opening = rng.choice((a(noun.one), "the " + noun.one))
+    opening = rng.choice((with_article(noun.one), "the " + noun.one))
     opening = opening[0].upper() + opening[1:]
     verb = rng.choice((" is wearing ", " wears ", " is dressed in ", " in ", " wearing "))
-    text = opening + verb + joined(worn)
+    text = opening + verb + join_words(worn)
     if extras and verb not in (" in ", " wearing ") and rng.random() < 0.6:
-        subject = "The person" if general else _PRONOUN[facts["kind"]].capitalize()
-        text += f". {subject} has " + joined(extras)
+        subject = "The person" if general else _PRONOUNS[facts["kind"]].capitalize()
+        text += f". {subject} has " + join_words(extras)
     elif extras:
-        text += ", with " + joined(extras)
+        text += ", with " + join_words(extras)
     end = len(opening)
-    return text + ".", end, SceneQuery((Pattern(tuple(said)),))
+    return text + ".", end, SceneQuery((ThingPattern(tuple(said)),))
 
 
 def _garments(rng: random.Random, facts: Facts, said: list[Constraint]) -> list[str]:
     worn = [_describe_top(rng, facts, said)]
     if "bottom" in facts:
         said += [("bottom", (facts["bottom"],)), ("bottom colour", (facts["bottom colour"],))]
-        words = f"{facts['bottom colour']} {rng.choice(BOTTOMS[facts['bottom']])}"
-        worn.append(a(words) if facts["bottom"] == "skirt" else words)
+        words = f"{facts['bottom colour']} {rng.choice(BOTTOM_WORDS[facts['bottom']])}"
+        worn.append(with_article(words) if facts["bottom"] == "skirt" else words)
     if rng.random() < 0.7:
         said.append(("shoes", (facts["shoes"],)))
         worn.append(f"{facts['shoes']} {rng.choice(('shoes', 'shoes', 'sneakers'))}")
     if "hat" in facts and rng.random() < 0.9:
         exact = facts["hat"] == "cap" and rng.random() < 0.6
-        said += [("hat", ("cap",) if exact else HATS), ("hat colour", (facts["hat colour"],))]
-        worn.append(a(f"{facts['hat colour']} {'cap' if exact else 'hat'}"))
+        said += [("hat", ("cap",) if exact else HAT_KINDS), ("hat colour", (facts["hat colour"],))]
+        worn.append(with_article(f"{facts['hat colour']} {'cap' if exact else 'hat'}"))
     if rng.random() < 0.35:
         rng.shuffle(worn)
     return worn
@@ -268,11 +268,11 @@ def _garments(rng: random.Random, facts: Facts, said: list[Constraint]) -> list[
 
 def _describe_top(rng: random.Random, facts: Facts, said: list[Constraint]) -> str:
     said += [("top", (facts["top"],)), ("top colour", (facts["top colour"],))]
-    words = f"{facts['top colour']} {rng.choice(TOPS[facts['top']])}"
+    words = f"{facts['top colour']} {rng.choice(TOP_WORDS[facts['top']])}"
     if facts["pattern"] == "striped" and rng.random() < 0.85:
         said.append(("pattern", ("striped",)))
         words = rng.choice((f"striped {words}", f"{words} with stripes"))
-    return a(words)
+    return with_article(words)
 
 
 def _extras(rng: random.Random, facts: Facts, said: list[Constraint]) -> list[str]:
@@ -295,5 +295,5 @@ def _extras(rng: random.Random, facts: Facts, said: list[Constraint]) -> list[st
     if "bag" in facts and rng.random() < 0.9:
         exact = rng.random() < 0.75
         said += [("bag", (facts["bag"],) if exact else ("backpack", "handbag")), ("bag colour", (facts["bag colour"],))]
-        extras.append(a(f"{facts['bag colour']} {facts['bag'] if exact else 'bag'}"))
+        extras.append(with_article(f"{facts['bag colour']} {facts['bag'] if exact else 'bag'}"))
     return extras

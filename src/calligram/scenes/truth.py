@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from calligram.scenes.world import Facts, Scene, relations
+from calligram.scenes.world import Facts, Scene, find_relations
 
 # What a caption claims, apart from its words.
 
@@ -19,7 +19,7 @@ Constraint = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Pattern:
+class ThingPattern:
     """What one noun phrase says of what it names."""
 
     constraints: tuple[Constraint, ...]
@@ -31,7 +31,7 @@ class Pattern:
 class SceneQuery:
     """The claims of a caption: things that are there, how they lie to each other, where and when."""
 
-    patterns: tuple[Pattern, ...]
+    patterns: tuple[ThingPattern, ...]
     links: tuple[tuple[int, str, int], ...] = ()
     """(pattern, relation, pattern); with a count, the relation holds for each thing of the group"""
     settings: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class View:
+class SceneView:
     """A scene as truth sees it: facts and relations, no drawing."""
 
     setting: str
@@ -66,18 +66,18 @@ class View:
     relations: frozenset[tuple[int, str, int]]
 
     @classmethod
-    def of(cls, scene: Scene) -> View:
+    def of(cls, scene: Scene) -> SceneView:
         """What captions can speak of in a scene."""
         facts = tuple(thing.facts for thing in scene.things)
-        return cls(scene.setting, scene.time, facts, frozenset(relations(scene)))
+        return cls(scene.setting, scene.time, facts, frozenset(find_relations(scene)))
 
 
-def fits(facts: Facts, pattern: Pattern) -> bool:
+def fits_pattern(facts: Facts, pattern: ThingPattern) -> bool:
     """Whether a thing is as the pattern says, its number aside."""
     return all(facts.get(name) in allowed for name, allowed in pattern.constraints)
 
 
-def holds(query: SceneQuery, view: View) -> bool:
+def is_true(query: SceneQuery, view: SceneView) -> bool:
     """Whether the scene has distinct things for every pattern, in the relations claimed."""
     if query.settings and view.setting not in query.settings:
         return False
@@ -85,7 +85,7 @@ def holds(query: SceneQuery, view: View) -> bool:
         return False
     options: list[list[tuple[int, ...]]] = []
     for pattern in query.patterns:
-        like = [i for i, facts in enumerate(view.facts) if fits(facts, pattern)]
+        like = [i for i, facts in enumerate(view.facts) if fits_pattern(facts, pattern)]
         if pattern.count is None:
             options.append([(i,) for i in like])
         elif len(like) == pattern.count:
@@ -95,7 +95,9 @@ def holds(query: SceneQuery, view: View) -> bool:
     return _assign(query, view, options, [])
 
 
-def _assign(query: SceneQuery, view: View, options: list[list[tuple[int, ...]]], chosen: list[tuple[int, ...]]) -> bool:
+def _assign(
+    query: SceneQuery, view: SceneView, options: list[list[tuple[int, ...]]], chosen: list[tuple[int, ...]]
+) -> bool:
     """Search for distinct things, pattern by pattern."""
     if len(chosen) == len(options):
         return all((i, name, j) in view.relations for a, name, b in query.links for i in chosen[a] for j in chosen[b])
@@ -105,19 +107,19 @@ def _assign(query: SceneQuery, view: View, options: list[list[tuple[int, ...]]],
     )
 
 
-class Relevance:
+class TruePairFinder:
     """Finds the scenes a caption is true of, among many, without trying each.
 
     Facts are held as columns of codes over all things; a pattern is a few comparisons of whole columns. Only scenes
     that have a thing for every pattern are then searched exactly.
     """
 
-    def __init__(self, views: Sequence[View]) -> None:
+    def __init__(self, views: Sequence[SceneView]) -> None:
         self._views = views
         self._scene_of = np.repeat(np.arange(len(views)), [len(v.facts) for v in views])
         self._settings = np.array([v.setting for v in views])
         self._times = np.array([v.time for v in views])
-        self._known: dict[Pattern, Bools] = {}
+        self._known: dict[ThingPattern, Bools] = {}
         self._columns: dict[Constraint, Bools] = {}
 
     @cached_property
@@ -136,9 +138,9 @@ class Relevance:
         rows = np.flatnonzero(likely)
         if len(query.patterns) == 1 and not query.links:
             return rows
-        return np.array([row for row in rows.tolist() if holds(query, self._views[row])], dtype=np.int64)
+        return np.array([row for row in rows.tolist() if is_true(query, self._views[row])], dtype=np.int64)
 
-    def _having(self, pattern: Pattern) -> Bools:
+    def _having(self, pattern: ThingPattern) -> Bools:
         if pattern not in self._known:
             like = np.ones(len(self._scene_of), dtype=bool)
             for constraint in pattern.constraints:
@@ -155,9 +157,9 @@ class Relevance:
         return self._columns[constraint]
 
 
-def all_true(views: Sequence[View], queries: Sequence[SceneQuery]) -> Ints:
+def find_true_pairs(views: Sequence[SceneView], queries: Sequence[SceneQuery]) -> Ints:
     """Every true pair as (N, 2) rows of scene and caption, by scene and then by caption."""
-    finder = Relevance(views)
+    finder = TruePairFinder(views)
     found = [finder.scenes_of(query) for query in queries]
     captions = np.repeat(np.arange(len(queries)), [len(rows) for rows in found])
     scenes = np.concatenate(found) if found else np.zeros(0, dtype=np.int64)

@@ -33,7 +33,7 @@ class Thing:
 
 
 @dataclass(frozen=True)
-class Painted:
+class PlacedFigure:
     """A thing's drawing and where it goes."""
 
     figure: Figure
@@ -53,13 +53,13 @@ class Scene:
     setting: str
     time: str
     things: tuple[Thing, ...]
-    bonds: tuple[tuple[int, str, int], ...] = ()
+    staged_relations: tuple[tuple[int, str, int], ...] = ()
     """relations that were staged (holding, riding, on); those of mere position follow from the boxes"""
     width: float = 1.0
     """of the image, in units of its height"""
     backdrop: str = ""
     """seed of what nobody mentions: clouds, tufts, pebbles"""
-    paint: tuple[Painted, ...] = field(default=(), compare=False)
+    figures: tuple[PlacedFigure, ...] = field(default=(), compare=False)
 
     def facts(self, relations: list[tuple[int, str, int]]) -> str:
         """Everything known about the scene as JSON."""
@@ -75,21 +75,21 @@ class Scene:
 
 RELATIONS = ("holding", "riding", "on", "left of", "right of", "next to", "in front of", "behind", "under")
 
-_LIVING = frozenset({"man", "woman", "boy", "girl", "dog", "cat", "horse", "cow", "sheep"})
+_LIVING_KINDS = frozenset({"man", "woman", "boy", "girl", "dog", "cat", "horse", "cow", "sheep"})
 
 
-def relations(scene: Scene) -> list[tuple[int, str, int]]:
+def find_relations(scene: Scene) -> list[tuple[int, str, int]]:
     """Every relation that holds in a scene, staged or by position, as (thing, relation, thing)."""
-    found = list(scene.bonds)
-    bound = {frozenset((i, j)) for i, _, j in scene.bonds}
+    found = list(scene.staged_relations)
+    bound = {frozenset((i, j)) for i, _, j in scene.staged_relations}
     for i, a in enumerate(scene.things):
         for j, b in enumerate(scene.things):
             if i != j and frozenset((i, j)) not in bound:
-                found += [(i, name, j) for name in _by_position(a, b)]
+                found += [(i, name, j) for name in _relations_by_position(a, b)]
     return found
 
 
-def _by_position(a: Thing, b: Thing) -> list[str]:
+def _relations_by_position(a: Thing, b: Thing) -> list[str]:
     names = []
     overlap = min(a.box[2], b.box[2]) - max(a.box[0], b.box[0])
     narrow = min(a.box[2] - a.box[0], b.box[2] - b.box[0])
@@ -110,7 +110,7 @@ def _by_position(a: Thing, b: Thing) -> list[str]:
 
 def _is_under(a: Thing, tree: Thing, overlap: float) -> bool:
     """Someone stands at the trunk, below the crown."""
-    if a.kind not in _LIVING or tree.kind not in ("leafy tree", "palm tree"):
+    if a.kind not in _LIVING_KINDS or tree.kind not in ("leafy tree", "palm tree"):
         return False
     high = tree.box[3] - tree.box[1]
     near = -0.02 < a.ground - tree.ground < 0.3

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from calligram.data.readers.entities_annotations import pair_sentences, places
+from calligram.data.readers.entities_annotations import align_spans, pair_sentences
 
 
 def said(caption: str, sentence: str, *phrases: str) -> list[str | None]:
     spans = [(sentence.index(p), sentence.index(p) + len(p)) for p in phrases]
-    return [None if s is None else caption[s[0] : s[1]] for s in places(caption, sentence, spans)]
+    return [None if s is None else caption[s[0] : s[1]] for s in align_spans(caption, sentence, spans)]
 
 
 def test_equal_sentences_keep_their_places() -> None:

@@ -6,19 +6,19 @@ import pytest
 
 from calligram.data.collection import SPLITS
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, Problems
-from calligram.data.readers.source import SHARES, assign_missing, by_hash, canonical
+from calligram.data.readers.source import DEFAULT_SPLIT_SHARES, assign_missing_splits, canonical_split, split_by_hash
 
 
 def test_names_of_splits_are_made_one() -> None:
     problems = Problems()
     names = ["train", "restval", "val", "Validation", " test ", None, ""]
-    assert [canonical(n, "a", problems) for n in names] == ["train", "train", "dev", "dev", "test", None, None]
+    assert [canonical_split(n, "a", problems) for n in names] == ["train", "train", "dev", "dev", "test", None, None]
     assert not problems.found
 
 
 def test_an_unknown_split_is_reported_and_left_out() -> None:
     problems = Problems()
-    assert canonical("extra", "a.jpg", problems) is None
+    assert canonical_split("extra", "a.jpg", problems) is None
     assert problems.found[0].kind == "unknown split"
     assert problems.found[0].detail.startswith("'extra' is none of train")
     # Another row may name a split, or the hash may give one: nothing is promised here.
@@ -26,7 +26,7 @@ def test_an_unknown_split_is_reported_and_left_out() -> None:
 
 
 def test_hashed_splits_have_about_their_shares() -> None:
-    splits = [by_hash(f"{n}.jpg", (0.8, 0.1, 0.1)) for n in range(5000)]
+    splits = [split_by_hash(f"{n}.jpg", (0.8, 0.1, 0.1)) for n in range(5000)]
     assert abs(splits.count("train") / 5000 - 0.8) < 0.03
     assert abs(splits.count("test") / 5000 - 0.1) < 0.02
 
@@ -34,14 +34,14 @@ def test_hashed_splits_have_about_their_shares() -> None:
 def test_images_of_one_person_share_a_hashed_split() -> None:
     draft = Draft("people", [ImageRecord(f"{n}", None, identity=n % 7) for n in range(70)])
     draft.captions.append(CaptionRecord("c", "x", ("0",)))
-    assign_missing(draft, (0.5, 0.25, 0.25), Problems())
+    assign_missing_splits(draft, (0.5, 0.25, 0.25), Problems())
     assert all(len({r.split for r in draft.images if r.identity == person}) == 1 for person in range(7))
     assert len({r.split for r in draft.images}) > 1
 
 
 def test_a_draft_with_any_split_is_left_as_it_is() -> None:
     draft = Draft("some", [ImageRecord("a", None, "test"), ImageRecord("b", None)], [CaptionRecord("c", "x", ("a",))])
-    assign_missing(draft, (0.8, 0.1, 0.1), Problems())
+    assign_missing_splits(draft, (0.8, 0.1, 0.1), Problems())
     assert [r.split for r in draft.images] == ["test", None]
 
 
@@ -52,30 +52,30 @@ def captioned(ids: Sequence[str], plain: Sequence[str] = ()) -> Draft:
 
 def in_train(count: int) -> list[str]:
     """Ids that their hash puts into train."""
-    return [name for name in (f"{n}.jpg" for n in range(100)) if by_hash(name) == "train"][:count]
+    return [name for name in (f"{n}.jpg" for n in range(100)) if split_by_hash(name) == "train"][:count]
 
 
 @pytest.mark.parametrize("count", [3, 4, 10])
 def test_every_split_of_a_small_collection_has_a_captioned_image(count: int) -> None:
     draft, problems = captioned(in_train(count), plain=[f"plain{n}" for n in range(50)]), Problems()
-    assign_missing(draft, SHARES, problems)
+    assign_missing_splits(draft, DEFAULT_SPLIT_SHARES, problems)
     splits = [record.split for record in draft.images[:count]]
     assert {name: splits.count(name) for name in SPLITS} == {"train": count - 2, "dev": 1, "test": 1}
     assert {p.item for p in problems.found} < set(in_train(count))
     assert len(problems.found) == 2
-    assert [r.split for r in draft.images[count:]] == [by_hash(r.id) for r in draft.images[count:]]
+    assert [r.split for r in draft.images[count:]] == [split_by_hash(r.id) for r in draft.images[count:]]
 
 
 def test_train_is_filled_too_when_the_hash_leaves_it_empty() -> None:
-    names = [name for name in (f"{n}.jpg" for n in range(200)) if by_hash(name) == "dev"][:3]
+    names = [name for name in (f"{n}.jpg" for n in range(200)) if split_by_hash(name) == "dev"][:3]
     draft = captioned(names)
-    assign_missing(draft, SHARES, Problems())
+    assign_missing_splits(draft, DEFAULT_SPLIT_SHARES, Problems())
     assert {r.split for r in draft.images} == set(SPLITS)
 
 
 def test_fewer_than_three_captioned_images_are_noted_and_left_to_the_hash() -> None:
     draft, problems = captioned(in_train(2)), Problems(strict=True)
-    assign_missing(draft, SHARES, problems)
+    assign_missing_splits(draft, DEFAULT_SPLIT_SHARES, problems)
     assert [r.split for r in draft.images] == ["train", "train"]
     assert [(p.kind, p.item) for p in problems.found] == [("too few captioned images to make splits", "few")]
 
@@ -84,20 +84,20 @@ def test_a_person_moves_to_another_split_with_all_pictures() -> None:
     draft = captioned([f"{n}.jpg" for n in range(9)])
     for number, record in enumerate(draft.images):
         record.identity = number % 3
-    assign_missing(draft, SHARES, Problems())
+    assign_missing_splits(draft, DEFAULT_SPLIT_SHARES, Problems())
     assert len({(r.identity, r.split) for r in draft.images}) == 3
     assert {r.split for r in draft.images} == set(SPLITS)
 
 
 def test_a_split_with_no_share_stays_empty() -> None:
     draft, problems = captioned(in_train(5)), Problems()
-    assign_missing(draft, (1, 0, 0), problems)
+    assign_missing_splits(draft, (1, 0, 0), problems)
     assert {r.split for r in draft.images} == {"train"}
     assert not problems.found
 
 
 def test_larger_collections_keep_their_hashed_splits() -> None:
     draft, problems = captioned([f"{n}.jpg" for n in range(300)]), Problems()
-    assign_missing(draft, SHARES, problems)
-    assert [r.split for r in draft.images] == [by_hash(r.id) for r in draft.images]
+    assign_missing_splits(draft, DEFAULT_SPLIT_SHARES, problems)
+    assert [r.split for r in draft.images] == [split_by_hash(r.id) for r in draft.images]
     assert not problems.found

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from calligram.data.collection import Collection
-from calligram.data.revision import images_with
+from calligram.data.revision import images_with_proposals
 from calligram.errors import UserError
 from calligram.features.images.stored_input import StoredInput, real_parts
 from calligram.features.regions import extract
@@ -63,7 +63,7 @@ def test_only_images_without_these_regions_are_looked_at(copy):
     rest = Counting()
     added = add_regions(added.collection, ExtractionTask(rest, "grid", 5))
     assert (added.images, added.earlier, rest.calls) == (12, 6, 12)
-    assert len(images_with(added.collection, "grid")) == 18
+    assert len(images_with_proposals(added.collection, "grid")) == 18
 
 
 def test_other_settings_replace(copy):

@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calligram.data.draft import Draft, ImageRecord, Problems, RegionRecord
-from calligram.data.readers.picture_files import FoundImages
+from calligram.data.readers.picture_files import PictureIndex
 from calligram.data.readers.source import ImportSource
 from calligram.errors import UserError
 
-REGIONS = "regions"
+REGION_FEATURES = "regions"
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Line:
+class BottomUpRow:
     """One image as the file lists it: where its line begins, and what the line says of its size."""
 
     file: Path
@@ -48,30 +48,30 @@ def read_bottom_up(source: ImportSource, problems: Problems) -> Draft:
             f"no SPLIT_caps.txt and no .tsv in {source.path}; expected SCAN's or bottom-up attention's files"
         )
     assert source.scratch is not None, "streaming features needs a scratch folder"
-    lines = _usable(files, problems)
+    lines = _usable_rows(files, problems)
     if not lines:
         raise UserError(f"no line of {', '.join(f.name for f in files)} has the six fields of bottom-up attention")
     most = max(line.boxes for line in lines)
     if any(line.boxes < most for line in lines):
         problems.note("images with fewer boxes", lines[0].image, f"up to {most}; the others are filled up with zeros")
     target = source.scratch / "bottom-up.npy"
-    draft = Draft(source.path.stem, features={REGIONS: [target]}, made=frozenset({target}))
+    draft = Draft(source.path.stem, features={REGION_FEATURES: [target]}, reader_arrays=frozenset({target}))
     array = np.lib.format.open_memmap(target, "w+", np.float32, (len(lines), most, lines[0].width))
-    found = FoundImages(source.images, problems) if source.images else None
-    for row, (line, boxes, features) in enumerate(_decoded(lines, problems)):
+    found = PictureIndex(source.images, problems) if source.images else None
+    for row, (line, boxes, features) in enumerate(_decode_rows(lines, problems)):
         array[row, : line.boxes] = features
         _add_image(draft, line, boxes, row, found, problems)
     array.flush()
     return draft
 
 
-def _usable(files: Sequence[Path], problems: Problems) -> list[Line]:
+def _usable_rows(files: Sequence[Path], problems: Problems) -> list[BottomUpRow]:
     """Lines with six fields whose lengths agree, the first of each image."""
-    lines: dict[str, Line] = {}
+    lines: dict[str, BottomUpRow] = {}
     for file in files:
-        for number, (offset, cells) in enumerate(_cells(file), start=1):
+        for number, (offset, cells) in enumerate(_read_cells(file), start=1):
             item = f"{file.name} line {number}"
-            line = _line(file, offset, cells)
+            line = _parse_row(file, offset, cells)
             width = next(iter(lines.values())).width if lines else None
             if line is None or width not in (None, line.width):
                 problems.skip("unreadable row", item, "not image_id, w, h, num_boxes, boxes, features of one width")
@@ -82,7 +82,7 @@ def _usable(files: Sequence[Path], problems: Problems) -> list[Line]:
     return list(lines.values())
 
 
-def _cells(file: Path) -> Iterator[tuple[int, list[bytes]]]:
+def _read_cells(file: Path) -> Iterator[tuple[int, list[bytes]]]:
     # Split by hand: the csv module refuses fields of this length.
     with file.open("rb") as opened:
         offset = 0
@@ -92,24 +92,24 @@ def _cells(file: Path) -> Iterator[tuple[int, list[bytes]]]:
             offset += len(line)
 
 
-def _line(file: Path, offset: int, cells: Sequence[bytes]) -> Line | None:
+def _parse_row(file: Path, offset: int, cells: Sequence[bytes]) -> BottomUpRow | None:
     try:
         image, (width, height, boxes) = cells[0].decode(), (int(c) for c in cells[1:4])
     except ValueError:
         return None
     if len(cells) != 6 or not image or min(width, height, boxes) < 1:
         return None
-    values = _decoded_bytes(cells[5]) / 4 / boxes
-    if _decoded_bytes(cells[4]) != boxes * 16 or values < 1 or values % 1:
+    values = _base64_length(cells[5]) / 4 / boxes
+    if _base64_length(cells[4]) != boxes * 16 or values < 1 or values % 1:
         return None
-    return Line(file, offset, image, (width, height), boxes, int(values))
+    return BottomUpRow(file, offset, image, (width, height), boxes, int(values))
 
 
-def _decoded_bytes(text: bytes) -> int:
+def _base64_length(text: bytes) -> int:
     return len(text) // 4 * 3 - text[-2:].count(b"=")
 
 
-def _decoded(lines: Sequence[Line], problems: Problems) -> Iterator[tuple[Line, Floats, Floats]]:
+def _decode_rows(lines: Sequence[BottomUpRow], problems: Problems) -> Iterator[tuple[BottomUpRow, Floats, Floats]]:
     for line in lines:
         with line.file.open("rb") as opened:
             opened.seek(line.offset)
@@ -126,7 +126,7 @@ def _decoded(lines: Sequence[Line], problems: Problems) -> Iterator[tuple[Line, 
 
 
 def _add_image(
-    draft: Draft, line: Line, boxes: Floats, row: int, found: FoundImages | None, problems: Problems
+    draft: Draft, line: BottomUpRow, boxes: Floats, row: int, found: PictureIndex | None, problems: Problems
 ) -> None:
     width, height = line.size
     right, bottom = boxes[:, 2:].max(axis=0)
@@ -134,8 +134,8 @@ def _add_image(
     if (right > width + 1 or bottom > height + 1) and right <= height + 1 and bottom <= width + 1:
         problems.note("width and height swapped", line.image, f"boxes reach {right:.0f}, {bottom:.0f}")
         width, height = height, width
-    at = found.at(line.image) if found else None
-    draft.images.append(ImageRecord(line.image, at, feature_rows={REGIONS: row}, size=(width, height)))
+    at = found.picture_file(line.image) if found else None
+    draft.images.append(ImageRecord(line.image, at, feature_rows={REGION_FEATURES: row}, size=(width, height)))
     for number, (x0, y0, x1, y1) in enumerate(boxes.tolist()):
         region = RegionRecord(f"{line.image}/box{number}", line.image, (x0, y0, x1, y1), source="bottom-up")
         draft.regions.append(region)

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from calligram.data.draft import CaptionRecord, ImageRecord, Problems, Value
+from calligram.data.draft import CaptionRecord, ImageRecord, MetadataValue, Problems
 from calligram.data.readers.text_files import read_text
 from calligram.errors import UserError
 
-SUFFIXES = (".csv", ".tsv", ".jsonl")
-IMAGE_NAMES = ("file", "file_name", "filename", "image", "path", "id")
-CAPTION_NAMES = ("caption", "text", "sentence", "description", "captions")
+TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl")
+IMAGE_COLUMN_NAMES = ("file", "file_name", "filename", "image", "path", "id")
+CAPTION_COLUMN_NAMES = ("caption", "text", "sentence", "description", "captions")
 SPLIT, IDENTITY = "split", "identity"
 
-Cells = dict[str, Value | list[Value]]
+TableCells = dict[str, MetadataValue | list[MetadataValue]]
 
 
 @dataclass
@@ -31,7 +31,7 @@ class CaptionRow:
     captions: list[str]
     split: str | None = None
     identity: str | None = None
-    further: dict[str, Value] = field(default_factory=dict)
+    further: dict[str, MetadataValue] = field(default_factory=dict)
 
 
 def read_table(path: Path, problems: Problems) -> list[CaptionRow]:
@@ -44,22 +44,22 @@ def read_table(path: Path, problems: Problems) -> list[CaptionRow]:
     read = _json_rows if path.suffix.lower() == ".jsonl" else _separated_rows
     rows: list[CaptionRow] = []
     for line, cells in read(text, path, problems):
-        row = _row(f"{path.name} line {line}", cells, path, problems)
+        row = _parse_row(f"{path.name} line {line}", cells, path, problems)
         if row is not None:
             rows.append(row)
     return rows
 
 
-def _row(line: str, cells: Cells, path: Path, problems: Problems) -> CaptionRow | None:
+def _parse_row(line: str, cells: TableCells, path: Path, problems: Problems) -> CaptionRow | None:
     plain = {name.strip().lower(): name for name in cells}
-    image, caption = _first(plain, IMAGE_NAMES), _first(plain, CAPTION_NAMES)
+    image, caption = _first_column(plain, IMAGE_COLUMN_NAMES), _first_column(plain, CAPTION_COLUMN_NAMES)
     if image is None and path.suffix.lower() != ".jsonl":
         raise UserError(
             f"{path} has the columns {', '.join(cells)}; one must name the image "
-            f"({', '.join(IMAGE_NAMES)}) and one hold the caption ({', '.join(CAPTION_NAMES[:-1])})"
+            f"({', '.join(IMAGE_COLUMN_NAMES)}) and one hold the caption ({', '.join(CAPTION_COLUMN_NAMES[:-1])})"
         )
     if image is None or not str(cells[image] or "").strip():
-        problems.skip("row without an image", line, f"needs one of {', '.join(IMAGE_NAMES)}")
+        problems.skip("row without an image", line, f"needs one of {', '.join(IMAGE_COLUMN_NAMES)}")
         return None
     values = cells[caption] if caption is not None else None
     several = [v for v in (values if isinstance(values, list) else [values]) if v is not None]
@@ -77,21 +77,21 @@ def _row(line: str, cells: Cells, path: Path, problems: Problems) -> CaptionRow 
         [t for t in texts if t],
         str(cells[split]) if split and cells[split] is not None else None,
         str(cells[identity]) if identity and cells[identity] not in (None, "") else None,
-        {name: _plain(value) for name, value in cells.items() if name not in used},
+        {name: _metadata_value(value) for name, value in cells.items() if name not in used},
     )
 
 
-def _first(plain: dict[str, str], names: Sequence[str]) -> str | None:
+def _first_column(plain: dict[str, str], names: Sequence[str]) -> str | None:
     return next((plain[name] for name in names if name in plain), None)
 
 
-def _plain(value: Value | list[Value]) -> Value:
+def _metadata_value(value: MetadataValue | list[MetadataValue]) -> MetadataValue:
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False)
     return value.strip() or None if isinstance(value, str) else value
 
 
-def _json_rows(text: str, path: Path, problems: Problems) -> Iterator[tuple[int, Cells]]:
+def _json_rows(text: str, path: Path, problems: Problems) -> Iterator[tuple[int, TableCells]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -106,7 +106,7 @@ def _json_rows(text: str, path: Path, problems: Problems) -> Iterator[tuple[int,
             problems.skip("unreadable row", f"{path.name} line {number}", "not a JSON object")
 
 
-def _separated_rows(text: str, path: Path, problems: Problems) -> Iterator[tuple[int, Cells]]:
+def _separated_rows(text: str, path: Path, problems: Problems) -> Iterator[tuple[int, TableCells]]:
     comma = "\t" if path.suffix.lower() == ".tsv" else ","
     lines = _split_cells(text, comma, path, problems)
     header = next(lines, (0, []))[1]
@@ -116,9 +116,9 @@ def _separated_rows(text: str, path: Path, problems: Problems) -> Iterator[tuple
         )
     for number, cells in lines:
         item = f"{path.name} line {number}"
-        if len(cells) > len(header) and header[-1].strip().lower() in CAPTION_NAMES:
+        if len(cells) > len(header) and header[-1].strip().lower() in CAPTION_COLUMN_NAMES:
             # The commonest slip of all: a caption with a comma and no quotes around it.
-            problems.mend("unquoted separator in a caption", item, "the cells were joined again")
+            problems.repair("unquoted separator in a caption", item, "the cells were joined again")
             cells = [*cells[: len(header) - 1], comma.join(cells[len(header) - 1 :])]
         if len(cells) != len(header):
             problems.skip("unreadable row", item, f"{len(cells)} cells for {len(header)} columns")
@@ -152,22 +152,22 @@ def _line_by_line(text: str, path: Path, problems: Problems) -> Iterator[tuple[i
 
 # Further columns of a captions table as metadata: of the images, or of the captions where that is what they are.
 
-FEWEST = 2
+MIN_DIFFERING_IMAGES = 2
 """images whose rows differ, for a column to be one of captions: a single one may well be a slip"""
 
 
 @dataclass
-class Described:
+class MatchedRow:
     """A row of a table once its image is known."""
 
     image: ImageRecord
     line: str
     """file and line, for reports"""
     captions: list[CaptionRecord] = field(default_factory=list)
-    further: dict[str, Value] = field(default_factory=dict)
+    further: dict[str, MetadataValue] = field(default_factory=dict)
 
 
-def add_metadata(rows: Sequence[Described], problems: Problems) -> None:
+def add_metadata(rows: Sequence[MatchedRow], problems: Problems) -> None:
     """Give every further column to the images or, where it says something of each caption, to the captions.
 
     An image keeps the first of its values; rows that contradict it are reported, and so are values of rows without a
@@ -175,36 +175,36 @@ def add_metadata(rows: Sequence[Described], problems: Problems) -> None:
     become numbers.
     """
     for name in dict.fromkeys(name for row in rows for name in row.further):
-        values = typed([row.further.get(name) for row in rows])
+        values = parse_numbers([row.further.get(name) for row in rows])
         given = [(row, value) for row, value in zip(rows, values, strict=True) if value is not None]
-        if _of_captions(given):
-            _to_captions(name, given, problems)
+        if _describes_captions(given):
+            _add_to_captions(name, given, problems)
         else:
-            _to_images(name, given, problems)
+            _add_to_images(name, given, problems)
 
 
-def _of_captions(given: Sequence[tuple[Described, Value]]) -> bool:
+def _describes_captions(given: Sequence[tuple[MatchedRow, MetadataValue]]) -> bool:
     """Whether a column, such as who wrote a caption, differs in half of the images that could show it, or more."""
-    by_image: dict[str, list[Value]] = {}
+    by_image: dict[str, list[MetadataValue]] = {}
     for row, value in given:
         by_image.setdefault(row.image.id, []).append(value)
     several = [values for values in by_image.values() if len(values) > 1]
-    differ = sum(not all(_same(values[0], value) for value in values) for values in several)
-    return differ >= FEWEST and 2 * differ >= len(several)
+    differ = sum(not all(_equal_values(values[0], value) for value in values) for values in several)
+    return differ >= MIN_DIFFERING_IMAGES and 2 * differ >= len(several)
 
 
-def _same(one: Value, other: Value) -> bool:
+def _equal_values(one: MetadataValue, other: MetadataValue) -> bool:
     return one == other or (one != one and other != other)  # "nan" in a column of numbers
 
 
-def _to_images(name: str, given: Sequence[tuple[Described, Value]], problems: Problems) -> None:
+def _add_to_images(name: str, given: Sequence[tuple[MatchedRow, MetadataValue]], problems: Problems) -> None:
     for row, value in given:
         kept = row.image.metadata.setdefault(name, value)
-        if not _same(kept, value):
+        if not _equal_values(kept, value):
             problems.skip(f"contradictory {name}", row.line, f"{row.image.id} keeps {kept!r}, not {value!r}")
 
 
-def _to_captions(name: str, given: Sequence[tuple[Described, Value]], problems: Problems) -> None:
+def _add_to_captions(name: str, given: Sequence[tuple[MatchedRow, MetadataValue]], problems: Problems) -> None:
     for row, value in given:
         for caption in row.captions:
             caption.metadata[name] = value
@@ -213,7 +213,7 @@ def _to_captions(name: str, given: Sequence[tuple[Described, Value]], problems: 
             problems.skip(kind, row.line, f"of {row.image.id}: {value!r}")
 
 
-def typed(values: Sequence[Value]) -> list[Value]:
+def parse_numbers(values: Sequence[MetadataValue]) -> list[MetadataValue]:
     """Numbers where every value that is there reads as one; text with leading zeros is a name, not a number.
 
     >>> typed(["1", None, "12"]), typed(["1", "2.5"]), typed(["007", "1"])
@@ -224,7 +224,7 @@ def typed(values: Sequence[Value]) -> list[Value]:
         return list(values)
     if any(len(str(v)) > 1 and str(v)[0] == "0" and str(v)[1].isdigit() for v in given):
         return list(values)
-    number: Callable[[str], Value]
+    number: Callable[[str], MetadataValue]
     for number in (int, float):
         try:
             return [None if v is None else number(str(v)) for v in values]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from calligram.data.collection import Collection
 from calligram.data.draft import Problems
-from calligram.data.readers.source import SHARES, ImportSource, Reader, assign_missing
+from calligram.data.readers.source import DEFAULT_SPLIT_SHARES, DatasetReader, ImportSource, assign_missing_splits
 from calligram.data.write_collection import refuse_existing, write_draft
-from calligram.data.write_tables import Placing
+from calligram.data.write_tables import FilePlacement
 from calligram.errors import UserError, unknown
 from calligram.lazy import Catalog
 from calligram.progress import Track, silent
 
-READERS: Mapping[str, Reader] = Catalog(
+READERS: Mapping[str, DatasetReader] = Catalog(
     {
         "folder": "calligram.data.readers.folder:read_folder",
         "flickr8k": "calligram.data.readers.flickr8k:read_flickr8k",
@@ -35,11 +35,11 @@ def import_collection(
     *,
     images: Path | None = None,
     strict: bool = False,
-    placing: Placing = "link",
+    placing: FilePlacement = "link",
     overwrite: bool = False,
-    split: tuple[float, float, float] | None = SHARES,
+    split: tuple[float, float, float] | None = DEFAULT_SPLIT_SHARES,
     track: Track = silent,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> tuple[Collection, Problems]:
     """Read ``source`` and store it as a collection in ``dest``.
 
@@ -47,7 +47,7 @@ def import_collection(
         images: where the pictures lie, when not in a usual place beside the captions.
         strict: refuse at the first item that would be skipped or mended.
         split: shares of train, dev and test for a source that has captions and no splits; None leaves it unsplit.
-        tell: is given lines on what was added to a collection that is replaced, and where it is kept.
+        report: is given lines on what was added to a collection that is replaced, and where it is kept.
 
     Raises:
         UserError: when the format is not known, the source is not of it, or nothing in it can be used.
@@ -64,6 +64,8 @@ def import_collection(
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}.reading-", dir=dest.parent) as scratch:
         draft = READERS[format](ImportSource(source, images, Path(scratch)), problems)
         if split is not None:
-            assign_missing(draft, split, problems)
-        collection = write_draft(draft, dest, problems, placing=placing, overwrite=overwrite, track=track, tell=tell)
+            assign_missing_splits(draft, split, problems)
+        collection = write_draft(
+            draft, dest, problems, placing=placing, overwrite=overwrite, track=track, report=report
+        )
     return collection, problems

@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from calligram.data.draft import CaptionRecord, Draft, ImageRecord, Problems, Value
-from calligram.data.readers.picture_files import FoundImages, pictures_beside
-from calligram.data.readers.source import ImportSource, canonical
-from calligram.data.readers.text_files import Record, list_of, number_of, read_json, read_records, records_in, text_of
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, MetadataValue, Problems
+from calligram.data.readers.picture_files import PictureIndex, find_pictures
+from calligram.data.readers.source import ImportSource, canonical_split
+from calligram.data.readers.text_files import (
+    JsonRecord,
+    list_of,
+    number_of,
+    read_json,
+    read_records,
+    records_in,
+    text_of,
+)
 from calligram.errors import UserError
 
 COCO_IMAGE_FOLDERS = ("images", "../images")
@@ -20,18 +28,18 @@ def read_coco(source: ImportSource, problems: Problems) -> Draft:
     The split is the word in the file's name: ``train2014`` is train, ``val2017`` is dev. For the usual test images use
     Karpathy's split: COCO's own test captions were never published.
     """
-    files = _files(source.path)
+    files = _coco_files(source.path)
     folder = files[0].parent
     # The release keeps annotations/ beside train2014/ and val2014/.
     above = folder.parent if folder.name == "annotations" else folder
-    found = pictures_beside(above, source.images, COCO_IMAGE_FOLDERS, problems)
+    found = find_pictures(above, source.images, COCO_IMAGE_FOLDERS, problems)
     draft = Draft("coco", about={"source": ", ".join(f.name for f in files)})
     for file in files:
-        _read_file(draft, file, found, problems)
+        _read_coco_file(draft, file, found, problems)
     return draft
 
 
-def _files(path: Path) -> list[Path]:
+def _coco_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     files = sorted(path.glob("captions_*.json")) or sorted(path.glob("annotations/captions_*.json"))
@@ -40,9 +48,9 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _read_file(draft: Draft, file: Path, found: FoundImages, problems: Problems) -> None:
+def _read_coco_file(draft: Draft, file: Path, found: PictureIndex, problems: Problems) -> None:
     word = re.sub(r"\d+$", "", file.stem.partition("_")[2])
-    split = canonical(word, file.name, problems)
+    split = canonical_split(word, file.name, problems)
     value = read_json(file, problems)
     if not isinstance(value, dict):
         raise UserError(f"{file} must be an object with 'images' and 'annotations', got {type(value).__name__}")
@@ -52,7 +60,7 @@ def _read_file(draft: Draft, file: Path, found: FoundImages, problems: Problems)
         if key is None or not name:
             problems.skip("record without an id or a file_name", f"{file.name} image {number}")
             continue
-        at = found.at(name)
+        at = found.picture_file(name)
         if at is None:
             problems.skip("missing image file", name, f"not in {found.root}")
         else:
@@ -84,15 +92,15 @@ def read_karpathy(source: ImportSource, problems: Problems) -> Draft:
 
     All captions are kept, though many take five of an image: some of COCO have six or seven. ``restval`` is trained on.
     """
-    file = _file(source.path)
-    found = pictures_beside(file.parent, source.images, KARPATHY_IMAGE_FOLDERS, problems)
+    file = _karpathy_file(source.path)
+    found = find_pictures(file.parent, source.images, KARPATHY_IMAGE_FOLDERS, problems)
     draft = Draft(file.stem.removeprefix("dataset_"), about={"source": f"Karpathy split, {file.name}"})
     for number, record in enumerate(read_records(file, problems, "images")):
-        _add_image(draft, record, f"{file.name} image {number}", found, problems)
+        _add_karpathy_image(draft, record, f"{file.name} image {number}", found, problems)
     return draft
 
 
-def _file(path: Path) -> Path:
+def _karpathy_file(path: Path) -> Path:
     if path.is_file():
         return path
     files = sorted(path.glob("dataset*.json"))
@@ -102,20 +110,22 @@ def _file(path: Path) -> Path:
     return files[0]
 
 
-def _add_image(draft: Draft, record: Record, item: str, found: FoundImages, problems: Problems) -> None:
+def _add_karpathy_image(draft: Draft, record: JsonRecord, item: str, found: PictureIndex, problems: Problems) -> None:
     name = text_of(record, "filename")
     image = "/".join(part for part in (text_of(record, "filepath"), name) if part)
     if not name:
         problems.skip("record without a filename", item)
         return
     # The pictures of COCO's train2014/ and val2014/ are often put into one folder, under names that are distinct.
-    at = found.at(name if found.flat else image)
+    at = found.picture_file(name if found.flat else image)
     if at is None:
         count = len(list_of(record, "sentences"))
         problems.skip("missing image file", image, f"not in {found.root}; its {count} captions go with it")
         return
-    metadata: dict[str, Value] = {k: number_of(record, k) for k in ("cocoid", "imgid") if k in record}
-    draft.images.append(ImageRecord(image, at, canonical(text_of(record, "split"), image, problems), metadata=metadata))
+    metadata: dict[str, MetadataValue] = {k: number_of(record, k) for k in ("cocoid", "imgid") if k in record}
+    draft.images.append(
+        ImageRecord(image, at, canonical_split(text_of(record, "split"), image, problems), metadata=metadata)
+    )
     for number, sentence in enumerate(list_of(record, "sentences")):
         if not isinstance(sentence, dict):
             problems.skip("unreadable caption", f"{image}#{number}", f"{type(sentence).__name__}, not an object")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, Problems
-from calligram.data.readers.picture_files import FoundImages, pictures_beside
-from calligram.data.readers.source import ImportSource, canonical, needed_file
-from calligram.data.readers.text_files import Record, list_of, number_of, read_records, text_of
+from calligram.data.readers.picture_files import PictureIndex, find_pictures
+from calligram.data.readers.source import ImportSource, canonical_split, required_file
+from calligram.data.readers.text_files import JsonRecord, list_of, number_of, read_records, text_of
 
-ORDER = (("train", 34054), ("dev", 3078), ("test", 3074))
+PUBLISHED_SPLIT_SIZES = (("train", 34054), ("dev", 3078), ("test", 3074))
 """Images of each split, in the order in which ``caption_all.json`` lists them."""
 
 
@@ -21,8 +21,8 @@ def read_cuhk_pedes(source: ImportSource, problems: Problems) -> Draft:
     """
     file = source.path
     if not file.is_file():
-        file = needed_file([source.path], "reid_raw.json", "caption_all.json", what="CUHK-PEDES captions")
-    found = pictures_beside(file.parent, source.images, ("imgs", "images"), problems)
+        file = required_file([source.path], "reid_raw.json", "caption_all.json", what="CUHK-PEDES captions")
+    found = find_pictures(file.parent, source.images, ("imgs", "images"), problems)
     records = read_records(file, problems)
     draft = Draft("cuhk-pedes", about={"source": f"CUHK-PEDES, {file.name}"})
     if not any("split" in record for record in records):
@@ -33,28 +33,30 @@ def read_cuhk_pedes(source: ImportSource, problems: Problems) -> Draft:
     return draft
 
 
-def _split_by_order(records: list[Record], file: Path, problems: Problems) -> None:
-    if len(records) != sum(count for _, count in ORDER):
+def _split_by_order(records: list[JsonRecord], file: Path, problems: Problems) -> None:
+    if len(records) != sum(count for _, count in PUBLISHED_SPLIT_SIZES):
         problems.note("no splits", file.name, f"{len(records)} records, not the published 40206: split by person")
         return
-    names = [split for split, count in ORDER for _ in range(count)]
+    names = [split for split, count in PUBLISHED_SPLIT_SIZES for _ in range(count)]
     records[:] = [{**record, "split": split} for record, split in zip(records, names, strict=True)]
 
 
-def _add_image(draft: Draft, record: Record, item: str, found: FoundImages, problems: Problems) -> None:
+def _add_image(draft: Draft, record: JsonRecord, item: str, found: PictureIndex, problems: Problems) -> None:
     image = text_of(record, "file_path")
     if not image:
         problems.skip("record without a file_path", item)
         return
-    at = found.at(image)
+    at = found.picture_file(image)
     if at is None:
         count = len(list_of(record, "captions"))
         problems.skip("missing image file", image, f"not in {found.root}; its {count} captions go with it")
         return
     person = number_of(record, "id")
     if person is None or person < 0:
-        problems.mend("record without a person's id", image, f"got {record.get('id')!r}; it matches its captions alone")
-    split = canonical(text_of(record, "split"), image, problems)
+        problems.repair(
+            "record without a person's id", image, f"got {record.get('id')!r}; it matches its captions alone"
+        )
+    split = canonical_split(text_of(record, "split"), image, problems)
     draft.images.append(ImageRecord(image, at, split, person if person is None or person >= 0 else None))
     for number, text in enumerate(list_of(record, "captions")):
         draft.captions.append(CaptionRecord(f"{image}#{number}", str(text), (image,)))

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, PhraseRecord, Problems, Value
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, MetadataValue, PhraseRecord, PictureFile, Problems
 from calligram.data.draft import RegionRecord as Region
 from calligram.data.readers.entities_annotations import (
     Annotation,
     MarkedSentence,
+    align_spans,
     pair_sentences,
     parse_annotation,
     parse_sentence,
-    places,
 )
-from calligram.data.readers.picture_files import pictures_beside
+from calligram.data.readers.picture_files import find_pictures
 from calligram.data.readers.source import ImportSource, first_file
 from calligram.data.readers.text_files import decode_text, read_lines
 from calligram.errors import UserError
@@ -33,7 +33,7 @@ class Entities:
     annotations: dict[str, Annotation] = field(default_factory=dict)
 
 
-def key_of(image_id: str) -> str:
+def flickr_key(image_id: str) -> str:
     """The part of a Flickr id that Entities knows an image by.
 
     >>> key_of("1000268201_693b08cb0e")
@@ -58,7 +58,7 @@ def read_entities(source: Path, problems: Problems) -> Entities:
             found.sentences[key] = [parse_sentence(line) for line in lines if line.strip()]
             for sentence in found.sentences[key]:
                 if sentence.fault:
-                    problems.mend("faulty phrase markup", str(name), sentence.fault)
+                    problems.repair("faulty phrase markup", str(name), sentence.fault)
     if not found.sentences:
         raise UserError(f"no Sentences/*.txt in {source}; expected the Annotations and Sentences of Flickr30K Entities")
     for key in sorted(found.sentences.keys() - found.annotations.keys()):
@@ -66,7 +66,7 @@ def read_entities(source: Path, problems: Problems) -> Entities:
     return found
 
 
-def _wanted(name: PurePosixPath) -> bool:
+def _is_entities_file(name: PurePosixPath) -> bool:
     return (name.parent.name, name.suffix) in (("Annotations", ".xml"), ("Sentences", ".txt")) and name.name[0] != "."
 
 
@@ -74,7 +74,7 @@ def _folder_files(folder: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
     for part in ("Annotations", "Sentences"):
         for path in sorted((folder / part).glob("*")):
             name = PurePosixPath(part, path.name)
-            if _wanted(name):
+            if _is_entities_file(name):
                 yield name, path.read_bytes()
 
 
@@ -83,7 +83,7 @@ def _tar_files(tar: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
         with tarfile.open(tar) as opened:
             for member in opened:
                 name = PurePosixPath(member.name)
-                file = opened.extractfile(member) if member.isreg() and _wanted(name) else None
+                file = opened.extractfile(member) if member.isreg() and _is_entities_file(name) else None
                 if file:
                     yield PurePosixPath(name.parent.name, name.name), file.read()
     except (tarfile.TarError, OSError, EOFError) as error:
@@ -138,7 +138,7 @@ def join_entities(
     keeps its own text and has no place in the caption.
     """
     for image in draft.images:
-        key = key_of(image.id)
+        key = flickr_key(image.id)
         annotation = entities.annotations.get(key, Annotation())
         image.size = image.size or annotation.size
         add_regions(draft, image.id, annotation)
@@ -157,7 +157,7 @@ def join_entities(
 def _join_caption(
     draft: Draft, caption: CaptionRecord, sentence: MarkedSentence, annotation: Annotation, problems: Problems
 ) -> None:
-    spans = places(caption.text, sentence.text, [(p.start, p.end) for p in sentence.phrases])
+    spans = align_spans(caption.text, sentence.text, [(p.start, p.end) for p in sentence.phrases])
     for phrase, span in zip(sentence.phrases, spans, strict=True):
         if span is None:
             words = sentence.text[phrase.start : phrase.end]
@@ -176,12 +176,12 @@ def read_entities_collection(source: ImportSource, problems: Problems) -> Draft:
     result keeps them, and marked ``unrelated``. Splits come from ``train.txt``, ``val.txt`` and ``test.txt``.
     """
     entities = read_entities(source.path, problems)
-    found = pictures_beside(source.folder, source.images, IMAGE_FOLDERS, problems)
+    found = find_pictures(source.folder, source.images, IMAGE_FOLDERS, problems)
     pictures: dict[str, Path] = {}
     for path in found.paths.values():
-        if key_of(path.stem) in pictures:
-            problems.skip("two pictures of one key", path.name, f"{pictures[key_of(path.stem)].name} is kept")
-        pictures.setdefault(key_of(path.stem), path)
+        if flickr_key(path.stem) in pictures:
+            problems.skip("two pictures of one key", path.name, f"{pictures[flickr_key(path.stem)].name} is kept")
+        pictures.setdefault(flickr_key(path.stem), path)
     splits = _splits(source.folder, problems)
     unrelated = _unrelated(source.folder, problems)
     draft = Draft("flickr30k-entities", about={"source": "Flickr30K Entities, Plummer et al. (2015)"})
@@ -191,7 +191,7 @@ def read_entities_collection(source: ImportSource, problems: Problems) -> Draft:
             problems.skip("missing image file", key, f"not in {found.root}; its {count} captions go with it")
             continue
         split = splits.get(key) or splits.get(pictures[key].stem)
-        _add_image(draft, entities, key, ImageRecord(pictures[key].stem, FileAt(pictures[key]), split), unrelated)
+        _add_image(draft, entities, key, ImageRecord(pictures[key].stem, PictureFile(pictures[key]), split), unrelated)
     return draft
 
 
@@ -201,7 +201,7 @@ def _add_image(draft: Draft, entities: Entities, key: str, image: ImageRecord, u
     draft.images.append(image)
     add_regions(draft, image.id, annotation)
     for number, sentence in enumerate(entities.sentences[key]):
-        marks: dict[str, Value] = {"unrelated": True} if (key, number) in unrelated else {}
+        marks: dict[str, MetadataValue] = {"unrelated": True} if (key, number) in unrelated else {}
         caption = CaptionRecord(f"{image.id}#{number}", sentence.text, (image.id,), marks)
         draft.captions.append(caption)
         add_phrases(draft, caption, sentence, [(p.start, p.end) for p in sentence.phrases], annotation)

@@ -147,11 +147,11 @@ def parse_sentence(line: str) -> MarkedSentence:
 
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
-SAME_SENTENCE = 0.5
+MIN_WORD_OVERLAP = 0.5
 """Share of words in common (difflib's ratio) above which two sentences count as versions of one."""
 
 
-def letters(text: str) -> str:
+def letters_and_digits(text: str) -> str:
     """Letters and digits alone: ``sheep dog`` and ``Sheepdog`` are the same."""
     return "".join(c for c in text.lower() if c.isalnum())
 
@@ -163,13 +163,18 @@ def pair_sentences(captions: Sequence[str], sentences: Sequence[str]) -> list[in
     and Entities list the captions of an image differently.
     """
     paired: list[int | None] = [None] * len(captions)
-    free = dict(enumerate(letters(s) for s in sentences))
+    free = dict(enumerate(letters_and_digits(s) for s in sentences))
     for n, caption in enumerate(captions):
-        paired[n] = next((m for m, text in free.items() if text == letters(caption)), None)
+        paired[n] = next((m for m, text in free.items() if text == letters_and_digits(caption)), None)
         if (number := paired[n]) is not None:
             del free[number]
     alike = sorted(
-        ((_ratio(captions[n], sentences[m]), -n, -m) for n in range(len(captions)) if paired[n] is None for m in free),
+        (
+            (_word_similarity(captions[n], sentences[m]), -n, -m)
+            for n in range(len(captions))
+            if paired[n] is None
+            for m in free
+        ),
         reverse=True,
     )
     for _, n, m in alike:
@@ -179,32 +184,32 @@ def pair_sentences(captions: Sequence[str], sentences: Sequence[str]) -> list[in
     return paired
 
 
-def _ratio(first: str, second: str) -> float:
+def _word_similarity(first: str, second: str) -> float:
     return SequenceMatcher(None, first.lower().split(), second.lower().split(), autojunk=False).ratio()
 
 
-def places(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
+def align_spans(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
     """For each span of ``sentence`` the characters of ``caption`` that say it; None where nothing does."""
     if caption == sentence:
         return list(spans)
-    if letters(caption) == letters(sentence):
-        return _by_letters(caption, sentence, spans)
-    if _ratio(caption, sentence) < SAME_SENTENCE:
+    if letters_and_digits(caption) == letters_and_digits(sentence):
+        return _align_by_letters(caption, sentence, spans)
+    if _word_similarity(caption, sentence) < MIN_WORD_OVERLAP:
         return [None] * len(spans)
-    return _by_words(caption, sentence, spans)
+    return _align_by_words(caption, sentence, spans)
 
 
-def _by_letters(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
+def _align_by_letters(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
     """Count letters in the one to find the place in the other."""
-    at = [n for n, c in enumerate(caption) for _ in letters(c)]
+    at = [n for n, c in enumerate(caption) for _ in letters_and_digits(c)]
     found: list[tuple[int, int] | None] = []
     for start, end in spans:
-        first, count = len(letters(sentence[:start])), len(letters(sentence[start:end]))
+        first, count = len(letters_and_digits(sentence[:start])), len(letters_and_digits(sentence[start:end]))
         found.append((at[first], at[first + count - 1] + 1) if count else None)
     return found
 
 
-def _by_words(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
+def _align_by_words(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
     """Align the two by words; a word changed (``blond``, ``blonde``) stands for the words in its place."""
     here, there = list(_WORD.finditer(caption)), list(_WORD.finditer(sentence))
     steps = SequenceMatcher(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 from pathlib import Path, PurePosixPath
 
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, MemberAt, Problems
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile, Problems, TarMember
 from calligram.data.readers.entities import join_entities, read_entities
-from calligram.data.readers.picture_files import is_picture, members, pictures_beside
-from calligram.data.readers.source import ImportSource, first_file, first_given
+from calligram.data.readers.picture_files import find_pictures, is_picture, tar_members
+from calligram.data.readers.source import ImportSource, first_file, first_split_of_each
 from calligram.data.readers.text_files import read_lines, read_text
 from calligram.errors import UserError
 
-Rows = list[tuple[str, str, str]]
+CaptionLines = list[tuple[str, str, str]]
 """image id, number of the caption, text"""
 
 SPLIT_FILES = {
@@ -21,7 +21,7 @@ SPLIT_FILES = {
     "test": ("test.txt", "Flickr_8k.testImages.txt"),
 }
 IMAGE_FOLDERS = ("Flicker8k_Dataset", "Flickr8k_Dataset", "images", "Images")
-ENTITIES = ("entities.tar.gz", "entities.tgz", "entities.tar")
+ENTITIES_FILES = ("entities.tar.gz", "entities.tgz", "entities.tar")
 
 
 def read_flickr8k(source: ImportSource, problems: Problems) -> Draft:
@@ -41,7 +41,7 @@ def read_flickr8k(source: ImportSource, problems: Problems) -> Draft:
         else:
             problems.skip("missing image file", image, "captions or a split name it")
     captions_of = _add_captions(draft, rows)
-    entities = first_file([source.folder], *ENTITIES)
+    entities = first_file([source.folder], *ENTITIES_FILES)
     if entities is None and (source.folder / "Sentences").is_dir():
         entities = source.folder
     if entities is not None:
@@ -50,7 +50,7 @@ def read_flickr8k(source: ImportSource, problems: Problems) -> Draft:
     return draft
 
 
-def _add_captions(draft: Draft, rows: Rows) -> dict[str, list[CaptionRecord]]:
+def _add_captions(draft: Draft, rows: CaptionLines) -> dict[str, list[CaptionRecord]]:
     """Add every caption, and return them by image."""
     captions_of: dict[str, list[CaptionRecord]] = {}
     for image, number, text in rows:
@@ -60,14 +60,14 @@ def _add_captions(draft: Draft, rows: Rows) -> dict[str, list[CaptionRecord]]:
     return captions_of
 
 
-def _caption_rows(folders: list[Path], problems: Problems) -> Rows:
+def _caption_rows(folders: list[Path], problems: Problems) -> CaptionLines:
     file = first_file(folders, "captions.tsv", "Flickr8k.token.txt")
     if file is None:
         raise UserError(
             f"no captions.tsv or Flickr8k.token.txt in {folders[0]}; "
             "for captions in another form use the format 'folder'"
         )
-    rows: Rows = []
+    rows: CaptionLines = []
     for number, line in enumerate(read_text(file, problems).split("\n"), start=1):
         row = _caption_row(line.rstrip("\r"), file.suffix == ".tsv")
         if row is None and line.strip():
@@ -82,10 +82,10 @@ def _caption_row(line: str, packed: bool) -> tuple[str, str, str] | None:
     if packed:
         return (cells[0], cells[1], cells[2]) if len(cells) == 3 and cells[0] else None
     name, mark, number = cells[0].rpartition("#")
-    return (_id(name), number, cells[1]) if len(cells) == 2 and mark else None
+    return (_image_id(name), number, cells[1]) if len(cells) == 2 and mark else None
 
 
-def _id(name: str) -> str:
+def _image_id(name: str) -> str:
     """File name without a picture's suffix.
 
     The original captions name one file ``….jpg.1``, which does not exist; it must not be taken for its neighbour.
@@ -94,19 +94,19 @@ def _id(name: str) -> str:
     return path.stem if is_picture(Path(path.name)) else path.name
 
 
-def _pictures(source: ImportSource, problems: Problems) -> dict[str, FileAt | MemberAt]:
-    at: dict[str, FileAt | MemberAt] = {}
+def _pictures(source: ImportSource, problems: Problems) -> dict[str, PictureFile | TarMember]:
+    at: dict[str, PictureFile | TarMember] = {}
     tars = sorted((source.images or source.folder).glob("images*.tar"))
     for tar in tars:
-        for member in members(tar, problems):
-            image = _id(PurePosixPath(member.name).name)
+        for member in tar_members(tar, problems):
+            image = _image_id(PurePosixPath(member.name).name)
             if image in at:
                 problems.skip("image id used twice", image, f"again in {tar.name}")
             at.setdefault(image, member)
     if tars:
         return at
-    found = pictures_beside(source.folder, source.images, IMAGE_FOLDERS, problems)
-    return {path.stem: FileAt(path) for path in found.paths.values()}
+    found = find_pictures(source.folder, source.images, IMAGE_FOLDERS, problems)
+    return {path.stem: PictureFile(path) for path in found.paths.values()}
 
 
 def _splits(folders: list[Path], problems: Problems) -> dict[str, str]:
@@ -116,8 +116,8 @@ def _splits(folders: list[Path], problems: Problems) -> dict[str, str]:
         if file is None:
             problems.note("no split file", split, f"none of {', '.join(names)} in {folders[0]}")
             continue
-        given += [(_id(line), split) for line in read_lines(file, problems)]
-    return first_given(given, problems)
+        given += [(_image_id(line), split) for line in read_lines(file, problems)]
+    return first_split_of_each(given, problems)
 
 
 def _sizes(folder: Path, problems: Problems) -> dict[str, tuple[int, int]]:
@@ -129,7 +129,7 @@ def _sizes(folder: Path, problems: Problems) -> dict[str, tuple[int, int]]:
         try:
             image, width, height = row[0], int(row[1]), int(row[2])
         except (ValueError, IndexError):
-            problems.mend("unreadable size", f"{file.name}: {','.join(row)}")
+            problems.repair("unreadable size", f"{file.name}: {','.join(row)}")
             continue
         sizes[image] = (width, height)
     return sizes

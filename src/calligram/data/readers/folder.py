@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from calligram.data.draft import CaptionRecord, Draft, FileAt, ImageRecord, Problems
+from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile, Problems
 from calligram.data.readers.captions_table import (
-    SUFFIXES,
+    TABLE_SUFFIXES,
     CaptionRow,
-    Described,
+    MatchedRow,
     add_metadata,
     identity_numbers,
     read_table,
 )
-from calligram.data.readers.picture_files import FoundImages, is_picture, walk
-from calligram.data.readers.source import NAMES, ImportSource, canonical, first_given
+from calligram.data.readers.picture_files import PictureIndex, is_picture, walk_files
+from calligram.data.readers.source import SPLIT_NAMES, ImportSource, canonical_split, first_split_of_each
 from calligram.data.readers.text_files import read_lines
 from calligram.errors import UserError
 
-PREFERRED = ("captions", "metadata")
+PREFERRED_TABLE_NAMES = ("captions", "metadata")
 """Names of the table that win where a folder holds several."""
 
 
@@ -31,7 +31,7 @@ def read_folder(source: ImportSource, problems: Problems) -> Draft:
     in the table, top folders that are all named as splits (``train``, ``val``, ...) give it.
     """
     table = _table(source)
-    found = FoundImages(source.images or source.folder, problems)
+    found = PictureIndex(source.images or source.folder, problems)
     if not len(found):
         raise UserError(f"no pictures found in {found.root}; say where they are with --images FOLDER")
     rows = list(_sidecars(found, table, problems))
@@ -39,10 +39,10 @@ def read_folder(source: ImportSource, problems: Problems) -> Draft:
     draft = Draft(source.folder.resolve().name)
     for name, path in found.paths.items():
         if _is_text(name):
-            draft.images.append(ImageRecord(name, FileAt(path)))
+            draft.images.append(ImageRecord(name, PictureFile(path)))
         else:
             problems.skip("file name is not UTF-8", ascii(name), "rename it")
-    _describe(draft, rows, found, problems)
+    _add_rows(draft, rows, found, problems)
     if not any(record.split for record in draft.images):
         _splits_from_folders(draft)
     return draft
@@ -58,8 +58,8 @@ def _is_text(name: str) -> bool:
 
 def captions_tables(folder: Path) -> list[Path]:
     """Files of a folder that may hold captions; of several the one that is named so."""
-    tables = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
-    for name in PREFERRED:
+    tables = sorted(p for p in folder.iterdir() if p.suffix.lower() in TABLE_SUFFIXES and not p.name.startswith("."))
+    for name in PREFERRED_TABLE_NAMES:
         tables = [p for p in tables if p.stem.lower() == name] or tables
     return tables
 
@@ -67,8 +67,10 @@ def captions_tables(folder: Path) -> list[Path]:
 def _table(source: ImportSource) -> Path | None:
     """The table of captions, if there is one."""
     if source.path.is_file():
-        if source.path.suffix.lower() not in SUFFIXES:
-            raise UserError(f"{source.path} is not a table of captions; give a folder or a {', '.join(SUFFIXES)} file")
+        if source.path.suffix.lower() not in TABLE_SUFFIXES:
+            raise UserError(
+                f"{source.path} is not a table of captions; give a folder or a {', '.join(TABLE_SUFFIXES)} file"
+            )
         return source.path
     tables = captions_tables(source.path)
     if len(tables) > 1:
@@ -78,13 +80,13 @@ def _table(source: ImportSource) -> Path | None:
     return tables[0] if tables else None
 
 
-def _sidecars(found: FoundImages, table: Path | None, problems: Problems) -> Iterator[CaptionRow]:
+def _sidecars(found: PictureIndex, table: Path | None, problems: Problems) -> Iterator[CaptionRow]:
     """Captions in a ``.txt`` of the picture's name. What else lies in the folder is counted, not lost in silence."""
     beside = {path.with_suffix(".txt"): name for name, path in reversed(found.paths.items())}
     beside |= {path.with_name(path.name + ".txt"): name for name, path in found.paths.items()}
     _report_shared(found, beside, problems)
     aside: dict[str, list[Path]] = {}
-    for path in walk(found.root, problems):
+    for path in walk_files(found.root, problems):
         if path in beside:
             texts = read_lines(path, problems)
             if not texts:
@@ -98,21 +100,21 @@ def _sidecars(found: FoundImages, table: Path | None, problems: Problems) -> Ite
             problems.note(f"{suffix or 'other'} files that are no picture's: not read", name)
 
 
-def _report_shared(found: FoundImages, beside: dict[Path, str], problems: Problems) -> None:
+def _report_shared(found: PictureIndex, beside: dict[Path, str], problems: Problems) -> None:
     """Name the pictures whose ``.txt`` was taken for that of another, and that have no other ``.txt``."""
     for name, path in found.paths.items():
         sidecar = path.with_suffix(".txt")
         if beside[sidecar] != name and sidecar.is_file() and not path.with_name(path.name + ".txt").is_file():
             detail = f"{sidecar.name} is taken for {beside[sidecar]} alone; name it {path.name}.txt if it is this one's"
-            problems.mend("caption file of two pictures", ascii(name).strip("'"), detail)
+            problems.repair("caption file of two pictures", ascii(name).strip("'"), detail)
 
 
-def _describe(draft: Draft, rows: Sequence[CaptionRow], found: FoundImages, problems: Problems) -> None:
+def _add_rows(draft: Draft, rows: Sequence[CaptionRow], found: PictureIndex, problems: Problems) -> None:
     """Add captions, splits, identities and metadata of all rows to the images they name."""
-    by_path = {record.at.path: record for record in draft.images if isinstance(record.at, FileAt)}
+    by_path = {record.picture.path: record for record in draft.images if isinstance(record.picture, PictureFile)}
     numbers = identity_numbers([row.identity for row in rows if row.identity is not None])
     seen: dict[str, set[str]] = {record.id: set() for record in draft.images}
-    described: list[Described] = []
+    described: list[MatchedRow] = []
     given: list[tuple[str, str]] = []
     for row in rows:
         path = found.find(row.image)
@@ -120,12 +122,12 @@ def _describe(draft: Draft, rows: Sequence[CaptionRow], found: FoundImages, prob
         if image is None:
             problems.skip("row without its picture", row.line, f"{row.image} is not in {found.root}")
             continue
-        if split := canonical(row.split, row.line, problems):
+        if split := canonical_split(row.split, row.line, problems):
             given.append((image.id, split))
         if row.identity is not None:
             image.identity = numbers[row.identity]
         known = seen[image.id]
-        one = Described(image, row.line, further=row.further)
+        one = MatchedRow(image, row.line, further=row.further)
         for text in row.captions:
             if text in known:
                 problems.skip("caption given twice", row.line, f"of {image.id}: {text[:60]}")
@@ -135,14 +137,14 @@ def _describe(draft: Draft, rows: Sequence[CaptionRow], found: FoundImages, prob
         draft.captions += one.captions
         described.append(one)
     add_metadata(described, problems)
-    splits = first_given(given, problems)
+    splits = first_split_of_each(given, problems)
     for record in draft.images:
         record.split = splits.get(record.id)
 
 
 def _splits_from_folders(draft: Draft) -> None:
     tops = {PurePosixPath(record.id).parts[0].lower() for record in draft.images if "/" in record.id}
-    if len(tops) > 1 and tops <= NAMES.keys() and all("/" in record.id for record in draft.images):
+    if len(tops) > 1 and tops <= SPLIT_NAMES.keys() and all("/" in record.id for record in draft.images):
         for record in draft.images:
-            record.split = NAMES[PurePosixPath(record.id).parts[0].lower()]
+            record.split = SPLIT_NAMES[PurePosixPath(record.id).parts[0].lower()]
         draft.about["splits"] = "by the top folder"

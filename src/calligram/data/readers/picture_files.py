@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from calligram.data.collection import MANIFEST
-from calligram.data.draft import FileAt, MemberAt, Problems
-from calligram.data.pictures import SUFFIXES
+from calligram.data.draft import PictureFile, Problems, TarMember
+from calligram.data.pictures import PICTURE_SUFFIXES
 from calligram.errors import UserError
 
 
-def walk(root: Path, problems: Problems) -> Iterator[Path]:
+def walk_files(root: Path, problems: Problems) -> Iterator[Path]:
     """Every file under ``root`` in a fixed order, but for hidden ones and those of a collection kept there."""
 
     def unreadable(error: OSError) -> None:
@@ -29,10 +29,10 @@ def walk(root: Path, problems: Problems) -> Iterator[Path]:
 
 def is_picture(path: Path) -> bool:
     """Whether the name ends as a picture's does."""
-    return path.suffix.lower() in SUFFIXES
+    return path.suffix.lower() in PICTURE_SUFFIXES
 
 
-class FoundImages:
+class PictureIndex:
     """Pictures under a folder by the names that caption files use for them."""
 
     def __init__(self, root: Path, problems: Problems) -> None:
@@ -40,11 +40,13 @@ class FoundImages:
         self._starts = ("", f"{root.resolve().name}/", f"{root.resolve().as_posix()}/")
         self._problems = problems
         self._mended: set[str] = set()
-        self.paths = {path.relative_to(root).as_posix(): path for path in walk(root, problems) if is_picture(path)}
+        self.paths = {
+            path.relative_to(root).as_posix(): path for path in walk_files(root, problems) if is_picture(path)
+        }
         self.flat = not any("/" in name for name in self.paths)
-        self._by_bare_path = _unique((name.removesuffix(path.suffix), path) for name, path in self.paths.items())
-        self._by_name = _unique((path.name, path) for path in self.paths.values())
-        self._by_stem = _unique((path.stem, path) for path in self.paths.values())
+        self._by_bare_path = _unique_names((name.removesuffix(path.suffix), path) for name, path in self.paths.items())
+        self._by_name = _unique_names((path.name, path) for path in self.paths.values())
+        self._by_stem = _unique_names((path.stem, path) for path in self.paths.values())
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -63,7 +65,7 @@ class FoundImages:
         if named is not None and last != plain and plain not in self._mended:
             self._mended.add(plain)
             detail = f"not there in {self.root}; {named.relative_to(self.root).as_posix()} is taken for it"
-            self._problems.mend("picture found by its name alone", name, detail)
+            self._problems.repair("picture found by its name alone", name, detail)
         return named
 
     def _at_path(self, plain: str) -> Path | None:
@@ -76,19 +78,19 @@ class FoundImages:
                     return found
         return None
 
-    def at(self, name: str) -> FileAt | None:
+    def picture_file(self, name: str) -> PictureFile | None:
         """As ``find``, for an image record."""
         path = self.find(name)
-        return FileAt(path) if path else None
+        return PictureFile(path) if path else None
 
 
-def _unique(named: Iterable[tuple[str, Path]]) -> dict[str, Path]:
+def _unique_names(named: Iterable[tuple[str, Path]]) -> dict[str, Path]:
     pairs = list(named)
     count = Counter(name for name, _ in pairs)
     return {name: path for name, path in pairs if count[name] == 1}
 
 
-def pictures_beside(folder: Path, named: Path | None, guesses: Iterable[str], problems: Problems) -> FoundImages:
+def find_pictures(folder: Path, named: Path | None, guesses: Iterable[str], problems: Problems) -> PictureIndex:
     """The pictures in the folder the user named, or else in the first likely one beside the captions.
 
     Raises:
@@ -101,7 +103,7 @@ def pictures_beside(folder: Path, named: Path | None, guesses: Iterable[str], pr
     else:
         places = [folder / guess for guess in guesses] + [folder]
     for place in places:
-        if place.is_dir() and len(found := FoundImages(place, problems)):
+        if place.is_dir() and len(found := PictureIndex(place, problems)):
             return found
     raise UserError(
         f"no pictures found in {', '.join(str(p) for p in places)}; say where they are with --images FOLDER"
@@ -111,7 +113,7 @@ def pictures_beside(folder: Path, named: Path | None, guesses: Iterable[str], pr
 # Members of uncompressed tars by their offsets, so that pictures can be read without unpacking.
 
 
-def members(tar: Path, problems: Problems) -> Iterator[MemberAt]:
+def tar_members(tar: Path, problems: Problems) -> Iterator[TarMember]:
     """Every plain file in the tar; one whose bytes are not all there is skipped and reported.
 
     Raises:
@@ -126,15 +128,15 @@ def members(tar: Path, problems: Problems) -> Iterator[MemberAt]:
                 if member.offset_data + member.size > length:
                     problems.skip("truncated tar", f"{tar.name}/{member.name}", f"{tar} ends inside it")
                     continue
-                yield MemberAt(tar, member.name, member.offset_data, member.size)
+                yield TarMember(tar, member.name, member.offset_data, member.size)
     except tarfile.ReadError as error:
-        if tarfile_starts(tar):
+        if looks_like_tar(tar):
             problems.skip("truncated tar", tar.name, str(error))
         else:
             raise UserError(f"{tar} is not an uncompressed tar ({error}); gunzip or unpack it") from error
 
 
-def tarfile_starts(tar: Path) -> bool:
+def looks_like_tar(tar: Path) -> bool:
     """Whether the file begins as a tar does, whatever follows."""
     with tar.open("rb") as file:
         try:

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, Problems
-from calligram.data.readers.bottom_up import REGIONS, read_bottom_up
-from calligram.data.readers.picture_files import FoundImages
-from calligram.data.readers.source import ImportSource, canonical
+from calligram.data.readers.bottom_up import REGION_FEATURES, read_bottom_up
+from calligram.data.readers.picture_files import PictureIndex
+from calligram.data.readers.source import ImportSource, canonical_split
 from calligram.data.readers.text_files import read_json, read_lines, read_text
 from calligram.errors import UserError
 
@@ -24,11 +24,11 @@ from calligram.errors import UserError
 # assumes five captions an image.
 
 Ints = NDArray[np.int64]
-FINGERPRINT = 16
+COMPARED_VALUES = 16
 """Leading values of a row that are compared to tell whether it repeats the row before."""
 
 
-class Layout(NamedTuple):
+class SplitLayout(NamedTuple):
     """Images of a split in order, by row of the array, and the image of each caption."""
 
     rows: Ints
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
     ids: tuple[str, ...] | None
 
 
-def layout(split: str, captions: int, array: NDArray[np.generic], ids: Sequence[str] | None) -> Layout:
+def split_layout(split: str, captions: int, array: NDArray[np.generic], ids: Sequence[str] | None) -> SplitLayout:
     """Work out the layout of one split.
 
     Args:
@@ -49,35 +49,35 @@ def layout(split: str, captions: int, array: NDArray[np.generic], ids: Sequence[
     """
     rows = len(array)
     if ids is not None and len(ids) == captions and len(ids) != rows:
-        return _by_caption_ids(split, ids, rows)
+        return _layout_from_caption_ids(split, ids, rows)
     if ids is not None and len(ids) not in (rows, captions):
         raise UserError(
             f"{split}: {len(ids)} ids for {rows} rows of features and {captions} captions; "
             "there must be one for each row or one for each caption"
         )
     if rows == captions:
-        labels = np.array(ids) if ids is not None else _repeats(array)
-        return _joined(labels, ids)
+        labels = np.array(ids) if ids is not None else _labels_of_repeats(array)
+        return _layout_from_labels(labels, ids)
     if captions % rows:
         raise UserError(
             f"{split}: {captions} captions cannot be shared out among {rows} rows of features; "
             f"add {split}_ids.txt with an image id for each caption"
         )
     each = np.repeat(np.arange(rows), captions // rows)
-    return Layout(np.arange(rows), each, tuple(ids) if ids is not None else None)
+    return SplitLayout(np.arange(rows), each, tuple(ids) if ids is not None else None)
 
 
-def _by_caption_ids(split: str, ids: Sequence[str], rows: int) -> Layout:
+def _layout_from_caption_ids(split: str, ids: Sequence[str], rows: int) -> SplitLayout:
     """An id for each caption and a row for each image."""
     order = {name: number for number, name in enumerate(dict.fromkeys(ids))}
     if len(order) != rows:
         raise UserError(
             f"{split}: {len(order)} different ids for {rows} rows of features; they must be equal in number"
         )
-    return Layout(np.arange(rows), np.array([order[name] for name in ids], dtype=np.int64), tuple(order))
+    return SplitLayout(np.arange(rows), np.array([order[name] for name in ids], dtype=np.int64), tuple(order))
 
 
-def _joined(labels: NDArray[np.generic], ids: Sequence[str] | None) -> Layout:
+def _layout_from_labels(labels: NDArray[np.generic], ids: Sequence[str] | None) -> SplitLayout:
     """A row for each caption: rows of one label are one image, whose first row is taken."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     order = np.argsort(first)
@@ -85,18 +85,18 @@ def _joined(labels: NDArray[np.generic], ids: Sequence[str] | None) -> Layout:
     place[order] = np.arange(len(order))
     rows = np.sort(first).astype(np.int64)
     names = tuple(ids[row] for row in rows) if ids is not None else None
-    return Layout(rows, place[inverse.reshape(-1)].astype(np.int64), names)
+    return SplitLayout(rows, place[inverse.reshape(-1)].astype(np.int64), names)
 
 
-def _repeats(array: NDArray[np.generic]) -> Ints:
+def _labels_of_repeats(array: NDArray[np.generic]) -> Ints:
     """A label for each row that changes where a row differs from the one before it."""
-    heads = array.reshape(len(array), -1)[:, :FINGERPRINT]
+    heads = array.reshape(len(array), -1)[:, :COMPARED_VALUES]
     differs = np.ones(len(array), dtype=bool)
     differs[1:] = (np.asarray(heads[1:]) != np.asarray(heads[:-1])).any(axis=1)
     return np.cumsum(differs).astype(np.int64)
 
 
-WHOLE = "images"
+WHOLE_IMAGE_FEATURES = "images"
 """Name of stored features that have no regions."""
 
 
@@ -115,7 +115,9 @@ def read_scan(source: ImportSource, problems: Problems) -> Draft:
             _join_captions(draft, source.path, split, problems)
         return draft
     draft = Draft(source.path.resolve().name, about={"source": "SCAN precomputed features"})
-    pictures = _Pictures(_names(source.path, problems), FoundImages(source.images, problems) if source.images else None)
+    pictures = _PictureNames(
+        _file_names(source.path, problems), PictureIndex(source.images, problems) if source.images else None
+    )
     start = 0
     for split in splits:
         start += _read_split(draft, source.path, split, start, pictures, problems)
@@ -134,30 +136,32 @@ def _splits(folder: Path, problems: Problems) -> list[str]:
 
 
 @dataclass
-class _Pictures:
+class _PictureNames:
     """File names of images by their ids, and the files, where they are known."""
 
     names: dict[str, str]
-    found: FoundImages | None
+    found: PictureIndex | None
 
     def record(self, key: str, split: str | None, feature_rows: dict[str, int]) -> ImageRecord:
         name = self.names.get(key, key)
-        return ImageRecord(name, self.found.at(name) if self.found else None, split, feature_rows=feature_rows)
+        return ImageRecord(
+            name, self.found.picture_file(name) if self.found else None, split, feature_rows=feature_rows
+        )
 
 
-def _names(folder: Path, problems: Problems) -> dict[str, str]:
+def _file_names(folder: Path, problems: Problems) -> dict[str, str]:
     file = folder / "id_mapping.json"
     value = read_json(file, problems) if file.is_file() else {}
     return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
 
 
-def _read_split(draft: Draft, folder: Path, split: str, start: int, pictures: _Pictures, problems: Problems) -> int:
+def _read_split(draft: Draft, folder: Path, split: str, start: int, pictures: _PictureNames, problems: Problems) -> int:
     """Add one split; returns how many rows its array has, so that the next one starts after them."""
     file = folder / f"{split}_ims.npy"
     array = _array(file)
     captions, ids = _captions(folder, split, problems), _ids(folder, split, problems)
-    laid = layout(split, len(captions), array, ids)
-    kind = REGIONS if array.ndim == 3 else WHOLE
+    laid = split_layout(split, len(captions), array, ids)
+    kind = REGION_FEATURES if array.ndim == 3 else WHOLE_IMAGE_FEATURES
     known = _split_name(split, problems)
     records = [
         pictures.record(laid.ids[n] if laid.ids else f"{split}/{n}", known, {kind: start + int(row)})
@@ -176,7 +180,7 @@ def _join_captions(draft: Draft, folder: Path, split: str, problems: Problems) -
     if ids is None:
         raise UserError(f"{folder / split}_ids.txt is missing; captions beside .tsv files need the ids of their images")
     distinct = list(dict.fromkeys(ids))
-    laid = layout(split, len(captions), np.empty((len(distinct), 1)), ids)
+    laid = split_layout(split, len(captions), np.empty((len(distinct), 1)), ids)
     known = _split_name(split, problems)
     wanted = set(distinct)
     for record in draft.images:
@@ -187,7 +191,7 @@ def _join_captions(draft: Draft, folder: Path, split: str, problems: Problems) -
 
 
 def _split_name(split: str, problems: Problems) -> str | None:
-    return canonical("test" if split == "testall" else split, f"{split}_caps.txt", problems)
+    return canonical_split("test" if split == "testall" else split, f"{split}_caps.txt", problems)
 
 
 def _captions(folder: Path, split: str, problems: Problems) -> list[str]:

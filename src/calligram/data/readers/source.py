@@ -29,7 +29,7 @@ class ImportSource:
         return self.path if self.path.is_dir() else self.path.parent
 
 
-Reader = Callable[[ImportSource, Problems], Draft]
+DatasetReader = Callable[[ImportSource, Problems], Draft]
 
 
 def first_file(folders: Iterable[Path], *names: str) -> Path | None:
@@ -37,7 +37,7 @@ def first_file(folders: Iterable[Path], *names: str) -> Path | None:
     return next((f / n for f in folders for n in names if (f / n).is_file()), None)
 
 
-def needed_file(folders: Iterable[Path], *names: str, what: str) -> Path:
+def required_file(folders: Iterable[Path], *names: str, what: str) -> Path:
     """As ``first_file``, refusing when there is none.
 
     Raises:
@@ -52,7 +52,7 @@ def needed_file(folders: Iterable[Path], *names: str, what: str) -> Path:
 
 # Split names as sources write them, and splits for sources that have none.
 
-NAMES = {
+SPLIT_NAMES = {
     "train": "train",
     "training": "train",
     # Karpathy's remainder of COCO's validation images, trained on by everyone since.
@@ -64,47 +64,47 @@ NAMES = {
     "test": "test",
     "testing": "test",
 }
-SHARES = (0.8, 0.1, 0.1)
+DEFAULT_SPLIT_SHARES = (0.8, 0.1, 0.1)
 
 
-def canonical(name: str | None, item: str, problems: Problems) -> str | None:
+def canonical_split(name: str | None, item: str, problems: Problems) -> str | None:
     """``train``, ``dev`` or ``test``; None for no name, and for one that is not known, which is reported."""
     if name is None or not name.strip():
         return None
-    known = NAMES.get(name.strip().lower())
+    known = SPLIT_NAMES.get(name.strip().lower())
     if known is None:
-        problems.mend("unknown split", item, f"'{name}' is none of {', '.join(NAMES)}; read as no split")
+        problems.repair("unknown split", item, f"'{name}' is none of {', '.join(SPLIT_NAMES)}; read as no split")
     return known
 
 
-def by_hash(key: str, shares: Sequence[float] = SHARES) -> str:
+def split_by_hash(key: str, shares: Sequence[float] = DEFAULT_SPLIT_SHARES) -> str:
     """A split that depends on ``key`` alone, so that adding images never moves others.
 
     >>> [by_hash(f"{n}.jpg") for n in range(3)] == [by_hash(f"{n}.jpg") for n in range(3)]
     True
     """
-    place = _place(key)
+    place = _hash_fraction(key)
     train, dev, _ = shares
     return "train" if place < train else "dev" if place < train + dev else "test"
 
 
-def _place(key: str) -> float:
+def _hash_fraction(key: str) -> float:
     """Where a key falls between 0 and 1."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
 
 
-def first_given(given: Iterable[tuple[str, str]], problems: Problems) -> dict[str, str]:
+def first_split_of_each(given: Iterable[tuple[str, str]], problems: Problems) -> dict[str, str]:
     """The split of each image from pairs of image and split; an image given several is reported once."""
     splits: dict[str, dict[str, None]] = {}
     for image, split in given:
         splits.setdefault(image, {})[split] = None
     for image, names in splits.items():
         if len(names) > 1:
-            problems.mend("image in two splits", image, f"{' and '.join(names)}; the first is kept")
+            problems.repair("image in two splits", image, f"{' and '.join(names)}; the first is kept")
     return {image: next(iter(names)) for image, names in splits.items()}
 
 
-def assign_missing(draft: Draft, shares: Sequence[float], problems: Problems) -> None:
+def assign_missing_splits(draft: Draft, shares: Sequence[float], problems: Problems) -> None:
     """Split a draft that has captions but no split anywhere; images of one identity stay together.
 
     The hash of the id decides, but where it leaves a split without any captioned image, one is moved there.
@@ -117,16 +117,16 @@ def assign_missing(draft: Draft, shares: Sequence[float], problems: Problems) ->
     if not draft.captions or any(record.split for record in draft.images):
         return
     for record in draft.images:
-        record.split = by_hash(key_of(record.id, record.identity), shares)
+        record.split = split_by_hash(split_key(record.id, record.identity), shares)
     draft.about["splits"] = "by hash of the id, {:g}/{:g}/{:g}".format(*shares)
-    _fill_empty(draft, [name for name, share in zip(SPLITS, shares, strict=True) if share > 0], problems)
+    _fill_empty_splits(draft, [name for name, share in zip(SPLITS, shares, strict=True) if share > 0], problems)
 
 
-def _fill_empty(draft: Draft, wanted: Sequence[str], problems: Problems) -> None:
+def _fill_empty_splits(draft: Draft, wanted: Sequence[str], problems: Problems) -> None:
     """Give every wanted split a captioned image, as long as there are enough of them."""
     described = {image for caption in draft.captions if caption.text.strip() for image in caption.images}
     split_of = {
-        key_of(record.id, record.identity): str(record.split) for record in draft.images if record.id in described
+        split_key(record.id, record.identity): str(record.split) for record in draft.images if record.id in described
     }
     empty = [name for name in wanted if name not in split_of.values()]
     if empty and len(split_of) < len(wanted):
@@ -135,22 +135,22 @@ def _fill_empty(draft: Draft, wanted: Sequence[str], problems: Problems) -> None
         problems.note("too few captioned images to make splits", draft.name, detail)
         return
     for name in empty:
-        split_of[spare(split_of)] = name
+        split_of[key_to_move(split_of)] = name
     for record in draft.images:
-        split = split_of.get(key_of(record.id, record.identity), record.split)
+        split = split_of.get(split_key(record.id, record.identity), record.split)
         if split != record.split:
             detail = f"from {record.split} to {split}, which had no captioned image"
             problems.note("image moved to another split than its hash says", record.id, detail)
             record.split = split
 
 
-def spare(split_of: dict[str, str]) -> str:
+def key_to_move(split_of: dict[str, str]) -> str:
     """The key with the smallest hash in the fullest split; train is the fullest where several are."""
     held = list(split_of.values())
     fullest = max(SPLITS, key=held.count)
-    return min((key for key, split in split_of.items() if split == fullest), key=_place)
+    return min((key for key, split in split_of.items() if split == fullest), key=_hash_fraction)
 
 
-def key_of(image: str, identity: int | None) -> str:
+def split_key(image: str, identity: int | None) -> str:
     """What is hashed of an image: its id, or its identity, so that images of one identity stay together."""
     return image if identity is None else f"identity {identity}"

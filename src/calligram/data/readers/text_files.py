@@ -40,7 +40,7 @@ def _decode_line(line: bytes, item: str, problems: Problems) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError:
-        problems.mend("not UTF-8: read as Western European", item)
+        problems.repair("not UTF-8: read as Western European", item)
         try:
             return line.decode("cp1252")
         except UnicodeDecodeError:
@@ -67,10 +67,10 @@ def read_json(path: Path, problems: Problems) -> object:
 
 # JSON files of records: what should be a list of objects, taken apart without trusting it.
 
-Record = Mapping[str, object]
+JsonRecord = Mapping[str, object]
 
 
-def read_records(path: Path, problems: Problems, key: str | None = None) -> list[Record]:
+def read_records(path: Path, problems: Problems, key: str | None = None) -> list[JsonRecord]:
     """The list of objects in a file, or under ``key`` of the object in it; anything else in it is skipped.
 
     Raises:
@@ -79,7 +79,7 @@ def read_records(path: Path, problems: Problems, key: str | None = None) -> list
     return records_in(read_json(path, problems), path, problems, key)
 
 
-def records_in(value: object, path: Path, problems: Problems, key: str | None = None) -> list[Record]:
+def records_in(value: object, path: Path, problems: Problems, key: str | None = None) -> list[JsonRecord]:
     """As ``read_records``, for a value that was read from ``path``."""
     where = f"'{key}' of {path}" if key else str(path)
     found = value.get(key) if key and isinstance(value, dict) else value
@@ -91,13 +91,13 @@ def records_in(value: object, path: Path, problems: Problems, key: str | None = 
     return [item for item in found if isinstance(item, dict)]
 
 
-def text_of(record: Record, key: str) -> str:
+def text_of(record: JsonRecord, key: str) -> str:
     """A text or number as text, empty when it is missing or anything else."""
     value = record.get(key)
     return str(value) if isinstance(value, str | int) else ""
 
 
-def number_of(record: Record, key: str) -> int | None:
+def number_of(record: JsonRecord, key: str) -> int | None:
     """A whole number, None when it is missing or anything else."""
     try:
         return int(text_of(record, key))
@@ -105,7 +105,7 @@ def number_of(record: Record, key: str) -> int | None:
         return None
 
 
-def list_of(record: Record, key: str) -> list[object]:
+def list_of(record: JsonRecord, key: str) -> list[object]:
     """A list, empty when it is missing or anything else."""
     value = record.get(key)
     return value if isinstance(value, list) else []

@@ -17,10 +17,10 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.data.collection import Collection
-from calligram.data.grounding import BoxesInImages, box_visuals, boxes_of_source, feature_boxes
+from calligram.data.grounding import ImageBoxes, box_visuals, boxes_of_source, feature_boxes
 from calligram.data.pairing import StoredFeatures, Visuals
 from calligram.data.pictures import decode
-from calligram.data.revision import images_with
+from calligram.data.revision import images_with_proposals
 from calligram.errors import UserError, command
 from calligram.features.images.backbones import Backbone, BackboneInput
 from calligram.features.images.pixels import Augment, PixelInput
@@ -50,7 +50,7 @@ def geometry(shares: Floats) -> Floats:
 class StoredRegionRows:
     """Proposals whose features the collection holds as (regions, D) for each image: memory-mapped."""
 
-    def __init__(self, features: StoredFeatures, at: BoxesInImages, sizes: Ints) -> None:
+    def __init__(self, features: StoredFeatures, at: ImageBoxes, sizes: Ints) -> None:
         """Args:
         at: boxes sorted by image, those of an image in the order of their features.
         sizes: (images, 2) width and height of every image of the collection.
@@ -154,7 +154,7 @@ Floats = NDArray[np.float32]
 class ProposalFeatures:
     """The proposals of some images with their features, addressed by place."""
 
-    at: BoxesInImages
+    at: ImageBoxes
     rows: StoredRegionRows | ComputedRows
 
 
@@ -205,7 +205,7 @@ class RegionInput:
         self._check(collection, images)
         at = boxes_of_source(collection, images, self.source)
         order = np.argsort(at.images, kind="stable")
-        at = BoxesInImages(at.boxes[order], at.images[order])
+        at = ImageBoxes(at.boxes[order], at.images[order])
         if self._stored(collection):
             sizes = np.stack([collection.numbers("images", side) for side in ("width", "height")], axis=1)
             rows: StoredRegionRows | ComputedRows = StoredRegionRows(collection.features[self.source], at, sizes)
@@ -214,7 +214,7 @@ class RegionInput:
         return ProposalFeatures(at, rows)
 
     def _check(self, collection: Collection, images: Ints) -> None:
-        missing = len(np.setdiff1d(images, images_with(collection, self.source)))
+        missing = len(np.setdiff1d(images, images_with_proposals(collection, self.source)))
         if missing:
             raise UserError(
                 f"{missing} of {len(images)} images of {collection.folder} have no proposals '{self.source}'; find "

@@ -15,7 +15,7 @@ from PIL import Image
 
 from calligram.data.boxes import area
 from calligram.data.collection import Collection
-from calligram.data.revision import images_with
+from calligram.data.revision import images_with_proposals
 from calligram.errors import UserError, command
 from calligram.features.regions.proposers import Floats, shrunk
 from calligram.features.texts.vocabulary import tokenise
@@ -211,7 +211,7 @@ def _regions_of(collection: Collection, source: str) -> pa.Table:
     chosen = table.filter(pc.fill_null(pc.equal(table.column("source"), source), False))
     named = _sources(collection, classes=True)
     choose = f"take others with --set {SETTING}={named[0]}, or " if named else ""
-    if not len(chosen) and not len(images_with(collection, source)):
+    if not len(chosen) and not len(images_with_proposals(collection, source)):
         there = ", ".join(_sources(collection)) or "none"
         raise UserError(
             f"collection {collection.folder} has no regions '{source}' ({there} there); {choose}find some with "

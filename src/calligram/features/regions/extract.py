@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from calligram.data.collection import Collection
 from calligram.data.pictures import PictureError
-from calligram.data.revision import NewRegions, images_with, recorded, store_regions
-from calligram.data.write_tables import AXES, REGION_TYPES
+from calligram.data.revision import NewRegions, images_with_proposals, proposal_record, store_regions
+from calligram.data.write_tables import BOX_COLUMNS, REGION_TYPES
 from calligram.errors import UserError
 from calligram.features.pseudo.region_words import region_attributes
 from calligram.features.regions.proposers import Floats, Proposals, Proposer
@@ -155,7 +155,7 @@ def _rows(chunk: Chunk, ids: pa.ChunkedArray, source: str) -> pa.Table:
     columns = {
         "id": [f"{name}/{source}/{number}" for name, number in zip(names, within, strict=True)],
         "image": image,
-        **{axis: chunk.boxes[:, place] for place, axis in enumerate(AXES)},
+        **{axis: chunk.boxes[:, place] for place, axis in enumerate(BOX_COLUMNS)},
         "source": [source] * len(image),
         "label": _or_null(chunk.labels),
         "attribute": _or_null(chunk.attributes),
@@ -250,9 +250,9 @@ def add_regions(
     Raises:
         UserError: when the source's name is taken, or another process is at the same work.
     """
-    known, wanted = recorded(collection, task.source), collection.images_in(split)
+    known, wanted = proposal_record(collection, task.source), collection.images_in(split)
     fresh = known is None or known["settings"] != task.settings
-    stored = np.zeros(0, dtype=np.int64) if fresh else images_with(collection, task.source)
+    stored = np.zeros(0, dtype=np.int64) if fresh else images_with_proposals(collection, task.source)
     rows = np.setdiff1d(wanted, stored)
     key = hashlib.blake2b(json.dumps(task.settings, sort_keys=True).encode(), digest_size=6).hexdigest()
     with scratch(collection.folder, task.source, key) as folder:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from calligram.data.negatives import Negatives
+from calligram.data.negatives import NegativeLists
 from calligram.data.pairing import Pairing
 from calligram.evaluation.encode import encode_pairing, load_pairing
 from calligram.evaluation.mine import mine_pairing
@@ -48,7 +48,7 @@ class Miner:
     by_vectors: bool = False
     """rank by the cosine of vectors, as a first search does, where scores would take long"""
 
-    def mined(self, matcher: Matcher, inputs: Inputs) -> Negatives:
+    def mined(self, matcher: Matcher, inputs: Inputs) -> NegativeLists:
         """What a matcher finds."""
         encoded = None
         if self.by_vectors:
@@ -101,5 +101,7 @@ class MinedNegatives:
         """Draw from the lists that are there; the matcher stays as it is."""
         del matcher, fresh
         hard, train = self.miner.hard, self.miner.train
-        self.sampler.take(Negatives.open(run.folder / NEGATIVES).fitted(train).kept(hard.texts, hard.images))
+        self.sampler.take(
+            NegativeLists.open(run.folder / NEGATIVES).aligned_to(train).truncated(hard.texts, hard.images)
+        )
         return False

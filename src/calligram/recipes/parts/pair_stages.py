@@ -15,7 +15,7 @@ from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.losses.instance import CHUNK
+from calligram.losses.instance import CLASSES_PER_CHUNK
 from calligram.models.matcher import Matcher, unit
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.settings import Optimisation, StagedSettings
@@ -142,7 +142,7 @@ class ClassifierSettings:
     start: Annotated[
         Literal["random", "images"], "what classes start as: random, or the vectors of their images at the start"
     ] = "random"
-    chunk: Annotated[int, "classes whose logits are held at a time; 0 for all", (0, 1000000000)] = CHUNK
+    chunk: Annotated[int, "classes whose logits are held at a time; 0 for all", (0, 1000000000)] = CLASSES_PER_CHUNK
 
 
 def group_classes(settings: ClassifierSettings, pairing: Pairing, sides: Towers, seed: int = 0) -> Classes:

@@ -18,7 +18,7 @@ import torch
 
 import calligram
 from calligram.data.collection import Collection
-from calligram.data.sparse import FURTHER
+from calligram.data.sparse import EXTRA_IMAGES_KEY
 from calligram.errors import UserError
 from calligram.evaluation.encode import load_pairing
 from calligram.evaluation.retrieval import evaluate_retrieval
@@ -201,7 +201,9 @@ def _measures_nothing(matcher: Matcher) -> Mapping[str, float]:
 def _about(
     recipe: Recipe, settings: Any, collection: Collection, around: RunContext, command: str
 ) -> dict[str, object]:
-    further = {FURTHER: list(ids)} if isinstance(ids := collection.manifest.get(FURTHER), tuple) else {}
+    further = (
+        {EXTRA_IMAGES_KEY: list(ids)} if isinstance(ids := collection.manifest.get(EXTRA_IMAGES_KEY), tuple) else {}
+    )
     return {
         **further,
         "recipe": recipe.name,

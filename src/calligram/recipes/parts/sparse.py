@@ -12,7 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from calligram.data.collection import Collection
-from calligram.data.sparse import FURTHER, SPLIT, Sparsity, kept_matches, sparse_view, with_captions_of
+from calligram.data.sparse import (
+    EXTRA_IMAGES_KEY,
+    SPARSE_SPLIT,
+    Sparsity,
+    kept_matches,
+    sparse_view,
+    with_extra_captions,
+)
 from calligram.errors import UserError
 from calligram.evaluation.suggest import suggest_images
 from calligram.models.load import RUN, load_matcher, read_about
@@ -88,21 +95,21 @@ def suggested_view(
     Raises:
         UserError: when the run was trained on another collection, or on captions that are not kept here.
     """
-    train = np.flatnonzero(np.array([s == SPLIT for s in collection.column("images", "split")], dtype=bool))
+    train = np.flatnonzero(np.array([s == SPARSE_SPLIT for s in collection.column("images", "split")], dtype=bool))
     captioned = np.intersect1d(train, collection.numbers("matches", "image"))
     count = round(more * len(captioned))
     if count < 1:
         raise UserError(f"sparse.more={more} of {len(captioned)} images is none; give a larger share")
     before = _suggested_to(run, collection, sparsity)
-    now = with_captions_of(collection, before, sparsity, HOW) if len(before) else sparse_view(collection, sparsity)
+    now = with_extra_captions(collection, before, sparsity, HOW) if len(before) else sparse_view(collection, sparsity)
     stored = load_matcher(run).to(device)
     # Images that never had captions are proposed too, and here nobody writes them.
-    bare = len(collection.unannotated(SPLIT))
+    bare = len(collection.unannotated(SPARSE_SPLIT))
     found = suggest_images(stored.matcher, stored.inputs, now, count + bare, uncertainty=uncertainty)
     rows = np.array([s.row for s in found.chosen if s.row in captioned][:count], dtype=np.int64)
     if len(rows) < count:
         raise UserError(f"{run} tells only {len(rows)} images apart, of {count} that sparse.more asks for")
-    return with_captions_of(collection, np.concatenate([before, rows]), sparsity, HOW)
+    return with_extra_captions(collection, np.concatenate([before, rows]), sparsity, HOW)
 
 
 def _suggested_to(run: str, collection: Collection, sparsity: Sparsity) -> Ints:
@@ -115,10 +122,10 @@ def _suggested_to(run: str, collection: Collection, sparsity: Sparsity) -> Ints:
         return np.array([], dtype=np.int64)
     about = read_about(file.parent)
     places = {name: row for row, name in enumerate(collection.column("images", "id"))}
-    missing = [name for name in about.get(FURTHER, []) if name not in places]
+    missing = [name for name in about.get(EXTRA_IMAGES_KEY, []) if name not in places]
     if missing:
         raise _of_another(run, collection, f"it had captions of image '{missing[0]}', which is not there")
-    rows = np.array([places[name] for name in about.get(FURTHER, [])], dtype=np.int64)
+    rows = np.array([places[name] for name in about.get(EXTRA_IMAGES_KEY, [])], dtype=np.int64)
     _refuse_leaks(run, about, collection, rows, sparsity)
     return rows
 
@@ -126,7 +133,7 @@ def _suggested_to(run: str, collection: Collection, sparsity: Sparsity) -> Ints:
 def _refuse_leaks(run: str, about: Mapping[str, Any], collection: Collection, rows: Ints, sparsity: Sparsity) -> None:
     """A run that saw captions which are removed here would choose by what nobody has written yet."""
     had = sparsity_of(about)
-    seen = with_captions_of(collection, rows, had, HOW) if len(rows) else sparse_view(collection, had)
+    seen = with_extra_captions(collection, rows, had, HOW) if len(rows) else sparse_view(collection, had)
     if about.get("content") != seen.fingerprint:
         raise _of_another(run, collection, f"its content was {about.get('content')}, not {seen.fingerprint}")
     if (kept_matches(collection, had, rows) & ~kept_matches(collection, sparsity, rows)).any():

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from calligram.data.collection import Collection
 from calligram.data.pairing import Visuals
-from calligram.data.sparse import FURTHER, Sparsity, sparse_view, with_captions_of
+from calligram.data.sparse import EXTRA_IMAGES_KEY, Sparsity, sparse_view, with_extra_captions
 from calligram.errors import UserError
 from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
 from calligram.features.inputs import Inputs
@@ -62,11 +62,11 @@ def seen_by(about: Mapping[str, Any], whole: Collection) -> Collection | None:
     """What a run saw of a collection, by its run.json; None where it was trained on another, or before it changed."""
     had = sparsity_of(about)
     places = {name: row for row, name in enumerate(whole.column("images", "id"))}
-    further = about.get(FURTHER, [])
+    further = about.get(EXTRA_IMAGES_KEY, [])
     if any(name not in places for name in further):
         return None
     rows = np.array([places[name] for name in further], dtype=np.int64)
-    seen = with_captions_of(whole, rows, had, "suggested by runs") if further else sparse_view(whole, had)
+    seen = with_extra_captions(whole, rows, had, "suggested by runs") if further else sparse_view(whole, had)
     return seen if about.get("content") == seen.fingerprint else None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
-from calligram.scenes.drawing.figure import RGB, Figure, darker, lighter, lit, mix
+from calligram.scenes.drawing.figure import RGB, Figure, apply_light, darker, lighter, mix
 
 # The ground of each setting, drawn below and around the horizon.
 
@@ -217,13 +217,13 @@ def draw_room(figure: Figure, rng: random.Random, horizon: float) -> None:
 HORIZON = 0.52
 """where sky and ground meet"""
 
-_SKY: dict[str, tuple[RGB, RGB]] = {
+_SKY_COLOURS: dict[str, tuple[RGB, RGB]] = {
     "day": ((88, 176, 242), (206, 236, 252)),
     "sunset": ((120, 70, 140), (255, 168, 72)),
     "night": ((8, 10, 38), (36, 44, 98)),
 }
 
-_GROUNDS: Mapping[str, Callable[[Figure, random.Random, float], None]] = {
+_GROUND_PAINTERS: Mapping[str, Callable[[Figure, random.Random, float], None]] = {
     "park": draw_park,
     "beach": draw_beach,
     "street": draw_street,
@@ -242,9 +242,9 @@ def draw_backdrop(setting: str, time: str, seed: str) -> Figure:
     sky = Figure()
     _draw_sky(sky, time, rng)
     ground = Figure()
-    _GROUNDS[setting](ground, rng, HORIZON)
+    _GROUND_PAINTERS[setting](ground, rng, HORIZON)
     ground.shapes = [
-        (points, lit(colour, time) if time != "night" else _dim(colour)) for points, colour in ground.shapes
+        (points, apply_light(colour, time) if time != "night" else _dim(colour)) for points, colour in ground.shapes
     ]
     if setting == "room":
         _draw_window(ground, time)
@@ -255,11 +255,11 @@ def draw_backdrop(setting: str, time: str, seed: str) -> Figure:
 
 def _dim(colour: RGB) -> RGB:
     """Ground at night: darker than the things on it, which stay recognizable."""
-    return mix(lit(colour, "night"), (10, 14, 50), 0.46)
+    return mix(apply_light(colour, "night"), (10, 14, 50), 0.46)
 
 
 def _draw_sky(sky: Figure, time: str, rng: random.Random) -> None:
-    top, low = _SKY[time]
+    top, low = _SKY_COLOURS[time]
     bands = 24
     for k in range(bands):
         y = k * (HORIZON + 0.06) / bands
@@ -291,9 +291,9 @@ def _draw_cloud(sky: Figure, rng: random.Random, colour: RGB) -> None:
 def _draw_window(room: Figure, time: str) -> None:
     """A window in the wall through which one sees what time it is."""
     x, y, half = 0.5, 0.22, 0.19
-    frame = lit((250, 246, 238), time)
+    frame = apply_light((250, 246, 238), time)
     room.rectangle(x - half - 0.02, y - 0.16, x + half + 0.02, y + 0.16, frame)
-    top, low = _SKY[time]
+    top, low = _SKY_COLOURS[time]
     for k in range(7):
         room.rectangle(x - half, y - 0.14 + 0.04 * k, x + half, y - 0.1 + 0.04 * k, mix(top, low, k / 6))
     if time == "night":
@@ -308,7 +308,7 @@ def _draw_window(room: Figure, time: str) -> None:
     room.rectangle(x - half, y - 0.008, x + half, y + 0.008, frame)
     for side in (-1, 1):
         edge = x + side * (half + 0.01)
-        cloth = lit((190, 70, 80), time)
+        cloth = apply_light((190, 70, 80), time)
         room.polygon(
             (
                 (edge, y - 0.19),

@@ -25,23 +25,28 @@ PALETTE: dict[str, RGB] = {
     "grey": (138, 143, 152),
 }
 
-CLOTHES = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black", "white")
-BRIGHT = ("red", "orange", "yellow", "green", "blue", "purple", "pink")
+CLOTHING_COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "black", "white")
+BRIGHT_COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink")
 
-HAIR: dict[str, RGB] = {"black": (34, 28, 30), "brown": (104, 62, 32), "blond": (238, 198, 92), "red": (196, 84, 34)}
+HAIR_COLOURS: dict[str, RGB] = {
+    "black": (34, 28, 30),
+    "brown": (104, 62, 32),
+    "blond": (238, 198, 92),
+    "red": (196, 84, 34),
+}
 
-SKIN: tuple[RGB, ...] = ((250, 214, 184), (232, 184, 142), (184, 128, 88), (122, 80, 54))
+SKIN_COLOURS: tuple[RGB, ...] = ((250, 214, 184), (232, 184, 142), (184, 128, 88), (122, 80, 54))
 
-_LIGHT: dict[str, tuple[float, float, float]] = {
+_LIGHT_FACTORS: dict[str, tuple[float, float, float]] = {
     "day": (1.0, 1.0, 1.0),
     "sunset": (1.0, 0.9, 0.82),
     "night": (0.82, 0.84, 0.95),
 }
 
 
-def lit(colour: RGB, time: str) -> RGB:
+def apply_light(colour: RGB, time: str) -> RGB:
     """The colour as it looks at this time of day."""
-    r, g, b = _LIGHT[time]
+    r, g, b = _LIGHT_FACTORS[time]
     return int(colour[0] * r), int(colour[1] * g), int(colour[2] * b)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from calligram.scenes.drawing.figure import HAIR, PALETTE, RGB, SKIN, Figure, Point, darker, lighter
-from calligram.scenes.people import Look
+from calligram.scenes.drawing.figure import HAIR_COLOURS, PALETTE, RGB, SKIN_COLOURS, Figure, Point, darker, lighter
+from calligram.scenes.people import Appearance
 
 # Where a body's joints are in each pose.
 
@@ -85,9 +85,9 @@ POSES: dict[str, Pose] = {
 }
 """``seated`` is sitting on something, with the origin at its foot; ``riding`` has the origin at the seat."""
 
-RAISED: Joints = ((0.12, 0.735), (0.21, 0.64), (0.25, 0.78))
+RAISED_ARM: Joints = ((0.12, 0.735), (0.21, 0.64), (0.25, 0.78))
 """the near arm when it holds a string or a handle"""
-HUGGING: tuple[Joints, Joints] = (
+HUGGING_ARM: tuple[Joints, Joints] = (
     ((-0.12, 0.735), (-0.19, 0.6), (-0.07, 0.53)),
     ((0.12, 0.735), (0.19, 0.6), (0.07, 0.53)),
 )
@@ -99,9 +99,9 @@ HUGGING: tuple[Joints, Joints] = (
 SLEEVE, ARM, LEG = 0.085, 0.062, 0.098
 
 
-def draw_bottom(figure: Figure, look: Look, joints: Pose) -> None:
+def draw_bottom(figure: Figure, look: Appearance, joints: Pose) -> None:
     """Legs with trousers, shorts, a skirt or the lower half of a dress."""
-    skin = SKIN[look.skin]
+    skin = SKIN_COLOURS[look.skin]
     for leg, far in ((joints.far_leg, True), (joints.near_leg, False)):
         if look.bottom in ("trousers", "shorts"):
             cloth = PALETTE[look.bottom_colour]
@@ -141,7 +141,7 @@ def _skirt(figure: Figure, joints: Pose, colour: RGB, length: float) -> None:
     )
 
 
-def draw_shoes(figure: Figure, look: Look, joints: Pose) -> None:
+def draw_shoes(figure: Figure, look: Appearance, joints: Pose) -> None:
     """A shoe at the end of each leg, pointing ahead."""
     colour = PALETTE[look.shoes]
     for leg in (joints.far_leg, joints.near_leg):
@@ -149,9 +149,11 @@ def draw_shoes(figure: Figure, look: Look, joints: Pose) -> None:
         figure.ellipse(x + 0.022, y - 0.005, 0.055, 0.03, colour)
 
 
-def draw_top(figure: Figure, look: Look, joints: Pose, shoulders: Point, layer: Literal["far", "body", "near"]) -> None:
+def draw_top(
+    figure: Figure, look: Appearance, joints: Pose, shoulders: Point, layer: Literal["far", "body", "near"]
+) -> None:
     """Torso and arms; ``layer`` is what to draw now, since the head goes between body and near arm."""
-    cloth, skin = PALETTE[look.top_colour], SKIN[look.skin]
+    cloth, skin = PALETTE[look.top_colour], SKIN_COLOURS[look.skin]
     if layer != "body":
         arm = joints.far_arm if layer == "far" else joints.near_arm
         shade = 0.2 if layer == "far" else 0.08
@@ -202,7 +204,7 @@ def _sleeve(figure: Figure, arm: Joints, cloth: RGB, skin: RGB, long: bool) -> N
         figure.limb((shoulder, _between(shoulder, elbow, 0.7)), SLEEVE, cloth)
 
 
-def draw_bag(figure: Figure, look: Look, shoulders: Point) -> None:
+def draw_bag(figure: Figure, look: Appearance, shoulders: Point) -> None:
     """A backpack behind the shoulders or a handbag at the hip."""
     colour, (x, y) = PALETTE[look.bag_colour], shoulders
     if look.bag == "backpack":
@@ -214,9 +216,9 @@ def draw_bag(figure: Figure, look: Look, shoulders: Point) -> None:
         figure.rectangle(x + 0.07, y - 0.33, x + 0.24, y - 0.28, darker(colour, 0.25))
 
 
-def draw_head(figure: Figure, look: Look, centre: Point, r: float) -> None:
+def draw_head(figure: Figure, look: Appearance, centre: Point, r: float) -> None:
     """Face, hair, and what is worn on the head."""
-    (x, y), skin, hair = centre, SKIN[look.skin], HAIR[look.hair]
+    (x, y), skin, hair = centre, SKIN_COLOURS[look.skin], HAIR_COLOURS[look.hair]
     if look.hair_style == "long":
         figure.ellipse(x - 0.02, y - 0.25 * r, 1.18 * r, 1.2 * r, darker(hair, 0.12))
         figure.polygon(
@@ -235,7 +237,7 @@ def draw_head(figure: Figure, look: Look, centre: Point, r: float) -> None:
     _hat(figure, look, centre, r)
 
 
-def _face(figure: Figure, look: Look, centre: Point, r: float) -> None:
+def _face(figure: Figure, look: Appearance, centre: Point, r: float) -> None:
     x, y = centre
     for side in (-0.14, 0.5):
         figure.ellipse(x + side * r, y - 0.02 * r, 0.1 * r, 0.14 * r, (40, 30, 30))
@@ -247,7 +249,7 @@ def _face(figure: Figure, look: Look, centre: Point, r: float) -> None:
     figure.dome(x + 0.2 * r, y - 0.42 * r, 0.24 * r, -0.16 * r, (170, 60, 60))
 
 
-def _hat(figure: Figure, look: Look, centre: Point, r: float) -> None:
+def _hat(figure: Figure, look: Appearance, centre: Point, r: float) -> None:
     if not look.hat:
         return
     (x, y), colour = centre, PALETTE[look.hat_colour]
@@ -272,19 +274,19 @@ def _between(a: Point, b: Point, share: float) -> Point:
     return a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share
 
 
-JUMP = 0.16
+JUMP_HEIGHT = 0.16
 """height of a jump, in units of the body's height"""
 
 
-def draw_person(look: Look, pose: str, held: str = "") -> Figure:
+def draw_person(look: Appearance, pose: str, held: str = "") -> Figure:
     """Draw a person; the anchor ``hand`` is where something held attaches."""
     child = look.kind in ("boy", "girl")
     # Children have larger heads, so their shoulders are lower.
     head = 0.135 if child else 0.105
     squeeze = (1 - 2 * head + 0.01) / (1 - 2 * 0.105 + 0.01)
-    joints = _fit(_holding(POSES[pose], held), squeeze)
+    joints = _fit(_pose_with_held_object(POSES[pose], held), squeeze)
     figure = Figure()
-    lift = JUMP if pose == "jumping" else 0.0
+    lift = JUMP_HEIGHT if pose == "jumping" else 0.0
     shoulders = (joints.lean, (SHOULDER - joints.sink) * squeeze)
     if look.bag == "backpack":
         draw_bag(figure, look, shoulders)
@@ -301,15 +303,15 @@ def draw_person(look: Look, pose: str, held: str = "") -> Figure:
     return figure.moved(0.0, lift) if lift else figure
 
 
-def _holding(pose: Pose, held: str) -> Pose:
+def _pose_with_held_object(pose: Pose, held: str) -> Pose:
     if held == "ball":
-        return replace(pose, far_arm=_sunk(HUGGING[0], pose), near_arm=_sunk(HUGGING[1], pose))
+        return replace(pose, far_arm=_lowered(HUGGING_ARM[0], pose), near_arm=_lowered(HUGGING_ARM[1], pose))
     if held:
-        return replace(pose, far_arm=_sunk(pose.far_arm, pose), near_arm=_sunk(RAISED, pose))
-    return replace(pose, far_arm=_sunk(pose.far_arm, pose), near_arm=_sunk(pose.near_arm, pose))
+        return replace(pose, far_arm=_lowered(pose.far_arm, pose), near_arm=_lowered(RAISED_ARM, pose))
+    return replace(pose, far_arm=_lowered(pose.far_arm, pose), near_arm=_lowered(pose.near_arm, pose))
 
 
-def _sunk(arm: Joints, pose: Pose) -> Joints:
+def _lowered(arm: Joints, pose: Pose) -> Joints:
     """Arms are given for a standing body; move them with the shoulders."""
     a, b, c = ((x + pose.lean, y - pose.sink) for x, y in arm)
     return a, b, c

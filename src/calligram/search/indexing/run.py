@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from calligram.data.readers.folder import PREFERRED, captions_tables
+from calligram.data.readers.folder import PREFERRED_TABLE_NAMES, captions_tables
 from calligram.errors import UserError
 from calligram.files import locked
 from calligram.progress import Track, silent
@@ -85,7 +85,7 @@ def index_source(
 def _tell_of_captions(source: Opened) -> None:
     """That those in a table beside pictures are not read."""
     tables = captions_tables(source.root) if isinstance(source, FolderSource) else []
-    if tables and tables[0].stem.lower() in PREFERRED:
+    if tables and tables[0].stem.lower() in PREFERRED_TABLE_NAMES:
         log.warning(
             '%s is not read: index takes pictures alone; "calligram import folder %s COLLECTION" makes a collection, '
             "which is indexed with its captions and columns",

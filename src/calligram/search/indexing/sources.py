@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from calligram.data.collection import MANIFEST, Collection
 from calligram.data.collection import MANIFEST as COLLECTION
-from calligram.data.pictures import SUFFIXES, PictureError
+from calligram.data.pictures import PICTURE_SUFFIXES, PictureError
 from calligram.errors import UserError
 from calligram.search.filters import columns
 from calligram.search.indexing.exif import Value
@@ -96,7 +96,7 @@ def _visit(root: Path, folder: str, found: FolderScan, visited: set[tuple[int, i
         key = f"{folder}/{entry.name}" if folder else entry.name
         if entry.is_dir():
             (linked if entry.is_symlink() else real).append(key)
-        elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
+        elif os.path.splitext(entry.name)[1].lower() in PICTURE_SUFFIXES:
             _note(entry, key, found)
     return real, linked
 

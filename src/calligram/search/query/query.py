@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from calligram.data.pictures import SUFFIXES, PictureError, decode
+from calligram.data.pictures import PICTURE_SUFFIXES, PictureError, decode
 from calligram.errors import UserError
 
 Floats = NDArray[np.float32]
@@ -146,7 +146,7 @@ def parse_what(text: str) -> str | Image.Image:
     Other names need a folder before them, as in ``./dog``.
     """
     file = Path(text.strip())
-    if file.suffix.lower() in SUFFIXES or (len(file.parts) > 1 and len(text) < LONGEST_PATH and file.is_file()):
+    if file.suffix.lower() in PICTURE_SUFFIXES or (len(file.parts) > 1 and len(text) < LONGEST_PATH and file.is_file()):
         return read_picture(file)
     return text.strip()
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from calligram.data.matches import Matches
-from calligram.data.negatives import Negatives, Ranked
+from calligram.data.negatives import NegativeLists, RankedRows
 from calligram.training.batches.pair_sampler import PairSampler, derived_seed
 
 Ints = NDArray[np.int64]
@@ -37,7 +37,7 @@ class OfflineSampler(PairSampler):
         matches: Matches,
         batch: int,
         seed: int,
-        negatives: Negatives | None = None,
+        negatives: NegativeLists | None = None,
         *,
         spread: Spread = "uniform",
         excluded: Matches | None = None,
@@ -58,7 +58,7 @@ class OfflineSampler(PairSampler):
         self._excluded = matches if excluded is None else excluded
         self._texts_of, self._images_of = Partners(matches), Partners(matches.T)
 
-    def take(self, negatives: Negatives) -> None:
+    def take(self, negatives: NegativeLists) -> None:
         """Draw from these lists from now on."""
         self._texts, self._images = _Lists(negatives.texts), _Lists(negatives.images)
 
@@ -108,7 +108,7 @@ class OfflineSampler(PairSampler):
 class _Lists:
     """Draws from ranked lists."""
 
-    def __init__(self, lists: Ranked) -> None:
+    def __init__(self, lists: RankedRows) -> None:
         self._lists, self._lengths = lists, (np.asarray(lists) >= 0).sum(1)
 
     def draw(self, anchors: Ints, spread: Spread, rng: np.random.Generator) -> Ints:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calligram.data.boxes import iou
-from calligram.data.grounding import BoxesInImages, GroundedPhrases
+from calligram.data.grounding import GroundedPhrases, ImageBoxes
 from calligram.errors import UserError
 from calligram.features.inputs import ImageRows, Inputs, TextRows
-from calligram.losses.contrastive import logistic
+from calligram.losses.contrastive import logistic_loss
 from calligram.models.matcher import Matcher
 from calligram.training.batches.batch import Batch
 from calligram.training.batches.pair_sampler import derived_seed
@@ -63,7 +63,7 @@ class PhrasePairs:
         cls,
         grounded: GroundedPhrases,
         strings: Sequence[str],
-        proposals: BoxesInImages,
+        proposals: ImageBoxes,
         match: float = MATCH,
         background: float = BACKGROUND,
     ) -> PhrasePairs:
@@ -77,21 +77,21 @@ class PhrasePairs:
         text = [numbers.setdefault(" ".join(s.lower().split()), len(numbers)) for s in strings]
         pairs = np.unique(np.stack([grounded.chains, np.array(text, dtype=np.int64)], axis=1), axis=0)
         chains, texts = pairs[:, 0], pairs[:, 1]
-        count = len(grounded.around)
+        count = len(grounded.chain_boxes)
         starts = np.searchsorted(chains, np.arange(1, count))
-        positives, negatives, best = _around(grounded.around, proposals, match, background)
+        positives, negatives, best = _around(grounded.chain_boxes, proposals, match, background)
         return cls(chains, texts, tuple(np.split(texts, starts)), positives, negatives, best, tuple(numbers))
 
 
 def _around(
-    truth: BoxesInImages, proposals: BoxesInImages, match: float, background: float
+    truth: ImageBoxes, proposals: ImageBoxes, match: float, background: float
 ) -> tuple[tuple[Ints, ...], tuple[Ints, ...], Ints]:
     """Positives and negatives of each truth region, and the chain of every region."""
     count = len(truth)
     positives, negatives = [np.zeros(0, dtype=np.int64)] * count, [np.zeros(0, dtype=np.int64)] * count
     chain_of_region = np.concatenate([np.arange(count), count + np.arange(len(proposals))])
     for image in np.unique(truth.images).tolist():
-        chains, near = truth.of(image), proposals.of(image)
+        chains, near = truth.rows_of_image(image), proposals.rows_of_image(image)
         overlap = iou(truth.boxes[chains], proposals.boxes[near])
         for row, chain in enumerate(chains.tolist()):
             positives[chain] = np.concatenate([[chain], count + near[overlap[row] >= match]])
@@ -350,4 +350,4 @@ class DrawnPairsObjective(Objective):
         images, texts = self.encode(matcher, batch)
         of_text, of_image = batch.text_target.nonzero(as_tuple=True)
         scores = matcher.score_pairs(images.rows(of_image), texts.rows(of_text))
-        return {"logistic": logistic(scores, batch.text_target[of_text, of_image]) / max(1, len(of_text))}
+        return {"logistic": logistic_loss(scores, batch.text_target[of_text, of_image]) / max(1, len(of_text))}

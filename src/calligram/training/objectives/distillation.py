@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from calligram.losses.contrastive import symmetric_divergence
+from calligram.losses.contrastive import symmetric_kl_divergence
 from calligram.models.layers.score_tiles import first_places, last_places
 from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
@@ -43,8 +43,8 @@ class DistillationObjective(InfoNCEObjective):
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """One term."""
         wanted = self._teacher[0].scores(batch.image_rows, batch.text_rows)
-        found = symmetric_divergence(
-            matcher.score(images, texts), wanted, temperature=self.temperature, of_teacher=self.of_teacher
+        found = symmetric_kl_divergence(
+            matcher.score(images, texts), wanted, temperature=self.temperature, teacher_temperature=self.of_teacher
         )
         return {"divergence": found}
 

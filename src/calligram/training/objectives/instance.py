@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from calligram.data.matches import Matches
-from calligram.losses.instance import CHUNK, Classified, classified
+from calligram.losses.instance import CLASSES_PER_CHUNK, InstanceLossAndError, instance_loss_and_error
 from calligram.models.matcher import Encoded, Matcher, unit
 from calligram.training.batches.batch import Batch
 from calligram.training.objectives.objective import Objective
@@ -33,7 +33,7 @@ class InstanceObjective(Objective):
         weights: tuple[float, float] = (1.0, 1.0),
         dropout: float = 0.0,
         scale: float = 0.0,
-        chunk: int | None = CHUNK,
+        chunk: int | None = CLASSES_PER_CHUNK,
     ) -> None:
         """Args:
         weights: of the image term and of the text term, lambda 2 and 3 of Eq. 9.
@@ -59,10 +59,12 @@ class InstanceObjective(Objective):
         self.measures = {f"instance_{name}_error": seen.error for name, (_, seen) in found.items()}
         return {f"instance_{name}": weight * seen.loss for name, (weight, seen) in found.items()}
 
-    def _classified(self, vectors: Tensor, groups: Tensor) -> Classified:
+    def _classified(self, vectors: Tensor, groups: Tensor) -> InstanceLossAndError:
         if not self.scale:
-            return classified(self.dropout(vectors), self.classes, groups, chunk=self.chunk)
-        return classified(self.scale * self.dropout(unit(vectors)), unit(self.classes), groups, chunk=self.chunk)
+            return instance_loss_and_error(self.dropout(vectors), self.classes, groups, chunk=self.chunk)
+        return instance_loss_and_error(
+            self.scale * self.dropout(unit(vectors)), unit(self.classes), groups, chunk=self.chunk
+        )
 
 
 class Classes(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from calligram.losses.contrastive import symmetric_info_nce
-from calligram.losses.ranking import bidirectional
+from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.models.ensemble import Ensemble
 from calligram.models.matcher import Encoded, Matcher, unit
 from calligram.training.batches.batch import Batch
@@ -126,7 +126,7 @@ class RankingObjective(Objective):
         image_target, text_target = batch.image_target, batch.text_target
         if self.draw:
             image_target, text_target = with_one_negative(image_target), with_one_negative(text_target)
-        loss = bidirectional(scores, image_target, text_target, margin=self.margin, top_k=self.top_k)
+        loss = bidirectional_ranking_loss(scores, image_target, text_target, margin=self.margin, top_k=self.top_k)
         return {"ranking": loss / (batch.image_target > 0).sum().clamp(min=1)}
 
 

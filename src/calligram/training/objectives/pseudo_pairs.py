@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from calligram.losses.adversarial import (
-    KINDS,
-    PAIRS,
+    DOMAIN_PAIR_KINDS,
+    DOMAIN_PAIRS,
     Domain,
-    Kind,
+    DomainPairKind,
     domain_error,
     domain_loss,
     reversal_strength,
-    reverse,
+    reverse_gradient,
 )
 from calligram.models.matcher import Matcher, unit
 from calligram.training.batches.batch import Batch
@@ -41,9 +41,13 @@ class AdversaryTerms:
 
     def weights(self) -> dict[tuple[Domain, Domain], float]:
         """By pair of domains."""
-        of_kind: Mapping[Kind, tuple[float, float]] = {"intra": self.intra, "cross": self.cross, "trans": self.trans}
+        of_kind: Mapping[DomainPairKind, tuple[float, float]] = {
+            "intra": self.intra,
+            "cross": self.cross,
+            "trans": self.trans,
+        }
         turns = {kind: iter(values) for kind, values in of_kind.items()}
-        return {pair: next(turns[KINDS[pair]]) for pair in KINDS}
+        return {pair: next(turns[DOMAIN_PAIR_KINDS[pair]]) for pair in DOMAIN_PAIR_KINDS}
 
 
 class Adversary(nn.Module):
@@ -59,7 +63,7 @@ class Adversary(nn.Module):
         self.steepness = terms.steepness
         self.weights = {pair: weight for pair, weight in terms.weights().items() if weight}
         self.discriminators = nn.ModuleDict(
-            {_name(pair): discriminator(dim, terms.hidden) for pair in PAIRS if pair in self.weights}
+            {_name(pair): discriminator(dim, terms.hidden) for pair in DOMAIN_PAIRS if pair in self.weights}
         )
 
     def forward(self, domains: Mapping[Domain, Tensor], progress: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -69,12 +73,12 @@ class Adversary(nn.Module):
             progress: share of training that is done, which the strength of the reversal follows.
         """
         strength = reversal_strength(progress, self.steepness)
-        seen = {name: reverse(unit(v).to(v.dtype), strength) for name, v in domains.items()}
+        seen = {name: reverse_gradient(unit(v).to(v.dtype), strength) for name, v in domains.items()}
         terms: dict[str, Tensor] = {}
         errors: dict[str, list[Tensor]] = {}
         for pair, weight in self.weights.items():
             first, second = (self.discriminators[_name(pair)](seen[domain]).squeeze(-1) for domain in pair)
-            kind = KINDS[pair]
+            kind = DOMAIN_PAIR_KINDS[pair]
             loss = weight * domain_loss(first, second)
             terms[kind] = terms[kind] + loss if kind in terms else loss
             errors.setdefault(f"{kind}_error", []).append(domain_error(first, second).detach())

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from calligram.losses.contrastive import logistic
-from calligram.losses.neighbourhood import Modality, neighbourhood_ranking, neighbours
+from calligram.losses.contrastive import logistic_loss
+from calligram.losses.neighbourhood import NeighbourhoodScores, neighbourhood_ranking, neighbours
 from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
 from calligram.training.objectives.objective import Objective
@@ -51,9 +51,9 @@ class NeighbourhoodObjective(Objective):
         return {name: term / pairs for name, term in terms.items()}
 
 
-def _side(matcher: Matcher, items: Encoded, target: Tensor, groups: Tensor) -> Modality:
+def _side(matcher: Matcher, items: Encoded, target: Tensor, groups: Tensor) -> NeighbourhoodScores:
     """Scores and neighbourhoods of one modality; they need only the vectors, which both modalities have."""
-    return Modality(matcher.score(items, items), neighbours(target, groups))
+    return NeighbourhoodScores(matcher.score(items, items), neighbours(target, groups))
 
 
 class LogisticObjective(Objective):
@@ -78,7 +78,7 @@ class LogisticObjective(Objective):
         else:
             of_text, of_image, target = balanced_pairs(batch.text_target)
         scores = matcher.score_pairs(images.rows(of_image), texts.rows(of_text))
-        return {"logistic": logistic(scores, target) / max(1, len(target))}
+        return {"logistic": logistic_loss(scores, target) / max(1, len(target))}
 
 
 def balanced_pairs(target: Tensor) -> tuple[Tensor, Tensor, Tensor]:

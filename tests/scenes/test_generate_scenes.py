@@ -7,7 +7,7 @@ import pytest
 
 from calligram.data.collection import Collection
 from calligram.errors import UserError
-from calligram.scenes.generate import cut, generate_scenes
+from calligram.scenes.generate import generate_scenes, split_by_block
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +115,12 @@ def test_metadata_say_what_the_generator_knows(made):
     [(2000, (1600, 200, 200)), (100, (80, 10, 10)), (50, (30, 10, 10)), (12, (10, 1, 1)), (1, (1, 0, 0))],
 )
 def test_splits_are_cut_between_blocks_where_there_are_enough(images, expected):
-    names = cut("scenes", images, (0.8, 0.1, 0.1))
+    names = split_by_block("scenes", images, (0.8, 0.1, 0.1))
     assert tuple(names.count(s) for s in ("train", "dev", "test")) == expected
 
 
 def test_a_share_of_zero_gives_no_images():
-    assert set(cut("scenes", 200, (0.0, 0.0, 1.0))) == {"test"}
+    assert set(split_by_block("scenes", 200, (0.0, 0.0, 1.0))) == {"test"}
 
 
 @pytest.mark.parametrize(

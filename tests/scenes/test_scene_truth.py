@@ -6,22 +6,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from calligram.scenes.truth import Pattern, SceneQuery, View, all_true, fits, holds
+from calligram.scenes.truth import SceneQuery, SceneView, ThingPattern, find_true_pairs, fits_pattern, is_true
 
 MAN = {"kind": "man", "top": "shirt", "top colour": "red", "pose": "running"}
 BROWN, BLACK = {"kind": "dog", "colour": "brown"}, {"kind": "dog", "colour": "black"}
-A_DOG, A_MAN = Pattern((("kind", ("dog",)),)), Pattern((("kind", ("man",)),))
+A_DOG, A_MAN = ThingPattern((("kind", ("dog",)),)), ThingPattern((("kind", ("man",)),))
 
 
 def view(*facts, relations=(), setting="park", time="day"):
-    return View(setting, time, facts, frozenset(relations))
+    return SceneView(setting, time, facts, frozenset(relations))
 
 
 def literally_true(query, scene):
     """Try every choice of things for the patterns, as the definition says."""
     if (query.settings and scene.setting not in query.settings) or (query.times and scene.time not in query.times):
         return False
-    like = [[i for i, f in enumerate(scene.facts) if fits(f, p)] for p in query.patterns]
+    like = [[i for i, f in enumerate(scene.facts) if fits_pattern(f, p)] for p in query.patterns]
     for pattern, things in zip(query.patterns, like, strict=True):
         if pattern.count is not None and len(things) != pattern.count:
             return False
@@ -38,46 +38,46 @@ def literally_true(query, scene):
 
 
 def test_relevance_equals_trying_every_caption_on_every_scene(scenes, captions):
-    views = [View.of(scene) for scene in scenes]
+    views = [SceneView.of(scene) for scene in scenes]
     queries = [caption.query for _, caption in captions]
     expected = [
         (v, q) for v, scene in enumerate(views) for q, query in enumerate(queries) if literally_true(query, scene)
     ]
-    assert all_true(views, queries).tolist() == [list(pair) for pair in expected]
+    assert find_true_pairs(views, queries).tolist() == [list(pair) for pair in expected]
 
 
 def test_every_caption_is_true_of_its_own_scene(scenes, captions):
-    assert all(holds(caption.query, View.of(scenes[row])) for row, caption in captions)
+    assert all(is_true(caption.query, SceneView.of(scenes[row])) for row, caption in captions)
 
 
 def test_no_captions_give_no_true_pairs(scenes):
-    assert all_true([View.of(s) for s in scenes], []).shape == (0, 2)
+    assert find_true_pairs([SceneView.of(s) for s in scenes], []).shape == (0, 2)
 
 
 def test_one_dog_means_at_least_one_and_two_dogs_exactly_two():
     two_dogs = SceneQuery((replace(A_DOG, count=2),))
-    assert holds(SceneQuery((A_DOG,)), view(BROWN, BLACK))
-    assert holds(two_dogs, view(BROWN, BLACK))
-    assert not holds(two_dogs, view(BROWN, BLACK, BROWN))
-    assert not holds(two_dogs, view(BROWN))
+    assert is_true(SceneQuery((A_DOG,)), view(BROWN, BLACK))
+    assert is_true(two_dogs, view(BROWN, BLACK))
+    assert not is_true(two_dogs, view(BROWN, BLACK, BROWN))
+    assert not is_true(two_dogs, view(BROWN))
 
 
 def test_two_phrases_need_two_things():
-    animal = Pattern((("kind", ("dog", "cat")),))
-    assert not holds(SceneQuery((A_DOG, animal)), view(BROWN))
-    assert holds(SceneQuery((A_DOG, animal)), view(BROWN, BLACK))
+    animal = ThingPattern((("kind", ("dog", "cat")),))
+    assert not is_true(SceneQuery((A_DOG, animal)), view(BROWN))
+    assert is_true(SceneQuery((A_DOG, animal)), view(BROWN, BLACK))
 
 
 def test_a_relation_is_sought_among_all_things_that_fit():
     query = SceneQuery((A_MAN, A_DOG), ((0, "next to", 1),))
-    assert holds(query, view(MAN, BROWN, BLACK, relations=[(0, "next to", 2)]))
-    assert not holds(query, view(MAN, BROWN, BLACK, relations=[(2, "next to", 0)]))
+    assert is_true(query, view(MAN, BROWN, BLACK, relations=[(0, "next to", 2)]))
+    assert not is_true(query, view(MAN, BROWN, BLACK, relations=[(2, "next to", 0)]))
 
 
 def test_a_relation_of_a_group_holds_for_each_of_it():
     query = SceneQuery((A_MAN, replace(A_DOG, count=2)), ((0, "next to", 1),))
-    assert not holds(query, view(MAN, BROWN, BLACK, relations=[(0, "next to", 1)]))
-    assert holds(query, view(MAN, BROWN, BLACK, relations=[(0, "next to", 1), (0, "next to", 2)]))
+    assert not is_true(query, view(MAN, BROWN, BLACK, relations=[(0, "next to", 1)]))
+    assert is_true(query, view(MAN, BROWN, BLACK, relations=[(0, "next to", 1), (0, "next to", 2)]))
 
 
 @pytest.mark.parametrize("change", ["setting", "time", "relations"])
@@ -86,29 +86,29 @@ def test_a_caption_that_tells_of_it_is_false_once_it_changes(scenes, captions, c
     other = {"setting": "elsewhere", "time": "never", "relations": frozenset()}[change]
     telling = [(row, c) for row, c in captions if getattr(c.query, told)]
     assert len(telling) > 30
-    assert not any(holds(c.query, replace(View.of(scenes[row]), **{change: other})) for row, c in telling)
+    assert not any(is_true(c.query, replace(SceneView.of(scenes[row]), **{change: other})) for row, c in telling)
 
 
 def test_a_caption_is_false_once_a_fact_it_tells_is_changed_everywhere(scenes, captions):
     for row, caption in captions:
-        scene = View.of(scenes[row])
+        scene = SceneView.of(scenes[row])
         for pattern in caption.query.patterns:
             for name, _ in pattern.constraints:
                 changed = tuple({**facts, name: "something else"} for facts in scene.facts)
-                assert not holds(caption.query, replace(scene, facts=changed)), (caption.text, name)
+                assert not is_true(caption.query, replace(scene, facts=changed)), (caption.text, name)
 
 
 def test_a_caption_with_a_number_is_false_once_there_is_one_more(scenes, captions):
     counted = [(row, c, p) for row, c in captions for p in c.query.patterns if p.count]
     assert counted
     for row, caption, pattern in counted:
-        scene = View.of(scenes[row])
-        more = next(f for f in scene.facts if fits(f, pattern))
-        assert not holds(caption.query, replace(scene, facts=(*scene.facts, more)))
+        scene = SceneView.of(scenes[row])
+        more = next(f for f in scene.facts if fits_pattern(f, pattern))
+        assert not is_true(caption.query, replace(scene, facts=(*scene.facts, more)))
 
 
 def test_general_words_make_captions_true_of_other_scenes(scenes, captions):
-    pairs = all_true([View.of(s) for s in scenes], [c.query for _, c in captions])
+    pairs = find_true_pairs([SceneView.of(s) for s in scenes], [c.query for _, c in captions])
     of_caption = np.bincount(pairs[:, 1], minlength=len(captions))
     assert of_caption.min() >= 1
     assert 0.6 < (1 / of_caption).mean() < 0.95

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calligram.data.collection import Collection
-from calligram.scenes.generate import cast_of, generate_scenes
+from calligram.scenes.generate import generate_scenes, sample_collection_cast
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +37,13 @@ def test_two_captions_tell_the_look_and_are_true_of_all_images_of_the_person(peo
 
 
 def test_two_thousand_people_all_look_different():
-    cast = cast_of("people", 0, 7000)
+    cast = sample_collection_cast("people", 0, 7000)
     assert len(cast) == 2000
     assert len({tuple(sorted(look.facts().items())) for look in cast}) == 2000
 
 
 def test_a_person_looks_the_same_however_many_follow():
-    assert cast_of("people", 4, 700)[:20] == cast_of("people", 4, 70)
+    assert sample_collection_cast("people", 4, 700)[:20] == sample_collection_cast("people", 4, 70)
 
 
 def test_descriptions_are_grammatical(people):

@@ -3,11 +3,11 @@ from __future__ import annotations
 import random
 import re
 
-from calligram.scenes.captions import PLACES, SCENES, WHEN, write_captions
-from calligram.scenes.kinds import KINDS, SETTINGS, TIMES
-from calligram.scenes.nouns import GENERAL, NAMES
-from calligram.scenes.people import PEOPLE
-from calligram.scenes.truth import View
+from calligram.scenes.captions import PLACE_PHRASES, SCENE_NAMES, TIME_PHRASES, write_captions
+from calligram.scenes.kinds import SETTING_THINGS, THING_KINDS, TIME_WEIGHTS
+from calligram.scenes.nouns import GENERAL_NOUNS, SPECIFIC_NOUNS
+from calligram.scenes.people import PERSON_KINDS
+from calligram.scenes.truth import SceneView
 
 
 def test_captions_have_articles_spaces_and_stops_in_order(captions):
@@ -41,26 +41,26 @@ def test_a_span_names_the_things_it_points_to(scenes, captions):
         for span in caption.spans:
             words = caption.text[span.start : span.end].lower()
             kind = scenes[row].things[span.things[0]].kind
-            names = [noun for noun in (*NAMES[kind], *GENERAL.get(kind, ()))]
+            names = [noun for noun in (*SPECIFIC_NOUNS[kind], *GENERAL_NOUNS.get(kind, ()))]
             assert any((n.many if len(span.things) > 1 else n.one) in words for n in names), (words, kind)
 
 
 def test_captions_of_a_scene_differ(scenes):
     for row, scene in enumerate(scenes[:30]):
-        texts = [c.text for c in write_captions(random.Random(row), View.of(scene), 5)]
+        texts = [c.text for c in write_captions(random.Random(row), SceneView.of(scene), 5)]
         assert len(set(texts)) == 5
 
 
 def test_as_many_captions_as_asked_for_even_where_little_can_be_said(scenes):
     barest = min(scenes, key=lambda s: len(s.things))
-    assert len(write_captions(random.Random(0), View.of(barest), 20)) == 20
+    assert len(write_captions(random.Random(0), SceneView.of(barest), 20)) == 20
 
 
 def test_there_are_words_for_every_kind_setting_and_time():
-    assert set(NAMES) == {*KINDS, *PEOPLE}
-    assert set(PLACES) == set(SCENES) == set(SETTINGS)
-    assert set(WHEN) == set(TIMES)
+    assert set(SPECIFIC_NOUNS) == {*THING_KINDS, *PERSON_KINDS}
+    assert set(PLACE_PHRASES) == set(SCENE_NAMES) == set(SETTING_THINGS)
+    assert set(TIME_PHRASES) == set(TIME_WEIGHTS)
 
 
 def test_words_for_a_place_are_true_of_it():
-    assert all(setting in true_of for setting, words in PLACES.items() for _, true_of in words)
+    assert all(setting in true_of for setting, words in PLACE_PHRASES.items() for _, true_of in words)

@@ -8,10 +8,10 @@ import pytest
 
 from calligram.scenes.drawing.paint import paint_alone, paint_scene
 from calligram.scenes.drawing.people import POSES, draw_person
-from calligram.scenes.generate import cast_of, identities_for
-from calligram.scenes.kinds import KINDS
+from calligram.scenes.generate import cast_of_image, sample_collection_cast
+from calligram.scenes.kinds import THING_KINDS
 from calligram.scenes.layout import compose_portrait, sample_facts
-from calligram.scenes.world import Painted, Scene, Thing, relations
+from calligram.scenes.world import PlacedFigure, Scene, Thing, find_relations
 
 BLANK = (1, 254, 3)
 
@@ -30,36 +30,36 @@ def visible_box(thing, size, width=1.0):
 @pytest.mark.parametrize("size", [64, 128, 300])
 def test_boxes_are_those_of_what_is_drawn_within_a_pixel(scenes, size):
     for scene in scenes[:25]:
-        for thing, painted in zip(scene.things, scene.paint, strict=True):
+        for thing, painted in zip(scene.things, scene.figures, strict=True):
             alone = paint_alone([painted], size, BLANK)
             assert np.abs(drawn_box(alone) - visible_box(thing, size)).max() <= 1.0, thing
 
 
 def test_boxes_of_portraits_are_exact_too():
-    cast = cast_of("people", 0, 40)
+    cast = sample_collection_cast("people", 0, 40)
     for i in range(40):
-        scene = compose_portrait(0, i, identities_for("people", i, cast)[0])
-        alone = paint_alone(scene.paint, 128, BLANK, scene.width)
+        scene = compose_portrait(0, i, cast_of_image("people", i, cast)[0])
+        alone = paint_alone(scene.figures, 128, BLANK, scene.width)
         assert np.abs(drawn_box(alone) - visible_box(scene.things[0], 128, scene.width)).max() <= 1.0
 
 
 def test_nothing_important_lies_outside_the_image_or_is_hidden(scenes):
     for scene in scenes:
-        for thing, painted in zip(scene.things, scene.paint, strict=True):
+        for thing, painted in zip(scene.things, scene.figures, strict=True):
             x0, y0, x1, y1 = visible_box(thing, 128)
             full = np.array(thing.box) * 128
             assert (x1 - x0) * (y1 - y0) > 0.8 * (full[2] - full[0]) * (full[3] - full[1])
             assert (x1 - x0) * (y1 - y0) > 60, thing
-            before = [p for p in scene.paint if p.depth > painted.depth]
+            before = [p for p in scene.figures if p.depth > painted.depth]
             alone, covered = paint_alone([painted], 128, BLANK), paint_alone([painted, *before], 128, BLANK)
             area = (np.asarray(alone).astype(int) != BLANK).any(axis=2)
             same = (np.asarray(alone) == np.asarray(covered)).all(axis=2)
             assert (same & area).sum() > 0.35 * area.sum(), thing
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", THING_KINDS)
 def test_a_kind_is_drawn_about_its_foot_in_every_colour_and_pose(kind):
-    known = KINDS[kind]
+    known = THING_KINDS[kind]
     for colour, pose in itertools.product(known.colours or ("green",), known.poses or ("standing",)):
         facts = {**sample_facts(random.Random(0), kind), "colour": colour, "pose": pose}
         left, low, right, high = known.draw(facts).box()
@@ -70,7 +70,7 @@ def test_a_kind_is_drawn_about_its_foot_in_every_colour_and_pose(kind):
 
 
 def test_people_can_be_drawn_in_every_pose_with_anything_in_their_hands():
-    for look in cast_of("people", 1, 30):
+    for look in sample_collection_cast("people", 1, 30):
         for pose in POSES:
             for held in ("", "balloon", "ball"):
                 figure = draw_person(look, pose, held)
@@ -93,7 +93,7 @@ def thing(x0, y0, x1, y1, kind="dog", standing=True):
 
 def names(first, second):
     scene = Scene("park", "day", (first, second))
-    return {name for i, name, j in relations(scene) if (i, j) == (0, 1)}
+    return {name for i, name, j in find_relations(scene) if (i, j) == (0, 1)}
 
 
 def test_relations_follow_from_boxes():
@@ -116,10 +116,10 @@ def test_things_that_are_held_are_in_the_hand_and_nothing_else():
     scene = Scene(
         "park", "day", (thing(0.1, 0.4, 0.3, 0.9, "man"), thing(0.3, 0.2, 0.4, 0.6, "balloon")), ((0, "holding", 1),)
     )
-    assert relations(scene) == [(0, "holding", 1)]
+    assert find_relations(scene) == [(0, "holding", 1)]
 
 
 def test_painted_things_do_not_change_with_the_order_of_painting_elsewhere():
-    figure = KINDS["ball"].draw({"colour": "red"})
-    left, right = Painted(figure, 0.2, 0.9, 0.2, False, 0.9), Painted(figure, 0.8, 0.9, 0.2, False, 0.9)
+    figure = THING_KINDS["ball"].draw({"colour": "red"})
+    left, right = PlacedFigure(figure, 0.2, 0.9, 0.2, False, 0.9), PlacedFigure(figure, 0.8, 0.9, 0.2, False, 0.9)
     assert paint_alone([left, right], 64, BLANK).tobytes() == paint_alone([right, left], 64, BLANK).tobytes()
