@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from calligram.features.texts.fisher_vectors import FisherCoder, WordSpace
+from calligram.features.texts.fisher_vectors import FisherVectorizer, IcaProjection
 from calligram.features.texts.mixture import fit_mixture
 from calligram.features.texts.word_counts import KnownWords, WordVectors
 
@@ -25,7 +25,7 @@ def fitting(row: Callable[[str, float, str], Row]) -> list[Row]:
     """Heavy-tailed vectors around 100 places, as word vectors are."""
     vectors = clouds(VECTORS)
     began = time.perf_counter()
-    space = WordSpace.fit(vectors)
+    space = IcaProjection.fit(vectors)
     points = space(vectors)
     whitened = time.perf_counter() - began
     began = time.perf_counter()
@@ -47,7 +47,7 @@ def encoding(row: Callable[[str, float, str], Row]) -> list[Row]:
     drawn = random.choice(WORDS, (TEXTS, LENGTH), p=often / often.sum())
     texts = [" ".join(words.known.words[number] for number in numbers) for numbers in drawn]
     began = time.perf_counter()
-    coder = FisherCoder.fit(texts, words, hybrid=[True], centres=CENTRES, pca=KEPT)
+    coder = FisherVectorizer.fit(texts, words, hybrid=[True], centres=CENTRES, pca=KEPT)
     fitted = time.perf_counter() - began
     began = time.perf_counter()
     for start in range(0, TEXTS, 1024):

@@ -12,8 +12,8 @@ from calligram.errors import UserError
 from calligram.features.images.pixels import PixelInput
 from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
-from calligram.features.regions.region_features import Crops
-from calligram.features.texts.text_vectors import VectorSettings, VectorText
+from calligram.features.regions.region_features import RegionCrops
+from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.models import catalog
 from calligram.models.load import BEST, INPUTS, MATCHER, RUN
 from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
@@ -24,8 +24,8 @@ def run(tmp_path):
     """A run folder of a network of regions and phrases, and a picture beside it."""
     folder = tmp_path / "run"
     folder.mkdir()
-    texts = VectorText.fit(["a red disc", "the snow"], None, VectorSettings(kind="tfidf"))
-    regions = RegionInput(Crops(PixelInput(16), 2), "grid", "grid", 20)
+    texts = TextVectorInput.fit(["a red disc", "the snow"], None, TextVectorSettings(kind="tfidf"))
+    regions = RegionInput(RegionCrops(PixelInput(16), 2), "grid", "grid", 20)
     torch.manual_seed(0)
     shape = TwoBranchSettings(image_dim=regions.dim, text_dim=texts.dim, hidden=8, dim=4)
     (folder / RUN).write_text("{}\n")

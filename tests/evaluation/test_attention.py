@@ -14,7 +14,7 @@ from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile,
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation.attention import AttentionShares, attend, place_of, see_image, see_picture
-from calligram.features.texts.vocabulary import words_of
+from calligram.features.texts.vocabulary import whitespace_word_spans
 from calligram.models import catalog
 from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.load import load_matcher
@@ -129,7 +129,7 @@ def test_shares_of_bfan_are_those_of_the_loop_with_pieces_joined(bfan, boxed):
     np.testing.assert_allclose(found.words, words, atol=1e-4)
     np.testing.assert_allclose(found.regions, regions, atol=1e-4)
     assert found.scored == {"words", "regions"}
-    assert len(words_of(SENTENCE)) == 6
+    assert len(whitespace_word_spans(SENTENCE)) == 6
 
 
 def test_regions_lie_where_the_collection_has_them(scan, boxed, stored_tiny):
@@ -234,7 +234,7 @@ def test_words_learn_to_look_at_the_region_they_name(tmp_path):
     named = []
     for row, text in zip(range(140, 180), collection.column("captions", "text")[140:], strict=True):
         found = attend(matcher, inputs, see_image(matcher, inputs, collection, f"test-{row - 140}"), text)
-        for word, (start, end) in enumerate(words_of(text)):
+        for word, (start, end) in enumerate(whitespace_word_spans(text)):
             if text[start:end] in colours:
                 named.append(found.words[word, shown[row].tolist().index(colours.index(text[start:end]))])
     assert np.mean(named) > 0.55

@@ -15,8 +15,8 @@ from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
 from calligram.features.regions.extract import ExtractionTask, add_regions
 from calligram.features.regions.proposers import Proposals
-from calligram.features.regions.region_features import Crops
-from calligram.features.texts.text_vectors import VectorSettings, VectorText
+from calligram.features.regions.region_features import RegionCrops
+from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.models.matcher import Encoded, Matcher
 
 BOXES = np.array([[0, 0, 100, 100], [0, 0, 50, 100], [50, 0, 100, 100], [0, 0, 10, 10]], dtype=np.float32)
@@ -76,13 +76,13 @@ def collection(tmp_path):
 
 @pytest.fixture
 def inputs():
-    text = VectorText.fit(["dogs", "ball", "tree"], None, VectorSettings(kind="tfidf"))
-    return Inputs(RegionInput(Crops(PixelInput(16), 2), "four", "grid", 4, geometry=1.0), text)
+    text = TextVectorInput.fit(["dogs", "ball", "tree"], None, TextVectorSettings(kind="tfidf"))
+    return Inputs(RegionInput(RegionCrops(PixelInput(16), 2), "four", "grid", 4, geometry=1.0), text)
 
 
 def widths(inputs, **asked):
     """What the matcher is to look for, by the number of each word."""
-    known = inputs.texts.coder.known.number_of
+    known = inputs.texts.vectorizer.known.number_of
     return ByWidth({known[word]: width for word, width in asked.items()})
 
 

@@ -16,7 +16,7 @@ from calligram.evaluation.proposals import (
     recall_within,
 )
 from calligram.features.regions.extract import ExtractionTask, add_regions
-from calligram.features.regions.proposers import Windows
+from calligram.features.regions.proposers import SlidingWindows
 
 
 def overlap(a, b):
@@ -82,8 +82,8 @@ def test_a_phrase_with_several_boxes_is_one_box_around_them(grounded):
 
 def test_the_report_has_every_source_and_their_union(grounded):
     """The whole picture is the first window: it reaches the pair of dogs and not the small one."""
-    few = add_regions(grounded, ExtractionTask(Windows(1), "one", 1)).collection
-    both = add_regions(few, ExtractionTask(Windows(40), "forty", 40)).collection
+    few = add_regions(grounded, ExtractionTask(SlidingWindows(1), "one", 1)).collection
+    both = add_regions(few, ExtractionTask(SlidingWindows(40), "forty", 40)).collection
     report = proposal_recall(both, "test", counts=(1, 36, 100))
     assert [row.source for row in report.rows] == ["one", "forty", "union"]
     assert report.rows[0].recall == {1: 50.0, 36: None, 100: None}
@@ -96,7 +96,7 @@ def test_the_report_has_every_source_and_their_union(grounded):
 
 def test_boxes_can_be_looked_for_one_by_one(grounded):
     """Of the three boxes the whole picture reaches none: 0.4, 0.4 and 0.01 of it."""
-    after = add_regions(grounded, ExtractionTask(Windows(1), "one", 1)).collection
+    after = add_regions(grounded, ExtractionTask(SlidingWindows(1), "one", 1)).collection
     report = proposal_recall(after, "test", "boxes", counts=(1,))
     assert (report.count, report.rows[0].recall) == (3, {1: 0.0})
     assert proposal_recall(after, "test", "boxes", counts=(1,), threshold=0.4).rows[0].recall[1] == pytest.approx(

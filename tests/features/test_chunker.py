@@ -26,13 +26,13 @@ def spans_of(text):
 
 @pytest.fixture(scope="module")
 def chunker():
-    return Chunker.learn([(text, spans_of(text)) for text in TEXTS], epochs=3)
+    return Chunker.train([(text, spans_of(text)) for text in TEXTS], epochs=3)
 
 
 def test_phrases_of_texts_never_seen_are_found(chunker):
     text = "The horse is near a small ball ."
     assert [text[s.start : s.end] for s in chunker.spans(text)] == ["The horse", "a small ball"]
-    assert chunker.agreement([(text, spans_of(text))]) == (100, 100, 100)
+    assert chunker.evaluate([(text, spans_of(text))]) == (100, 100, 100)
 
 
 def test_words_never_seen_are_judged_by_their_neighbours(chunker):
@@ -48,7 +48,7 @@ def test_nothing_is_found_in_nothing(chunker):
 def test_agreement_counts_whole_spans(chunker):
     text = "the dog chases a red hat ."
     wrong = [PhraseSpan(0, 7), PhraseSpan(15, 20), PhraseSpan(21, 24)]
-    found = chunker.agreement([(text, wrong)])
+    found = chunker.evaluate([(text, wrong)])
     assert found.precision == pytest.approx(50)
     assert found.recall == pytest.approx(100 / 3)
     assert found.f1 == pytest.approx(40)
@@ -57,7 +57,7 @@ def test_agreement_counts_whole_spans(chunker):
 def test_it_is_read_back_and_learnt_alike(chunker, tmp_path):
     chunker.save(tmp_path)
     assert Chunker.read(tmp_path) == chunker
-    assert Chunker.learn([(text, spans_of(text)) for text in TEXTS], epochs=3) == chunker
+    assert Chunker.train([(text, spans_of(text)) for text in TEXTS], epochs=3) == chunker
 
 
 def test_damage_and_nothing_to_learn_are_said(tmp_path):
@@ -65,7 +65,7 @@ def test_damage_and_nothing_to_learn_are_said(tmp_path):
     with pytest.raises(UserError, match="does not hold a noun-phrase chunker"):
         Chunker.read(tmp_path)
     with pytest.raises(UserError, match="no phrases to learn"):
-        Chunker.learn([("nothing here", [])])
+        Chunker.train([("nothing here", [])])
 
 
 def test_captions_of_a_collection_come_with_their_spans(tiny):

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from calligram.features.pseudo.concepts import ConceptText, words_for
+from calligram.features.pseudo.concepts import ConceptInput, concept_names
 from calligram.features.pseudo.wordnet import WordNet
 
 LABELS = ("background", "whippet", "unicycle", "shuttlecock", "hunting dog, chaser")
@@ -27,11 +27,11 @@ def wordnet(tiny_wordnet):
     ],
 )
 def test_words_that_ask_for_a_label(wordnet, label, expansion, words):
-    assert set(words_for(label, expansion, wordnet)) == words
+    assert set(concept_names(label, expansion, wordnet)) == words
 
 
 def test_without_wordnet_its_own_names_ask_for_a_label():
-    assert words_for("unicycle, one-wheeler", "synonyms", None) == ("unicycle", "one wheeler")
+    assert concept_names("unicycle, one-wheeler", "synonyms", None) == ("unicycle", "one wheeler")
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_without_wordnet_its_own_names_ask_for_a_label():
     ],
 )
 def test_a_text_asks_for_the_concepts_it_names(wordnet, text, expansion, concepts):
-    found = ConceptText.of(LABELS, expansion, wordnet)
-    assert found.asked(text) == concepts
+    found = ConceptInput.from_labels(LABELS, expansion, wordnet)
+    assert found.named_concepts(text) == concepts
     queries, mask = found.texts([text, "a whippet"])
     expected = torch.zeros(2, 5)
     expected[0, concepts] = 1
@@ -59,8 +59,8 @@ def test_a_text_asks_for_the_concepts_it_names(wordnet, text, expansion, concept
 
 
 def test_queries_need_no_wordnet_once_it_is_saved(wordnet, tmp_path):
-    made = ConceptText.of(("child", "man"), "synonyms", wordnet)
-    again = ConceptText.read(tmp_path, json.loads(json.dumps(made.save(tmp_path))))
+    made = ConceptInput.from_labels(("child", "man"), "synonyms", wordnet)
+    again = ConceptInput.read(tmp_path, json.loads(json.dumps(made.save(tmp_path))))
     assert again == made
-    assert again.asked("children and men") == [0, 1]
-    assert again.asked("some kids") == [0]
+    assert again.named_concepts("children and men") == [0, 1]
+    assert again.named_concepts("some kids") == [0]

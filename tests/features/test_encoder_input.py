@@ -72,5 +72,5 @@ def test_what_reads_texts_and_sees_pictures_goes_to_a_device(source, tiny_classi
 
 
 def test_words_cannot_be_hidden(source):
-    with pytest.raises(UserError, match=r"use text\.blank=0 or text\.train=true"):
-        _ = source.blank
+    with pytest.raises(UserError, match=r"use text\.word_dropout=0 or text\.train=true"):
+        _ = source.mask_token

@@ -6,14 +6,14 @@ import torch
 
 from calligram.errors import UserError
 from calligram.features.images.backbones import Backbone
-from calligram.features.pseudo.image_words import Classifier, ImageWords, LearntWords
+from calligram.features.pseudo.image_words import ImageWords, LabelClassifier, WordClassifier
 
 
 def test_a_classifier_gives_the_models_own_probabilities(tiny_classifier):
     from transformers import AutoModelForImageClassification
 
     backbone = Backbone.load(str(tiny_classifier)).eval()
-    found = Classifier.load(str(tiny_classifier), backbone)
+    found = LabelClassifier.load(str(tiny_classifier), backbone)
     model = AutoModelForImageClassification.from_pretrained(tiny_classifier).eval()
     pixels = torch.rand(3, 3, 32, 32)
     with torch.no_grad():
@@ -26,7 +26,7 @@ def test_a_backbone_without_a_classifier_is_refused(tiny_classifier, tmp_path):
     backbone = Backbone.load(str(tiny_classifier))
     backbone.save(tmp_path)
     with pytest.raises(UserError, match=r"classifier .* lacks weights: classifier.bias, classifier.weight"):
-        Classifier.load(str(tmp_path), backbone)
+        LabelClassifier.load(str(tmp_path), backbone)
 
 
 def test_labels_of_an_image_are_those_it_is_sure_of(tiny, tiny_classifier, tiny_wordnet, tmp_path, monkeypatch):
@@ -34,7 +34,7 @@ def test_labels_of_an_image_are_those_it_is_sure_of(tiny, tiny_classifier, tiny_
     (tmp_path / "corpora" / "wordnet").symlink_to(tiny_wordnet)
     monkeypatch.setenv("NLTK_DATA", str(tmp_path))
     words, visuals = ImageWords.load(str(tiny_classifier)), tiny.sentences("train").visuals
-    classifier = Classifier.load(str(tiny_classifier), words.images.backbone)
+    classifier = LabelClassifier.load(str(tiny_classifier), words.images.backbone)
     chances = classifier.probabilities(words.vectors(visuals)).numpy()
     least = float(np.median(chances))
     names = ["", "dog", "monocycle", "disc", ""]
@@ -51,7 +51,7 @@ def test_learnt_words_agree_with_a_literal_ridge_regression():
     words = ["dog", "cat", "snow", "rare", "the"]
     said = [{w for w in words[:3] if rng.random() < 0.5} | {"the"} for _ in range(12)]
     said[0].add("rare")
-    found = LearntWords.fit(vectors, said, shrink=0.7, least=3)
+    found = WordClassifier.fit(vectors, said, shrink=0.7, least=3)
     assert found.words == ("cat", "dog", "snow")
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     other = new / np.linalg.norm(new, axis=1, keepdims=True)
@@ -69,8 +69,8 @@ def test_learnt_words_agree_with_a_literal_ridge_regression():
 def test_learnt_words_follow_the_pictures(tiny, tiny_classifier):
     words = ImageWords.load(str(tiny_classifier))
     train = tiny.sentences("train")
-    said = words.learnt(train.visuals, train, most=3, shrink=1e-6, least=2)
+    said = words.predicted_words(train.visuals, train, most=3, shrink=1e-6, least=2)
     assert {"warm", "colour"} <= set(said[0].split()) & set(said[3].split())
     assert "snow" not in " ".join(said)  # said of one image alone
     with pytest.raises(UserError, match="no training image has one; leave out 'learnt'"):
-        words.learnt(train.visuals, tiny.sparse(0.0).sentences("train"), 3, 1.0)
+        words.predicted_words(train.visuals, tiny.sparse(0.0).sentences("train"), 3, 1.0)

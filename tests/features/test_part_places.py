@@ -8,7 +8,7 @@ from calligram.data.draft import RegionRecord
 from calligram.data.grounding import feature_boxes
 from calligram.data.write_collection import write_draft
 from calligram.features.images.pixels import PixelInput
-from calligram.features.images.region_input import boxes_of, cells, cells_of
+from calligram.features.images.region_input import grid_part_boxes, square_grid_boxes, stored_part_boxes
 from calligram.features.images.stored_input import StoredInput
 
 
@@ -17,7 +17,7 @@ from calligram.features.images.stored_input import StoredInput
 def test_what_lies_in_a_cell_of_the_grid_lies_in_its_box_of_the_picture(fit, size):
     """A white patch that fills a box of the picture fills that cell of what the network is given, and no other."""
     pixels = PixelInput(48, fit)
-    boxes = cells(pixels, size, 9)
+    boxes = square_grid_boxes(pixels, size, 9)
     for number, (left, top, right, bottom) in enumerate(boxes * np.array([*size, *size])):
         picture = Image.new("RGB", size)
         picture.paste("white", (round(left), round(top), round(right), round(bottom)))
@@ -30,10 +30,10 @@ def test_what_lies_in_a_cell_of_the_grid_lies_in_its_box_of_the_picture(fit, siz
 def test_by_hand():
     """Of 100 x 50, crop keeps 25 .. 75 across; two by two cells of 25 pixels."""
     expected = [[0.25, 0, 0.5, 0.5], [0.5, 0, 0.75, 0.5], [0.25, 0.5, 0.5, 1], [0.5, 0.5, 0.75, 1]]
-    np.testing.assert_allclose(cells(PixelInput(8, "crop"), (100, 50), 4), expected)
-    np.testing.assert_allclose(cells(PixelInput(8), (100, 50), 1), [[0, 0, 1, 1]])
-    assert cells(PixelInput(8), (100, 50), 6) is None
-    assert cells_of(StoredInput("colour"), (100, 50), 4) is None
+    np.testing.assert_allclose(square_grid_boxes(PixelInput(8, "crop"), (100, 50), 4), expected)
+    np.testing.assert_allclose(square_grid_boxes(PixelInput(8), (100, 50), 1), [[0, 0, 1, 1]])
+    assert square_grid_boxes(PixelInput(8), (100, 50), 6) is None
+    assert grid_part_boxes(StoredInput("colour"), (100, 50), 4) is None
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +58,11 @@ def boxed(tiny_draft, tmp_path_factory):
 def test_stored_features_lie_where_their_boxes_do(boxed, name):
     boxes = feature_boxes(boxed, name, 2)
     np.testing.assert_allclose(boxes, [[0, 2, 20, 30], [4, 2, 21, 30], [8, 2, 22, 30]])
-    np.testing.assert_allclose(boxes_of(StoredInput(name), boxed, 2), boxes / np.array([40, 32, 40, 32]), rtol=1e-6)
+    np.testing.assert_allclose(
+        stored_part_boxes(StoredInput(name), boxed, 2), boxes / np.array([40, 32, 40, 32]), rtol=1e-6
+    )
 
 
 def test_features_without_boxes_have_no_place(stored_tiny):
     assert feature_boxes(stored_tiny, "colour", 0).shape == (0, 4)
-    assert boxes_of(StoredInput("colour"), stored_tiny, 0) is None
+    assert stored_part_boxes(StoredInput("colour"), stored_tiny, 0) is None

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.features.images.pixels import Augment, PixelInput, with_views
+from calligram.features.images.pixels import Augment, PixelInput, mean_over_views
 from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
@@ -26,7 +26,7 @@ def test_resizing_with_a_reduced_image_at_hand_equals_pillow(size):
     image, pixels = Image.fromarray(drawn), PixelInput(size=48)
     wanted = np.asarray(image.resize((48, 48), Image.Resampling.BICUBIC, reducing_gap=3.0)).transpose(2, 0, 1)
     assert np.array_equal(pixels.resize(image), wanted)
-    assert np.array_equal(pixels.resize(image, pixels.reduced(image)), wanted)
+    assert np.array_equal(pixels.resize(image, pixels.reduce(image)), wanted)
 
 
 def test_normalisation_is_that_of_the_definition():
@@ -56,12 +56,12 @@ def test_stored_features_lose_entries_and_parts_but_never_all_parts():
     dropped = Augment(dropout=0.25).features(rows)
     assert dropped.unique().tolist() == pytest.approx([0, 1 / 0.75])
     assert 0.2 < float((dropped == 0).float().mean()) < 0.3
-    hidden = Augment(hide=0.9).features(rows)
+    hidden = Augment(region_dropout=0.9).features(rows)
     there = hidden.any(-1)
     assert torch.equal(hidden, there.unsqueeze(-1) * rows)  # a part is there whole, or not
     assert there.any(1).all()
     assert float(there.float().mean()) < 0.35
-    assert torch.equal(Augment(hide=0.9).features(rows[:, 0]), rows[:, 0])  # vectors have no parts
+    assert torch.equal(Augment(region_dropout=0.9).features(rows[:, 0]), rows[:, 0])  # vectors have no parts
 
 
 def test_a_flip_mirrors_and_a_crop_stays_inside():
@@ -114,7 +114,7 @@ def test_views_are_averaged_and_only_outside_training():
 
     images = plain.finish(pixels)
     expected = (encode(images) + encode(images.flip(-1))) / 2
-    torch.testing.assert_close(with_views(encode, flip.finish(pixels)), expected)
-    torch.testing.assert_close(with_views(encode, images), encode(images))
+    torch.testing.assert_close(mean_over_views(encode, flip.finish(pixels)), expected)
+    torch.testing.assert_close(mean_over_views(encode, images), encode(images))
     # The first of the ten is the upper left corner at 7/8 of the size, enlarged.
     assert torch.allclose(ten.finish(pixels)[:, 0, :, 0, 0], images[:, :, 0, 0], atol=1e-5)

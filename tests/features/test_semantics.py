@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from calligram.data.draft import RegionRecord
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.features.pseudo.region_words import Sentences, regional_sentences
+from calligram.features.pseudo.region_words import PseudoSentences, region_sentences
 
 REGIONS = (["dog", "traffic light", "dog", ""], ["small brown", "large red", "small brown", "medium blue"])
 SCORES = [0.5, 0.9, 0.4, 0.99]
@@ -16,13 +16,13 @@ SCORES = [0.5, 0.9, 0.4, 0.99]
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        (Sentences(), "red traffic light brown dog"),
-        (Sentences(attributes="none"), "traffic light dog"),
-        (Sentences(attributes="all"), "large red traffic light small brown dog"),
-        (Sentences(repeats=True), "red traffic light brown dog brown dog"),
-        (Sentences(most=1), "red traffic light"),
-        (Sentences(least=0.6), "red traffic light"),
-        (Sentences(least=0.95), ""),
+        (PseudoSentences(), "red traffic light brown dog"),
+        (PseudoSentences(attributes="none"), "traffic light dog"),
+        (PseudoSentences(attributes="all"), "large red traffic light small brown dog"),
+        (PseudoSentences(repeats=True), "red traffic light brown dog brown dog"),
+        (PseudoSentences(most=1), "red traffic light"),
+        (PseudoSentences(least=0.6), "red traffic light"),
+        (PseudoSentences(least=0.95), ""),
     ],
 )
 def test_regions_are_said_by_confidence(how, sentence):
@@ -30,7 +30,7 @@ def test_regions_are_said_by_confidence(how, sentence):
 
 
 def test_regions_without_a_score_are_certain():
-    assert Sentences(attributes="none").of(["cat", "dog"], ["", ""], [0.9, float("nan")]) == "dog cat"
+    assert PseudoSentences(attributes="none").of(["cat", "dog"], ["", ""], [0.9, float("nan")]) == "dog cat"
 
 
 @given(
@@ -45,7 +45,7 @@ def test_sentences_agree_with_a_literal_reading(regions, most, least, repeats):
         if label and score >= least and (repeats or label not in said) and len(said) < most:
             said.append(label)
     labels, scores = [label for label, _ in regions], [score for _, score in regions]
-    assert Sentences(least, most, repeats, "none").of(labels, [""] * len(labels), scores) == " ".join(said)
+    assert PseudoSentences(least, most, repeats, "none").of(labels, [""] * len(labels), scores) == " ".join(said)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def detected(tiny_draft, tmp_path_factory):
 
 def test_each_image_has_the_sentence_of_its_own_regions(detected):
     rows = detected.images_in("train")[[4, 0, 1]]
-    assert regional_sentences(detected, rows, "finder", Sentences()) == ["red ball red plate", "", "red ball"]
+    assert region_sentences(detected, rows, "finder", PseudoSentences()) == ["red ball red plate", "", "red ball"]
 
 
 def test_regions_that_are_not_there_or_have_no_class_are_refused(detected):
@@ -72,15 +72,15 @@ def test_regions_that_are_not_there_or_have_no_class_are_refused(detected):
         UserError,
         match=r"no regions 'yolox' \(boxes, finder, truth there\); .*pseudo.source=finder, .*calligram regions",
     ):
-        regional_sentences(detected, rows, "yolox", Sentences())
+        region_sentences(detected, rows, "yolox", PseudoSentences())
     with pytest.raises(UserError, match="the regions 'boxes' have no classes"):
-        regional_sentences(detected, rows, "boxes", Sentences())
+        region_sentences(detected, rows, "boxes", PseudoSentences())
 
 
 def test_without_a_name_the_only_regions_with_classes_speak(detected):
     rows = detected.images_in("train")
-    assert regional_sentences(detected, rows, "", Sentences()) == regional_sentences(
-        detected, rows, "finder", Sentences()
+    assert region_sentences(detected, rows, "", PseudoSentences()) == region_sentences(
+        detected, rows, "finder", PseudoSentences()
     )
 
 
@@ -98,4 +98,4 @@ def test_without_a_name_several_or_none_are_refused(tiny_draft, tmp_path, source
         draft.regions.append(RegionRecord(f"{source}/x", "train-0", (1, 1, 9, 9), source, "ball", "", 0.9))
     collection = write_draft(draft, tmp_path / "collection")
     with pytest.raises(UserError, match=message):
-        regional_sentences(collection, collection.images_in("train"), "", Sentences())
+        region_sentences(collection, collection.images_in("train"), "", PseudoSentences())

@@ -86,11 +86,10 @@ def test_extraction_killed_with_signal_9_goes_on_where_it_was(tiny_draft, tmp_pa
     script = """
 import sys, time
 from calligram.data.collection import Collection
-from calligram.features import backbone_input
-from calligram.features.backbone_input import BackboneInput
-from calligram.features.backbones import Backbone
-from calligram.features.pixels import PixelInput
-backbone_input.PART = 8
+from calligram.features.images import backbones
+from calligram.features.images.backbones import Backbone, BackboneInput
+from calligram.features.images.pixels import PixelInput
+backbones.STORE_PART_IMAGES = 8
 slow = BackboneInput.features
 BackboneInput.features = lambda self, pixels: (time.sleep(0.05), slow(self, pixels))[1]
 collection = Collection.open(sys.argv[1])
@@ -100,7 +99,7 @@ BackboneInput(backbone, PixelInput(32), "tiny", batch=4).load(collection.sentenc
     tiny_backbone().save(tmp_path / "backbone")
     victim = subprocess.Popen([sys.executable, "-c", script, str(collection.folder), str(tmp_path / "backbone")])
     cache = collection.folder / "cache"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline and len(list(cache.glob("*/*.json"))) < 2 and victim.poll() is None:
         time.sleep(0.005)
     victim.send_signal(signal.SIGKILL)
@@ -117,4 +116,4 @@ BackboneInput(backbone, PixelInput(32), "tiny", batch=4).load(collection.sentenc
     source.fill(fresh, visuals, lambda items, label, total=None: iter(items))
     keys = [content_key(visuals.pictures.read(int(r))) for r in visuals.rows]
     np.testing.assert_allclose(store.take(keys), fresh.take(keys), rtol=1e-2, atol=1e-3)
-    assert backbones.PART == 512
+    assert backbones.STORE_PART_IMAGES == 512

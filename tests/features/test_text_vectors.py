@@ -7,7 +7,7 @@ import torch
 from calligram.errors import UserError
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.texts.text_vectors import VectorSettings, VectorText
+from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.features.texts.word_counts import KnownWords, WordVectors
 from calligram.features.texts.word_vectors import write_vectors
 
@@ -25,7 +25,7 @@ def words():
 
 
 def fitted(kind, words, **settings):
-    return VectorText.fit(TEXTS, words, VectorSettings(kind, **{"centres": 2, "pca": 3, **settings}))
+    return TextVectorInput.fit(TEXTS, words, TextVectorSettings(kind, **{"centres": 2, "pca": 3, **settings}))
 
 
 @pytest.fixture(scope="module", params=["mean", "tfidf", "gmm", "hglmm", "gmm+hglmm"])
@@ -45,7 +45,7 @@ def test_saved_and_read_it_gives_the_same(source, tmp_path):
     Inputs(PixelInput(16), source).save(tmp_path)
     assert not [file for file in tmp_path.iterdir() if file.suffix not in (".json", ".safetensors")]
     back = Inputs.read(tmp_path).texts
-    assert isinstance(back, VectorText)
+    assert isinstance(back, TextVectorInput)
     assert back == source
     assert back.fingerprint == source.fingerprint
     assert torch.equal(back.texts(TEXTS)[0], source.texts(TEXTS)[0])
@@ -58,8 +58,8 @@ def test_a_query_is_encoded_as_the_collection_was(source, tmp_path):
 
 
 def test_a_text_is_encoded_once(source, tmp_path, monkeypatch):
-    encode, seen = type(source.coder).encode, []
-    monkeypatch.setattr(type(source.coder), "encode", lambda self, s: (seen.extend(s), encode(self, s))[1])
+    encode, seen = type(source.vectorizer).encode, []
+    monkeypatch.setattr(type(source.vectorizer), "encode", lambda self, s: (seen.extend(s), encode(self, s))[1])
     source.load(TEXTS, tmp_path)
     source.load([*TEXTS, "blue snow"], tmp_path)
     assert sorted(seen) == sorted({*TEXTS, "blue snow"})
@@ -97,8 +97,8 @@ def test_the_mean_vector_is_the_mean_of_unit_vectors(words):
 
 
 def test_tf_idf_by_hand():
-    source = VectorText.fit(["a dog", "a cat", "a a dog"], None, VectorSettings("tfidf"))
-    vectors = dict(zip(source.coder.known.words, source.texts(["a dog cat cat"])[0][0].tolist(), strict=True))
+    source = TextVectorInput.fit(["a dog", "a cat", "a a dog"], None, TextVectorSettings("tfidf"))
+    vectors = dict(zip(source.vectorizer.known.words, source.texts(["a dog cat cat"])[0][0].tolist(), strict=True))
     dog, cat = np.log(3 / 2), 2 * np.log(3)
     assert vectors == pytest.approx(
         {"a": 0, "dog": dog / np.hypot(dog, cat), "cat": cat / np.hypot(dog, cat)}, abs=1e-3
@@ -106,8 +106,8 @@ def test_tf_idf_by_hand():
 
 
 def test_tf_idf_keeps_the_most_frequent_words():
-    source = VectorText.fit(["b b a", "c b", "a"], None, VectorSettings("tfidf", tfidf_words=2))
-    assert source.coder.known.words == ("b", "a")
+    source = TextVectorInput.fit(["b b a", "c b", "a"], None, TextVectorSettings("tfidf", tfidf_words=2))
+    assert source.vectorizer.known.words == ("b", "a")
 
 
 def test_fisher_vectors_have_two_numbers_for_each_centre_and_dimension(words):
@@ -126,7 +126,7 @@ def test_only_words_of_the_training_text_are_fitted_on(words):
     more = WordVectors(
         KnownWords((*WORDS, "zebra")), np.concatenate([words.vectors, np.full((1, 4), 9, dtype=np.float32)])
     )
-    first, second = fitted("hglmm", words).coder, fitted("hglmm", more).coder
+    first, second = fitted("hglmm", words).vectorizer, fitted("hglmm", more).vectorizer
     np.testing.assert_array_equal(first.mixtures[0].centres, second.mixtures[0].centres)
     assert fitted("hglmm", more).texts(["zebra"])[0].any()
 
@@ -148,9 +148,9 @@ def test_words_come_from_a_file_with_its_most_frequent_ones(tmp_path):
 
 def test_what_needs_word_vectors_says_so():
     with pytest.raises(UserError, match='need word vectors: train some with "calligram words"'):
-        VectorText.fit(TEXTS, None, VectorSettings("mean"))
+        TextVectorInput.fit(TEXTS, None, TextVectorSettings("mean"))
 
 
 def test_words_cannot_be_hidden(source):
-    with pytest.raises(UserError, match="blank share of 0"):
-        _ = source.blank
+    with pytest.raises(UserError, match=r"text\.word_dropout=0"):
+        _ = source.mask_token

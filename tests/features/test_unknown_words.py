@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from calligram.evaluation.word_matching import UnknownWords
-from calligram.features.texts.text_vectors import VectorSettings, VectorText
+from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.features.texts.wordpieces import WordPieces
 
@@ -11,7 +11,7 @@ TEXTS = ["a red dog runs", "the dog plays with a well known ball"]
 
 
 @pytest.mark.parametrize(
-    "words", [Vocabulary.build(TEXTS, 1), VectorText.fit(TEXTS, None, VectorSettings(kind="tfidf"))]
+    "words", [Vocabulary.build(TEXTS, 1), TextVectorInput.fit(TEXTS, None, TextVectorSettings(kind="tfidf"))]
 )
 def test_words_that_were_never_seen_are_told_in_their_order(words):
     unknown = UnknownWords(words)
@@ -24,7 +24,7 @@ def test_words_that_were_never_seen_are_told_in_their_order(words):
 
 
 def test_text_vectors_know_a_word_by_its_parts():
-    vectors = VectorText.fit(TEXTS, None, VectorSettings(kind="tfidf"))
+    vectors = TextVectorInput.fit(TEXTS, None, TextVectorSettings(kind="tfidf"))
     assert UnknownWords(vectors)("the dog's zebra") == ["zebra"]
     assert UnknownWords(Vocabulary.build(TEXTS, 1))("the dog's zebra") == ["dog's", "zebra"]
 

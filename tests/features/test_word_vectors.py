@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.features.texts.vocabulary import SPECIAL, Vocabulary
-from calligram.features.texts.word_vectors import initial_table, read_vectors, train_vectors, write_vectors
+from calligram.features.texts.vocabulary import SPECIAL_WORDS, Vocabulary
+from calligram.features.texts.word_vectors import pretrained_embeddings, read_vectors, train_vectors, write_vectors
 
-VOCABULARY = Vocabulary((*SPECIAL, "dog", "cat", "paris", "unheard"))
+VOCABULARY = Vocabulary((*SPECIAL_WORDS, "dog", "cat", "paris", "unheard"))
 LINES = "dog 1 2 3\n. . . 0 0 0\ncat 4 5 6\nParis 7 8 9\ndog 0 0 0\nother 1 1 1\n"
 
 
@@ -39,12 +39,12 @@ def written(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", [".txt", ".txt.gz", ".vec", ".bin", ".bin.gz"])
 def test_every_format_gives_the_same_table(tmp_path, kind):
-    table = initial_table(VOCABULARY, written(tmp_path, kind), 3, torch.Generator().manual_seed(0))
+    table = pretrained_embeddings(VOCABULARY, written(tmp_path, kind), 3, torch.Generator().manual_seed(0))
     assert table.found == 3
     assert table.vectors[4:7].tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert table.vectors[0].tolist() == [0, 0, 0]
     assert table.vectors[7].norm() > 0
-    again = initial_table(VOCABULARY, written(tmp_path, kind), 3, torch.Generator().manual_seed(0))
+    again = pretrained_embeddings(VOCABULARY, written(tmp_path, kind), 3, torch.Generator().manual_seed(0))
     assert torch.equal(table.vectors, again.vectors)
 
 
@@ -52,7 +52,7 @@ def test_words_that_are_missing_are_drawn_with_the_spread_of_the_others(tmp_path
     names = [f"w{n}" for n in range(400)]
     random = np.random.default_rng(0).normal(scale=3, size=(200, 20)).astype(np.float32)
     write_vectors(dict(zip(names[:200], random, strict=True)), tmp_path / "v.txt")
-    vectors, found = initial_table(Vocabulary((*SPECIAL, *names)), tmp_path / "v.txt", 20)
+    vectors, found = pretrained_embeddings(Vocabulary((*SPECIAL_WORDS, *names)), tmp_path / "v.txt", 20)
     assert found == 200
     assert vectors[204:].std() == pytest.approx(3, rel=0.1)
 
@@ -78,12 +78,12 @@ def test_a_word_as_written_goes_before_a_capitalised_one(tmp_path):
 def test_files_that_do_not_fit_are_named(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
-        initial_table(VOCABULARY, tmp_path / name, 3)
+        pretrained_embeddings(VOCABULARY, tmp_path / name, 3)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match=r"nowhere\.txt could not be read: .* train some with \"calligram words"):
-        initial_table(VOCABULARY, tmp_path / "nowhere.txt", 3)
+        pretrained_embeddings(VOCABULARY, tmp_path / "nowhere.txt", 3)
 
 
 def test_vectors_trained_here_put_words_used_alike_together_and_are_written_and_read(tmp_path):
@@ -119,5 +119,5 @@ def test_the_verb_gives_the_same_vectors_for_the_same_seed_in_any_process(tiny, 
 
 def test_the_glove_file_covers_most_words(assets):
     words = ("dog", "girl", "running", "xyzzyx")
-    vocabulary = Vocabulary((*SPECIAL, *words))
-    assert initial_table(vocabulary, assets / "models" / "glove-300d-1662-words.txt.gz", 300).found == 3
+    vocabulary = Vocabulary((*SPECIAL_WORDS, *words))
+    assert pretrained_embeddings(vocabulary, assets / "models" / "glove-300d-1662-words.txt.gz", 300).found == 3

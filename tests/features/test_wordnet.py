@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from calligram.features.pseudo.image_words import known_word, meaning, names_of, said_of
+from calligram.features.pseudo.image_words import label_names, label_synset, label_words, nearest_known_word
 from calligram.features.pseudo.wordnet import WordNet
 
 
@@ -53,23 +53,23 @@ def test_the_database_is_found_in_nltk_data_or_not_at_all(tiny_wordnet, tmp_path
     ],
 )
 def test_a_label_gets_the_nearest_word_that_is_known(wordnet, label, known, word):
-    assert known_word(label, known, wordnet) == word
+    assert nearest_known_word(label, known, wordnet) == word
 
 
 def test_without_wordnet_only_the_labels_own_words_count():
-    assert known_word("whippet", {"dog"}) is None
-    assert known_word("golden retriever, retriever dog", {"dog"}) == "dog"
+    assert nearest_known_word("whippet", {"dog"}) is None
+    assert nearest_known_word("golden retriever, retriever dog", {"dog"}) == "dog"
 
 
 def test_the_meaning_is_that_of_most_names(wordnet):
-    assert meaning("dog, frank", wordnet).kind == "food"
-    assert meaning("dog", wordnet).kind == "animal"
-    assert meaning("gizmo", wordnet) is None
+    assert label_synset("dog, frank", wordnet).kind == "food"
+    assert label_synset("dog", wordnet).kind == "animal"
+    assert label_synset("gizmo", wordnet) is None
 
 
 def test_words_of_a_label(wordnet):
-    assert names_of("Kid, child, kid") == ["kid", "child"]
-    assert said_of("Hunting dog, whippet", "own", set()) == ("hunting", "dog")
-    assert said_of("Hunting dog, whippet", "known", {"animal"}, wordnet) == ("animal",)
-    assert said_of("whippet", "known", set(), wordnet) == ()
-    assert said_of("background", "own", set()) == ()
+    assert label_names("Kid, child, kid") == ["kid", "child"]
+    assert label_words("Hunting dog, whippet", "own", set()) == ("hunting", "dog")
+    assert label_words("Hunting dog, whippet", "known", {"animal"}, wordnet) == ("animal",)
+    assert label_words("whippet", "known", set(), wordnet) == ()
+    assert label_words("background", "own", set()) == ()

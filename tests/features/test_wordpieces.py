@@ -7,7 +7,7 @@ import torch
 from calligram.errors import UserError
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.texts.wordpieces import PieceRows, WordPieces, learn_pieces
+from calligram.features.texts.wordpieces import PieceRows, WordPieces, train_pieces
 
 TEXTS = ["A red disc", "the round thing is blue and the round thing is red", "", "discs"]
 
@@ -51,17 +51,17 @@ def test_pieces_learnt_from_captions_spell_words_never_seen():
     assert spelt[:3] == ["[CLS]", "a", "red"]
     assert spelt[3] == "disc"
     assert len(pieces) <= 60
-    assert pieces.blank == pieces.tokenizer.mask_token_id
+    assert pieces.mask_token == pieces.tokenizer.mask_token_id
 
 
 def test_learning_twice_gives_the_same_pieces_though_many_are_equally_frequent():
     texts = [f"{a}{b} {b}{a}" for a in "abcdefgh" for b in "xyzuvw"]
-    assert len({tuple(learn_pieces(texts, 90, 1)) for _ in range(10)}) == 1
+    assert len({tuple(train_pieces(texts, 90, 1)) for _ in range(10)}) == 1
 
 
 def test_pieces_by_hand():
     """Of aab, aab and ab: a b is seen three times, then a ab twice, then the word's beginning before aab twice."""
-    found = learn_pieces(["aab aab ab"], 100, 2)
+    found = train_pieces(["aab aab ab"], 100, 2)
     assert found[5:9] == ["a", "b", "##a", "##b"]
     assert found[9:] == ["##ab", "##aab", "aab"]
 
@@ -69,7 +69,7 @@ def test_pieces_by_hand():
 def test_a_hidden_word_does_not_end_the_text(tiny_clip):
     pieces = WordPieces.load_pretrained(str(tiny_clip))
     assert pieces.tokenizer.unk_token_id == pieces.tokenizer.eos_token_id
-    assert pieces.blank not in pieces.tokenizer.all_special_ids
+    assert pieces.mask_token not in pieces.tokenizer.all_special_ids
 
 
 def test_a_tokenizer_that_is_not_there_is_named():

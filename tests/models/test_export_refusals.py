@@ -6,8 +6,8 @@ from calligram.errors import UserError
 from calligram.features.images.pixels import PixelInput
 from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
-from calligram.features.regions.region_features import Crops
-from calligram.features.texts.text_vectors import VectorSettings, VectorText
+from calligram.features.regions.region_features import RegionCrops
+from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.export import export_onnx
 from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
@@ -17,8 +17,8 @@ TEXTS = ["a red dog", "a blue ball"]
 
 @pytest.mark.parametrize("what", ["regions of pictures", "text vectors"])
 def test_inputs_that_no_network_makes_are_refused(tmp_path, what):
-    vectors = VectorText.fit(TEXTS, None, VectorSettings(kind="tfidf"))
-    regions = RegionInput(Crops(PixelInput(16), 2), "grid", "grid", 4)
+    vectors = TextVectorInput.fit(TEXTS, None, TextVectorSettings(kind="tfidf"))
+    regions = RegionInput(RegionCrops(PixelInput(16), 2), "grid", "grid", 4)
     inputs = Inputs(regions, Vocabulary.build(TEXTS, 1)) if "regions" in what else Inputs(PixelInput(16), vectors)
     matcher = TwoBranchEmbedding(TwoBranchSettings(image_dim=regions.dim, text_dim=vectors.dim, hidden=8, dim=4))
     with pytest.raises(UserError, match=f"is fed {what}, which no network computes.*; export one that is trained on"):

@@ -9,9 +9,9 @@ from calligram.errors import UserError
 from calligram.evaluation.encode import load_pairing
 from calligram.features.images.backbones import Backbone, BackboneInput
 from calligram.features.images.pixels import PixelInput
-from calligram.features.joined_input import JoinedImages
+from calligram.features.joined_input import JoinedImageInput
 from calligram.features.regions.extract import ExtractionTask, add_regions
-from calligram.features.regions.proposers import proposer_named
+from calligram.features.regions.proposers import load_proposer
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe
@@ -44,7 +44,7 @@ def looked_at(tiny_draft, tmp_path_factory):
     collection = with_features(tiny_draft, tmp_path_factory.mktemp("combined"))
     for split in ("train", "dev", "test"):
         collection = add_regions(
-            collection, ExtractionTask(proposer_named("grid", 12), "grid", 12, None), split
+            collection, ExtractionTask(load_proposer("grid", 12), "grid", 12, None), split
         ).collection
     return collection
 
@@ -84,7 +84,7 @@ def test_regions_of_a_new_picture_are_proposed_now(looked_at, members):
 
     backbone = Backbone(MobileNetV2Model(MobileNetV2Config(depth_multiplier=0.35, image_size=32))).eval()
     _, phrases = load_run(members / "phrases")
-    joined = JoinedImages(BackboneInput(backbone, PixelInput(32), "random"), phrases.images, backbone.dim)
+    joined = JoinedImageInput(BackboneInput(backbone, PixelInput(32), "random"), phrases.images, backbone.dim)
     picture = looked_at.sentences("test").visuals.open(0)
     seen = joined.finish(joined.images([picture, picture]))
     assert seen.shape == (2, 1 + 12, max(backbone.dim, phrases.images.dim))
@@ -115,8 +115,8 @@ def test_regions_and_phrases_stand_behind_what_they_are_of(looked_at, members, t
     chunker = inputs.chunker
     pairing = looked_at.sentences("dev")
     loaded = load_pairing(inputs, pairing)
-    proposed = phrases.images.proposed(looked_at, pairing.visuals.rows)
-    mine = np.flatnonzero(proposed.at.images == pairing.visuals.rows[2])
+    proposed = phrases.images.proposal_features(looked_at, pairing.visuals.rows)
+    mine = np.flatnonzero(proposed.boxes.images == pairing.visuals.rows[2])
     regions = phrases.images.finish(proposed.rows.take(mine))
     seen = inputs.images.finish(loaded.images.take(np.array([2])))[0, 1 : 1 + len(mine), : regions.shape[1]]
     torch.testing.assert_close(seen, regions)

@@ -7,7 +7,7 @@ import pytest
 from calligram.errors import UserError
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.features.regions.extract import ExtractionTask, add_regions
-from calligram.features.regions.proposers import proposer_named
+from calligram.features.regions.proposers import load_proposer
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe
@@ -25,7 +25,7 @@ SETTINGS = (
 @pytest.fixture(scope="module")
 def looked_at(tmp_path_factory):
     scenes = generate_scenes(tmp_path_factory.mktemp("phrases") / "scenes", images=IMAGES, size=SIZE)
-    return add_regions(scenes, ExtractionTask(proposer_named("edgeboxes", BOXES), "edgeboxes", BOXES, None)).collection
+    return add_regions(scenes, ExtractionTask(load_proposer("edgeboxes", BOXES), "edgeboxes", BOXES, None)).collection
 
 
 def test_phrases_are_found_in_most_of_the_cases_that_the_boxes_allow(looked_at, tmp_path):

@@ -126,7 +126,7 @@ def test_captions_of_the_most_similar_images_are_said_too(detected, tiny_classif
 
 def test_an_image_is_not_among_those_that_are_most_like_it(detected, tiny_classifier):
     words, captioned = ImageWords.load(str(tiny_classifier)), detected.sentences("train")
-    found = words.neighbours(captioned.visuals, captioned, len(captioned.visuals))
+    found = words.neighbour_captions(captioned.visuals, captioned, len(captioned.visuals))
     texts = [captioned.texts.strings[captioned.matches.texts_of(i)[0]] for i in range(len(captioned.visuals))]
     for place, said in enumerate(found):
         assert sorted(said) == sorted(texts[:place] + texts[place + 1 :])

@@ -98,6 +98,6 @@ def test_text_vectors_are_fitted_on_kept_captions_whatever_was_cached_before(sto
     for name, changes in (("all", ()), ("few", ("sparse.images=0.5", "sparse.captions=1"))):
         given = ["image.features=colour", "text.vectors.kind=tfidf", "eta=0.1", *changes]
         run_recipe(recipe, resolve(recipe.defaults, given), stored_tiny, tmp_path / name)
-        words[name] = set(Run.open(tmp_path / name).load()[1].texts.coder.known.words)
+        words[name] = set(Run.open(tmp_path / name).load()[1].texts.vectorizer.known.words)
     kept = stored_tiny.sparse(0.5, 1).sentences("train").texts.strings
     assert words["few"] <= {word for string in kept for word in string.split()} < words["all"]

@@ -54,8 +54,8 @@ def test_without_wordnet_it_is_said_and_names_alone_are_used(tiny, tiny_classifi
         run(tiny, tmp_path / "run", f"backbone={tiny_classifier}")
     assert "there is no WordNet here" in caplog.text
     texts = Run.open(tmp_path / "run").load()[1].texts
-    assert texts.asked("a monocycle") == [2]
-    assert texts.asked("a dog") == []
+    assert texts.named_concepts("a monocycle") == [2]
+    assert texts.named_concepts("a dog") == []
 
 
 def test_captions_of_no_label_are_left_out_of_a_library_and_counted(tiny, tiny_classifier, tmp_path, caplog):

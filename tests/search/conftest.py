@@ -13,8 +13,8 @@ from PIL import ExifTags, Image
 from calligram.features.images.pixels import PixelInput
 from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
-from calligram.features.regions.region_features import Crops
-from calligram.features.texts.text_vectors import VectorSettings, VectorText
+from calligram.features.regions.region_features import RegionCrops
+from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
 from calligram.models.load import BEST, INPUTS, MATCHER, RUN
@@ -81,8 +81,8 @@ def write_run() -> Callable[..., Path]:
 def _write_localizer(folder: Path, seed: int = 0) -> Path:
     """A run folder of a very small network of regions and phrases."""
     folder.mkdir(parents=True)
-    texts = VectorText.fit(WORDS, None, VectorSettings(kind="tfidf"))
-    regions = RegionInput(Crops(PixelInput(16), 2), "grid", "grid", 20)
+    texts = TextVectorInput.fit(WORDS, None, TextVectorSettings(kind="tfidf"))
+    regions = RegionInput(RegionCrops(PixelInput(16), 2), "grid", "grid", 20)
     torch.manual_seed(seed)
     sizes = {"image_dim": regions.dim, "text_dim": texts.dim, "hidden": 8, "dim": 4}
     (folder / RUN).write_text("{}\n")

@@ -9,7 +9,7 @@ from calligram.errors import NotFiniteError, UserError
 from calligram.features.images.pixels import PixelInput
 from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
-from calligram.features.regions.region_features import Crops
+from calligram.features.regions.region_features import RegionCrops
 from calligram.features.texts.chunker import Chunker, PhraseSpan
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.matcher import Encoded, Matcher
@@ -51,9 +51,9 @@ def picture():
 def inputs():
     texts = ["the red thing is near the blue thing", "a red thing", "the blue thing"]
     spans = [[PhraseSpan(0, 13), PhraseSpan(22, 36)], [PhraseSpan(0, 11)], [PhraseSpan(0, 14)]]
-    chunker = Chunker.learn(list(zip(texts, spans, strict=True)) * 10)
+    chunker = Chunker.train(list(zip(texts, spans, strict=True)) * 10)
     vocabulary = Vocabulary.build(texts, 1, 20)
-    crops = Crops(PixelInput(64), 4, margin=0.0)
+    crops = RegionCrops(PixelInput(64), 4, margin=0.0)
     return Inputs(RegionInput(crops, "grid", "grid", 200, geometry=0.0), vocabulary, chunker)
 
 

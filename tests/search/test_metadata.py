@@ -92,7 +92,7 @@ def test_a_thumbnail_from_what_the_matcher_reduced_looks_the_same(size, made):
     rows = np.linspace(0, 255, size[1])[:, None] * np.ones(size[0])
     columns = np.ones(size[1])[:, None] * np.linspace(0, 255, size[0])
     image = Image.fromarray(np.stack([rows, columns, 255 - rows], 2).astype(np.uint8))
-    reduced = PixelInput(size=96).reduced(image)
+    reduced = PixelInput(size=96).reduce(image)
     assert reduced.size != image.size
     found = Image.open(io.BytesIO(thumbnail(image, b"", reduced)))
     alone = Image.open(io.BytesIO(thumbnail(image))).resize(found.size)

@@ -22,7 +22,7 @@ from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile
 from calligram.data.write_collection import write_draft
 from calligram.features.regions.extract import ExtractionTask, add_regions
-from calligram.features.regions.proposers import proposer_named
+from calligram.features.regions.proposers import load_proposer
 from calligram.recipes.catalog import find_recipe
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, device_named, run_recipe
@@ -70,7 +70,7 @@ def served_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served")
     collection = generate_scenes(folder / "scenes", images=IMAGES, size=64)
     collection = add_regions(
-        collection, ExtractionTask(proposer_named("grid", WINDOWS), "grid", WINDOWS, None)
+        collection, ExtractionTask(load_proposer("grid", WINDOWS), "grid", WINDOWS, None)
     ).collection
     around = RunContext(device_named("cpu"))
     for name, changes, out in (("vse", SMALL, "run"), ("two-branch-phrases", SMALL_PHRASES, "phrases")):

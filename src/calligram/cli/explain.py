@@ -49,7 +49,7 @@ def explain(
     point = None if at is None else _point(at)
     with waiting("loading") as waits:
         from calligram.evaluation.word_matching import UnknownWords
-        from calligram.features.texts.vocabulary import unread
+        from calligram.features.texts.vocabulary import count_truncated_words
         from calligram.models.load import load_matcher
         from calligram.recipes.parts.run import device_named
         from calligram.search.explain.drawing import draw_attention
@@ -75,7 +75,7 @@ def explain(
         typer.echo(json.dumps({**_plain(found, region), "unknown": unknown}, ensure_ascii=False))
         return
     _print(found)
-    if cut := unread(stored.inputs.texts, sentence):
+    if cut := count_truncated_words(stored.inputs.texts, sentence):
         console.print(f"the last {cut} words were not read: this run reads no more of a sentence")
     if unknown:
         console.print(f"never seen in training, so all the same to this run: {', '.join(unknown)}", markup=False)

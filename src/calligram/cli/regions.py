@@ -64,13 +64,13 @@ def _find(
 ) -> Collection:
     """Run the proposals and say what was done."""
     from calligram.features.regions.extract import ExtractionTask, add_regions
-    from calligram.features.regions.proposers import proposer_named, source_name
-    from calligram.features.regions.region_features import Pooling
+    from calligram.features.regions.proposers import load_proposer, source_name
+    from calligram.features.regions.region_features import RegionPooling
     from calligram.recipes.parts.run import device_named
 
     where = device_named(device)
-    pooling = Pooling.load(backbone, size, where) if backbone else None
-    task = ExtractionTask(proposer_named(proposals, top, where), name or source_name(proposals), top, pooling)
+    pooling = RegionPooling.load(backbone, size, where) if backbone else None
+    task = ExtractionTask(load_proposer(proposals, top, where), name or source_name(proposals), top, pooling)
     added = add_regions(collection, task, split, bars)
     console.print(f"{added.regions:,} regions '{task.source}' in {added.images:,} images" + _rate(added.seconds_each))
     if added.earlier:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from calligram.data.collection import Collection
 from calligram.errors import UserError
-from calligram.features.images.region_input import boxes_of, cells_of
+from calligram.features.images.region_input import grid_part_boxes, stored_part_boxes
 from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
-from calligram.features.texts.vocabulary import owners, parts_of, words_of
+from calligram.features.texts.vocabulary import token_spans, token_word_indices, whitespace_word_spans
 from calligram.models.matcher import Encoded, Matcher, Side
 
 Floats = NDArray[np.float32]
@@ -105,7 +105,7 @@ def see_picture(matcher: Matcher, inputs: Inputs, image: Image.Image) -> Encoded
     """
     encoded = _encoded(matcher, inputs, inputs.images.images([image.convert("RGB")]))
     count = 1 if encoded.parts is None else encoded.parts.shape[1]
-    return EncodedPicture(encoded, cells_of(inputs.images, image.size, count))
+    return EncodedPicture(encoded, grid_part_boxes(inputs.images, image.size, count))
 
 
 @torch.no_grad()
@@ -119,7 +119,7 @@ def see_image(matcher: Matcher, inputs: Inputs, collection: Collection, id: str)
     if not isinstance(inputs.images, StoredInput):
         return see_picture(matcher, inputs, collection.pictures.open(row))
     rows = inputs.images.load(collection.visuals(np.array([row]))).take(np.zeros(1, dtype=np.int64))
-    return EncodedPicture(_encoded(matcher, inputs, rows), boxes_of(inputs.images, collection, row))
+    return EncodedPicture(_encoded(matcher, inputs, rows), stored_part_boxes(inputs.images, collection, row))
 
 
 def row_of(collection: Collection, id: str) -> int:
@@ -168,8 +168,8 @@ def one_spaced(sentence: str) -> str:
 def words_and_parts(inputs: Inputs, sentence: str) -> WordParts | None:
     """Which word of a sentence each part of it belongs to; None where the text input does not tell."""
     plain = one_spaced(sentence)
-    parts, words = parts_of(inputs.texts, plain), words_of(plain)
-    return None if parts is None else WordParts(len(words), owners(parts, words))
+    parts, words = token_spans(inputs.texts, plain), whitespace_word_spans(plain)
+    return None if parts is None else WordParts(len(words), token_word_indices(parts, words))
 
 
 @torch.no_grad()

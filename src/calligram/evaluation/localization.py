@@ -106,7 +106,7 @@ def load_phrases(
         inputs.texts.load(list(strings), collection.pictures.cache, track),
         text_of.astype(np.int64),
         tuple(str(kind or "") for kind in kinds),
-        inputs.images.proposed(collection, rows, track),
+        inputs.images.proposal_features(collection, rows, track),
         sizes[grounded.targets.images],
     )
 
@@ -122,7 +122,7 @@ def evaluate_localization(
     """
     matcher.eval()
     texts = encode_texts(matcher, loaded.texts)
-    targets, at = loaded.targets, loaded.proposed.at
+    targets, at = loaded.targets, loaded.proposed.boxes
     ranks = np.full(len(targets), NEVER, dtype=np.int64)
     for image, regions in _encoded(matcher, inputs, loaded.proposed, track):
         mine = targets.rows_of_image(image)
@@ -140,8 +140,8 @@ def _encoded(
 ) -> Iterator[tuple[int, Encoded]]:
     """The regions of one image after the other; many images are encoded together."""
     device = next(matcher.parameters()).device
-    images, starts = np.unique(proposed.at.images, return_index=True)
-    ends = np.append(starts[1:], len(proposed.at))
+    images, starts = np.unique(proposed.boxes.images, return_index=True)
+    ends = np.append(starts[1:], len(proposed.boxes))
     groups = np.split(np.arange(len(images)), np.flatnonzero(np.diff(starts // REGIONS)) + 1)
     for group in track(groups, "localizing", len(groups)):
         first, last = int(starts[group[0]]), int(ends[group[-1]])
@@ -152,7 +152,7 @@ def _encoded(
 
 
 def _summary(ranks: Ints, loaded: LoadedPhrases) -> Localization:
-    targets, at = loaded.targets, loaded.proposed.at
+    targets, at = loaded.targets, loaded.proposed.boxes
     kinds = np.array(loaded.kinds, dtype=object)
     images = len(np.unique(targets.images))
     recalls = [recall_within(ranks, k) for k in (1, 5, 10)]

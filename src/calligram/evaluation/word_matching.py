@@ -14,11 +14,11 @@ from calligram.data.matches import Matches
 from calligram.evaluation.ranking import relevant_ranks
 from calligram.evaluation.retrieval import Retrieval, measure_retrieval
 from calligram.features.inputs import TextInput
-from calligram.features.joined_input import JoinedTexts
-from calligram.features.pseudo.concepts import ConceptText
-from calligram.features.texts.text_vectors import VectorText
-from calligram.features.texts.vocabulary import SPECIAL, Vocabulary, tokenise
-from calligram.features.texts.word_counts import KnownWords, parts_of
+from calligram.features.joined_input import JoinedTextInput
+from calligram.features.pseudo.concepts import ConceptInput
+from calligram.features.texts.text_vectors import TextVectorInput
+from calligram.features.texts.vocabulary import SPECIAL_WORDS, Vocabulary, tokenise
+from calligram.features.texts.word_counts import KnownWords, split_word
 from calligram.text import without_stop_words
 
 
@@ -81,15 +81,15 @@ class UnknownWords:
     """Tells them; none for a matcher that reads pieces of words."""
 
     def __init__(self, text: TextInput) -> None:
-        if isinstance(text, JoinedTexts):
+        if isinstance(text, JoinedTextInput):
             text = text.sentences
-        self._parted = isinstance(text, VectorText)
+        self._parted = isinstance(text, TextVectorInput)
         self._known: frozenset[str] | None = None
-        self._concepts = text if isinstance(text, ConceptText) else None
+        self._concepts = text if isinstance(text, ConceptInput) else None
         if isinstance(text, Vocabulary):
             self._known = frozenset(text.words)
-        elif isinstance(text, VectorText):
-            self._known = frozenset(text.coder.known.words)
+        elif isinstance(text, TextVectorInput):
+            self._known = frozenset(text.vectorizer.known.words)
 
     def __call__(self, text: str) -> list[str]:
         """In the order of the text."""
@@ -105,11 +105,11 @@ class UnknownWords:
 
     def _knows(self, word: str) -> bool:
         if self._concepts is not None:
-            return bool(self._concepts.asked(word))
+            return bool(self._concepts.named_concepts(word))
         if self._known is None:
             return True
         # Text vectors look up the parts of a word that they do not know whole.
-        return word in self._known or (self._parted and any(part in self._known for part in parts_of(word)))
+        return word in self._known or (self._parted and any(part in self._known for part in split_word(word)))
 
 
 # How much two bodies of text share their words.
@@ -141,7 +141,7 @@ def word_overlap(captions: Iterable[str], said: Iterable[str], min_count: int = 
     Args:
         min_count: rarer words do not count, on either side; the paper's is 4.
     """
-    one, other = (set(Vocabulary.build(texts, min_count).words) - set(SPECIAL) for texts in (captions, said))
+    one, other = (set(Vocabulary.build(texts, min_count).words) - set(SPECIAL_WORDS) for texts in (captions, said))
     return WordOverlap(len(one), len(other), len(one & other))
 
 

@@ -47,7 +47,7 @@ class TextRows(Protocol):
         ...
 
 
-class Saved(Protocol):
+class Saveable(Protocol):
     """What can be written beside a matcher and read back."""
 
     kind: ClassVar[str]
@@ -62,7 +62,7 @@ class Saved(Protocol):
         ...
 
 
-class ImageInput(Saved, Protocol):
+class ImageInput(Saveable, Protocol):
     """From pictures to what ``Matcher.encode_images`` takes, in a part done once on the host and one on the device."""
 
     def load(self, visuals: Visuals, track: Track) -> ImageRows:
@@ -78,11 +78,11 @@ class ImageInput(Saved, Protocol):
         ...
 
 
-class TextInput(Saved, Protocol):
+class TextInput(Saveable, Protocol):
     """From strings to what ``Matcher.encode_texts`` takes."""
 
     @property
-    def blank(self) -> int:
+    def mask_token(self) -> int:
         """Number that hides a word in training."""
         ...
 
@@ -105,7 +105,7 @@ IMAGE_INPUTS: Mapping[str, type[ImageInput]] = Catalog(
         "stored": "calligram.features.images.stored_input:StoredInput",
         "backbone": "calligram.features.images.backbones:BackboneInput",
         "regions": "calligram.features.images.region_input:RegionInput",
-        "joined-images": "calligram.features.joined_input:JoinedImages",
+        "joined-images": "calligram.features.joined_input:JoinedImageInput",
     }
 )
 TEXT_INPUTS: Mapping[str, type[TextInput]] = Catalog(
@@ -113,9 +113,9 @@ TEXT_INPUTS: Mapping[str, type[TextInput]] = Catalog(
         "words": "calligram.features.texts.vocabulary:Vocabulary",
         "wordpieces": "calligram.features.texts.wordpieces:WordPieces",
         "encoder": "calligram.features.texts.text_encoder:EncoderInput",
-        "text-vectors": "calligram.features.texts.text_vectors:VectorText",
-        "joined-texts": "calligram.features.joined_input:JoinedTexts",
-        "concepts": "calligram.features.pseudo.concepts:ConceptText",
+        "text-vectors": "calligram.features.texts.text_vectors:TextVectorInput",
+        "joined-texts": "calligram.features.joined_input:JoinedTextInput",
+        "concepts": "calligram.features.pseudo.concepts:ConceptInput",
     }
 )
 
@@ -131,10 +131,10 @@ class Inputs:
     def to(self, device: torch.device | str) -> Inputs:
         """Move frozen networks, of whole pictures and of texts, to a device."""
         from calligram.features.images.backbones import BackboneInput
-        from calligram.features.joined_input import JoinedImages
+        from calligram.features.joined_input import JoinedImageInput
         from calligram.features.texts.text_encoder import EncoderInput
 
-        whole = self.images.whole if isinstance(self.images, JoinedImages) else self.images
+        whole = self.images.whole if isinstance(self.images, JoinedImageInput) else self.images
         if isinstance(whole, BackboneInput):
             whole.backbone.to(device)
         if isinstance(self.texts, EncoderInput):

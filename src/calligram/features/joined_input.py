@@ -19,19 +19,19 @@ from calligram.data.pairing import Visuals
 from calligram.errors import UserError
 from calligram.features.images.backbones import BackboneInput, BackboneRows
 from calligram.features.images.pixels import Augment
-from calligram.features.images.region_input import GEOMETRY, ProposalFeatures, RegionInput
+from calligram.features.images.region_input import GEOMETRY_DIM, ProposalFeatures, RegionInput
 from calligram.features.images.stored_input import StoredInput, StoredRows
 from calligram.features.texts.chunker import Chunker
-from calligram.features.texts.text_vectors import VectorRows, VectorText
+from calligram.features.texts.text_vectors import TextVectorInput, TextVectorRows
 from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
 
-WHOLE: Mapping[str, type[BackboneInput | StoredInput]] = {c.kind: c for c in (BackboneInput, StoredInput)}
+WHOLE_IMAGE_INPUTS: Mapping[str, type[BackboneInput | StoredInput]] = {c.kind: c for c in (BackboneInput, StoredInput)}
 
 
 @dataclass(frozen=True)
-class JoinedImages:
+class JoinedImageInput:
     """(N, 1 + R, D): a picture's features first, then those of its regions, each filled up with zeros."""
 
     kind: ClassVar[str] = "joined-images"
@@ -49,13 +49,13 @@ class JoinedImages:
         return {"whole": whole, "regions": self.regions.save(folder / "regions"), "whole_dim": self.whole_dim}
 
     @classmethod
-    def read(cls, folder: Path, content: Mapping[str, Any]) -> JoinedImages:
+    def read(cls, folder: Path, content: Mapping[str, Any]) -> JoinedImageInput:
         """From what ``save`` wrote."""
         whole = dict(content["whole"])
-        found = WHOLE[whole.pop("kind")].read(folder / "whole", whole)
+        found = WHOLE_IMAGE_INPUTS[whole.pop("kind")].read(folder / "whole", whole)
         return cls(found, RegionInput.read(folder / "regions", content["regions"]), int(content["whole_dim"]))
 
-    def load(self, visuals: Visuals, track: Track = silent) -> JoinedRows:
+    def load(self, visuals: Visuals, track: Track = silent) -> JoinedImageRows:
         """Whole pictures, and the proposals that their collection holds.
 
         Raises:
@@ -64,26 +64,26 @@ class JoinedImages:
         home = visuals.pictures.cache.parent
         if not (home / "collection.json").is_file():
             raise UserError(f"{home} is no collection, and proposals are read from one")
-        proposed = self.regions.proposed(Collection.open(home), np.unique(visuals.rows), track)
-        return JoinedRows(self.whole.load(visuals, track), proposed, visuals.rows)
+        proposed = self.regions.proposal_features(Collection.open(home), np.unique(visuals.rows), track)
+        return JoinedImageRows(self.whole.load(visuals, track), proposed, visuals.rows)
 
     def images(self, images: list[Image.Image]) -> Tensor:
         """Raw pictures, whose regions are proposed now."""
         whole = self.whole.images(images)
         regions = [self.regions.regions(image, self.regions.propose(image)) for image in images]
-        return packed(whole, regions)
+        return pad_and_stack(whole, regions)
 
     def finish(self, rows: Tensor, augment: Augment | None = None) -> Tensor:
         """Each part as its own input finishes it."""
-        raw = self.regions.pooling.dim + GEOMETRY
+        raw = self.regions.pooling.dim + GEOMETRY_DIM
         whole = self.whole.finish(rows[:, 0, : self.whole_dim], augment)
         flat = self.regions.finish(rows[:, 1:, :raw].flatten(0, 1), augment)
         regions = flat.view(len(rows), rows.shape[1] - 1, flat.shape[-1])
         width = max(whole.shape[-1], regions.shape[-1])
-        return torch.cat([_widened(whole.float(), width)[:, None], _widened(regions, width)], dim=1)
+        return torch.cat([_pad_features(whole.float(), width)[:, None], _pad_features(regions, width)], dim=1)
 
 
-class JoinedRows:
+class JoinedImageRows:
     """Pictures of a collection with their proposals."""
 
     def __init__(self, whole: BackboneRows | StoredRows, proposed: ProposalFeatures, images: Ints) -> None:
@@ -95,19 +95,19 @@ class JoinedRows:
     def take(self, rows: Ints) -> Tensor:
         """These pictures: (N, 1 + R, D)."""
         images = self._images[rows]
-        first, last = (np.searchsorted(self._proposed.at.images, images, side) for side in ("left", "right"))
+        first, last = (np.searchsorted(self._proposed.boxes.images, images, side) for side in ("left", "right"))
         regions = [self._proposed.rows.take(np.arange(a, b)) for a, b in zip(first, last, strict=True)]
-        return packed(self._whole.take(rows), regions)
+        return pad_and_stack(self._whole.take(rows), regions)
 
 
 @dataclass(frozen=True)
-class JoinedTexts:
+class JoinedTextInput:
     """(N, 1 + P, D): a sentence's vector first, then those of its noun phrases, each filled up with zeros."""
 
     kind: ClassVar[str] = "joined-texts"
 
-    sentences: VectorText
-    phrases: VectorText
+    sentences: TextVectorInput
+    phrases: TextVectorInput
     chunker: Chunker = field(repr=False, compare=False)
 
     def save(self, folder: Path) -> dict[str, Any]:
@@ -118,18 +118,18 @@ class JoinedTexts:
         return {name: getattr(self, name).save(folder / name) for name in ("sentences", "phrases")}
 
     @classmethod
-    def read(cls, folder: Path, content: Mapping[str, Any]) -> JoinedTexts:
+    def read(cls, folder: Path, content: Mapping[str, Any]) -> JoinedTextInput:
         """From what ``save`` wrote."""
-        sentences, phrases = (VectorText.read(folder / name, content[name]) for name in ("sentences", "phrases"))
+        sentences, phrases = (TextVectorInput.read(folder / name, content[name]) for name in ("sentences", "phrases"))
         return cls(sentences, phrases, Chunker.read(folder / "phrases"))
 
     def __len__(self) -> int:
         return len(self.sentences)
 
     @property
-    def blank(self) -> int:
+    def mask_token(self) -> int:
         """There is no word left to hide."""
-        return self.sentences.blank
+        return self.sentences.mask_token
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
         """A few sentences and the mask of what is real."""
@@ -148,7 +148,7 @@ class JoinedTexts:
 class JoinedTextRows:
     """Sentences and the places of their phrases."""
 
-    def __init__(self, sentences: VectorRows, phrases: VectorRows, places: list[list[int]]) -> None:
+    def __init__(self, sentences: TextVectorRows, phrases: TextVectorRows, places: list[list[int]]) -> None:
         self._sentences, self._phrases, self._places = sentences, phrases, places
         self.lengths: Ints = np.array([1 + len(own) for own in places], dtype=np.int64)
 
@@ -158,11 +158,11 @@ class JoinedTextRows:
     def take(self, rows: Ints) -> tuple[Tensor, Tensor]:
         """These sentences (N, 1 + P, D) and the mask of what is real."""
         places = [np.array(self._places[row], dtype=np.int64) for row in rows.tolist()]
-        vectors = packed(self._sentences.take(rows)[0], [self._phrases.take(own)[0] for own in places])
+        vectors = pad_and_stack(self._sentences.take(rows)[0], [self._phrases.take(own)[0] for own in places])
         return vectors, torch.arange(vectors.shape[1]) < torch.from_numpy(self.lengths[rows])[:, None]
 
 
-def packed(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
+def pad_and_stack(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
     """Vectors (N, D) and lists of vectors (K, E), zeros behind them: (N, 1 + longest K, max(D, E))."""
     width = max([whole.shape[-1], *(p.shape[-1] for p in parts)])
     out = torch.zeros(len(whole), 1 + max((len(p) for p in parts), default=0), width, dtype=torch.float32)
@@ -172,5 +172,5 @@ def packed(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
     return out
 
 
-def _widened(values: Tensor, width: int) -> Tensor:
+def _pad_features(values: Tensor, width: int) -> Tensor:
     return pad(values, (0, width - values.shape[-1]))

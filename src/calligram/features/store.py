@@ -80,7 +80,7 @@ class FeatureStore:
         return out
 
 
-class MemoryFeatures(dict[str, Halves]):
+class MemoryFeatureStore(dict[str, Halves]):
     """The store of queries: nothing is written."""
 
     def append(self, keys: Sequence[str], rows: Halves) -> None:

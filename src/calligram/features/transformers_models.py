@@ -14,17 +14,17 @@ from calligram.errors import UserError
 
 # Where a model came from, how its file was stored, and names of classes we do not use. A dtype would be obeyed when the
 # model is built again, and half-precision weights cannot be trained.
-_LEFT_OUT = frozenset(
+_IGNORED_CONFIG_KEYS = frozenset(
     ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "id2label", "label2id")
 )
 
 
 def describe_architecture(config: Any) -> str:
     """A configuration as JSON, complete, so that later defaults of ``transformers`` do not change it."""
-    return json.dumps(_kept({**config.to_dict(), "model_type": config.model_type}), sort_keys=True)
+    return json.dumps(_without_ignored_keys({**config.to_dict(), "model_type": config.model_type}), sort_keys=True)
 
 
-def described_architecture(description: str) -> Any:
+def architecture_config(description: str) -> Any:
     """The configuration that ``describe_architecture`` was given."""
     from transformers import AutoConfig
 
@@ -36,7 +36,7 @@ def build_model(description: str) -> Any:
     """The described model with random weights, in float32."""
     from transformers import AutoModel
 
-    return AutoModel.from_config(described_architecture(description), dtype=torch.float32)  # type: ignore[no-untyped-call]
+    return AutoModel.from_config(architecture_config(description), dtype=torch.float32)  # type: ignore[no-untyped-call]
 
 
 def load_model(kind: Any, name: str, *, what: str, may_miss: tuple[str, ...] = ()) -> Any:
@@ -51,17 +51,17 @@ def load_model(kind: Any, name: str, *, what: str, may_miss: tuple[str, ...] = (
         UserError: when there is no such model, or the file lacks weights, which would otherwise start at random.
     """
     try:
-        with quiet():
+        with quiet_transformers():
             model, report = kind.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise not_loaded(what, name, error) from error
+        raise loading_error(what, name, error) from error
     missing = sorted(key for key in report["missing_keys"] if not key.startswith(may_miss))
     if missing:
         raise UserError(f"{what} '{name}' lacks weights: {', '.join(missing[:3])} and {len(missing)} in all")
     return model
 
 
-def not_loaded(what: str, name: str, error: Exception) -> UserError:
+def loading_error(what: str, name: str, error: Exception) -> UserError:
     """Say that something could not be loaded, with the first line of the reason."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if name.startswith((".", "/", "~")) and not Path(name).is_dir():
@@ -71,7 +71,7 @@ def not_loaded(what: str, name: str, error: Exception) -> UserError:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Keep ``transformers`` from printing bars and reports."""
     from transformers.utils import logging
 
@@ -86,5 +86,9 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _kept(content: dict[str, Any]) -> dict[str, Any]:
-    return {k: _kept(v) if isinstance(v, dict) else v for k, v in content.items() if k not in _LEFT_OUT}
+def _without_ignored_keys(content: dict[str, Any]) -> dict[str, Any]:
+    return {
+        k: _without_ignored_keys(v) if isinstance(v, dict) else v
+        for k, v in content.items()
+        if k not in _IGNORED_CONFIG_KEYS
+    }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from calligram.features.images.backbones import Backbone, cells_seen
+from calligram.features.images.backbones import Backbone, grid_cells
 from calligram.features.images.stored_input import real_parts
 from calligram.features.texts.text_encoder import TextEncoder
 from calligram.models.matcher import Encoded, Matcher, Side, unit
@@ -137,7 +137,7 @@ class Ensemble(Matcher):
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """By every member."""
         if self.settings.backbone and images.ndim > 3:
-            images = cells_seen(self.image, images)
+            images = grid_cells(self.image, images)
             mask = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
         return self._joined([member.encode_images(images, mask) for member in self._all()])
 

@@ -72,7 +72,7 @@ class ImageGraph(Graph):
         images = self.pixels.finish(images)
         if self.backbone is not None:
             assert isinstance(self.source, BackboneInput)
-            images = self.source.seen(self.backbone, images)
+            images = self.source.extract(self.backbone, images)
         return unit(self.matcher.encode_images(images).vectors)
 
     def samples(self) -> list[tuple[Tensor, ...]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from calligram.errors import UserError
 from calligram.features.images.backbones import pixel_input
-from calligram.features.images.pixels import PixelInput, with_views
+from calligram.features.images.pixels import PixelInput, mean_over_views
 from calligram.features.inputs import Inputs
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.features.transformers_models import build_model, describe_architecture, load_model
@@ -52,7 +52,7 @@ class Pretrained(EmbeddingMatcher):
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Normalised pixels (N, 3, H, W), or views of them (N, V, 3, H, W)."""
-        return Encoded(with_views(self._from_pixels, images))
+        return Encoded(mean_over_views(self._from_pixels, images))
 
     def _from_pixels(self, images: Tensor) -> Tensor:
         return _vectors(self.model.get_image_features(pixel_values=images))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from calligram.errors import UserError
 from calligram.features.images.backbones import Backbone
-from calligram.features.images.pixels import with_views
+from calligram.features.images.pixels import mean_over_views
 from calligram.features.images.stored_input import real_parts
 from calligram.features.texts.text_encoder import TextEncoder
 from calligram.models.layers.networks import RecurrentText
@@ -179,7 +179,7 @@ class TwoBranches(Matcher):
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Features (N, D), or (N, R, D) whose real parts are averaged; or pixels (N, 3, H, W), or views of them."""
         if self.settings.image == "backbone":
-            images = with_views(lambda pixels: self.image(pixels).vectors, images)
+            images = mean_over_views(lambda pixels: self.image(pixels).vectors, images)
         elif images.ndim == 3:
             images = pooled(images, real_parts(images) if mask is None else mask, "mean")
         return Encoded(self.image_branch(images))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from calligram.features.images.backbones import Backbone, BackboneOutput
-from calligram.features.images.pixels import with_views
+from calligram.features.images.pixels import mean_over_views
 from calligram.features.images.stored_input import real_parts
 from calligram.models.layers.networks import Head, HeadKind, RecurrentText, SmallCNN
 from calligram.models.layers.part_towers import BertText, PooledText
@@ -76,7 +76,7 @@ class VSE(EmbeddingMatcher):
         Features may stand for pixels with a backbone too: what it would give while it is not trained.
         """
         if self.settings.image != "features" and images.ndim > 2:
-            return Encoded(with_views(self._from_pixels, images))
+            return Encoded(mean_over_views(self._from_pixels, images))
         if images.ndim == 3:
             real = (real_parts(images) if mask is None else mask).to(images.dtype)
             images = (images * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)

@@ -20,9 +20,9 @@ from calligram.evaluation.encode import load_pairing
 from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
 from calligram.features.images.stored_input import real_parts
 from calligram.features.inputs import Inputs
-from calligram.features.pseudo.concepts import ConceptText, Expansion
-from calligram.features.pseudo.image_words import Classifier
-from calligram.features.pseudo.wordnet import HINT, WordNet
+from calligram.features.pseudo.concepts import ConceptInput, Expansion
+from calligram.features.pseudo.image_words import LabelClassifier
+from calligram.features.pseudo.wordnet import INSTALL_HINT, WordNet
 from calligram.features.texts.pca import Covariance
 from calligram.models.cca import CCA, CCASettings
 from calligram.models.layers.part_towers import pooled
@@ -116,12 +116,12 @@ def plan_tags(settings: TagsRecipe, collection: Collection, around: RunContext) 
     if not settings.backbone:
         raise UserError("recipe tags needs a classifier: give --set backbone= with the folder or hub name of one")
     backbone = Backbone.load(settings.backbone).to(around.device).eval()
-    classifier = Classifier.load(settings.backbone, backbone)
+    classifier = LabelClassifier.load(settings.backbone, backbone)
     wordnet = WordNet.find() if settings.expand != "none" else None
     if settings.expand != "none" and wordnet is None:
-        log.warning("there is no WordNet here, so labels are asked for by their own names alone; %s", HINT)
+        log.warning("there is no WordNet here, so labels are asked for by their own names alone; %s", INSTALL_HINT)
     matcher = TagMatcher(TagSettings(classifier.weight.shape[1], len(classifier.labels), settings.least))
     matcher.classifier.load_state_dict({"weight": classifier.weight, "bias": classifier.bias})
     images = BackboneInput(backbone, pixel_input(settings.backbone), Path(settings.backbone).name, "vector")
-    texts = ConceptText.of(classifier.labels, settings.expand, wordnet)
+    texts = ConceptInput.from_labels(classifier.labels, settings.expand, wordnet)
     return Plan(matcher.eval(), Inputs(images, texts), (), Loop(settings.seed))

@@ -13,9 +13,9 @@ from calligram.features.images.backbones import BackboneInput
 from calligram.features.images.region_input import RegionInput
 from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
-from calligram.features.joined_input import JoinedImages, JoinedTexts
+from calligram.features.joined_input import JoinedImageInput, JoinedTextInput
 from calligram.features.texts.chunker import Chunker, annotated_captions
-from calligram.features.texts.text_vectors import VectorText
+from calligram.features.texts.text_vectors import TextVectorInput
 from calligram.models import catalog
 from calligram.models.ensemble import Ensemble, EnsembleSettings, Weighted, WeightedSettings
 from calligram.models.load import INPUTS
@@ -122,9 +122,11 @@ def _joined(
     sentences: Inputs, phrases: Inputs, image_dim: int, settings: CombinedRecipe, collection: Collection
 ) -> Inputs:
     whole, text = sentences.images, sentences.texts
-    if not image_dim or not isinstance(whole, BackboneInput | StoredInput) or not isinstance(text, VectorText):
+    if not image_dim or not isinstance(whole, BackboneInput | StoredInput) or not isinstance(text, TextVectorInput):
         raise UserError(f"{settings.sentences} does not score image features with text vectors; take a two-branch run")
-    if not isinstance(phrases.images, RegionInput) or not isinstance(phrases.texts, VectorText):
+    if not isinstance(phrases.images, RegionInput) or not isinstance(phrases.texts, TextVectorInput):
         raise UserError(f"{settings.phrases} does not score regions with phrases; take a two-branch-phrases run")
-    chunker = phrases.chunker or Chunker.learn(annotated_captions(collection, "train", settings.chunks))
-    return Inputs(JoinedImages(whole, phrases.images, image_dim), JoinedTexts(text, phrases.texts, chunker), chunker)
+    chunker = phrases.chunker or Chunker.train(annotated_captions(collection, "train", settings.chunks))
+    return Inputs(
+        JoinedImageInput(whole, phrases.images, image_dim), JoinedTextInput(text, phrases.texts, chunker), chunker
+    )

@@ -20,8 +20,8 @@ from calligram.evaluation.localization import evaluate_localization, load_phrase
 from calligram.features.images.pixels import PixelInput
 from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
-from calligram.features.regions.proposers import PROPOSALS, proposer_named
-from calligram.features.regions.region_features import Crops, Pooling
+from calligram.features.regions.proposers import PROPOSERS, load_proposer
+from calligram.features.regions.region_features import RegionCrops, RegionPooling
 from calligram.features.texts.chunker import Chunker, annotated_captions
 from calligram.features.texts.pca import Covariance
 from calligram.models.cca import CCA, CCASettings
@@ -154,13 +154,13 @@ def region_input(region: RegionSettings, collection: Collection, around: RunCont
             )
         )
     method = str(known["settings"]["proposals"]["method"])
-    pooling: Pooling | Crops = Crops(PixelInput(region.size), region.bins, region.margin)
+    pooling: RegionPooling | RegionCrops = RegionCrops(PixelInput(region.size), region.bins, region.margin)
     if region.backbone:
-        pooling = Pooling.load(region.backbone, region.size, around.device)
+        pooling = RegionPooling.load(region.backbone, region.size, around.device)
     top = int(known["settings"]["top"])
     if region.finder:
-        proposer_named(region.finder, top)  # refused now, not when the run is to find something
-    finder = region.finder or (method if method in PROPOSALS else region.proposals)
+        load_proposer(region.finder, top)  # refused now, not when the run is to find something
+    finder = region.finder or (method if method in PROPOSERS else region.proposals)
     return RegionInput(pooling, region.proposals, finder, top, region.geometry)
 
 
@@ -172,9 +172,9 @@ class _PhraseTowers:
         regions = region_input(settings.region, collection, around)
         images = np.intersect1d(collection.images_in("train"), images_with_proposals(collection, regions.source))
         grounded = grounded_phrases(collection, images)
-        proposed = regions.proposed(collection, np.unique(grounded.chain_boxes.images), around.track)
+        proposed = regions.proposal_features(collection, np.unique(grounded.chain_boxes.images), around.track)
         strings = phrase_texts(collection, grounded.phrases).strings
-        self.pairs = PhrasePairs.of(grounded, strings, proposed.at, settings.match, settings.background)
+        self.pairs = PhrasePairs.of(grounded, strings, proposed.boxes, settings.match, settings.background)
         log.info(
             "%d pairs of %d regions and %d phrases", len(self.pairs), len(grounded.chain_boxes), len(self.pairs.strings)
         )
@@ -265,4 +265,4 @@ class _PhraseTowers:
 def _chunker(settings: PhrasesRecipe, collection: Collection) -> Chunker | None:
     if not settings.chunks:
         return None
-    return Chunker.learn(annotated_captions(collection, "train", settings.chunks), seed=settings.seed)
+    return Chunker.train(annotated_captions(collection, "train", settings.chunks), seed=settings.seed)

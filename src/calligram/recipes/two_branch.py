@@ -13,9 +13,9 @@ from calligram.features.images.backbones import Backbone
 from calligram.features.images.stored_input import unknown_feature
 from calligram.features.inputs import Inputs, TextInput
 from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
-from calligram.features.texts.text_vectors import VectorText
+from calligram.features.texts.text_vectors import TextVectorInput
 from calligram.features.texts.vocabulary import Vocabulary
-from calligram.features.texts.word_vectors import initial_table
+from calligram.features.texts.word_vectors import pretrained_embeddings
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.models.layers.networks import RecurrentText
 from calligram.models.two_branch import (
@@ -204,7 +204,7 @@ class _SentenceTowers:
         if self.encoder is not None:
             shape = replace(shape, text="states", text_dim=self.encoder.dim)
             return replace(shape, text="bert", encoder=self.encoder.description) if text.train else shape
-        assert isinstance(words, VectorText)
+        assert isinstance(words, TextVectorInput)
         return replace(shape, text_dim=words.dim)
 
     def start(self, matcher: TwoBranches) -> TwoBranches:
@@ -215,7 +215,7 @@ class _SentenceTowers:
         if isinstance(matcher.text, WordStates) and matcher.text.encoder is not None and self.encoder is not None:
             matcher.text.encoder.load_state_dict(self.encoder.state_dict())
         if text.words and isinstance(words, Vocabulary) and isinstance(matcher.text, RecurrentText):
-            matcher.text.words.weight.data.copy_(initial_table(words, Path(text.words), text.word_dim).vectors)
+            matcher.text.words.weight.data.copy_(pretrained_embeddings(words, Path(text.words), text.word_dim).vectors)
         return matcher
 
     def batches(self, sampler: NeighbourhoodSampler) -> Batches:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from calligram.features.texts.mixture import FLOOR, SortedColumns, fit_mixture, initial_mixture, step
+from calligram.features.texts.mixture import MIN_SPREAD, SortedColumns, fit_mixture, initial_mixture, maximisation_step
 
 
 def slow_posteriors(data, priors, m, s, mu, var, laplace):
@@ -38,9 +38,9 @@ def slow_step(data, g, *, hybrid):
             x = data[:, d].astype(float)
             order = np.argsort(x)
             m[k, d] = x[order[np.flatnonzero(np.cumsum(g[order, k]) >= weight / 2)[0]]]
-            s[k, d] = max(FLOOR, sum(g[n, k] * abs(x[n] - m[k, d]) for n in range(len(x))) / weight)
+            s[k, d] = max(MIN_SPREAD, sum(g[n, k] * abs(x[n] - m[k, d]) for n in range(len(x))) / weight)
             mu[k, d] = sum(g[n, k] * x[n] for n in range(len(x))) / weight
-            var[k, d] = max(FLOOR, sum(g[n, k] * (x[n] - mu[k, d]) ** 2 for n in range(len(x))) / weight)
+            var[k, d] = max(MIN_SPREAD, sum(g[n, k] * (x[n] - mu[k, d]) ** 2 for n in range(len(x))) / weight)
             as_laplace = sum(g[n, k] * (-math.log(2 * s[k, d]) - abs(x[n] - m[k, d]) / s[k, d]) for n in range(len(x)))
             as_gauss = sum(
                 g[n, k] * (-0.5 * math.log(2 * math.pi * var[k, d]) - (x[n] - mu[k, d]) ** 2 / (2 * var[k, d]))
@@ -78,7 +78,7 @@ def test_a_step_is_that_of_the_plain_loop(hybrid):
     g = start.posteriors(data)
     wanted = slow_posteriors(data, *opened(start))
     np.testing.assert_allclose(g, wanted, rtol=1e-4, atol=1e-6)
-    fast = step(start, data, g, SortedColumns(data) if hybrid else None)
+    fast = maximisation_step(start, data, g, SortedColumns(data) if hybrid else None)
     compare(fast, *slow_step(data, g.astype(float), hybrid=hybrid))
 
 
@@ -123,7 +123,7 @@ def test_no_spread_is_under_the_floor():
     data = np.repeat(np.array([[1, 2], [5, 6]], dtype=np.float32), 20, axis=0)
     for hybrid in (True, False):
         mixture = fit_mixture(data, 2, hybrid=hybrid)
-        least = np.where(mixture.laplace, FLOOR, math.sqrt(FLOOR))
+        least = np.where(mixture.laplace, MIN_SPREAD, math.sqrt(MIN_SPREAD))
         assert (mixture.scales >= least * 0.999).all()
         assert np.isfinite(mixture.posteriors(data)).all()
 

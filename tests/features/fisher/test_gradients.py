@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from calligram.features.texts.fisher_vectors import encode_fisher, power_normalised
+from calligram.features.texts.fisher_vectors import encode_fisher, power_normalise
 from calligram.features.texts.mixture import Mixture
 
 
@@ -69,7 +69,7 @@ def test_one_centre_by_hand():
 
 
 def test_power_normalisation_by_hand():
-    found = power_normalised(np.array([[4, -9, 0], [0, 0, 0]], np.float32))
+    found = power_normalise(np.array([[4, -9, 0], [0, 0, 0]], np.float32))
     np.testing.assert_allclose(found, np.array([[2, -3, 0], [0, 0, 0]]) / math.sqrt(13), rtol=1e-6)
 
 

@@ -20,7 +20,7 @@ def slow_median(values, weights):
 @pytest.mark.parametrize("block", [1, 3, 16, 512])
 @pytest.mark.parametrize("sharp", [0.3, 30])
 def test_medians_are_those_of_a_plain_loop(monkeypatch, block, sharp):
-    monkeypatch.setattr(mixture, "BLOCK", block)
+    monkeypatch.setattr(mixture, "SORT_BLOCK_ENTRIES", block)
     random = np.random.default_rng(0)
     data = random.normal(size=(61, 4)).astype(np.float32)
     data[:, 3] = data[:, 3].round()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from calligram.features.texts.fisher_vectors import WordSpace
+from calligram.features.texts.fisher_vectors import IcaProjection
 
 
 def sources(random, count=3000):
@@ -14,7 +14,7 @@ def sources(random, count=3000):
 def test_points_have_length_ten_whatever_the_vectors_length():
     random = np.random.default_rng(0)
     _, vectors = sources(random)
-    space = WordSpace.fit(vectors)
+    space = IcaProjection.fit(vectors)
     points = space(vectors)
     np.testing.assert_allclose(np.linalg.norm(points, axis=1), 10, rtol=1e-5)
     np.testing.assert_allclose(space(7 * vectors), points, rtol=1e-3, atol=1e-3)
@@ -22,7 +22,7 @@ def test_points_have_length_ten_whatever_the_vectors_length():
 
 def test_components_are_applied_without_centring():
     _, vectors = sources(np.random.default_rng(0))
-    space = WordSpace.fit(vectors)
+    space = IcaProjection.fit(vectors)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     through = unit @ space.unmixing.T
     np.testing.assert_allclose(
@@ -33,7 +33,7 @@ def test_components_are_applied_without_centring():
 def test_independent_parts_are_told_apart():
     hidden, vectors = sources(np.random.default_rng(1))
     directions = hidden / np.linalg.norm(hidden, axis=1, keepdims=True)
-    correlation = np.abs(np.corrcoef(WordSpace.fit(vectors)(vectors).T, directions.T)[:10, 10:])
+    correlation = np.abs(np.corrcoef(IcaProjection.fit(vectors)(vectors).T, directions.T)[:10, 10:])
     assert sorted(correlation.argmax(1)) == list(range(10))
     assert correlation.max(1).min() > 0.9
     assert np.sort(correlation, 1)[:, -2].max() < 0.3
@@ -41,11 +41,11 @@ def test_independent_parts_are_told_apart():
 
 def test_the_seed_decides():
     _, vectors = sources(np.random.default_rng(0))
-    np.testing.assert_array_equal(WordSpace.fit(vectors, 3).unmixing, WordSpace.fit(vectors, 3).unmixing)
+    np.testing.assert_array_equal(IcaProjection.fit(vectors, 3).unmixing, IcaProjection.fit(vectors, 3).unmixing)
 
 
 def test_few_words_in_many_dimensions_give_fewer_components():
     vectors = np.random.default_rng(0).normal(size=(12, 50)).astype(np.float32)
-    space = WordSpace.fit(np.concatenate([vectors, vectors]))
+    space = IcaProjection.fit(np.concatenate([vectors, vectors]))
     assert space.unmixing.shape == (11, 50)
     assert np.isfinite(space(vectors)).all()

@@ -9,7 +9,7 @@ from PIL import Image
 
 from calligram.errors import UserError
 from calligram.features.regions.detectors import Detector
-from calligram.features.regions.proposers import proposer_named
+from calligram.features.regions.proposers import load_proposer
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def detr(tmp_path_factory):
 def test_a_detector_gives_every_query_ranked_with_its_class(kind, count, request):
     folder = request.getfixturevalue(kind)
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3)).astype(np.uint8))
-    found = proposer_named(str(folder), 200)(image)
+    found = load_proposer(str(folder), 200)(image)
     assert len(found.boxes) == len(found.scores) == len(found.labels) == count
     assert (np.diff(found.scores) <= 0).all()
     assert set(found.labels) <= {"dog", "ball"}
@@ -80,4 +80,4 @@ def test_settings_know_the_weights_and_not_the_folder(yolos, detr):
 
 def test_a_folder_without_a_detector_is_refused(tmp_path):
     with pytest.raises(UserError, match="could not be loaded"):
-        proposer_named(str(tmp_path), 10)
+        load_proposer(str(tmp_path), 10)

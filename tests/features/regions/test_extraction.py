@@ -18,17 +18,17 @@ from calligram.data.revision import images_with_proposals
 from calligram.errors import UserError
 from calligram.features.images.stored_input import StoredInput, real_parts
 from calligram.features.regions import extract
-from calligram.features.regions.extract import ExtractionTask, add_regions, images_done, scratch
+from calligram.features.regions.extract import ExtractionTask, add_regions, finished_images, scratch_folder
 from calligram.features.regions.opencv_proposals import EdgeBoxes
-from calligram.features.regions.proposers import Windows
-from calligram.features.regions.region_features import Pooling, roi_pool
+from calligram.features.regions.proposers import SlidingWindows
+from calligram.features.regions.region_features import RegionPooling, roi_pool
 
 
 class Counting:
     """Windows that remember how many pictures they saw."""
 
     def __init__(self, most=5):
-        self.windows, self.calls = Windows(most), 0
+        self.windows, self.calls = SlidingWindows(most), 0
         self.settings = self.windows.settings
 
     def __call__(self, image):
@@ -85,15 +85,15 @@ def test_rows_say_what_was_found(copy):
 
 
 def test_features_are_pooled_from_the_backbones_map(copy, backbone):
-    pooling = Pooling.load(backbone, 64)
-    after = add_regions(copy, ExtractionTask(Windows(3), "grid", 5, pooling)).collection
+    pooling = RegionPooling.load(backbone, 64)
+    after = add_regions(copy, ExtractionTask(SlidingWindows(3), "grid", 5, pooling)).collection
     stored = after.features["grid"]
     assert stored.row_shape == (5, pooling.backbone.dim)
     row = 7
     image = after.pictures.open(row)
     with torch.no_grad():
         grid = pooling.backbone(pooling.pixels.finish(pooling.pixels.images([image]))).grid
-    shares = Windows(3)(image).boxes / np.array([40, 32, 40, 32], dtype=np.float32)
+    shares = SlidingWindows(3)(image).boxes / np.array([40, 32, 40, 32], dtype=np.float32)
     expected = roi_pool(grid, torch.from_numpy(shares)[None])[0]
     taken = torch.from_numpy(stored.take(np.array([row])))
     torch.testing.assert_close(taken[0, :3], expected, rtol=2e-3, atol=2e-3)
@@ -117,7 +117,7 @@ def test_unreadable_pictures_are_counted_and_tried_again(copy):
 
 
 def test_a_failure_in_the_middle_keeps_finished_chunks(copy, monkeypatch):
-    monkeypatch.setattr(extract, "CHUNK", 4)
+    monkeypatch.setattr(extract, "CHUNK_IMAGES", 4)
 
     def one_thing(found):
         raise RuntimeError(found)
@@ -141,24 +141,25 @@ def test_a_failure_in_the_middle_keeps_finished_chunks(copy, monkeypatch):
 SLOW = """
 import sys, time
 from calligram.data.collection import Collection
-from calligram.features.regions import extraction
-from calligram.features.regions.windows import Windows
+from calligram.features.regions import extract
+from calligram.features.regions.proposers import SlidingWindows
 
-class Slow(Windows):
+class Slow(SlidingWindows):
     def __call__(self, image):
         time.sleep(0.1)
         return super().__call__(image)
 
-extraction.CHUNK = 2
-extraction.add_regions(Collection.open(sys.argv[1]), extraction.Task(Slow(5), "grid", 5))
+extract.CHUNK_IMAGES = 2
+extract.add_regions(Collection.open(sys.argv[1]), extract.ExtractionTask(Slow(5), "grid", 5))
 """
 
 
 def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(copy, tmp_path):
     shutil.copytree(copy.folder, tmp_path / "whole")
     process = subprocess.Popen([sys.executable, "-c", SLOW, str(copy.folder)])
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 180
     while len(list((copy.folder / ".regions").glob("grid@*/*.npz"))) < 3 and time.monotonic() < deadline:
+        assert process.poll() is None
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
@@ -184,14 +185,14 @@ def test_a_run_that_died_after_storing_does_not_store_twice(copy, monkeypatch):
 
 def test_two_processes_do_not_do_the_same_work(copy):
     with (
-        scratch(copy.folder, "grid", "k"),
+        scratch_folder(copy.folder, "grid", "k"),
         pytest.raises(UserError, match="another process is looking for the regions 'grid'"),
-        scratch(copy.folder, "grid", "k"),
+        scratch_folder(copy.folder, "grid", "k"),
     ):
         pass
 
 
 def test_damaged_chunks_are_done_again(tmp_path):
     (tmp_path / "000000.npz").write_bytes(b"PK nothing")
-    assert len(images_done(tmp_path, np.zeros(0, np.int64))) == 0
+    assert len(finished_images(tmp_path, np.zeros(0, np.int64))) == 0
     assert not list(tmp_path.iterdir())

@@ -11,7 +11,14 @@ from PIL import Image, ImageDraw
 
 from calligram.data.boxes import iou
 from calligram.errors import UserError
-from calligram.features.regions.proposers import PROPOSALS, Proposals, Windows, proposer_named, shrunk, source_name
+from calligram.features.regions.proposers import (
+    PROPOSERS,
+    Proposals,
+    SlidingWindows,
+    limit_side,
+    load_proposer,
+    source_name,
+)
 
 OBJECT = (60, 40, 150, 130)
 
@@ -22,47 +29,47 @@ def drawing(width=240, height=180):
     return image
 
 
-@pytest.mark.parametrize("name", PROPOSALS)
+@pytest.mark.parametrize("name", PROPOSERS)
 def test_a_method_gives_ranked_boxes_inside_the_picture_and_the_same_ones_again(name):
     image = drawing()
-    found = proposer_named(name, 50)(image).best(50, image)
+    found = load_proposer(name, 50)(image).best(50, image)
     assert 1 <= len(found.boxes) <= 50
     assert (found.boxes[:, :2] >= 0).all()
     assert (found.boxes[:, 2:] <= (240, 180)).all()
-    again = proposer_named(name, 50)(image).best(50, image)
+    again = load_proposer(name, 50)(image).best(50, image)
     assert np.array_equal(found.boxes, again.boxes)
 
 
 @pytest.mark.parametrize("name", ["edgeboxes", "selective"])
 def test_the_object_is_among_the_first_boxes(name):
-    found = proposer_named(name, 10)(drawing())
+    found = load_proposer(name, 10)(drawing())
     assert iou(np.array([OBJECT], dtype=np.float32), found.boxes[:10]).max() > 0.8
 
 
-@pytest.mark.parametrize("name", PROPOSALS)
+@pytest.mark.parametrize("name", PROPOSERS)
 def test_boxes_of_a_large_picture_are_in_its_own_pixels(name):
     large = drawing().resize((1200, 900))
-    found = proposer_named(name, 100)(large)
+    found = load_proposer(name, 100)(large)
     target = np.array([OBJECT], dtype=np.float32) * 5
     assert iou(target, found.boxes).max() > (0.8 if name != "grid" else 0.4)
 
 
-@pytest.mark.parametrize("name", PROPOSALS)
+@pytest.mark.parametrize("name", PROPOSERS)
 @pytest.mark.parametrize("size", [(1, 1), (3, 2), (200, 5)])
 def test_pictures_with_nothing_in_them_are_no_trouble(name, size):
     image = Image.new("RGB", size, "blue")
-    assert proposer_named(name, 10)(image).best(10, image).boxes.shape[1] == 4
+    assert load_proposer(name, 10)(image).best(10, image).boxes.shape[1] == 4
 
 
 def test_edge_boxes_of_pure_noise_take_no_minutes():
     noise = np.random.default_rng(0).integers(0, 256, (375, 500, 3)).astype(np.uint8)
     began = time.perf_counter()
-    proposer_named("edgeboxes", 200)(Image.fromarray(noise))
+    load_proposer("edgeboxes", 200)(Image.fromarray(noise))
     assert time.perf_counter() - began < 10
 
 
 def test_windows_begin_with_the_whole_picture_and_there_are_enough():
-    found = Windows(300)(Image.new("RGB", (200, 100)))
+    found = SlidingWindows(300)(Image.new("RGB", (200, 100)))
     assert found.boxes[0].tolist() == [0, 0, 200, 100]
     assert len(found.boxes) == 300
     assert len(np.unique(found.boxes, axis=0)) == 300
@@ -79,16 +86,16 @@ def test_boxes_are_cut_to_the_picture_and_empty_ones_dropped():
 
 def test_small_pictures_are_not_enlarged():
     image = drawing()
-    assert shrunk(image, 500) == (image, 1.0)
-    small, factor = shrunk(image, 120)
+    assert limit_side(image, 500) == (image, 1.0)
+    small, factor = limit_side(image, 120)
     assert (small.size, factor) == ((120, 90), 2.0)
 
 
 def test_names_that_mean_nothing_are_refused():
     with pytest.raises(UserError, match="unknown proposals 'edgebox'; did you mean 'edgeboxes'"):
-        proposer_named("edgebox", 10)
+        load_proposer("edgebox", 10)
     with pytest.raises(UserError, match="top must be at least 1, got 0"):
-        proposer_named("grid", 0)
+        load_proposer("grid", 0)
 
 
 def test_a_source_is_named_after_the_method_or_the_file():
@@ -101,4 +108,4 @@ def test_a_source_is_named_after_the_method_or_the_file():
 def test_what_to_install_is_said_where_the_extra_is_missing(monkeypatch, module, name):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=r"pip install calligram\[regions\]"):
-        proposer_named(name, 10)(drawing())
+        load_proposer(name, 10)(drawing())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calligram.features.regions.proposers import suppress
+from calligram.features.regions.proposers import non_maximum_suppression
 
 
 def overlap(a, b):
@@ -31,15 +31,15 @@ def test_suppression_is_the_greedy_loop(seed, with_classes):
     boxes = np.concatenate([start, start + rng.uniform(5, 25, (60, 2))], axis=1).astype(np.float32)
     scores = rng.integers(0, 20, 60).astype(np.float32)  # with ties
     classes = rng.integers(0, 3, 60) if with_classes else None
-    assert suppress(boxes, scores, 0.4, classes).tolist() == naive(boxes, scores, 0.4, classes)
+    assert non_maximum_suppression(boxes, scores, 0.4, classes).tolist() == naive(boxes, scores, 0.4, classes)
 
 
 def test_nothing_gives_nothing():
-    assert len(suppress(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), 0.5)) == 0
+    assert len(non_maximum_suppression(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), 0.5)) == 0
 
 
 def test_equal_boxes_of_two_classes_both_stay():
     boxes = np.array([[0, 0, 2, 2], [0, 0, 2, 2]], dtype=np.float32)
     scores = np.array([0.5, 0.6], dtype=np.float32)
-    assert suppress(boxes, scores, 0.5).tolist() == [1]
-    assert suppress(boxes, scores, 0.5, np.array([3, 4])).tolist() == [1, 0]
+    assert non_maximum_suppression(boxes, scores, 0.5).tolist() == [1]
+    assert non_maximum_suppression(boxes, scores, 0.5, np.array([3, 4])).tolist() == [1, 0]

@@ -9,7 +9,7 @@ import pytest
 from calligram.data.readers.catalog import import_collection
 from calligram.evaluation.proposals import proposal_recall
 from calligram.features.regions.extract import ExtractionTask, add_regions
-from calligram.features.regions.proposers import proposer_named
+from calligram.features.regions.proposers import load_proposer
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def photographs(assets, tmp_path_factory):
 
 
 def test_recall_is_what_these_methods_reach_on_photographs(photographs, assets):
-    yolox = proposer_named(str(assets / "models" / "yolox_nano.onnx"), 100)
-    after = add_regions(photographs, ExtractionTask(proposer_named("edgeboxes", 100), "edgeboxes", 100)).collection
+    yolox = load_proposer(str(assets / "models" / "yolox_nano.onnx"), 100)
+    after = add_regions(photographs, ExtractionTask(load_proposer("edgeboxes", 100), "edgeboxes", 100)).collection
     after = add_regions(after, ExtractionTask(yolox, "yolox", 100)).collection
     edges, detector, union = proposal_recall(after, "test", counts=(10, 36, 100)).rows
     assert edges.recall[100] > 50
@@ -50,7 +50,7 @@ def test_recall_is_what_these_methods_reach_on_photographs(photographs, assets):
 
 
 def test_a_detector_names_what_the_captions_speak_of(photographs, assets):
-    yolox = proposer_named(str(assets / "models" / "yolox_nano.onnx"), 36)
+    yolox = load_proposer(str(assets / "models" / "yolox_nano.onnx"), 36)
     words = {"person": ("man", "woman", "boy", "girl", "people", "child", "person"), "dog": ("dog", "puppy")}
     pairing = photographs.sentences("test")
     image, text = pairing.matches.pairs()

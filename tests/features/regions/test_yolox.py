@@ -7,14 +7,14 @@ import pytest
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.features.regions.detectors import COCO_CLASSES, YoloX, class_names, decode, letterbox
+from calligram.features.regions.detectors import COCO_CLASSES, YoloX, class_names, decode_predictions, letterbox
 
 
 def test_decoding_is_that_of_the_definition():
     """Maps of 8x12, 4x6 and 2x3 cells for 64 x 96 pixels, one prediction a cell."""
     rng = np.random.default_rng(0)
     raw = rng.normal(size=(8 * 12 + 4 * 6 + 2 * 3, 5 + 2)).astype(np.float32)
-    boxes, scores = decode(raw, (64, 96))
+    boxes, scores = decode_predictions(raw, (64, 96))
     number = 0
     for stride in (8, 16, 32):
         for row in range(64 // stride):
@@ -30,7 +30,7 @@ def test_decoding_is_that_of_the_definition():
 
 def test_an_output_of_another_kind_of_detector_is_refused():
     with pytest.raises(UserError, match="100 predictions for 64 x 96 pixels, which is no YOLOX"):
-        decode(np.zeros((100, 85), np.float32), (64, 96))
+        decode_predictions(np.zeros((100, 85), np.float32), (64, 96))
 
 
 def test_the_letterbox_keeps_the_shape_and_fills_with_grey():

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from calligram.data.pairing import Visuals
 from calligram.data.pictures import decode
 from calligram.errors import UserError
-from calligram.features.images.pixels import Augment, PixelInput, with_views
+from calligram.features.images.pixels import Augment, PixelInput, mean_over_views
 from calligram.features.store import FeatureStore, content_key
-from calligram.features.transformers_models import describe_architecture, described_architecture, quiet
+from calligram.features.transformers_models import architecture_config, describe_architecture, quiet_transformers
 from calligram.progress import Track, silent
 
 
@@ -50,8 +50,8 @@ class Backbone(nn.Module):
 
         try:
             config = AutoConfig.from_pretrained(name)
-            with quiet():
-                model = _class_for(config).from_pretrained(name, dtype=torch.float32)
+            with quiet_transformers():
+                model = _vision_model_class(config).from_pretrained(name, dtype=torch.float32)
         except (OSError, ValueError, KeyError) as error:
             raise UserError(
                 f"backbone '{name}' could not be loaded ({str(error).splitlines()[0]}); "
@@ -62,8 +62,8 @@ class Backbone(nn.Module):
     @classmethod
     def from_description(cls, description: str) -> Backbone:
         """The same architecture without weights, from what ``description`` gave."""
-        config = described_architecture(description)
-        kind = _class_for(config)
+        config = architecture_config(description)
+        kind = _vision_model_class(config)
         return cls(kind.from_config(config) if hasattr(kind, "from_config") else kind(config))
 
     @property
@@ -81,7 +81,7 @@ class Backbone(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write it in the format that ``load`` reads."""
-        with quiet():
+        with quiet_transformers():
             self.model.save_pretrained(folder)  # type: ignore[operator]
 
     @property
@@ -109,7 +109,7 @@ class Backbone(nn.Module):
         return BackboneOutput(pooled if pooled is not None else states[:, 0], cells)
 
 
-def cells_seen(backbone: nn.Module, images: Tensor) -> Tensor:
+def grid_cells(backbone: nn.Module, images: Tensor) -> Tensor:
     """The grid's cells (N, h w, D) of pictures (N, 3, H, W), in reading order.
 
     Of pictures beside their mirror images, (N, 2, 3, H, W), a cell is the mean of the two that show its place.
@@ -122,7 +122,7 @@ def cells_seen(backbone: nn.Module, images: Tensor) -> Tensor:
     return grid.flatten(2).transpose(1, 2)
 
 
-def _class_for(config: Any) -> Any:
+def _vision_model_class(config: Any) -> Any:
     """The class of the vision part: the tower of a dual encoder, the model itself otherwise."""
     import transformers
 
@@ -159,7 +159,7 @@ def pixel_input(name: str, size: int | None = None, fit: str = "squash") -> Pixe
 # A frozen backbone's features as model input, computed once for a collection and on the fly for a query.
 
 Ints = NDArray[np.int64]
-PART = 512
+STORE_PART_IMAGES = 512
 """pictures in a part of the store: what a kill can cost"""
 
 
@@ -207,7 +207,7 @@ class BackboneInput:
             waiting: list[tuple[str, NDArray[np.float16]]] = []
             for key, row in track(self._in_order(visuals, todo), "extracting features", len(todo)):
                 waiting.append((key, row))
-                if len(waiting) == PART:
+                if len(waiting) == STORE_PART_IMAGES:
                     store.append([k for k, _ in waiting], np.stack([r for _, r in waiting]))
                     waiting.clear()
             if waiting:
@@ -235,14 +235,14 @@ class BackboneInput:
     def features(self, pixels: Tensor) -> Tensor:
         """Features of resized pictures (N, 3, size, size), on the backbone's device."""
         device = next(self.backbone.parameters()).device
-        return self.seen(self.backbone.eval(), self.pixels.finish(pixels.to(device)))
+        return self.extract(self.backbone.eval(), self.pixels.finish(pixels.to(device)))
 
-    def seen(self, backbone: Backbone, images: Tensor) -> Tensor:
+    def extract(self, backbone: Backbone, images: Tensor) -> Tensor:
         """What is taken of finished pictures, or of views of them: (N, D), or cells (N, R, D)."""
         return (
-            with_views(lambda view: backbone(view).vectors, images)
+            mean_over_views(lambda view: backbone(view).vectors, images)
             if self.parts == "vector"
-            else cells_seen(backbone, images)
+            else grid_cells(backbone, images)
         )
 
     def images(self, images: list[Image.Image]) -> Tensor:

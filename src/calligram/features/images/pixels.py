@@ -21,9 +21,9 @@ from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
 
-GAP = 3.0
+REDUCING_GAP = 3.0
 """how much larger than wanted a picture stays when it is first made smaller by whole numbers, which is quick"""
-CACHE_BYTES = 4 << 30
+MAX_CACHE_BYTES = 4 << 30
 """Decoded images are kept in memory up to this much; past it they are decoded again when needed."""
 
 
@@ -39,13 +39,13 @@ class Augment:
     """largest relative change of brightness, contrast and saturation"""
     dropout: float = 0.0
     """share of entries of stored features set to zero, the others being raised"""
-    hide: float = 0.0
+    region_dropout: float = 0.0
     """share of stored regions or cells left out"""
 
     def features(self, rows: Tensor) -> Tensor:
         """Change stored features, (N, D) or (N, R, D): a part that is zero throughout is not there."""
-        if self.hide and rows.ndim == 3:
-            kept = torch.rand(rows.shape[:2], device=rows.device) >= self.hide
+        if self.region_dropout and rows.ndim == 3:
+            kept = torch.rand(rows.shape[:2], device=rows.device) >= self.region_dropout
             kept[:, 0] |= ~kept.any(1)
             rows = rows * kept.unsqueeze(-1)
         return F.dropout(rows, self.dropout) if self.dropout else rows
@@ -110,7 +110,7 @@ class PixelInput:
         plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
         return cls(**plain)
 
-    def kept(self, width: int, height: int) -> tuple[int, int, int, int]:
+    def visible_box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """The part of a picture that is seen: left, top, right and bottom in its pixels."""
         if self.fit == "squash":
             return 0, 0, width, height
@@ -118,12 +118,12 @@ class PixelInput:
         left, top = (width - side) // 2, (height - side) // 2
         return left, top, left + side, top + side
 
-    def reduced(self, image: Image.Image) -> Image.Image:
+    def reduce(self, image: Image.Image) -> Image.Image:
         """What ``resize`` does first with the whole picture: each side divided by a whole number, often another one.
 
         The image itself where that is nothing, and where the middle is cut out before.
         """
-        factors = tuple(int(side / self.size / GAP) or 1 for side in image.size)
+        factors = tuple(int(side / self.size / REDUCING_GAP) or 1 for side in image.size)
         return image if self.fit == "crop" or factors == (1, 1) else image.reduce((factors[0], factors[1]))
 
     def resize(self, image: Image.Image, reduced: Image.Image | None = None) -> NDArray[np.uint8]:
@@ -134,17 +134,17 @@ class PixelInput:
         """
         whole = image.size
         if self.fit == "crop":
-            image = image.crop(self.kept(*image.size))
-        elif (image := reduced or self.reduced(image)).size != whole:
+            image = image.crop(self.visible_box(*image.size))
+        elif (image := reduced or self.reduce(image)).size != whole:
             # The last row and column of a reduced image may stand for less than the others.
-            factors = [int(side / self.size / GAP) or 1 for side in whole]
+            factors = [int(side / self.size / REDUCING_GAP) or 1 for side in whole]
             part = (0, 0, whole[0] / factors[0], whole[1] / factors[1])
             image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, part)
         if image.size != (self.size, self.size):
-            image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, reducing_gap=GAP)
+            image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, reducing_gap=REDUCING_GAP)
         return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
 
-    def load(self, visuals: Visuals, track: Track = silent, budget: int = CACHE_BYTES) -> PixelRows:
+    def load(self, visuals: Visuals, track: Track = silent, budget: int = MAX_CACHE_BYTES) -> PixelRows:
         """All images of ``visuals``, decoded now if they fit ``budget`` bytes and on demand otherwise."""
         return PixelRows(self, visuals, track, budget)
 
@@ -177,7 +177,7 @@ class PixelInput:
         return torch.stack([view for c in whole for view in (c, c.flip(-1))], dim=1)
 
 
-def with_views(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+def mean_over_views(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     """Encode images (N, 3, H, W), or views of them (N, V, 3, H, W) and average over the views."""
     if images.ndim == 4:
         return encode(images)

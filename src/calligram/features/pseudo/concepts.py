@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calligram.errors import UserError
-from calligram.features.pseudo.image_words import NOTHING, STEPS, meaning, names_of
+from calligram.features.pseudo.image_words import EMPTY_LABELS, MAX_HYPERNYM_STEPS, label_names, label_synset
 from calligram.features.pseudo.wordnet import WordNet, base_forms
 from calligram.features.texts.vocabulary import tokenise
 from calligram.progress import Track, silent
@@ -23,24 +23,24 @@ Ints = NDArray[np.int64]
 Expansion = Literal["none", "synonyms", "kinds"]
 
 
-def words_for(label: str, expansion: Expansion, wordnet: WordNet | None) -> tuple[str, ...]:
+def concept_names(label: str, expansion: Expansion, wordnet: WordNet | None) -> tuple[str, ...]:
     """Names by which a text asks for a concept (a3vse, Sec. 4.2).
 
     ``synonyms`` are those of the paper, words that share a meaning with the concept; ``kinds`` has also what it is a
     kind of, so that "dog" asks for every breed.
     """
-    names = [name for name in names_of(label) if name not in NOTHING]
-    synset = meaning(label, wordnet) if names and wordnet is not None and expansion != "none" else None
+    names = [name for name in label_names(label) if name not in EMPTY_LABELS]
+    synset = label_synset(label, wordnet) if names and wordnet is not None and expansion != "none" else None
     if synset is not None:
         assert wordnet is not None
         names += synset.words
         if expansion == "kinds":
-            names += [word for near in wordnet.kinds_of(synset, STEPS) for word in near.words]
+            names += [word for near in wordnet.kinds_of(synset, MAX_HYPERNYM_STEPS) for word in near.words]
     return tuple(dict.fromkeys(" ".join(tokenise(name)) for name in names if tokenise(name)))
 
 
 @dataclass(frozen=True)
-class ConceptText:
+class ConceptInput:
     """A text as k ones among all concepts: those of which it has a name, in any form."""
 
     kind: ClassVar[str] = "concepts"
@@ -51,9 +51,9 @@ class ConceptText:
     """words that unusual plurals are of"""
 
     @classmethod
-    def of(cls, labels: Sequence[str], expansion: Expansion, wordnet: WordNet | None) -> ConceptText:
+    def from_labels(cls, labels: Sequence[str], expansion: Expansion, wordnet: WordNet | None) -> ConceptInput:
         """For a classifier's labels. All it takes from WordNet is kept, so that a query does not need one."""
-        names = tuple(words_for(label, expansion, wordnet) for label in labels)
+        names = tuple(concept_names(label, expansion, wordnet) for label in labels)
         said = {name for of_label in names for name in of_label}
         plurals = {} if wordnet is None else wordnet.irregular
         return cls(names, {form: of for form, of in plurals.items() if set(of) & said})
@@ -64,7 +64,7 @@ class ConceptText:
         return {"names": [list(n) for n in self.names], "irregular": {k: list(v) for k, v in self.irregular.items()}}
 
     @classmethod
-    def read(cls, folder: Path, content: Mapping[str, Any]) -> ConceptText:
+    def read(cls, folder: Path, content: Mapping[str, Any]) -> ConceptInput:
         """From what ``save`` gave."""
         del folder
         irregular = {k: tuple(v) for k, v in content["irregular"].items()}
@@ -74,9 +74,9 @@ class ConceptText:
         return len(self.names)
 
     @property
-    def blank(self) -> int:
+    def mask_token(self) -> int:
         """There is no word to hide."""
-        raise UserError("the words of concepts cannot be hidden in training; use a blank share of 0")
+        raise UserError("the words of concepts cannot be hidden in training; use text.word_dropout=0")
 
     @cached_property
     def concepts_of(self) -> dict[str, list[int]]:
@@ -91,7 +91,7 @@ class ConceptText:
     def _longest(self) -> int:
         return max((len(name.split()) for name in self.concepts_of), default=1)
 
-    def asked(self, text: str) -> list[int]:
+    def named_concepts(self, text: str) -> list[int]:
         """Concepts that a text names; names of several words must stand together."""
         words = tokenise(text)
         found: set[int] = set()
@@ -109,7 +109,7 @@ class ConceptText:
     def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> ConceptRows:
         """Many texts."""
         del cache, track
-        return ConceptRows([self.asked(string) for string in strings], len(self))
+        return ConceptRows([self.named_concepts(string) for string in strings], len(self))
 
 
 class ConceptRows:

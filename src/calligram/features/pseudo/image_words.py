@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from calligram.data.pairing import Pairing, Visuals
 from calligram.errors import UserError
 from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
-from calligram.features.pseudo.wordnet import HINT, Synset, WordNet
+from calligram.features.pseudo.wordnet import INSTALL_HINT, Synset, WordNet
 from calligram.features.texts.vocabulary import tokenise
 from calligram.features.transformers_models import load_model
 from calligram.progress import Track, silent
@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class LearntWords:
+class WordClassifier:
     """A linear map from vectors of length one to how much more often than usual each word is said."""
 
     words: tuple[str, ...]
@@ -47,7 +47,7 @@ class LearntWords:
     @classmethod
     def fit(
         cls, vectors: Floats, said: Sequence[Collection[str]], *, shrink: float = 1.0, least: int = 3
-    ) -> LearntWords:
+    ) -> WordClassifier:
         """Learn from images whose captions' words are known.
 
         Args:
@@ -84,7 +84,7 @@ def _unit(vectors: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Classifier:
+class LabelClassifier:
     """A linear layer from a backbone's vectors to labels."""
 
     labels: tuple[str, ...]
@@ -93,7 +93,7 @@ class Classifier:
     bias: Tensor = field(repr=False)
 
     @classmethod
-    def load(cls, name: str, backbone: Backbone) -> Classifier:
+    def load(cls, name: str, backbone: Backbone) -> LabelClassifier:
         """The classifier that came with a backbone, from the same folder or hub name.
 
         Raises:
@@ -105,7 +105,7 @@ class Classifier:
         layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
         known: dict[int, str] = model.config.id2label
         found = next((layer for layer in reversed(layers) if layer.out_features == len(known)), None)
-        if found is None or not _agrees(model, found, backbone):
+        if found is None or not _reproduces_logits(model, found, backbone):
             raise UserError(
                 f"the labels of '{name}' are not one layer over the backbone's vector; take a convolutional network "
                 "trained as a classifier, such as a MobileNet or ResNet"
@@ -119,7 +119,7 @@ class Classifier:
 
 
 @torch.no_grad()
-def _agrees(model: nn.Module, layer: nn.Linear, backbone: Backbone) -> bool:
+def _reproduces_logits(model: nn.Module, layer: nn.Linear, backbone: Backbone) -> bool:
     """Whether the layer gives the model's labels from the backbone's vectors, on noise.
 
     On the host: an accelerator's convolutions round more than labels should differ.
@@ -140,15 +140,15 @@ def _agrees(model: nn.Module, layer: nn.Linear, backbone: Backbone) -> bool:
 
 Naming = Literal["known", "own"]
 
-NOTHING = frozenset(("background", "none", "n/a", ""))
+EMPTY_LABELS = frozenset(("background", "none", "n/a", ""))
 """labels of classifiers that name nothing"""
-STEPS = 4
+MAX_HYPERNYM_STEPS = 4
 """up to here a hypernym is a name for the thing; a whippet is four steps from a dog"""
-PREFERRED = ("animal", "artifact")
+PREFERRED_CATEGORIES = ("animal", "artifact")
 """what a label without further names most likely means: a setter is a dog, not someone who sets"""
 
 
-def names_of(label: str) -> list[str]:
+def label_names(label: str) -> list[str]:
     """A label's names; several are separated by commas, as ImageNet's are.
 
     >>> names_of("Bike, all-terrain bike, bike")
@@ -157,12 +157,12 @@ def names_of(label: str) -> list[str]:
     return list(dict.fromkeys(name.strip().lower() for name in label.split(",") if name.strip()))
 
 
-def meaning(label: str, wordnet: WordNet) -> Synset | None:
+def label_synset(label: str, wordnet: WordNet) -> Synset | None:
     """The meaning that most of a label's names share.
 
     Of several it is an animal or an artifact first, then the most frequent one.
     """
-    names = names_of(label)
+    names = label_names(label)
     found = [wordnet.synset(offset) for name in names for offset in wordnet.index.get(name, ())]
     if not found:
         found = [synset for name in names[:1] for synset in wordnet.meanings((tokenise(name) or [""])[-1])]
@@ -170,42 +170,46 @@ def meaning(label: str, wordnet: WordNet) -> Synset | None:
         return None
 
     def rank(synset: Synset) -> tuple[int, int]:
-        kind = PREFERRED.index(synset.kind) if synset.kind in PREFERRED else len(PREFERRED)
+        kind = (
+            PREFERRED_CATEGORIES.index(synset.kind)
+            if synset.kind in PREFERRED_CATEGORIES
+            else len(PREFERRED_CATEGORIES)
+        )
         return -len(set(names) & set(synset.words)), kind
 
     return min(found, key=rank)  # the first of equals
 
 
-def known_word(label: str, known: Container[str], wordnet: WordNet | None = None) -> str | None:
+def nearest_known_word(label: str, known: Container[str], wordnet: WordNet | None = None) -> str | None:
     """The nearest name of a label that is among the known words; None where none is."""
-    names = names_of(label)
+    names = label_names(label)
     own = [*names, *(words[-1] for name in names if (words := tokenise(name)))]
     found = next((name for name in own if name in known), None)
     if found is not None or wordnet is None:
         return found
-    synset = meaning(label, wordnet)
-    return next((word for word in _above(synset, wordnet) if word in known), None) if synset else None
+    synset = label_synset(label, wordnet)
+    return next((word for word in _hypernym_words(synset, wordnet) if word in known), None) if synset else None
 
 
-def _above(synset: Synset, wordnet: WordNet) -> Iterator[str]:
+def _hypernym_words(synset: Synset, wordnet: WordNet) -> Iterator[str]:
     """Words for a thing and for what it is a kind of, nearest first.
 
     Only words that mean this before anything else: a shuttlecock is a bird, but whoever says bird does not mean it.
     """
-    for near in (synset, *wordnet.kinds_of(synset, STEPS)):
+    for near in (synset, *wordnet.kinds_of(synset, MAX_HYPERNYM_STEPS)):
         for word in near.words:
             for said in dict.fromkeys((word, word.split()[-1])):
                 if wordnet.index.get(said, (None,))[0] == near.offset or (said != word and near is synset):
                     yield said
 
 
-def said_of(label: str, naming: Naming, known: Container[str], wordnet: WordNet | None = None) -> tuple[str, ...]:
+def label_words(label: str, naming: Naming, known: Container[str], wordnet: WordNet | None = None) -> tuple[str, ...]:
     """The words that stand for a label in a pseudo-sentence.
 
     ``own`` is the first of its names; ``known`` a known word, or nothing where none is near.
     """
-    names = [name for name in names_of(label) if name not in NOTHING]
-    name = None if not names else names[0] if naming == "own" else known_word(label, known, wordnet)
+    names = [name for name in label_names(label) if name not in EMPTY_LABELS]
+    name = None if not names else names[0] if naming == "own" else nearest_known_word(label, known, wordnet)
     return tuple(tokenise(name)) if name else ()
 
 
@@ -235,36 +239,38 @@ class ImageWords:
 
     def labels(self, visuals: Visuals, least: float, naming: Naming, known: Container[str]) -> list[str]:
         """Labels of each image with at least a probability, most probable first (global semantics, a3vse, Sec. 4.6)."""
-        classifier = Classifier.load(self.name, self.images.backbone)
+        classifier = LabelClassifier.load(self.name, self.images.backbone)
         wordnet = WordNet.find() if naming == "known" else None
         if naming == "known" and wordnet is None:
-            log.info("there is no WordNet here, so labels are said by their own names' words alone; %s", HINT)
-        words = [said_of(label, naming, known, wordnet) for label in classifier.labels]
+            log.info("there is no WordNet here, so labels are said by their own names' words alone; %s", INSTALL_HINT)
+        words = [label_words(label, naming, known, wordnet) for label in classifier.labels]
         found = classifier.probabilities(self.vectors(visuals)).numpy()
-        return [_said(row, words, least) for row in found]
+        return [_words_of_likely_labels(row, words, least) for row in found]
 
-    def learnt(self, visuals: Visuals, captioned: Pairing, most: int, shrink: float, least: int = 3) -> list[str]:
+    def predicted_words(
+        self, visuals: Visuals, captioned: Pairing, most: int, shrink: float, least: int = 3
+    ) -> list[str]:
         """Words that captions use for images like each one.
 
         Raises:
             UserError: when no image has a caption to learn from.
         """
-        described = _described(captioned)
+        described = _captioned_images(captioned)
         words = [
             {w for text in captioned.matches.texts_of(image) for w in tokenise(captioned.texts.strings[text])}
             for image in described.tolist()
         ]
         vectors = self.vectors(captioned.visuals.select(described)).double().numpy()
-        learnt = LearntWords.fit(vectors, words, shrink=shrink, least=least)
+        learnt = WordClassifier.fit(vectors, words, shrink=shrink, least=least)
         return [" ".join(best) for best in learnt.best(self.vectors(visuals).double().numpy(), most)]
 
-    def neighbours(self, visuals: Visuals, captioned: Pairing, count: int) -> list[list[str]]:
+    def neighbour_captions(self, visuals: Visuals, captioned: Pairing, count: int) -> list[list[str]]:
         """For each image a caption of each of the ``count`` other captioned images whose vectors are nearest by cosine.
 
         Raises:
             UserError: when no image has a caption.
         """
-        described = _described(captioned)
+        described = _captioned_images(captioned)
         known = captioned.visuals.select(described)
         theirs, own = (F.normalize(self.vectors(of), dim=1) for of in (known, visuals))
         places = {id: place for place, id in enumerate(known.ids)}
@@ -279,7 +285,7 @@ class ImageWords:
         return found
 
 
-def _described(captioned: Pairing) -> NDArray[np.int64]:
+def _captioned_images(captioned: Pairing) -> NDArray[np.int64]:
     """Images that have captions.
 
     Raises:
@@ -291,7 +297,7 @@ def _described(captioned: Pairing) -> NDArray[np.int64]:
     return described
 
 
-def _said(probabilities: NDArray[np.float32], words: list[tuple[str, ...]], least: float) -> str:
+def _words_of_likely_labels(probabilities: NDArray[np.float32], words: list[tuple[str, ...]], least: float) -> str:
     order = np.argsort(-probabilities, kind="stable")
     certain = order[: int((probabilities >= least).sum())]
     return " ".join(dict.fromkeys(word for label in certain for word in words[label]))

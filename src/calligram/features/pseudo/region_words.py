@@ -17,12 +17,12 @@ from calligram.data.boxes import area
 from calligram.data.collection import Collection
 from calligram.data.revision import images_with_proposals
 from calligram.errors import UserError, command
-from calligram.features.regions.proposers import Floats, shrunk
+from calligram.features.regions.proposers import Floats, limit_side
 from calligram.features.texts.vocabulary import tokenise
 
 # Colour and size of a region, in words, measured from its pixels.
 
-PROTOTYPES: dict[str, tuple[tuple[int, int, int], ...]] = {
+COLOUR_PROTOTYPES: dict[str, tuple[tuple[int, int, int], ...]] = {
     "black": ((0, 0, 0), (30, 30, 32)),
     "grey": ((85, 85, 85), (128, 128, 128), (175, 175, 175)),
     "white": ((255, 255, 255), (232, 232, 232)),
@@ -36,16 +36,16 @@ PROTOTYPES: dict[str, tuple[tuple[int, int, int], ...]] = {
     "brown": ((110, 65, 35), (145, 95, 60), (65, 42, 25)),
     "tan": ((210, 180, 140), (190, 155, 115)),
 }
-COLOURS = tuple(PROTOTYPES)
-SIZES = ((0.05, "small"), (0.3, "medium"), (1.0, "large"))
+COLOUR_NAMES = tuple(COLOUR_PROTOTYPES)
+SIZE_LIMITS = ((0.05, "small"), (0.3, "medium"), (1.0, "large"))
 """largest share of the picture that a word covers"""
 
-_MAP_SIDE = 160
-_BITS = 5
+_COLOUR_MAP_SIDE_PIXELS = 160
+_CHANNEL_BITS = 5
 
-_CONES = ((0.4122214708, 0.5363325363, 0.0514459929), (0.2119034982, 0.6806995451, 0.1073969566),
+_RGB_TO_LMS = ((0.4122214708, 0.5363325363, 0.0514459929), (0.2119034982, 0.6806995451, 0.1073969566),
           (0.0883024619, 0.2817188376, 0.6299787005))  # fmt: skip
-_OPPONENT = ((0.2104542553, 0.7936177850, -0.0040720468), (1.9779984951, -2.4285922050, 0.4505937099),
+_LMS_TO_OKLAB = ((0.2104542553, 0.7936177850, -0.0040720468), (1.9779984951, -2.4285922050, 0.4505937099),
              (0.0259040371, 0.7827717662, -0.8086757660))  # fmt: skip
 
 
@@ -57,41 +57,43 @@ def region_attributes(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
 
 def size_names(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
     """Size by the share of the picture that a box covers."""
-    limits = np.array([limit for limit, _ in SIZES[:-1]])
+    limits = np.array([limit for limit, _ in SIZE_LIMITS[:-1]])
     place = np.searchsorted(limits, area(boxes) / (image.width * image.height), side="right")
-    return tuple(SIZES[p][1] for p in place)
+    return tuple(SIZE_LIMITS[p][1] for p in place)
 
 
 def colour_names(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
     """The colour that most pixels in the middle of each box have: half of its width by half of its height."""
-    small, factor = shrunk(image, _MAP_SIDE)
-    named = _name_of_pixels(np.asarray(small))
+    small, factor = limit_side(image, _COLOUR_MAP_SIDE_PIXELS)
+    named = _colour_indices(np.asarray(small))
     height, width = named.shape
     inset = (boxes[:, 2:] - boxes[:, :2]) / 4
     start = np.floor((boxes[:, :2] + inset) / factor).astype(np.int64)
     start = np.clip(start, 0, (width - 1, height - 1))
     end = np.clip(np.ceil((boxes[:, 2:] - inset) / factor).astype(np.int64), start + 1, (width, height))
     # Counts of every name in any rectangle come from four values of the sums from the corner.
-    sums = np.zeros((height + 1, width + 1, len(COLOURS)), dtype=np.int32)
-    sums[1:, 1:] = (named[..., None] == np.arange(len(COLOURS))).cumsum(0, dtype=np.int32).cumsum(1, dtype=np.int32)
+    sums = np.zeros((height + 1, width + 1, len(COLOUR_NAMES)), dtype=np.int32)
+    sums[1:, 1:] = (
+        (named[..., None] == np.arange(len(COLOUR_NAMES))).cumsum(0, dtype=np.int32).cumsum(1, dtype=np.int32)
+    )
     (x0, y0), (x1, y1) = start.T, end.T
     counts = sums[y1, x1] - sums[y0, x1] - sums[y1, x0] + sums[y0, x0]
-    return tuple(COLOURS[i] for i in counts.argmax(axis=1))
+    return tuple(COLOUR_NAMES[i] for i in counts.argmax(axis=1))
 
 
-def _name_of_pixels(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _colour_indices(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Number of the colour name of each pixel (H, W, 3)."""
-    red, green, blue = (pixels[..., c].astype(np.int64) >> (8 - _BITS) for c in range(3))
-    return np.asarray(_names_by_bits()[(red << 2 * _BITS) + (green << _BITS) + blue])
+    red, green, blue = (pixels[..., c].astype(np.int64) >> (8 - _CHANNEL_BITS) for c in range(3))
+    return np.asarray(_colour_index_table()[(red << 2 * _CHANNEL_BITS) + (green << _CHANNEL_BITS) + blue])
 
 
 @lru_cache
-def _names_by_bits() -> NDArray[np.uint8]:
+def _colour_index_table() -> NDArray[np.uint8]:
     """The nearest prototype's name for every colour of five bits a channel."""
-    levels = (np.arange(1 << _BITS) + 0.5) * (256 / (1 << _BITS))
+    levels = (np.arange(1 << _CHANNEL_BITS) + 0.5) * (256 / (1 << _CHANNEL_BITS))
     colours = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
-    known = oklab(np.array([rgb for name in COLOURS for rgb in PROTOTYPES[name]], dtype=np.float64))
-    name = np.array([i for i, name in enumerate(COLOURS) for _ in PROTOTYPES[name]], dtype=np.uint8)
+    known = oklab(np.array([rgb for name in COLOUR_NAMES for rgb in COLOUR_PROTOTYPES[name]], dtype=np.float64))
+    name = np.array([i for i, name in enumerate(COLOUR_NAMES) for _ in COLOUR_PROTOTYPES[name]], dtype=np.uint8)
     distance = ((oklab(colours)[:, None] - known[None]) ** 2).sum(axis=-1)
     return np.asarray(name[distance.argmin(axis=1)])
 
@@ -104,19 +106,19 @@ def oklab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     share = rgb / 255
     linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
-    return np.asarray(np.cbrt(linear @ np.array(_CONES).T) @ np.array(_OPPONENT).T)
+    return np.asarray(np.cbrt(linear @ np.array(_RGB_TO_LMS).T) @ np.array(_LMS_TO_OKLAB).T)
 
 
 Ints = NDArray[np.int64]
 Attributes = Literal["none", "colour", "all"]
-ANNOTATED = "truth"
+ANNOTATED_SOURCE = "truth"
 """source of regions that people drew, or a generator"""
-SETTING = "pseudo.source"
+SOURCE_SETTING = "pseudo.source"
 """what messages advise to set"""
 
 
 @dataclass(frozen=True)
-class Sentences:
+class PseudoSentences:
     """How words of regions become a sentence s = [s_1 || s_2 || ...], s_k = [attribute_k class_k] (a3vse, Sec. 4.3)."""
 
     least: float = 0.3
@@ -146,10 +148,10 @@ class Sentences:
         words = tokenise(attribute)
         if self.attributes == "all":
             return words
-        return [word for word in words if word in COLOURS] if self.attributes == "colour" else []
+        return [word for word in words if word in COLOUR_NAMES] if self.attributes == "colour" else []
 
 
-def regional_sentences(collection: Collection, images: Ints, source: str, how: Sentences) -> list[str]:
+def region_sentences(collection: Collection, images: Ints, source: str, how: PseudoSentences) -> list[str]:
     """The pseudo-sentence of each of these images, from regions of one source; empty where nothing is certain enough.
 
     Args:
@@ -176,19 +178,23 @@ def regional_sentences(collection: Collection, images: Ints, source: str, how: S
 def _only_source(collection: Collection) -> str:
     """The one source with classes beside the annotated regions, which no machine said."""
     found = _sources(collection, classes=True)
-    others = [name for name in found if name != ANNOTATED]
+    others = [name for name in found if name != ANNOTATED_SOURCE]
     if len(others) == 1:
         return others[0]
     if others:
         raise UserError(
             f"collection {collection.folder} has several regions with classes ({', '.join(others)}); say whose are "
-            f"meant with --set {SETTING}={others[0]}"
+            f"meant with --set {SOURCE_SETTING}={others[0]}"
         )
     there = ", ".join(_sources(collection)) or "none"
     raise UserError(
         f"collection {collection.folder} has no regions that a detector gave classes ({there} there); find some with "
         + command("calligram", "regions", collection.folder, "--proposals", "FILE.onnx")
-        + (f", or take the annotated ones with --set {SETTING}={ANNOTATED}" if ANNOTATED in found else "")
+        + (
+            f", or take the annotated ones with --set {SOURCE_SETTING}={ANNOTATED_SOURCE}"
+            if ANNOTATED_SOURCE in found
+            else ""
+        )
     )
 
 
@@ -198,7 +204,7 @@ def _sources(collection: Collection, *, classes: bool = False) -> list[str]:
     if classes:
         table = table.filter(_has_class(table))
     names = (str(name) for name in pc.unique(table.column("source")).to_pylist() if name)
-    return sorted(names, key=lambda name: (name == ANNOTATED, name))
+    return sorted(names, key=lambda name: (name == ANNOTATED_SOURCE, name))
 
 
 def _has_class(regions: pa.Table) -> pa.ChunkedArray:
@@ -210,7 +216,7 @@ def _regions_of(collection: Collection, source: str) -> pa.Table:
     table = collection.table("regions")
     chosen = table.filter(pc.fill_null(pc.equal(table.column("source"), source), False))
     named = _sources(collection, classes=True)
-    choose = f"take others with --set {SETTING}={named[0]}, or " if named else ""
+    choose = f"take others with --set {SOURCE_SETTING}={named[0]}, or " if named else ""
     if not len(chosen) and not len(images_with_proposals(collection, source)):
         there = ", ".join(_sources(collection)) or "none"
         raise UserError(

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from calligram.errors import UserError
 
-FILES = ("index.noun", "data.noun", "noun.exc")
-HINT = "install Debian's wordnet-base, or set NLTK_DATA to a folder with corpora/wordnet"
+DATABASE_FILES = ("index.noun", "data.noun", "noun.exc")
+INSTALL_HINT = "install Debian's wordnet-base, or set NLTK_DATA to a folder with corpora/wordnet"
 
-KINDS = {"05": "animal", "06": "artifact", "13": "food", "17": "object", "18": "person", "20": "plant"}
+CATEGORIES = {"05": "animal", "06": "artifact", "13": "food", "17": "object", "18": "person", "20": "plant"}
 """some of the files that WordNet's authors sorted nouns into, by number"""
 
-_ENDINGS = (
+_PLURAL_ENDINGS = (
     ("ses", "s"),
     ("xes", "x"),
     ("zes", "z"),
@@ -61,7 +61,7 @@ class WordNet:
         """The database of ``NLTK_DATA`` or the system's; None where there is none."""
         named = [Path(p) / "corpora" / "wordnet" for p in os.environ.get("NLTK_DATA", "").split(os.pathsep) if p]
         for folder in (*named, Path("/usr/share/nltk_data/corpora/wordnet"), Path("/usr/share/wordnet")):
-            if all((folder / name).is_file() for name in FILES):
+            if all((folder / name).is_file() for name in DATABASE_FILES):
                 return cls.open(folder)
         return None
 
@@ -73,7 +73,7 @@ class WordNet:
             exceptions = (folder / "noun.exc").read_text(encoding="latin-1").splitlines()
             data = (folder / "data.noun").read_bytes()
         except OSError as error:
-            raise UserError(f"WordNet in {folder} could not be read ({error}); {HINT}") from error
+            raise UserError(f"WordNet in {folder} could not be read ({error}); {INSTALL_HINT}") from error
         # "lemma n SENSES POINTERS pointer... senses tagged offset...": the offsets are the last SENSES numbers.
         rows = (line.split() for line in index if line and not line.startswith(" "))
         words = {row[0].replace("_", " "): tuple(map(int, row[-int(row[2]) :])) for row in rows}
@@ -90,7 +90,7 @@ class WordNet:
 
     def synset(self, offset: int) -> Synset:
         """The meaning at a place of the database."""
-        return _parsed(self.data[offset : self.data.index(b"\n", offset)].decode("latin-1"))
+        return _parse_synset(self.data[offset : self.data.index(b"\n", offset)].decode("latin-1"))
 
     def kinds_of(self, synset: Synset, steps: int = 100) -> Iterator[Synset]:
         """What a thing is a kind of, nearest first; itself left out."""
@@ -106,13 +106,13 @@ def base_forms(word: str, known: Container[str] | None, irregular: Mapping[str, 
     """A word itself and what it may be the plural of, as far as they are known; None knows every word."""
     found = [word, *irregular.get(word, ())]
     if word not in irregular and not word.endswith("ss"):
-        ends = [(e, single) for e, single in _ENDINGS if word.endswith(e) and len(word) > len(e) + 1]
+        ends = [(e, single) for e, single in _PLURAL_ENDINGS if word.endswith(e) and len(word) > len(e) + 1]
         found += [word[: -len(ending)] + single for ending, single in ends]
     return tuple(dict.fromkeys(form for form in found if known is None or form in known))
 
 
 @lru_cache(maxsize=65536)
-def _parsed(line: str) -> Synset:
+def _parse_synset(line: str) -> Synset:
     """A line "offset file type COUNT(hex) word id ... POINTERS symbol offset type place ... | gloss"."""
     fields = line.split(" | ")[0].split()
     count = int(fields[3], 16)
@@ -120,4 +120,4 @@ def _parsed(line: str) -> Synset:
     first = 4 + 2 * count
     pointers = [fields[first + 1 + 4 * i : first + 5 + 4 * i] for i in range(int(fields[first]))]
     above = tuple(int(p[1]) for p in pointers if p[0] in ("@", "@i"))
-    return Synset(int(fields[0]), words, above, KINDS.get(fields[1], ""))
+    return Synset(int(fields[0]), words, above, CATEGORIES.get(fields[1], ""))

@@ -16,8 +16,8 @@ from torch import nn
 
 from calligram.errors import UserError
 from calligram.extras import onnxruntime
-from calligram.features.regions.proposers import Floats, Proposals, Setting, suppress
-from calligram.features.transformers_models import load_model, not_loaded, quiet
+from calligram.features.regions.proposers import Floats, Proposals, Setting, non_maximum_suppression
+from calligram.features.transformers_models import load_model, loading_error, quiet_transformers
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Detector:
 
         model = load_model(AutoModelForObjectDetection, name, what="detector")
         try:
-            with quiet():
+            with quiet_transformers():
                 processor = AutoImageProcessor.from_pretrained(name)  # type: ignore[no-untyped-call]
         except (OSError, ValueError, KeyError, ImportError) as error:
-            raise not_loaded("the image processor of the detector", name, error) from error
+            raise loading_error("the image processor of the detector", name, error) from error
         if not hasattr(processor, "post_process_object_detection"):
             raise UserError(f"the processor of '{name}' ({type(processor).__name__}) does not decode detections")
-        return cls(model.eval().to(device), processor, fingerprint(model), most)
+        return cls(model.eval().to(device), processor, weights_digest(model), most)
 
     @property
     def settings(self) -> Mapping[str, Setting]:
@@ -70,7 +70,7 @@ class Detector:
         return Proposals(boxes, scores[order], tuple(str(names.get(int(i), f"class {i}")) for i in labels))
 
 
-def fingerprint(model: nn.Module) -> str:
+def weights_digest(model: nn.Module) -> str:
     """Digest of all weights and their names: what tells one network from another, wherever it lies."""
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(model.state_dict().items()):
@@ -95,10 +95,10 @@ COCO_CLASSES = (
 
 # Detectors in the manner of YOLOX, from an ONNX file: one prediction per cell of three maps, decoded here.
 
-STRIDES = ((8, 16, 32), (8, 16, 32, 64))
+STRIDE_SETS = ((8, 16, 32), (8, 16, 32, 64))
 """pixels a cell of each map stands for; the second for the P6 models"""
-PADDING = 114
-CANDIDATES = 1000
+PADDING_GREY = 114
+MAX_NMS_CANDIDATES = 1000
 """predictions that enter the suppression, the best of thousands"""
 
 
@@ -153,11 +153,11 @@ class YoloX:
         """Boxes with score and class."""
         pixels, scale = letterbox(image, self.size)
         raw = self.session.run(None, {self.session.get_inputs()[0].name: pixels})[0][0]
-        boxes, confidence = decode(raw, self.size)
+        boxes, confidence = decode_predictions(raw, self.size)
         classes, scores = confidence.argmax(axis=1), confidence.max(axis=1)
-        first = np.argsort(-scores, kind="stable")[:CANDIDATES]
+        first = np.argsort(-scores, kind="stable")[:MAX_NMS_CANDIDATES]
         first = first[scores[first] >= self.least]
-        kept = first[suppress(boxes[first], scores[first], self.overlap, classes[first])][: self.most]
+        kept = first[non_maximum_suppression(boxes[first], scores[first], self.overlap, classes[first])][: self.most]
         names = class_names(confidence.shape[1])
         return Proposals(boxes[kept] / scale, scores[kept], tuple(names[c] for c in classes[kept]))
 
@@ -167,37 +167,37 @@ def letterbox(image: Image.Image, size: tuple[int, int]) -> tuple[Floats, float]
     height, width = size
     scale = min(height / image.height, width / image.width)
     inner = (max(1, int(image.width * scale)), max(1, int(image.height * scale)))
-    canvas = np.full((height, width, 3), PADDING, dtype=np.float32)
+    canvas = np.full((height, width, 3), PADDING_GREY, dtype=np.float32)
     canvas[: inner[1], : inner[0]] = np.asarray(image.resize(inner, Image.Resampling.BILINEAR))
     return np.ascontiguousarray(canvas.transpose(2, 0, 1)[None, ::-1]), scale
 
 
-def decode(raw: NDArray[np.float32], size: tuple[int, int]) -> tuple[Floats, Floats]:
+def decode_predictions(raw: NDArray[np.float32], size: tuple[int, int]) -> tuple[Floats, Floats]:
     """Boxes (A, 4) in pixels of the input and scores (A, C) from the network's output (A, 5 + C).
 
     Centres are offsets from the cell in strides, sides are logarithms of strides, and a score is the product of the
     objectness and the class probability (Ge et al., 2021).
     """
-    cells = _cells(size, len(raw))
+    cells = _prediction_cells(size, len(raw))
     stride = cells[:, 2:]
     centre = (raw[:, :2] + cells[:, :2]) * stride
     half = np.exp(raw[:, 2:4]) * stride / 2
     return np.concatenate([centre - half, centre + half], axis=1), raw[:, 4:5] * raw[:, 5:]
 
 
-def _cells(size: tuple[int, int], count: int) -> Floats:
+def _prediction_cells(size: tuple[int, int], count: int) -> Floats:
     """Column, row and stride of every cell (A, 3), map by map and row by row."""
-    for strides in STRIDES:
+    for strides in STRIDE_SETS:
         maps = [(size[0] // s, size[1] // s) for s in strides]
         if sum(h * w for h, w in maps) == count:
-            return np.concatenate([_map(h, w, s) for (h, w), s in zip(maps, strides, strict=True)])
+            return np.concatenate([_map_cells(h, w, s) for (h, w), s in zip(maps, strides, strict=True)])
     raise UserError(
         f"the detector gives {count} predictions for {size[0]} x {size[1]} pixels, which is no YOLOX with strides "
-        f"{' or '.join(map(str, STRIDES))}"
+        f"{' or '.join(map(str, STRIDE_SETS))}"
     )
 
 
-def _map(height: int, width: int, stride: int) -> Floats:
+def _map_cells(height: int, width: int, stride: int) -> Floats:
     row, column = np.mgrid[:height, :width]
     return np.stack([column.ravel(), row.ravel(), np.full(height * width, stride)], axis=1).astype(np.float32)
 

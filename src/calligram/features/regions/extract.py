@@ -27,18 +27,18 @@ from calligram.data.write_tables import BOX_COLUMNS, REGION_TYPES
 from calligram.errors import UserError
 from calligram.features.pseudo.region_words import region_attributes
 from calligram.features.regions.proposers import Floats, Proposals, Proposer
-from calligram.features.regions.region_features import Pixels, Pooling
+from calligram.features.regions.region_features import Pixels, RegionPooling
 from calligram.progress import Track, silent
 
 # Finished parts of a run over a collection, each a file that is there whole or not at all.
 
 Ints = NDArray[np.int64]
-SCRATCH = ".regions"
-_DAMAGE = (zipfile.BadZipFile, ValueError, OSError, KeyError, EOFError)
+SCRATCH_FOLDER = ".regions"
+_READ_ERRORS = (zipfile.BadZipFile, ValueError, OSError, KeyError, EOFError)
 
 
 @dataclass(frozen=True)
-class Chunk:
+class RegionChunk:
     """What was found in some images; the regions of all of them stand one after the other."""
 
     images: Ints
@@ -67,15 +67,15 @@ class Chunk:
         os.replace(partial, folder / f"{number:06d}.npz")
 
 
-def read_chunks(folder: Path) -> Iterator[Chunk]:
+def read_chunks(folder: Path) -> Iterator[RegionChunk]:
     """The finished chunks, one in memory at a time."""
     for file in sorted(folder.glob("*.npz")):
         with np.load(file, allow_pickle=False) as content:
-            chunk = Chunk(**{name: content[name] for name in content.files})
+            chunk = RegionChunk(**{name: content[name] for name in content.files})
         yield chunk
 
 
-def images_done(folder: Path, stored: Ints) -> Ints:
+def finished_images(folder: Path, stored: Ints) -> Ints:
     """Rows of the images in finished chunks.
 
     Damaged chunks are removed, so that their images are done again, and so are those whose images are ``stored`` in
@@ -86,7 +86,7 @@ def images_done(folder: Path, stored: Ints) -> Ints:
         try:
             with np.load(file, allow_pickle=False) as content:
                 images = content["images"]
-        except _DAMAGE:
+        except _READ_ERRORS:
             file.unlink()
             continue
         if np.isin(images, stored).all():
@@ -97,7 +97,7 @@ def images_done(folder: Path, stored: Ints) -> Ints:
 
 
 @contextmanager
-def scratch(collection: Path, source: str, key: str) -> Iterator[Path]:
+def scratch_folder(collection: Path, source: str, key: str) -> Iterator[Path]:
     """The folder for the chunks of one source under one key, held by one process at a time.
 
     Left as it is when the work fails; removed when it succeeds, with those of other keys.
@@ -105,9 +105,9 @@ def scratch(collection: Path, source: str, key: str) -> Iterator[Path]:
     Raises:
         UserError: when another process holds it.
     """
-    folder = collection / SCRATCH / f"{source}@{key}"
+    folder = collection / SCRATCH_FOLDER / f"{source}@{key}"
     folder.mkdir(parents=True, exist_ok=True)
-    with (collection / SCRATCH / f"{source}.lock").open("w") as lock:
+    with (collection / SCRATCH_FOLDER / f"{source}.lock").open("w") as lock:
         try:
             import fcntl
 
@@ -117,21 +117,21 @@ def scratch(collection: Path, source: str, key: str) -> Iterator[Path]:
         except OSError as error:
             raise UserError(f"another process is looking for the regions '{source}' in {collection}") from error
         yield folder
-        for finished in (collection / SCRATCH).glob(f"{source}@*"):
+        for finished in (collection / SCRATCH_FOLDER).glob(f"{source}@*"):
             shutil.rmtree(finished, ignore_errors=True)
 
 
 # Finished chunks as rows and one feature array for the collection.
 
 
-def joined(folder: Path, collection: Collection, source: str, settings: Mapping[str, Any]) -> NewRegions:
+def join_chunks(folder: Path, collection: Collection, source: str, settings: Mapping[str, Any]) -> NewRegions:
     """All chunks in ``folder`` together; their features are copied into one file beside them, chunk by chunk."""
     ids = collection.table("images").column("id")
     empty = pa.table({name: pa.array([], kind) for name, kind in REGION_TYPES.items()})
     tables, images, counts, seconds = [empty], [], [], 0.0
     shape: tuple[int, ...] = ()
     for chunk in read_chunks(folder):
-        tables.append(_rows(chunk, ids, source))
+        tables.append(_region_table(chunk, ids, source))
         images.append(chunk.images)
         counts.append(chunk.counts)
         seconds += float(chunk.seconds)
@@ -142,12 +142,12 @@ def joined(folder: Path, collection: Collection, source: str, settings: Mapping[
         pa.concat_tables(tables),
         np.concatenate(images) if images else np.zeros(0, dtype=np.int64),
         np.concatenate(counts) if counts else np.zeros(0, dtype=np.int64),
-        _joined_features(folder, sum(map(len, images)), shape) if np.prod(shape) and images else None,
+        _join_features(folder, sum(map(len, images)), shape) if np.prod(shape) and images else None,
         seconds,
     )
 
 
-def _rows(chunk: Chunk, ids: pa.ChunkedArray, source: str) -> pa.Table:
+def _region_table(chunk: RegionChunk, ids: pa.ChunkedArray, source: str) -> pa.Table:
     """One chunk's regions as rows of the table."""
     image = np.repeat(chunk.images, chunk.counts)
     within = np.concatenate([np.arange(n) for n in chunk.counts]) if len(chunk.counts) else image
@@ -169,7 +169,7 @@ def _or_null(texts: NDArray[np.str_]) -> list[str | None]:
     return [str(text) or None for text in texts]
 
 
-def _joined_features(folder: Path, images: int, shape: tuple[int, ...]) -> Path:
+def _join_features(folder: Path, images: int, shape: tuple[int, ...]) -> Path:
     """The features of all chunks in one ``.npy`` file that can be memory-mapped."""
     file = folder / "joined.npy"
     target = np.lib.format.open_memmap(file, mode="w+", dtype=np.float16, shape=(images, *shape))
@@ -182,7 +182,7 @@ def _joined_features(folder: Path, images: int, shape: tuple[int, ...]) -> Path:
     return file
 
 
-CHUNK = 32
+CHUNK_IMAGES = 32
 """images whose regions are written at once; a kill loses at most this many, and those under way"""
 
 Item = TypeVar("Item")
@@ -197,7 +197,7 @@ class ExtractionTask:
     source: str
     """what the regions, and the features where there is a backbone, are called in the collection"""
     top: int = 36
-    pooling: Pooling | None = None
+    pooling: RegionPooling | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -255,16 +255,16 @@ def add_regions(
     stored = np.zeros(0, dtype=np.int64) if fresh else images_with_proposals(collection, task.source)
     rows = np.setdiff1d(wanted, stored)
     key = hashlib.blake2b(json.dumps(task.settings, sort_keys=True).encode(), digest_size=6).hexdigest()
-    with scratch(collection.folder, task.source, key) as folder:
-        todo = np.setdiff1d(rows, images_done(folder, stored))
-        bad = _work(collection, task, todo, folder, track)
-        new = joined(folder, collection, task.source, task.settings)
+    with scratch_folder(collection.folder, task.source, key) as folder:
+        todo = np.setdiff1d(rows, finished_images(folder, stored))
+        bad = _extract_chunks(collection, task, todo, folder, track)
+        new = join_chunks(folder, collection, task.source, task.settings)
         if len(new.images):
             collection = store_regions(collection.folder, new)
     return ExtractionReport(len(new.images), len(new.rows), bad, len(wanted) - len(rows), new.seconds, collection)
 
 
-def _work(collection: Collection, task: ExtractionTask, rows: Ints, folder: Path, track: Track) -> list[str]:
+def _extract_chunks(collection: Collection, task: ExtractionTask, rows: Ints, folder: Path, track: Track) -> list[str]:
     """Go through images and save chunks; what was wrong with those that could not be read."""
     bad: list[str] = []
     held: list[ImageRegions] = []
@@ -282,20 +282,20 @@ def _work(collection: Collection, task: ExtractionTask, rows: Ints, folder: Path
         return ImageRegions(row, found, region_attributes(image, found.boxes), pixels, shares)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for seen in track(ahead(pool, look, rows.tolist(), CHUNK), f"regions ({task.source})", len(rows)):
+        for seen in track(prefetch_map(pool, look, rows.tolist(), CHUNK_IMAGES), f"regions ({task.source})", len(rows)):
             if isinstance(seen, str):
                 bad.append(seen)
                 continue
             held.append(seen)
-            if len(held) == CHUNK:
-                _chunk(held, task, began).save(folder)
+            if len(held) == CHUNK_IMAGES:
+                _build_chunk(held, task, began).save(folder)
                 held, began = [], time.perf_counter()
     if held:
-        _chunk(held, task, began).save(folder)
+        _build_chunk(held, task, began).save(folder)
     return bad
 
 
-def ahead(
+def prefetch_map(
     pool: ThreadPoolExecutor, work: Callable[[Item], Made], items: Iterable[Item], distance: int
 ) -> Iterator[Made]:
     """Results in order, with at most ``distance`` items begun before they are asked for."""
@@ -312,14 +312,14 @@ def ahead(
             future.cancel()
 
 
-def _chunk(seen: list[ImageRegions], task: ExtractionTask, began: float) -> Chunk:
+def _build_chunk(seen: list[ImageRegions], task: ExtractionTask, began: float) -> RegionChunk:
     """Images together, their regions pooled in one go."""
     founds = [s.found for s in seen]
     features = np.zeros((len(seen), 0, 0), dtype=np.float16)
     if task.pooling is not None:
         pixels = [s.pixels for s in seen if s.pixels is not None]
         features = task.pooling(pixels, [s.shares for s in seen if s.shares is not None], task.top)
-    return Chunk(
+    return RegionChunk(
         np.array([s.row for s in seen], dtype=np.int64),
         np.array([len(f.boxes) for f in founds], dtype=np.int64),
         np.concatenate([f.boxes for f in founds]),

@@ -12,7 +12,14 @@ from PIL import Image
 
 from calligram.data.boxes import area
 from calligram.extras import opencv
-from calligram.features.regions.proposers import Floats, Proposals, Setting, from_corner_and_size, shrunk, suppress
+from calligram.features.regions.proposers import (
+    Floats,
+    Proposals,
+    Setting,
+    limit_side,
+    non_maximum_suppression,
+    xywh_to_xyxy,
+)
 
 
 @dataclass(frozen=True)
@@ -39,13 +46,13 @@ class EdgeBoxes:
 
     def __call__(self, image: Image.Image) -> Proposals:
         """Boxes with their scores."""
-        small, factor = shrunk(image, self.side)
+        small, factor = limit_side(image, self.side)
         edges, direction = thin_edges(np.asarray(small))
         search = opencv().ximgproc.createEdgeBoxes(
             alpha=self.step, beta=self.overlap, minScore=self.least, maxBoxes=self.most
         )
         boxes, scores = search.getBoundingBoxes(edges, direction)
-        return Proposals(from_corner_and_size(boxes) * factor, np.asarray(scores, dtype=np.float32).reshape(-1))
+        return Proposals(xywh_to_xyxy(boxes) * factor, np.asarray(scores, dtype=np.float32).reshape(-1))
 
 
 def thin_edges(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
@@ -92,20 +99,20 @@ class SelectiveSearch:
 
     def __call__(self, image: Image.Image) -> Proposals:
         """Boxes without scores."""
-        small, factor = shrunk(image, self.side)
+        small, factor = limit_side(image, self.side)
         search = opencv().ximgproc.segmentation.createSelectiveSearchSegmentation()
         search.setBaseImage(np.ascontiguousarray(np.asarray(small)[..., ::-1]))
         if self.mode == "fast":
             search.switchToSelectiveSearchFast()
         else:
             search.switchToSelectiveSearchQuality()
-        boxes = np.unique(from_corner_and_size(search.process()), axis=0)
+        boxes = np.unique(xywh_to_xyxy(search.process()), axis=0)
         return Proposals(boxes[self._order(boxes)[: self.most]] * np.float32(factor))
 
     def _order(self, boxes: Floats) -> NDArray[np.int64]:
         # Side by chance, as the paper multiplies the depth of a merge by chance: not all small boxes come last.
         chance = np.random.default_rng(0).random(len(boxes), dtype=np.float32)
         rank = (np.sqrt(area(boxes)) * chance).astype(np.float32)
-        first = suppress(boxes, rank, self.overlap)
+        first = non_maximum_suppression(boxes, rank, self.overlap)
         rest = np.setdiff1d(np.arange(len(boxes)), first)
         return np.concatenate([first, rest[np.argsort(-rank[rest], kind="stable")]])

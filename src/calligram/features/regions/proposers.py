@@ -57,7 +57,7 @@ class Proposer(Protocol):
         ...
 
 
-def shrunk(image: Image.Image, side: int) -> tuple[Image.Image, float]:
+def limit_side(image: Image.Image, side: int) -> tuple[Image.Image, float]:
     """The picture with its longer side at most ``side``, and by how much it was divided."""
     factor = max(1.0, max(image.size) / side)
     if factor == 1.0:
@@ -66,7 +66,7 @@ def shrunk(image: Image.Image, side: int) -> tuple[Image.Image, float]:
     return image.resize(size, Image.Resampling.BILINEAR, reducing_gap=2.0), factor
 
 
-def from_corner_and_size(boxes: object) -> Floats:
+def xywh_to_xyxy(boxes: object) -> Floats:
     """OpenCV's ``x, y, width, height`` as ``x0, y0, x1, y1``; it gives an empty tuple where there are none."""
     found = np.asarray(boxes, dtype=np.float32).reshape(-1, 4)
     return np.concatenate([found[:, :2], found[:, :2] + found[:, 2:]], axis=1)
@@ -74,14 +74,14 @@ def from_corner_and_size(boxes: object) -> Floats:
 
 # Sliding windows of several sizes and shapes: what any other method has to beat.
 
-SIDES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.18)
+WINDOW_SIDES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.18)
 """share of the picture's side, the largest windows first"""
-SHAPES = (1.0, 0.5, 2.0)
+WINDOW_ASPECT_RATIOS = (1.0, 0.5, 2.0)
 """width by height, in shares of the picture's own"""
 
 
 @dataclass(frozen=True)
-class Windows:
+class SlidingWindows:
     """The same windows for every picture, in shares of its sides."""
 
     most: int = 200
@@ -95,15 +95,18 @@ class Windows:
 
     def __call__(self, image: Image.Image) -> Proposals:
         """Windows from large to small, those in the middle first."""
-        return Proposals(window_shares(self.step)[: self.most] * np.tile(np.array(image.size, dtype=np.float32), 2))
+        return Proposals(relative_windows(self.step)[: self.most] * np.tile(np.array(image.size, dtype=np.float32), 2))
 
 
 @lru_cache
-def window_shares(step: float) -> Floats:
+def relative_windows(step: float) -> Floats:
     """All windows (R, 4) in shares of the picture."""
     levels = []
-    for side in SIDES:
-        level = [_level(min(side * shape**0.5, 1.0), min(side / shape**0.5, 1.0), step) for shape in SHAPES]
+    for side in WINDOW_SIDES:
+        level = [
+            _windows_of_size(min(side * shape**0.5, 1.0), min(side / shape**0.5, 1.0), step)
+            for shape in WINDOW_ASPECT_RATIOS
+        ]
         windows = np.concatenate(level)
         centre = np.abs((windows[:, :2] + windows[:, 2:]) / 2 - 0.5).max(axis=1)
         levels.append(windows[np.argsort(centre, kind="stable")])
@@ -112,7 +115,7 @@ def window_shares(step: float) -> Floats:
     return joined[np.sort(first)].astype(np.float32)
 
 
-def _level(width: float, height: float, step: float) -> Floats:
+def _windows_of_size(width: float, height: float, step: float) -> Floats:
     """Windows of one size, spread evenly from edge to edge."""
 
     def starts(side: float) -> Floats:
@@ -130,7 +133,7 @@ def _level(width: float, height: float, step: float) -> Floats:
 Ints = NDArray[np.int64]
 
 
-def suppress(boxes: Floats, scores: Floats, threshold: float, classes: Ints | None = None) -> Ints:
+def non_maximum_suppression(boxes: Floats, scores: Floats, threshold: float, classes: Ints | None = None) -> Ints:
     """Indices of the boxes that no better kept box overlaps by more than ``threshold``, best first.
 
     Equal scores keep their order. With ``classes`` only boxes of the same class suppress each other.
@@ -149,28 +152,28 @@ def suppress(boxes: Floats, scores: Floats, threshold: float, classes: Ints | No
 
 # Every way to propose regions, by the name the command line takes.
 
-PROPOSALS: Mapping[str, Callable[[int], Proposer]] = Catalog(
+PROPOSERS: Mapping[str, Callable[[int], Proposer]] = Catalog(
     {
         "edgeboxes": "calligram.features.regions.opencv_proposals:EdgeBoxes",
         "selective": "calligram.features.regions.opencv_proposals:SelectiveSearch",
-        "grid": "calligram.features.regions.proposers:Windows",
+        "grid": "calligram.features.regions.proposers:SlidingWindows",
     }
 )
 
 
-def proposer_named(name: str, top: int, device: torch.device | str = "cpu") -> Proposer:
+def load_proposer(name: str, top: int, device: torch.device | str = "cpu") -> Proposer:
     """A method of ``PROPOSALS``, or a detector by its ONNX file, folder or hub name."""
     from calligram.features.regions.detectors import Detector, YoloX
 
     if top < 1:
         raise UserError(f"top must be at least 1, got {top}")
-    if name in PROPOSALS:
-        return PROPOSALS[name](top)
+    if name in PROPOSERS:
+        return PROPOSERS[name](top)
     if name.endswith(".onnx"):
         return YoloX.load(Path(name), top)
     if "/" in name or Path(name).is_dir():
         return Detector.load(name, top, device)
-    raise unknown("proposals", name, {*PROPOSALS, "FILE.onnx", "folder or hub name of a detector"})
+    raise unknown("proposals", name, {*PROPOSERS, "FILE.onnx", "folder or hub name of a detector"})
 
 
 def source_name(name: str) -> str:

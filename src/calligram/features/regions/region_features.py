@@ -15,7 +15,7 @@ from torch import Tensor
 from calligram.features.images.backbones import Backbone, pixel_input
 from calligram.features.images.pixels import PixelInput
 from calligram.features.regions.proposers import Floats, Setting
-from calligram.features.transformers_models import quiet
+from calligram.features.transformers_models import quiet_transformers
 
 # ROI-align: what a map of a picture says about boxes in it (He et al., 2017), differentiable in map and boxes.
 #
@@ -74,7 +74,7 @@ Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Pooling:
+class RegionPooling:
     """A frozen backbone, the pixels it takes, and where it runs."""
 
     backbone: Backbone
@@ -82,12 +82,12 @@ class Pooling:
     device: torch.device
 
     @classmethod
-    def load(cls, name: str, size: int | None = None, device: torch.device | str = "cpu") -> Pooling:
+    def load(cls, name: str, size: int | None = None, device: torch.device | str = "cpu") -> RegionPooling:
         """From a folder or a hub name; ``size`` is the side the picture is squashed to, the backbone's own if None.
 
         The whole picture is kept, so that every box has its place on the map.
         """
-        with quiet():
+        with quiet_transformers():
             backbone = Backbone.load(name)
         return cls(backbone.eval().to(device), pixel_input(name, size, "squash"), torch.device(device))
 
@@ -104,12 +104,12 @@ class Pooling:
 
     def shares(self, image: Image.Image, boxes: Floats) -> Floats:
         """Boxes in shares of the picture's sides."""
-        return in_shares(image, boxes)
+        return relative_boxes(image, boxes)
 
     @torch.inference_mode()
     def __call__(self, pixels: Sequence[Pixels], shares: Sequence[Floats], top: int) -> Halves:
         """Pooled features of N pictures with up to ``top`` boxes each: (N, top, D), zero where there is no box."""
-        boxes, real = padded(shares, top)
+        boxes, real = pad_boxes(shares, top)
         batch = self.pixels.finish(torch.from_numpy(np.stack(pixels)).to(self.device))
         pooled = roi_pool(self.backbone(batch).grid, torch.from_numpy(boxes).to(self.device))
         limit = float(np.finfo(np.float16).max)
@@ -117,12 +117,12 @@ class Pooling:
         return np.where(real, halves, np.float16(0))
 
 
-def in_shares(image: Image.Image, boxes: Floats) -> Floats:
+def relative_boxes(image: Image.Image, boxes: Floats) -> Floats:
     """Boxes in shares of the picture's sides."""
     return np.divide(boxes, np.tile(np.array(image.size, dtype=np.float32), 2), dtype=np.float32)
 
 
-def padded(shares: Sequence[Floats], top: int) -> tuple[Floats, NDArray[np.bool_]]:
+def pad_boxes(shares: Sequence[Floats], top: int) -> tuple[Floats, NDArray[np.bool_]]:
     """Boxes of N pictures in one array (N, top, 4), and which of them are real (N, top, 1)."""
     boxes = np.zeros((len(shares), top, 4), dtype=np.float32)
     real = np.zeros((len(shares), top, 1), dtype=bool)
@@ -136,7 +136,7 @@ def padded(shares: Sequence[Floats], top: int) -> tuple[Floats, NDArray[np.bool_
 
 
 @dataclass(frozen=True)
-class Crops:
+class RegionCrops:
     """Every box and what is just around it brought to ``bins`` x ``bins`` pixels, whatever its shape.
 
     What is around tells a whole thing from a part of one, which looks the same inside.
@@ -161,12 +161,12 @@ class Crops:
 
     def shares(self, image: Image.Image, boxes: Floats) -> Floats:
         """Boxes in shares of the picture's sides."""
-        return in_shares(image, boxes)
+        return relative_boxes(image, boxes)
 
     @torch.inference_mode()
     def __call__(self, pixels: Sequence[Pixels], shares: Sequence[Floats], top: int) -> Halves:
         """N pictures with up to ``top`` boxes each: (N, top, D), zero where there is no box."""
-        boxes, real = padded(shares, top)
+        boxes, real = pad_boxes(shares, top)
         beyond = self.margin * (boxes[..., 2:] - boxes[..., :2])
         boxes = np.concatenate([boxes[..., :2] - beyond, boxes[..., 2:] + beyond], axis=-1)
         batch = self.pixels.finish(torch.from_numpy(np.stack(pixels))).contiguous()

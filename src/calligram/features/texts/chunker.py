@@ -15,7 +15,7 @@ import numpy as np
 from calligram.data.collection import Collection
 from calligram.errors import UserError
 
-FILE = "chunker.json"
+WEIGHTS_FILE = "chunker.json"
 TAGS = ("O", "B", "I")
 """outside a phrase, at its beginning, inside it"""
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")
@@ -28,7 +28,7 @@ class PhraseSpan(NamedTuple):
     end: int
 
 
-class Agreement(NamedTuple):
+class ChunkingScores(NamedTuple):
     """How spans that were found agree with those annotated, in percent."""
 
     precision: float
@@ -44,7 +44,7 @@ class Chunker:
     """for each feature a weight of each of ``TAGS``"""
 
     @classmethod
-    def learn(cls, texts: Sequence[tuple[str, Sequence[PhraseSpan]]], *, epochs: int = 4, seed: int = 0) -> Chunker:
+    def train(cls, texts: Sequence[tuple[str, Sequence[PhraseSpan]]], *, epochs: int = 4, seed: int = 0) -> Chunker:
         """From texts with the phrases in them; the same weights each time.
 
         An averaged perceptron (Collins, 2002): the mean over all steps of weights that are changed only by mistakes.
@@ -77,29 +77,31 @@ class Chunker:
                 found[-1] = PhraseSpan(found[-1].start, match.end())
         return found
 
-    def agreement(self, texts: Iterable[tuple[str, Sequence[PhraseSpan]]]) -> Agreement:
+    def evaluate(self, texts: Iterable[tuple[str, Sequence[PhraseSpan]]]) -> ChunkingScores:
         """Precision, recall and F1 of whole spans."""
         right = found = annotated = 0
         for text, spans in texts:
             mine, theirs = set(self.spans(text)), {PhraseSpan(*span) for span in spans}
             right, found, annotated = right + len(mine & theirs), found + len(mine), annotated + len(theirs)
         precision, recall = 100 * right / max(1, found), 100 * right / max(1, annotated)
-        return Agreement(precision, recall, 2 * precision * recall / max(1e-9, precision + recall))
+        return ChunkingScores(precision, recall, 2 * precision * recall / max(1e-9, precision + recall))
 
     def save(self, folder: Path) -> str:
         """Write the weights into ``folder``; returns the file's name."""
         content = {name: list(values) for name, values in sorted(self.weights.items())}
-        (folder / FILE).write_text(json.dumps({"tags": TAGS, "weights": content}, ensure_ascii=False), encoding="utf-8")
-        return FILE
+        (folder / WEIGHTS_FILE).write_text(
+            json.dumps({"tags": TAGS, "weights": content}, ensure_ascii=False), encoding="utf-8"
+        )
+        return WEIGHTS_FILE
 
     @classmethod
     def read(cls, folder: Path) -> Chunker:
         """From what ``save`` wrote."""
         try:
-            content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            content = json.loads((folder / WEIGHTS_FILE).read_text(encoding="utf-8"))
             return cls({name: tuple(values) for name, values in content["weights"].items()})
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{folder / FILE} does not hold a noun-phrase chunker ({error})") from error
+            raise UserError(f"{folder / WEIGHTS_FILE} does not hold a noun-phrase chunker ({error})") from error
 
 
 def annotated_captions(

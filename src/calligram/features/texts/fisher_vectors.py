@@ -21,7 +21,7 @@ from calligram.progress import Track, silent
 
 # Fisher vectors: how a text's words would move the mixture.
 
-NEGLIGIBLE = 1e-12
+MIN_POSTERIOR = 1e-12
 """posteriors up to this do not count: what they add is below 1e-6 after the square root"""
 
 
@@ -42,7 +42,7 @@ def encode_fisher(counts: sp.csr_array, points: Floats, posteriors: Floats, mixt
     used = np.unique(counts.indices)
     columns = counts[:, used].tocsc()
     for k in range(centres):
-        near = np.flatnonzero(posteriors[used, k] > NEGLIGIBLE)
+        near = np.flatnonzero(posteriors[used, k] > MIN_POSTERIOR)
         mine = columns[:, near].tocsr()
         share = (posteriors[used[near], k] / math.sqrt(mixture.priors[k]))[:, None]
         first, second = _gradients(points[used[near]], mixture, k)
@@ -62,7 +62,7 @@ def _gradients(points: Floats, mixture: Mixture, k: int) -> tuple[Floats, Floats
     return first, second
 
 
-def power_normalised(vectors: Floats) -> Floats:
+def power_normalise(vectors: Floats) -> Floats:
     """Square roots with the sign kept, then length one; zeros stay."""
     return unit_rows(np.copysign(np.sqrt(np.abs(vectors)), vectors))
 
@@ -71,14 +71,14 @@ def power_normalised(vectors: Floats) -> Floats:
 
 WordFloats = NDArray[np.float32]
 
-SCALE = 10.0
-SAMPLE = 50_000
+POINT_LENGTH = 10.0
+MAX_ICA_VECTORS = 50_000
 """vectors that independent components are looked for in; more of them move the result little and cost in proportion"""
-STEPS = 100
+MAX_ICA_ITERATIONS = 100
 
 
 @dataclass(frozen=True)
-class WordSpace:
+class IcaProjection:
     """At length one, through independent component analysis, at length one again, times ten (Klein et al., 2015).
 
     The components are applied without centring, as in the released code.
@@ -88,15 +88,17 @@ class WordSpace:
     """(components, dim)"""
 
     @classmethod
-    def fit(cls, vectors: WordFloats, seed: int = 0) -> WordSpace:
+    def fit(cls, vectors: WordFloats, seed: int = 0) -> IcaProjection:
         """As many components as there are dimensions, fewer where the vectors do not span them."""
         from sklearn.decomposition import FastICA
         from sklearn.exceptions import ConvergenceWarning
 
         random = np.random.default_rng(seed)
-        chosen = random.permutation(len(vectors))[:SAMPLE]
+        chosen = random.permutation(len(vectors))[:MAX_ICA_VECTORS]
         sample = unit_rows(vectors[chosen])
-        components = FastICA(max(1, _rank(sample)), whiten="unit-variance", max_iter=STEPS, tol=1e-3, random_state=seed)
+        components = FastICA(
+            max(1, _rank(sample)), whiten="unit-variance", max_iter=MAX_ICA_ITERATIONS, tol=1e-3, random_state=seed
+        )
         with warnings.catch_warnings():
             # Directions among Gaussian noise never settle; they serve as well as any other.
             warnings.simplefilter("ignore", ConvergenceWarning)
@@ -105,7 +107,7 @@ class WordSpace:
 
     def __call__(self, vectors: WordFloats) -> WordFloats:
         """(N, dim) -> (N, components), each of length ten."""
-        scaled: WordFloats = SCALE * unit_rows(unit_rows(vectors) @ self.unmixing.T)
+        scaled: WordFloats = POINT_LENGTH * unit_rows(unit_rows(vectors) @ self.unmixing.T)
         return scaled
 
 
@@ -118,19 +120,19 @@ def _rank(sample: WordFloats) -> int:
 
 log = logging.getLogger(__name__)
 
-WORDS = 300_000
+MAX_MIXTURE_WORDS = 300_000
 """words that mixtures are fitted on, at most"""
-TEXTS = 10_000
+MAX_PCA_TEXTS = 10_000
 """texts that principal components are fitted on, at most, where they are not more than a quarter as many"""
-BLOCK = 1024
+PCA_BLOCK_TEXTS = 1024
 
 
 @dataclass(frozen=True)
-class FisherCoder:
+class FisherVectorizer:
     """Fisher vectors of one mixture, or of several side by side, reduced by PCA."""
 
     words: WordVectors
-    space: WordSpace
+    space: IcaProjection
     mixtures: tuple[Mixture, ...]
     pca: PCA | None = None
 
@@ -145,7 +147,7 @@ class FisherCoder:
         pca: int,
         seed: int = 0,
         track: Track = silent,
-    ) -> FisherCoder:
+    ) -> FisherVectorizer:
         """Fit the mixtures on the words of training texts, each once, and the principal components on the texts.
 
         Args:
@@ -154,15 +156,17 @@ class FisherCoder:
         """
         random = np.random.default_rng(seed)
         seen = np.unique(words.known.counts(strings).indices)
-        vectors = words.vectors[np.sort(random.permutation(seen)[:WORDS])]
-        space = WordSpace.fit(vectors, seed)
+        vectors = words.vectors[np.sort(random.permutation(seen)[:MAX_MIXTURE_WORDS])]
+        space = IcaProjection.fit(vectors, seed)
         points = space(vectors)
         mixtures = tuple(fit_mixture(points, centres, hybrid=h, seed=seed, track=track) for h in hybrid)
         coder = cls(words, space, mixtures)
         if not 0 < pca < coder.dim:
             return coder
         distinct = sorted(set(strings))
-        chosen = [distinct[number] for number in random.permutation(len(distinct))[: max(TEXTS, 4 * pca)].tolist()]
+        chosen = [
+            distinct[number] for number in random.permutation(len(distinct))[: max(MAX_PCA_TEXTS, 4 * pca)].tolist()
+        ]
         reduced = PCA.fit(lambda: coder._blocks(chosen, track), pca, seed)
         log.info(
             "%d principal components keep %.1f%% of the variance", len(reduced.components), 100 * reduced.explained
@@ -170,8 +174,8 @@ class FisherCoder:
         return cls(words, space, mixtures, reduced)
 
     def _blocks(self, strings: Sequence[str], track: Track) -> Iterator[Floats]:
-        for start in track(range(0, len(strings), BLOCK), "principal components"):
-            yield self.encode(strings[start : start + BLOCK])
+        for start in track(range(0, len(strings), PCA_BLOCK_TEXTS), "principal components"):
+            yield self.encode(strings[start : start + PCA_BLOCK_TEXTS])
 
     @property
     def known(self) -> KnownWords:
@@ -197,7 +201,7 @@ class FisherCoder:
         counts = self.known.counts(strings)
         vectors = np.concatenate(
             [
-                power_normalised(encode_fisher(counts, self._points, posteriors, mixture))
+                power_normalise(encode_fisher(counts, self._points, posteriors, mixture))
                 for mixture, posteriors in zip(self.mixtures, self._posteriors, strict=True)
             ],
             axis=1,
@@ -220,7 +224,7 @@ class FisherCoder:
         return arrays
 
     @classmethod
-    def restore(cls, known: KnownWords, arrays: Mapping[str, NDArray[Any]]) -> FisherCoder:
+    def restore(cls, known: KnownWords, arrays: Mapping[str, NDArray[Any]]) -> FisherVectorizer:
         """The inverse of ``arrays``."""
         count = sum(name.endswith(".priors") for name in arrays)
         names = ("priors", "centres", "scales", "laplace")
@@ -229,4 +233,4 @@ class FisherCoder:
         if "pca.mean" in arrays:
             components = arrays["pca.components"].astype(np.float32)
             pca = PCA(arrays["pca.mean"], components, float(arrays["pca.explained"][0]))
-        return cls(WordVectors(known, arrays["vectors"]), WordSpace(arrays["unmixing"]), mixtures, pca)
+        return cls(WordVectors(known, arrays["vectors"]), IcaProjection(arrays["unmixing"]), mixtures, pca)

@@ -16,7 +16,7 @@ from calligram.progress import Track, silent
 Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 
-ROWS = 1024
+BLOCK_ROWS = 1024
 """vectors worked on at a time, so that they stay in the processor's cache"""
 
 
@@ -40,7 +40,7 @@ class Mixture:
         laplace = torch.from_numpy(self.laplace)
         weights = torch.where(laplace, 1.0, 0.0), torch.where(laplace, 0.0, 0.5)
         inverse = torch.from_numpy(1 / self.scales)
-        for rows, part in parts(data):
+        for rows, part in row_blocks(data):
             for k, centre in enumerate(torch.from_numpy(self.centres)):
                 distance = (part - centre).abs_().mul_(inverse[k])
                 out[rows, k] = constant[k] - distance @ weights[0][k] - distance.square_() @ weights[1][k]
@@ -52,11 +52,11 @@ class Mixture:
         return np.asarray(np.log(self.priors) - np.log(widths).sum(1), dtype=np.float32)
 
 
-def parts(data: Floats) -> Iterator[tuple[slice, Tensor]]:
+def row_blocks(data: Floats) -> Iterator[tuple[slice, Tensor]]:
     """Rows in pieces that fit into a cache."""
     whole = torch.from_numpy(data)
-    for start in range(0, len(data), ROWS):
-        rows = slice(start, start + ROWS)
+    for start in range(0, len(data), BLOCK_ROWS):
+        rows = slice(start, start + BLOCK_ROWS)
         yield rows, whole[rows]
 
 
@@ -64,8 +64,8 @@ def parts(data: Floats) -> Iterator[tuple[slice, Tensor]]:
 
 Ints = NDArray[np.int64]
 
-BLOCK = 512
-NEGLIGIBLE = 1e-9
+SORT_BLOCK_ENTRIES = 512
+MIN_WEIGHT = 1e-9
 """weights up to this do not count; of N rows that each sum to one they are at most N billionths in a column"""
 
 
@@ -81,15 +81,17 @@ class SortedColumns:
         self._data = data
         count = len(data)
         self._order = np.empty((data.shape[1], count), dtype=np.int32)
-        self._block = np.empty((data.shape[1], count), dtype=np.uint16 if count < BLOCK << 16 else np.uint32)
+        self._block = np.empty(
+            (data.shape[1], count), dtype=np.uint16 if count < SORT_BLOCK_ENTRIES << 16 else np.uint32
+        )
         for d, column in enumerate(np.ascontiguousarray(data.T)):
             self._order[d] = np.argsort(column)
-            self._block[d, self._order[d]] = np.arange(count) // BLOCK
+            self._block[d, self._order[d]] = np.arange(count) // SORT_BLOCK_ENTRIES
 
     def medians(self, weights: Floats) -> Floats:
         """(N, K) weights, rows of which sum to one -> (K, D); without any weight, the largest entry."""
         by_centre = np.ascontiguousarray(weights.T)
-        centre, row = np.nonzero(by_centre > NEGLIGIBLE)
+        centre, row = np.nonzero(by_centre > MIN_WEIGHT)
         weight = by_centre[centre, row].astype(np.float64)
         offset = centre * self._blocks
         medians = np.empty((len(by_centre), len(self._order)), dtype=np.float32)
@@ -101,7 +103,7 @@ class SortedColumns:
 
     @property
     def _blocks(self) -> int:
-        return -(-len(self._data) // BLOCK)
+        return -(-len(self._data) // SORT_BLOCK_ENTRIES)
 
     def _places(self, d: int, sums: Doubles, by_centre: Floats) -> Ints:
         """Row of the median in column ``d`` for each of K weights, from their sums over blocks (K, blocks)."""
@@ -109,10 +111,10 @@ class SortedColumns:
         half = upto[:, -1:] / 2
         block = np.minimum((upto < half).sum(1, keepdims=True), self._blocks - 1)
         before = np.take_along_axis(upto - sums, block, 1)
-        rank = np.minimum(block * BLOCK + np.arange(BLOCK), len(self._data) - 1)
+        rank = np.minimum(block * SORT_BLOCK_ENTRIES + np.arange(SORT_BLOCK_ENTRIES), len(self._data) - 1)
         rows = self._order[d, rank]
         inside = before + np.take_along_axis(by_centre, rows, 1).astype(np.float64).cumsum(1)
-        first = np.minimum((inside < half).sum(1, keepdims=True), BLOCK - 1)
+        first = np.minimum((inside < half).sum(1, keepdims=True), SORT_BLOCK_ENTRIES - 1)
         return np.take_along_axis(rows, first, 1)[:, 0]
 
 
@@ -120,15 +122,15 @@ class SortedColumns:
 
 Doubles = NDArray[np.float64]
 
-FLOOR = 1e-3
+MIN_SPREAD = 1e-3
 """least variance, and least mean distance from a median"""
-ITERATIONS = 10
-EMPTY = 1e-6
+EM_ITERATIONS = 10
+MIN_CENTRE_SHARE = 1e-6
 """a centre that has less than this share of the vectors stays where it is"""
 
 
 def fit_mixture(
-    data: Floats, centres: int, *, hybrid: bool, seed: int = 0, iterations: int = ITERATIONS, track: Track = silent
+    data: Floats, centres: int, *, hybrid: bool, seed: int = 0, iterations: int = EM_ITERATIONS, track: Track = silent
 ) -> Mixture:
     """Fit by a fixed number of steps, from random vectors as centres and the spread of all (two-branch, Sec. 4.3).
 
@@ -139,7 +141,7 @@ def fit_mixture(
     mixture = initial_mixture(data, centres, hybrid=hybrid, seed=seed)
     columns = SortedColumns(data) if hybrid else None
     for _ in track(range(iterations), "fitting a mixture"):
-        mixture = step(mixture, data, mixture.posteriors(data), columns)
+        mixture = maximisation_step(mixture, data, mixture.posteriors(data), columns)
     return mixture
 
 
@@ -148,24 +150,24 @@ def initial_mixture(data: Floats, centres: int, *, hybrid: bool, seed: int) -> M
     random = np.random.default_rng(seed)
     chosen = data[random.choice(len(data), centres, replace=len(data) < centres)]
     laplace = random.random(chosen.shape) < 0.5 if hybrid else np.zeros(chosen.shape, dtype=np.bool_)
-    distance = np.maximum(np.abs(data - np.median(data, axis=0)).mean(0, dtype=np.float64), FLOOR)
-    deviation = np.sqrt(np.maximum(data.var(0, dtype=np.float64), FLOOR))
+    distance = np.maximum(np.abs(data - np.median(data, axis=0)).mean(0, dtype=np.float64), MIN_SPREAD)
+    deviation = np.sqrt(np.maximum(data.var(0, dtype=np.float64), MIN_SPREAD))
     scales = np.where(laplace, distance, deviation).astype(np.float32)
     return Mixture(np.full(centres, 1 / centres, dtype=np.float32), chosen, scales, laplace)
 
 
-def step(mixture: Mixture, data: Floats, posteriors: Floats, columns: SortedColumns | None) -> Mixture:
+def maximisation_step(mixture: Mixture, data: Floats, posteriors: Floats, columns: SortedColumns | None) -> Mixture:
     """The mixture that fits best what the posteriors share out; without ``columns``, of Gaussians only."""
     totals = posteriors.sum(0, dtype=np.float64)
-    kept = (totals < EMPTY * len(data))[:, None]
-    weights = np.maximum(totals, EMPTY * len(data))[:, None]
-    means = _sums(data, posteriors) / weights
+    kept = (totals < MIN_CENTRE_SHARE * len(data))[:, None]
+    weights = np.maximum(totals, MIN_CENTRE_SHARE * len(data))[:, None]
+    means = _weighted_sums(data, posteriors) / weights
     pivots = (means if columns is None else columns.medians(posteriors)).astype(np.float32)
-    distances, squares = (total / weights for total in _distances(data, posteriors, pivots))
+    distances, squares = (total / weights for total in _weighted_distances(data, posteriors, pivots))
     variances = np.maximum(squares - (means - pivots) ** 2, 0)
-    laplace = np.zeros(pivots.shape, dtype=np.bool_) if columns is None else _laplacian(distances, variances)
+    laplace = np.zeros(pivots.shape, dtype=np.bool_) if columns is None else _prefers_laplacian(distances, variances)
     laplace = np.where(kept, mixture.laplace, laplace)
-    scales = np.where(laplace, np.maximum(distances, FLOOR), np.sqrt(np.maximum(variances, FLOOR)))
+    scales = np.where(laplace, np.maximum(distances, MIN_SPREAD), np.sqrt(np.maximum(variances, MIN_SPREAD)))
     return Mixture(
         (weights[:, 0] / weights.sum()).astype(np.float32),
         np.where(kept, mixture.centres, np.where(laplace, pivots, means)).astype(np.float32),
@@ -174,30 +176,30 @@ def step(mixture: Mixture, data: Floats, posteriors: Floats, columns: SortedColu
     )
 
 
-def _laplacian(distances: Doubles, variances: Doubles) -> NDArray[np.bool_]:
+def _prefers_laplacian(distances: Doubles, variances: Doubles) -> NDArray[np.bool_]:
     """Where the weighted log likelihood is greater for a Laplacian, per unit of weight.
 
     Of densities fitted to the same weights only these remain of the sums over all vectors.
     """
-    s, v = np.maximum(distances, FLOOR), np.maximum(variances, FLOOR)
+    s, v = np.maximum(distances, MIN_SPREAD), np.maximum(variances, MIN_SPREAD)
     likelier: NDArray[np.bool_] = -np.log(2 * s) - distances / s > -0.5 * np.log(2 * math.pi * v) - variances / (2 * v)
     return likelier
 
 
-def _sums(data: Floats, posteriors: Floats) -> Doubles:
+def _weighted_sums(data: Floats, posteriors: Floats) -> Doubles:
     """Sums of vectors, (K, D)."""
     total = np.zeros((posteriors.shape[1], data.shape[1]))
     weights = torch.from_numpy(posteriors)
-    for rows, part in parts(data):
+    for rows, part in row_blocks(data):
         total += (weights[rows].T @ part).numpy()
     return total
 
 
-def _distances(data: Floats, posteriors: Floats, pivots: Floats) -> tuple[Doubles, Doubles]:
+def _weighted_distances(data: Floats, posteriors: Floats, pivots: Floats) -> tuple[Doubles, Doubles]:
     """Sums of distances from the pivots and of their squares, both (K, D)."""
     first, second = np.zeros(pivots.shape), np.zeros(pivots.shape)
     weights = torch.from_numpy(np.ascontiguousarray(posteriors.T))
-    for rows, part in parts(data):
+    for rows, part in row_blocks(data):
         for k, pivot in enumerate(torch.from_numpy(pivots)):
             distance = (part - pivot).abs_()
             first[k] += (weights[k, rows] @ distance).numpy()

@@ -12,9 +12,9 @@ from torch import Tensor
 
 Floats = NDArray[np.float32]
 
-OVERSAMPLING = 0.25
+OVERSAMPLING_RATIO = 0.25
 """more directions than wanted, as a share: the last wanted ones come out better"""
-LEAST = 1e-7
+MIN_VARIANCE_RATIO = 1e-7
 """directions with less than this share of the first one's variance are noise of the arithmetic"""
 
 
@@ -36,11 +36,11 @@ class PCA:
         The first multiplies random directions by the covariance, the second finds the best directions within what that
         spans. Memory grows with D times ``dim``, not with the number of rows. ``explained`` is exact for what is kept.
         """
-        moments = _Moments.of(blocks(), lambda width: _random(width, dim, seed))
+        moments = _Moments.of(blocks(), lambda width: _random_directions(width, dim, seed))
         basis = np.linalg.qr(moments.times_covariance())[0]
         inner = _Moments.of(blocks(), lambda _: basis, inner=True)
         variances, rotation = np.linalg.eigh(inner.covariance().astype(np.float64))
-        kept = np.flatnonzero(variances > LEAST * max(variances[-1], 0))[::-1][:dim]
+        kept = np.flatnonzero(variances > MIN_VARIANCE_RATIO * max(variances[-1], 0))[::-1][:dim]
         components = (basis @ rotation[:, kept].astype(np.float32)).T
         share = float(variances[kept].sum() / max(moments.variance, 1e-30))
         return cls(moments.mean, components.astype(np.float16).astype(np.float32), share)
@@ -97,8 +97,8 @@ class _Moments:
         return np.asarray(self.product / self.count - np.outer(centre, centre), dtype=np.float32)
 
 
-def _random(width: int, dim: int, seed: int) -> Floats:
-    directions = min(width, dim + max(16, int(OVERSAMPLING * dim)))
+def _random_directions(width: int, dim: int, seed: int) -> Floats:
+    directions = min(width, dim + max(16, int(OVERSAMPLING_RATIO * dim)))
     return np.random.default_rng(seed).standard_normal((width, directions), dtype=np.float32)
 
 

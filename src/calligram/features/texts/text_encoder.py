@@ -16,9 +16,15 @@ from torch import Tensor, nn
 
 from calligram.device import unplanned
 from calligram.errors import UserError
-from calligram.features.store import FeatureStore, MemoryFeatures, content_key
+from calligram.features.store import FeatureStore, MemoryFeatureStore, content_key
 from calligram.features.texts.wordpieces import WordPieces
-from calligram.features.transformers_models import build_model, describe_architecture, load_model, not_loaded, quiet
+from calligram.features.transformers_models import (
+    build_model,
+    describe_architecture,
+    load_model,
+    loading_error,
+    quiet_transformers,
+)
 from calligram.progress import Track, silent
 
 
@@ -40,8 +46,8 @@ class TextEncoder(nn.Module):
         try:
             config = AutoConfig.from_pretrained(name)
         except (OSError, ValueError, KeyError) as error:
-            raise not_loaded("text encoder", name, error) from error
-        _check(config, name)
+            raise loading_error("text encoder", name, error) from error
+        _check_architecture(config, name)
         return cls(load_model(AutoModel, name, what="text encoder", may_miss=("pooler.",)))
 
     @classmethod
@@ -69,7 +75,7 @@ class TextEncoder(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write it in the format that ``load`` reads."""
-        with quiet():
+        with quiet_transformers():
             self.model.save_pretrained(folder)
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
@@ -79,7 +85,7 @@ class TextEncoder(nn.Module):
         return states
 
 
-def _check(config: Any, name: str) -> None:
+def _check_architecture(config: Any, name: str) -> None:
     if getattr(config, "is_encoder_decoder", False) or not hasattr(config, "hidden_size"):
         raise UserError(
             f"'{name}' is a {config.model_type} model and no BERT-like text encoder; "
@@ -92,7 +98,7 @@ def _check(config: Any, name: str) -> None:
 Ints = NDArray[np.int64]
 Halves = NDArray[np.float16]
 
-BATCH = 256
+ENCODE_BATCH_TEXTS = 256
 
 
 @dataclass(frozen=True)
@@ -121,10 +127,10 @@ class EncoderInput:
         return len(self.pieces)
 
     @property
-    def blank(self) -> int:
+    def mask_token(self) -> int:
         """There is no word left to hide."""
         raise UserError(
-            "the words of stored encodings cannot be hidden in training; use text.blank=0 or text.train=true"
+            "the words of stored encodings cannot be hidden in training; use text.word_dropout=0 or text.train=true"
         )
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -139,8 +145,8 @@ class EncoderInput:
         encoded = self.pieces.encode(strings)
         lengths = np.array([len(numbers) for numbers in encoded], dtype=np.int64)
         keys = [content_key(np.array(numbers, dtype=np.int64).tobytes()) for numbers in encoded]
-        stores: dict[int, FeatureStore | MemoryFeatures] = {
-            n: MemoryFeatures() if cache is None else FeatureStore(cache, self._about(n))
+        stores: dict[int, FeatureStore | MemoryFeatureStore] = {
+            n: MemoryFeatureStore() if cache is None else FeatureStore(cache, self._about(n))
             for n in np.unique(lengths).tolist()
         }
         wanted = {k: numbers for k, numbers in zip(keys, encoded, strict=True) if k not in stores[len(numbers)]}
@@ -163,7 +169,7 @@ class EncoderInput:
 class StateRows:
     """Stored states of a list of texts."""
 
-    def __init__(self, stores: Mapping[int, FeatureStore | MemoryFeatures], keys: list[str], lengths: Ints) -> None:
+    def __init__(self, stores: Mapping[int, FeatureStore | MemoryFeatureStore], keys: list[str], lengths: Ints) -> None:
         self._stores, self._keys, self.lengths = stores, keys, lengths
 
     def __len__(self) -> int:
@@ -190,4 +196,4 @@ def _by_length(wanted: Mapping[str, Sequence[int]]) -> Iterator[list[str]]:
     for key, numbers in wanted.items():
         grouped.setdefault(len(numbers), []).append(key)
     for keys in grouped.values():
-        yield from (keys[start : start + BATCH] for start in range(0, len(keys), BATCH))
+        yield from (keys[start : start + ENCODE_BATCH_TEXTS] for start in range(0, len(keys), ENCODE_BATCH_TEXTS))

@@ -17,36 +17,39 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from calligram.errors import UserError
-from calligram.features.store import FeatureStore, MemoryFeatures, content_key
-from calligram.features.texts.fisher_vectors import FisherCoder
-from calligram.features.texts.word_counts import KnownWords, MeanVector, TfIdf, WordVectors
+from calligram.features.store import FeatureStore, MemoryFeatureStore, content_key
+from calligram.features.texts.fisher_vectors import FisherVectorizer
+from calligram.features.texts.word_counts import KnownWords, MeanVectorizer, TfIdfVectorizer, WordVectors
 from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
-Kind = Literal["mean", "tfidf", "gmm", "hglmm", "gmm+hglmm"]
+TextVectorKind = Literal["mean", "tfidf", "gmm", "hglmm", "gmm+hglmm"]
 
-FILE = "text-vectors.safetensors"
-PART = 1024
+VECTORS_FILE = "text-vectors.safetensors"
+ENCODE_BATCH_TEXTS = 1024
 """texts encoded at a time, and in a part of the store"""
 
 
-CODERS: Mapping[str, type[TfIdf | MeanVector]] = {"mean": MeanVector, "tfidf": TfIdf}
+SIMPLE_VECTORIZERS: Mapping[str, type[TfIdfVectorizer | MeanVectorizer]] = {
+    "mean": MeanVectorizer,
+    "tfidf": TfIdfVectorizer,
+}
 """kinds that are no Fisher vectors"""
 
 
 @dataclass(frozen=True)
-class VectorSettings:
+class TextVectorSettings:
     """How texts become vectors."""
 
-    kind: Annotated[Kind, "mean of word vectors, tf-idf, or Fisher vectors of a mixture"] = "hglmm"
+    kind: Annotated[TextVectorKind, "mean of word vectors, tf-idf, or Fisher vectors of a mixture"] = "hglmm"
     centres: Annotated[int, "of a mixture", (1, 10000)] = 30
     pca: Annotated[int, "numbers that Fisher vectors are reduced to; 0 for all of them", (0, 1000000)] = 2000
     tfidf_words: Annotated[int, "most frequent words that tf-idf counts", (1, 10000000)] = 3000
     seed: Annotated[int, "of whatever is drawn", (0, 4294967295)] = 0
 
 
-class Coder(Protocol):
+class TextVectorizer(Protocol):
     """From strings to vectors, with everything that was fitted."""
 
     @property
@@ -69,33 +72,33 @@ class Coder(Protocol):
 
 
 @dataclass(frozen=True)
-class VectorText:
+class TextVectorInput:
     """Text input: one vector for each text, and a mask of ones."""
 
     kind: ClassVar[str] = "text-vectors"
 
-    settings: VectorSettings
-    coder: Coder = field(repr=False, compare=False)
+    settings: TextVectorSettings
+    vectorizer: TextVectorizer = field(repr=False, compare=False)
 
     @classmethod
     def fit(
-        cls, strings: Sequence[str], words: WordVectors | None, settings: VectorSettings, track: Track = silent
-    ) -> VectorText:
+        cls, strings: Sequence[str], words: WordVectors | None, settings: TextVectorSettings, track: Track = silent
+    ) -> TextVectorInput:
         """Fit on training texts, and on them only. Tf-idf needs no word vectors.
 
         Raises:
             UserError: when word vectors are needed and not given.
         """
         if settings.kind == "tfidf":
-            return cls(settings, TfIdf.fit(strings, settings.tfidf_words))
+            return cls(settings, TfIdfVectorizer.fit(strings, settings.tfidf_words))
         if words is None:
             raise UserError(
                 f'text vectors of kind {settings.kind} need word vectors: train some with "calligram words" and give '
                 "their file with --set text.words=FILE, or take --set text.vectors.kind=tfidf, which needs none"
             )
         if settings.kind == "mean":
-            return cls(settings, MeanVector(words))
-        coder = FisherCoder.fit(
+            return cls(settings, MeanVectorizer(words))
+        coder = FisherVectorizer.fit(
             strings,
             words,
             hybrid=[kind == "hglmm" for kind in settings.kind.split("+")],
@@ -108,34 +111,38 @@ class VectorText:
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Numbers go beside the JSON."""
-        save_file({name: np.ascontiguousarray(a) for name, a in self.coder.arrays().items()}, folder / FILE)
-        return {"settings": asdict(self.settings), "words": list(self.coder.known.words)}
+        save_file(
+            {name: np.ascontiguousarray(a) for name, a in self.vectorizer.arrays().items()}, folder / VECTORS_FILE
+        )
+        return {"settings": asdict(self.settings), "words": list(self.vectorizer.known.words)}
 
     @classmethod
-    def read(cls, folder: Path, content: Mapping[str, Any]) -> VectorText:
+    def read(cls, folder: Path, content: Mapping[str, Any]) -> TextVectorInput:
         """From what ``save`` wrote."""
-        settings, known = VectorSettings(**content["settings"]), KnownWords(tuple(content["words"]))
-        coder: type[TfIdf | MeanVector | FisherCoder] = CODERS.get(settings.kind, FisherCoder)
-        return cls(settings, coder.restore(known, load_file(folder / FILE)))
+        settings, known = TextVectorSettings(**content["settings"]), KnownWords(tuple(content["words"]))
+        coder: type[TfIdfVectorizer | MeanVectorizer | FisherVectorizer] = SIMPLE_VECTORIZERS.get(
+            settings.kind, FisherVectorizer
+        )
+        return cls(settings, coder.restore(known, load_file(folder / VECTORS_FILE)))
 
     @property
     def dim(self) -> int:
         """Size of a text's vector."""
-        return self.coder.dim
+        return self.vectorizer.dim
 
     def __len__(self) -> int:
-        return len(self.coder.known.words)
+        return len(self.vectorizer.known.words)
 
     @property
-    def blank(self) -> int:
+    def mask_token(self) -> int:
         """There is no word left to hide."""
-        raise UserError("the words of text vectors cannot be hidden in training; use a blank share of 0")
+        raise UserError("the words of text vectors cannot be hidden in training; use text.word_dropout=0")
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of all that a text's vector depends on."""
-        digest = hashlib.blake2b(json.dumps([self.settings.kind, self.coder.known.words]).encode(), digest_size=12)
-        for name, array in sorted(self.coder.arrays().items()):
+        digest = hashlib.blake2b(json.dumps([self.settings.kind, self.vectorizer.known.words]).encode(), digest_size=12)
+        for name, array in sorted(self.vectorizer.arrays().items()):
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
@@ -143,21 +150,23 @@ class VectorText:
         """Vectors (N, dim) of a few texts, and ones (N, 1)."""
         return self.load(strings).take(np.arange(len(strings)))
 
-    def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> VectorRows:
+    def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> TextVectorRows:
         """Vectors of many texts, from the store in ``cache`` as far as they are there; without one, in memory."""
-        store = MemoryFeatures() if cache is None else FeatureStore(cache, {"text vectors": self.fingerprint})
+        store = MemoryFeatureStore() if cache is None else FeatureStore(cache, {"text vectors": self.fingerprint})
         keys = [content_key(string.encode("utf-8", "surrogatepass")) for string in strings]
         wanted = list({key: string for key, string in zip(keys, strings, strict=True) if key not in store}.items())
-        for start in track(range(0, len(wanted), PART), "encoding texts"):
-            part = wanted[start : start + PART]
-            store.append([key for key, _ in part], self.coder.encode([string for _, string in part]).astype(np.float16))
-        return VectorRows(store, keys, self.dim)
+        for start in track(range(0, len(wanted), ENCODE_BATCH_TEXTS), "encoding texts"):
+            part = wanted[start : start + ENCODE_BATCH_TEXTS]
+            store.append(
+                [key for key, _ in part], self.vectorizer.encode([string for _, string in part]).astype(np.float16)
+            )
+        return TextVectorRows(store, keys, self.dim)
 
 
-class VectorRows:
+class TextVectorRows:
     """Stored vectors of a list of texts."""
 
-    def __init__(self, store: FeatureStore | MemoryFeatures, keys: list[str], dim: int) -> None:
+    def __init__(self, store: FeatureStore | MemoryFeatureStore, keys: list[str], dim: int) -> None:
         self._store, self._keys, self._dim = store, keys, dim
         self.lengths: Ints = np.ones(len(keys), dtype=np.int64)
 

@@ -21,7 +21,7 @@ from calligram.features.texts.text_encoder import EncoderInput
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.progress import Track, silent
 
-SPECIAL = ("<pad>", "<start>", "<end>", "<unk>")
+SPECIAL_WORDS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
 
 # Words with inner apostrophes; characters of scripts written without spaces stand alone. An accent that is written as a
@@ -66,7 +66,7 @@ class Vocabulary:
         """Keep words seen at least ``min_count`` times, most frequent first. Build it from training text only."""
         counts = Counter(word for text in texts for word in tokenise(text))
         kept = sorted((w for w, n in counts.items() if n >= min_count), key=lambda w: (-counts[w], w))
-        return cls((*SPECIAL, *kept), max_words)
+        return cls((*SPECIAL_WORDS, *kept), max_words)
 
     def save(self, folder: Path) -> dict[str, Any]:
         """All words, in order."""
@@ -80,7 +80,7 @@ class Vocabulary:
         return cls(tuple(content["words"]), int(content["max_words"]))
 
     @property
-    def blank(self) -> int:
+    def mask_token(self) -> int:
         """Number that hides a word in training."""
         return UNKNOWN
 
@@ -132,11 +132,11 @@ class WordRows:
 
 # Where the words of a sentence are, and which of them each part belongs to that a text input makes of it.
 
-Place = tuple[int, int]
+TextSpan = tuple[int, int]
 """first character, and the one after the last"""
 
 
-def words_of(sentence: str) -> list[Place]:
+def whitespace_word_spans(sentence: str) -> list[TextSpan]:
     """Where each word begins and ends: what stands between spaces, punctuation around it left out."""
     found = []
     for match in re.finditer(r"\S+", sentence):
@@ -150,7 +150,7 @@ def words_of(sentence: str) -> list[Place]:
     return found
 
 
-def parts_of(texts: TextInput, sentence: str) -> list[Place | None] | None:
+def token_spans(texts: TextInput, sentence: str) -> list[TextSpan | None] | None:
     """Where each part of a text lies that a matcher of words sees, in order.
 
     None for marks of the ends; None instead of a list for inputs that give a text one vector.
@@ -160,21 +160,21 @@ def parts_of(texts: TextInput, sentence: str) -> list[Place | None] | None:
     return texts.places(sentence) if isinstance(texts, Vocabulary | WordPieces) else None
 
 
-def unread(texts: TextInput, sentence: str) -> int:
+def count_truncated_words(texts: TextInput, sentence: str) -> int:
     """Words after the last part that a text input makes of a sentence, where it cuts what is longer than it reads."""
-    parts = parts_of(texts, sentence)
+    parts = token_spans(texts, sentence)
     if parts is None:
         return 0
     last = max((part[1] for part in parts if part is not None), default=0)
-    return sum(start >= last for start, _ in words_of(sentence))
+    return sum(start >= last for start, _ in whitespace_word_spans(sentence))
 
 
-def owners(parts: Sequence[Place | None], words: Sequence[Place]) -> list[int | None]:
+def token_word_indices(parts: Sequence[TextSpan | None], words: Sequence[TextSpan]) -> list[int | None]:
     """The number of the word that each part lies in; None for marks of the ends and for punctuation between words."""
-    return [None if part is None else _owner(part, words) for part in parts]
+    return [None if part is None else _word_index(part, words) for part in parts]
 
 
-def _owner(part: Place, words: Sequence[Place]) -> int | None:
+def _word_index(part: TextSpan, words: Sequence[TextSpan]) -> int | None:
     # Byte-level pieces may begin with the blank before them, so a part need not lie wholly within its word.
     shared = [min(part[1], end) - max(part[0], start) for start, end in words]
     best = max(range(len(words)), key=shared.__getitem__, default=None)

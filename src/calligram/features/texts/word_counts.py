@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from calligram.errors import UserError
 from calligram.features.texts.vocabulary import tokenise
-from calligram.features.texts.word_vectors import read_first_vectors, read_vectors, vector_size
+from calligram.features.texts.word_vectors import read_frequent_vectors, read_vectors, vector_size
 
 Floats = NDArray[np.float32]
 
@@ -38,7 +38,7 @@ class KnownWords:
         """Numbers of a text's known words, in order."""
         found: list[int] = []
         for word in tokenise(text):
-            parts = [word] if word in self.number_of else parts_of(word)
+            parts = [word] if word in self.number_of else split_word(word)
             found += [self.number_of[part] for part in parts if part in self.number_of]
         return found
 
@@ -69,11 +69,11 @@ class WordVectors:
             UserError: when the file cannot be read or has no word of the strings.
         """
         dim = vector_size(file)
-        seen = {part for string in strings for word in tokenise(string) for part in (word, *parts_of(word))}
+        seen = {part for string in strings for word in tokenise(string) for part in (word, *split_word(word))}
         wanted = read_vectors(file, seen, dim)
         if not wanted:
             raise UserError(f"word vectors {file} have none of the text's {len(seen)} words")
-        found = {**read_first_vectors(file, more, dim), **wanted}
+        found = {**read_frequent_vectors(file, more, dim), **wanted}
         words = sorted(found)
         return cls(KnownWords(tuple(words)), np.stack([found[word] for word in words]))
 
@@ -83,7 +83,7 @@ class WordVectors:
         return int(self.vectors.shape[1])
 
 
-def parts_of(word: str) -> list[str]:
+def split_word(word: str) -> list[str]:
     """A word split at ``- + '`` and digits.
 
     >>> parts_of("dog's"), parts_of("2nd")
@@ -96,7 +96,7 @@ def parts_of(word: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class MeanVector:
+class MeanVectorizer:
     """The mean of a text's word vectors, each at length one."""
 
     words: WordVectors
@@ -123,13 +123,13 @@ class MeanVector:
         return {"vectors": self.words.vectors}
 
     @classmethod
-    def restore(cls, known: KnownWords, arrays: Mapping[str, NDArray[Any]]) -> MeanVector:
+    def restore(cls, known: KnownWords, arrays: Mapping[str, NDArray[Any]]) -> MeanVectorizer:
         """The inverse of ``arrays``."""
         return cls(WordVectors(known, arrays["vectors"]))
 
 
 @dataclass(frozen=True)
-class TfIdf:
+class TfIdfVectorizer:
     """Counts of words, times log(texts / texts that have the word), at length one."""
 
     known: KnownWords
@@ -137,7 +137,7 @@ class TfIdf:
     """(words,)"""
 
     @classmethod
-    def fit(cls, strings: Sequence[str], words: int) -> TfIdf:
+    def fit(cls, strings: Sequence[str], words: int) -> TfIdfVectorizer:
         """The most frequent ``words`` of training texts."""
         counts = Counter(word for string in strings for word in tokenise(string))
         known = KnownWords(tuple(sorted(counts, key=lambda word: (-counts[word], word))[:words]))
@@ -159,7 +159,7 @@ class TfIdf:
         return {"idf": self.idf}
 
     @classmethod
-    def restore(cls, known: KnownWords, arrays: Mapping[str, NDArray[Any]]) -> TfIdf:
+    def restore(cls, known: KnownWords, arrays: Mapping[str, NDArray[Any]]) -> TfIdfVectorizer:
         """The inverse of ``arrays``."""
         return cls(known, arrays["idf"])
 

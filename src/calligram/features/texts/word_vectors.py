@@ -17,10 +17,10 @@ from calligram.errors import UserError, command
 from calligram.features.texts.vocabulary import PAD, Vocabulary, tokenise
 
 Floats = NDArray[np.float32]
-KINDS = (".txt", ".vec", ".bin")
+FILE_ENDINGS = (".txt", ".vec", ".bin")
 
 
-class WordTable(NamedTuple):
+class EmbeddingTable(NamedTuple):
     """A vector for every word of a vocabulary."""
 
     vectors: Tensor
@@ -29,7 +29,9 @@ class WordTable(NamedTuple):
     """words whose vector comes from the file; the rest are random"""
 
 
-def initial_table(vocabulary: Vocabulary, file: Path, dim: int, generator: Generator | None = None) -> WordTable:
+def pretrained_embeddings(
+    vocabulary: Vocabulary, file: Path, dim: int, generator: Generator | None = None
+) -> EmbeddingTable:
     """Vectors of a file for a vocabulary's words; words it lacks are drawn with the spread of those it has.
 
     Raises:
@@ -43,7 +45,7 @@ def initial_table(vocabulary: Vocabulary, file: Path, dim: int, generator: Gener
     table = torch.randn(len(vocabulary), dim, generator=generator) * found.std(correction=0)
     table[numbers] = found
     table[PAD] = 0
-    return WordTable(table, len(rows))
+    return EmbeddingTable(table, len(rows))
 
 
 def read_vectors(file: Path, words: Collection[str], dim: int) -> dict[str, Floats]:
@@ -58,7 +60,7 @@ def read_vectors(file: Path, words: Collection[str], dim: int) -> dict[str, Floa
     return {**capitalised, **found}
 
 
-def read_first_vectors(file: Path, count: int, dim: int) -> dict[str, Floats]:
+def read_frequent_vectors(file: Path, count: int, dim: int) -> dict[str, Floats]:
     """The vectors of a file's first words, its most frequent ones, in lower case; the first spelling counts."""
     first: dict[str, Floats] = {}
     for word, vector in islice(_entries(file, dim, _AnyWord()), count):
@@ -139,7 +141,7 @@ class _AnyWord(frozenset[str]):
 
 def _kind(file: Path) -> str:
     kind = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
-    if kind not in KINDS:
+    if kind not in FILE_ENDINGS:
         raise UserError(f"word vectors come in files that end in .txt, .vec or .bin, also with .gz; got {file.name}")
     return kind
 

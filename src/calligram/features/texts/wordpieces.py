@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from calligram.features.transformers_models import not_loaded
+from calligram.features.transformers_models import loading_error
 from calligram.progress import Track, silent
 
-FOLDER = "tokenizer"
-_MARK = "▁"
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+TOKENIZER_FOLDER = "tokenizer"
+_WORD_START = "▁"
+SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class WordPieces:
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
-            raise not_loaded("tokenizer", name, error) from error
+            raise loading_error("tokenizer", name, error) from error
         return cls(tokenizer, min(max_pieces, int(tokenizer.model_max_length)))
 
     @classmethod
@@ -48,9 +48,9 @@ class WordPieces:
         from tokenizers import BertWordPieceTokenizer
         from transformers import PreTrainedTokenizerFast
 
-        pieces = learn_pieces(texts, size, min_count)
+        pieces = train_pieces(texts, size, min_count)
         learnt = BertWordPieceTokenizer({piece: number for number, piece in enumerate(pieces)}, lowercase=True)
-        pad, unknown, start, end, mask = SPECIAL
+        pad, unknown, start, end, mask = SPECIAL_PIECES
         return cls(
             PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
                 tokenizer_object=learnt._tokenizer, model_max_length=max_pieces,
@@ -61,13 +61,13 @@ class WordPieces:
 
     def save(self, folder: Path) -> dict[str, Any]:
         """The tokenizer's files in a folder of their own."""
-        self.tokenizer.save_pretrained(folder / FOLDER)
+        self.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
         return {"max_pieces": self.max_pieces}
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> WordPieces:
         """From what ``save`` wrote."""
-        return cls.load_pretrained(str(folder / FOLDER), int(content["max_pieces"]))
+        return cls.load_pretrained(str(folder / TOKENIZER_FOLDER), int(content["max_pieces"]))
 
     def __len__(self) -> int:
         return len(self.tokenizer)
@@ -78,7 +78,7 @@ class WordPieces:
         return next((n for n in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if n is not None), 0)
 
     @property
-    def blank(self) -> int:
+    def mask_token(self) -> int:
         """Number of the piece that hides a word in training; never the one that ends a text, as CLIP's unknown does."""
         special = set(self.tokenizer.all_special_ids)
         own = self.tokenizer.mask_token_id, self.tokenizer.unk_token_id, self.tokenizer.pad_token_id
@@ -137,7 +137,7 @@ class PieceRows:
         return torch.from_numpy(numbers), torch.from_numpy(mask)
 
 
-def learn_pieces(texts: Iterable[str], size: int, min_count: int) -> list[str]:
+def train_pieces(texts: Iterable[str], size: int, min_count: int) -> list[str]:
     """Special pieces, single characters, then merges of the most frequent neighbours until there are ``size``.
 
     Learnt as byte pairs over words that begin with a mark, and written as WordPiece writes them, with ``##`` inside a
@@ -147,14 +147,16 @@ def learn_pieces(texts: Iterable[str], size: int, min_count: int) -> list[str]:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     normalise, split = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
-    words = [f"{_MARK}{word}" for text in texts for word, _ in split.pre_tokenize_str(normalise.normalize_str(text))]
+    words = [
+        f"{_WORD_START}{word}" for text in texts for word, _ in split.pre_tokenize_str(normalise.normalize_str(text))
+    ]
     learnt = Tokenizer(models.BPE())
     learnt.train_from_iterator(
         words, trainers.BpeTrainer(vocab_size=size, min_frequency=min_count, show_progress=False)
     )
     numbered: dict[str, int] = learnt.get_vocab()
-    characters = sorted({c for piece in numbered for c in piece} - {_MARK})
+    characters = sorted({c for piece in numbered for c in piece} - {_WORD_START})
     merged = [p for p in sorted(numbered, key=numbered.__getitem__) if len(p) > 1]
-    known = dict.fromkeys((*SPECIAL, *characters, *(f"##{c}" for c in characters)))
-    known |= dict.fromkeys(p[1:] if p.startswith(_MARK) else f"##{p}" for p in merged)
+    known = dict.fromkeys((*SPECIAL_PIECES, *characters, *(f"##{c}" for c in characters)))
+    known |= dict.fromkeys(p[1:] if p.startswith(_WORD_START) else f"##{p}" for p in merged)
     return list(known)[:size]

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from calligram.features.images.backbones import Backbone, cells_seen
+from calligram.features.images.backbones import Backbone, grid_cells
 from calligram.features.images.stored_input import real_parts
 from calligram.features.texts.text_encoder import TextEncoder
 from calligram.models.layers.networks import PaddedText, RecurrentText
@@ -127,7 +127,7 @@ def image_parts(branch: nn.Module, images: Tensor, mask: Tensor | None = None) -
             pixels too: what it would give while it is not trained.
     """
     if images.ndim > 3:
-        images = cells_seen(branch, images)
+        images = grid_cells(branch, images)
         mask = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device) if mask is None else mask
     if images.ndim == 2:
         images = images.unsqueeze(1)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calligram.features.texts.vocabulary import PAD, SPECIAL
+from calligram.features.texts.vocabulary import PAD, SPECIAL_WORDS
 from calligram.models.layers.networks import Head
 
 DEPTHS: dict[str, tuple[int, ...]] = {"50": (3, 4, 6, 3), "152": (3, 8, 36, 3)}
@@ -108,7 +108,7 @@ class TextCNN(nn.Module):
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
         """Word numbers (N, W) and their mask -> (N, dim)."""
-        kept = mask & (words >= len(SPECIAL))
+        kept = mask & (words >= len(SPECIAL_WORDS))
         spare = (self.settings.length - kept.sum(1)).clamp(min=0)
         if self.training:
             drawn = torch.rand(len(words), device=words.device) * (spare + 1)

@@ -147,7 +147,7 @@ def extra_objectives(matcher: str, models: FragmentModels, sides: Towers) -> tup
     own, words = models.vsrn, sides.inputs.texts
     if matcher != "vsrn" or not own.captions:
         return ()
-    blank = words.blank if sides.text.hidden_words else None
+    blank = words.mask_token if sides.text.hidden_words else None
     writer = CaptionObjective(sides.shape.dim, len(words), hidden=own.writer, word_dim=sides.text.word_dim, blank=blank)
     return ((own.captions, writer),)
 

@@ -20,7 +20,7 @@ from calligram.data.readers.text_files import read_sentences
 from calligram.errors import UserError
 from calligram.evaluation.encode import encode_images, encode_texts
 from calligram.features.pseudo.image_words import ImageWords, Naming
-from calligram.features.pseudo.region_words import Attributes, Sentences, regional_sentences
+from calligram.features.pseudo.region_words import Attributes, PseudoSentences, region_sentences
 from calligram.features.texts.vocabulary import tokenise
 from calligram.models.load import load_matcher
 from calligram.models.matcher import unit
@@ -230,7 +230,7 @@ def neighbours_captions(
             "pseudo.neighbours need vectors of images: give pseudo.backbone=, the folder or hub name of a classifier"
         )
     words = ImageWords.load(settings.backbone, around.device, around.track)
-    return words.neighbours(visuals, collection.sentences("train"), settings.neighbours)
+    return words.neighbour_captions(visuals, collection.sentences("train"), settings.neighbours)
 
 
 def pseudo_sentences(
@@ -254,8 +254,8 @@ def pseudo_sentences(
     parts: list[list[str]] = []
     for kind in settings.said:
         if kind == "regions":
-            how = Sentences(settings.least, settings.most, settings.repeats, settings.attributes)
-            parts.append(regional_sentences(collection, visuals.rows, settings.source, how))
+            how = PseudoSentences(settings.least, settings.most, settings.repeats, settings.attributes)
+            parts.append(region_sentences(collection, visuals.rows, settings.source, how))
             continue
         assert words is not None
         if kind == "labels":
@@ -264,7 +264,9 @@ def pseudo_sentences(
             parts.append(words.labels(visuals, settings.label_least, settings.naming, known))
         else:
             assert captions is not None
-            parts.append(words.learnt(visuals, captions, settings.learnt_words, settings.shrink, settings.learnt_least))
+            parts.append(
+                words.predicted_words(visuals, captions, settings.learnt_words, settings.shrink, settings.learnt_least)
+            )
     return _joined(parts, repeats=settings.repeats)
 
 

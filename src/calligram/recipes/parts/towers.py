@@ -17,10 +17,10 @@ from calligram.features.images.pixels import Augment, PixelInput
 from calligram.features.images.stored_input import StoredInput, unknown_feature
 from calligram.features.inputs import ImageInput, Inputs, TextInput
 from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
-from calligram.features.texts.text_vectors import VectorSettings, VectorText
+from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.features.texts.word_counts import WordVectors
-from calligram.features.texts.word_vectors import initial_table
+from calligram.features.texts.word_vectors import pretrained_embeddings
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.models.layers.networks import HeadKind, RecurrentText
 from calligram.models.layers.part_towers import BertText
@@ -184,7 +184,7 @@ class Towers:
         if isinstance(branch, BertText) and self.encoder is not None:
             branch.encoder.load_state_dict(self.encoder.state_dict())
         if self.text.vectors and isinstance(words, Vocabulary) and isinstance(branch, RecurrentText | TextCNN):
-            table = initial_table(words, Path(self.text.vectors), self.text.word_dim)
+            table = pretrained_embeddings(words, Path(self.text.vectors), self.text.word_dim)
             log.info("word vectors for %d of %d words", table.found, len(words))
             branch.words.weight.data.copy_(table.vectors)
         return matcher
@@ -246,7 +246,7 @@ class VectorTextSettings:
     """The text side as fitted vectors."""
 
     words: Annotated[str, "file of word vectors; tf-idf needs none"] = ""
-    vectors: VectorSettings = field(default_factory=VectorSettings)
+    vectors: TextVectorSettings = field(default_factory=TextVectorSettings)
 
 
 def need_vectors(image: ImageSettings) -> None:
@@ -262,7 +262,7 @@ def need_vectors(image: ImageSettings) -> None:
 
 def fitted_text(
     settings: VectorTextSettings, strings: Sequence[str], track: Track = silent, cache: Path | None = None
-) -> VectorText:
+) -> TextVectorInput:
     """Text vectors fitted on training texts; a fit that takes long is kept in ``cache``, a collection's."""
     if cache is None or settings.vectors.kind in ("mean", "tfidf"):
         return _fit(settings, strings, track)
@@ -274,12 +274,12 @@ def fitted_text(
         # Last and whole: a folder without it was cut short and does not count.
         write_whole(about, json.dumps(found.save(kept)))
         return found
-    return VectorText.read(kept, json.loads(about.read_text(encoding="utf-8")))
+    return TextVectorInput.read(kept, json.loads(about.read_text(encoding="utf-8")))
 
 
-def _fit(settings: VectorTextSettings, strings: Sequence[str], track: Track) -> VectorText:
+def _fit(settings: VectorTextSettings, strings: Sequence[str], track: Track) -> TextVectorInput:
     words = WordVectors.read(Path(settings.words), strings) if settings.words else None
-    return VectorText.fit(strings, words, settings.vectors, track)
+    return TextVectorInput.fit(strings, words, settings.vectors, track)
 
 
 def _key(settings: VectorTextSettings, strings: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ import torch
 from calligram.data.pictures import PictureError, decode
 from calligram.errors import UserError
 from calligram.evaluation.word_matching import UnknownWords
-from calligram.features.regions.proposers import proposer_named
+from calligram.features.regions.proposers import load_proposer
 from calligram.models.load import StoredMatcher
 from calligram.search.explain.localize import (
     EncodedProposals,
@@ -73,7 +73,7 @@ class LibraryLocalizer:
         side = region_side(stored.inputs)
         self.model = MatcherRecord(stored.fingerprint, stored.source)
         self._matcher, self._inputs = stored.matcher.to(device).eval(), stored.inputs
-        self._proposer = proposer_named(side.proposals, side.top, device)
+        self._proposer = load_proposer(side.proposals, side.top, device)
         self._unknown = UnknownWords(stored.inputs.texts)
         self._seen: OrderedDict[bytes, Future[ProposedPicture]] = OrderedDict()
         self._lock, self._ranking = threading.Lock(), threading.Lock()

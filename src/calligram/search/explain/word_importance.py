@@ -13,7 +13,7 @@ from PIL import Image
 from calligram.errors import UserError
 from calligram.evaluation.attention import AttentionShares, EncodedPicture, attend, one_spaced, see_picture
 from calligram.features.inputs import Inputs
-from calligram.features.texts.vocabulary import unread, words_of
+from calligram.features.texts.vocabulary import count_truncated_words, whitespace_word_spans
 from calligram.models.matcher import Matcher, stack
 
 Floats = NDArray[np.float32]
@@ -61,7 +61,7 @@ def leave_one_out(sentence: str, score: Callable[[Sequence[str]], Floats]) -> Wo
     Raises:
         UserError: for fewer than two words, since nothing would be left.
     """
-    spans = words_of(sentence)
+    spans = whitespace_word_spans(sentence)
     if len(spans) < 2:
         raise UserError(f"words are weighed by leaving out one at a time; give at least two, got {len(spans)}")
     texts = [sentence, *(sentence[:start] + sentence[end:] for start, end in spans)]
@@ -95,8 +95,8 @@ def explain_picture(matcher: Matcher, inputs: Inputs, seen: EncodedPicture, sent
     Of a sentence that is longer than the matcher reads, what is read is weighed: without a word of it, one more would
     be read.
     """
-    if cut := unread(inputs.texts, sentence):
-        sentence = sentence[: max((end for _, end in words_of(sentence)[:-cut]), default=0)]
+    if cut := count_truncated_words(inputs.texts, sentence):
+        sentence = sentence[: max((end for _, end in whitespace_word_spans(sentence)[:-cut]), default=0)]
     device = next(matcher.parameters()).device
     matcher.eval()
 

@@ -51,7 +51,7 @@ class ImageEncoder:
     def reduced(self, image: Image.Image) -> Image.Image | None:
         """What ``prepare`` makes of the whole picture on its way, for others to use; None if nothing."""
         pixels = self._input.pixels if isinstance(self._input, BackboneInput) else self._input
-        found = pixels.reduced(image) if isinstance(pixels, PixelInput) else image
+        found = pixels.reduce(image) if isinstance(pixels, PixelInput) else image
         return found if found is not image else None
 
     def prepare(

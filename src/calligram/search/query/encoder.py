@@ -22,10 +22,10 @@ from calligram.evaluation.attention import (
     words_and_parts,
 )
 from calligram.evaluation.word_matching import UnknownWords
-from calligram.features.images.region_input import boxes_of, cells_of
+from calligram.features.images.region_input import grid_part_boxes, stored_part_boxes
 from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import ImageInput
-from calligram.features.texts.vocabulary import unread
+from calligram.features.texts.vocabulary import count_truncated_words
 from calligram.models.load import StoredMatcher
 from calligram.models.matcher import Encoded, unit
 from calligram.search.library.library import Item
@@ -48,10 +48,10 @@ class ItemPlaces:
         from, if it is still there.
         """
         if not isinstance(self._input, StoredInput):
-            return cells_of(self._input, (item.width, item.height), count)
+            return grid_part_boxes(self._input, (item.width, item.height), count)
         try:
             collection = self._collection(str(item.metadata["source"]))
-            return boxes_of(self._input, collection, row_of(collection, str(item.metadata["path"])))
+            return stored_part_boxes(self._input, collection, row_of(collection, str(item.metadata["path"])))
         except (UserError, OSError):  # moved or changed since: what words weigh can be said all the same
             return None
 
@@ -94,7 +94,7 @@ class QueryEncoder:
     def unread(self, text: str) -> int:
         """Words at a text's end that the matcher reads no more."""
         with self._tokenizing:
-            return unread(self._inputs.texts, text)
+            return count_truncated_words(self._inputs.texts, text)
 
     @torch.inference_mode()
     def attended(self, image: Encoded, item: Item, text: str) -> AttentionShares | None:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
 from calligram.errors import UserError
-from calligram.features.texts.vocabulary import words_of
+from calligram.features.texts.vocabulary import whitespace_word_spans
 from calligram.search.explain.library_localizer import LibraryLocalizer, LocatedPhrases
 from calligram.search.explain.localize import LocatedPhrase
 from calligram.search.explain.word_importance import WordImportances
@@ -30,7 +30,7 @@ async def explain(
     text: Annotated[str, Query(max_length=MAX_QUERY, description=f"A sentence of 2 to {MAX_WORDS} words.")],
 ) -> ExplainAnswer:
     """Weigh the words of a text, by how much the picture's score falls without each, and say where each looks."""
-    count = len(words_of(text))
+    count = len(whitespace_word_spans(text))
     if not 2 <= count <= MAX_WORDS:
         raise RefusedRequest(400, f"words are weighed by leaving out one at a time; give 2 to {MAX_WORDS}, got {count}")
 

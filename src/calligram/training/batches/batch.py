@@ -81,7 +81,7 @@ class Batches:
         """
         self.pairing, self.inputs, self.sampler, self.augment = pairing, inputs, sampler, augment
         self.blank = blank
-        self._blank_word = inputs.texts.blank if blank else 0  # asked once: some tokenizers are slow to tell
+        self._blank_word = inputs.texts.mask_token if blank else 0  # asked once: some tokenizers are slow to tell
         self.device, self.processes = torch.device(device), processes or Processes()
         self._also_true = pairing.also_true if ignore_also_true else None
         self._images = inputs.images.load(pairing.visuals, track)
