@@ -28,10 +28,10 @@ def test_reversal_changes_the_sign_and_scale_of_gradients_and_nothing_else(stren
     plain, reversed_ = gradients(vectors), gradients(reverse_gradient(vectors, strength))
     assert torch.equal(reversed_[0], plain[0])
     torch.testing.assert_close(reversed_[1], -strength * plain[1])
-    torch.testing.assert_close(reversed_[2], plain[2])  # what is behind it learns as ever
+    torch.testing.assert_close(reversed_[2], plain[2])  # layers after the reversal get the usual gradients
 
 
-def test_the_strength_is_the_papers_gamma():
+def test_reversal_strength_is_gamma_of_the_paper():
     for progress in (0.0, 0.1, 0.37, 1.0):
         assert reversal_strength(progress) == pytest.approx(2 / (1 + math.exp(-10 * progress)) - 1)
     assert reversal_strength(0.0) == 0
@@ -50,21 +50,21 @@ def literal_eq_4(first, second):
 
 
 @pytest.mark.parametrize(("one", "two"), [(4, 4), (3, 7), (1, 2)])
-def test_the_loss_is_minus_a3vse_eq_4(one, two):
+def test_domain_loss_is_minus_a3vse_eq_4(one, two):
     torch.manual_seed(1)
     first, second = torch.randn(one, dtype=torch.float64), torch.randn(two, dtype=torch.float64)
     assert float(domain_loss(first, second)) == pytest.approx(-literal_eq_4(first, second), rel=1e-5)
 
 
-def test_the_loss_by_hand_and_far_from_zero():
-    """Logits of 0 say one half of everything: log 2 for each domain."""
+def test_domain_loss_of_worked_examples_and_of_large_logits():
+    """Logits of 0 mean a probability of one half: a loss of log 2 for each domain."""
     assert float(domain_loss(torch.zeros(3), torch.zeros(2))) == pytest.approx(2 * math.log(2))
     assert float(domain_loss(torch.tensor([200.0]), torch.tensor([-200.0]))) == 0
     assert float(domain_loss(torch.tensor([-200.0]), torch.tensor([200.0]))) == pytest.approx(400)
 
 
-def test_one_step_teaches_the_discriminator_and_moves_the_encoder_against_it():
-    """Eq. 10: the discriminator's weight goes up l_d, the encoder's down."""
+def test_one_step_increases_l_d_for_the_discriminator_and_decreases_it_for_the_encoder():
+    """Eq. 10: a step increases l_d for the discriminator and decreases it for the encoder."""
     first, second = torch.full((4,), 0.5), torch.full((4,), -0.3)
     weight, shift = torch.tensor(0.2, requires_grad=True), torch.tensor(0.1, requires_grad=True)
 
@@ -79,7 +79,7 @@ def test_one_step_teaches_the_discriminator_and_moves_the_encoder_against_it():
         assert paper(weight, shift - 0.1 * shift.grad) < now
 
 
-def test_there_are_six_discriminators_two_of_each_kind():
+def test_there_are_six_domain_pairs_two_of_each_kind():
     assert len(DOMAIN_PAIRS) == len(set(DOMAIN_PAIRS)) == 6
     assert all(one != two and {one, two} <= set(DOMAINS) for one, two in DOMAIN_PAIRS)
     assert set(DOMAIN_PAIR_KINDS) == set(DOMAIN_PAIRS)
@@ -91,7 +91,7 @@ def test_there_are_six_discriminators_two_of_each_kind():
     assert of_kind["trans"] == {("image", "pseudo_text"), ("pseudo_image", "text")}
 
 
-def test_the_error_is_the_share_that_is_mistaken():
+def test_domain_error_is_the_mean_error_of_both_domains():
     """One of two and one of four: (0.5 + 0.25) / 2."""
     found = domain_error(torch.tensor([1.0, -1.0]), torch.tensor([-1.0, -2.0, 3.0, -1.0]))
     assert float(found) == pytest.approx(0.375)

@@ -28,7 +28,7 @@ def literal(features, weight, bias, labels):
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4, 22, 23])
-def test_the_loss_is_that_of_dual_path_eqs_5_to_8(chunk):
+def test_instance_loss_is_dual_path_eqs_5_to_8(chunk):
     features, weight, bias, labels = drawn()
     labels[2] = -1
     expected = literal(features, weight, [0.0] * 23, labels)
@@ -37,7 +37,7 @@ def test_the_loss_is_that_of_dual_path_eqs_5_to_8(chunk):
     assert float(instance_loss(features, weight, labels, bias, chunk=chunk)) == pytest.approx(expected)
 
 
-def test_two_classes_by_hand():
+def test_instance_loss_of_a_worked_example_with_two_classes():
     """W f = (2, 0): the first class has e^2 / (e^2 + 1)."""
     loss = instance_loss(torch.tensor([[2.0]]), torch.tensor([[1.0], [0.0]]), torch.tensor([0]))
     assert float(loss) == pytest.approx(math.log(1 + math.exp(-2)))
@@ -46,7 +46,7 @@ def test_two_classes_by_hand():
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize("chunk", [1, 4, 22])
 @pytest.mark.parametrize("biased", [False, True])
-def test_in_chunks_values_and_gradients_are_those_of_the_whole(kind, chunk, biased):
+def test_chunked_values_and_gradients_equal_those_without_chunks(kind, chunk, biased):
     features, weight, bias, labels = drawn(kind)
     labels[4] = -1
     found = []
@@ -59,13 +59,13 @@ def test_in_chunks_values_and_gradients_are_those_of_the_whole(kind, chunk, bias
         torch.testing.assert_close(streamed, whole)
 
 
-def test_in_chunks_gradients_are_those_of_finite_differences():
+def test_chunked_gradients_equal_finite_differences():
     features, weight, bias, labels = (t[:6] if t.ndim else t for t in drawn(items=3))
     given = [t.clone().requires_grad_() for t in (features, weight, bias)]
     assert torch.autograd.gradcheck(lambda f, w, b: instance_loss(f, w, labels % 6, b, chunk=4), given)
 
 
-def test_under_autocast_the_chunks_use_its_arithmetic_and_stay_close():
+def test_chunks_use_the_type_of_autocast_and_stay_close():
     features, weight, _, labels = drawn(torch.float32, items=16, classes=50, dim=32)
     grads = []
     for chunk in (None, 16):
@@ -79,7 +79,7 @@ def test_under_autocast_the_chunks_use_its_arithmetic_and_stay_close():
         torch.testing.assert_close(streamed, whole, rtol=0.05, atol=0.01)
 
 
-def test_large_logits_do_not_overflow_in_either_way():
+def test_large_logits_do_not_overflow_with_or_without_chunks():
     features, weight = torch.full((2, 1), 1e4), torch.tensor([[1.0], [-1.0], [0.5]])
     for chunk in (None, 1):
         assert instance_loss(features, weight, torch.tensor([0, 0]), chunk=chunk) == 0
@@ -95,16 +95,16 @@ def test_items_without_a_class_give_no_gradient(chunk):
     assert not features.grad.any()
 
 
-def test_wrong_arguments_are_named():
+def test_wrong_arguments_are_refused_with_the_reason():
     features, weight, _, labels = drawn()
     with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
         instance_loss(features, weight, labels, chunk=0)
-    with pytest.raises(ValueError, match="features have 5 numbers and classes 4"):
+    with pytest.raises(ValueError, match="features have 5 dimensions and the class weights 4"):
         instance_loss(features, weight[:, :4], labels)
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4, 22])
-def test_the_error_is_the_share_whose_own_class_is_not_the_likeliest(chunk):
+def test_error_is_the_share_of_items_whose_class_does_not_have_the_highest_logit(chunk):
     features, weight, bias, labels = drawn(items=12)
     logits = features @ weight.T + bias
     labels[:5] = logits.argmax(1)[:5]

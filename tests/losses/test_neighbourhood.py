@@ -67,7 +67,7 @@ def points(seed, dtype):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("top_k", [1, 3, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_four_terms_are_those_of_two_branch_eq_6(seed, top_k, dtype):
+def test_the_four_terms_are_two_branch_eq_6(seed, top_k, dtype):
     images, texts, target = points(seed, dtype)
     between, among_images, among_texts = (
         torch.cdist(images, texts),
@@ -88,7 +88,7 @@ def test_the_four_terms_are_those_of_two_branch_eq_6(seed, top_k, dtype):
     assert [term.item() for term in found.values()] == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-def test_neighbours_are_those_of_two_branch_eqs_4_and_5():
+def test_neighbours_are_two_branch_eqs_4_and_5():
     for seed in range(5):
         _, _, target = points(seed, torch.float32)
         for side in (target, target.T):
@@ -99,7 +99,7 @@ def test_neighbours_are_those_of_two_branch_eqs_4_and_5():
                 assert found[i].tolist() == expected
 
 
-def test_text_neighbours_by_hand():
+def test_text_neighbours_of_a_worked_example():
     """Two texts of one image at distance .5, a third of another image at .4 and .9; margin .1, text term only.
 
     Anchor 0: .1 + .5 - .4 = .2. Anchor 1: .1 + .5 - .9 < 0. Anchor 2 has no neighbour. Weight .2: .04.
@@ -116,22 +116,22 @@ def test_text_neighbours_by_hand():
     assert {name: round(term.item(), 6) for name, term in found.items()} == {"text neighbours": 0.04}
 
 
-def test_rows_of_a_group_that_share_nothing_here_are_ignored():
+def test_rows_of_one_group_without_a_shared_positive_are_ignored():
     target = torch.tensor([[1, -1, -1], [-1, 1, -1], [-1, -1, 1]])
     assert neighbours(target, torch.tensor([7, 7, 8])).tolist() == [[0, 0, -1], [0, 0, -1], [-1, -1, 0]]
 
 
-def test_without_the_last_two_weights_it_is_eq_3_and_needs_no_neighbourhoods():
+def test_with_the_last_two_weights_zero_it_is_eq_3_and_needs_no_neighbourhoods():
     scores, target = torch.rand(3, 3), 2 * torch.eye(3, dtype=torch.int8) - 1
     assert set(neighbourhood_ranking(scores, target, target.T, weights=(1, 2, 0, 0))) == {
         "image anchors",
         "text anchors",
     }
-    with pytest.raises(ValueError, match=r"text neighbours has weight 0\.2 but no scores"):
+    with pytest.raises(ValueError, match=r"'text neighbours' has weight 0\.2 but no scores"):
         neighbourhood_ranking(scores, target, target.T)
 
 
-def test_a_margin_that_is_met_costs_nothing_and_gradients_are_finite():
+def test_loss_is_zero_where_margins_are_satisfied_and_gradients_are_finite():
     vectors = torch.eye(3, requires_grad=True)
     scores = -torch.cdist(vectors, vectors.detach())
     target = 2 * torch.eye(3, dtype=torch.int8) - 1

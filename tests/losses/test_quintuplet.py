@@ -33,13 +33,13 @@ def literal(scores, equation, alpha=0.3, beta=1.5, power=1, against="offline"):
 
 
 @pytest.mark.parametrize("squared", [False, True])
-def test_offline_triplets_are_those_of_aoq_eq_3(squared):
+def test_offline_triplet_is_aoq_eq_3(squared):
     found = offline_triplet(drawn(), MARGINS, squared=squared)
     assert float(sum(found.values())) == pytest.approx(literal(drawn(), 3, power=1 + squared))
 
 
 @pytest.mark.parametrize("squared", [False, True])
-def test_offline_quintuplets_are_those_of_aoq_eq_4(squared):
+def test_offline_quintuplet_is_aoq_eq_4(squared):
     found = offline_quintuplet(drawn(), MARGINS, squared=squared)
     assert float(sum(found.values())) == pytest.approx(literal(drawn(), 4, power=1 + squared))
     assert set(offline_quintuplet(drawn(), MARGINS, online=False)) == {"offline", "derived"}
@@ -47,22 +47,22 @@ def test_offline_quintuplets_are_those_of_aoq_eq_4(squared):
 
 @pytest.mark.parametrize("against", ["offline", "positive"])
 @pytest.mark.parametrize(("alpha", "beta"), [(0.3, 1.5), (0.2, 1.0)])
-def test_adaptive_quintuplets_are_those_of_aoq_eq_5(alpha, beta, against):
+def test_adaptive_quintuplet_is_aoq_eq_5(alpha, beta, against):
     found = adaptive_quintuplet(drawn(), MARGINS, alpha=alpha, beta=beta, against=against)
     assert float(sum(found.values())) == pytest.approx(literal(drawn(), 5, alpha, beta, against=against))
 
 
-def test_by_hand():
+def test_adaptive_quintuplet_of_a_worked_example():
     one = PairScores(*(torch.tensor(v) for v in (0.5, [0.4, 0.1], [0.6, 0.45], [0.3, 0.55])))
     scores = PairScores(one.positive.view(1), *(part.view(1, 2) for part in one[1:]))
     found = adaptive_quintuplet(scores)
-    # Weight 1.5 - (0.6 - 0.4) / 0.3 of the hinge 0.2 - 0.5 + 0.4; the second online negative keeps its distance.
+    # Weight 1.5 - (0.6 - 0.4) / 0.3 of the hinge 0.2 - 0.5 + 0.4; the second online negative satisfies the margin.
     assert float(found["online"]) == pytest.approx((1.5 - 2 / 3) * 0.1)
     assert float(found["offline"]) == pytest.approx(0.1)
     assert float(found["derived"]) == pytest.approx(0.05)
 
 
-def test_gradients_are_those_of_aoq_eq_6():
+def test_gradients_are_aoq_eq_6():
     """The first line of Eq. 5, derived by its three scores as the paper writes them."""
     for seed in range(20):
         scores = PairScores(*(part.requires_grad_() for part in drawn(1, seed)))
@@ -79,7 +79,7 @@ def test_gradients_are_those_of_aoq_eq_6():
         torch.testing.assert_close(scores.online.grad[0], by_online)
 
 
-def test_missing_negatives_add_nothing_and_give_no_nan():
+def test_missing_negatives_add_zero_and_no_nan():
     scores = drawn(3)
     for part in scores[1:]:
         part[0] = -torch.inf

@@ -31,14 +31,14 @@ def literal(scores, target, margin, top_k=None):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("top_k", [None, 1, 3, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_ranking_counts_the_triplets_of_the_papers(seed, top_k, dtype):
+def test_ranking_loss_sums_the_triplets_of_the_papers(seed, top_k, dtype):
     scores, target = random_scores_and_target(6, 9, seed, dtype)
     assert ranking_loss(scores, target, 0.2, top_k).item() == pytest.approx(
         literal(scores, target, 0.2, top_k), rel=1e-5
     )
 
 
-def test_ranking_by_hand():
+def test_ranking_loss_of_a_worked_example():
     """Margin .2. Anchor 0: positive .5, negatives .6, .2: .3 + 0. Anchor 1: positive .9, negatives .8, .1: .1 + 0."""
     scores = torch.tensor([[0.5, 0.6, 0.2], [0.8, 0.9, 0.1]])
     target = torch.tensor([[1, -1, -1], [-1, 1, -1]])
@@ -47,7 +47,7 @@ def test_ranking_by_hand():
     assert ranking_loss(scores, target, 0.5, top_k=1).item() == pytest.approx(0.6 + 0.4)
 
 
-def test_the_hardest_of_tied_negatives_counts_once():
+def test_of_tied_hardest_negatives_one_counts():
     scores = torch.tensor([[0.5, 0.5, 0.5]])
     target = torch.tensor([[1, -1, -1]])
     assert ranking_loss(scores, target, 0.2, top_k=1).item() == pytest.approx(0.2)
@@ -64,14 +64,14 @@ def test_rows_without_positives_or_negatives_give_zero_and_finite_gradients(top_
     assert torch.equal(scores.grad, torch.zeros(2, 3))
 
 
-def test_an_ignored_pair_changes_nothing():
+def test_an_ignored_pair_does_not_change_the_loss():
     scores, target = random_scores_and_target(5, 7, 3)
     changed = scores.clone()
     changed[target == 0] += 10
     assert ranking_loss(scores, target, 0.2, 1).item() == pytest.approx(ranking_loss(changed, target, 0.2, 1).item())
 
 
-def test_both_directions_may_have_their_own_negatives():
+def test_each_direction_may_have_its_own_negatives():
     scores, target = random_scores_and_target(5, 7, 4)
     _, other = random_scores_and_target(7, 5, 5)
     expected = 2 * literal(scores, target, 0.1) + 0.5 * literal(scores.T, other, 0.1)
@@ -82,8 +82,8 @@ def test_both_directions_may_have_their_own_negatives():
     assert bidirectional_ranking_loss(scores, target, margin=0.1, top_k=1).item() == pytest.approx(symmetric)
 
 
-def test_wrong_arguments_are_named():
-    with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
+def test_wrong_arguments_are_refused_with_the_reason():
+    with pytest.raises(ValueError, match="top_k must be at least 1 or None, got 0"):
         ranking_loss(torch.zeros(1, 1), torch.zeros(1, 1), 0.1, 0)
-    with pytest.raises(ValueError, match=r"scores are \(1, 2\) but target is \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"scores have shape \(1, 2\) and target \(2, 1\)"):
         ranking_loss(torch.zeros(1, 2), torch.zeros(2, 1), 0.1)

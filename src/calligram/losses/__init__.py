@@ -1,1 +1,1 @@
-"""Losses as functions of tensors. They import nothing else of ours."""
+"""Losses: functions of tensors. The modules import nothing from the other packages of the project."""

@@ -1,4 +1,4 @@
-"""Softmax losses over a batch."""
+"""Losses on the scores of a batch: InfoNCE, KL divergence for distillation, and logistic loss of single pairs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 def info_nce(scores: Tensor, target: Tensor, temperature: Tensor | float) -> Tensor:
     """Mean over anchors (rows) of the cross entropy between softmax(scores / temperature) and their positives.
 
-    An anchor with several positives P has the uniform target over them: -1/|P| sum_p log softmax(s)_p. With one
-    positive per row this is the usual InfoNCE. Ignored entries leave the softmax; anchors without a positive leave the
-    mean.
+    An anchor with several positives P has a uniform target over them: -1/|P| sum_p log softmax(s)_p. With one positive
+    per row this is the usual InfoNCE. Ignored entries are excluded from the softmax. Anchors without a positive are
+    excluded from the mean.
 
     Args:
         scores: (A, C), higher is better.
         target: (A, C), +1 positive, -1 negative, 0 ignored.
 
-    See also: ``symmetric_info_nce``; ``ranking.ranking`` for a hinge.
+    See also: ``symmetric_info_nce``; ``ranking.ranking_loss`` for a hinge loss.
     """
     positive = target > 0
     anchors = positive.any(1, keepdim=True)
-    # Rows without a positive count for nothing, and keep what is ignored: of nothing at all, a softmax would be NaN.
-    # They are not taken out, since an accelerator would be waited for to count them.
+    # Rows without a positive have weight zero. They keep their ignored entries, because a softmax over no entries is
+    # NaN. They are not removed, because counting them would make the host wait for the accelerator.
     logits = (scores / temperature).masked_fill((target == 0) & anchors, -torch.inf)
     log_share = (logits - logits.logsumexp(1, keepdim=True)).masked_fill(~positive, 0.0)
     return -(log_share.sum(1) / positive.sum(1).clamp(min=1)).sum() / anchors.sum().clamp(min=1)
@@ -37,26 +37,29 @@ def symmetric_info_nce(
     return (info_nce(scores, image_target, temperature) + info_nce(scores.T, text_target, temperature)) / 2
 
 
-# How far a matcher's scores of a batch are from those of another that it follows.
-
-
 def kl_divergence(
     scores: Tensor, teacher: Tensor, *, temperature: Tensor | float, teacher_temperature: float
 ) -> Tensor:
     """Mean over rows of KL(softmax(teacher / teacher_temperature) || softmax(scores / temperature)).
 
-    Zero where both order a row's candidates alike and are as sure of it. No gradient goes to the teacher.
+    This is the distillation loss. It is zero where both distributions are equal. No gradient flows to the teacher.
 
     Args:
-        scores: (A, C), higher is better; ``teacher`` likewise, on a scale of its own.
+        scores: (A, C) scores of the student, higher is better.
+        teacher: (A, C) scores of the teacher, higher is better; their scale may differ from that of ``scores``.
+        temperature: divides ``scores``.
+        teacher_temperature: divides ``teacher``.
 
     See also: ``symmetric_divergence``.
     """
     if scores.shape != teacher.shape:
-        raise ValueError(f"scores are {tuple(scores.shape)} but the teacher's {tuple(teacher.shape)}")
-    wanted = (teacher.detach().float() / teacher_temperature).log_softmax(1)
-    found = (scores.float() / temperature).log_softmax(1)
-    return (wanted.exp() * (wanted - found)).sum(1).mean()
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)} and the teacher's scores {tuple(teacher.shape)}; "
+            "both must have the same shape (A, C)"
+        )
+    expected = (teacher.detach().float() / teacher_temperature).log_softmax(1)
+    predicted = (scores.float() / temperature).log_softmax(1)
+    return (expected.exp() * (expected - predicted)).sum(1).mean()
 
 
 def symmetric_kl_divergence(
@@ -68,22 +71,21 @@ def symmetric_kl_divergence(
     return (by_image + by_text) / 2
 
 
-# Logistic regression of single pairs.
-
-
 def logistic_loss(scores: Tensor, target: Tensor) -> Tensor:
-    """Sum over pairs of log(1 + exp(-z p)), p a pair's score and z = +1 where it matches, -1 where not.
+    """Sum over pairs of log(1 + exp(-z p)), where p is the score and z is +1 for a positive, -1 for a negative pair.
 
-    This is two-branch, Eq. 7. Every pair stands alone, so the two kinds should come in equal numbers: negatives
-    outnumber positives by far and would decide everything (Sec. 3.3).
+    This is two-branch, Eq. 7. Pairs are independent, so give as many negatives as positives. Otherwise the negatives,
+    which are far more numerous, dominate the loss (Sec. 3.3).
 
     Args:
-        scores: of any shape, higher is better.
-        target: of the same shape, +1 positive, -1 negative, 0 ignored.
+        scores: any shape, higher is better.
+        target: same shape, +1 positive, -1 negative, 0 ignored.
 
-    See also: ``ranking.ranking``, which compares pairs of one anchor instead.
+    See also: ``ranking.ranking_loss``, which compares pairs of the same anchor.
     """
     if scores.shape != target.shape:
-        raise ValueError(f"scores are {tuple(scores.shape)} but target is {tuple(target.shape)}")
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)} and target {tuple(target.shape)}; both must have the same shape"
+        )
     counted = target != 0
     return F.softplus(-target[counted].to(scores.dtype) * scores[counted]).sum()

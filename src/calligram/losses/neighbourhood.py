@@ -1,4 +1,4 @@
-"""Ranking within each modality: items that share a partner stay closer than items that do not."""
+"""Ranking losses within one modality: two images with a common text, or two texts with a common image, stay close."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from calligram.losses.ranking import ranking_loss
 
 
 class NeighbourhoodScores(NamedTuple):
-    """Items of one modality as anchors and as what they are compared with."""
+    """Scores between items of one modality, and which pairs of items are neighbours."""
 
     scores: Tensor
     """(N, N), higher is better"""
     target: Tensor
-    """(N, N): +1 neighbour, -1 outside the neighbourhood, 0 ignored; as ``neighbours`` gives it"""
+    """(N, N): +1 neighbour, -1 outside the neighbourhood, 0 ignored; the output of ``neighbours``"""
 
 
 def neighbours(target: Tensor, groups: Tensor | None = None) -> Tensor:
-    """N(x) of every row: +1 where two rows have a positive in common, -1 where they have none, 0 for a row with itself.
+    """Neighbourhoods N(x) of rows, (N, N): +1 where two rows share a positive, -1 where not, 0 on the diagonal.
 
-    These are the triplets of two-branch, Eqs. 4 (rows are images) and 5 (rows are texts).
+    They define the triplets of two-branch, Eqs. 4 (rows are images) and 5 (rows are texts).
 
     Args:
-        target: (N, M) against the other modality, +1 positive.
-        groups: (N,) class labels; rows of one group that share nothing in this batch are ignored, since what they
-            share may be outside it.
+        target: (N, M) matches with the other modality, +1 positive.
+        groups: (N,) class labels. Rows of the same group without a shared positive in this batch are ignored, because
+            they may share one outside the batch.
     """
     positive = (target > 0).float()
     found = torch.where(positive @ positive.T > 0, 1, -1)
@@ -47,19 +47,19 @@ def neighbourhood_ranking(
     margin: float = 0.1,
     top_k: int | None = 50,
 ) -> dict[str, Tensor]:
-    """The four weighted sums of two-branch, Eq. 6, by name; those of weight zero are left out.
+    """Return the four weighted sums of two-branch, Eq. 6, by name; terms of weight zero are left out.
 
-    Scores are minus the distances. With the last two weights zero this is Eq. 3. The defaults are the paper's for
-    sentences (Secs. 5.1 and 5.2), where image neighbours are not known.
+    Scores are negative distances. With the last two weights zero this is Eq. 3. The defaults are the values of the
+    paper for sentences (Secs. 5.1 and 5.2), where image neighbours are not known.
 
     Args:
         scores: (I, T).
-        image_target: (I, T), +1 positive, -1 negative, 0 ignored.
-        text_target: (T, I).
-        images: image neighbourhoods, needed where their weight is not zero.
-        texts: text neighbourhoods, likewise.
+        image_target: (I, T), +1 positive, -1 negative, 0 ignored, with images as anchors.
+        text_target: (T, I), the same with texts as anchors.
+        images: image neighbourhoods, required where their weight is not zero.
+        texts: text neighbourhoods, required where their weight is not zero.
         weights: lambda 1 to 4: image anchors, text anchors, image neighbourhoods, text neighbourhoods.
-        top_k: triplets of highest nonnegative loss to keep for every anchor and positive; all when None.
+        top_k: number of triplets of highest loss to keep for each anchor and positive; all when None.
     """
     sides = {
         "image anchors": NeighbourhoodScores(scores, image_target),
@@ -70,7 +70,7 @@ def neighbourhood_ranking(
     terms = {}
     for (name, side), weight in zip(sides.items(), weights, strict=True):
         if weight and side is None:
-            raise ValueError(f"the term of {name} has weight {weight} but no scores")
+            raise ValueError(f"the term '{name}' has weight {weight} but no scores; give its scores or set weight 0")
         if weight and side is not None:
             terms[name] = weight * ranking_loss(side.scores, side.target, margin, top_k)
     return terms

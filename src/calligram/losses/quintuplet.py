@@ -1,4 +1,4 @@
-"""Hinge losses with offline hard negatives: triplets, quintuplets, and online terms weighted by offline ones."""
+"""Hinge losses with offline hard negatives: triplets, quintuplets, and adaptive weights of the online terms."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 Margins = tuple[float, float]
-"""gamma_1 of online and gamma_2 of offline negatives"""
+"""gamma_1 for online negatives and gamma_2 for offline negatives"""
 
 
 class PairScores(NamedTuple):
-    """Scores around N positive pairs (i, t); minus infinity where there is no such negative."""
+    """Scores of N positive pairs (i, t) and of their negatives; minus infinity where a negative does not exist."""
 
     positive: Tensor
     """(N,) S(i, t)"""
@@ -21,11 +21,11 @@ class PairScores(NamedTuple):
     offline: Tensor
     """(N, 2) S(i, t_off) and S(i_off, t)"""
     derived: Tensor
-    """(N, 2) S(i_off, t_off), and S of the image of t_off with the text of i_off"""
+    """(N, 2) S(i_off, t_off), and S of an image of t_off with a text of i_off"""
 
 
 def offline_triplet(scores: PairScores, margins: Margins = (0.2, 0.0), *, squared: bool = False) -> dict[str, Tensor]:
-    """Online and offline triplets (aoq, Eq. 3), as two terms, each a sum over pairs and both directions:
+    """Online and offline triplet losses (aoq, Eq. 3): two terms, each a sum over pairs and both directions:
 
     [gamma_1 - S(i,t) + S(i,t_on)]_+ + [gamma_1 - S(i,t) + S(i_on,t)]_+ and
     [gamma_2 - S(i,t) + S(i,t_off)]_+ + [gamma_2 - S(i,t) + S(i_off,t)]_+.
@@ -39,14 +39,14 @@ def offline_triplet(scores: PairScores, margins: Margins = (0.2, 0.0), *, square
 def offline_quintuplet(
     scores: PairScores, margins: Margins = (0.2, 0.0), *, online: bool = True, squared: bool = False
 ) -> dict[str, Tensor]:
-    """Eq. 3 with pairs that share nothing with (i, t) (aoq, Eq. 4):
+    """Eq. 3 plus terms for negative pairs that contain neither i nor t (aoq, Eq. 4):
 
     + [gamma_2 - S(i,t) + S(i_off,t_off)]_+ + [gamma_2 - S(i,t) + S(i~_off,t~_off)]_+,
     where i~_off is an image of t_off and t~_off a text of i_off.
 
     Args:
-        online: whether the online term is there; without it this is "OnlyOffline" (aoq, Table 3).
-        squared: [x]_+^2 in the place of [x]_+ in every term (aoq, Sec. 3.3).
+        online: whether to include the online term; without it this is "OnlyOffline" (aoq, Table 3).
+        squared: use [x]_+^2 instead of [x]_+ in every term (aoq, Sec. 3.3).
     """
     terms = offline_triplet(scores, margins, squared=squared)
     terms["derived"] = _hinge(scores, scores.derived, margins[1], squared).sum()
@@ -62,15 +62,15 @@ def adaptive_quintuplet(
     against: Literal["offline", "positive"] = "offline",
     squared: bool = False,
 ) -> dict[str, Tensor]:
-    """Eq. 4 with online terms weighted by how far they lie below offline ones (aoq, Eq. 5):
+    """Eq. 4 with online terms weighted by the difference between the offline and the online score (aoq, Eq. 5):
 
-    (beta - (S(i,t_off) - S(i,t_on)) / alpha) [gamma_1 - S(i,t) + S(i,t_on)]_+, and likewise for i_on.
+    (beta - (S(i,t_off) - S(i,t_on)) / alpha) [gamma_1 - S(i,t) + S(i,t_on)]_+, and the same for i_on.
 
-    The weight is neither clamped nor held constant, as the gradients of Eq. 6 and the release have it, so it is
-    negative where S_off - S_on > alpha * beta. Where there is no offline negative it is beta.
+    The weight is not clamped, and gradients flow through it, as in Eq. 6 and in the released code. It is therefore
+    negative where S_off - S_on > alpha * beta. Without an offline negative the weight is beta.
 
     Args:
-        against: ``positive`` puts S(i, t) in the place of the offline score, "w/o OfflineAdap" (aoq, Table 3).
+        against: ``positive`` uses S(i, t) instead of the offline score, "w/o OfflineAdap" (aoq, Table 3).
     """
     terms = offline_quintuplet(scores, margins, squared=squared)
     above = scores.offline if against == "offline" else scores.positive.unsqueeze(1).expand_as(scores.online)
@@ -81,6 +81,6 @@ def adaptive_quintuplet(
 
 
 def _hinge(scores: PairScores, negatives: Tensor, margin: float, squared: bool) -> Tensor:
-    """[margin - S(i, t) + S(negative)]_+ of each pair, (N, 2); zero, with no gradient, where there is no negative."""
+    """[margin - S(i, t) + S(negative)]_+ of each pair, (N, 2); zero, without a gradient, where no negative exists."""
     hinge = (margin - scores.positive.unsqueeze(1) + negatives).clamp(min=0)
     return hinge.square() if squared else hinge

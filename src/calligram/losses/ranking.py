@@ -1,4 +1,4 @@
-"""Hinge losses over triplets: one core for all, some or the hardest negatives."""
+"""Triplet hinge losses with all negatives, the hardest K, or the single hardest one."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ from torch import Tensor
 
 
 def ranking_loss(scores: Tensor, target: Tensor, margin: float, top_k: int | None = None) -> Tensor:
-    """Sum the hinge over triplets whose anchors are the rows of ``scores``.
+    """Sum the hinge loss over triplets whose anchors are the rows of ``scores``.
 
     Each anchor a, positive p and negative n adds [margin - s(a, p) + s(a, n)]_+ (two-branch, Eq. 3; aoq, Eq. 1).
     With ``top_k=1`` only the hardest negative counts (aoq, Eq. 2; mmca, Eq. 15). For a fixed anchor and positive the
-    hinge grows with the negative's score, so the K worst triplets are those of the K best-scored negatives.
+    hinge increases with the score of the negative. The K triplets of highest loss therefore have the K negatives of
+    highest score.
 
     Args:
         scores: (A, C), higher is better.
         target: (A, C), +1 positive, -1 negative, 0 ignored.
-        top_k: how many of the hardest negatives of each anchor to keep; all when None.
+        top_k: number of hardest negatives to keep for each anchor; all when None.
 
-    See also: ``bidirectional``, which applies it both ways; ``contrastive.info_nce`` for a softmax instead of a hinge.
+    See also: ``bidirectional_ranking_loss``, which sums both directions; ``contrastive.info_nce`` for a softmax loss.
     """
     if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, got {top_k}")
+        raise ValueError(f"top_k must be at least 1 or None, got {top_k}")
     if scores.shape != target.shape:
-        raise ValueError(f"scores are {tuple(scores.shape)} but target is {tuple(target.shape)}")
+        raise ValueError(
+            f"scores have shape {tuple(scores.shape)} and target {tuple(target.shape)}; both must have the same shape"
+        )
     negatives = scores.masked_fill(target >= 0, -torch.inf)
     if top_k == 1 and scores.shape[1]:
-        # Every pair has one hinge at most, so they stay in their places: to count them, an accelerator would be waited
-        # for.
+        # Each pair has at most one hinge, so a mask is enough. Collecting the positives would need their number, and
+        # the host would wait for the accelerator.
         hinges = (margin - scores + negatives.max(1, keepdim=True).values).clamp(min=0)
         return hinges.masked_fill(target <= 0, 0.0).sum()
     anchor, positive = (target > 0).nonzero(as_tuple=True)
     if top_k is not None:
         negatives = negatives.topk(min(top_k, negatives.shape[1]), dim=1).values
-    # An anchor without negatives is left with minus infinity: its hinge, and the hinge's gradient, are zero.
+    # For an anchor without negatives the value is minus infinity: its hinge and its gradient are zero.
     return (margin - scores[anchor, positive].unsqueeze(1) + negatives[anchor]).clamp(min=0).sum()
 
 
@@ -46,16 +49,16 @@ def bidirectional_ranking_loss(
     weights: tuple[float, float] = (1.0, 1.0),
     top_k: int | None = None,
 ) -> Tensor:
-    """``ranking`` with images as anchors plus ``ranking`` with texts as anchors.
+    """``ranking_loss`` with images as anchors plus ``ranking_loss`` with texts as anchors.
 
     This is two-branch, Eqs. 1-3, with weights; with ``top_k=1`` aoq, Eq. 2, and mmca, Eq. 15.
 
     Args:
         scores: (I, T).
-        image_target: (I, T), what counts as a negative text of each image.
-        text_target: (T, I), what counts as a negative image of each text; the transpose of ``image_target`` when None.
-            The two differ where negatives are drawn differently per direction (two-branch, Algorithm 1).
-        weights: of the image anchors and of the text anchors.
+        image_target: (I, T), +1 positive, -1 negative, 0 ignored, with images as anchors.
+        text_target: (T, I), the same with texts as anchors; the transpose of ``image_target`` when None. The two differ
+            where each direction samples its own negatives (two-branch, Algorithm 1).
+        weights: weight of the image anchors and weight of the text anchors.
     """
     text_target = image_target.T if text_target is None else text_target
     by_image = ranking_loss(scores, image_target, margin, top_k)
