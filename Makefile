@@ -4,13 +4,18 @@ BIN := .venv/bin
 # Byte code is made at the first import, of what is imported, rather than of everything at once.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
-.PHONY: demo test check chromium format bench report clean
+.PHONY: demo test quick check chromium format bench report clean
 
 demo: .venv/serve  ## set up, draw scenes, train, measure, index, serve; SERVE=0 stops before serving
 	$(BIN)/calligram demo $(if $(filter 0,$(SERVE)),--no-serve)
 
 test: check chromium  ## set up, then lint, types and tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+quick: .venv/dev  ## after each edit: lint, and the tests that need no server, browser, process or trained run
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow"
 
 check: .venv/dev
 	$(BIN)/ruff format --check .

@@ -181,6 +181,12 @@ def rerank() -> list[Row]:
     return measured(row)
 
 
+def startup() -> list[Row]:
+    from startup import startup as measured
+
+    return measured(row)
+
+
 def serving() -> list[Row]:
     from serving import measured
 
@@ -190,6 +196,7 @@ def serving() -> list[Row]:
 def chosen_work() -> list[Callable[[], list[Row]]]:
     """Everything, or what is named on the command line; what needs real weights only where they are."""
     works = (
+        startup,
         scenes,
         training,
         evaluation_1k,
