@@ -32,9 +32,9 @@ class Block:
 sys.meta_path.insert(0, Block())
 import calligram.cli.train, calligram.cli.evaluate
 import calligram.recipes.catalog, calligram.recipes.parts.run, calligram.training.loop, calligram.evaluation.figures
-from calligram.training.tensorboard import Curves
+from calligram.training.curves import TensorBoardWriter
 from pathlib import Path
-Curves(Path(".")).add(0, {"x": 1.0})
+TensorBoardWriter(Path(".")).add(0, {"x": 1.0})
 print("fine")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)

@@ -38,7 +38,7 @@ from calligram.training.stages import check_parameter_groups
 
 ASSETS = "CALLIGRAM_ASSETS"
 """The one environment variable: a folder with ``flickr8k/``, ``models/`` and ``text/``."""
-COMMIT = Path(__file__).parent.parent / "COMMIT"
+COMMIT = Path(calligram.__file__).parent / "COMMIT"
 """names the commit where the code was copied without its history"""
 
 
