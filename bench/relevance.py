@@ -27,7 +27,7 @@ from calligram.models.load import StoredMatcher, load_matcher
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers
-from calligram.search.query.cutoff import FIRST, ScoreScales, measure, piece_of, words_of
+from calligram.search.query.cutoff import COUNTED_HITS, ScoreScales, measure_scales, random_phrase, words_of
 from calligram.search.query.encoded_query import QueryPlanner
 from calligram.search.query.encoder import QueryEncoder, unit_vectors
 from calligram.search.query.searcher import Searcher
@@ -72,7 +72,7 @@ class Known(NamedTuple):
 
     def pieces(self, rng: np.random.Generator) -> list[str]:
         """Different pieces of them."""
-        found = dict.fromkeys(piece_of(words_of(caption), rng) for caption in self.captions)
+        found = dict.fromkeys(random_phrase(words_of(caption), rng) for caption in self.captions)
         return [piece for piece in found if piece]
 
     def holding(self, pieces: Sequence[str]) -> Flags:
@@ -112,13 +112,13 @@ def numbers_of(library: Library) -> dict[str, int]:
 def first(searcher: Searcher, queries: Sequence[str], hybrid: bool | None) -> list[list[int]]:
     """Numbers of the images found first."""
     number = numbers_of(searcher.library)
-    hits = (searcher.images(query, FIRST, hybrid=hybrid, all=True).hits for query in queries)
+    hits = (searcher.images(query, COUNTED_HITS, hybrid=hybrid, all=True).hits for query in queries)
     return [[number[hit.id] for hit in found] for found in hits]
 
 
 def found_share(found: Sequence[Sequence[int]], true: Flags) -> float:
     """Mean share of a query's matches among its first hits, of as many as fit there."""
-    shares = [true[row, hits].sum() / min(FIRST, true[row].sum()) for row, hits in enumerate(found)]
+    shares = [true[row, hits].sum() / min(COUNTED_HITS, true[row].sum()) for row, hits in enumerate(found)]
     return 100 * float(np.mean(shares))
 
 
@@ -145,7 +145,7 @@ def words(known: Known, stored: StoredMatcher, libraries: dict[str, Library]) ->
 def cutoff(known: Known, stored: StoredMatcher, library: Library, name: str) -> Rows:
     """What the cut-off lets through and what it refuses."""
     encoder = QueryEncoder(stored)
-    asker = QueryPlanner(library, encoder, measure(library, encoder))
+    asker = QueryPlanner(library, encoder, measure_scales(library, encoder))
 
     def learnt(queries: Sequence[str], *, by_words: bool = True) -> Floats:
         asked = [asker.ask(query, "image", None) for query in queries]
@@ -162,7 +162,7 @@ def cutoff(known: Known, stored: StoredMatcher, library: Library, name: str) -> 
     }
     for kind, (queries, true) in kinds.items():
         scores = unit_vectors(encoder.texts(queries)) @ vectors.T
-        order = np.argsort(-scores, axis=1)[:, :FIRST]
+        order = np.argsort(-scores, axis=1)[:, :COUNTED_HITS]
         least = learnt(queries)
         shown, right = np.take_along_axis(scores, order, 1) >= least, np.take_along_axis(true, order, 1)
         removed = np.where(true, -np.inf, scores).max(axis=1, keepdims=True)

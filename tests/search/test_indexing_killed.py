@@ -22,18 +22,19 @@ SCRIPT = """
 import os, sys, time
 from pathlib import Path
 import lancedb, lancedb.index, lancedb.query, torch
-from calligram.search import indexing, lance_index, working
-from calligram.search.models import Models
-indexing.COMMIT_ROWS = 6          # many commits, so that a kill falls between, before and into them
-working.BATCH = 3
+from calligram.search.indexing import encode, run
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.vectors import lance
+run.COMMIT_ROWS = 6          # many commits, so that a kill falls between, before and into them
+encode.BATCH = 3
 torch.set_num_threads(1)
-models = Models.load(sys.argv[1])
+models = LibraryMatchers.load(sys.argv[1])
 print("ready", flush=True)
 for line in sys.stdin:            # what is imported once is shared by all that are killed
     child = os.fork()
     if child == 0:
         began = time.perf_counter()
-        indexing.index_source(models, Path(sys.argv[2]), Path(line.strip()))
+        run.index_source(models, Path(sys.argv[2]), Path(line.strip()))
         print(time.perf_counter() - began, flush=True)
         os._exit(0)
     print(child, flush=True)

@@ -7,14 +7,14 @@ import pytest
 
 from calligram.errors import NotFiniteError
 from calligram.search.query.cutoff import (
-    ENOUGH_ITEMS,
-    FIRST,
-    UNKNOWN,
-    UNRELATED,
+    COUNTED_HITS,
+    MIN_IMAGES,
+    UNKNOWN_SCALE,
+    UNRELATED_SHARE,
     ScoreScale,
-    calibrated,
-    cutoff_of,
+    estimate_scale,
     first_matches,
+    query_cutoff,
     weighted_quantile,
 )
 
@@ -30,7 +30,7 @@ def trials(gain: float, queries: int = 200, items: int = 300, seed: int = 0) -> 
 
 def test_most_matches_pass_and_a_good_matcher_hides_all_else():
     scores, matches = trials(gain=8)
-    scale = calibrated(scores, matches)
+    scale = estimate_scale(scores, matches)
     fresh, truth = trials(gain=8, seed=1)
     assert 0.9 < (fresh[truth] >= scale.cutoff).mean() <= 1
     assert (fresh[~truth] >= scale.cutoff).mean() < 1e-4
@@ -40,32 +40,32 @@ def test_most_matches_pass_and_a_good_matcher_hides_all_else():
 
 def test_a_matcher_that_knows_nothing_hides_next_to_nothing():
     scores, matches = trials(gain=0, queries=4000)
-    first = np.sort(scores, axis=1)[:, -FIRST:]
-    scale = calibrated(scores, matches)
+    first = np.sort(scores, axis=1)[:, -COUNTED_HITS:]
+    scale = estimate_scale(scores, matches)
     assert (first < scale.cutoff).mean() < 0.1
 
 
 def test_without_known_matches_the_cutoff_is_above_nearly_all_pairs():
     scores, matches = trials(gain=8)
-    scale = calibrated(scores, np.zeros_like(matches))
-    assert (scores < scale.cutoff).mean() == pytest.approx(UNRELATED, abs=1e-3)
+    scale = estimate_scale(scores, np.zeros_like(matches))
+    assert (scores < scale.cutoff).mean() == pytest.approx(UNRELATED_SHARE, abs=1e-3)
 
 
 def test_a_library_too_small_to_tell_hides_nothing():
-    scores, matches = trials(gain=8, items=ENOUGH_ITEMS - 1)
-    assert calibrated(scores, matches) == UNKNOWN
-    assert UNKNOWN.cutoff == -math.inf
-    assert calibrated(np.zeros((0, 500), np.float32), np.zeros((0, 500), bool)) == UNKNOWN
+    scores, matches = trials(gain=8, items=MIN_IMAGES - 1)
+    assert estimate_scale(scores, matches) == UNKNOWN_SCALE
+    assert UNKNOWN_SCALE.cutoff == -math.inf
+    assert estimate_scale(np.zeros((0, 500), np.float32), np.zeros((0, 500), bool)) == UNKNOWN_SCALE
 
 
 def test_ignored_pairs_count_for_nothing():
     scores = np.random.default_rng(0).normal(size=(100, 100)).astype(np.float32)
     none, own = np.zeros((100, 100), bool), np.eye(100, dtype=bool)
-    expected = calibrated(scores, none, own)
+    expected = estimate_scale(scores, none, own)
     scores[own] = np.nan
-    assert calibrated(scores, none, own) == expected
+    assert estimate_scale(scores, none, own) == expected
     with pytest.raises(NotFiniteError, match="not finite"):
-        calibrated(scores, none)
+        estimate_scale(scores, none)
 
 
 def test_only_matches_among_the_first_hits_count_and_every_query_alike():
@@ -90,6 +90,6 @@ def test_a_weighted_quantile_is_the_plain_one_of_repeated_values():
 def test_the_cutoff_of_several_terms_is_the_mean_of_theirs_and_what_is_avoided_may_be_as_usual():
     """By hand: 0.5 * 0.3 + 0.25 * 0.8 - 0.25 * 0.2."""
     text, image = ScoreScale(0.2, 0.05, 0.3), ScoreScale(0.6, 0.15, 0.8)
-    assert cutoff_of(np.array([0.5, 0.25, -0.25]), [text, image, text]) == pytest.approx(0.3)
-    assert cutoff_of(np.array([1.0]), [text]) == pytest.approx(0.3)
-    assert cutoff_of(np.array([0.5, -0.5]), [UNKNOWN, text]) == -math.inf
+    assert query_cutoff(np.array([0.5, 0.25, -0.25]), [text, image, text]) == pytest.approx(0.3)
+    assert query_cutoff(np.array([1.0]), [text]) == pytest.approx(0.3)
+    assert query_cutoff(np.array([0.5, -0.5]), [UNKNOWN_SCALE, text]) == -math.inf

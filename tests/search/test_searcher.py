@@ -102,7 +102,7 @@ def test_terms_add_up_with_their_weights_and_what_is_avoided_counts_against(worl
 def test_a_text_and_a_picture_share_the_say_by_the_spread_of_their_scores(world):
     scales = ScoreScales(
         across=ScoreScale(0.0, 0.1, -math.inf),
-        briefly=ScoreScale(0.0, 0.1, -math.inf),
+        short_texts=ScoreScale(0.0, 0.1, -math.inf),
         images=ScoreScale(0.0, 0.3, -math.inf),
     )
     searcher = Searcher(world.searcher.library, world.searcher._encoders[0], scales=scales)
@@ -146,7 +146,7 @@ def test_hits_for_fewer_are_the_first_of_those_for_more(world):
 
 def with_cutoff(world, cutoff: float) -> Searcher:
     strict = ScoreScale(0.0, 0.1, cutoff)
-    scales = replace(world.searcher.scales, across=strict, briefly=strict, images=strict)
+    scales = replace(world.searcher.scales, across=strict, short_texts=strict, images=strict)
     return Searcher(world.searcher.library, world.searcher._encoders[0], scales=scales)
 
 
@@ -169,7 +169,7 @@ def test_images_with_every_word_and_neighbours_of_an_item_are_never_cut_off(worl
 
 
 def test_short_texts_have_a_cutoff_of_their_own(world):
-    scales = ScoreScales(across=ScoreScale(0.0, 0.1, 2.0), briefly=ScoreScale(0.0, 0.1, -2.0))
+    scales = ScoreScales(across=ScoreScale(0.0, 0.1, 2.0), short_texts=ScoreScale(0.0, 0.1, -2.0))
     searcher = Searcher(world.searcher.library, world.searcher._encoders[0], scales=scales)
     assert len(searcher.images("a red disc", 5, hybrid=False).hits) == 5
     assert not searcher.images("a red disc is round", 5, hybrid=False).hits
@@ -192,7 +192,7 @@ def test_a_cutoff_is_learnt_from_captions_when_there_are_enough_images(tiny_draf
     index_source(LibraryMatchers(stored), collection.folder, tmp_path / "library")
     searcher = Searcher.open(tmp_path / "library")
     assert math.isfinite(searcher.scales.across.cutoff)
-    assert math.isfinite(searcher.scales.briefly.cutoff)
+    assert math.isfinite(searcher.scales.short_texts.cutoff)
     assert 0 < searcher.scales.across.spread < 1
     assert searcher.scales == Searcher.open(tmp_path / "library").scales
 

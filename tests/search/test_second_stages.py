@@ -21,6 +21,8 @@ from calligram.models.load import BEST, INPUTS, MATCHER, RUN, load_matcher
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.scan import SCAN, SCANSettings
 from calligram.search.library.library import Library
+from calligram.search.query.cutoff import measure_scales, stored_scales
+from calligram.search.query.encoder import load_encoders
 from calligram.search.query.query import ItemId
 from calligram.search.query.rerank import StageCosts, TimeBudget
 from calligram.search.query.searcher import Searcher
@@ -175,3 +177,11 @@ def test_parts_come_in_the_order_that_is_asked_for(library):
     np.testing.assert_array_equal(together.vectors, torch.cat([one.vectors for one in apart]))
     twice = found.parts([ids[1], ids[0], ids[1]])
     np.testing.assert_array_equal(twice.parts[2], apart[1].parts[0])
+
+
+def test_scales_are_stored_for_the_reranker(library):
+    folder, stored = library
+    opened = Library.open(folder)
+    assert opened.manifest.scales["reranker"] == stored.fingerprint
+    assert Searcher.open(folder).scales == measure_scales(opened, *load_encoders(folder, opened.manifest))
+    assert stored_scales(opened.manifest, opened.manifest.matcher.fingerprint, None) is None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from calligram.search.query.cutoff import COUNT, FRESH, PHRASES, trial_queries
+from calligram.search.query.cutoff import EVERYDAY_PHRASES, MIN_UNSEEN_ITEMS, TRIAL_CAPTIONS, trial_queries
 from calligram.text import without_stop_words
 
 
@@ -16,18 +16,18 @@ def test_a_caption_matches_its_items_and_a_piece_those_with_its_words():
 
 
 def test_pieces_are_short_and_begin_and_end_with_a_word_that_says_something():
-    items = [[f"a dog number{n} on the beach of the town"] for n in range(3 * COUNT)]
+    items = [[f"a dog number{n} on the beach of the town"] for n in range(3 * TRIAL_CAPTIONS)]
     trials = trial_queries(items)
     pieces = [text for text in trials.texts if len(text.split()) <= 3]
     assert len(pieces) > 20
     assert not [p for p in pieces if {p.split()[0], p.split()[-1]} & {"a", "on", "the", "of"}]
-    assert len(trials.texts) <= 2 * COUNT
+    assert len(trials.texts) <= 2 * TRIAL_CAPTIONS
     assert all(trials.matches.any(axis=1))
 
 
 def test_texts_as_short_as_pieces_are_brief_and_telling_words_say_what_is_meant():
     trials = trial_queries([["a dog on the beach"], ["dog"]])
-    assert [text for text, brief in zip(trials.texts, trials.brief, strict=True) if not brief] == ["a dog on the beach"]
+    assert [text for text, brief in zip(trials.texts, trials.short, strict=True) if not brief] == ["a dog on the beach"]
     assert without_stop_words(["A", "dog", "on", "the", "beach"]) == ["dog", "beach"]
 
 
@@ -40,17 +40,17 @@ def test_the_same_library_gives_the_same_trials():
 
 def test_phrases_stand_in_where_there_are_no_captions():
     trials = trial_queries([[], [" ... "]])
-    assert trials.texts == list(PHRASES)
+    assert trials.texts == list(EVERYDAY_PHRASES)
     assert not trials.matches.any()
-    assert len(PHRASES) == len(set(PHRASES)) > 80
-    assert not [p for p in PHRASES if "\n" in p or "  " in p]
+    assert len(EVERYDAY_PHRASES) == len(set(EVERYDAY_PHRASES)) > 80
+    assert not [p for p in EVERYDAY_PHRASES if "\n" in p or "  " in p]
 
 
 def test_captions_that_may_have_been_learnt_are_tried_where_others_are_too_few():
-    items = [[f"caption number{n}"] for n in range(3 * FRESH)]
-    few = [n >= FRESH - 1 for n in range(len(items))]
-    assert len(trial_queries(items, learnt=few).texts) > 2 * FRESH
-    some = [n >= FRESH for n in range(len(items))]
-    trials = trial_queries(items, learnt=some)
+    items = [[f"caption number{n}"] for n in range(3 * MIN_UNSEEN_ITEMS)]
+    few = [n >= MIN_UNSEEN_ITEMS - 1 for n in range(len(items))]
+    assert len(trial_queries(items, trained=few).texts) > 2 * MIN_UNSEEN_ITEMS
+    some = [n >= MIN_UNSEEN_ITEMS for n in range(len(items))]
+    trials = trial_queries(items, trained=some)
     whole = [text for text in trials.texts if text.startswith("caption number")]
-    assert {int(text.removeprefix("caption number")) for text in whole} == set(range(FRESH))
+    assert {int(text.removeprefix("caption number")) for text in whole} == set(range(MIN_UNSEEN_ITEMS))

@@ -16,6 +16,7 @@ from calligram.search.indexing.captions import caption_columns, remove_captions
 from calligram.search.indexing.diff import forgotten_key
 from calligram.search.indexing.writer import LibraryWriter
 from calligram.search.library.manifest import Manifest, read_manifest
+from calligram.search.query.encoder import load_encoders
 
 WANTED = ("id", "source", "key", "bytes", "mtime", "hash", "state", "folder", "name", "width", "height", "metadata")
 
@@ -48,7 +49,17 @@ def forget_items(
             _delete(writer, rows)
             writer.commit()
             writer.settle(track, at_once=True)
+            _store_scales(writer)
     return len(rows)
+
+
+def _store_scales(writer: LibraryWriter) -> None:
+    """Measure the score scales of what is left. Forgetting needs no matcher, so a missing one is no error here."""
+    try:
+        encoders = load_encoders(writer.folder, writer.manifest)
+    except UserError:
+        return
+    writer.store_scales(*encoders)
 
 
 def _chosen(

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from calligram.errors import UserError, command
 from calligram.files import LOCK
 from calligram.progress import Track
@@ -21,6 +23,7 @@ from calligram.search.library.indexes import empty_indexes
 from calligram.search.library.manifest import MANIFEST, REBUILT, Manifest, read_manifest
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.library.tables import Tables
+from calligram.search.query.encoder import query_encoders
 
 Opened = CollectionSource | FolderSource
 
@@ -41,12 +44,13 @@ class OpenedWriter:
         """The source that was given, after the library's others when it is rebuilt."""
         return [*(source for source in self.others if source.root != given.root), given]
 
-    def finish(self, track: Track, *, changed: bool) -> None:
-        """Commit and tidy up; a rebuilt library takes the other's place."""
+    def finish(self, models: LibraryMatchers, device: torch.device | str, track: Track, *, changed: bool) -> None:
+        """Commit, compact the tables and measure the score scales; a rebuilt library replaces the old one."""
         writer = self.writer
         if changed or self.renewed or not writer.manifest.versions:
             writer.commit()
             writer.settle(track)
+            writer.store_scales(*query_encoders(models.matcher, models.reranker, device))
         if writer.name == REBUILT:
             if self.before is not None:
                 os.utime(writer.folder / str(self.before.generation))  # when it was replaced; see _remove_leftovers

@@ -76,7 +76,8 @@ def index_source(
         counts: Counter[str] = Counter()
         for pictures in preparing.sources(opened):
             counts.update(IndexingRun(preparing.writer, models, pictures, device, track).run(again=again))
-        preparing.finish(track, changed=any(n and name not in NOTHING_NEW for name, n in counts.items()))
+        changed = any(n and name not in NOTHING_NEW for name, n in counts.items())
+        preparing.finish(models, device, track, changed=changed)
         library = dict(preparing.writer.manifest.counts)
         remove_staged(out, opened)
     return IndexReport(counts, time.perf_counter() - began, library)

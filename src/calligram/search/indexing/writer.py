@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calligram.errors import UserError
 from calligram.progress import Track, silent
 from calligram.search.filters import columns
 from calligram.search.filters.parser import Kind
@@ -23,8 +24,11 @@ from calligram.search.indexing.diff import Change, KnownItem, LibraryState
 from calligram.search.indexing.exif import FACTS
 from calligram.search.indexing.sources import PictureFacts, PictureSource, ScannedPicture
 from calligram.search.library.indexes import INDEXES, PendingChanges, open_indexes
+from calligram.search.library.library import Library
 from calligram.search.library.manifest import MANIFEST, Manifest, SourceRecord, write_manifest
 from calligram.search.library.tables import Tables
+from calligram.search.query.cutoff import measure_scales, stored_scales, with_scales
+from calligram.search.query.encoder import QueryEncoder
 from calligram.search.query.keyword_fusion import composed
 
 # Rows of the items table: what is written of a picture, from the worker's row and what the source says.
@@ -320,6 +324,18 @@ class LibraryWriter:
         self.tables.clean(oldest)
         for name, index in zip(INDEXES, (self.images, self.captions), strict=True):
             index.clean(oldest.get(name))
+
+    def store_scales(self, encoder: QueryEncoder, reranker: QueryEncoder | None) -> None:
+        """Measure the score scales of what is committed and store them in the manifest, so that no search has to."""
+        matchers = encoder.fingerprint, None if reranker is None else reranker.fingerprint
+        if stored_scales(self.manifest, *matchers) is not None:
+            return
+        try:
+            scales = measure_scales(Library(self.folder, self.manifest, (0, 0)), encoder, reranker)
+        except UserError:  # such a library can be indexed; whoever searches it gets the error
+            return
+        self.manifest = with_scales(self.manifest, scales)
+        write_manifest(self.folder, self.manifest, self.name)
 
 
 def remove_folder(folder: Path) -> None:

@@ -61,6 +61,8 @@ class Manifest:
     earlier: tuple[tuple[float, Mapping[str, int]], ...] = ()
     """versions that counted before, until when, for readers that have not looked again yet"""
     counts: Mapping[str, int] = field(default_factory=dict)
+    scales: Mapping[str, Any] | None = None
+    """score scales and cut-offs, and the state of the library that they were measured for; see ``query.cutoff``"""
 
     def source_at(self, root: Path) -> SourceRecord | None:
         """The source with this folder."""
@@ -154,4 +156,5 @@ def _from_json(content: Mapping[str, Any]) -> Manifest:
         versions={str(k): int(v) for k, v in content["versions"].items()},
         earlier=tuple((float(until), dict(versions)) for until, versions in content["earlier"]),
         counts=dict(content["counts"]),
+        scales=content["scales"] if isinstance(content.get("scales"), dict) else None,
     )

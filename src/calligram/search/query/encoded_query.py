@@ -18,7 +18,7 @@ from calligram.features.texts.vocabulary import tokenise
 from calligram.models.matcher import Encoded
 from calligram.search.filters.parser import Condition, parse
 from calligram.search.library.library import Library
-from calligram.search.query.cutoff import ScoreScales, cutoff_of, is_brief
+from calligram.search.query.cutoff import ScoreScales, is_short, query_cutoff
 from calligram.search.query.encoder import QueryEncoder, unit_vectors
 from calligram.search.query.query import ItemId, Modality, Query, Term, What, joined
 from calligram.search.query.rerank import Scored
@@ -96,9 +96,9 @@ class EncodedQuery(NamedTuple):
         if self.lost:
             return math.inf
         if reranked:
-            return cutoff_of(self.shares, [scales.reranked] * len(self.query.terms))
-        terms = [(t.modality, t.modality == "text" and is_brief(str(t.what))) for t in self.query.terms]
-        return cutoff_of(self.shares, [scales.of(asked, self.found, brief=brief) for asked, brief in terms])
+            return query_cutoff(self.shares, [scales.reranked] * len(self.query.terms))
+        terms = [(t.modality, t.modality == "text" and is_short(str(t.what))) for t in self.query.terms]
+        return query_cutoff(self.shares, [scales.between(asked, self.found, short=short) for asked, short in terms])
 
 
 class QueryPlanner(NamedTuple):
@@ -116,7 +116,7 @@ class QueryPlanner(NamedTuple):
         """
         whole = Query.of(query)
         condition = parse(where, self.library.kinds) if where is not None and where.strip() else None
-        shares = whole.shares({asked: self.scales.of(asked, found).spread for asked in whole.modalities})
+        shares = whole.shares({asked: self.scales.between(asked, found).spread for asked in whole.modalities})
         vectors, encoded = self._vectors(whole)
         vector, length = joined(vectors, shares)
         unknown = tuple(dict.fromkeys(self.encoder.unknown(whole.words)))

@@ -29,6 +29,8 @@ from calligram.features.texts.vocabulary import count_truncated_words
 from calligram.models.load import StoredMatcher
 from calligram.models.matcher import Encoded, unit
 from calligram.search.library.library import Item
+from calligram.search.library.manifest import Manifest
+from calligram.search.library.matchers import load_recorded
 
 # Where the regions of a library's pictures lie that its matcher kept.
 
@@ -121,6 +123,31 @@ class QueryEncoder:
         if not np.isfinite(scores).all():
             raise NotFiniteError("the matcher's scores are not finite; it cannot be searched with")
         return np.ascontiguousarray(scores)
+
+
+def query_encoders(
+    matcher: StoredMatcher, reranker: StoredMatcher | None, device: str | torch.device = "cpu"
+) -> tuple[QueryEncoder, QueryEncoder | None]:
+    """Encoders of a matcher and a reranker; one encoder where both are the same matcher."""
+    first = QueryEncoder(matcher, device)
+    if reranker is None or reranker.fingerprint == matcher.fingerprint:
+        return first, None if reranker is None else first
+    return first, QueryEncoder(reranker, device)
+
+
+def load_encoders(
+    folder: Path, manifest: Manifest, device: str | torch.device = "cpu"
+) -> tuple[QueryEncoder, QueryEncoder | None]:
+    """The matcher and the reranker that a library names.
+
+    Raises:
+        UserError: when one is missing, or has changed since the library was indexed.
+    """
+    first, second = manifest.matcher, manifest.reranker
+    matcher = load_recorded(folder, "matcher", first)
+    if second is None or second.fingerprint == first.fingerprint:
+        return query_encoders(matcher, None if second is None else matcher, device)
+    return query_encoders(matcher, load_recorded(folder, "reranker", second), device)
 
 
 def unit_vectors(encoded: Encoded) -> Floats:

@@ -15,11 +15,11 @@ from calligram.errors import UserError
 from calligram.models.matcher import Encoded
 from calligram.search.explain.word_importance import WordImportances, leave_one_out
 from calligram.search.library.library import Library
-from calligram.search.library.matchers import PathLike, load_recorded
+from calligram.search.library.matchers import PathLike
 from calligram.search.library.tables import KeywordHit
-from calligram.search.query.cutoff import ScoreScales, measure
+from calligram.search.query.cutoff import ScoreScales, library_scales, stored_scales
 from calligram.search.query.encoded_query import EncodedQuery, QueryPlanner, StageTimes
-from calligram.search.query.encoder import QueryEncoder, unit_vectors
+from calligram.search.query.encoder import QueryEncoder, load_encoders, unit_vectors
 from calligram.search.query.keyword_fusion import has_every_word, reciprocal_ranks
 from calligram.search.query.query import ItemId, Modality, Query, Term, What
 from calligram.search.query.rerank import Reranker, Scored, StageCosts, TimeBudget, candidates
@@ -95,10 +95,10 @@ class Searcher:
     ) -> None:
         """Args:
         reranker: of a matcher whose score needs both sides; the library must have been indexed with it.
-        scales: how the library's scores lie; measured when not given.
+        scales: score scales of the library; by default those stored with it, or measured now.
         paces: what the second stage takes here; measured when not given, None where no answer will have a budget.
         """
-        self.library, self.scales = library, measure(library, encoder, reranker) if scales is None else scales
+        self.library, self.scales = library, library_scales(library, encoder, reranker) if scales is None else scales
         self._encoders = encoder, reranker
         self._asker = QueryPlanner(library, encoder, self.scales)
         self._reranker = None if reranker is None else Reranker.measured(reranker, library, paces)
@@ -115,7 +115,7 @@ class Searcher:
             UserError: when there is no library, or its matcher is not there or no longer what it was.
         """
         library = Library.open(library_folder)
-        return cls(library, *load_encoders(library, device), paces={} if paced else None)
+        return cls(library, *load_encoders(library.folder, library.manifest, device), paces={} if paced else None)
 
     @property
     def device(self) -> torch.device:
@@ -129,9 +129,14 @@ class Searcher:
             return self
         before, now = self.library.manifest, library.manifest
         if (before.matcher, before.reranker) != (now.matcher, now.reranker):
-            return Searcher(library, *load_encoders(library, self.device), paces=None if self._paces is None else {})
-        changed = abs(len(library) - self.scales.items) > CHANGED * self.scales.items
-        return Searcher(library, *self._encoders, scales=None if changed else self.scales, paces=self._paces)
+            return Searcher(
+                library, *load_encoders(library.folder, now, self.device), paces=None if self._paces is None else {}
+            )
+        # While an indexing run is under way, none are stored for the present state.
+        scales = stored_scales(now, now.matcher.fingerprint, now.reranker.fingerprint if now.reranker else None)
+        if scales is None and abs(len(library) - self.scales.items) <= CHANGED * self.scales.items:
+            scales = self.scales
+        return Searcher(library, *self._encoders, scales=scales, paces=self._paces)
 
     def images(
         self,
@@ -273,19 +278,6 @@ class Searcher:
         known = {scored.id: scored for scored in found}
         known |= {s.id: s for s in asked.scored(self.library.images, [id for id in order if id not in known])}
         return [known[id] for id in order]
-
-
-def load_encoders(library: Library, device: str | torch.device) -> tuple[QueryEncoder, QueryEncoder | None]:
-    """The matcher that filled a library, and that of its second stage.
-
-    Raises:
-        UserError: when one is not there, or not what it was.
-    """
-    first, second = library.manifest.matcher, library.manifest.reranker
-    encoder = QueryEncoder(load_recorded(library.folder, "matcher", first), device)
-    if second is None or second.fingerprint == first.fingerprint:
-        return encoder, None if second is None else encoder
-    return encoder, QueryEncoder(load_recorded(library.folder, "reranker", second), device)
 
 
 def _check(k: int, depth: int | TimeBudget | None) -> None:
