@@ -34,7 +34,7 @@ from calligram.models.matcher import Encoded, unit
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.training.batches.batch import Batch
 from calligram.training.cuda_graphs import use_cuda_graphs
-from calligram.training.objectives.candidates import StagedObjective
+from calligram.training.objectives.candidates import RetrieveRerankObjective
 from calligram.training.objectives.objective import RankingObjective
 
 Row = dict[str, object]
@@ -166,13 +166,13 @@ def scoring(
 
 def tiles(row: Rows, name: str, score: Callable[[], Tensor], precision: str, device: str) -> list[Row]:
     """Ours with smaller and larger tiles."""
-    before, found = score_tiles.TILE[device], []
+    before, found = score_tiles.TILE_PRODUCTS[device], []
     for factor in (0.25, 1, 4):
-        score_tiles.TILE[device] = int(before * factor)
+        score_tiles.TILE_PRODUCTS[device] = int(before * factor)
         for way, on in (("", False), (", compiled", True)):
             with use_compile(on), lowered(device, precision):
                 found.append(row(f"{name}: a tenth, tiles {factor} as large{way}", timed_best(device, score, 1), "s"))
-    score_tiles.TILE[device] = before
+    score_tiles.TILE_PRODUCTS[device] = before
     return found
 
 
@@ -242,7 +242,7 @@ def stepper(
     target = 2 * torch.eye(count, dtype=torch.int64, device=device) - 1
     groups = torch.arange(count, device=device)
     batch = Batch(features, states, mask, target, target, groups, groups)
-    objective = StagedObjective(RankingObjective(0.2, 1), candidates)
+    objective = RetrieveRerankObjective(RankingObjective(0.2, 1), candidates)
 
     def step() -> float:
         with lowered(device, precision):

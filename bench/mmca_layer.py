@@ -7,7 +7,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from calligram.models.layers.score_tiles import first_places
+from calligram.models.layers.score_tiles import truncate_parts
 from calligram.models.layers.transformer_unit import TransformerUnit
 from calligram.models.matcher import Encoded, unit
 from calligram.models.mmca import MMCA
@@ -68,7 +68,7 @@ def by_pair(layer: Layer, images: Encoded, texts: Encoded, count: int) -> list[T
     found = []
     for number, words in enumerate(texts.mask[:count].sum(1).tolist()):
         one = images.rows(slice(number % len(images.vectors), number % len(images.vectors) + 1))
-        two = first_places(texts.rows(slice(number, number + 1)), words)
+        two = truncate_parts(texts.rows(slice(number, number + 1)), words)
         found.append(layer.grid(one, two, 1))
     return found
 

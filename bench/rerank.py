@@ -23,7 +23,7 @@ from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.files import locked
 from calligram.models import catalog
-from calligram.models.load import BEST, INPUTS, MATCHER, RUN, load_matcher
+from calligram.models.load import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.scenes.generate import generate_scenes
 from calligram.search.filters import columns
@@ -51,9 +51,9 @@ def make_run(folder: Path, captions: Sequence[str]) -> Path:
     encoder = TextEncoder(BertModel(BertConfig(**size, vocab_size=len(pieces)))).eval()
     matcher = MMCA(MMCASettings(0, dim=DIM, feature_dim=1280, text="states", state_dim=STATE))
     folder.mkdir()
-    (folder / RUN).write_text("{}\n", encoding="utf-8")
-    catalog.save(matcher, folder / MATCHER, folder / BEST)
-    Inputs(StoredInput("cells"), EncoderInput(encoder, pieces, "random")).save(folder / INPUTS)
+    (folder / RUN_FILE).write_text("{}\n", encoding="utf-8")
+    catalog.save(matcher, folder / MATCHER_FILE, folder / WEIGHTS_FILE)
+    Inputs(StoredInput("cells"), EncoderInput(encoder, pieces, "random")).save(folder / INPUTS_FOLDER)
     return folder
 
 

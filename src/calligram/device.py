@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+ATTENTION_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def unplanned(tensor: Tensor) -> AbstractContextManager[None]:
+def without_cudnn_attention(tensor: Tensor) -> AbstractContextManager[None]:
     """Attention without cuDNN, on an accelerator.
 
     It plans for every shape that it has not seen, for a tenth of a second and more, to compute for a millisecond then.
     """
-    return sdpa_kernel(UNPLANNED) if tensor.is_cuda else nullcontext()
+    return sdpa_kernel(ATTENTION_BACKENDS) if tensor.is_cuda else nullcontext()
 
 
 # Chains of small steps, compiled into few kernels where that is asked for.
@@ -32,7 +32,7 @@ def unplanned(tensor: Tensor) -> AbstractContextManager[None]:
 
 log = logging.getLogger(__name__)
 
-VARIABLE = "CALLIGRAM_COMPILE"
+COMPILE_VARIABLE = "CALLIGRAM_COMPILE"
 """in the environment: 1 to compile on an accelerator"""
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,7 +41,7 @@ R = TypeVar("R")
 class _CompileSwitch:
     """Of the whole process: what is computed again for a gradient is computed by another thread, in the same way."""
 
-    on = os.environ.get(VARIABLE) == "1" and torch.cuda.is_available()
+    on = os.environ.get(COMPILE_VARIABLE) == "1" and torch.cuda.is_available()
 
 
 @contextmanager
@@ -54,12 +54,12 @@ def use_compile(on: bool = True) -> Iterator[None]:
         _CompileSwitch.on = before
 
 
-def is_on() -> bool:
+def compile_enabled() -> bool:
     """Whether what is ``fused`` is compiled now."""
     return _CompileSwitch.on
 
 
-def compiled(*changing: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def compile_if_enabled(*changing: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile a function while ``fusing``; leave it as it is where it cannot be compiled, which is said once.
 
     Args:

@@ -16,7 +16,7 @@ from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
-from calligram.models.load import BEST, INPUTS, MATCHER, RUN
+from calligram.models.load import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE
 from calligram.models.scan import SCAN, SCANSettings
 from calligram.models.vse import VSE, VSESettings
 from calligram.models.vsrn import VSRN, VSRNSettings
@@ -32,9 +32,9 @@ def run(tmp_path):
     words = Vocabulary.build(["a red disc"], min_count=1)
     torch.manual_seed(0)
     matcher = VSE(VSESettings(vocabulary=len(words), dim=8, channels=(4,), word_dim=6, hidden=8))
-    (folder / RUN).write_text("{}\n")
-    catalog.save(matcher, folder / MATCHER, folder / BEST)
-    Inputs(PixelInput(16), words).save(folder / INPUTS)
+    (folder / RUN_FILE).write_text("{}\n")
+    catalog.save(matcher, folder / MATCHER_FILE, folder / WEIGHTS_FILE)
+    Inputs(PixelInput(16), words).save(folder / INPUTS_FOLDER)
     Image.effect_noise((40, 30), 80).convert("RGB").save(tmp_path / "p.png")
     return folder
 
@@ -76,9 +76,9 @@ def _written(folder, kind, settings):
     words = Vocabulary.build(["a red disc"], min_count=1)
     folder.mkdir()
     matcher = kind(settings(len(words), dim=8, feature_dim=16, word_dim=6, hidden=8))
-    (folder / RUN).write_text("{}\n")
-    catalog.save(matcher, folder / MATCHER, folder / BEST)
-    Inputs(BackboneInput(backbone, PixelInput(16, "crop"), "vit", "grid"), words).save(folder / INPUTS)
+    (folder / RUN_FILE).write_text("{}\n")
+    catalog.save(matcher, folder / MATCHER_FILE, folder / WEIGHTS_FILE)
+    Inputs(BackboneInput(backbone, PixelInput(16, "crop"), "vit", "grid"), words).save(folder / INPUTS_FOLDER)
     Image.effect_noise((40, 30), 80).convert("RGB").save(folder.parent / "p.png")
     return folder
 
@@ -138,10 +138,10 @@ def test_a_place_that_is_not_seen_has_no_words(scan, tmp_path):
 def test_an_image_of_a_collection_is_explained_by_its_stored_features(stored_tiny, tmp_path):
     words = Vocabulary.build(["a red disc"], min_count=1)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / RUN).write_text("{}\n")
+    (tmp_path / "run" / RUN_FILE).write_text("{}\n")
     matcher = SCAN(SCANSettings(len(words), dim=8, feature_dim=4, word_dim=6, hidden=8))
-    catalog.save(matcher, tmp_path / "run" / MATCHER, tmp_path / "run" / BEST)
-    Inputs(StoredInput("colour"), words).save(tmp_path / "run" / INPUTS)
+    catalog.save(matcher, tmp_path / "run" / MATCHER_FILE, tmp_path / "run" / WEIGHTS_FILE)
+    Inputs(StoredInput("colour"), words).save(tmp_path / "run" / INPUTS_FOLDER)
     drawn = tmp_path / "e.png"
     of = ("--collection", stored_tiny.folder)
     found = json.loads(explain(tmp_path / "run", "train-0", "a red disc", *of, "--json", "--out", drawn))

@@ -16,7 +16,7 @@ from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
-from calligram.models.load import BEST, INPUTS, MATCHER, RUN
+from calligram.models.load import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE
 from calligram.models.vse import VSE, VSESettings
 from calligram.search.library.library import Library
 
@@ -41,11 +41,11 @@ def here(tmp_path_factory):
     folder = tmp_path_factory.mktemp("index")
     words = Vocabulary.build(["a red disc", "snow"], min_count=1)
     (folder / "run").mkdir()
-    (folder / "run" / RUN).write_text("{}\n")
+    (folder / "run" / RUN_FILE).write_text("{}\n")
     torch.manual_seed(0)
     matcher = VSE(VSESettings(vocabulary=len(words), dim=8, channels=(4, 8), word_dim=6, hidden=8))
-    catalog.save(matcher, folder / "run" / MATCHER, folder / "run" / BEST)
-    Inputs(PixelInput(16), words).save(folder / "run" / INPUTS)
+    catalog.save(matcher, folder / "run" / MATCHER_FILE, folder / "run" / WEIGHTS_FILE)
+    Inputs(PixelInput(16), words).save(folder / "run" / INPUTS_FOLDER)
     (folder / "photos").mkdir()
     for number in range(9):
         Image.effect_noise((40, 30), 20 + 5 * number).convert("RGB").save(folder / "photos" / f"{number}.jpg")

@@ -15,7 +15,7 @@ from calligram.features.inputs import Inputs
 from calligram.features.regions.region_features import RegionCrops
 from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.models import catalog
-from calligram.models.load import BEST, INPUTS, MATCHER, RUN
+from calligram.models.load import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE
 from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 
 
@@ -28,9 +28,9 @@ def run(tmp_path):
     regions = RegionInput(RegionCrops(PixelInput(16), 2), "grid", "grid", 20)
     torch.manual_seed(0)
     shape = TwoBranchSettings(image_dim=regions.dim, text_dim=texts.dim, hidden=8, dim=4)
-    (folder / RUN).write_text("{}\n")
-    catalog.save(TwoBranchEmbedding(shape), folder / MATCHER, folder / BEST)
-    Inputs(regions, texts).save(folder / INPUTS)
+    (folder / RUN_FILE).write_text("{}\n")
+    catalog.save(TwoBranchEmbedding(shape), folder / MATCHER_FILE, folder / WEIGHTS_FILE)
+    Inputs(regions, texts).save(folder / INPUTS_FOLDER)
     Image.effect_noise((40, 30), 80).convert("RGB").save(tmp_path / "p.png")
     return folder
 

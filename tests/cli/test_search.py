@@ -18,7 +18,7 @@ from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
-from calligram.models.load import BEST, INPUTS, MATCHER, RUN, load_matcher
+from calligram.models.load import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.vse import VSE, VSESettings
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
@@ -40,9 +40,9 @@ def libraries(tiny, tmp_path_factory) -> Path:
     words = Vocabulary.build(tiny.sentences("train").texts.strings, min_count=1)
     torch.manual_seed(0)
     matcher = VSE(VSESettings(vocabulary=len(words), dim=8, channels=(4, 8), word_dim=6, hidden=8))
-    (run / RUN).write_text("{}\n")
-    catalog.save(matcher, run / MATCHER, run / BEST)
-    Inputs(PixelInput(16), words).save(run / INPUTS)
+    (run / RUN_FILE).write_text("{}\n")
+    catalog.save(matcher, run / MATCHER_FILE, run / WEIGHTS_FILE)
+    Inputs(PixelInput(16), words).save(run / INPUTS_FOLDER)
     models = LibraryMatchers(load_matcher(run))
     index_source(models, tiny.folder.parent / "pictures", folder / "photos")
     index_source(models, tiny.folder, folder / "collection")

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import torch
 
-from calligram.device import unplanned
+from calligram.device import without_cudnn_attention
 
 
 def test_on_an_accelerator_attention_is_without_cudnn_and_only_here():
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    with unplanned(SimpleNamespace(is_cuda=True)):
+    with without_cudnn_attention(SimpleNamespace(is_cuda=True)):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
         assert torch.backends.cuda.mem_efficient_sdp_enabled()
         assert torch.backends.cuda.math_sdp_enabled()
@@ -20,5 +20,5 @@ def test_on_an_accelerator_attention_is_without_cudnn_and_only_here():
 
 def test_on_a_cpu_nothing_changes():
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    with unplanned(torch.zeros(1)):
+    with without_cudnn_attention(torch.zeros(1)):
         assert torch.backends.cuda.cudnn_sdp_enabled() == before

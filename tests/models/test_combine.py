@@ -9,7 +9,7 @@ from calligram.models import catalog
 from calligram.models.a3vse import A3VSESettings
 from calligram.models.bfan import BFANSettings
 from calligram.models.cca import CCASettings
-from calligram.models.ensemble import Ensemble, EnsembleSettings, Weighted, WeightedSettings
+from calligram.models.ensemble import Ensemble, EnsembleSettings, SentencePhraseMatcher, SentencePhraseSettings
 from calligram.models.matcher import Encoded, Matcher, unit
 from calligram.models.mmca import MMCASettings
 from calligram.models.scan import SCANSettings
@@ -30,9 +30,11 @@ def described(settings) -> str:
     return json.dumps(catalog.describe(kind.matcher(settings)))
 
 
-def weighted(phrases: str = "embedding", alpha: float = 0.2) -> Weighted:
+def weighted(phrases: str = "embedding", alpha: float = 0.2) -> SentencePhraseMatcher:
     torch.manual_seed(0)
-    return Weighted(WeightedSettings(described(SENTENCES), described(PHRASES[phrases]), alpha)).eval()
+    return SentencePhraseMatcher(
+        SentencePhraseSettings(described(SENTENCES), described(PHRASES[phrases]), alpha)
+    ).eval()
 
 
 def given(images: int = 3, texts: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -46,7 +48,7 @@ def given(images: int = 3, texts: int = 5) -> tuple[torch.Tensor, torch.Tensor, 
     return pictures, strings * mask.unsqueeze(-1), mask
 
 
-def literal_eq_8(matcher: Weighted, pictures, strings, mask, alpha: float) -> list[list[float]]:
+def literal_eq_8(matcher: SentencePhraseMatcher, pictures, strings, mask, alpha: float) -> list[list[float]]:
     """D(x, y) pair by pair, region by region and phrase by phrase, as minus the score."""
 
     def score(one: Matcher, image: torch.Tensor, text: torch.Tensor) -> float:

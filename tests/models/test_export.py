@@ -132,9 +132,9 @@ def test_the_verb_exports_a_run(tmp_path, capsys):
 
 
 def test_a_graph_that_differs_is_not_left_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "TOLERANCE", -1.0)
+    monkeypatch.setattr(export, "MAX_DIFFERENCE", -1.0)
     matcher, inputs = recurrent()
-    with pytest.raises(UserError, match=r"the image side in ONNX differs from the matcher by .* nothing was written"):
+    with pytest.raises(UserError, match=r"the ONNX image encoder differs from the matcher by .* nothing was written"):
         export.export_onnx(matcher, inputs, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 

@@ -94,9 +94,9 @@ def test_some_pairs_are_entries_of_all_whatever_their_tiles(number, monkeypatch)
     texts = matcher.encode_texts(torch.randint(4, 30, (40, 5)) * mask, mask)
     rows, columns = torch.randint(6, (70,)), torch.randint(40, (70,))
     expected = matcher.score(images, texts)[rows, columns]
-    monkeypatch.setattr(score_tiles, "TEXTS", {"cpu": (2, 16)})
+    monkeypatch.setattr(score_tiles, "TILE_TEXTS", {"cpu": (2, 16)})
     for tile in (1, 500, 1 << 20):
-        monkeypatch.setattr(score_tiles, "TILE", {"cpu": tile})
+        monkeypatch.setattr(score_tiles, "TILE_PRODUCTS", {"cpu": tile})
         torch.testing.assert_close(matcher.score_some(images, texts, rows, columns), expected)
         torch.testing.assert_close(matcher.score_pairs(images.rows(rows), texts.rows(columns)), expected)
 
@@ -106,7 +106,7 @@ def test_where_words_and_regions_look_are_shares_of_real_parts(number):
     matcher = matchers()[number]
     features = torch.cat([torch.randn(2, 4, 5), torch.zeros(2, 1, 5)], dim=1)
     images, texts = matcher.encode_images(features), matcher.encode_texts(WORDS, MASK)
-    words, regions = matcher.attended(images, texts)
+    words, regions = matcher.attention_weights(images, texts)
     assert words.shape == regions.shape == (2, 5, 5)
     torch.testing.assert_close(words.sum(1), MASK.float())
     torch.testing.assert_close(regions.sum(2), images.mask.float())

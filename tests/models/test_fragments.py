@@ -9,15 +9,15 @@ import torch
 import torch.nn.functional as F
 
 from calligram.models.layers.cross_attention import (
-    Attention,
-    Crossing,
+    AttentionSettings,
+    PartProducts,
     Parts,
     aggregate,
-    attention,
-    relevances,
+    attention_weights,
+    part_relevances,
     similarity,
 )
-from calligram.models.layers.score_tiles import last_places, score_in_tiles
+from calligram.models.layers.score_tiles import score_in_tiles, used_lengths
 from calligram.models.matcher import Encoded
 
 NORMS = ("clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "softmax", "clipped", "none")
@@ -95,14 +95,14 @@ def real(vectors, mask):
 
 @pytest.mark.parametrize(("norm", "temperature", "focal", "kind"), WAYS)
 def test_scores_and_gradients_are_those_of_the_published_loop(norm, temperature, focal, kind):
-    how = Attention(norm, temperature, focal)
+    how = AttentionSettings(norm, temperature, focal)
     (one, one_mask), (two, two_mask) = items(3, 5, 0), items(4, 6, 1, scale=1.5)
     one.requires_grad_()
     two.requires_grad_()
     weights = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     for turned in (False, True):
-        crossing = Crossing.of(parts(one, one_mask), parts(two, two_mask))
-        found = similarity(crossing.turned() if turned else crossing, how, kind, 5.0)
+        crossing = PartProducts.of(parts(one, one_mask), parts(two, two_mask))
+        found = similarity(crossing.transposed() if turned else crossing, how, kind, 5.0)
         lists = real(one, one_mask), real(two, two_mask)
         expected = literal(*(reversed(lists) if turned else lists), how, kind, 5.0)
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
@@ -115,22 +115,24 @@ def test_scores_and_gradients_are_those_of_the_published_loop(norm, temperature,
 @pytest.mark.parametrize("focal", ["none", "equal", "prob"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_single_precision_without_gradients_agrees_too(norm, focal):
-    how = Attention(norm, 9.0, focal)
+    how = AttentionSettings(norm, 9.0, focal)
     one, two = items(3, 5, 0), items(4, 6, 1)
     expected = literal(real(*one), real(*two), how, "lse", 6.0)
     with torch.no_grad():
-        crossing = Crossing.of(parts(one[0].float(), one[1]), parts(two[0].float(), two[1]))
+        crossing = PartProducts.of(parts(one[0].float(), one[1]), parts(two[0].float(), two[1]))
         kept = crossing.products.clone()
         found = similarity(crossing, how, "lse")
         assert torch.equal(crossing.products, kept)  # a second attention may start from them
     torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("how", [Attention(), Attention("clipped_l2norm", 20.0, "prob"), Attention("none", 9.0)])
+@pytest.mark.parametrize(
+    "how", [AttentionSettings(), AttentionSettings("clipped_l2norm", 20.0, "prob"), AttentionSettings("none", 9.0)]
+)
 def test_aligned_pairs_are_the_diagonal_of_all_pairs_both_ways(how):
     one, two = parts(*items(4, 5, 0)), parts(*items(4, 6, 1))
-    grid, pairs = Crossing.of(one, two), Crossing.of(one, two, aligned=True)
-    for whole, aligned in ((grid, pairs), (grid.turned(), pairs.turned())):
+    grid, pairs = PartProducts.of(one, two), PartProducts.of(one, two, aligned=True)
+    for whole, aligned in ((grid, pairs), (grid.transposed(), pairs.transposed())):
         found = similarity(aligned, how, "mean")
         assert found.shape == (4, 1)
         torch.testing.assert_close(found[:, 0], similarity(whole, how, "mean").diagonal())
@@ -138,9 +140,9 @@ def test_aligned_pairs_are_the_diagonal_of_all_pairs_both_ways(how):
 
 @pytest.mark.parametrize("focal", ["none", "equal", "prob"])
 def test_weights_are_of_real_parts_alone_and_at_scale_the_loops(focal):
-    how = Attention(focal=focal)
+    how = AttentionSettings(focal=focal)
     one, two = items(2, 5, 3), items(2, 4, 4)
-    found = attention(Crossing.of(parts(*one), parts(*two)), how)
+    found = attention_weights(PartProducts.of(parts(*one), parts(*two)), how)
     share = found / found.sum(1, keepdim=True)
     for i, t in itertools.product(range(2), range(2)):
         own = share[i, :, :, t][:, two[1][t]]
@@ -154,8 +156,10 @@ def test_weights_are_of_real_parts_alone_and_at_scale_the_loops(focal):
 def test_a_source_of_one_part_or_of_equal_parts_is_kept_whole(focal, alike):
     vector, query = torch.randn(8, dtype=torch.float64), torch.randn(1, 2, 8, dtype=torch.float64)
     one = vector.expand(1, alike, 8).clone().requires_grad_()
-    crossing = Crossing.of(parts(one, torch.ones(1, alike, dtype=torch.bool)), parts(query, torch.ones(1, 2).bool()))
-    found = relevances(crossing, Attention("clipped_l2norm", 20.0, focal))
+    crossing = PartProducts.of(
+        parts(one, torch.ones(1, alike, dtype=torch.bool)), parts(query, torch.ones(1, 2).bool())
+    )
+    found = part_relevances(crossing, AttentionSettings("clipped_l2norm", 20.0, focal))
     torch.testing.assert_close(found[0, :, 0], cosine(query[0], vector.expand(2, 8)))
     found.sum().backward()
     assert torch.isfinite(one.grad).all()
@@ -168,15 +172,15 @@ def test_items_without_parts_score_zero_and_pass_back_no_nan(kind):
     two_mask[2] = False
     one.requires_grad_()
     two.requires_grad_()
-    crossing = Crossing.of(parts(one, one_mask), parts(two, two_mask))
-    for each in (crossing, crossing.turned()):
-        relevance = relevances(each, Attention())
+    crossing = PartProducts.of(parts(one, one_mask), parts(two, two_mask))
+    for each in (crossing, crossing.transposed()):
+        relevance = part_relevances(each, AttentionSettings())
         found = aggregate(relevance, each, kind)
         assert torch.isfinite(found).all()
         grads = torch.autograd.grad(found.sum(), (one, two), retain_graph=True)
         assert all(torch.isfinite(g).all() for g in grads)
-    assert not similarity(crossing, Attention(), kind)[:, 2].any()
-    assert not relevances(crossing, Attention())[1].any()
+    assert not similarity(crossing, AttentionSettings(), kind)[:, 2].any()
+    assert not part_relevances(crossing, AttentionSettings())[1].any()
 
 
 @pytest.mark.parametrize("kept", [None, 0])
@@ -186,11 +190,11 @@ def test_tiles_and_recomputation_change_nothing(tile, kept):
     one.requires_grad_()
 
     def scores(images, texts):
-        return similarity(Crossing.of(images, texts), Attention(), "lse")
+        return similarity(PartProducts.of(images, texts), AttentionSettings(), "lse")
 
     whole = scores(parts(one, one_mask), parts(two, two_mask))
     given = Encoded(one.mean(1), one, one_mask), Encoded(two.mean(1), two, two_mask)
-    found = score_in_tiles(*given, scores, tile=tile, kept=kept)
+    found = score_in_tiles(*given, scores, tile=tile, max_bytes=kept)
     torch.testing.assert_close(found, whole)
     ours, theirs = (torch.autograd.grad(s.square().sum(), one)[0] for s in (found, whole))
     torch.testing.assert_close(ours, theirs)
@@ -204,7 +208,7 @@ def test_nothing_is_scored_with_nothing():
 
 def test_places_reach_to_the_last_real_part():
     mask = torch.tensor([[True, False, True, False], [False] * 4, [True, False, False, False]])
-    assert last_places(mask).tolist() == [3, 0, 1]
+    assert used_lengths(mask).tolist() == [3, 0, 1]
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -212,10 +216,10 @@ def test_places_reach_to_the_last_real_part():
 @pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16])
 def test_lower_precision_multiplies_and_single_adds(lower, temperature, grad):
     one, two = items(3, 5, 0, torch.float32), items(4, 6, 1, torch.float32)
-    how = Attention("clipped_l2norm", temperature)
-    exact = similarity(Crossing.of(parts(*one), parts(*two)), how, "lse")
+    how = AttentionSettings("clipped_l2norm", temperature)
+    exact = similarity(PartProducts.of(parts(*one), parts(*two)), how, "lse")
     with torch.autocast("cpu", lower), torch.set_grad_enabled(grad):
-        found = similarity(Crossing.of(parts(*one), parts(*two)), how, "lse")
+        found = similarity(PartProducts.of(parts(*one), parts(*two)), how, "lse")
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, exact, atol=0.02, rtol=0)
 
@@ -223,14 +227,16 @@ def test_lower_precision_multiplies_and_single_adds(lower, temperature, grad):
 def test_the_order_of_parts_does_not_count():
     (one, one_mask), (two, two_mask) = items(3, 5, 0), items(4, 6, 1)
     regions, words = torch.tensor([3, 1, 4, 0, 2]), torch.tensor([5, 0, 2, 1, 4, 3])
-    for how in (Attention(), Attention("softmax"), Attention("clipped_l2norm", 20.0, "prob")):
-        plain = Crossing.of(parts(one, one_mask), parts(two, two_mask))
-        mixed = Crossing.of(parts(one[:, regions], one_mask[:, regions]), parts(two[:, words], two_mask[:, words]))
-        for a, b in ((plain, mixed), (plain.turned(), mixed.turned())):
+    for how in (AttentionSettings(), AttentionSettings("softmax"), AttentionSettings("clipped_l2norm", 20.0, "prob")):
+        plain = PartProducts.of(parts(one, one_mask), parts(two, two_mask))
+        mixed = PartProducts.of(parts(one[:, regions], one_mask[:, regions]), parts(two[:, words], two_mask[:, words]))
+        for a, b in ((plain, mixed), (plain.transposed(), mixed.transposed())):
             torch.testing.assert_close(similarity(a, how, "lse"), similarity(b, how, "lse"))
 
 
 def test_items_without_parts_are_their_vector():
     one, two = torch.randn(3, 8), torch.randn(4, 8)
-    found = score_in_tiles(Encoded(one), Encoded(two), lambda a, b: similarity(Crossing.of(a, b), Attention(), "mean"))
+    found = score_in_tiles(
+        Encoded(one), Encoded(two), lambda a, b: similarity(PartProducts.of(a, b), AttentionSettings(), "mean")
+    )
     torch.testing.assert_close(found, F.normalize(one, dim=1) @ F.normalize(two, dim=1).T)

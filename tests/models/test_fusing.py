@@ -8,7 +8,7 @@ import logging
 import pytest
 import torch
 
-from calligram.device import compiled, use_compile
+from calligram.device import compile_if_enabled, use_compile
 from calligram.models.mmca import MMCA, MMCASettings
 
 
@@ -54,7 +54,7 @@ def test_what_cannot_be_compiled_runs_step_by_step_and_says_so_once(monkeypatch,
         return called
 
     monkeypatch.setattr(torch, "compile", broken)
-    twice = compiled(1)(lambda x: 2 * x)
+    twice = compile_if_enabled(1)(lambda x: 2 * x)
     with use_compile(), caplog.at_level(logging.WARNING):
         assert [twice(torch.ones(2)).tolist() for _ in range(2)] == [[2, 2]] * 2
     assert [r.message for r in caplog.records] == ["<lambda> cannot be compiled and runs step by step: no compiler"]
@@ -65,4 +65,4 @@ def test_errors_of_the_function_itself_are_raised():
         raise ValueError("of its own")
 
     with use_compile(), pytest.raises(ValueError, match="of its own"):
-        compiled(1)(wrong)(torch.ones(2))
+        compile_if_enabled(1)(wrong)(torch.ones(2))

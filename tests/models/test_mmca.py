@@ -11,7 +11,7 @@ from calligram.features.texts.text_encoder import TextEncoder
 from calligram.models import catalog
 from calligram.models.layers.transformer_unit import NgramText, TransformerUnit
 from calligram.models.matcher import stack
-from calligram.models.mmca import some_of
+from calligram.models.mmca import drop_regions
 
 
 def literal_unit(unit, parts):
@@ -131,11 +131,11 @@ def test_regions_are_left_out_in_training_alone_and_are_then_not_seen(matcher, g
 def test_about_a_share_of_parts_is_left_out_and_of_each_item_one_stays():
     torch.manual_seed(0)
     real = torch.rand(2000, 6) < 0.8
-    kept = some_of(real, 0.75)
+    kept = drop_regions(real, 0.75)
     assert not (kept & ~real).any()
     assert (kept.any(1) == real.any(1)).all()
-    assert 0.2 < float(some_of(torch.ones(500, 60, dtype=torch.bool), 0.75).float().mean()) < 0.3
-    assert (some_of(torch.ones(9, 5, dtype=torch.bool), 0.99).sum(1) >= 1).all()
+    assert 0.2 < float(drop_regions(torch.ones(500, 60, dtype=torch.bool), 0.75).float().mean()) < 0.3
+    assert (drop_regions(torch.ones(9, 5, dtype=torch.bool), 0.99).sum(1) >= 1).all()
 
 
 @pytest.mark.parametrize("large", [1.0, 30.0])
@@ -145,13 +145,13 @@ def test_own_parts_weigh_what_one_softmax_over_all_would_give_them(large):
     one, two = (torch.randn(2, count, 12, dtype=torch.float64) * large for count in (4, 5))
     real = torch.ones(2, 4, dtype=torch.bool), torch.ones(2, 5, dtype=torch.bool)
     together = unit(torch.cat([one, two], 1), torch.cat(real, 1))
-    looking = unit.looking(one, real[0]), unit.looking(two, real[1])
+    looking = unit.prepare_items(one, real[0]), unit.prepare_items(two, real[1])
     each = torch.arange(2)
     for (who, seen), expected in ((looking, together[:, :4]), (looking[::-1], together[:, 4:])):
-        found = unit.merged(unit.found(who, seen), who.attended, who.parts)
+        found = unit.merge_own(unit.attend(who, seen), who.attended, who.parts)
         torch.testing.assert_close(found[each, each], expected)
-    projected = unit.projected(one, real[0]), unit.projected(two, real[1])
-    torch.testing.assert_close(unit.finished(torch.cat([one, two], 1), unit.together(*projected)), together)
+    projected = unit.project_items(one, real[0]), unit.project_items(two, real[1])
+    torch.testing.assert_close(unit.feed_forward(torch.cat([one, two], 1), unit.attend_stacked(*projected)), together)
 
 
 def test_neither_padding_nor_the_order_of_regions_counts(matcher, given, encoded):
@@ -225,7 +225,7 @@ def test_where_words_and_regions_look_is_mmca_eq_11_for_the_other_side_made_to_s
     found, (features, states, mask) = matcher(), given(4, 4)
     images, texts = encoded(found, features, states, mask)
     assert found.attends == {"words", "regions"}
-    words, regions = found.attended(images, texts)
+    words, regions = found.attention_weights(images, texts)
     assert words.shape == regions.shape == (4, 4, 6)
     for row in range(4):
         real, spoken = images.mask[row], texts.mask[row]
@@ -236,7 +236,7 @@ def test_where_words_and_regions_look_is_mmca_eq_11_for_the_other_side_made_to_s
         for got, wanted in zip((words[row], regions[row]), expected, strict=True):
             torch.testing.assert_close(got[real][:, spoken], wanted)
             torch.testing.assert_close(got.sum(), wanted.sum())  # nothing for what only fills up
-    nothing = found.attended(images, texts._replace(mask=torch.zeros_like(mask)))
+    nothing = found.attention_weights(images, texts._replace(mask=torch.zeros_like(mask)))
     assert not any(shares.any() for shares in nothing)
     assert matcher(alpha=0.0).attends == frozenset()
 

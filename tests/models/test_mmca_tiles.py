@@ -36,9 +36,9 @@ def test_neither_tiles_nor_their_order_nor_recomputation_change_anything(
     found, (features, states, mask) = matcher(), given(5, 70)
     whole = found.score(*encoded(found, features, states, mask))
     expected = gradients(whole, found, ())
-    monkeypatch.setattr(score_tiles, "TILE", {"cpu": tile})
-    monkeypatch.setattr(score_tiles, "KEPT", {"cpu": kept})
-    monkeypatch.setattr(score_tiles, "TEXTS", {"cpu": (2, 16)})
+    monkeypatch.setattr(score_tiles, "TILE_PRODUCTS", {"cpu": tile})
+    monkeypatch.setattr(score_tiles, "MAX_BACKWARD_BYTES", {"cpu": kept})
+    monkeypatch.setattr(score_tiles, "TILE_TEXTS", {"cpu": (2, 16)})
     again = found.score(*encoded(found, features, states, mask))
     torch.testing.assert_close(again, whole)
     for one, two in zip(gradients(again, found, ()), expected, strict=True):
@@ -54,9 +54,9 @@ def test_some_pairs_are_entries_of_all_whatever_their_tiles(monkeypatch, tile, k
     rows, columns = torch.randint(5, (60,)), torch.randint(70, (60,))
     expected = found.score(*encoded(found, features, states, mask))[rows, columns]
     theirs = gradients(expected, found, ())
-    monkeypatch.setattr(score_tiles, "TILE", {"cpu": tile})
-    monkeypatch.setattr(score_tiles, "KEPT", {"cpu": kept})
-    monkeypatch.setattr(score_tiles, "TEXTS", {"cpu": (2, 16)})
+    monkeypatch.setattr(score_tiles, "TILE_PRODUCTS", {"cpu": tile})
+    monkeypatch.setattr(score_tiles, "MAX_BACKWARD_BYTES", {"cpu": kept})
+    monkeypatch.setattr(score_tiles, "TILE_TEXTS", {"cpu": (2, 16)})
     images, texts = encoded(found, features, states, mask)
     some = found.score_some(images, texts, rows, columns)
     torch.testing.assert_close(some, expected)
@@ -90,9 +90,9 @@ def test_tiles_that_are_computed_at_the_same_time_give_the_same(monkeypatch, mat
 def test_what_belongs_to_an_item_is_computed_once_for_all_of_its_pairs(monkeypatch, matcher, given, encoded):
     found, (features, states, mask) = matcher(), given(5, 70)
     images, texts = encoded(found, features, states, mask)
-    prepared, real = [], found.pairs.projected
-    monkeypatch.setattr(score_tiles, "TILE", {"cpu": 1})
-    monkeypatch.setattr(found.pairs, "projected", lambda items: prepared.append(len(items.vectors)) or real(items))
+    prepared, real = [], found.pairs.project_items
+    monkeypatch.setattr(score_tiles, "TILE_PRODUCTS", {"cpu": 1})
+    monkeypatch.setattr(found.pairs, "project_items", lambda items: prepared.append(len(items.vectors)) or real(items))
     found.score_some(images, texts, torch.arange(350) // 70, torch.arange(350) % 70)
     assert sum(prepared) == 75
 
@@ -103,7 +103,7 @@ def test_few_items_are_stacked_pair_by_pair_with_the_same_scores(monkeypatch, im
     pair = encoded(found, *given_items)
     few = found.score(*pair)
     assert few.shape == (images, texts)
-    monkeypatch.setattr(mmca, "FEW", 0)
+    monkeypatch.setattr(mmca, "MAX_STACKED_ITEMS", 0)
     torch.testing.assert_close(found.score(*pair), few)
 
 

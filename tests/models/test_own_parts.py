@@ -6,17 +6,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from calligram.models.layers.transformer_unit import NEVER, WINDOWS, BestWindows, OwnShares, WithColumns, traced_best
+from calligram.models.layers.transformer_unit import (
+    MASKED_LOGIT,
+    NGRAM_SIZES,
+    AppendColumns,
+    BestNgrams,
+    OwnSoftmax,
+    best_ngrams_compiled,
+)
 
 
 def test_shares_and_the_logarithm_of_their_sum_have_the_gradients_of_a_softmax():
     torch.manual_seed(0)
     logits = (5 * torch.randn(2, 3, 4, 5, dtype=torch.float64)).requires_grad_()
-    bias = torch.tensor([[0.0] * 5, [0.0, NEVER, 0.0, 0.0, NEVER]], dtype=torch.float64)[:, None, None]
-    shares, total = OwnShares.apply(logits, bias)
+    bias = torch.tensor([[0.0] * 5, [0.0, MASKED_LOGIT, 0.0, 0.0, MASKED_LOGIT]], dtype=torch.float64)[:, None, None]
+    shares, total = OwnSoftmax.apply(logits, bias)
     torch.testing.assert_close(shares, torch.softmax(logits + bias, -1))
     torch.testing.assert_close(total, torch.logsumexp(logits + bias, -1, keepdim=True))
-    assert torch.autograd.gradcheck(OwnShares.apply, (logits, bias))
+    assert torch.autograd.gradcheck(OwnSoftmax.apply, (logits, bias))
 
 
 @pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16])
@@ -25,12 +32,14 @@ def test_products_with_the_columns_are_logits_of_others_of_own_parts_and_of_the_
     size, mask = 5, torch.tensor([[True] * 4, [True, True, False, False]])
     stacked, total = torch.randn(3, 2, 3, 4, size).to(precision), 20 * torch.rand(2, 3, 4, 1)
     total = total.to(torch.promote_types(precision, torch.float32))
-    queries, keys, values = WithColumns.apply(stacked, total, mask)
+    queries, keys, values = AppendColumns.apply(stacked, total, mask)
     assert queries.shape == (2, 4, 3, 8)
     assert keys.shape == values.shape == (2, 3, 5, 8)
     # In double precision, so that only what the columns keep is compared.
     logits = queries.transpose(1, 2).double() @ keys.double().mT
-    expected = stacked[0].double() @ stacked[1].double().mT + (~mask * NEVER).to(precision).double()[:, None, None]
+    expected = (
+        stacked[0].double() @ stacked[1].double().mT + (~mask * MASKED_LOGIT).to(precision).double()[:, None, None]
+    )
     torch.testing.assert_close(logits[..., :4], expected)
     torch.testing.assert_close(logits[..., 4:], total.double(), atol=1e-3, rtol=0)
     assert torch.equal(values[..., :4, :size], stacked[2])
@@ -44,7 +53,7 @@ def test_columns_have_the_gradients_of_what_they_were_made_of():
 
     def logits_and_values(*given):
         # The second piece of the logarithm is what rounding leaves, and has no gradient of its own.
-        queries, keys, values = WithColumns.apply(*given, mask)
+        queries, keys, values = AppendColumns.apply(*given, mask)
         return queries.transpose(1, 2)[..., :5] @ keys.mT[..., :5, :], values
 
     assert torch.autograd.gradcheck(logits_and_values, (stacked, total))
@@ -55,17 +64,17 @@ def test_the_best_windows_and_their_gradients_are_those_of_windows_copied_togeth
     torch.manual_seed(0)
     words = torch.randn(3, 4, places, 6, dtype=torch.float64)
     mask = torch.arange(places) < torch.tensor([[places], [1], [max(1, places - 1)], [0]])
-    weights = [torch.randn(2, count * 6, dtype=torch.float64, requires_grad=True) for count in WINDOWS]
+    weights = [torch.randn(2, count * 6, dtype=torch.float64, requires_grad=True) for count in NGRAM_SIZES]
     words = (words * mask.unsqueeze(-1)).requires_grad_()
     pieces = torch.cat([piece for weight in weights for piece in weight.split(6, 1)])
     padded = F.pad(words, (0, 0, 0, 2))
     expected = []
-    for count, weight in zip(WINDOWS, weights, strict=True):
+    for count, weight in zip(NGRAM_SIZES, weights, strict=True):
         spans = torch.cat([padded[..., by : by + places, :] for by in range(count)], -1)
         expected.append((spans @ weight.T).masked_fill(~mask.unsqueeze(-1), -torch.inf).amax(-2))
     expected = torch.cat(expected, -1).relu()
     gradients = torch.autograd.grad(expected.square().sum(), [words, *weights])
-    for way in (BestWindows.apply, traced_best):
+    for way in (BestNgrams.apply, best_ngrams_compiled):
         found = way(words @ pieces.T, ~mask.unsqueeze(-1)).relu()
         torch.testing.assert_close(found, expected)
         again = torch.autograd.grad(found.square().sum(), [words, *weights], retain_graph=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from calligram.models.layers.networks import PackedRead, PaddedRead
+from calligram.models.layers.networks import PackedOutput, PaddedOutput
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
@@ -18,7 +18,7 @@ def test_padding_changes_neither_states_nor_gradients(kind, bidirectional):
     real = (torch.arange(7) < lengths).unsqueeze(-1)
     given = torch.randn(5, 7, 6)
     found = []
-    for way in (PackedRead, PaddedRead):
+    for way in (PackedOutput, PaddedOutput):
         vectors = given.clone().requires_grad_()
         read = way(network, vectors, lengths)
         states, last = read.states * real, read.last

@@ -12,7 +12,7 @@ from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
-from calligram.models.load import BEST, INPUTS, MATCHER, RUN, load_matcher
+from calligram.models.load import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.vse import VSE, VSESettings
 
 
@@ -23,9 +23,9 @@ def run(tmp_path):
     words = Vocabulary.build(["a red disc", "snow"], min_count=1)
     torch.manual_seed(0)
     matcher = VSE(VSESettings(vocabulary=len(words), dim=8))
-    (folder / RUN).write_text(json.dumps({"recipe": "vse"}))
-    catalog.save(matcher, folder / MATCHER, folder / BEST)
-    Inputs(PixelInput(16), words).save(folder / INPUTS)
+    (folder / RUN_FILE).write_text(json.dumps({"recipe": "vse"}))
+    catalog.save(matcher, folder / MATCHER_FILE, folder / WEIGHTS_FILE)
+    Inputs(PixelInput(16), words).save(folder / INPUTS_FOLDER)
     return folder
 
 
@@ -40,7 +40,7 @@ def test_a_run_is_loaded_ready_for_inference(run):
 def test_a_moved_run_keeps_its_fingerprint_and_notes_do_not_change_it(run, tmp_path):
     before = load_matcher(run).fingerprint
     (run / "metrics.jsonl").write_text("{}\n")
-    (run / RUN).write_text("{}")
+    (run / RUN_FILE).write_text("{}")
     shutil.move(run, tmp_path / "elsewhere")
     assert load_matcher(tmp_path / "elsewhere").fingerprint == before
 
@@ -51,9 +51,9 @@ def test_whatever_changes_encodings_changes_the_fingerprint(run, change):
     if change == "weights":
         with torch.no_grad():
             next(before.matcher.parameters()).add_(1e-3)
-        catalog.save(before.matcher, run / MATCHER, run / BEST)
+        catalog.save(before.matcher, run / MATCHER_FILE, run / WEIGHTS_FILE)
     else:
-        file = run / INPUTS / "inputs.json"
+        file = run / INPUTS_FOLDER / "inputs.json"
         old, new = ('"squash"', '"crop"') if change == "preprocessing" else ('"snow"', '"ice"')
         assert old in file.read_text()
         file.write_text(file.read_text().replace(old, new))
@@ -80,7 +80,7 @@ def test_a_folder_that_is_neither_is_refused(tmp_path):
 
 
 def test_a_run_without_a_checkpoint_is_refused(run):
-    (run / BEST).unlink()
+    (run / WEIGHTS_FILE).unlink()
     with pytest.raises(UserError, match="no checkpoint yet"):
         load_matcher(run)
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from calligram.models.layers.networks import Head
-from calligram.models.layers.text_cnn import DEPTHS, TextBlock, TextCNN, TextCNNSettings, placed
+from calligram.models.layers.networks import ProjectionHead
+from calligram.models.layers.text_cnn import BLOCKS_BY_DEPTH, TextBlock, TextCNN, TextCNNSettings, place_words
 
 SMALL = TextCNNSettings(words=30, word_dim=6, blocks=(1, 2, 1), width=2, length=9)
 
@@ -30,7 +30,7 @@ def network(settings=SMALL, dim=5, head="paper"):
 def test_places_are_the_code_t_of_dual_path_eq_2():
     words, mask = texts()
     begin, table = torch.tensor([2, 0, 4]), torch.randn(30, 6, dtype=torch.float64)
-    numbers = placed(words, mask, begin, 9)
+    numbers = place_words(words, mask, begin, 9)
     for row in range(3):
         code = torch.zeros(9, 30, dtype=torch.float64)
         for i in range(int(mask[row].sum())):
@@ -42,8 +42,8 @@ def test_places_are_the_code_t_of_dual_path_eq_2():
 def test_words_past_the_last_place_are_cut_and_words_left_out_close_up():
     words = torch.tensor([[5, 6, 7, 8, 9]])
     kept = torch.tensor([[True, False, True, True, True]])
-    assert placed(words, kept, torch.tensor([0]), 3).tolist() == [[5, 7, 8]]
-    assert placed(words, kept, torch.tensor([2]), 5).tolist() == [[0, 0, 5, 7, 8]]
+    assert place_words(words, kept, torch.tensor([0]), 3).tolist() == [[5, 7, 8]]
+    assert place_words(words, kept, torch.tensor([2]), 5).tolist() == [[0, 0, 5, 7, 8]]
 
 
 @pytest.mark.parametrize(("channels", "stride"), [(8, 1), (6, 1), (8, 2)])
@@ -75,7 +75,7 @@ def test_a_block_is_that_of_the_literal_loop(channels, stride):
 
 @pytest.mark.parametrize(("depth", "blocks"), [("50", 16), ("152", 50)])
 def test_blocks_and_channels_are_those_of_the_residual_networks(depth, blocks):
-    made = TextCNN(TextCNNSettings(30, 6, DEPTHS[depth], width=2), 4).eval()
+    made = TextCNN(TextCNNSettings(30, 6, BLOCKS_BY_DEPTH[depth], width=2), 4).eval()
     assert len(made.blocks) == blocks
     assert made.blocks(torch.zeros(1, 6, 1, 32)).shape == (1, 64, 1, 8)  # 8 places, the release's pooling size
 
@@ -131,7 +131,7 @@ def test_no_word_at_all_is_a_vector_too():
 
 def test_the_head_of_the_paper_is_fc_batch_norm_relu_fc():
     torch.manual_seed(0)
-    head = Head(4, 3, "paper").double()
+    head = ProjectionHead(4, 3, "paper").double()
     given = torch.randn(6, 4, dtype=torch.float64)
     one, norm, _, two = head.layers
     between = given @ one.weight.T + one.bias
@@ -142,9 +142,9 @@ def test_the_head_of_the_paper_is_fc_batch_norm_relu_fc():
 
 def test_the_head_of_the_release_is_cut_at_zero_in_training_only():
     torch.manual_seed(0)
-    head = Head(4, 3, "release", layers=1)
+    head = ProjectionHead(4, 3, "release", layers=1)
     given = torch.randn(50, 4)
     assert (head(given) >= 0).all()
     assert (head.eval()(given) < 0).any()
     with pytest.raises(ValueError, match="a head is paper or release"):
-        Head(4, 3, "linear")
+        ProjectionHead(4, 3, "linear")

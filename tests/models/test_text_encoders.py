@@ -9,7 +9,7 @@ from calligram.errors import UserError
 from calligram.features.texts.text_encoder import TextEncoder
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.features.transformers_models import describe_architecture
-from calligram.models.layers.part_towers import BertText, PooledText, pooled
+from calligram.models.layers.part_towers import BertText, PooledText, pool_states
 
 TEXTS = ["a red disc", "the round thing is blue", "snow"]
 
@@ -46,16 +46,16 @@ def test_parts_are_pieces_whose_mean_is_the_vector(tiny_bert):
     encoded = text.encode(words, mask)
     assert encoded.parts is not None
     assert encoded.parts.shape == (*words.shape, 8)
-    torch.testing.assert_close(pooled(encoded.parts, mask, "mean"), encoded.vectors)
+    torch.testing.assert_close(pool_states(encoded.parts, mask, "mean"), encoded.vectors)
     torch.testing.assert_close(encoded.vectors, text(words, mask))
 
 
 def test_pooling_by_hand():
     states = torch.tensor([[[1.0, 5.0], [3.0, 1.0], [9.0, 9.0]]])
     mask = torch.tensor([[True, True, False]])
-    assert pooled(states, mask, "mean").tolist() == [[2, 3]]
-    assert pooled(states, mask, "max").tolist() == [[3, 5]]
-    assert pooled(states, mask, "cls").tolist() == [[1, 5]]
+    assert pool_states(states, mask, "mean").tolist() == [[2, 3]]
+    assert pool_states(states, mask, "max").tolist() == [[3, 5]]
+    assert pool_states(states, mask, "cls").tolist() == [[1, 5]]
 
 
 def test_gradients_reach_every_weight(tiny_bert):

@@ -14,8 +14,8 @@ from calligram.models.two_branch import (
     TwoBranchSettings,
     TwoBranchSimilarity,
     TwoBranchSimilaritySettings,
-    distance_of,
-    rely_on_training,
+    distance_from_cosine,
+    use_training_statistics,
 )
 
 SHAPE = TwoBranchSettings(image_dim=5, text_dim=7, hidden=9, dim=6)
@@ -78,7 +78,7 @@ def test_the_score_is_minus_the_euclidean_distance():
 def test_distance_by_hand():
     """Opposite, orthogonal and equal unit vectors are 2, sqrt 2 and (all but) 0 apart; the slope at 0 is finite."""
     cosines = torch.tensor([-1.0, 0.0, 1.0], requires_grad=True)
-    found = distance_of(cosines)
+    found = distance_from_cosine(cosines)
     assert found.tolist() == pytest.approx([2, math.sqrt(2), 0], abs=2e-4)
     found.sum().backward()
     assert cosines.grad is not None
@@ -122,8 +122,8 @@ def test_one_item_has_no_statistics_and_training_ones_can_be_put_back():
     matcher = trained("batch")
     with pytest.raises(UserError, match=r"statistics=batch.*encode at least two"):
         matcher.encode_texts(torch.randn(1, 7))
-    assert rely_on_training(matcher)
-    assert not rely_on_training(matcher)
+    assert use_training_statistics(matcher)
+    assert not use_training_statistics(matcher)
     one = torch.randn(1, 7)
     torch.testing.assert_close(matcher.encode_texts(one).vectors, trained().encode_texts(one).vectors)
 

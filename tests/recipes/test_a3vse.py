@@ -11,7 +11,7 @@ from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.training.batches.pseudo_pairs import PseudoPairBatch
-from calligram.training.loop import _LoopState
+from calligram.training.loop import _Trainer
 from calligram.training.objectives.objective import InfoNCEObjective, RankingObjective
 from calligram.training.objectives.pseudo_pairs import PseudoPairObjective
 from calligram.training.runs import Run
@@ -121,7 +121,7 @@ def test_a_run_that_was_killed_takes_the_same_steps(spoken_tiny, tmp_path, monke
     run(spoken_tiny, tmp_path / "whole", *changes)
     count = []
 
-    def dies(self, stage, batch, real=_LoopState._backward):
+    def dies(self, stage, batch, real=_Trainer._backward):
         count.append(stage.name)
         place = {"warm-up": 0, "ranking": 5}[where[0]] + 5 * where[1] + 3
         if len(count) == place:
@@ -129,7 +129,7 @@ def test_a_run_that_was_killed_takes_the_same_steps(spoken_tiny, tmp_path, monke
         return real(self, stage, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_LoopState, "_backward", dies)
+        patch.setattr(_Trainer, "_backward", dies)
         with pytest.raises(KeyboardInterrupt):
             run(spoken_tiny, tmp_path / "killed", *changes)
     run(spoken_tiny, tmp_path / "killed", *changes, resume=True)

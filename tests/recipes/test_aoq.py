@@ -13,7 +13,7 @@ from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.studies.claims import Claim, Row, Study
 from calligram.studies.reproduce import reproduce_study
 from calligram.training.batches.mined_negatives import OfflineSampler
-from calligram.training.loop import _LoopState
+from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 
 SMALL = (
@@ -55,11 +55,11 @@ def test_two_rounds_learn_and_keep_what_the_first_one_found(tiny, tmp_path):
 def test_the_second_round_begins_from_scratch_or_goes_on(tiny, tmp_path, monkeypatch):
     at_start = {}
 
-    def watched(self, number, epoch, start, optimizer, real=_LoopState._run_epoch):
+    def watched(self, number, epoch, start, optimizer, real=_Trainer._run_epoch):
         at_start[self.stages[number].name, epoch] = {k: v.clone() for k, v in self.matcher.state_dict().items()}
         return real(self, number, epoch, start, optimizer)
 
-    monkeypatch.setattr(_LoopState, "_run_epoch", watched)
+    monkeypatch.setattr(_Trainer, "_run_epoch", watched)
     run(tiny, tmp_path / "scratch", "average=0.9")
     same = at_start["round 1, warm-up", 0], at_start["round 2, warm-up", 0]
     assert all(torch.equal(same[0][name], same[1][name]) for name in same[0])
@@ -73,13 +73,13 @@ def test_a_run_that_was_killed_takes_the_same_steps(tiny, tmp_path, monkeypatch,
     changes = ("epochs=3", "average=0.9", "save_steps=1")
     run(tiny, tmp_path / "whole", *changes)
 
-    def dies(self, number, epoch, optimizer, real=_LoopState._end_epoch):
+    def dies(self, number, epoch, optimizer, real=_Trainer._end_epoch):
         if (self.stages[number].name, epoch) == where:
             raise KeyboardInterrupt
         return real(self, number, epoch, optimizer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_LoopState, "_end_epoch", dies)
+        patch.setattr(_Trainer, "_end_epoch", dies)
         with pytest.raises(KeyboardInterrupt):
             run(tiny, tmp_path / "killed", *changes)
     run(tiny, tmp_path / "killed", *changes, resume=True)
@@ -101,7 +101,10 @@ def test_negatives_of_a_folder_or_of_a_teacher_make_one_round(tiny, tmp_path):
     for number, negatives in enumerate(("lists", "teacher")):
         changes = (f"negatives={tmp_path / negatives}", "loss=offline-triplet")
         plan = RECIPES["aoq"].plan(settings_of(*changes), tiny, RunContext())
-        assert [(stage.name, stage.anew) for stage in plan.stages] == [("warm-up", False), ("offline-triplet", True)]
+        assert [(stage.name, stage.resets_best) for stage in plan.stages] == [
+            ("warm-up", False),
+            ("offline-triplet", True),
+        ]
         drawn.append(next(iter(plan.stages[-1].batches.epoch(0))).drawn)
         run(tiny, tmp_path / f"run-{number}", *changes)
     assert torch.equal(drawn[0], drawn[1])
@@ -132,7 +135,7 @@ def test_table_3_is_settings(tiny):
     plan = RECIPES["aoq"].plan(settings_of("hard.spread=normal"), tiny, RunContext())
     sampler = plan.stages[-1].batches.sampler
     assert isinstance(sampler, OfflineSampler)
-    assert sampler.spread == "normal"
+    assert sampler.distribution == "normal"
 
 
 CNN = ("text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.length=8")

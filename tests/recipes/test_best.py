@@ -16,7 +16,7 @@ from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.query.encoder import QueryEncoder
 from calligram.search.query.searcher import Searcher
-from calligram.training.loop import _LoopState
+from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 
 SMALL = (
@@ -103,7 +103,7 @@ def test_networks_are_trained_end_to_end_one_for_each_member_or_one_for_all(tiny
 @pytest.mark.parametrize("shared", ["false", "true"])
 def test_members_start_from_the_same_networks_which_learn_more_slowly(tiny, networks, shared):
     plan = planned(tiny, *networks, f"shared={shared}", "members=mmca,mmca")
-    assert sorted(plan.stages[0].part_lr.values()) == ([0.1, 0.3] if shared == "true" else [0.1, 0.1, 0.3, 0.3])
+    assert sorted(plan.stages[0].lr_scale.values()) == ([0.1, 0.3] if shared == "true" else [0.1, 0.1, 0.3, 0.3])
     if shared == "false":
         one, two = plan.matcher.members
         assert all(torch.equal(a, b) for a, b in zip(one.image.parameters(), two.image.parameters(), strict=True))
@@ -146,13 +146,13 @@ def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, tmp_path, monke
     changes = (*STORED, *OFFLINE, "members=mmca,vse", "epochs=2", "average=0.9", "save_steps=1", "instance=0.1")
     run(stored_tiny, tmp_path / "whole", *changes)
 
-    def dies(self, number, epoch, optimizer, real=_LoopState._end_epoch):
+    def dies(self, number, epoch, optimizer, real=_Trainer._end_epoch):
         if (self.stages[number].name, epoch) == where:
             raise KeyboardInterrupt
         return real(self, number, epoch, optimizer)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_LoopState, "_end_epoch", dies)
+        patched.setattr(_Trainer, "_end_epoch", dies)
         with pytest.raises(KeyboardInterrupt):
             run(stored_tiny, tmp_path / "killed", *changes)
     run(stored_tiny, tmp_path / "killed", *changes, resume=True)

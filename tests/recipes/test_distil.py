@@ -13,7 +13,7 @@ from calligram.recipes.catalog import RECIPES
 from calligram.recipes.distil import teacher_of
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe
-from calligram.training.loop import _LoopState
+from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 
 SMALL = ("batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "average=0", "lr=0.01")
@@ -72,13 +72,13 @@ def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, teacher, tmp_pa
     changes = (f"teacher={teacher}", STORED, "epochs=3", "save_steps=1")
     run("distil", stored_tiny, tmp_path / "whole", *changes)
 
-    def dies(self, number, epoch, optimizer, real=_LoopState._end_epoch):
+    def dies(self, number, epoch, optimizer, real=_Trainer._end_epoch):
         if epoch == 1:
             raise KeyboardInterrupt
         return real(self, number, epoch, optimizer)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_LoopState, "_end_epoch", dies)
+        patched.setattr(_Trainer, "_end_epoch", dies)
         with pytest.raises(KeyboardInterrupt):
             run("distil", stored_tiny, tmp_path / "killed", *changes)
     run("distil", stored_tiny, tmp_path / "killed", *changes, resume=True)

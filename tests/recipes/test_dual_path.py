@@ -11,7 +11,7 @@ from calligram.features.images.backbones import BackboneInput
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import as_plain, from_plain, resolve
 from calligram.recipes.parts.run import RunContext, run_recipe
-from calligram.training.loop import _LoopState
+from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 
 SMALL = (
@@ -90,14 +90,14 @@ def range_of(collection):
 def test_the_classifier_of_the_first_stage_goes_on_into_the_second_also_after_a_kill(tiny, tmp_path, monkeypatch):
     changes = ("image.size=16", "image.channels=4", "first.epochs=2", "second.epochs=2", "classifier.dropout=0.3")
     run(tiny, tmp_path / "whole", *changes)
-    saved = _LoopState._save
+    saved = _Trainer._save
 
     def stop_between(self, stage, epoch, batch, optimizer):
         saved(self, stage, epoch, batch, optimizer)
         if (stage, epoch, batch) == (1, 0, 0):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(_LoopState, "_save", stop_between)
+    monkeypatch.setattr(_Trainer, "_save", stop_between)
     with pytest.raises(KeyboardInterrupt):
         run(tiny, tmp_path / "stopped", *changes)
     monkeypatch.undo()

@@ -17,7 +17,7 @@ from calligram.features.regions.region_features import RegionCrops
 from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
-from calligram.models.load import BEST, INPUTS, MATCHER, RUN
+from calligram.models.load import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE
 from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 from calligram.models.vse import VSE, VSESettings
 from calligram.search.indexing.run import IndexReport, index_source
@@ -37,9 +37,9 @@ def _write_run(folder: Path, seed: int = 0, **changes: object) -> Path:
     torch.manual_seed(seed)
     shape = {"dim": 8, "channels": (4, 8), "word_dim": 6, "hidden": 8}
     matcher = VSE(VSESettings(vocabulary=len(words), **{**shape, **changes}))
-    (folder / RUN).write_text("{}\n")
-    catalog.save(matcher, folder / MATCHER, folder / BEST)
-    Inputs(PixelInput(16), words).save(folder / INPUTS)
+    (folder / RUN_FILE).write_text("{}\n")
+    catalog.save(matcher, folder / MATCHER_FILE, folder / WEIGHTS_FILE)
+    Inputs(PixelInput(16), words).save(folder / INPUTS_FOLDER)
     return folder
 
 
@@ -85,9 +85,9 @@ def _write_localizer(folder: Path, seed: int = 0) -> Path:
     regions = RegionInput(RegionCrops(PixelInput(16), 2), "grid", "grid", 20)
     torch.manual_seed(seed)
     sizes = {"image_dim": regions.dim, "text_dim": texts.dim, "hidden": 8, "dim": 4}
-    (folder / RUN).write_text("{}\n")
-    catalog.save(TwoBranchEmbedding(TwoBranchSettings(**sizes)), folder / MATCHER, folder / BEST)
-    Inputs(regions, texts).save(folder / INPUTS)
+    (folder / RUN_FILE).write_text("{}\n")
+    catalog.save(TwoBranchEmbedding(TwoBranchSettings(**sizes)), folder / MATCHER_FILE, folder / WEIGHTS_FILE)
+    Inputs(regions, texts).save(folder / INPUTS_FOLDER)
     return folder
 
 

@@ -14,7 +14,7 @@ from calligram.data.collection import Collection
 from calligram.data.draft import TarMember
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.models.load import INPUTS
+from calligram.models.load import INPUTS_FOLDER
 from calligram.search.filters.parser import parse
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
@@ -119,9 +119,9 @@ def test_a_matcher_of_stored_features_takes_a_collection_and_no_files(
     stored_tiny, photos, small_run, tmp_path, write_run, by_path
 ):
     run = write_run(tmp_path / "run", image="features", feature_dim=4)
-    content = json.loads((run / INPUTS / "inputs.json").read_text())
+    content = json.loads((run / INPUTS_FOLDER / "inputs.json").read_text())
     content["images"] = {"kind": "stored", "name": "colour"}
-    (run / INPUTS / "inputs.json").write_text(json.dumps(content))
+    (run / INPUTS_FOLDER / "inputs.json").write_text(json.dumps(content))
     models = LibraryMatchers.load(run)
     with pytest.raises(UserError, match="reads the stored features 'colour', and picture files have none"):
         index_source(models, photos, tmp_path / "refused")

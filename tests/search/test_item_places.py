@@ -15,7 +15,7 @@ from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
-from calligram.models.load import BEST, INPUTS, MATCHER, RUN, load_matcher
+from calligram.models.load import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.scan import SCAN, SCANSettings
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
@@ -40,10 +40,10 @@ def folder(tiny_draft, tmp_path):
     words = Vocabulary.build([SENTENCE], min_count=1)
     torch.manual_seed(0)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / RUN).write_text("{}\n")
+    (tmp_path / "run" / RUN_FILE).write_text("{}\n")
     matcher = SCAN(SCANSettings(len(words), dim=8, feature_dim=4, word_dim=6, hidden=8))
-    catalog.save(matcher, tmp_path / "run" / MATCHER, tmp_path / "run" / BEST)
-    Inputs(StoredInput("windows"), words).save(tmp_path / "run" / INPUTS)
+    catalog.save(matcher, tmp_path / "run" / MATCHER_FILE, tmp_path / "run" / WEIGHTS_FILE)
+    Inputs(StoredInput("windows"), words).save(tmp_path / "run" / INPUTS_FOLDER)
     index_source(LibraryMatchers.load(tmp_path / "run"), tmp_path / "collection", tmp_path / "library")
     return tmp_path
 

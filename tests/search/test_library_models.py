@@ -12,7 +12,7 @@ from torch import nn
 
 from calligram.errors import UserError
 from calligram.models import catalog
-from calligram.models.load import BEST, MATCHER, load_matcher
+from calligram.models.load import MATCHER_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.matcher import Encoded, Matcher
 from calligram.search.explain.library_localizer import LibraryLocalizer
 from calligram.search.indexing.run import index_source
@@ -61,7 +61,7 @@ def cross_run(small_run, tmp_path, monkeypatch):
     folder = tmp_path / "cross"
     shutil.copytree(small_run, folder)
     torch.manual_seed(3)
-    catalog.save(Cross(CrossSettings()), folder / MATCHER, folder / BEST)
+    catalog.save(Cross(CrossSettings()), folder / MATCHER_FILE, folder / WEIGHTS_FILE)
     return folder
 
 

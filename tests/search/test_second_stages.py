@@ -17,7 +17,7 @@ from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
 from calligram.models.bfan import BFAN, BFANSettings
-from calligram.models.load import BEST, INPUTS, MATCHER, RUN, load_matcher
+from calligram.models.load import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.scan import SCAN, SCANSettings
 from calligram.search.library.library import Library
@@ -52,9 +52,9 @@ def library(request, stored_tiny, write_run, tmp_path_factory):
     torch.manual_seed(0)
     run = folder / name
     run.mkdir()
-    (run / RUN).write_text("{}\n")
-    catalog.save(SECOND[name](len(words)), run / MATCHER, run / BEST)
-    Inputs(StoredInput("colour"), words).save(run / INPUTS)
+    (run / RUN_FILE).write_text("{}\n")
+    catalog.save(SECOND[name](len(words)), run / MATCHER_FILE, run / WEIGHTS_FILE)
+    Inputs(StoredInput("colour"), words).save(run / INPUTS_FOLDER)
     first = run if how == "by itself" else write_run(folder / "vse")
     more = () if first == run else ("--reranker", run)
     command("index", first, stored_tiny.folder, "--out", folder / "library", "--device", "cpu", *more)

@@ -17,7 +17,7 @@ from calligram.models.matcher import EmbeddingMatcher
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.scan import SCAN, SCANSettings
 from calligram.training.batches.batch import Batch
-from calligram.training.objectives.candidates import StagedObjective, nearest
+from calligram.training.objectives.candidates import RetrieveRerankObjective, candidate_mask
 from calligram.training.objectives.objective import InfoNCEObjective, RankingObjective
 from calligram.training.objectives.offline import OfflineObjective, OfflineTerms
 
@@ -68,7 +68,7 @@ def literal_candidates(cosines, image_target, text_target, count):
 def test_candidates_are_matches_and_the_nearest_negatives_of_each_side(count):
     given = batch()
     images, texts = torch.randn(6, 4), torch.randn(9, 4)
-    found = nearest(images, texts, given.image_target, given.text_target, count)
+    found = candidate_mask(images, texts, given.image_target, given.text_target, count)
     cosines = F.normalize(images, dim=1) @ F.normalize(texts, dim=1).T
     expected = literal_candidates(cosines, given.image_target, given.text_target, count)
     assert {(i, t) for i, t in found.nonzero().tolist()} == expected
@@ -77,7 +77,7 @@ def test_candidates_are_matches_and_the_nearest_negatives_of_each_side(count):
 
 def test_an_item_without_negatives_has_its_matches_alone():
     target = torch.tensor([[1, 1], [1, 0]])
-    found = nearest(torch.randn(2, 3), torch.randn(2, 3), target, target.T, 2)
+    found = candidate_mask(torch.randn(2, 3), torch.randn(2, 3), target, target.T, 2)
     assert found.tolist() == [[True, True], [True, False]]
 
 
@@ -85,9 +85,9 @@ def test_half_precision_chooses_the_same_candidates():
     torch.manual_seed(0)
     images, texts = (torch.randn(8) + 0.1 * torch.randn(count, 8) for count in (40, 60))
     target = 2 * torch.eye(40, 60, dtype=torch.int64) - 1
-    expected = nearest(images, texts, target, target.T, 4)
+    expected = candidate_mask(images, texts, target, target.T, 4)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(nearest(images, texts, target, target.T, 4), expected)
+        assert torch.equal(candidate_mask(images, texts, target, target.T, 4), expected)
 
 
 def objectives():
@@ -107,13 +107,13 @@ def test_with_as_many_candidates_as_items_it_is_the_loss_of_all_pairs_beside_tha
     encoded = objective.encode(matcher, given)
     whole = objective.terms(matcher, given, *encoded)
     vectors = objective.terms(EmbeddingMatcher(), given, *encoded)
-    found = StagedObjective(objective, 100).terms(matcher, given, *encoded)
+    found = RetrieveRerankObjective(objective, 100).terms(matcher, given, *encoded)
     assert set(found) == {*whole, *(f"first_{key}" for key in vectors)}
     for key, value in whole.items():
         torch.testing.assert_close(found[key], value)
         torch.testing.assert_close(found[f"first_{key}"], vectors[key])
     expected = gradients({**whole, **{f"first_{k}": v for k, v in vectors.items()}}, matcher)
-    again = StagedObjective(objective, 100)
+    again = RetrieveRerankObjective(objective, 100)
     for one, two in zip(gradients(again(matcher, given), matcher), expected, strict=True):
         torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
 
@@ -132,11 +132,11 @@ def test_few_candidates_are_the_loss_of_targets_where_all_others_are_neither(nam
     assert 9 < near.sum() < 40
     targets = given.image_target * near, given.text_target * near.T
     scores = matcher.score(images, texts)
-    found = StagedObjective(objective, 2).terms(matcher, given, images, texts)
+    found = RetrieveRerankObjective(objective, 2).terms(matcher, given, images, texts)
     torch.testing.assert_close(found["info_nce"], symmetric_info_nce(scores, *targets, temperature=0.1))
     whole = symmetric_info_nce(cosines, given.image_target, given.text_target, temperature=0.1)
     torch.testing.assert_close(found["first_info_nce"], whole)
-    hinge = StagedObjective(RankingObjective(0.3, 1), 2, 0.0).terms(matcher, given, images, texts)
+    hinge = RetrieveRerankObjective(RankingObjective(0.3, 1), 2, 0.0).terms(matcher, given, images, texts)
     assert set(hinge) == {"ranking"}
     torch.testing.assert_close(hinge["ranking"], bidirectional_ranking_loss(scores, *targets, margin=0.3, top_k=1) / 10)
 
@@ -152,7 +152,7 @@ def test_other_pairs_are_not_scored(monkeypatch):
         return real(images, texts, rows, columns)
 
     monkeypatch.setattr(matcher, "score_some", watched)
-    objective = StagedObjective(RankingObjective(0.2), 1)
+    objective = RetrieveRerankObjective(RankingObjective(0.2), 1)
     images, texts = objective.encode(matcher, given)
     objective.terms(matcher, given, images, texts)
     cosines = EmbeddingMatcher().score(images, texts)
@@ -161,7 +161,7 @@ def test_other_pairs_are_not_scored(monkeypatch):
 
 def test_both_losses_have_a_temperature_of_their_own_that_learns():
     torch.manual_seed(0)
-    objective = StagedObjective(InfoNCEObjective(0.1), 2, 0.5)
+    objective = RetrieveRerankObjective(InfoNCEObjective(0.1), 2, 0.5)
     sum(objective(mmca(), batch()).values()).backward()
     one, two = objective.first.log_scale.grad, objective.second.log_scale.grad
     assert one != 0
@@ -173,18 +173,18 @@ def test_vectors_may_learn_beside_the_scores_of_all_pairs():
     torch.manual_seed(0)
     matcher, given, objective = mmca(), batch(), RankingObjective(0.2)
     encoded = objective.encode(matcher, given)
-    found = StagedObjective(objective, 0, 0.25).terms(matcher, given, *encoded)
+    found = RetrieveRerankObjective(objective, 0, 0.25).terms(matcher, given, *encoded)
     torch.testing.assert_close(found["ranking"], objective.terms(matcher, given, *encoded)["ranking"])
     vectors = objective.terms(EmbeddingMatcher(), given, *encoded)["ranking"]
     torch.testing.assert_close(found["first_ranking"], 0.25 * vectors)
-    assert StagedObjective(objective).first is None
+    assert RetrieveRerankObjective(objective).first is None
 
 
 @pytest.mark.parametrize("name", MATCHERS)
 def test_bf16_stays_close(name):
     torch.manual_seed(0)
     matcher, given = MATCHERS[name](), batch()
-    objective = StagedObjective(InfoNCEObjective(0.5), 3)
+    objective = RetrieveRerankObjective(InfoNCEObjective(0.5), 3)
     exact = objective(matcher, given)
     with torch.autocast("cpu", torch.bfloat16):
         found = objective(matcher, given)

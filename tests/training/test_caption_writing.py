@@ -52,7 +52,7 @@ def test_the_loss_is_that_of_the_literal_loop_over_pairs_and_words():
 
 
 def test_hidden_words_are_not_to_be_written():
-    writer, regions = objective(blank=3), torch.randn(1, 4, 6, dtype=torch.float64)
+    writer, regions = objective(mask_token=3), torch.randn(1, 4, 6, dtype=torch.float64)
     real, words = torch.ones(1, 4, dtype=torch.bool), WORDS[2:]
     whole = objective().loss(regions, real, words, words > 0)
     found = writer.loss(regions, real, words, words > 0)

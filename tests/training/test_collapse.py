@@ -21,19 +21,19 @@ def test_spread_is_zero_for_equal_vectors_and_large_for_different_ones():
 def test_a_lasting_collapse_stops_with_advice():
     watch = CollapseDetector(patience=5)
     for step in range(4):
-        watch.look(step, {"loss": 0.4}, spread_of(torch.ones(4, 3)))
+        watch.check(step, {"loss": 0.4}, spread_of(torch.ones(4, 3)))
     with pytest.raises(UserError, match=r"embeddings collapsed: at step 4 all images .*warmup_epochs=2"):
-        watch.look(4, {"loss": 0.4}, spread_of(torch.ones(4, 3)))
+        watch.check(4, {"loss": 0.4}, spread_of(torch.ones(4, 3)))
 
 
 def test_a_passing_one_does_not():
     watch = CollapseDetector(patience=5)
     for step in range(20):
-        watch.look(step, {"loss": 0.4}, spread_of(torch.eye(4) if step % 4 == 3 else torch.ones(4, 3)))
+        watch.check(step, {"loss": 0.4}, spread_of(torch.eye(4) if step % 4 == 3 else torch.ones(4, 3)))
     assert watch._below < 5
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_broken_loss_is_named(value):
     with pytest.raises(UserError, match=r"not finite at step 7 \(ranking="):
-        CollapseDetector().look(7, {"loss": 1.0, "ranking": value}, None)
+        CollapseDetector().check(7, {"loss": 1.0, "ranking": value}, None)

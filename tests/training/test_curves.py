@@ -4,7 +4,7 @@ import json
 
 from PIL import Image
 
-from calligram.training.curves import draw_compared, draw_curves, errors_by_epoch, of_last_round
+from calligram.training.curves import draw_comparison, draw_curves, errors_by_epoch, last_round_metrics
 
 ROWS = [
     {"step": 10, "stage": "I", "epoch": 0, "loss": 2.0, "instance_text_error": 1.0, "instance_image_error": 0.5},
@@ -35,12 +35,12 @@ def test_runs_are_compared_by_the_epochs_of_their_last_round(tmp_path):
         return [{"stage": stage, "dev": {"i2t_r1": float(n), "t2i_r1": 1.0}} for n, stage in enumerate(stages)]
 
     both = rows("round 1, warm-up", "round 1, ranking", "round 2, warm-up", "round 2, adaptive")
-    assert [found["i2t_r1"] for found in of_last_round([{"loss": 1.0}, *both])] == [2.0, 3.0]
+    assert [found["i2t_r1"] for found in last_round_metrics([{"loss": 1.0}, *both])] == [2.0, 3.0]
     plain = rows("warm-up", "ranking")
-    assert [found["i2t_r1"] for found in of_last_round(plain)] == [0.0, 1.0]
-    assert of_last_round([]) == []
+    assert [found["i2t_r1"] for found in last_round_metrics(plain)] == [0.0, 1.0]
+    assert last_round_metrics([]) == []
     for name, content in (("one", both), ("two", plain)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in content))
-    drawn = draw_compared({name: tmp_path / name for name in ("one", "two")}, tmp_path / "both.png")
+    drawn = draw_comparison({name: tmp_path / name for name in ("one", "two")}, tmp_path / "both.png")
     assert Image.open(drawn).width > 900

@@ -65,7 +65,7 @@ def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
     batch = next(iter(stage.batches.epoch(0)))
     plan.matcher.double()
     stage.objective.double().eval()  # without dropout, which every process draws for itself
-    stage.objective.at(0.5)
+    stage.objective.set_progress(0.5)
     terms = stage.objective(plan.matcher, doubled(batch))
     sum(terms.values()).backward()
     named = dict([*plan.matcher.named_parameters(), *stage.objective.named_parameters("objective")])
@@ -86,9 +86,9 @@ def leave_the_group(out: Path) -> None:
     """Use the group as training does, leave it, and write the names of the threads that go on."""
     from calligram.training import distributed
 
-    distributed.Processes.join().agree(1.0)
+    distributed.Processes.join().broadcast_number(1.0)
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports parts of torch that are lazy
-    distributed._leave()
+    distributed._leave_group()
     names = [name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm")]
     out.with_name(f"{out.name}-threads").write_text("\n".join(names))
 

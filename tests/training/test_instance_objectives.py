@@ -9,8 +9,8 @@ import torch
 from calligram.data.matches import Matches
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 from calligram.training.batches.batch import Batch
-from calligram.training.objectives.instance import Classes, InstanceObjective, pseudo_classes
-from calligram.training.objectives.objective import JointObjective, RankingObjective, with_one_negative
+from calligram.training.objectives.instance import ClassLabels, InstanceObjective, pseudo_classes
+from calligram.training.objectives.objective import JointObjective, RankingObjective, keep_one_negative
 
 
 class Given(EmbeddingMatcher):
@@ -101,7 +101,7 @@ def test_one_negative_is_drawn_of_each_row_and_all_come_in_turn():
     target = torch.tensor([[1, -1, -1, 0, -1], [1, 1, 1, 0, 1], [-1, 1, 0, 0, 0]])
     seen = set()
     for _ in range(50):
-        drawn = with_one_negative(target)
+        drawn = keep_one_negative(target)
         assert torch.equal(drawn > 0, target > 0)
         assert (drawn < 0).sum(1).tolist() == [1, 0, 1]
         assert ((target < 0) | (drawn >= 0)).all()
@@ -117,9 +117,9 @@ def test_nothing_to_minimise_is_an_error():
 
 def test_a_text_has_the_class_that_all_its_images_share():
     matches = Matches.from_pairs([(0, 0), (1, 0), (1, 1), (2, 2), (0, 3)], (3, 5))
-    classes = Classes.of(matches, np.array([7, 7, 2]))
+    classes = ClassLabels.of(matches, np.array([7, 7, 2]))
     assert classes.texts.tolist() == [7, 7, 2, 7, -1]
-    assert Classes.of(matches, np.array([0, 1, 2])).texts.tolist() == [-1, 1, 2, 0, -1]
+    assert ClassLabels.of(matches, np.array([0, 1, 2])).texts.tolist() == [-1, 1, 2, 0, -1]
 
 
 def test_pseudo_classes_are_clusters_of_features_and_the_same_again():

@@ -63,7 +63,7 @@ def test_ranks_are_drawn_uniformly_or_about_the_middle_of_the_list():
     negatives = mined(matches, 30, 30)
     pairs = np.stack([np.arange(40)] * 2, axis=1).repeat(300, axis=0)
     for spread in ("uniform", "normal"):
-        drawn = OfflineSampler(matches, 8, 0, negatives, spread=spread).draw(pairs, np.random.default_rng(0))
+        drawn = OfflineSampler(matches, 8, 0, negatives, distribution=spread).draw(pairs, np.random.default_rng(0))
         ranks = (negatives.texts[pairs[:, 0]] == drawn[:, 3:4]).argmax(1)
         counts = np.bincount(ranks, minlength=30) / len(ranks)
         assert (counts > 0).all()
@@ -109,7 +109,7 @@ def test_a_batch_holds_each_item_once_and_targets_of_its_pairs(fed):
         assert len(batch.images) == len({i for i in drawn[:, 0::2].ravel() if i >= 0})
         assert len(batch.texts) == len({t for t in drawn[:, 1::2].ravel() if t >= 0})
         own = np.unique(drawn[:, 0]), np.unique(drawn[:, 1])
-        target, (rows, columns) = batch.image_target.numpy(), batch.own
+        target, (rows, columns) = batch.image_target.numpy(), batch.paired_counts
         np.testing.assert_array_equal(target[:rows, :columns], train.matches.target(*own))
         assert target.shape == (len(batch.images), len(batch.texts))
         assert not target[rows:].any()
@@ -211,6 +211,6 @@ def test_processes_share_a_batch_with_its_drawn_items(fed):
         assert torch.equal(torch.cat([one.images, two.images]), whole.images)
         assert len(one.texts) + len(two.texts) == len(whole.texts)
         for part in (one, two):
-            assert part.own == whole.own
+            assert part.paired_counts == whole.paired_counts
             assert torch.equal(part.drawn, whole.drawn)
             assert torch.equal(part.image_target, whole.image_target)

@@ -14,7 +14,7 @@ from calligram.models import mmca
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.training import cuda_graphs
 from calligram.training.batches.batch import Batch
-from calligram.training.objectives.candidates import StagedObjective
+from calligram.training.objectives.candidates import RetrieveRerankObjective
 from calligram.training.objectives.objective import InfoNCEObjective, JointObjective, RankingObjective
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -44,9 +44,9 @@ class Again:
 @pytest.fixture
 def stepped(monkeypatch):
     """A CPU that can record."""
-    monkeypatch.setattr(cuda_graphs, "DEVICE", "cpu")
-    monkeypatch.setattr(cuda_graphs, "record", Again)
-    monkeypatch.setattr(mmca, "FEW", 0)
+    monkeypatch.setattr(cuda_graphs, "DEVICE_TYPE", "cpu")
+    monkeypatch.setattr(cuda_graphs, "capture", Again)
+    monkeypatch.setattr(mmca, "MAX_STACKED_ITEMS", 0)
     monkeypatch.setattr(Again, "made", 0)
 
 
@@ -54,7 +54,7 @@ OBJECTIVES = {
     "hardest": lambda: RankingObjective(0.2, 1),
     "infonce": InfoNCEObjective,
     "both": lambda: JointObjective((1.0, RankingObjective(0.2, 1)), (0.5, InfoNCEObjective())),
-    "staged": lambda: StagedObjective(InfoNCEObjective(), first_stage=0.3),
+    "staged": lambda: RetrieveRerankObjective(InfoNCEObjective(), first_stage=0.3),
 }
 
 
@@ -236,13 +236,13 @@ def test_what_has_no_gradient_or_waits_or_is_one_shape_too_many_is_not_recorded(
     for objective in (
         RankingObjective(0.2),
         RankingObjective(0.2, 1, draw=True),
-        StagedObjective(InfoNCEObjective(), 2),
+        RetrieveRerankObjective(InfoNCEObjective(), 2),
     ):
         found.objective = objective
         found.step(True)
         assert found.recorded is None
     found.objective = RankingObjective(0.2, 1)
-    monkeypatch.setattr(cuda_graphs, "MOST", 1)
+    monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 1)
     for texts in (3, 3, 4, 4):
         same(found.step(True, texts=texts, words=8), found.step(False, texts=texts, words=8))
     assert found.recorded == 1
@@ -265,7 +265,7 @@ def test_what_cannot_be_recorded_or_replayed_runs_step_by_step_and_says_so_once(
 
 def test_running_statistics_are_those_of_single_steps():
     norm = torch.nn.BatchNorm1d(3)
-    with cuda_graphs.untouched(list(norm.buffers())):
+    with cuda_graphs.preserve_state(list(norm.buffers())):
         norm(torch.randn(8, 3))
     assert norm.running_mean.tolist() == [0.0] * 3
     assert norm.num_batches_tracked == 0

@@ -128,7 +128,7 @@ def test_the_loss_is_a3vse_eqs_3_and_9_with_margins_and_weights_of_the_paper(fee
     model = matcher()
     adversary = Adversary(6, AdversaryTerms(hidden=5))
     objective = PseudoPairObjective(RankingObjective(0.2, 1), RankingObjective(0.3, 1), 0.8, adversary).double()
-    objective.at(0.4)
+    objective.set_progress(0.4)
     terms = {name: term.detach() for name, term in objective(model, batch).items()}
 
     @torch.no_grad()
@@ -203,7 +203,7 @@ def test_the_reversal_follows_progress_within_the_stages_span():
         plain = grad / gamma if plain is None else plain
         torch.testing.assert_close(grad, plain * gamma)
     objective = PseudoPairObjective(InfoNCEObjective(), InfoNCEObjective(), 0.5, adversary, span=(0.25, 1.0))
-    objective.at(0.5)
+    objective.set_progress(0.5)
     assert objective.progress == objective.annotated.progress == 0.5
     assert objective.span[0] + (objective.span[1] - objective.span[0]) * objective.progress == 0.625
 
@@ -232,7 +232,7 @@ def test_both_batches_and_all_discriminators_learn(feeds):
     batch = next(iter(feeds()[2].epoch(0)))
     model = matcher().float()
     objective = PseudoPairObjective(InfoNCEObjective(), InfoNCEObjective(), 0.8, Adversary(6))
-    objective.at(0.5)
+    objective.set_progress(0.5)
     sum(objective(model, batch).values()).backward()
     named = [*model.named_parameters(), *objective.named_parameters()]
     assert not [name for name, p in named if p.grad is None or not torch.isfinite(p.grad).all()]

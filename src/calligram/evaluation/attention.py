@@ -16,7 +16,7 @@ from calligram.features.images.region_input import grid_part_boxes, stored_part_
 from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import token_spans, token_word_indices, whitespace_word_spans
-from calligram.models.matcher import Encoded, Matcher, Side
+from calligram.models.matcher import Encoded, Matcher, QuerySide
 
 Floats = NDArray[np.float32]
 LOW, HIGH = 0.36, 0.64
@@ -51,7 +51,7 @@ class AttentionShares(NamedTuple):
     """(W, R) where each word looks, which sums to one; zero throughout for a word that was cut off"""
     regions: Floats
     """(R, W) which words each region looks at; one, less what it gives to the marks of the ends and to punctuation"""
-    scored: frozenset[Side]
+    scored: frozenset[QuerySide]
     """whose looks the matcher's score goes by; the others are what they would be by the same attention"""
 
     @property
@@ -184,7 +184,8 @@ def attended(matcher: Matcher, seen: EncodedPicture, texts: Encoded, spelt: Word
         spelt: what ``words_and_parts`` says of it.
     """
     from_words, from_regions = (
-        shares[0].float().cpu().numpy() for shares in matcher.attended(seen.encoded.to(texts.vectors.device), texts)
+        shares[0].float().cpu().numpy()
+        for shares in matcher.attention_weights(seen.encoded.to(texts.vectors.device), texts)
     )
     mask, boxes = seen.encoded.mask, seen.boxes
     real = np.ones(len(from_words), dtype=bool) if mask is None else mask[0].cpu().numpy()

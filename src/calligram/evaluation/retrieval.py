@@ -232,7 +232,7 @@ def each_alone(
     """What each member finds by itself, from what the ensemble encoded."""
     return tuple(
         in_folds(score_matrix(member, EncodedPairing(*own), precision=precision, track=track), pairing, folds)
-        for member, *own in ensemble.each(encoded.images, encoded.texts)
+        for member, *own in ensemble.by_member(encoded.images, encoded.texts)
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from calligram.models.layers.networks import RecurrentText
-from calligram.models.layers.part_towers import PartSettings, image_branch, image_parts, text_branch, text_parts
+from calligram.models.layers.part_towers import PartSettings, image_parts, image_tower, text_parts, text_tower
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 
@@ -99,8 +99,8 @@ class A3VSE(EmbeddingMatcher):
     def __init__(self, settings: A3VSESettings) -> None:
         super().__init__()
         self.settings = settings
-        self.image, self.project = image_branch(settings)
-        self.text = text_branch(settings, cell=settings.cell)
+        self.image, self.project = image_tower(settings)
+        self.text = text_tower(settings, cell=settings.cell)
         if isinstance(self.text, RecurrentText):
             for name, weights in self.text.recurrent.named_parameters():
                 nn.init.xavier_uniform_(weights) if "weight" in name else nn.init.zeros_(weights)

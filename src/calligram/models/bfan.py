@@ -7,9 +7,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from calligram.models.layers.cross_attention import Attention, Crossing, Norm, similarity
+from calligram.models.layers.cross_attention import AttentionSettings, Norm, PartProducts, similarity
 from calligram.models.layers.part_towers import PartSettings
-from calligram.models.matcher import Side
+from calligram.models.matcher import QuerySide
 from calligram.models.scan import FragmentMatcher
 
 
@@ -34,17 +34,17 @@ class BFAN(FragmentMatcher):
     settings: BFANSettings
 
     @property
-    def attention(self) -> Attention:
+    def attention(self) -> AttentionSettings:
         """Over the relevant parts."""
-        return Attention(self.settings.norm, self.settings.temperature, self.settings.focal)
+        return AttentionSettings(self.settings.norm, self.settings.temperature, self.settings.focal)
 
     @property
-    def attends(self) -> frozenset[Side]:
+    def attends(self) -> frozenset[QuerySide]:
         """Both sides."""
         return frozenset(("words", "regions"))
 
-    def crossed(self, crossing: Crossing) -> Tensor:
+    def score_products(self, crossing: PartProducts) -> Tensor:
         """Both directions, from the same products."""
         how = self.attention
-        words, regions = similarity(crossing, how, "mean"), similarity(crossing.turned(), how, "mean")
+        words, regions = similarity(crossing, how, "mean"), similarity(crossing.transposed(), how, "mean")
         return words + (regions if crossing.aligned else regions.T)

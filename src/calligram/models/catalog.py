@@ -15,7 +15,7 @@ from calligram.errors import UserError, unknown
 from calligram.models.a3vse import A3VSE, A3VSESettings
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.cca import CCA, CCASettings
-from calligram.models.ensemble import Ensemble, EnsembleSettings, Weighted, WeightedSettings
+from calligram.models.ensemble import Ensemble, EnsembleSettings, SentencePhraseMatcher, SentencePhraseSettings
 from calligram.models.matcher import Matcher
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.pretrained import Pretrained, PretrainedSettings
@@ -42,7 +42,7 @@ MATCHERS: Mapping[str, MatcherEntry] = {
     "vse": MatcherEntry(VSE, VSESettings),
     "pretrained": MatcherEntry(Pretrained, PretrainedSettings),
     "cca": MatcherEntry(CCA, CCASettings),
-    "weighted": MatcherEntry(Weighted, WeightedSettings),
+    "weighted": MatcherEntry(SentencePhraseMatcher, SentencePhraseSettings),
     "ensemble": MatcherEntry(Ensemble, EnsembleSettings),
     "scan": MatcherEntry(SCAN, SCANSettings),
     "bfan": MatcherEntry(BFAN, BFANSettings),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from calligram.features.images.stored_input import real_parts
 from calligram.features.texts.pca import Covariance
-from calligram.models.layers.part_towers import pooled
+from calligram.models.layers.part_towers import pool_states
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 
@@ -29,7 +29,7 @@ class CCASettings:
     """the same of texts"""
 
 
-class Directions(NamedTuple):
+class CanonicalDirections(NamedTuple):
     """Canonical directions, the most correlated first."""
 
     image: Tensor
@@ -72,10 +72,12 @@ class CCA(EmbeddingMatcher):
         covariance = Covariance()
         for images, texts in batches:
             covariance.add(images, texts)
-        return cls.of(covariance, dim, eta, text_eta)
+        return cls.from_covariance(covariance, dim, eta, text_eta)
 
     @classmethod
-    def of(cls, covariance: Covariance, dim: int = 0, eta: float = 1e-4, text_eta: float | None = None) -> CCA:
+    def from_covariance(
+        cls, covariance: Covariance, dim: int = 0, eta: float = 1e-4, text_eta: float | None = None
+    ) -> CCA:
         """From covariances that are known, so that several ``eta`` cost one pass."""
         text_eta = eta if text_eta is None else text_eta
         found = canonical_directions(*covariance.blocks, eta=eta, text_eta=text_eta)
@@ -92,7 +94,7 @@ class CCA(EmbeddingMatcher):
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Features (N, D), or (N, R, D) whose real parts are averaged."""
         if images.ndim == 3:
-            images = pooled(images, real_parts(images) if mask is None else mask, "mean")
+            images = pool_states(images, real_parts(images) if mask is None else mask, "mean")
         return Encoded(self.image(images))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
@@ -101,7 +103,9 @@ class CCA(EmbeddingMatcher):
         return Encoded(self.text(texts))
 
 
-def canonical_directions(images: Tensor, between: Tensor, texts: Tensor, *, eta: float, text_eta: float) -> Directions:
+def canonical_directions(
+    images: Tensor, between: Tensor, texts: Tensor, *, eta: float, text_eta: float
+) -> CanonicalDirections:
     """Solve CCA from covariances C_xx, C_xy and C_yy.
 
     Both own covariances get (1e-8 + eta lambda_max) I, each with its eta. With Cholesky factors L L' of what results,
@@ -110,18 +114,18 @@ def canonical_directions(images: Tensor, between: Tensor, texts: Tensor, *, eta:
     """
     if min(eta, text_eta) < 0:
         raise ValueError(f"eta must not be negative, got {min(eta, text_eta)}")
-    lower_x, lower_y = _factor(images, eta), _factor(texts, text_eta)
+    lower_x, lower_y = _cholesky(images, eta), _cholesky(texts, text_eta)
     whitened = torch.linalg.solve_triangular(lower_x, between, upper=False)
     whitened = torch.linalg.solve_triangular(lower_y, whitened.T, upper=False).T
     left, correlations, right = torch.linalg.svd(whitened, full_matrices=False)
-    return Directions(
+    return CanonicalDirections(
         torch.linalg.solve_triangular(lower_x.T, left, upper=True),
         torch.linalg.solve_triangular(lower_y.T, right.T, upper=True),
         correlations,
     )
 
 
-def _factor(own: Tensor, eta: float) -> Tensor:
+def _cholesky(own: Tensor, eta: float) -> Tensor:
     added = 1e-8 + eta * float(torch.linalg.eigvalsh(own)[-1])
     lower: Tensor = torch.linalg.cholesky(own + added * torch.eye(len(own), dtype=own.dtype, device=own.device))
     return lower

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from calligram.features.images.backbones import Backbone, grid_cells
 from calligram.features.images.stored_input import real_parts
 from calligram.features.texts.text_encoder import TextEncoder
-from calligram.models.matcher import Encoded, Matcher, Side, unit
+from calligram.models.matcher import Encoded, Matcher, QuerySide, unit
 from calligram.models.two_branch import TwoBranchEmbedding
 
 
 @dataclass(frozen=True)
-class WeightedSettings:
+class SentencePhraseSettings:
     """Two matchers and the share of the second."""
 
     sentences: str
@@ -28,7 +28,7 @@ class WeightedSettings:
     """share of the region-phrase score; the paper's value"""
 
 
-class Weighted(Matcher):
+class SentencePhraseMatcher(Matcher):
     """Image-sentence and region-phrase distance together (two-branch, Eq. 8).
 
     D(x, y) = (1 - alpha) d(x, y) + alpha d_rp(x, y), where d_rp is the mean over the sentence's phrases of the distance
@@ -39,9 +39,9 @@ class Weighted(Matcher):
 
     reranks = True
     scores_parts = True
-    settings: WeightedSettings
+    settings: SentencePhraseSettings
 
-    def __init__(self, settings: WeightedSettings) -> None:
+    def __init__(self, settings: SentencePhraseSettings) -> None:
         from calligram.models.catalog import build  # which lists this class too
 
         super().__init__()
@@ -55,14 +55,14 @@ class Weighted(Matcher):
         """Whole pictures (N, 0) and their regions (N, 1:), as ``JoinedImages`` packs them: (N, 1 + R, D)."""
         real = real_parts(images[:, 1:]) if mask is None else mask[:, 1:]
         whole = self.sentences.encode_images(images[:, 0, : self.sentences.settings.image_dim]).vectors
-        parts = _parts(self.phrases.encode_images, images[:, 1:, : self.phrases.settings.image_dim], real)
+        parts = _encode_parts(self.phrases.encode_images, images[:, 1:, : self.phrases.settings.image_dim], real)
         return Encoded(whole, parts, real)
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Sentences (N, 0) and their phrases (N, 1:), as ``JoinedTexts`` packs them: (N, 1 + P, D)."""
         real = real_parts(texts[:, 1:]) if mask is None else mask[:, 1:]
         whole = self.sentences.encode_texts(texts[:, 0, : self.sentences.settings.text_dim]).vectors
-        parts = _parts(self.phrases.encode_texts, texts[:, 1:, : self.phrases.settings.text_dim], real)
+        parts = _encode_parts(self.phrases.encode_texts, texts[:, 1:, : self.phrases.settings.text_dim], real)
         return Encoded(whole, parts, real)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -70,7 +70,7 @@ class Weighted(Matcher):
         whole = self.sentences.score_pairs(Encoded(images.vectors), Encoded(texts.vectors))
         return torch.stack(
             [
-                self._together(own.view(1, 1), images.rows(slice(i, i + 1)), texts.rows(slice(i, i + 1)))[0, 0]
+                self._combine(own.view(1, 1), images.rows(slice(i, i + 1)), texts.rows(slice(i, i + 1)))[0, 0]
                 for i, own in enumerate(whole)
             ]
         )
@@ -78,13 +78,13 @@ class Weighted(Matcher):
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Of all pairs, an image at a time against the phrases of all texts."""
         whole = self.sentences.score(Encoded(images.vectors), Encoded(texts.vectors))
-        rows = [self._together(own[None], images.rows(slice(i, i + 1)), texts) for i, own in enumerate(whole)]
+        rows = [self._combine(own[None], images.rows(slice(i, i + 1)), texts) for i, own in enumerate(whole)]
         return torch.cat(rows) if rows else whole
 
-    def _together(self, whole: Tensor, image: Encoded, texts: Encoded) -> Tensor:
+    def _combine(self, whole: Tensor, image: Encoded, texts: Encoded) -> Tensor:
         """Eq. 8 for one image and several texts, (1, T), from the image-sentence scores."""
         alpha = self.settings.alpha
-        regions, phrases = _real(image), _real(texts)
+        regions, phrases = _real_parts(image), _real_parts(texts)
         if not alpha or not len(regions) or not len(phrases):
             return whole
         assert texts.mask is not None
@@ -128,7 +128,7 @@ class Ensemble(Matcher):
         self.settings = settings
         self.members = nn.ModuleList(build(json.loads(member)) for member in settings.members)
         # Vectors side by side give the mean of cosines, which that of distances is not.
-        self.reranks = any(member.reranks or isinstance(member, TwoBranchEmbedding) for member in self._all())
+        self.reranks = any(member.reranks or isinstance(member, TwoBranchEmbedding) for member in self._members())
         if settings.backbone:
             self.image = Backbone.from_description(settings.backbone)
         if settings.encoder:
@@ -139,55 +139,57 @@ class Ensemble(Matcher):
         if self.settings.backbone and images.ndim > 3:
             images = grid_cells(self.image, images)
             mask = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
-        return self._joined([member.encode_images(images, mask) for member in self._all()])
+        return self._joined([member.encode_images(images, mask) for member in self._members()])
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """By every member."""
         if self.settings.encoder and texts.ndim == 2:
             mask = torch.ones_like(texts, dtype=torch.bool) if mask is None else mask
             texts = self.text["encoder"](texts, mask)
-        return self._joined([member.encode_texts(texts, mask) for member in self._all()])
+        return self._joined([member.encode_texts(texts, mask) for member in self._members()])
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """The mean of the members'."""
-        return torch.stack([member.score_pairs(one, two) for member, one, two in self.each(images, texts)]).mean(0)
+        return torch.stack([member.score_pairs(one, two) for member, one, two in self.by_member(images, texts)]).mean(0)
 
     def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
         """The mean of the members'."""
-        sides = self.each(images, texts)
+        sides = self.by_member(images, texts)
         return torch.stack([member.score_some(one, two, rows, columns) for member, one, two in sides]).mean(0)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """The mean of the members'."""
-        return torch.stack([member.score(one, two) for member, one, two in self.each(images, texts)]).mean(0)
+        return torch.stack([member.score(one, two) for member, one, two in self.by_member(images, texts)]).mean(0)
 
     @property
     def vector_size(self) -> int:
         """That of all members together."""
-        return sum(member.vector_size for member in self._all())
+        return sum(member.vector_size for member in self._members())
 
     @property
-    def attends(self) -> frozenset[Side]:
+    def attends(self) -> frozenset[QuerySide]:
         """Whoever does in one of the members."""
-        return frozenset[Side]().union(*(member.attends for member in self._all()))
+        return frozenset[QuerySide]().union(*(member.attends for member in self._members()))
 
-    def attended(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
+    def attention_weights(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
         """The mean shares of the members that attend."""
-        found = [member.attended(one, two) for member, one, two in self.each(images, texts) if member.attends]
+        found = [
+            member.attention_weights(one, two) for member, one, two in self.by_member(images, texts) if member.attends
+        ]
         words, regions = (torch.stack(shares).mean(0) for shares in zip(*found, strict=True))
         return words, regions
 
-    def each(self, images: Encoded, texts: Encoded) -> Iterator[tuple[Matcher, Encoded, Encoded]]:
+    def by_member(self, images: Encoded, texts: Encoded) -> Iterator[tuple[Matcher, Encoded, Encoded]]:
         """Every member with what it gave of both sides, its vectors at length one."""
-        return zip(self._all(), self._own(images), self._own(texts), strict=True)
+        return zip(self._members(), self._own(images), self._own(texts), strict=True)
 
-    def _all(self) -> list[Matcher]:
+    def _members(self) -> list[Matcher]:
         return [member for member in self.members if isinstance(member, Matcher)]
 
     def _joined(self, found: list[Encoded]) -> Encoded:
         vectors = torch.cat([unit(e.vectors) for e in found], dim=-1)
         # Others may give parts too, which only their training needs.
-        with_parts = [e for member, e in zip(self._all(), found, strict=True) if member.scores_parts]
+        with_parts = [e for member, e in zip(self._members(), found, strict=True) if member.scores_parts]
         parts = [e.parts for e in with_parts if e.parts is not None]
         if not parts:
             return Encoded(vectors)
@@ -197,7 +199,7 @@ class Ensemble(Matcher):
 
     def _own(self, items: Encoded) -> list[Encoded]:
         """What each member gave, but for the length of its vectors."""
-        members = self._all()
+        members = self._members()
         vectors = torch.split(items.vectors, [member.vector_size for member in members], dim=-1)
         if items.parts is None:
             return [Encoded(v) for v in vectors]
@@ -208,14 +210,14 @@ class Ensemble(Matcher):
         ]
 
 
-def _real(items: Encoded) -> Tensor:
+def _real_parts(items: Encoded) -> Tensor:
     """The parts that are there, (M, D)."""
     assert items.parts is not None
     assert items.mask is not None
     return items.parts[items.mask]
 
 
-def _parts(encode: object, parts: Tensor, real: Tensor) -> Tensor:
+def _encode_parts(encode: object, parts: Tensor, real: Tensor) -> Tensor:
     """Encode the real parts (N, K, D) and put zeros where there are none."""
     assert callable(encode)
     found = encode(parts[real]).vectors if real.any() else parts.new_zeros(0, 1)

@@ -20,15 +20,20 @@ from calligram.features.images.backbones import BackboneInput
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import ImageInput, Inputs, TextInput
 from calligram.features.texts.text_encoder import EncoderInput
-from calligram.models.layers.networks import PaddedText, RecurrentText
+from calligram.models.layers.networks import PaddedRecurrentText, RecurrentText
 from calligram.models.matcher import Matcher, unit
 
 # A matcher's two sides as modules from plain arrays to unit vectors, as other runtimes need them.
 
-STRINGS = ("a man in a red shirt throws a ball to his dog by the sea", "snow", "two girls dance", "one, and another")
+SAMPLE_TEXTS = (
+    "a man in a red shirt throws a ball to his dog by the sea",
+    "snow",
+    "two girls dance",
+    "one, and another",
+)
 
 
-class Given(NamedTuple):
+class GraphInput(NamedTuple):
     """One input of a graph; the first axis is the batch."""
 
     name: str
@@ -37,10 +42,10 @@ class Given(NamedTuple):
     """of the second axis, where it may change; 0 where it may not"""
 
 
-class Graph(nn.Module):
+class EncoderGraph(nn.Module):
     """One side of a matcher."""
 
-    given: tuple[Given, ...]
+    inputs: tuple[GraphInput, ...]
 
     def __init__(self, matcher: Matcher) -> None:
         super().__init__()
@@ -55,7 +60,7 @@ class Graph(nn.Module):
         raise NotImplementedError
 
 
-class ImageGraph(Graph):
+class ImageGraph(EncoderGraph):
     """Bytes of resized pictures (N, 3, H, W) to unit vectors, normalisation and all; or stored features (N, D)."""
 
     def __init__(self, matcher: Matcher, source: ImageInput) -> None:
@@ -63,9 +68,9 @@ class ImageGraph(Graph):
         self.source = source
         self.backbone = copy.deepcopy(source.backbone).cpu().eval() if isinstance(source, BackboneInput) else None
         self.pixels = source.pixels if isinstance(source, BackboneInput) else source
-        pixels = Given("pixels", "RGB bytes of pictures resized as the preparation says")
-        features = Given("features", "features of pictures, averaged where a picture has several")
-        self.given = (pixels if isinstance(self.pixels, PixelInput) else features,)
+        pixels = GraphInput("pixels", "RGB bytes of pictures resized as the preparation says")
+        features = GraphInput("features", "features of pictures, averaged where a picture has several")
+        self.inputs = (pixels if isinstance(self.pixels, PixelInput) else features,)
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, dim)."""
@@ -89,18 +94,18 @@ class ImageGraph(Graph):
         return [(torch.randn(n, dim, generator=random),) for n in (2, 1, 5)]
 
 
-class TextGraph(Graph):
+class TextGraph(EncoderGraph):
     """Numbers of words (N, W) and their mask to unit vectors, through a frozen encoder where there is one."""
 
     def __init__(self, matcher: Matcher, source: TextInput) -> None:
-        super().__init__(unpacked(matcher))
+        super().__init__(with_padded_text(matcher))
         self.source = source.pieces if isinstance(source, EncoderInput) else source
         self.encoder = copy.deepcopy(source.encoder).cpu().eval() if isinstance(source, EncoderInput) else None
         self._original = [matcher]  # in a list, so that its weights are not this module's too
-        longest = int(self.source.load([" ".join(STRINGS * 200)]).lengths.max())
-        self.given = (
-            Given("words", "numbers of words or pieces, as the preparation gives them", longest),
-            Given("mask", "true where a number is real, false where it pads", longest),
+        longest = int(self.source.load([" ".join(SAMPLE_TEXTS * 200)]).lengths.max())
+        self.inputs = (
+            GraphInput("words", "numbers of words or pieces, as the preparation gives them", longest),
+            GraphInput("mask", "true where a number is real, false where it pads", longest),
         )
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
@@ -117,7 +122,7 @@ class TextGraph(Graph):
 
     def samples(self) -> list[tuple[Tensor, ...]]:
         """Texts of several lengths whose inner words are random."""
-        words, mask = self.source.texts(STRINGS)
+        words, mask = self.source.texts(SAMPLE_TEXTS)
         last, places = mask.sum(1, keepdim=True) - 1, torch.arange(words.shape[1])
         drawn = torch.randint(4, max(5, len(self.source)), words.shape, generator=torch.Generator().manual_seed(0))
         words = torch.where((places > 0) & (places < last), drawn, words)
@@ -125,22 +130,22 @@ class TextGraph(Graph):
         return [(words, mask), (words[1:, :width], mask[1:, :width]), (words[:1], mask[:1])]
 
 
-def unpacked(matcher: Matcher) -> Matcher:
+def with_padded_text(matcher: Matcher) -> Matcher:
     """A copy whose recurrent text branches work on padded words."""
     changed = copy.deepcopy(matcher)
     for name, module in matcher.named_modules():
         if isinstance(module, RecurrentText):
             parent, _, child = name.rpartition(".")
-            setattr(changed.get_submodule(parent), child, PaddedText(module))
+            setattr(changed.get_submodule(parent), child, PaddedRecurrentText(module))
     return changed.eval()
 
 
-TOLERANCE = 1e-4
+MAX_DIFFERENCE = 1e-4
 """largest difference of any entry of a unit vector"""
-LARGE = 1 << 30
+MAX_EMBEDDED_WEIGHT_BYTES = 1 << 30
 """weights past this many bytes go into a file beside the graph, since a graph's own file ends at twice as many"""
 
-OUTSIDE: Mapping[str, str] = {
+NOT_EXPORTABLE: Mapping[str, str] = {
     "regions": "regions of pictures",
     "joined-images": "regions of pictures",
     "text-vectors": "text vectors",
@@ -164,25 +169,25 @@ def export_onnx(matcher: Matcher, inputs: Inputs, out: Path) -> dict[str, Any]:
     if matcher.reranks:
         raise UserError("only a matcher whose score is the cosine of two vectors can be exported; this one reranks")
     for side in (inputs.images, inputs.texts):
-        if (what := OUTSIDE.get(side.kind)) is not None:
+        if (what := NOT_EXPORTABLE.get(side.kind)) is not None:
             raise UserError(
                 f"this matcher is fed {what}, which no network computes and a graph cannot contain; export one that is "
                 "trained on pictures (pixels or a backbone) and on words, pieces of words or a text encoder"
             )
     if out.exists():
         raise UserError(f"{out} is there already; choose another folder")
-    _needed()
+    _check_packages()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as partial:
         folder = Path(partial) / out.name
         inputs.save(folder / "inputs")
-        about = _write(copy.deepcopy(matcher).cpu().eval(), inputs, folder)
+        about = _write_graphs(copy.deepcopy(matcher).cpu().eval(), inputs, folder)
         (folder / "README.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         folder.rename(out)
     return about
 
 
-def _needed() -> None:
+def _check_packages() -> None:
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -191,50 +196,52 @@ def _needed() -> None:
         raise UserError(f'export needs {error.name}; install it with "pip install calligram[export]"') from None
 
 
-def _write(matcher: Matcher, inputs: Inputs, folder: Path) -> dict[str, Any]:
+def _write_graphs(matcher: Matcher, inputs: Inputs, folder: Path) -> dict[str, Any]:
     image, text = ImageGraph(matcher, inputs.images).eval(), TextGraph(matcher, inputs.texts).eval()
     return {
         "format": "calligram onnx",
         "score": "dot product of an image's and a text's vector, which have length one; higher is better",
-        "image": _exported(image, folder / "image.onnx"),
-        "text": _exported(text, folder / "text.onnx"),
+        "image": _export_checked(image, folder / "image.onnx"),
+        "text": _export_checked(text, folder / "text.onnx"),
         "preparation": "inputs/inputs.json: how pictures become pixels and texts become numbers",
     }
 
 
-def _exported(graph: Graph, file: Path) -> dict[str, Any]:
+def _export_checked(graph: EncoderGraph, file: Path) -> dict[str, Any]:
     """Write a graph, run what was written on inputs of several shapes, and compare."""
     try:
-        with torch.no_grad(), _quiet():
-            _export(graph, file)
+        with torch.no_grad(), _silence_exporter():
+            _export_graph(graph, file)
     except Exception as error:  # the exporter raises all kinds for operators it does not know
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-        raise UserError(f"the {file.stem} side could not be exported to ONNX ({reason[0]})") from error
+        raise UserError(f"the {file.stem} encoder could not be exported to ONNX ({reason[0]})") from error
     samples = graph.samples()
-    difference = max(_difference(graph, sample, file) for sample in samples)
-    if not difference <= TOLERANCE:
+    difference = max(_largest_difference(graph, sample, file) for sample in samples)
+    if not difference <= MAX_DIFFERENCE:
         raise UserError(
-            f"the {file.stem} side in ONNX differs from the matcher by {difference:.1e}, more than {TOLERANCE:.0e}; "
-            "nothing was written"
+            f"the ONNX {file.stem} encoder differs from the matcher by {difference:.1e}, more than "
+            f"{MAX_DIFFERENCE:.0e}; nothing was written"
         )
-    inputs = {given.name: _described(given, tensor) for given, tensor in zip(graph.given, samples[0], strict=True)}
+    inputs = {
+        given.name: _describe_input(given, tensor) for given, tensor in zip(graph.inputs, samples[0], strict=True)
+    }
     with torch.no_grad():
         output = {"type": "float32", "shape": ["batch", graph(*samples[0]).shape[1]]}
     return {"file": file.name, "inputs": inputs, "output": {"vectors": output}, "largest_difference": difference}
 
 
-def _described(given: Given, tensor: Tensor) -> dict[str, Any]:
+def _describe_input(given: GraphInput, tensor: Tensor) -> dict[str, Any]:
     shape = ["batch", "length"] if given.longest else ["batch", *tensor.shape[1:]]
     limit = {"longest": given.longest} if given.longest else {}
     return {"type": str(tensor.dtype).removeprefix("torch."), "shape": shape, **limit, "about": given.about}
 
 
-def _export(graph: Graph, file: Path) -> None:
+def _export_graph(graph: EncoderGraph, file: Path) -> None:
     sample = graph.samples()[0]
     batch = torch.export.Dim("batch")
     axes = [
         {0: batch, 1: torch.export.Dim("length", min=2, max=given.longest)} if given.longest else {0: batch}
-        for given in graph.given
+        for given in graph.inputs
     ]
     torch.onnx.export(
         graph,
@@ -242,24 +249,24 @@ def _export(graph: Graph, file: Path) -> None:
         file,
         dynamo=True,
         verbose=False,
-        input_names=[given.name for given in graph.given],
+        input_names=[given.name for given in graph.inputs],
         output_names=["vectors"],
         dynamic_shapes=tuple(axes),
-        external_data=sum(p.nbytes for p in graph.parameters()) > LARGE,
+        external_data=sum(p.nbytes for p in graph.parameters()) > MAX_EMBEDDED_WEIGHT_BYTES,
     )
 
 
-def _difference(graph: Graph, sample: tuple[Tensor, ...], file: Path) -> float:
+def _largest_difference(graph: EncoderGraph, sample: tuple[Tensor, ...], file: Path) -> float:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    fed = {given.name: tensor.numpy() for given, tensor in zip(graph.given, sample, strict=True)}
+    fed = {given.name: tensor.numpy() for given, tensor in zip(graph.inputs, sample, strict=True)}
     with torch.no_grad():
         return float((torch.from_numpy(session.run(None, fed)[0]) - graph.reference(*sample)).abs().max())
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_exporter() -> Iterator[None]:
     """Keep the exporter's advice to its own developers off the screen."""
     logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [log.level for log in logs]

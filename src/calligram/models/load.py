@@ -18,12 +18,19 @@ from calligram.features.inputs import Inputs
 from calligram.models import catalog
 from calligram.models.matcher import Matcher
 from calligram.models.pretrained import load_dual_encoder
-from calligram.models.two_branch import rely_on_training
+from calligram.models.two_branch import use_training_statistics
 
 log = logging.getLogger(__name__)
 
-RUN, INPUTS, MATCHER, BEST = "run.json", "inputs", "matcher.json", "best.safetensors"
-"""names in a run folder: settings, what the matcher is fed, what it is, and its weights"""
+# Files and folders inside a run folder.
+RUN_FILE = "run.json"
+"""recipe, settings, collection and versions"""
+INPUTS_FOLDER = "inputs"
+"""folder: how images and texts are prepared for the matcher"""
+MATCHER_FILE = "matcher.json"
+"""name and settings of the matcher"""
+WEIGHTS_FILE = "best.safetensors"
+"""weights of the best epoch"""
 
 
 @dataclass(frozen=True)
@@ -52,19 +59,19 @@ def load_matcher(source: str | os.PathLike[str]) -> StoredMatcher:
     """
     name = os.fspath(source)
     folder = Path(name).expanduser()
-    if (folder / RUN).is_file():
+    if (folder / RUN_FILE).is_file():
         matcher, inputs = load_from_run(folder)
-        if rely_on_training(matcher):
+        if use_training_statistics(matcher):
             log.warning(
                 "%s was measured with batch statistics (statistics=batch), which a single query does not have; "
                 "the statistics of its training are used instead",
                 folder,
             )
-        return StoredMatcher(matcher, inputs, fingerprint_of_run(folder), str(folder.resolve()))
+        return StoredMatcher(matcher, inputs, run_fingerprint(folder), str(folder.resolve()))
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise UserError(
-            f"{folder} is neither a run (it has no {RUN}) nor a dual encoder of transformers (it has no config.json); "
-            'make a run with "calligram train"'
+            f"{folder} is neither a run (it has no {RUN_FILE}) nor a dual encoder of transformers "
+            '(it has no config.json); make a run with "calligram train"'
         )
     if not folder.is_dir() and (folder.is_absolute() or folder.parent.is_dir()):
         # A dual encoder's hub name has one slash; without it, or where a folder is before it, a folder was meant.
@@ -79,35 +86,35 @@ def load_matcher(source: str | os.PathLike[str]) -> StoredMatcher:
 
 def load_from_run(folder: Path) -> tuple[Matcher, Inputs]:
     """The best matcher of a run folder and its inputs."""
-    check_run(folder)
-    return catalog.load(folder / MATCHER, folder / BEST), Inputs.read(folder / INPUTS)
+    check_run_folder(folder)
+    return catalog.load(folder / MATCHER_FILE, folder / WEIGHTS_FILE), Inputs.read(folder / INPUTS_FOLDER)
 
 
-def read_about(folder: Path) -> dict[str, Any]:
+def read_run_file(folder: Path) -> dict[str, Any]:
     """What a run folder says of its recipe, settings, collection and versions."""
     try:
-        content: dict[str, Any] = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(
-            f"{folder / RUN} is damaged ({error}); put it back, or train anew into another folder"
+            f"{folder / RUN_FILE} is damaged ({error}); put it back, or train anew into another folder"
         ) from error
     return content
 
 
-def check_run(folder: Path) -> None:
+def check_run_folder(folder: Path) -> None:
     """Refuse a folder that is no run, or has no matcher yet."""
-    if not (folder / RUN).is_file():
-        raise UserError(f'{folder} is not a run (it has no {RUN}); make one with "calligram train"')
-    if not (folder / BEST).is_file():
+    if not (folder / RUN_FILE).is_file():
+        raise UserError(f'{folder} is not a run (it has no {RUN_FILE}); make one with "calligram train"')
+    if not (folder / WEIGHTS_FILE).is_file():
         raise UserError(f"{folder} has no checkpoint yet; let it finish an epoch, or go on with --resume")
 
 
-def fingerprint_of_run(folder: Path) -> str:
+def run_fingerprint(folder: Path) -> str:
     """Of the files that inference reads; settings, metrics and dates do not count."""
     digest = hashlib.blake2b(digest_size=12)
-    _add_file(digest, MATCHER, folder / MATCHER)
-    _add_file(digest, BEST, folder / BEST)
-    _add_folder(digest, folder / INPUTS)
+    _add_file(digest, MATCHER_FILE, folder / MATCHER_FILE)
+    _add_file(digest, WEIGHTS_FILE, folder / WEIGHTS_FILE)
+    _add_folder(digest, folder / INPUTS_FOLDER)
     return digest.hexdigest()
 
 

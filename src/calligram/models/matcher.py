@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Side = Literal["words", "regions"]
+QuerySide = Literal["words", "regions"]
 """who looks at the other's parts"""
 
 
@@ -76,11 +76,11 @@ class Matcher(nn.Module):
         return int(self.settings.dim)
 
     @property
-    def attends(self) -> frozenset[Side]:
+    def attends(self) -> frozenset[QuerySide]:
         """Who looks at the other's parts for the score; nobody where it compares one vector with another."""
         return frozenset()
 
-    def attended(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
+    def attention_weights(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
         """Where aligned pairs look, as shares (N, R, W): each word at the regions, and each region at the words.
 
         For matchers that attend. Both are given also where the score goes by one of them. Parts that are not real get

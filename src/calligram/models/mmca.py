@@ -7,23 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from calligram.device import compiled
+from calligram.device import compile_if_enabled
 from calligram.errors import UserError
 from calligram.models.a3vse import mean_of_parts
-from calligram.models.layers.networks import PaddedText, RecurrentText
-from calligram.models.layers.part_towers import (
-    BertText,
-    PartSettings,
-    PooledText,
-    image_branch,
-    image_parts,
-    text_branch,
-)
-from calligram.models.layers.score_tiles import score_in_tiles, some_in_tiles
-from calligram.models.layers.transformer_unit import Looking, NgramText, Projected, TransformerUnit
-from calligram.models.matcher import Encoded, Matcher, Side, cosines, unit
+from calligram.models.layers.networks import PaddedRecurrentText, RecurrentText
+from calligram.models.layers.part_towers import BertText, PartSettings, PooledText, image_parts, image_tower, text_tower
+from calligram.models.layers.score_tiles import score_in_tiles, score_some_in_tiles
+from calligram.models.layers.transformer_unit import NgramText, PreparedItems, ProjectedItems, TransformerUnit
+from calligram.models.matcher import Encoded, Matcher, QuerySide, cosines, unit
 
-FEW = 2
+MAX_STACKED_ITEMS = 2
 """images or texts in a grid, on a CPU, that are stacked pair by pair: what ``looking`` prepares is not worth it"""
 
 
@@ -57,50 +50,50 @@ class PairModule(nn.Module):
         self.unit = TransformerUnit(dim, heads)
         self.ngrams = NgramText(dim, filters, dim)
 
-    def looking(self, items: Encoded) -> Looking:
+    def prepare_items(self, items: Encoded) -> PreparedItems:
         """What is computed once for each image or text, for all pairs."""
-        return self.unit.looking(*_real(items))
+        return self.unit.prepare_items(*_masked_parts(items))
 
-    def projected(self, items: Encoded) -> Projected:
+    def project_items(self, items: Encoded) -> ProjectedItems:
         """What is computed once for each image or text, for some pairs."""
-        return self.unit.projected(*_real(items))
+        return self.unit.project_items(*_masked_parts(items))
 
-    def forward(self, images: Looking, texts: Looking) -> Tensor:
+    def forward(self, images: PreparedItems, texts: PreparedItems) -> Tensor:
         """Cosines of i_1 and c_1 of all pairs, (I, T)."""
-        image = _image(self, self.unit.found(images, texts), images.attended, images.parts, images.mask)
-        text = _text(self, self.unit.found(texts, images), texts.attended, texts.parts, texts.mask)
-        return _cosines(image.transpose(0, 1), text)
+        image = _image_vectors(self, self.unit.attend(images, texts), images.attended, images.parts, images.mask)
+        text = _text_vectors(self, self.unit.attend(texts, images), texts.attended, texts.parts, texts.mask)
+        return _aligned_cosines(image.transpose(0, 1), text)
 
-    def aligned(self, images: Projected, texts: Projected) -> Tensor:
+    def aligned(self, images: ProjectedItems, texts: ProjectedItems) -> Tensor:
         """Those of aligned pairs, (N,)."""
-        attended = self.unit.together(images, texts)
-        image, text = _both(self, attended, images.parts, texts.parts, images.mask, texts.mask)
-        return _cosines(image, text)
+        attended = self.unit.attend_stacked(images, texts)
+        image, text = _aligned_vectors(self, attended, images.parts, texts.parts, images.mask, texts.mask)
+        return _aligned_cosines(image, text)
 
 
-@compiled(2, 1, 1, 1)
-def _image(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
+@compile_if_enabled(2, 1, 1, 1)
+def _image_vectors(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
     """i_1 (S, N, D) from what regions found in S texts."""
-    return _mean(module.unit.merged(found, attended, parts), mask)
+    return _mean_of_real(module.unit.merge_own(found, attended, parts), mask)
 
 
-@compiled(3, 2, 2, 2)
-def _text(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
+@compile_if_enabled(3, 2, 2, 2)
+def _text_vectors(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
     """c_1 (S, N, D) from what words found in S images."""
-    return module.ngrams(module.unit.merged(found, attended, parts), mask)  # type: ignore[no-any-return]
+    return module.ngrams(module.unit.merge_own(found, attended, parts), mask)  # type: ignore[no-any-return]
 
 
-@compiled(2, 1, 2, 1, 2)
-def _both(
+@compile_if_enabled(2, 1, 2, 1, 2)
+def _aligned_vectors(
     module: PairModule, attended: Tensor, regions: Tensor, words: Tensor, real: Tensor, spoken: Tensor
 ) -> tuple[Tensor, Tensor]:
     """i_1 and c_1 (N, D) of aligned pairs, from what their stacked parts made of each other."""
-    parts = module.unit.finished(torch.cat([regions, words], 1), attended)
+    parts = module.unit.feed_forward(torch.cat([regions, words], 1), attended)
     image, text = torch.split(parts, [regions.shape[1], words.shape[1]], 1)
-    return _mean(image, real), module.ngrams(text, spoken)
+    return _mean_of_real(image, real), module.ngrams(text, spoken)
 
 
-def _cosines(one: Tensor, two: Tensor) -> Tensor:
+def _aligned_cosines(one: Tensor, two: Tensor) -> Tensor:
     """Of vectors (..., D), in float32; lengths are divided by at the end, where there is one number for each pair."""
     one, two = one.float(), two.float()
     lengths = [torch.linalg.vector_norm(each, dim=-1).clamp(min=1e-8) for each in (one, two)]
@@ -108,19 +101,19 @@ def _cosines(one: Tensor, two: Tensor) -> Tensor:
     return found
 
 
-def _real(items: Encoded) -> tuple[Tensor, Tensor]:
+def _masked_parts(items: Encoded) -> tuple[Tensor, Tensor]:
     """Parts, zero where they only fill up, and which do not."""
     assert items.parts is not None
     mask = items.parts.new_ones(items.parts.shape[:2], dtype=torch.bool) if items.mask is None else items.mask
     return items.parts.masked_fill(~mask.unsqueeze(-1), 0.0), mask
 
 
-def _whole(shares: Tensor, axis: int) -> Tensor:
+def _sum_to_one(shares: Tensor, axis: int) -> Tensor:
     """Shares that sum to one along an axis, or are zero."""
     return shares / shares.sum(axis, keepdim=True).clamp(min=torch.finfo(shares.dtype).tiny)
 
 
-def _mean(parts: Tensor, mask: Tensor) -> Tensor:
+def _mean_of_real(parts: Tensor, mask: Tensor) -> Tensor:
     """Over the real parts of (..., N, K, D): (..., N, D)."""
     weights = mask.to(parts.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
     if torch.compiler.is_compiling():  # then this is one with the step before, and with its gradient
@@ -128,7 +121,7 @@ def _mean(parts: Tensor, mask: Tensor) -> Tensor:
     return (weights.unsqueeze(-2) @ parts).squeeze(-2)
 
 
-def some_of(real: Tensor, hide: float) -> Tensor:
+def drop_regions(real: Tensor, hide: float) -> Tensor:
     """Real parts (N, K) without a random share of them; of each item one stays."""
     chance = torch.rand(real.shape, device=real.device).masked_fill(~real, -1.0)
     return real & ((chance >= hide) | (chance == chance.amax(1, keepdim=True)))
@@ -157,8 +150,8 @@ class MMCA(Matcher):
             )
         self.settings = settings
         self.reranks = settings.alpha != 0
-        self.image, self.project = image_branch(settings)
-        self.text = text_branch(settings)
+        self.image, self.project = image_tower(settings)
+        self.text = text_tower(settings)
         state_dim = settings.state_dim if isinstance(self.text, PooledText) else settings.dim
         if isinstance(self.text, BertText):
             state_dim = self.text.encoder.dim
@@ -170,7 +163,7 @@ class MMCA(Matcher):
         """Features (N, R, D) of regions or cells, or pixels (N, 3, H, W) for a backbone -> i_0 (mmca, Eq. 5) and R."""
         features, real = image_parts(self.image, images, mask)
         if self.training and self.settings.hide:
-            real = some_of(real, self.settings.hide)
+            real = drop_regions(real, self.settings.hide)
         parts = self.project(features)
         return Encoded(mean_of_parts(self.regions(parts, real), real), parts, real)
 
@@ -183,7 +176,7 @@ class MMCA(Matcher):
     def _states(self, texts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The encoder's states, and the same in the space of regions."""
         branch = self.text
-        if isinstance(branch, RecurrentText | PaddedText):
+        if isinstance(branch, RecurrentText | PaddedRecurrentText):
             states = branch.states(texts, mask)
             return states, states
         pool = branch if isinstance(branch, PooledText) else branch.pool
@@ -196,11 +189,11 @@ class MMCA(Matcher):
         scores = cosines(images.vectors, texts.vectors)
         if not self.settings.alpha:
             return scores
-        if scores.device.type == "cpu" and min(sizes) <= FEW:
+        if scores.device.type == "cpu" and min(sizes) <= MAX_STACKED_ITEMS:
             rows, columns = (each.flatten() for each in torch.meshgrid(*map(torch.arange, sizes), indexing="ij"))
-            return scores + self.settings.alpha * self._crossed(images, texts, rows, columns).view(sizes)
+            return scores + self.settings.alpha * self._pair_cosines(images, texts, rows, columns).view(sizes)
         return scores + self.settings.alpha * score_in_tiles(
-            images, texts, self.pairs, prepare=self.pairs.looking, numbers=self._numbers
+            images, texts, self.pairs, prepare=self.pairs.prepare_items, pair_products=self._pair_products
         )
 
     def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
@@ -208,7 +201,7 @@ class MMCA(Matcher):
         scores = (unit(images.vectors)[rows] * unit(texts.vectors)[columns]).sum(-1)
         if not self.settings.alpha:
             return scores
-        return scores + self.settings.alpha * self._crossed(images, texts, rows, columns)
+        return scores + self.settings.alpha * self._pair_cosines(images, texts, rows, columns)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """Aligned pairs."""
@@ -216,31 +209,36 @@ class MMCA(Matcher):
         return self.score_some(images, texts, each, each)
 
     @property
-    def attends(self) -> frozenset[Side]:
+    def attends(self) -> frozenset[QuerySide]:
         """Both sides, where the pair module counts."""
         return frozenset(("words", "regions")) if self.settings.alpha else frozenset()
 
-    def attended(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
+    def attention_weights(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
         """Where aligned pairs look in the pair module (mmca, Eq. 11).
 
         Shares are the mean over heads of one softmax over all stacked parts, of which those of the other side are kept
         and made to sum to one: a head that looks at its own side counts less.
         """
-        one, two = self.pairs.projected(images), self.pairs.projected(texts)
-        shares, regions = self.pairs.unit.shares(one, two), one.mask.shape[1]
+        one, two = self.pairs.project_items(images), self.pairs.project_items(texts)
+        shares, regions = self.pairs.unit.attention_weights(one, two), one.mask.shape[1]
         real = one.mask.unsqueeze(2) & two.mask.unsqueeze(1)
         return (
-            _whole(shares[:, regions:, :regions].mT * real, 1),
-            _whole(shares[:, :regions, regions:] * real, 2),
+            _sum_to_one(shares[:, regions:, :regions].mT * real, 1),
+            _sum_to_one(shares[:, :regions, regions:] * real, 2),
         )
 
-    def _crossed(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
+    def _pair_cosines(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
         """Cosines of i_1 and c_1 of some pairs."""
         pairs = self.pairs
-        return some_in_tiles(
-            images, texts, (rows, columns), pairs.aligned, prepare=pairs.projected, numbers=self._numbers
+        return score_some_in_tiles(
+            images,
+            texts,
+            (rows, columns),
+            pairs.aligned,
+            prepare=pairs.project_items,
+            pair_products=self._pair_products,
         )
 
-    def _numbers(self, regions: int, words: int) -> int:
+    def _pair_products(self, regions: int, words: int) -> int:
         """A sixth of what a backward pass holds for a pair: eight times all parts, and six times words for windows."""
         return (8 * (regions + words) + 6 * words) * self.settings.dim // 6

@@ -17,7 +17,7 @@ from calligram.features.texts.wordpieces import WordPieces
 from calligram.features.transformers_models import build_model, describe_architecture, load_model
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
-FULL_LENGTH = frozenset(("siglip",))
+FULL_LENGTH_MODEL_TYPES = frozenset(("siglip",))
 """model types that were trained on texts padded to full length without a mask, and read a text's vector off its end"""
 
 
@@ -87,7 +87,7 @@ def load_pretrained(name: str, pad: int) -> tuple[Pretrained, float]:
         )
     scale = getattr(model, "logit_scale", None)
     temperature = 0.07 if scale is None else math.exp(-float(scale.detach()))
-    length = text_positions(model.config) if model.config.model_type in FULL_LENGTH else 0
+    length = max_text_pieces(model.config) if model.config.model_type in FULL_LENGTH_MODEL_TYPES else 0
     return Pretrained(PretrainedSettings(describe_architecture(model.config), length, pad), model), temperature
 
 
@@ -103,7 +103,7 @@ def load_dual_encoder(
     """
     pieces = WordPieces.load_pretrained(name, max_pieces)
     matcher, temperature = load_pretrained(name, pieces.pad)
-    limit = min(pieces.max_pieces, text_positions(matcher.model.config))
+    limit = min(pieces.max_pieces, max_text_pieces(matcher.model.config))
     pixels = replace(_own_pixels(name, matcher, fit), views=views)
     return matcher, Inputs(pixels, WordPieces(pieces.tokenizer, limit)), temperature
 
@@ -125,7 +125,7 @@ def _crops(name: str) -> bool:
     return bool(getattr(processor, "do_center_crop", False))
 
 
-def text_positions(config: Any) -> int:
+def max_text_pieces(config: Any) -> int:
     """Longest text that a dual encoder reads, in pieces."""
     return int(getattr(config.text_config, "max_position_embeddings", None) or 64)
 

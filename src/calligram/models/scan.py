@@ -8,10 +8,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from calligram.models.layers.cross_attention import Aggregation, Attention, Crossing, Norm, Parts, attention, similarity
-from calligram.models.layers.part_towers import PartSettings, image_branch, image_parts, text_branch, text_parts
-from calligram.models.layers.score_tiles import score_in_tiles, some_in_tiles
-from calligram.models.matcher import Encoded, Matcher, Side, unit
+from calligram.models.layers.cross_attention import (
+    Aggregation,
+    AttentionSettings,
+    Norm,
+    PartProducts,
+    Parts,
+    attention_weights,
+    similarity,
+)
+from calligram.models.layers.part_towers import PartSettings, image_parts, image_tower, text_parts, text_tower
+from calligram.models.layers.score_tiles import score_in_tiles, score_some_in_tiles
+from calligram.models.matcher import Encoded, Matcher, QuerySide, unit
 
 # What scan and bfan share: parts at length one, and scores by attention between them.
 
@@ -27,42 +35,42 @@ class FragmentMatcher(Matcher):
     def __init__(self, settings: PartSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.image, self.project = image_branch(settings)
-        self.text = text_branch(settings)
+        self.image, self.project = image_tower(settings)
+        self.text = text_tower(settings)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Features (N, R, D) or (N, D), or pixels (N, 3, H, W) for a backbone."""
         features, real = image_parts(self.image, images, mask)
-        return _encoded(self.project(features), real)
+        return _encode_parts(self.project(features), real)
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Word numbers (N, W), or states (N, W, D)."""
         mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
-        return _encoded(text_parts(self.text, texts, mask), mask)
+        return _encode_parts(text_parts(self.text, texts, mask), mask)
 
     @property
-    def attention(self) -> Attention:
+    def attention(self) -> AttentionSettings:
         """How parts look at each other."""
         raise NotImplementedError
 
-    def crossed(self, crossing: Crossing) -> Tensor:
+    def score_products(self, crossing: PartProducts) -> Tensor:
         """Scores (I, T), or (N, 1) of aligned pairs, from products of regions (context) and words (query)."""
         raise NotImplementedError
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """All pairs, in tiles."""
-        return score_in_tiles(images, texts, lambda one, two: self.crossed(Crossing.of(one, two)))
+        return score_in_tiles(images, texts, lambda one, two: self.score_products(PartProducts.of(one, two)))
 
     def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
         """Some pairs, in tiles."""
-        return some_in_tiles(
+        return score_some_in_tiles(
             images,
             texts,
             (rows, columns),
-            lambda one, two: self.crossed(Crossing.of(one, two, aligned=True)).squeeze(1),
+            lambda one, two: self.score_products(PartProducts.of(one, two, aligned=True)).squeeze(1),
             prepare=Parts.of,
             # Aligned pairs are a copy of their parts each, and of the image's Gram matrix.
-            numbers=lambda regions, words: (regions + words) * (regions + words + images.vectors.shape[1] // 6),
+            pair_products=lambda regions, words: (regions + words) * (regions + words + images.vectors.shape[1] // 6),
         )
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
@@ -70,21 +78,21 @@ class FragmentMatcher(Matcher):
         each = torch.arange(len(images.vectors), device=images.vectors.device)
         return self.score_some(images, texts, each, each)
 
-    def attended(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
+    def attention_weights(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
         """Where aligned pairs look, each by the attention of the score."""
-        crossing = Crossing.of(Parts.of(images), Parts.of(texts), aligned=True)
-        words = _shares(attention(crossing, self.attention).squeeze(-1))
-        regions = _shares(attention(crossing.turned(), self.attention).squeeze(-1)).mT
+        crossing = PartProducts.of(Parts.of(images), Parts.of(texts), aligned=True)
+        words = _sum_to_one(attention_weights(crossing, self.attention).squeeze(-1))
+        regions = _sum_to_one(attention_weights(crossing.transposed(), self.attention).squeeze(-1)).mT
         real = crossing.context.mask.unsqueeze(2) & crossing.query.mask.unsqueeze(1)
         return words * real, regions * real
 
 
-def _shares(weights: Tensor) -> Tensor:
+def _sum_to_one(weights: Tensor) -> Tensor:
     """Weights (N, S, Q) that sum to one over the context."""
     return weights / weights.sum(1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
 
 
-def _encoded(parts: Tensor, real: Tensor) -> Encoded:
+def _encode_parts(parts: Tensor, real: Tensor) -> Encoded:
     parts = unit(parts) * real.unsqueeze(-1)
     return Encoded(parts.sum(1) / real.sum(1, keepdim=True).clamp(min=1), parts, real)
 
@@ -115,19 +123,19 @@ class SCAN(FragmentMatcher):
     settings: SCANSettings
 
     @property
-    def attention(self) -> Attention:
+    def attention(self) -> AttentionSettings:
         """Over all parts."""
-        return Attention(self.settings.norm, self.settings.temperature)
+        return AttentionSettings(self.settings.norm, self.settings.temperature)
 
     @property
-    def attends(self) -> frozenset[Side]:
+    def attends(self) -> frozenset[QuerySide]:
         """One side."""
         return frozenset(("words",) if self.settings.direction == "t2i" else ("regions",))
 
-    def crossed(self, crossing: Crossing) -> Tensor:
+    def score_products(self, crossing: PartProducts) -> Tensor:
         """One direction."""
         own, how = self.settings, self.attention
         if own.direction == "t2i":
             return similarity(crossing, how, own.aggregation, own.sharpness)
-        found = similarity(crossing.turned(), how, own.aggregation, own.sharpness)
+        found = similarity(crossing.transposed(), how, own.aggregation, own.sharpness)
         return found if crossing.aligned else found.T

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from calligram.features.images.stored_input import real_parts
-from calligram.models.layers.part_towers import pooled
+from calligram.models.layers.part_towers import pool_states
 from calligram.models.matcher import Encoded, Matcher
 
 
@@ -39,7 +39,7 @@ class TagMatcher(Matcher):
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Features (N, D), or (N, R, D) whose real parts are averaged, to s_g (N, concepts)."""
         if images.ndim == 3:
-            images = pooled(images, real_parts(images) if mask is None else mask, "mean")
+            images = pool_states(images, real_parts(images) if mask is None else mask, "mean")
         seen = torch.softmax(self.classifier(images).float(), dim=1)
         return Encoded(torch.where(seen >= self.settings.least, seen, 0.0))
 

@@ -16,7 +16,7 @@ from calligram.features.images.pixels import mean_over_views
 from calligram.features.images.stored_input import real_parts
 from calligram.features.texts.text_encoder import TextEncoder
 from calligram.models.layers.networks import RecurrentText
-from calligram.models.layers.part_towers import POOLINGS, pooled
+from calligram.models.layers.part_towers import POOLINGS, pool_states
 from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, unit
 
 # The branches of two-branch networks, and the networks that may feed them.
@@ -79,7 +79,7 @@ class BranchNorm(nn.BatchNorm1d):
         return F.batch_norm(vectors, None, None, self.weight, self.bias, training=True, eps=self.eps)
 
 
-def rely_on_training(matcher: nn.Module) -> bool:
+def use_training_statistics(matcher: nn.Module) -> bool:
     """Make batch norm use what it saw in training from now on, so that an item alone is what it is among others.
 
     Returns:
@@ -91,7 +91,7 @@ def rely_on_training(matcher: nn.Module) -> bool:
     return bool(changed)
 
 
-class GivenVectors(nn.Module):
+class TextVectors(nn.Module):
     """No network: texts are vectors already."""
 
     def forward(self, texts: Tensor, mask: Tensor | None) -> Tensor:
@@ -100,7 +100,7 @@ class GivenVectors(nn.Module):
         return texts
 
 
-class WordStates(nn.Module):
+class PooledStates(nn.Module):
     """States of words, given or by an encoder that is trained along, pooled into one vector."""
 
     def __init__(self, encoder: TextEncoder | None, pooling: str) -> None:
@@ -111,10 +111,10 @@ class WordStates(nn.Module):
 
     def forward(self, texts: Tensor, mask: Tensor) -> Tensor:
         """States (N, W, D), or numbers of pieces (N, W), and their mask -> (N, D)."""
-        return pooled(texts if self.encoder is None else self.encoder(texts, mask), mask, self.pooling)
+        return pool_states(texts if self.encoder is None else self.encoder(texts, mask), mask, self.pooling)
 
 
-def recurrent(words: int, word_dim: int, dim: int, *, bidirectional: bool, pooling: str) -> RecurrentText:
+def gru_text(words: int, word_dim: int, dim: int, *, bidirectional: bool, pooling: str) -> RecurrentText:
     """A word table and a GRU whose states have ``dim`` numbers."""
     return RecurrentText(words, word_dim, dim, dim, bidirectional=bidirectional, pooling=pooling, dropout=0.0)
 
@@ -163,7 +163,7 @@ class TwoBranchSimilaritySettings(TwoBranchSettings):
     """FC layers after the product, 1 to 3; three gave the best results (Sec. 3.3)"""
 
 
-class TwoBranches(Matcher):
+class TwoBranchMatcher(Matcher):
     """Two branches that give unit vectors; gradients go on into the networks that feed them, where there are any."""
 
     settings: TwoBranchSettings
@@ -181,7 +181,7 @@ class TwoBranches(Matcher):
         if self.settings.image == "backbone":
             images = mean_over_views(lambda pixels: self.image(pixels).vectors, images)
         elif images.ndim == 3:
-            images = pooled(images, real_parts(images) if mask is None else mask, "mean")
+            images = pool_states(images, real_parts(images) if mask is None else mask, "mean")
         return Encoded(self.image_branch(images))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
@@ -191,21 +191,21 @@ class TwoBranches(Matcher):
         return Encoded(self.text_branch(self.text(texts, mask)))
 
 
-class TwoBranchEmbedding(TwoBranches, EmbeddingMatcher):
+class TwoBranchEmbedding(TwoBranchMatcher, EmbeddingMatcher):
     """Minus the Euclidean distance d(x, y) of unit vectors in the joint space (two-branch, Sec. 3.2)."""
 
     reranks = False
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """Of aligned vectors."""
-        return -distance_of((unit(images.vectors) * unit(texts.vectors)).sum(-1))
+        return -distance_from_cosine((unit(images.vectors) * unit(texts.vectors)).sum(-1))
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Of all vectors, by one matrix product."""
-        return -distance_of(unit(images.vectors) @ unit(texts.vectors).T)
+        return -distance_from_cosine(unit(images.vectors) @ unit(texts.vectors).T)
 
 
-class TwoBranchSimilarity(TwoBranches):
+class TwoBranchSimilarity(TwoBranchMatcher):
     """A score by FC layers over the element-wise product of both branches (two-branch, Sec. 3.3)."""
 
     reranks = True
@@ -229,7 +229,7 @@ class TwoBranchSimilarity(TwoBranches):
         return last(fused).squeeze(-1).float()  # type: ignore[no-any-return]
 
 
-def distance_of(cosines: Tensor) -> Tensor:
+def distance_from_cosine(cosines: Tensor) -> Tensor:
     """Euclidean distance of unit vectors from their cosine.
 
     Kept off zero, where the root has no finite slope: vectors that coincide pull no further.
@@ -245,7 +245,7 @@ def _branch(settings: TwoBranchSettings, features: int, layers: int) -> Branch:
 
 def _text_network(settings: TwoBranchSettings) -> nn.Module:
     if settings.text == "gru":
-        return recurrent(
+        return gru_text(
             settings.vocabulary,
             settings.word_dim,
             settings.text_dim,
@@ -254,5 +254,5 @@ def _text_network(settings: TwoBranchSettings) -> nn.Module:
         )
     if settings.text in ("states", "bert"):
         encoder = TextEncoder.from_description(settings.encoder) if settings.text == "bert" else None
-        return WordStates(encoder, settings.pooling)
-    return GivenVectors()
+        return PooledStates(encoder, settings.pooling)
+    return TextVectors()

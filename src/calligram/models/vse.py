@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from calligram.features.images.backbones import Backbone, BackboneOutput
 from calligram.features.images.pixels import mean_over_views
 from calligram.features.images.stored_input import real_parts
-from calligram.models.layers.networks import Head, HeadKind, RecurrentText, SmallCNN
+from calligram.models.layers.networks import HeadKind, ProjectionHead, RecurrentText, SmallCNN
 from calligram.models.layers.part_towers import BertText, PooledText
 from calligram.models.layers.text_cnn import TextCNN, TextCNNSettings
 from calligram.models.matcher import EmbeddingMatcher, Encoded
@@ -66,9 +66,9 @@ class VSE(EmbeddingMatcher):
     def __init__(self, settings: VSESettings) -> None:
         super().__init__()
         self.settings = settings
-        self.image, features = _image_branch(settings)
+        self.image, features = _image_network(settings)
         self.project = _projection(features, settings)
-        self.text = _text_branch(settings)
+        self.text = _text_network(settings)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Pixels (N, 3, H, W) or views of them (N, V, 3, H, W); or features (N, D) or (N, R, D).
@@ -92,7 +92,7 @@ class VSE(EmbeddingMatcher):
         return Encoded(self.text(texts, mask))
 
 
-def _image_branch(settings: VSESettings) -> tuple[nn.Module, int]:
+def _image_network(settings: VSESettings) -> tuple[nn.Module, int]:
     """What comes before the linear map, and the size of what it gives."""
     if settings.image == "cnn":
         network = SmallCNN(settings.channels)
@@ -105,14 +105,14 @@ def _image_branch(settings: VSESettings) -> tuple[nn.Module, int]:
 
 def _projection(features: int, settings: VSESettings) -> nn.Module:
     if settings.head != "linear":
-        return Head(features, settings.dim, settings.head)
+        return ProjectionHead(features, settings.dim, settings.head)
     linear = nn.Linear(features, settings.dim)
     nn.init.xavier_uniform_(linear.weight)
     nn.init.zeros_(linear.bias)
     return linear
 
 
-def _text_branch(settings: VSESettings) -> nn.Module:
+def _text_network(settings: VSESettings) -> nn.Module:
     if settings.text == "cnn":
         return TextCNN(TextCNNSettings.from_description(settings.cnn), settings.dim, settings.head)
     if settings.text == "states":

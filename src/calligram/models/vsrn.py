@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from calligram.models.layers.networks import at
-from calligram.models.layers.part_towers import PartSettings, image_branch, image_parts, text_branch
+from calligram.models.layers.networks import state_at
+from calligram.models.layers.part_towers import PartSettings, image_parts, image_tower, text_tower
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 
@@ -68,12 +68,12 @@ class VSRN(EmbeddingMatcher):
     def __init__(self, settings: VSRNSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.image, self.project = image_branch(settings)
+        self.image, self.project = image_tower(settings)
         self.reasoning = nn.ModuleList(RegionReasoning(settings.dim) for _ in range(settings.layers))
         if settings.reader == "gru":
             self.reader = nn.GRU(settings.dim, settings.dim, batch_first=True)
         self.norm = nn.BatchNorm1d(settings.dim) if settings.batch_norm else nn.Identity()
-        self.text = text_branch(settings, "last" if settings.text == "gru" else "mean")
+        self.text = text_tower(settings, "last" if settings.text == "gru" else "mean")
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Features (N, R, D) in the order a detector gave them, or pixels (N, 3, H, W) for a backbone."""
@@ -96,7 +96,7 @@ class VSRN(EmbeddingMatcher):
         if self.settings.reader == "mean":
             return regions.sum(1) / count.clamp(min=1)
         states, _ = self.reader(regions)
-        return at(states, (count - 1).clamp(min=0))
+        return state_at(states, (count - 1).clamp(min=0))
 
     def _at_length_one(self, regions: Tensor) -> Tensor:
         return nn.functional.normalize(regions, dim=1 if self.settings.norm == "regions" else 2, eps=1e-8)

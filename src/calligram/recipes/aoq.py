@@ -17,7 +17,7 @@ from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
 from calligram.models.layers.networks import HeadKind
-from calligram.models.load import RUN, load_matcher
+from calligram.models.load import RUN_FILE, load_matcher
 from calligram.models.matcher import Matcher
 from calligram.recipes.parts.matchers import (
     ExtraObjectives,
@@ -152,7 +152,7 @@ def plan(settings: AOQRecipe, collection: Collection, around: RunContext) -> Pla
     if settings.loss == "online":
         stages = rounds.online("", settings.epochs, extra)
     elif settings.negatives:
-        rounds.sampler.take(_given(settings, train, around))
+        rounds.sampler.set_negatives(_given(settings, train, around))
         stages = rounds.offline("", extra)
     else:
         stages = rounds.online("round 1", settings.first_epochs or settings.epochs, extra)
@@ -185,12 +185,14 @@ def _excluded(settings: AOQRecipe, train: Pairing) -> Matches:
 def _given(settings: AOQRecipe, train: Pairing, around: RunContext) -> NegativeLists:
     """Negatives of a folder, or those that a run finds; the lists that this recipe's own runs keep are taken as is."""
     folder = Path(settings.negatives).expanduser()
-    if (folder / RUN).is_file() and not (folder / NEGATIVES).is_dir():
+    if (folder / RUN_FILE).is_file() and not (folder / NEGATIVES).is_dir():
         teacher = load_matcher(folder).to(around.device)
         found = _miner(settings, train, around).mined(teacher.matcher, teacher.inputs)
     else:
         mend = MINE_HINT if settings.sparse == SparseSettings() else _MINE_SPARSE
-        found = NegativeLists.open(folder / NEGATIVES if (folder / RUN).is_file() else folder).aligned_to(train, mend)
+        found = NegativeLists.open(folder / NEGATIVES if (folder / RUN_FILE).is_file() else folder).aligned_to(
+            train, mend
+        )
     return found.truncated(settings.hard.texts, settings.hard.images)
 
 
@@ -208,7 +210,7 @@ class _Rounds:
             train.matches,
             settings.batch,
             settings.seed,
-            spread=settings.hard.spread,
+            distribution=settings.hard.spread,
             excluded=_excluded(settings, train),
             derived=settings.loss != "online" and _terms(settings).derived,
             texts=settings.texts,
@@ -225,7 +227,7 @@ class _Rounds:
         loss = PairLoss("ranking", settings.margin, 1, epochs_before, 0.07, settings.warmup_loss, settings)
         stages = plan_pair_stages(loss, epochs, self._plain, optim, settings.lr, optim.frozen, extra)
         *warm, last = (replace(stage, name=f"{name}, {stage.name}" if name else stage.name) for stage in stages)
-        return (*warm, replace(last, anew=bool(warm)))
+        return (*warm, replace(last, resets_best=bool(warm)))
 
     def offline(self, name: str, extra: ExtraObjectives, warmup: int | None = None) -> tuple[Stage, ...]:
         """A round whose epochs after the warm-up have offline negatives (aoq, Eqs. 3-5)."""
@@ -242,8 +244,8 @@ class _Rounds:
         self._initial = {} if fine else {k: v.detach().clone() for k, v in matcher.state_dict().items()}
         first, *rest = self.offline("round 2", extra, 0 if fine else None)
         return (
-            replace(first, anew=True, enter=self._begin),
-            *(replace(stage, enter=self._own.take) for stage in rest),
+            replace(first, resets_best=True, on_start=self._begin),
+            *(replace(stage, on_start=self._own.take) for stage in rest),
         )
 
     def _begin(self, matcher: Matcher, run: Run, fresh: bool) -> bool:

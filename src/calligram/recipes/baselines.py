@@ -25,7 +25,7 @@ from calligram.features.pseudo.image_words import LabelClassifier
 from calligram.features.pseudo.wordnet import INSTALL_HINT, WordNet
 from calligram.features.texts.pca import Covariance
 from calligram.models.cca import CCA, CCASettings
-from calligram.models.layers.part_towers import pooled
+from calligram.models.layers.part_towers import pool_states
 from calligram.models.matcher import Matcher
 from calligram.models.tags import TagMatcher, TagSettings
 from calligram.progress import Track
@@ -71,7 +71,7 @@ def plan_cca(settings: CCARecipe, collection: Collection, around: RunContext) ->
         for images, texts in matching_vectors(inputs, train, around.track):
             covariance.add(images, texts)
         # Of each side its own: Fisher vectors have far more weak directions than image features.
-        candidates = [CCA.of(covariance, settings.dim, *etas) for etas in product(settings.eta, repeat=2)]
+        candidates = [CCA.from_covariance(covariance, settings.dim, *etas) for etas in product(settings.eta, repeat=2)]
         if len(candidates) == 1:
             return candidates[0]
         found = [evaluate(matcher.to(around.device))["rsum"] for matcher in candidates]
@@ -92,7 +92,7 @@ def matching_vectors(inputs: Inputs, pairing: Pairing, track: Track) -> Iterator
         distinct, back = np.unique(of_image[part], return_inverse=True)
         images = inputs.images.finish(loaded.images.take(distinct))
         if images.ndim == 3:
-            images = pooled(images, real_parts(images), "mean")
+            images = pool_states(images, real_parts(images), "mean")
         yield images[torch.from_numpy(back)], loaded.texts.take(of_text[part])[0]
 
 

@@ -32,7 +32,7 @@ from calligram.recipes.parts.settings import (
 from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers
 from calligram.training.batches.mined_negatives import OfflineSampler
 from calligram.training.loop import Precision, Stage
-from calligram.training.objectives.instance import Classes
+from calligram.training.objectives.instance import ClassLabels
 from calligram.training.objectives.objective import EnsembleObjective, InfoNCEObjective, JointObjective, Objective
 from calligram.training.objectives.offline import OfflineObjective, OfflineTerms
 
@@ -156,13 +156,13 @@ class _BestTraining:
     """The stages, in which every member has objectives of its own."""
 
     def __init__(
-        self, settings: BestRecipe, sides: Towers, train: Pairing, members: list[Matcher], classes: Classes | None
+        self, settings: BestRecipe, sides: Towers, train: Pairing, members: list[Matcher], classes: ClassLabels | None
     ) -> None:
         self.settings, self.sides, self.train, self.members = settings, sides, train, members
         self._batches = pair_batches(settings, train, sides.inputs, sides.around, classes=classes)
         self._own = [self._objective(member, classes) for member in members]
 
-    def _objective(self, member: Matcher, classes: Classes | None) -> Objective:
+    def _objective(self, member: Matcher, classes: ClassLabels | None) -> Objective:
         """InfoNCE, staged where scores are more than cosines, and the instance loss if asked for."""
         settings = self.settings
         loss: Objective = InfoNCEObjective(settings.temperature)
@@ -194,7 +194,7 @@ class _BestTraining:
         if settings.ignore_also_true and self.train.also_true is not None:
             excluded = excluded.plus(self.train.also_true)
         sampler = OfflineSampler(
-            self.train.matches, offline.batch, settings.seed, spread=offline.hard.spread, excluded=excluded,
+            self.train.matches, offline.batch, settings.seed, distribution=offline.hard.spread, excluded=excluded,
             per_image=True,
         )  # fmt: skip
         miner = Miner(offline.hard, self.train, self.sides.around, settings.ignore_also_true, by_vectors=True)
@@ -206,7 +206,7 @@ class _BestTraining:
             objective=self._whole(both),
             batches=self._batches.with_sampler(sampler),
             lr=offline.lr,
-            enter=MinedNegatives(miner, sampler).begin,
+            on_start=MinedNegatives(miner, sampler).begin,
         )
 
     def _whole(self, objectives: list[Objective]) -> Objective:

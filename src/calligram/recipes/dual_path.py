@@ -203,7 +203,7 @@ class _Stages:
         if settings.second.epochs:
             # Chosen anew: a row of stage II must show stage II.
             second = self._stage("stage II", settings.second, self._batches(sides.inputs), ())
-            found.append(replace(second, anew=True))
+            found.append(replace(second, resets_best=True))
         return tuple(found)
 
     def _batches(self, inputs: Inputs) -> Batches:

@@ -17,8 +17,8 @@ from calligram.features.joined_input import JoinedImageInput, JoinedTextInput
 from calligram.features.texts.chunker import Chunker, annotated_captions
 from calligram.features.texts.text_vectors import TextVectorInput
 from calligram.models import catalog
-from calligram.models.ensemble import Ensemble, EnsembleSettings, Weighted, WeightedSettings
-from calligram.models.load import INPUTS
+from calligram.models.ensemble import Ensemble, EnsembleSettings, SentencePhraseMatcher, SentencePhraseSettings
+from calligram.models.load import INPUTS_FOLDER
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import RunSettings
 from calligram.training.loop import Loop
@@ -60,13 +60,15 @@ def plan_ensemble(settings: EnsembleRecipe, collection: Collection, around: RunC
 
 def _inputs(run: Path) -> dict[str, bytes]:
     """What lies in a run's inputs, by name."""
-    folder = run / INPUTS
+    folder = run / INPUTS_FOLDER
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def _differing(run: Path, other: Path) -> str:
     """Which inputs of two runs differ, and what to do about it."""
-    one, two = (json.loads((folder / INPUTS / "inputs.json").read_text(encoding="utf-8")) for folder in (run, other))
+    one, two = (
+        json.loads((folder / INPUTS_FOLDER / "inputs.json").read_text(encoding="utf-8")) for folder in (run, other)
+    )
     sides = [name for key, name in (("images", "pictures"), ("texts", "texts")) if one[key] != two[key]]
     found = f"{' and '.join(sides) or 'networks'} than {other}; train both with the same image and text settings"
     parts = [each["images"].get("parts") for each in (one, two)]
@@ -108,8 +110,8 @@ def plan_combined(settings: CombinedRecipe, collection: Collection, around: RunC
             raise UserError(f"recipe combined needs --set {name}= with a run folder")
     one, sentences = load_run(Path(settings.sentences).expanduser())
     two, phrases = load_run(Path(settings.phrases).expanduser())
-    matcher = Weighted(
-        WeightedSettings(json.dumps(catalog.describe(one)), json.dumps(catalog.describe(two)), settings.alpha)
+    matcher = SentencePhraseMatcher(
+        SentencePhraseSettings(json.dumps(catalog.describe(one)), json.dumps(catalog.describe(two)), settings.alpha)
     )
     # Checked first: without a size of their own, image vectors cannot stand beside regions.
     inputs = _joined(sentences, phrases, getattr(one.settings, "image_dim", 0), settings, collection)

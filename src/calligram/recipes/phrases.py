@@ -35,12 +35,12 @@ from calligram.models.two_branch import (
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import LearningRate, Optimisation, TrainedSettings
 from calligram.recipes.parts.towers import VectorTextSettings, fitted_text
+from calligram.training.batches.pair_sampler import ExtraPairs
 from calligram.training.batches.phrases import (
-    BACKGROUND,
-    MATCH,
-    Draw,
+    NEGATIVE_IOU,
+    POSITIVE_IOU,
+    DrawFunction,
     DrawnPairsObjective,
-    Extra,
     PhraseBatches,
     PhrasePairs,
     draw_pairs,
@@ -81,9 +81,9 @@ class PhrasesRecipe(TrainedSettings):
     positives: Annotated[Literal["single", "augmented"], "the truth region alone, or also proposals that match it"] = (
         "augmented"
     )
-    match: Annotated[float, "overlap with the truth from which a proposal is positive", (0, 1)] = MATCH
-    background: Annotated[float, "overlap with the truth below which a proposal is negative", (0, 1)] = BACKGROUND
-    extra: Annotated[Extra, "further triplets: of second positives, or as many of other pairs"] = "neighbours"
+    match: Annotated[float, "overlap with the truth from which a proposal is positive", (0, 1)] = POSITIVE_IOU
+    background: Annotated[float, "overlap with the truth below which a proposal is negative", (0, 1)] = NEGATIVE_IOU
+    extra: Annotated[ExtraPairs, "further triplets: of second positives, or as many of other pairs"] = "neighbours"
     candidates: Annotated[
         int | None, "random background regions of an image that a phrase is compared with; none takes all", (1, 100000)
     ] = None
@@ -188,7 +188,7 @@ class _PhraseTowers:
             size=settings.set_size, sets=settings.sets, device=around.device, processes=around.processes,
         )  # fmt: skip
 
-    def _draw(self) -> Draw:
+    def _draw(self) -> DrawFunction:
         settings = self.settings
         augment = settings.positives == "augmented"
         if settings.network != "embedding":
@@ -227,7 +227,7 @@ class _PhraseTowers:
         constrained = NeighbourhoodObjective(weights, settings.margin, settings.top_k)
         second = self._stage("constraints", settings.constraint_epochs, constrained)
         # Chosen anew: the constraints are asked for, whether or not they help.
-        return (first, replace(second, lr=settings.lr * settings.constraint_lr, anew=True))
+        return (first, replace(second, lr=settings.lr * settings.constraint_lr, resets_best=True))
 
     def _stage(self, name: str, epochs: int, objective: Objective) -> Stage:
         optim = self.settings.optim
@@ -242,7 +242,9 @@ class _PhraseTowers:
         for regions, texts in self._positives():
             covariance.add(regions, texts)
         # Of each side its own: Fisher vectors have far more weak directions than image features.
-        candidates = [CCA.of(covariance, self.settings.dim, *etas) for etas in product(self.settings.eta, repeat=2)]
+        candidates = [
+            CCA.from_covariance(covariance, self.settings.dim, *etas) for etas in product(self.settings.eta, repeat=2)
+        ]
         if len(candidates) == 1:
             return candidates[0]
         found = [evaluate(matcher.to(self.around.device))["r1"] for matcher in candidates]

@@ -19,12 +19,12 @@ from calligram.features.texts.word_vectors import pretrained_embeddings
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.models.layers.networks import RecurrentText
 from calligram.models.two_branch import (
+    PooledStates,
     TwoBranchEmbedding,
-    TwoBranches,
+    TwoBranchMatcher,
     TwoBranchSettings,
     TwoBranchSimilarity,
     TwoBranchSimilaritySettings,
-    WordStates,
 )
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import BatchSize, Dim, LearningRate, Optimisation, TrainedSettings
@@ -131,7 +131,7 @@ def plan(settings: TwoBranchRecipe, collection: Collection, around: RunContext) 
         )
         second = _stage("constraints", settings.constraint_epochs, constrained, batches, settings)
         # Chosen anew: the constraints are asked for, whether or not they help across modalities.
-        stages.append(replace(second, lr=settings.lr * settings.constraint_lr, anew=True))
+        stages.append(replace(second, lr=settings.lr * settings.constraint_lr, resets_best=True))
     return Plan(sides.start(TwoBranchEmbedding(sides.shape)), sides.inputs, tuple(stages), settings.loop())
 
 
@@ -207,12 +207,12 @@ class _SentenceTowers:
         assert isinstance(words, TextVectorInput)
         return replace(shape, text_dim=words.dim)
 
-    def start(self, matcher: TwoBranches) -> TwoBranches:
+    def start(self, matcher: TwoBranchMatcher) -> TwoBranchMatcher:
         """The matcher with the backbone's, the encoder's or the word vectors' weights where they are given."""
         text, words = self.settings.text, self.inputs.texts
         if self.shape.image == "backbone" and self.backbone is not None:
             matcher.image.load_state_dict(self.backbone.state_dict())
-        if isinstance(matcher.text, WordStates) and matcher.text.encoder is not None and self.encoder is not None:
+        if isinstance(matcher.text, PooledStates) and matcher.text.encoder is not None and self.encoder is not None:
             matcher.text.encoder.load_state_dict(self.encoder.state_dict())
         if text.words and isinstance(words, Vocabulary) and isinstance(matcher.text, RecurrentText):
             matcher.text.words.weight.data.copy_(pretrained_embeddings(words, Path(text.words), text.word_dim).vectors)

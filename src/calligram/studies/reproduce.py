@@ -22,7 +22,7 @@ from calligram.evaluation.figures import draw_found_images, draw_found_texts, dr
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.evaluation.retrieval import Floats, Look, evaluate_retrieval
 from calligram.features.images.region_input import RegionInput
-from calligram.models.load import BEST
+from calligram.models.load import WEIGHTS_FILE
 from calligram.recipes.catalog import find_recipe
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, device_named, run_recipe, with_assets_found
@@ -38,7 +38,7 @@ from calligram.studies.results import (
     result_line,
     settings_of,
 )
-from calligram.training.curves import draw_compared, draw_curves
+from calligram.training.curves import draw_comparison, draw_curves
 from calligram.training.runs import Run, write_whole
 
 # Pictures that a study draws of the encodings and scores of a row's test split.
@@ -300,10 +300,10 @@ def _draw_compared(study: Study, collection: str, results: Path, runs: Path, cha
     """The study's pictures of several rows, of those that have a run here."""
     for group in study.compared:
         folders = {name: runs / _plain(study.paper, name, collection, *changes, "0") for name in group}
-        there = {name: folder for name, folder in folders.items() if (folder / BEST).is_file()}
+        there = {name: folder for name, folder in folders.items() if (folder / WEIGHTS_FILE).is_file()}
         if len(there) > 1:
             name = _plain(study.paper, group[0], COMPARED, collection, *changes)
-            draw_compared(there, results / "pictures" / f"{name}.png")
+            draw_comparison(there, results / "pictures" / f"{name}.png")
 
 
 def _draw_levels(study: Study, collection: Collection, results: Path, changes: tuple[str, ...]) -> None:
@@ -330,7 +330,7 @@ def with_rows_found(change: str, folder: Callable[[str], Path]) -> str:
     if not sign:
         return change
     found = folder(name)
-    if not (found / BEST).is_file():
+    if not (found / WEIGHTS_FILE).is_file():
         raise UserError(f"row '{name}' has no run in {found}; it is made before rows that build on it")
     return f"{key}={found}"
 

@@ -26,26 +26,26 @@ from calligram import device
 
 log = logging.getLogger(__name__)
 
-VARIABLE = "CALLIGRAM_GRAPHS"
+GRAPHS_VARIABLE = "CALLIGRAM_GRAPHS"
 """in the environment: 1 to record and replay on an accelerator"""
-DEVICE = "cuda"
+DEVICE_TYPE = "cuda"
 """what can record"""
-MULTIPLE = 4
+PADDING_MULTIPLE = 4
 """of places that a growing axis is filled up to, so that few shapes are recorded"""
-MOST = 32
+MAX_GRAPHS = 32
 """shapes that are recorded for one objective"""
-OFTEN = 2
+CAPTURE_AT_COUNT = 2
 """a shape is recorded when it comes for this time: the last batch of an epoch may come but once"""
-WARM = 3
+WARMUP_RUNS = 3
 """turns before recording, in which libraries choose and compile what they need"""
 
-Work = Callable[..., Tensor]
+GraphFunction = Callable[..., Tensor]
 
 
 class _GraphSwitch:
     """Of the whole process."""
 
-    on = os.environ.get(VARIABLE) == "1" and torch.cuda.is_available()
+    on = os.environ.get(GRAPHS_VARIABLE) == "1" and torch.cuda.is_available()
 
 
 @contextmanager
@@ -60,11 +60,11 @@ def use_cuda_graphs(on: bool = True) -> Iterator[None]:
 
 def uses_cuda_graphs(tensor: Tensor) -> bool:
     """Whether work on this tensor may be replayed: if asked for, where it can be recorded, for a gradient."""
-    return _GraphSwitch.on and tensor.device.type == DEVICE and torch.is_grad_enabled()
+    return _GraphSwitch.on and tensor.device.type == DEVICE_TYPE and torch.is_grad_enabled()
 
 
-def with_cuda_graphs(
-    owner: nn.Module, others: Sequence[nn.Module], work: Work, given: Sequence[Tensor], growing: Sequence[bool]
+def run_with_cuda_graphs(
+    owner: nn.Module, others: Sequence[nn.Module], work: GraphFunction, given: Sequence[Tensor], growing: Sequence[bool]
 ) -> Tensor:
     """``work(*given)``, from a recording where there is one for such shapes; as it is, where there cannot be.
 
@@ -78,15 +78,15 @@ def with_cuda_graphs(
             grow do not change what it gives.
         growing: of each tensor, whether its second axis differs from call to call.
     """
-    graphs = _GRAPHS.setdefault(owner, Graphs())
-    used = _Used(work, [owner, *others])
+    graphs = _GRAPHS.setdefault(owner, GraphCache())
+    used = _FunctionWithModules(work, [owner, *others])
     parameters = list(used.parameters())
     # Where nothing is recorded yet too: what is filled up draws random numbers as well.
-    given = [filled(t) if grows else t for t, grows in zip(given, growing, strict=True)]
+    given = [pad_second_axis(t) if grows else t for t, grows in zip(given, growing, strict=True)]
     try:
         recording = graphs.recording(used, given, parameters)
         if recording is not None:
-            found: Tensor = _Replayed.apply(graphs, recording, len(given), *given, *parameters)  # type: ignore[no-untyped-call]
+            found: Tensor = _ReplayFunction.apply(graphs, recording, len(given), *given, *parameters)  # type: ignore[no-untyped-call]
             return found
     except Exception as error:  # whatever drivers raise, memory that does not suffice among it
         graphs.give_up()
@@ -94,10 +94,10 @@ def with_cuda_graphs(
     return work(*given)
 
 
-class _Used(nn.Module):
+class _FunctionWithModules(nn.Module):
     """Work with the modules whose parameters it uses."""
 
-    def __init__(self, work: Work, modules: Sequence[nn.Module]) -> None:
+    def __init__(self, work: GraphFunction, modules: Sequence[nn.Module]) -> None:
         super().__init__()
         self.work, self.modules_of = work, nn.ModuleList(modules)
 
@@ -105,7 +105,7 @@ class _Used(nn.Module):
         return self.work(*given)
 
 
-class Recording(Protocol):
+class CapturedStep(Protocol):
     """Work of one shape."""
 
     inputs: Sequence[Tensor]
@@ -118,10 +118,10 @@ class Recording(Protocol):
         """Gradients of parameters, to keep; None for those that the work does not use."""
 
 
-class CudaRecording:
+class CudaGraphStep:
     """A CUDA graph of the forward and one of the backward pass, with one memory for all recordings of an owner."""
 
-    def __init__(self, used: nn.Module, inputs: Sequence[Tensor], graphs: Graphs) -> None:
+    def __init__(self, used: nn.Module, inputs: Sequence[Tensor], graphs: GraphCache) -> None:
         self.inputs = inputs
         if graphs.memory is None:
             graphs.memory, graphs.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -133,7 +133,7 @@ class CudaRecording:
             numbers.graphsafe_set_state(numbers.clone_state())
             raise
 
-    def _record(self, used: nn.Module, graphs: Graphs) -> None:
+    def _record(self, used: nn.Module, graphs: GraphCache) -> None:
         how = {
             "pool": graphs.memory,
             "stream": graphs.stream,
@@ -147,8 +147,8 @@ class CudaRecording:
         if len({p.dtype for p in learning}) > 1:
             raise ValueError("parameters of several precisions")
         torch.cuda.synchronize()
-        with torch.cuda.stream(graphs.stream), uncached(), torch.enable_grad():
-            for _ in range(WARM):
+        with torch.cuda.stream(graphs.stream), autocast_without_cache(), torch.enable_grad():
+            for _ in range(WARMUP_RUNS):
                 found = functional_call(used, own, tuple(self.inputs))
                 torch.autograd.grad(found, learning, torch.zeros_like(found), allow_unused=True)
             torch.cuda.synchronize()
@@ -179,10 +179,10 @@ class CudaRecording:
         return [None if shape is None else next(pieces).view(shape) for shape in self._shapes]
 
 
-record: Callable[[nn.Module, Sequence[Tensor], Graphs], Recording] = CudaRecording
+capture: Callable[[nn.Module, Sequence[Tensor], GraphCache], CapturedStep] = CudaGraphStep
 
 
-class Graphs:
+class GraphCache:
     """What is recorded for one owner."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class Graphs:
         self.stream: Any = None
         self.turn = 0
         """counts replays; a backward pass belongs to the last"""
-        self._kept: dict[object, Recording] = {}
+        self._kept: dict[object, CapturedStep] = {}
         self._seen: Counter[object] = Counter()
         self._places: object = None
         self._open: Callable[[], object] = lambda: None
@@ -199,8 +199,8 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __deepcopy__(self, memo: object) -> Graphs:
-        return Graphs()
+    def __deepcopy__(self, memo: object) -> GraphCache:
+        return GraphCache()
 
     def give_up(self) -> None:
         """Never record again, and forget what was."""
@@ -210,7 +210,7 @@ class Graphs:
     def opened(self) -> object:
         """A turn begins, which is over when what is returned here is gone, or when ``closed``."""
         self.turn += 1
-        token = _Token()
+        token = _ReplayToken()
         self._open = weakref.ref(token)
         return token
 
@@ -218,7 +218,7 @@ class Graphs:
         """The turn's backward pass has run."""
         self._open = lambda: None
 
-    def recording(self, used: nn.Module, given: Sequence[Tensor], parameters: Sequence[Tensor]) -> Recording | None:
+    def recording(self, used: nn.Module, given: Sequence[Tensor], parameters: Sequence[Tensor]) -> CapturedStep | None:
         """That of these shapes, made if they have come often enough; None where the work is to run as it is."""
         if self._given_up or self._open() is not None or not any(p.requires_grad for p in parameters):
             return None
@@ -228,32 +228,32 @@ class Graphs:
             self._places = places
         key = (
             tuple((t.shape, t.dtype) for t in given),
-            torch.is_autocast_enabled(DEVICE), torch.get_autocast_dtype(DEVICE), device.is_on(),
+            torch.is_autocast_enabled(DEVICE_TYPE), torch.get_autocast_dtype(DEVICE_TYPE), device.compile_enabled(),
             torch.backends.cuda.matmul.allow_tf32, given[0].device,
         )  # fmt: skip
         self._seen[key] += 1
         if key not in self._kept:
-            if self._seen[key] < OFTEN or len(self._kept) >= MOST:
+            if self._seen[key] < CAPTURE_AT_COUNT or len(self._kept) >= MAX_GRAPHS:
                 return None
             inputs = [t.clone() for t in given]
-            with use_cuda_graphs(False), untouched(list(used.buffers())):
-                self._kept[key] = record(used, inputs, self)
+            with use_cuda_graphs(False), preserve_state(list(used.buffers())):
+                self._kept[key] = capture(used, inputs, self)
         return self._kept[key]
 
 
-_GRAPHS: weakref.WeakKeyDictionary[nn.Module, Graphs] = weakref.WeakKeyDictionary()
+_GRAPHS: weakref.WeakKeyDictionary[nn.Module, GraphCache] = weakref.WeakKeyDictionary()
 """not of the owners themselves: recordings are neither copied nor saved with them"""
 
 
-class _Token:
+class _ReplayToken:
     """Lives as long as a backward pass may still come."""
 
 
-class _Replayed(Function):
+class _ReplayFunction(Function):
     """A recording as a step of which gradients are asked."""
 
     @staticmethod
-    def forward(ctx: Any, graphs: Graphs, recording: Recording, count: int, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, graphs: GraphCache, recording: CapturedStep, count: int, *tensors: Tensor) -> Tensor:
         for mine, other in zip(recording.inputs, tensors[:count], strict=True):
             mine.copy_(other)
         found = recording.forward().clone()
@@ -265,20 +265,20 @@ class _Replayed(Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.turn != ctx.graphs.turn:
-            raise RuntimeError(f"gradients were asked for again after another turn; unset {VARIABLE} for that")
+            raise RuntimeError(f"gradients were asked for again after another turn; unset {GRAPHS_VARIABLE} for that")
         parameters = ctx.recording.backward(gradient)
         ctx.graphs.closed()
         return None, None, None, *[None] * ctx.count, *parameters
 
 
-def filled(tensor: Tensor) -> Tensor:
+def pad_second_axis(tensor: Tensor) -> Tensor:
     """With the second axis filled up to a multiple, with zeros."""
-    more = -tensor.shape[1] % MULTIPLE
+    more = -tensor.shape[1] % PADDING_MULTIPLE
     return F.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, more)) if more else tensor
 
 
 @contextmanager
-def untouched(buffers: Sequence[Tensor]) -> Iterator[None]:
+def preserve_state(buffers: Sequence[Tensor]) -> Iterator[None]:
     """Leave random numbers and running statistics as they were: turns before recording are none of training's."""
     kept, numbers = [b.clone() for b in buffers], torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     try:
@@ -291,7 +291,7 @@ def untouched(buffers: Sequence[Tensor]) -> Iterator[None]:
                 buffer.copy_(before)
 
 
-def uncached() -> torch.autocast:
+def autocast_without_cache() -> torch.autocast:
     """Autocast as it is, but without weights that it has cast before: they would be of another turn."""
-    on, dtype = torch.is_autocast_enabled(DEVICE), torch.get_autocast_dtype(DEVICE)
-    return torch.autocast(DEVICE, dtype, enabled=on, cache_enabled=False)
+    on, dtype = torch.is_autocast_enabled(DEVICE_TYPE), torch.get_autocast_dtype(DEVICE_TYPE)
+    return torch.autocast(DEVICE_TYPE, dtype, enabled=on, cache_enabled=False)

@@ -48,7 +48,7 @@ def draw_curves(folder: Path, target: Path | None = None) -> Path:
     return target
 
 
-def draw_compared(runs: Mapping[str, Path], target: Path) -> Path:
+def draw_comparison(runs: Mapping[str, Path], target: Path) -> Path:
     """Draw the dev R@1 of several runs over their epochs, both directions side by side (aoq, Fig. 4).
 
     Epochs are counted through all stages; of a run in rounds the last round's alone, as the paper draws them.
@@ -58,7 +58,7 @@ def draw_compared(runs: Mapping[str, Path], target: Path) -> Path:
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     axes = figure.subplots(1, 2)
     for name, folder in runs.items():
-        shown = of_last_round(Run(folder).metrics())
+        shown = last_round_metrics(Run(folder).metrics())
         for axis, key in zip(axes, ("i2t_r1", "t2i_r1"), strict=True):
             axis.plot(range(1, len(shown) + 1), [found[key] for found in shown], ".-", label=name)
     for axis, title in zip(axes, ("texts for images", "images for texts"), strict=True):
@@ -69,7 +69,7 @@ def draw_compared(runs: Mapping[str, Path], target: Path) -> Path:
     return target
 
 
-def of_last_round(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, float]]:
+def last_round_metrics(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, float]]:
     """Dev metrics of each epoch: of all stages, or of the last round's where names begin with ``round 1, ``."""
     dev = [row for row in rows if "dev" in row]
     last = dev[-1]["stage"].partition(",")[0] if dev else ""

@@ -29,7 +29,7 @@ from calligram.models.matcher import Encoded
 Ints = NDArray[np.int64]
 
 
-def _leave() -> None:
+def _leave_group() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -48,7 +48,7 @@ class Processes:
         if count > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
             # A thread of the group that still lets go of a tensor when the interpreter ends aborts the process.
-            atexit.register(_leave)
+            atexit.register(_leave_group)
         return cls(int(os.environ.get("RANK", "0")), count)
 
     @property
@@ -72,14 +72,14 @@ class Processes:
             dist.all_reduce(parameter.grad)
             parameter.grad /= self.count
 
-    def same(self, modules: Iterable[nn.Module]) -> None:
+    def broadcast_weights(self, modules: Iterable[nn.Module]) -> None:
         """Give every process the first one's weights."""
         if self.count > 1:
             for module in modules:
                 for tensor in (*module.parameters(), *module.buffers()):
                     dist.broadcast(tensor.data, 0)
 
-    def agree(self, value: float) -> float:
+    def broadcast_number(self, value: float) -> float:
         """The first process's number, in all of them."""
         if self.count == 1:
             return value
@@ -103,14 +103,14 @@ class _Gather(torch.autograd.Function):
         return total[dist.get_rank()]
 
 
-def alone() -> bool:
+def is_single_process() -> bool:
     """Whether this is the only process."""
     return not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
 
 
 def gather(encoded: Encoded) -> Encoded:
     """The encodings of all processes, in order, with gradients back to each; unchanged in a single process."""
-    if alone():
+    if is_single_process():
         return encoded
     return Encoded(*(None if t is None else _gather_rows(t) for t in encoded))  # type: ignore[arg-type]
 
@@ -119,7 +119,7 @@ def own_rows(count: int) -> tuple[slice, int]:
     """Which rows of a whole batch this process encoded, as ``Processes.share`` cut them, and how many processes there
     are.
     """
-    if alone():
+    if is_single_process():
         return slice(0, count), 1
     rows = Processes(dist.get_rank(), dist.get_world_size()).share(np.arange(count))
     first = int(rows[0]) if len(rows) else count

@@ -34,10 +34,12 @@ from calligram.training.stages import (
 
 # Stops a run that has gone wrong, and says what to do.
 
-ADVICE = "lower the learning rate (--set lr=...), clip gradients (--set optim.clip=1), or use --set precision=fp32"
+NOT_FINITE_ADVICE = (
+    "lower the learning rate (--set lr=...), clip gradients (--set optim.clip=1), or use --set precision=fp32"
+)
 
 
-def _listed(names: list[str], terms: Mapping[str, float]) -> str:
+def _list_terms(names: list[str], terms: Mapping[str, float]) -> str:
     return ", ".join(f"{name}={terms[name]}" for name in names)
 
 
@@ -52,11 +54,13 @@ class CollapseDetector:
     def __init__(self, least: float = 1e-4, patience: int = 100) -> None:
         self.least, self.patience, self._below, self._seen = least, patience, 0, 0
 
-    def look(self, step: int, terms: Mapping[str, float], spread: VectorSpread | None) -> None:
+    def check(self, step: int, terms: Mapping[str, float], spread: VectorSpread | None) -> None:
         """Raise when the loss is not finite or the embeddings have collapsed."""
         broken = [name for name, value in terms.items() if not math.isfinite(value)]
         if broken:
-            raise UserError(f"the loss is not finite at step {step} ({_listed(broken, terms)}); {ADVICE}")
+            raise UserError(
+                f"the loss is not finite at step {step} ({_list_terms(broken, terms)}); {NOT_FINITE_ADVICE}"
+            )
         if spread is None:
             return
         self._seen += 1
@@ -95,10 +99,10 @@ def train(
     """
     device = next(matcher.parameters()).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        return _LoopState(matcher, stages, run, evaluate, loop, processes, track).go()
+        return _Trainer(matcher, stages, run, evaluate, loop, processes, track).go()
 
 
-class _LoopState:
+class _Trainer:
     """The state of one call of ``train``."""
 
     def __init__(
@@ -116,14 +120,14 @@ class _LoopState:
         self.device = next(matcher.parameters()).device
         self.average = WeightAverage(matcher, loop.average) if loop.average else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=loop.precision == "fp16")
-        self.watch = CollapseDetector()
+        self.collapse_detector = CollapseDetector()
         self.step = 0
         self.best: dict[str, float] = {}
         self.spent, self.began = 0.0, time.perf_counter()
         self.curves = TensorBoardWriter(run.folder) if processes.first else None
 
     def go(self) -> dict[str, float]:
-        self.processes.same([self.matcher, *(s.objective.to(self.device) for s in self.stages)])
+        self.processes.broadcast_weights([self.matcher, *(s.objective.to(self.device) for s in self.stages)])
         restored = self.run.load_state()
         tensors, position = restored if restored else ({}, {"stage": 0, "epoch": 0, "batch": 0})
         if restored:
@@ -154,13 +158,13 @@ class _LoopState:
         stage = self.stages[number]
         objective = stage.objective
         fresh = not position["epoch"] and not position["batch"]
-        if stage.anew and fresh:
+        if stage.resets_best and fresh:
             self.best = {}
-        if stage.enter is not None:
-            changed = stage.enter(self.matcher, self.run, fresh)
+        if stage.on_start is not None:
+            changed = stage.on_start(self.matcher, self.run, fresh)
             if changed and self.average:
                 self.average = WeightAverage(self.matcher, self.loop.average)
-        optimizer = stage.optimizer(parameter_groups(self.matcher, objective, stage.part_lr, stage.frozen))
+        optimizer = stage.optimizer(parameter_groups(self.matcher, objective, stage.lr_scale, stage.frozen))
         if "objective" in tensors:
             objective.load_state_dict(tensors["objective"])
         if "optimizer" in tensors:
@@ -183,7 +187,7 @@ class _LoopState:
             # The middle of the step: at its start a rising rate, at its end a falling one, would be zero.
             progress = (epoch * total + place + 0.5) / (stage.epochs * total)
             self._set_rate(stage, optimizer, progress)
-            stage.objective.at(progress)
+            stage.objective.set_progress(progress)
             torch.manual_seed(derived_seed(self.loop.seed, "step", number, epoch, place, self.processes.rank))
             terms = self._backward(stage, batch)
             stepped = (place + 1) % stage.accumulate == 0 or place + 1 == total
@@ -231,7 +235,7 @@ class _LoopState:
         if self.device.type != "cpu" and self.step % self.loop.log_steps:
             return
         values = {name: float(value) for name, value in terms.items()}
-        self.watch.look(self.step, values, stage.objective.spread)
+        self.collapse_detector.check(self.step, values, stage.objective.spread)
         if self.processes.first and self.step % self.loop.log_steps == 0:
             row = {"step": self.step, "stage": stage.name, "epoch": epoch, **values}
             row |= {"lr": max(g["lr"] for g in optimizer.param_groups), "steps_per_second": round(rate, 3)}
@@ -255,7 +259,7 @@ class _LoopState:
             )
             if self.curves:
                 self.curves.add(self.step, {f"dev/{k}": v for k, v in metrics.items()})
-        value = self.processes.agree(metrics.get(self.loop.select_by, math.nan))
+        value = self.processes.broadcast_number(metrics.get(self.loop.select_by, math.nan))
         if math.isnan(value):
             raise UserError(f"evaluation gave no '{self.loop.select_by}'; it gave: {', '.join(sorted(metrics))}")
         if value > self.best.get(self.loop.select_by, -math.inf):
@@ -274,7 +278,9 @@ class _LoopState:
             with torch.no_grad():
                 metrics = dict(self.evaluate(self.matcher))
         except NotFiniteError as error:
-            raise UserError(f"the matcher's scores are not finite at step {self.step} ({error}); {ADVICE}") from error
+            raise UserError(
+                f"the matcher's scores are not finite at step {self.step} ({error}); {NOT_FINITE_ADVICE}"
+            ) from error
         if self.average:
             self.matcher.load_state_dict(own)
         return metrics

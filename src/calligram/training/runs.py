@@ -17,10 +17,18 @@ from torch import Tensor
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
 from calligram.models import catalog
-from calligram.models.load import BEST, INPUTS, MATCHER, RUN, check_run, load_from_run, read_about
+from calligram.models.load import (
+    INPUTS_FOLDER,
+    MATCHER_FILE,
+    RUN_FILE,
+    WEIGHTS_FILE,
+    check_run_folder,
+    load_from_run,
+    read_run_file,
+)
 from calligram.models.matcher import Matcher
 
-METRICS = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -32,9 +40,9 @@ class Run:
     @classmethod
     def create(cls, folder: Path, about: Mapping[str, object]) -> Run:
         """Start a run, or take one up again; ``check`` says whether that may be done."""
-        if not (folder / RUN).is_file():
+        if not (folder / RUN_FILE).is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / RUN, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+            write_whole(folder / RUN_FILE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
         return cls(folder)
 
     @staticmethod
@@ -46,24 +54,24 @@ class Run:
         Args:
             defaults: what holds for a run that says nothing of it, since it began before there was such a setting.
         """
-        if not (folder / RUN).is_file():
+        if not (folder / RUN_FILE).is_file():
             if folder.is_file() or (folder.exists() and any(folder.iterdir())):
                 raise UserError(f"{folder} exists and is not a run; choose another --out")
             return
         if not resume:
             raise UserError(f"{folder} already holds a run; give --resume to go on with it, or another --out")
-        before = _over(defaults or {}, read_about(folder))
+        before = _merge_settings(defaults or {}, read_run_file(folder))
         for key in ("recipe", "settings", "collection", "content", "teachers"):
             if before.get(key) != json.loads(json.dumps(about.get(key))):
                 raise UserError(
-                    f"{folder} was started with other {key}: {_difference(before.get(key), about.get(key))}; "
+                    f"{folder} was started with other {key}: {_changed_settings(before.get(key), about.get(key))}; "
                     "resume with the same, or choose another --out"
                 )
 
     @staticmethod
-    def check_same(folder: Path, what: str, now: str) -> None:
+    def check_source_hash(folder: Path, what: str, now: str) -> None:
         """Refuse to resume a run that noted another hash of what it learns from; one that noted none goes on."""
-        if (folder / RUN).is_file() and read_about(folder).get(what, now) != now:
+        if (folder / RUN_FILE).is_file() and read_run_file(folder).get(what, now) != now:
             raise UserError(
                 f"{folder} was started with other {what}: what they are made from has changed, or another machine "
                 "made them; put it back as it was, or choose another --out"
@@ -72,23 +80,23 @@ class Run:
     @classmethod
     def open(cls, folder: Path) -> Run:
         """A finished or stopped run that has a matcher."""
-        check_run(folder)
+        check_run_folder(folder)
         return cls(folder)
 
     @property
     def about(self) -> dict[str, Any]:
         """Recipe, settings, collection and versions."""
-        return read_about(self.folder)
+        return read_run_file(self.folder)
 
     def finish(self, seconds: float) -> None:
         """Record the time spent training, over all calls."""
         about = {**self.about, "seconds": round(seconds, 1)}
-        write_whole(self.folder / RUN, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+        write_whole(self.folder / RUN_FILE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
     def describe(self, matcher: Matcher, inputs: Inputs) -> None:
         """Store what a matcher is and what it is fed."""
-        write_whole(self.folder / MATCHER, json.dumps(catalog.describe(matcher), indent=1) + "\n")
-        inputs.save(self.folder / INPUTS)
+        write_whole(self.folder / MATCHER_FILE, json.dumps(catalog.describe(matcher), indent=1) + "\n")
+        inputs.save(self.folder / INPUTS_FOLDER)
 
     def load(self) -> tuple[Matcher, Inputs]:
         """The best matcher and its inputs."""
@@ -96,16 +104,16 @@ class Run:
 
     def save_best(self, weights: Mapping[str, Tensor]) -> None:
         """Store the weights that scored best on dev."""
-        _save_tensors(weights, self.folder / BEST)
+        _save_tensors(weights, self.folder / WEIGHTS_FILE)
 
     def log(self, row: Mapping[str, object]) -> None:
         """Append one line of metrics."""
-        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+        with (self.folder / METRICS_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         """All lines of metrics."""
-        file = self.folder / METRICS
+        file = self.folder / METRICS_FILE
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
         return [json.loads(line) for line in lines]
 
@@ -120,7 +128,7 @@ class Run:
         partial.mkdir(parents=True)
         for name, group in tensors.items():
             _save_tensors(group, partial / f"{name}.safetensors")
-        metrics = self.folder / METRICS
+        metrics = self.folder / METRICS_FILE
         size = metrics.stat().st_size if metrics.is_file() else 0
         write_whole(partial / "position.json", json.dumps({**position, "metrics_bytes": size}) + "\n")
         partial.rename(target)
@@ -133,12 +141,12 @@ class Run:
         """The latest state, with metrics cut back to where it was taken; None when there is none."""
         pointer = self.folder / "state" / "LATEST"
         if not pointer.is_file():
-            (self.folder / METRICS).unlink(missing_ok=True)
+            (self.folder / METRICS_FILE).unlink(missing_ok=True)
             return None
         folder = self.folder / "state" / pointer.read_text(encoding="utf-8").strip()
         position = json.loads((folder / "position.json").read_text(encoding="utf-8"))
-        if (self.folder / METRICS).is_file():
-            os.truncate(self.folder / METRICS, int(position["metrics_bytes"]))
+        if (self.folder / METRICS_FILE).is_file():
+            os.truncate(self.folder / METRICS_FILE, int(position["metrics_bytes"]))
         return {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}, position
 
 
@@ -163,25 +171,29 @@ def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     partial.replace(file)
 
 
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_settings(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of both, nested ones too; ``above`` counts where both have one."""
-    nested = {k: _over(below[k], v) for k, v in above.items() if isinstance(v, dict) and isinstance(below.get(k), dict)}
+    nested = {
+        k: _merge_settings(below[k], v)
+        for k, v in above.items()
+        if isinstance(v, dict) and isinstance(below.get(k), dict)
+    }
     return {**below, **above, **nested}
 
 
-def _difference(before: object, now: object) -> str:
+def _changed_settings(before: object, now: object) -> str:
     if isinstance(before, dict) and isinstance(now, dict):
-        old, new = _by_key(before), _by_key(json.loads(json.dumps(now)))
+        old, new = _flatten_settings(before), _flatten_settings(json.loads(json.dumps(now)))
         keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         return ", ".join(f"{key} was {old.get(key)!r}, now {new.get(key)!r}" for key in keys)
     return f"{before!r}, now {now!r}"
 
 
-def _by_key(settings: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
+def _flatten_settings(settings: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
     """Nested settings as a user writes them: ``text.blank``."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
-        found |= _by_key(value, f"{inside}{key}.") if isinstance(value, dict) else {f"{inside}{key}": value}
+        found |= _flatten_settings(value, f"{inside}{key}.") if isinstance(value, dict) else {f"{inside}{key}": value}
     return found
 
 

@@ -42,7 +42,7 @@ class Stage:
     optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
     """from parameter groups"""
     lr: float
-    part_lr: Mapping[str, float] = field(default_factory=dict)
+    lr_scale: Mapping[str, float] = field(default_factory=dict)
     """factor on the learning rate for sub-modules of the matcher, by name; the longest name wins"""
     frozen: Sequence[str] = ()
     """sub-modules of the matcher kept fixed, in evaluation mode"""
@@ -52,9 +52,9 @@ class Stage:
     """largest norm of the gradient"""
     accumulate: int = 1
     """batches per step"""
-    anew: bool = False
+    resets_best: bool = False
     """the best epoch is chosen from this stage on; what was best before does not count"""
-    enter: Callable[[Matcher, Run, bool], bool] | None = None
+    on_start: Callable[[Matcher, Run, bool], bool] | None = None
     """called before the stage's steps, and again after a kill; handed True where none of them was taken yet. It may
     then change the matcher, to begin from scratch for instance, and says whether it did"""
 
@@ -78,22 +78,22 @@ class Loop:
 
 
 def parameter_groups(
-    matcher: Matcher, objective: nn.Module, part_lr: Mapping[str, float], frozen: Sequence[str]
+    matcher: Matcher, objective: nn.Module, lr_scale: Mapping[str, float], frozen: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Parameter groups by factor on the learning rate: the matcher's parts, then the objective's own weights.
 
     Args:
-        part_lr: factors by name of a sub-module; the longest name wins.
+        lr_scale: factors by name of a sub-module; the longest name wins.
         frozen: sub-modules that do not learn.
     """
-    check_parameter_groups(matcher, (*part_lr, *frozen))
+    check_parameter_groups(matcher, (*lr_scale, *frozen))
     by_factor: dict[float, list[nn.Parameter]] = {}
     for name, parameter in matcher.named_parameters():
         fixed = any(name.startswith(f"{part}.") for part in frozen)
         parameter.requires_grad_(not fixed)
         if not fixed:
-            within = [part for part in part_lr if name.startswith(f"{part}.")]
-            factor = part_lr[max(within, key=len)] if within else 1.0
+            within = [part for part in lr_scale if name.startswith(f"{part}.")]
+            factor = lr_scale[max(within, key=len)] if within else 1.0
             by_factor.setdefault(factor, []).append(parameter)
     groups = [{"params": params, "factor": factor} for factor, params in by_factor.items()]
     own = [p for p in objective.parameters() if p.requires_grad]

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from calligram.device import unplanned
+from calligram.device import without_cudnn_attention
 from calligram.errors import UserError
 from calligram.features.store import FeatureStore, MemoryFeatureStore, content_key
 from calligram.features.texts.wordpieces import WordPieces
@@ -80,7 +80,7 @@ class TextEncoder(nn.Module):
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
         """Numbers of pieces (N, W) and their mask -> states (N, W, dim)."""
-        with unplanned(words):
+        with without_cudnn_attention(words):
             states: Tensor = self.model(input_ids=words, attention_mask=mask.long()).last_hidden_state
         return states
 

@@ -21,15 +21,16 @@ Norm = Literal["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "softmax"
 Focal = Literal["none", "equal", "prob"]
 Aggregation = Literal["lse", "mean", "max", "sum"]
 
-EPS, TINY = 1e-8, 1e-30
-LEAK = 0.1
+EPS = 1e-8
+TINY = 1e-30
+LEAKY_SLOPE = 0.1
 """slope below zero of the clipping in scan's release; its paper has zero"""
-SAFE = 30.0
+MAX_UNSHIFTED_TEMPERATURE = 30.0
 """largest temperature at which exp of a value within -1 .. 1, and its square, keep their precision in float32"""
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionSettings:
     """How query parts look at context parts."""
 
     norm: Norm = "clipped_l2norm"
@@ -42,7 +43,7 @@ class Attention:
     @property
     def bounded(self) -> bool:
         """Whether exp of the logits needs no maximum taken off first."""
-        return self.norm not in ("clipped", "none") and self.temperature <= SAFE
+        return self.norm not in ("clipped", "none") and self.temperature <= MAX_UNSHIFTED_TEMPERATURE
 
 
 class Parts(NamedTuple):
@@ -63,17 +64,17 @@ class Parts(NamedTuple):
         vectors = vectors.masked_fill(~mask.unsqueeze(-1), 0.0)
         with torch.autocast(vectors.device.type, enabled=False):
             # Small beside the products, and a length that all weights go through: not in lower precision.
-            wide = _wide(vectors)
+            wide = _at_least_float32(vectors)
             return cls(vectors, mask, wide @ wide.mT)
 
     @property
     def lengths(self) -> Tensor:
         """(N, K) of the vectors; the gradient at zero is zero."""
-        lengths: Tensor = torch.linalg.vector_norm(_wide(self.vectors), dim=-1)
+        lengths: Tensor = torch.linalg.vector_norm(_at_least_float32(self.vectors), dim=-1)
         return lengths
 
 
-class Crossing(NamedTuple):
+class PartProducts(NamedTuple):
     """Products of the parts of context and query items: of all pairs, or of aligned ones.
 
     Axes are context items C, their parts S, the query's parts Q and query items T. The last is 1 where pairs are
@@ -87,26 +88,26 @@ class Crossing(NamedTuple):
     aligned: bool
 
     @classmethod
-    def of(cls, context: Parts, query: Parts, *, aligned: bool = False) -> Crossing:
+    def of(cls, context: Parts, query: Parts, *, aligned: bool = False) -> PartProducts:
         """All pairs (C, T), by one matrix product; or aligned ones (N, 1)."""
         if aligned:
-            return cls(_wide(context.vectors @ query.vectors.mT).unsqueeze(-1), context, query, True)
+            return cls(_at_least_float32(context.vectors @ query.vectors.mT).unsqueeze(-1), context, query, True)
         items, places, dim = query.vectors.shape
         columns = query.vectors.transpose(0, 1).reshape(places * items, dim)
         products = context.vectors.reshape(-1, dim) @ columns.T
-        return cls(_wide(products).view(*context.vectors.shape[:2], places, items), context, query, False)
+        return cls(_at_least_float32(products).view(*context.vectors.shape[:2], places, items), context, query, False)
 
-    def turned(self) -> Crossing:
+    def transposed(self) -> PartProducts:
         """Context and query exchanged."""
         axes = (0, 2, 1, 3) if self.aligned else (3, 2, 1, 0)
-        return Crossing(self.products.permute(axes).contiguous(), self.query, self.context, self.aligned)
+        return PartProducts(self.products.permute(axes).contiguous(), self.query, self.context, self.aligned)
 
-    def by_query(self, of_query: Tensor) -> Tensor:
+    def align_query(self, of_query: Tensor) -> Tensor:
         """(N, Q) of the query items, to stand beside (C, Q, T)."""
         return of_query.unsqueeze(-1) if self.aligned else of_query.T.unsqueeze(0)
 
 
-def attention(crossing: Crossing, how: Attention) -> Tensor:
+def attention_weights(crossing: PartProducts, how: AttentionSettings) -> Tensor:
     """Weights over the context's parts for each query part, (C, S, Q, T): scan's attention with bfan's focus.
 
     Weights are not normalised where the attention is bounded; those of parts that only fill up are zero. Where no part
@@ -115,43 +116,45 @@ def attention(crossing: Crossing, how: Attention) -> Tensor:
     products = crossing.products
     bias = torch.zeros_like(crossing.context.mask, dtype=products.dtype)
     bias = bias.masked_fill(~crossing.context.mask, torch.finfo(products.dtype).min / 4)[:, :, None, None]
-    values, size = _normalised(crossing, how.norm)
+    values, size = _normalise(crossing, how.norm)
     scale = values.new_tensor(how.temperature) if size is None else how.temperature / size
     if torch.is_grad_enabled():
         logits = torch.addcmul(bias, values, scale)
     else:
         values = values.clone() if values is products else values
         logits = torch.addcmul(bias, values, scale, out=values)
-    if not how.bounded or _narrow(products.device.type):
+    if not how.bounded or _uses_float16(products.device.type):
         weights = torch.softmax(logits, dim=1)
     else:
         weights = logits.exp() if torch.is_grad_enabled() else logits.exp_()
-    return weights if how.focal == "none" else weights * _focus(weights, crossing.context.mask, how.focal)
+    return weights if how.focal == "none" else weights * _focal_mask(weights, crossing.context.mask, how.focal)
 
 
-def relevances(crossing: Crossing, how: Attention) -> Tensor:
+def part_relevances(crossing: PartProducts, how: AttentionSettings) -> Tensor:
     """Cosine of each query part and the context it attends to, (C, Q, T); zero where there is none."""
-    weights = attention(crossing, how)
+    weights = attention_weights(crossing, how)
     along = (weights * crossing.products).sum(1)
     flat = weights.flatten(2)
     square = (flat * (crossing.context.gram @ flat)).sum(1).view_as(along)
     # The two lengths are bounded one by one: weights are at any scale, so that their product says nothing.
-    lengths = crossing.by_query(crossing.query.lengths).clamp(min=EPS)
+    lengths = crossing.align_query(crossing.query.lengths).clamp(min=EPS)
     return along / (square.clamp(min=TINY).sqrt() * lengths)
 
 
-def aggregate(relevance: Tensor, crossing: Crossing, kind: Aggregation, sharpness: float = 6.0) -> Tensor:
+def aggregate(relevance: Tensor, crossing: PartProducts, kind: Aggregation, sharpness: float = 6.0) -> Tensor:
     """One score (C, T) of the relevances of a query's real parts; zero for a query without any.
 
     LogSumExp is log(sum exp(sharpness R)) / sharpness.
     """
-    real = crossing.by_query(crossing.query.mask)
+    real = crossing.align_query(crossing.query.mask)
     if kind in ("mean", "sum"):
         total = (relevance * real).sum(1)
         return total / real.sum(1).clamp(min=1) if kind == "mean" else total
     if kind == "max":
         return relevance.masked_fill(~real, -1e4).amax(1).masked_fill(~real.any(1), 0.0)
-    if sharpness <= SAFE:  # cosines are bounded, and a maximum taken off first would be work for nothing
+    if (
+        sharpness <= MAX_UNSHIFTED_TEMPERATURE
+    ):  # cosines are bounded, and a maximum taken off first would be work for nothing
         total = ((sharpness * relevance).exp() * real).sum(1)
         return total.masked_fill(~real.any(1), 1.0).log() / sharpness
     # A finite stand-in: with minus infinity a query without parts would have no gradient but NaN.
@@ -159,12 +162,12 @@ def aggregate(relevance: Tensor, crossing: Crossing, kind: Aggregation, sharpnes
     return found.masked_fill(~real.any(1), 0.0)
 
 
-def similarity(crossing: Crossing, how: Attention, kind: Aggregation, sharpness: float = 6.0) -> Tensor:
+def similarity(crossing: PartProducts, how: AttentionSettings, kind: Aggregation, sharpness: float = 6.0) -> Tensor:
     """The query's relevances aggregated, (C, T); (N, 1) where pairs are aligned."""
-    return aggregate(relevances(crossing, how), crossing, kind, sharpness)
+    return aggregate(part_relevances(crossing, how), crossing, kind, sharpness)
 
 
-def _normalised(crossing: Crossing, norm: Norm) -> tuple[Tensor, Tensor | None]:
+def _normalise(crossing: PartProducts, norm: Norm) -> tuple[Tensor, Tensor | None]:
     """Products as the norm makes them, and what they are still to be divided by.
 
     Norms run over the query's parts (dim 2 of scan's release); places that only fill up are zero and add nothing to a
@@ -172,17 +175,17 @@ def _normalised(crossing: Crossing, norm: Norm) -> tuple[Tensor, Tensor | None]:
     """
     products = crossing.products
     if norm == "softmax":
-        absent = ~crossing.by_query(crossing.query.mask).unsqueeze(1)
+        absent = ~crossing.align_query(crossing.query.mask).unsqueeze(1)
         return torch.softmax(products.masked_fill(absent, torch.finfo(products.dtype).min), dim=2), None
-    values = F.leaky_relu(products, LEAK) if norm.startswith("clipped") else products
+    values = F.leaky_relu(products, LEAKY_SLOPE) if norm.startswith("clipped") else products
     if norm.endswith("l2norm"):
-        return values, _length(values) + EPS
+        return values, _query_norm(values) + EPS
     if norm.endswith("l1norm"):
         return values, values.abs().sum(2, keepdim=True) + EPS
     return values, None
 
 
-def _length(values: Tensor) -> Tensor:
+def _query_norm(values: Tensor) -> Tensor:
     """Over the query's parts."""
     if values.is_cuda:
         return torch.linalg.vector_norm(values, dim=2, keepdim=True)  # type: ignore[no-any-return]
@@ -191,7 +194,7 @@ def _length(values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _focus(weights: Tensor, mask: Tensor, kind: Focal) -> Tensor:
+def _focal_mask(weights: Tensor, mask: Tensor, kind: Focal) -> Tensor:
     """Which context parts are kept (bfan): a_i L > sum_j a_j, or sum_j (a_i - a_j) sqrt(a_j) > 0 in linear time."""
     if kind == "equal":
         count = mask.sum(1).to(weights.dtype)[:, None, None, None]
@@ -202,11 +205,11 @@ def _focus(weights: Tensor, mask: Tensor, kind: Focal) -> Tensor:
     return keep | ~keep.any(1, keepdim=True)
 
 
-def _narrow(device: str) -> bool:
+def _uses_float16(device: str) -> bool:
     """Whether matrix products are in float16, which ends at 65504."""
     return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
 
 
-def _wide(values: Tensor) -> Tensor:
+def _at_least_float32(values: Tensor) -> Tensor:
     """At least single precision: what lower precision multiplied is added up and compared in float32."""
     return values if values.dtype == torch.float64 else values.float()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 # Texts read by a recurrent network, packed or padded; both give the same.
 
 
-class Read(Protocol):
+class RecurrentOutput(Protocol):
     """What a recurrent network made of texts; its directions are averaged."""
 
     @property
@@ -24,7 +24,7 @@ class Read(Protocol):
         """(N, hidden) after the last word that a direction reads."""
 
 
-class PackedRead:
+class PackedOutput:
     """Reads words (N, W, D) without their padding."""
 
     def __init__(self, network: nn.GRU | nn.LSTM, vectors: Tensor, lengths: Tensor) -> None:
@@ -50,7 +50,7 @@ class PackedRead:
         return self._last.mean(0)
 
 
-class PaddedRead:
+class PaddedOutput:
     """Reads words (N, W, D) and then their padding.
 
     Backwards, a text's own words are turned round first and its padding stays behind them, so that no state of a real
@@ -59,22 +59,22 @@ class PaddedRead:
 
     def __init__(self, network: nn.GRU | nn.LSTM, vectors: Tensor, lengths: Tensor) -> None:
         self._lengths = lengths
-        self._runs = [_one_way(network, vectors, "")]
+        self._runs = [_run_direction(network, vectors, "")]
         if network.bidirectional:
-            self._runs.append(_one_way(network, turned(vectors, lengths), "_reverse"))
+            self._runs.append(_run_direction(network, reverse_words(vectors, lengths), "_reverse"))
 
     @property
     def states(self) -> Tensor:
         """By place."""
-        return joined(self._runs, self._lengths)
+        return average_directions(self._runs, self._lengths)
 
     @property
     def last(self) -> Tensor:
         """Of either direction."""
-        return torch.stack([at(states, self._lengths - 1) for states in self._runs]).mean(0)
+        return torch.stack([state_at(states, self._lengths - 1) for states in self._runs]).mean(0)
 
 
-def _one_way(network: nn.GRU | nn.LSTM, vectors: Tensor, suffix: str) -> Tensor:
+def _run_direction(network: nn.GRU | nn.LSTM, vectors: Tensor, suffix: str) -> Tensor:
     """The states (N, W, hidden) of one direction."""
     names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
     weights = [getattr(network, f"{name}{suffix}") for name in names]
@@ -91,19 +91,19 @@ def _one_way(network: nn.GRU | nn.LSTM, vectors: Tensor, suffix: str) -> Tensor:
     return found[0]
 
 
-def joined(runs: list[Tensor], lengths: Tensor) -> Tensor:
+def average_directions(runs: list[Tensor], lengths: Tensor) -> Tensor:
     """The states of a text's words in their order, averaged over the directions."""
-    return runs[0] if len(runs) == 1 else (runs[0] + turned(runs[1], lengths)) / 2
+    return runs[0] if len(runs) == 1 else (runs[0] + reverse_words(runs[1], lengths)) / 2
 
 
-def turned(states: Tensor, lengths: Tensor) -> Tensor:
+def reverse_words(states: Tensor, lengths: Tensor) -> Tensor:
     """The first ``lengths`` (N, 1) places of (N, W, D) in reverse order, the others where they are."""
     places = torch.arange(states.shape[1], device=states.device).unsqueeze(0)
     order = torch.where(places < lengths, lengths - 1 - places, places)
     return states.gather(1, order.unsqueeze(-1).expand(-1, -1, states.shape[2]))
 
 
-def at(states: Tensor, places: Tensor) -> Tensor:
+def state_at(states: Tensor, places: Tensor) -> Tensor:
     """The states at one place each (N, 1) of (N, W, D)."""
     return states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[2])).squeeze(1)
 
@@ -213,10 +213,10 @@ class RecurrentText(nn.Module):
             return states.masked_fill(~real, -torch.inf).amax(1)
         return (states * real).sum(1) / lengths.unsqueeze(1)
 
-    def _read(self, words: Tensor, mask: Tensor) -> Read:
+    def _read(self, words: Tensor, mask: Tensor) -> RecurrentOutput:
         vectors, lengths = self.dropout(self.words(words)), mask.sum(1, keepdim=True).clamp(min=1)
         # An accelerator takes longer to unpack words, one copy for each place, than to read padding.
-        kind = PaddedRead if vectors.is_cuda else PackedRead
+        kind = PaddedOutput if vectors.is_cuda else PackedOutput
         return kind(self.recurrent, vectors, lengths)
 
 
@@ -225,7 +225,7 @@ class RecurrentText(nn.Module):
 HeadKind = Literal["linear", "paper", "release"]
 
 
-class Head(nn.Module):
+class ProjectionHead(nn.Module):
     """FC, batch norm, ReLU, FC (dual-path, Sec. III-A); or as its release has it, with batch norm after the last FC.
 
     The release trains with the ReLU that follows the last batch norm and tests with what comes before it; its text
@@ -260,7 +260,7 @@ class Head(nn.Module):
 # The recurrent text branch on padded words, for runtimes that cannot pack sequences.
 
 
-class PaddedText(nn.Module):
+class PaddedRecurrentText(nn.Module):
     """Computes what a ``RecurrentText`` does, in evaluation mode, without packing.
 
     Each direction of the GRU or LSTM runs over all places; backwards, a text's own words are turned round first and its
@@ -271,7 +271,7 @@ class PaddedText(nn.Module):
         super().__init__()
         self.words, self.project, self.pooling = text.words, text.project, text.pooling
         suffixes = ("", "_reverse") if text.recurrent.bidirectional else ("",)
-        self.directions = nn.ModuleList(_padded_one_way(text.recurrent, suffix) for suffix in suffixes)
+        self.directions = nn.ModuleList(_one_direction(text.recurrent, suffix) for suffix in suffixes)
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
         """Word numbers (N, W) and their mask -> (N, dim)."""
@@ -281,27 +281,27 @@ class PaddedText(nn.Module):
     def states(self, words: Tensor, mask: Tensor) -> Tensor:
         """The same of each word, (N, W, dim), zero where there is none."""
         lengths = mask.sum(1, keepdim=True).clamp(min=1)
-        return self.project(joined(self._runs(words, lengths), lengths)) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
+        return self.project(average_directions(self._runs(words, lengths), lengths)) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
 
     def _runs(self, words: Tensor, lengths: Tensor) -> list[Tensor]:
         """The states of each direction, in the order in which it reads."""
         vectors = self.words(words)
         runs = [self.directions[0](vectors)[0]]
         if len(self.directions) > 1:
-            runs.append(self.directions[1](turned(vectors, lengths))[0])
+            runs.append(self.directions[1](reverse_words(vectors, lengths))[0])
         return runs
 
     def _pooled(self, runs: list[Tensor], mask: Tensor, lengths: Tensor) -> Tensor:
         if self.pooling == "last":  # of either direction, the state after the text's last step
-            return torch.stack([at(states, lengths - 1) for states in runs]).mean(0)
-        states = joined(runs, lengths)
+            return torch.stack([state_at(states, lengths - 1) for states in runs]).mean(0)
+        states = average_directions(runs, lengths)
         real = mask.unsqueeze(-1)
         if self.pooling == "max":
             return states.masked_fill(~real, -torch.inf).amax(1)
         return (states * real).sum(1) / lengths
 
 
-def _padded_one_way(both: nn.GRU | nn.LSTM, suffix: str) -> nn.GRU | nn.LSTM:
+def _one_direction(both: nn.GRU | nn.LSTM, suffix: str) -> nn.GRU | nn.LSTM:
     one = type(both)(both.input_size, both.hidden_size, batch_first=True)
     weights = {name: getattr(both, f"{name}{suffix}") for name in one.state_dict()}
     one.load_state_dict(weights)

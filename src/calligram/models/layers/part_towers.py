@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from calligram.features.images.backbones import Backbone, grid_cells
 from calligram.features.images.stored_input import real_parts
 from calligram.features.texts.text_encoder import TextEncoder
-from calligram.models.layers.networks import PaddedText, RecurrentText
+from calligram.models.layers.networks import PaddedRecurrentText, RecurrentText
 from calligram.models.matcher import Encoded
 
 # BERT-like encoders as the text branch of a matcher, trained or with their states given.
@@ -35,7 +35,7 @@ class PooledText(nn.Module):
 
     def forward(self, states: Tensor, mask: Tensor) -> Tensor:
         """States (N, W, state_dim) and their mask -> (N, dim)."""
-        return self.project(self.dropout(pooled(states, mask, self.pooling)))  # type: ignore[no-any-return]
+        return self.project(self.dropout(pool_states(states, mask, self.pooling)))  # type: ignore[no-any-return]
 
     def encode(self, states: Tensor, mask: Tensor) -> Encoded:
         """The same with the pieces as parts (N, W, dim), in the space of the vectors."""
@@ -66,7 +66,7 @@ class BertText(nn.Module):
         return self.pool.encode(self.encoder(words, mask), mask)
 
 
-def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
+def pool_states(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
     """One vector (N, D) of states (N, W, D): the first, or the mean or maximum over real ones."""
     if pooling == "cls":
         return states[:, 0]
@@ -105,7 +105,7 @@ class PartSettings:
     """share of word-vector entries, or of an encoder's states, set to zero in training"""
 
 
-def image_branch(settings: PartSettings) -> tuple[nn.Module, nn.Linear]:
+def image_tower(settings: PartSettings) -> tuple[nn.Module, nn.Linear]:
     """What sees the picture, and the linear map of each part (Xavier-uniform, zero bias)."""
     seen: nn.Module = nn.Identity()
     size = settings.feature_dim
@@ -134,7 +134,7 @@ def image_parts(branch: nn.Module, images: Tensor, mask: Tensor | None = None) -
     return images, real_parts(images) if mask is None else mask
 
 
-def text_branch(
+def text_tower(
     settings: PartSettings, pooling: str = "mean", cell: str = "gru"
 ) -> RecurrentText | BertText | PooledText:
     """What reads the text.
@@ -154,7 +154,7 @@ def text_branch(
 
 def text_parts(branch: nn.Module, texts: Tensor, mask: Tensor) -> Tensor:
     """The words or pieces (N, W, dim) of word numbers (N, W) or states (N, W, D)."""
-    if isinstance(branch, RecurrentText | PaddedText):
+    if isinstance(branch, RecurrentText | PaddedRecurrentText):
         return branch.states(texts, mask)
     assert isinstance(branch, BertText | PooledText)
     parts = branch.encode(texts, mask).parts

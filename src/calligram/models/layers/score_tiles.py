@@ -15,16 +15,16 @@ from calligram.models.matcher import Encoded
 
 Prepared = TypeVar("Prepared", bound=tuple[Tensor, ...])
 """a named tuple of tensors whose first axis is the item"""
-Block = Callable[[Prepared, Prepared], Tensor]
+ScoreBlock = Callable[[Prepared, Prepared], Tensor]
 """the scores (I, T) of some images with some texts"""
 
-TILE = {"cpu": 1 << 20, "cuda": 1 << 27}
+TILE_PRODUCTS = {"cpu": 1 << 20, "cuda": 1 << 27}
 """products of parts in a tile, or what counts as one: what a core's cache holds, or what keeps an accelerator busy"""
-TEXTS = {"cpu": (32, 128), "cuda": (128, 512)}
+TILE_TEXTS = {"cpu": (32, 128), "cuda": (128, 512)}
 """fewest and most texts in a tile: sorted by length, few of them need padding; but a tile must be worth its start"""
-KEPT = {"cpu": 1 << 31, "cuda": 1 << 34}
-"""bytes that a backward pass may hold; beyond, tiles are computed again for it"""
-SAVED = 24
+MAX_BACKWARD_BYTES = {"cpu": 1 << 31, "cuda": 1 << 34}
+"""bytes that a backward pass may hold; beyond, tiles are computed recompute for it"""
+BACKWARD_BYTES_PER_PRODUCT = 24
 """bytes that a backward pass holds for a product: about six numbers of four bytes"""
 
 
@@ -36,12 +36,12 @@ def _products(regions: int, words: int) -> int:
 def score_in_tiles(
     images: Encoded,
     texts: Encoded,
-    block: Block[Any],
+    block: ScoreBlock[Any],
     *,
     prepare: Callable[[Encoded], Prepared] = Parts.of,  # type: ignore[assignment]  # a default for one type of many
-    numbers: Callable[[int, int], int] = _products,
+    pair_products: Callable[[int, int], int] = _products,
     tile: int | None = None,
-    kept: int | None = None,
+    max_bytes: int | None = None,
 ) -> Tensor:
     """The scores (I, T) by tiles, exact and differentiable.
 
@@ -52,44 +52,51 @@ def score_in_tiles(
         kept: bytes that may be held for the backward pass.
     """
     device, mask = images.vectors.device.type, _mask(texts)
-    tile = tile or TILE.get(device, TILE["cpu"])
-    kept = KEPT.get(device, KEPT["cpu"]) if kept is None else kept
+    tile = tile or TILE_PRODUCTS.get(device, TILE_PRODUCTS["cpu"])
+    max_bytes = MAX_BACKWARD_BYTES.get(device, MAX_BACKWARD_BYTES["cpu"]) if max_bytes is None else max_bytes
     rows, columns = len(images.vectors), len(mask)
     if not rows or not columns:
         return images.vectors.new_zeros(rows, columns)
     seen = prepare(images)
-    places, buckets = _mask(images).shape[1], _buckets(columns, *TEXTS.get(device, TEXTS["cpu"]))
-    again = torch.is_grad_enabled() and rows * columns * numbers(places, mask.shape[1]) * SAVED > kept
+    places, buckets = _mask(images).shape[1], _buckets(columns, *TILE_TEXTS.get(device, TILE_TEXTS["cpu"]))
+    recompute = (
+        torch.is_grad_enabled()
+        and rows * columns * pair_products(places, mask.shape[1]) * BACKWARD_BYTES_PER_PRODUCT > max_bytes
+    )
 
     def column(some: Encoded) -> Tensor:
         """The scores of some texts."""
         words, (count, longest) = prepare(some), _mask(some).shape
-        step = max(1, tile // max(1, count * numbers(places, longest)))
+        step = max(1, tile // max(1, count * pair_products(places, longest)))
         pieces = [
-            _computed(block, seen if step >= rows else _rows(seen, slice(start, start + step)), words, again=again)
+            _compute(
+                block, seen if step >= rows else _rows(seen, slice(start, start + step)), words, recompute=recompute
+            )
             for start in range(0, rows, step)
         ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     if len(buckets) == 1:  # a training batch on an accelerator, which would have to wait for the lengths
         return column(texts)
-    lengths = last_places(mask)
+    lengths = used_lengths(mask)
     order = torch.argsort(lengths, stable=True)
     longest = lengths[order].tolist()
-    found = [column(first_places(texts.rows(order[first:last]), max(longest[last - 1], 1))) for first, last in buckets]
+    found = [
+        column(truncate_parts(texts.rows(order[first:last]), max(longest[last - 1], 1))) for first, last in buckets
+    ]
     return torch.cat(found, dim=1)[:, torch.argsort(order)]
 
 
-def some_in_tiles(
+def score_some_in_tiles(
     images: Encoded,
     texts: Encoded,
     pairs: tuple[Tensor, Tensor],
-    block: Block[Any],
+    block: ScoreBlock[Any],
     *,
     prepare: Callable[[Encoded], Prepared],
-    numbers: Callable[[int, int], int],
+    pair_products: Callable[[int, int], int],
     tile: int | None = None,
-    kept: int | None = None,
+    max_bytes: int | None = None,
 ) -> Tensor:
     """The scores (N,) of some pairs, rows of images and of texts, by tiles, exact and differentiable.
 
@@ -102,10 +109,13 @@ def some_in_tiles(
     device, mask, (rows, columns) = images.vectors.device.type, _mask(texts), pairs
     if not len(rows):
         return images.vectors.new_zeros(0)
-    tile = tile or TILE.get(device, TILE["cpu"])
-    kept = KEPT.get(device, KEPT["cpu"]) if kept is None else kept
-    places, buckets = _mask(images).shape[1], _buckets(len(mask), *TEXTS.get(device, TEXTS["cpu"]))
-    again = torch.is_grad_enabled() and len(rows) * numbers(places, mask.shape[1]) * SAVED > kept
+    tile = tile or TILE_PRODUCTS.get(device, TILE_PRODUCTS["cpu"])
+    max_bytes = MAX_BACKWARD_BYTES.get(device, MAX_BACKWARD_BYTES["cpu"]) if max_bytes is None else max_bytes
+    places, buckets = _mask(images).shape[1], _buckets(len(mask), *TILE_TEXTS.get(device, TILE_TEXTS["cpu"]))
+    recompute = (
+        torch.is_grad_enabled()
+        and len(rows) * pair_products(places, mask.shape[1]) * BACKWARD_BYTES_PER_PRODUCT > max_bytes
+    )
 
     def taken(items: Encoded, asked: int) -> Callable[[Tensor], Prepared]:
         """What gives some of the items, prepared."""
@@ -118,16 +128,16 @@ def some_in_tiles(
 
     def scored(some: Encoded, one: Tensor, two: Tensor) -> list[Callable[[], Tensor]]:
         """What gives the scores of pairs of some texts."""
-        step, said = max(1, tile // numbers(places, _mask(some).shape[1])), taken(some, len(two))
-        step = -(-len(one) // _rounded(-(-len(one) // step), torch.get_num_threads() if device == "cpu" else 1))
+        step, said = max(1, tile // pair_products(places, _mask(some).shape[1])), taken(some, len(two))
+        step = -(-len(one) // _round_up(-(-len(one) // step), torch.get_num_threads() if device == "cpu" else 1))
         return [
-            _later(lambda a, b: block(seen(a), said(b)), a, b, again=again)
+            _deferred(lambda a, b: block(seen(a), said(b)), a, b, recompute=recompute)
             for a, b in zip(torch.split(one, step), torch.split(two, step), strict=True)
         ]
 
     if len(buckets) == 1:
-        return torch.cat(_all(scored(texts, rows, columns), device))
-    lengths = last_places(mask)
+        return torch.cat(_compute_all(scored(texts, rows, columns), device))
+    lengths = used_lengths(mask)
     order = torch.argsort(lengths, stable=True)
     longest, rank = lengths[order].tolist(), torch.argsort(order)[columns]
     by_rank = torch.argsort(rank, stable=True)
@@ -136,25 +146,27 @@ def some_in_tiles(
     for (first, last), end in zip(buckets, ends, strict=True):
         which = by_rank[begin:end]
         if begin < end:
-            some = first_places(texts.rows(order[first:last]), max(longest[last - 1], 1))
+            some = truncate_parts(texts.rows(order[first:last]), max(longest[last - 1], 1))
             found += scored(some, rows[which], rank[which] - first)
         begin = end
-    return torch.cat(_all(found, device))[torch.argsort(by_rank)]
+    return torch.cat(_compute_all(found, device))[torch.argsort(by_rank)]
 
 
-def _later(block: Callable[[Tensor, Tensor], Tensor], one: Tensor, two: Tensor, *, again: bool) -> Callable[[], Tensor]:
+def _deferred(
+    block: Callable[[Tensor, Tensor], Tensor], one: Tensor, two: Tensor, *, recompute: bool
+) -> Callable[[], Tensor]:
     """The block's scores, when they are asked for."""
-    if again:
+    if recompute:
         return lambda: checkpoint(block, one, two, use_reentrant=False)
     return lambda: block(one, two)
 
 
-def _rounded(count: int, of: int) -> int:
+def _round_up(count: int, of: int) -> int:
     """The next multiple."""
     return -(-count // of) * of
 
 
-def _all(works: list[Callable[[], Tensor]], device: str) -> list[Tensor]:
+def _compute_all(works: list[Callable[[], Tensor]], device: str) -> list[Tensor]:
     """What all of the tiles give; on a CPU several at a time, with one core each.
 
     Cores that share every small step wait at its end for the slowest, and long where another process has one of them.
@@ -175,7 +187,7 @@ def _all(works: list[Callable[[], Tensor]], device: str) -> list[Tensor]:
         torch.set_num_threads(threads)
 
 
-def first_places(items: Encoded, count: int) -> Encoded:
+def truncate_parts(items: Encoded, count: int) -> Encoded:
     """The same items with so many places for parts."""
     if items.parts is None:
         return items
@@ -189,7 +201,7 @@ def _mask(items: Encoded) -> Tensor:
     return items.parts.new_ones(items.parts.shape[:2], dtype=torch.bool) if items.mask is None else items.mask
 
 
-def last_places(mask: Tensor) -> Tensor:
+def used_lengths(mask: Tensor) -> Tensor:
     """(N,) how many places hold everything that is real of an item (N, K)."""
     places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
     return (mask * places).amax(1)
@@ -206,8 +218,8 @@ def _rows(items: Prepared, index: slice | Tensor) -> Prepared:
     return type(items)(*(tensor[index] for tensor in items))
 
 
-def _computed(block: Block[Prepared], images: Prepared, texts: Prepared, *, again: bool) -> Tensor:
-    if not again:
+def _compute(block: ScoreBlock[Prepared], images: Prepared, texts: Prepared, *, recompute: bool) -> Tensor:
+    if not recompute:
         return block(images, texts)
     kind, other, count = type(images), type(texts), len(images)
     found: Tensor = checkpoint(

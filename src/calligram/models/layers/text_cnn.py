@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calligram.features.texts.vocabulary import PAD, SPECIAL_WORDS
-from calligram.models.layers.networks import Head
+from calligram.models.layers.networks import ProjectionHead
 
-DEPTHS: dict[str, tuple[int, ...]] = {"50": (3, 4, 6, 3), "152": (3, 8, 36, 3)}
+BLOCKS_BY_DEPTH: dict[str, tuple[int, ...]] = {"50": (3, 4, 6, 3), "152": (3, 8, 36, 3)}
 """blocks of the residual networks of that many layers"""
 
 
@@ -104,7 +104,7 @@ class TextCNN(nn.Module):
                 blocks.append(TextBlock(channels, inner, 4 * inner, stride))
                 channels = 4 * inner
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(channels, dim) if head == "linear" else Head(channels, dim, head, layers=1)
+        self.head = nn.Linear(channels, dim) if head == "linear" else ProjectionHead(channels, dim, head, layers=1)
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
         """Word numbers (N, W) and their mask -> (N, dim)."""
@@ -112,9 +112,9 @@ class TextCNN(nn.Module):
         spare = (self.settings.length - kept.sum(1)).clamp(min=0)
         if self.training:
             drawn = torch.rand(len(words), device=words.device) * (spare + 1)
-            return self._from_places(placed(words, kept, self._begin(drawn.long(), spare), self.settings.length))
+            return self._from_places(place_words(words, kept, self._begin(drawn.long(), spare), self.settings.length))
         if self.settings.align == "left" or self.settings.shifts == 1:
-            return self._from_places(placed(words, kept, self._begin(spare // 2, spare), self.settings.length))
+            return self._from_places(place_words(words, kept, self._begin(spare // 2, spare), self.settings.length))
         return self._over_shifts(words, kept, spare)
 
     def _begin(self, shifted: Tensor, spare: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class TextCNN(nn.Module):
             begin = first + turn
             there = (begin <= spare).unsqueeze(1)
             vectors = self._from_places(
-                placed(words, kept, torch.minimum(begin, spare), self.settings.length)
+                place_words(words, kept, torch.minimum(begin, spare), self.settings.length)
             )  # fmt: skip
             total = total + vectors.float() * there
             turns = turns + there
@@ -144,7 +144,7 @@ class TextCNN(nn.Module):
         return self.head(pooled)  # type: ignore[no-any-return]
 
 
-def placed(words: Tensor, kept: Tensor, begin: Tensor, length: int) -> Tensor:
+def place_words(words: Tensor, kept: Tensor, begin: Tensor, length: int) -> Tensor:
     """The words that are kept, one after the other from place ``begin`` (N,) on: (N, length), zeros elsewhere.
 
     This is the code T of dual-path, Eq. 2, by word numbers: row i of T has its one in column l_i.

@@ -21,20 +21,20 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from calligram.device import unplanned
+from calligram.device import without_cudnn_attention
 
 # What an item's parts make of each other, for attention that looks at other items: few steps forward, few back.
 #
 # Both steps have their gradients written out. Put together of PyTorch's own they are three times as many, each over
 # little, and an accelerator waits for the next to be started most of the time.
 
-NEVER = -1e4
+MASKED_LOGIT = -1e4
 """logit of parts that are not real: exp of it is zero, and half precision has it"""
-COLUMNS = 3
+EXTRA_COLUMNS = 3
 """of queries and keys beside a head's own: log Z_own in two pieces, and the mask"""
 
 
-class OwnShares(Function):
+class OwnSoftmax(Function):
     """Softmax of logits (..., K), in their precision, and the logarithm of its denominator (..., 1) in a wide one."""
 
     @staticmethod
@@ -59,7 +59,7 @@ class OwnShares(Function):
         return torch.addcmul(of_logits, shares, of_total).to(ctx.precision), None
 
 
-class WithColumns(Function):
+class AppendColumns(Function):
     """Queries, keys and values with the columns by which attention to others knows own parts, and the mask.
 
     A query has log Z_own in two columns, since half precision has eight or eleven bits and what is left over goes into
@@ -79,7 +79,7 @@ class WithColumns(Function):
             Queries (N, K, H, E), keys and values (N, H, K + 1, E).
         """
         _, items, heads, places, size = stacked.shape
-        whole = size + COLUMNS + -(size + COLUMNS) % 8
+        whole = size + EXTRA_COLUMNS + -(size + EXTRA_COLUMNS) % 8
         queries = stacked.new_zeros(items, places, heads, whole)
         by_head = queries.transpose(1, 2)
         by_head[..., :size] = stacked[0]
@@ -88,7 +88,7 @@ class WithColumns(Function):
         queries[..., size + 2] = 1.0
         seen = stacked.new_zeros(2, items, heads, places + 1, whole)
         seen[..., :places, :size] = stacked[1:]
-        seen[0, :, :, :places, size + 2].masked_fill_(~mask.unsqueeze(1), NEVER)
+        seen[0, :, :, :places, size + 2].masked_fill_(~mask.unsqueeze(1), MASKED_LOGIT)
         seen[0, :, :, places, size : size + 2] = 1.0
         seen[1, :, :, places, size] = 1.0
         keys, values = seen
@@ -104,12 +104,12 @@ class WithColumns(Function):
         return torch.stack(parts), by_head[..., size : size + 1].to(ctx.precision), None
 
 
-def wide(tensor: Tensor) -> Tensor:
+def at_least_float32(tensor: Tensor) -> Tensor:
     """In single precision at least."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-class Looking(NamedTuple):
+class PreparedItems(NamedTuple):
     """N items of K parts as a unit sees them, H heads of size S; nothing here depends on what they are stacked with."""
 
     parts: Tensor
@@ -126,7 +126,7 @@ class Looking(NamedTuple):
     """(N, H, K + 1, E); the column after the head's own is one for the last key, and zero for others"""
 
 
-class Projected(NamedTuple):
+class ProjectedItems(NamedTuple):
     """N items of K parts with their queries, keys and values, to be stacked with others."""
 
     parts: Tensor
@@ -161,21 +161,21 @@ class TransformerUnit(nn.Module):
     def forward(self, parts: Tensor, mask: Tensor) -> Tensor:
         """Parts (N, K, D) and which are real -> (N, K, D), by attention to the same item's."""
         query, key, value = self._heads(self._stacked(parts)).unbind(0)
-        with unplanned(parts):
-            attended = F.scaled_dot_product_attention(query, key, value, _bias(mask, query.dtype), scale=1.0)
-        return self.finished(parts, _joined(attended))
+        with without_cudnn_attention(parts):
+            attended = F.scaled_dot_product_attention(query, key, value, _mask_bias(mask, query.dtype), scale=1.0)
+        return self.feed_forward(parts, _join_heads(attended))
 
-    def looking(self, parts: Tensor, mask: Tensor) -> Looking:
+    def prepare_items(self, parts: Tensor, mask: Tensor) -> PreparedItems:
         """What is computed once for each item, whatever it is paired with."""
         stacked = self._heads(self._stacked(parts)).contiguous()  # the one copy that all of what follows reads
         query, key, value = stacked.unbind(0)
-        shares, total = OwnShares.apply(query @ key.mT, _bias(mask, torch.float32))  # type: ignore[no-untyped-call]
+        shares, total = OwnSoftmax.apply(query @ key.mT, _mask_bias(mask, torch.float32))  # type: ignore[no-untyped-call]
         # As attention gives what it finds, so that nothing is moved to be merged.
         attended = (shares @ value).transpose(1, 2).contiguous()
-        queries, keys, values = WithColumns.apply(stacked, total, mask)  # type: ignore[no-untyped-call]
-        return Looking(parts.to(value.dtype), mask, attended, queries, keys, values)
+        queries, keys, values = AppendColumns.apply(stacked, total, mask)  # type: ignore[no-untyped-call]
+        return PreparedItems(parts.to(value.dtype), mask, attended, queries, keys, values)
 
-    def found(self, who: Looking, seen: Looking) -> Tensor:
+    def attend(self, who: PreparedItems, seen: PreparedItems) -> Tensor:
         """What the parts of ``who`` find in S other items, and the share of their own (S, N, K, H, E).
 
         With ``merged`` this is the unit over the stacked parts of all pairs, for the parts of one side
@@ -186,45 +186,45 @@ class TransformerUnit(nn.Module):
         found = F.scaled_dot_product_attention(queries, seen.keys, seen.values, scale=1.0)
         return found.transpose(1, 2).view(len(seen.keys), items, places, self.heads, -1)
 
-    def merged(self, found: Tensor, attended: Tensor, parts: Tensor) -> Tensor:
+    def merge_own(self, found: Tensor, attended: Tensor, parts: Tensor) -> Tensor:
         """What ``found`` gave, with what parts (N, K, D) made of their own items, to the end: (S, N, K, D)."""
         # Split, not sliced: the gradient is then put together once instead of added up.
         others, share, _ = torch.split(found, [self.size, 1, found.shape[-1] - self.size - 1], -1)
         both = torch.addcmul(others, share, attended)
-        return self.finished(parts, both.flatten(3))
+        return self.feed_forward(parts, both.flatten(3))
 
-    def projected(self, parts: Tensor, mask: Tensor) -> Projected:
+    def project_items(self, parts: Tensor, mask: Tensor) -> ProjectedItems:
         """What is computed once for each item that is stacked with others."""
         projected = self._stacked(parts)
-        return Projected(parts.to(projected.dtype), mask, projected)
+        return ProjectedItems(parts.to(projected.dtype), mask, projected)
 
-    def together(self, one: Projected, two: Projected) -> Tensor:
+    def attend_stacked(self, one: ProjectedItems, two: ProjectedItems) -> Tensor:
         """What the stacked parts of aligned pairs make of each other, heads one after the other (N, K + L, D).
 
         With ``finished`` this is the unit over stacked parts (mmca, Eqs. 8-14). Attention within an item is computed
         for each of its pairs: where an item is in few, that is less than to put it together from what is known of it.
         """
-        with unplanned(one.parts):
-            return _joined(F.scaled_dot_product_attention(*self._split(one, two), scale=1.0))
+        with without_cudnn_attention(one.parts):
+            return _join_heads(F.scaled_dot_product_attention(*self._split(one, two), scale=1.0))
 
-    def shares(self, one: Projected, two: Projected) -> Tensor:
+    def attention_weights(self, one: ProjectedItems, two: ProjectedItems) -> Tensor:
         """How much each stacked part of aligned pairs looks at each, the mean over heads (N, K + L, K + L)."""
         query, key, _, bias = self._split(one, two)
-        logits = wide(query @ key.mT)
+        logits = at_least_float32(query @ key.mT)
         logits = logits if bias is None else logits + bias
         return torch.softmax(logits, -1).mean(1)
 
-    def finished(self, parts: Tensor, attended: Tensor) -> Tensor:
+    def feed_forward(self, parts: Tensor, attended: Tensor) -> Tensor:
         """Heads one after the other (..., K, D), through the output map, the residuals and the inner layers."""
-        parts = _normed(self.attended_norm, parts + self.out(attended))
-        return _normed(self.norm, parts + self.outer(F.relu(self.inner(parts), inplace=True)))
+        parts = _layer_norm(self.attended_norm, parts + self.out(attended))
+        return _layer_norm(self.norm, parts + self.outer(F.relu(self.inner(parts), inplace=True)))
 
-    def _split(self, one: Projected, two: Projected) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def _split(self, one: ProjectedItems, two: ProjectedItems) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys and values of stacked parts, (N, H, K + L, S), and what is added to logits for the mask."""
         mask, heads = torch.cat([one.mask, two.mask], 1), torch.cat([one.projected, two.projected], 1)
         query, key, value = self._heads(heads).unbind(0)
         # To look costs a CPU nothing, and a mask a fifth of the attention; an accelerator would have to wait.
-        hidden = None if mask.device.type == "cpu" and bool(mask.all()) else _bias(mask, query.dtype)
+        hidden = None if mask.device.type == "cpu" and bool(mask.all()) else _mask_bias(mask, query.dtype)
         return query, key, value, hidden
 
     def _stacked(self, parts: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class TransformerUnit(nn.Module):
         return stacked.view(*stacked.shape[:2], 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
 
 
-def _normed(norm: nn.LayerNorm, parts: Tensor) -> Tensor:
+def _layer_norm(norm: nn.LayerNorm, parts: Tensor) -> Tensor:
     """Layer norm in the precision of the parts; its sums are in single precision all the same.
 
     Autocast would have the result in single precision too, which all that follows would read and write.
@@ -247,19 +247,19 @@ def _normed(norm: nn.LayerNorm, parts: Tensor) -> Tensor:
         return F.layer_norm(parts, norm.normalized_shape, weight, bias, norm.eps)
 
 
-def _joined(heads: Tensor) -> Tensor:
+def _join_heads(heads: Tensor) -> Tensor:
     """(N, H, K, S) -> (N, K, H S)."""
     return heads.transpose(1, 2).flatten(2)
 
 
-def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _mask_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """(N, 1, 1, K) zero for real parts, and what is never looked at for others."""
-    return (~mask * NEVER).to(dtype)[:, None, None]
+    return (~mask * MASKED_LOGIT).to(dtype)[:, None, None]
 
 
 # Words in windows of one, two and three, the largest answer of each filter, and a linear map (mmca).
 
-WINDOWS = (1, 2, 3)
+NGRAM_SIZES = (1, 2, 3)
 
 
 class NgramText(nn.Module):
@@ -275,8 +275,8 @@ class NgramText(nn.Module):
 
     def __init__(self, dim_in: int, filters: int, dim: int) -> None:
         super().__init__()
-        self.windows = nn.ModuleList(nn.Linear(size * dim_in, filters) for size in WINDOWS)
-        self.project = nn.Linear(len(WINDOWS) * filters, dim)
+        self.windows = nn.ModuleList(nn.Linear(size * dim_in, filters) for size in NGRAM_SIZES)
+        self.project = nn.Linear(len(NGRAM_SIZES) * filters, dim)
         nn.init.xavier_uniform_(self.project.weight)
         nn.init.zeros_(self.project.bias)
 
@@ -286,26 +286,26 @@ class NgramText(nn.Module):
         weights = [piece for layer in self.windows for piece in torch.split(layer.weight, size, 1)]  # type: ignore[arg-type]
         answers = F.linear(words.masked_fill(absent, 0.0), torch.cat(weights))
         if torch.compiler.is_compiling():
-            found = traced_best(answers, absent)
+            found = best_ngrams_compiled(answers, absent)
         elif torch.is_grad_enabled() and answers.requires_grad:
-            found = BestWindows.apply(answers, absent)  # type: ignore[no-untyped-call]
+            found = BestNgrams.apply(answers, absent)  # type: ignore[no-untyped-call]
         else:
-            found = torch.cat([sums.amax(-2) for sums in _sums(answers, absent)], -1)
+            found = torch.cat([sums.amax(-2) for sums in _ngram_sums(answers, absent)], -1)
         # A text without a single word has the answers to nothing, minus infinity, which ReLU makes zero.
         biases = torch.cat([layer.bias for layer in self.windows])  # type: ignore[misc]
         return self.project(torch.relu(found + biases))  # type: ignore[no-any-return]
 
 
-def _of_windows(answers: Tensor) -> list[list[Tensor]]:
+def _split_by_ngram(answers: Tensor) -> list[list[Tensor]]:
     """(..., W, 6 F) by window, and then by the word in the window: (..., W, F) each."""
-    pieces = iter(torch.split(answers, answers.shape[-1] // sum(WINDOWS), -1))
-    return [[next(pieces) for _ in range(count)] for count in WINDOWS]
+    pieces = iter(torch.split(answers, answers.shape[-1] // sum(NGRAM_SIZES), -1))
+    return [[next(pieces) for _ in range(count)] for count in NGRAM_SIZES]
 
 
-def _sums(answers: Tensor, absent: Tensor) -> list[Tensor]:
+def _ngram_sums(answers: Tensor, absent: Tensor) -> list[Tensor]:
     """Answers to the windows that begin at each word (..., W, F), minus infinity where there is no word."""
     found = []
-    for first, *others in _of_windows(answers):
+    for first, *others in _split_by_ngram(answers):
         total = first.masked_fill(absent, -torch.inf)
         for by, other in enumerate(others, 1):
             total[..., :-by, :] += other[..., by:, :]
@@ -313,10 +313,10 @@ def _sums(answers: Tensor, absent: Tensor) -> list[Tensor]:
     return found
 
 
-def traced_best(answers: Tensor, absent: Tensor) -> Tensor:
+def best_ngrams_compiled(answers: Tensor, absent: Tensor) -> Tensor:
     """What ``BestWindows`` gives, by steps that compilers know the gradients of, without changing anything in place."""
     found = []
-    for first, *others in _of_windows(answers):
+    for first, *others in _split_by_ngram(answers):
         for by, other in enumerate(others, 1):
             first = first + F.pad(other[..., by:, :], (0, 0, 0, min(by, other.shape[-2])))
         total = first.masked_fill(absent, -torch.inf)
@@ -324,7 +324,7 @@ def traced_best(answers: Tensor, absent: Tensor) -> Tensor:
     return torch.cat(found, -1)
 
 
-class BestWindows(Function):
+class BestNgrams(Function):
     """The largest answer to a window of each filter.
 
     Its gradient goes to the words of one window, the first of equals, and is written there; automatic differentiation
@@ -341,7 +341,7 @@ class BestWindows(Function):
         Returns:
             (..., 3 F).
         """
-        found = [sums.max(-2) for sums in _sums(answers, absent)]
+        found = [sums.max(-2) for sums in _ngram_sums(answers, absent)]
         ctx.save_for_backward(*(places for _, places in found))
         ctx.shape = answers.shape
         return torch.cat([best for best, _ in found], -1)
@@ -351,8 +351,8 @@ class BestWindows(Function):
     def backward(ctx: Any, of_best: Tensor) -> tuple[Tensor, None]:
         """The gradient at the words of the best window; nothing where it reaches beyond the last place."""
         of_answers, last = of_best.new_zeros(ctx.shape), ctx.shape[-2] - 1
-        given = torch.split(of_best, of_best.shape[-1] // len(WINDOWS), -1)
-        for pieces, places, gradient in zip(_of_windows(of_answers), ctx.saved_tensors, given, strict=True):
+        given = torch.split(of_best, of_best.shape[-1] // len(NGRAM_SIZES), -1)
+        for pieces, places, gradient in zip(_split_by_ngram(of_answers), ctx.saved_tensors, given, strict=True):
             for by, piece in enumerate(pieces):
                 there = gradient.masked_fill(places > last - by, 0.0) if by else gradient
                 piece.scatter_(-2, (places + by).clamp_(max=last).unsqueeze(-2), there.unsqueeze(-2))

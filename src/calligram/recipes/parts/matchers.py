@@ -17,7 +17,7 @@ from calligram.models.matcher import Matcher
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.pretrained import load_dual_encoder
 from calligram.models.scan import SCAN, SCANSettings
-from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings, WordStates
+from calligram.models.two_branch import PooledStates, TwoBranchEmbedding, TwoBranchSettings
 from calligram.models.vsrn import VSRN, VSRNSettings
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers, check_sides, need_vectors
@@ -148,7 +148,9 @@ def extra_objectives(matcher: str, models: FragmentModels, sides: Towers) -> tup
     if matcher != "vsrn" or not own.captions:
         return ()
     blank = words.mask_token if sides.text.hidden_words else None
-    writer = CaptionObjective(sides.shape.dim, len(words), hidden=own.writer, word_dim=sides.text.word_dim, blank=blank)
+    writer = CaptionObjective(
+        sides.shape.dim, len(words), hidden=own.writer, word_dim=sides.text.word_dim, mask_token=blank
+    )
     return ((own.captions, writer),)
 
 
@@ -234,6 +236,6 @@ def _two_branch(sides: Towers) -> TwoBranchEmbedding:
             pooling=shape.pooling,
         )
     )
-    if isinstance(matcher.text, WordStates) and matcher.text.encoder is not None and encoder is not None:
+    if isinstance(matcher.text, PooledStates) and matcher.text.encoder is not None and encoder is not None:
         matcher.text.encoder.load_state_dict(encoder.state_dict())
     return sides.started(matcher)

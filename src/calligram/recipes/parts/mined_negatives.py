@@ -16,7 +16,7 @@ from calligram.evaluation.encode import encode_pairing, load_pairing
 from calligram.evaluation.mine import mine_pairing
 from calligram.features.inputs import Inputs
 from calligram.models import catalog
-from calligram.models.load import BEST, MATCHER, load_matcher
+from calligram.models.load import MATCHER_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.matcher import EmbeddingMatcher, Matcher
 from calligram.recipes.parts.run import RunContext
 from calligram.training.batches.mined_negatives import OfflineSampler
@@ -78,7 +78,7 @@ class MinedNegatives:
         if fresh:
             self._mine(run)
             if weights is None:
-                weights = catalog.load(run.folder / MATCHER, run.folder / FIRST).state_dict()
+                weights = catalog.load(run.folder / MATCHER_FILE, run.folder / FIRST).state_dict()
             matcher.load_state_dict(weights)
         self.take(matcher, run, fresh)
         return fresh
@@ -88,20 +88,20 @@ class MinedNegatives:
         around, kept = self.miner.around, run.folder / FIRST
         if around.processes.first and not (run.folder / NEGATIVES).is_dir():
             partial = kept.with_suffix(".partial")
-            shutil.copyfile(run.folder / BEST, partial)
+            shutil.copyfile(run.folder / WEIGHTS_FILE, partial)
             partial.replace(kept)
             teacher, inputs = run.load()
             with torch.no_grad():
                 found = self.miner.mined(teacher.to(around.device), inputs)
             about = {key: run.about[key] for key in ("collection", "content")}
             replace(found, about={**about, "run": load_matcher(run.folder).fingerprint}).save(run.folder / NEGATIVES)
-        around.processes.agree(0.0)  # the others wait here
+        around.processes.broadcast_number(0.0)  # the others wait here
 
     def take(self, matcher: Matcher, run: Run, fresh: bool) -> bool:
         """Draw from the lists that are there; the matcher stays as it is."""
         del matcher, fresh
         hard, train = self.miner.hard, self.miner.train
-        self.sampler.take(
+        self.sampler.set_negatives(
             NegativeLists.open(run.folder / NEGATIVES).aligned_to(train).truncated(hard.texts, hard.images)
         )
         return False

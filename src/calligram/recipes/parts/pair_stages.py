@@ -23,7 +23,7 @@ from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers
 from calligram.training.batches.batch import Batches
 from calligram.training.batches.pair_sampler import PairSampler
 from calligram.training.loop import Feed, Stage
-from calligram.training.objectives.instance import Classes, InstanceObjective, pseudo_classes
+from calligram.training.objectives.instance import ClassLabels, InstanceObjective, pseudo_classes
 from calligram.training.objectives.objective import InfoNCEObjective, JointObjective, Objective, RankingObjective
 
 
@@ -53,7 +53,7 @@ def pair_batches(
     around: RunContext,
     *,
     sampler: PairSampler | None = None,
-    classes: Classes | None = None,
+    classes: ClassLabels | None = None,
 ) -> Batches:
     """Batches of a pairing as the settings say.
 
@@ -66,7 +66,7 @@ def pair_batches(
         inputs,
         settings.sampler(pairing.matches) if sampler is None else sampler,
         augment=settings.image.augment,
-        blank=settings.text.hidden_words,
+        word_dropout=settings.text.hidden_words,
         device=around.device,
         processes=around.processes,
         ignore_also_true=settings.ignore_also_true,
@@ -145,18 +145,18 @@ class ClassifierSettings:
     chunk: Annotated[int, "classes whose logits are held at a time; 0 for all", (0, 1000000000)] = CLASSES_PER_CHUNK
 
 
-def group_classes(settings: ClassifierSettings, pairing: Pairing, sides: Towers, seed: int = 0) -> Classes:
+def group_classes(settings: ClassifierSettings, pairing: Pairing, sides: Towers, seed: int = 0) -> ClassLabels:
     """A class for each group of images and texts, or for each cluster of images.
 
     Groups are those of ``pairing``, whose texts are still one for each caption: where texts that read the same have
     been joined, as those of ``sides.train``, they would chain images into one group that show different things.
     """
     if not settings.clusters:
-        return Classes.of(sides.train.matches, pairing.matches.groups()[0])
+        return ClassLabels.of(sides.train.matches, pairing.matches.groups()[0])
     features = image_features(sides, "classifier.clusters")
     if settings.clusters > len(features):
         raise UserError(f"classifier.clusters={settings.clusters} is more than the {len(features)} training images")
-    return Classes.of(sides.train.matches, pseudo_classes(features.numpy(), settings.clusters, seed))
+    return ClassLabels.of(sides.train.matches, pseudo_classes(features.numpy(), settings.clusters, seed))
 
 
 def image_features(sides: Towers, wanted_by: str) -> Tensor:
@@ -175,7 +175,7 @@ def classifier(
     settings: ClassifierSettings,
     sides: Towers,
     matcher: Matcher,
-    classes: Classes,
+    classes: ClassLabels,
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> InstanceObjective:
     """The instance loss with its classifier at the start.

@@ -23,7 +23,7 @@ from calligram.errors import UserError
 from calligram.evaluation.encode import load_pairing
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.features.inputs import Inputs
-from calligram.models.load import BEST
+from calligram.models.load import WEIGHTS_FILE
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.parts.config import as_plain, resolve
@@ -31,7 +31,7 @@ from calligram.recipes.parts.sparse import epochs_factor, lengthened
 from calligram.recipes.parts.teachers import fingerprints, refuse_leaks
 from calligram.training.distributed import Processes
 from calligram.training.loop import Evaluate, Loop, Stage, train
-from calligram.training.runs import METRICS, Run
+from calligram.training.runs import METRICS_FILE, Run
 from calligram.training.stages import check_parameter_groups
 
 # Which state of the code, and which files beside it, a number comes from.
@@ -157,10 +157,10 @@ def run_recipe(
     if plan.pseudo:
         about["pseudo pairs"] = plan.pseudo
     if resume and around.processes.first:
-        Run.check_same(out, "pseudo pairs", plan.pseudo)
+        Run.check_source_hash(out, "pseudo pairs", plan.pseudo)
     plan = plan._replace(stages=lengthened(plan.stages, epochs_factor(settings, whole, collection)))
     for stage in plan.stages:  # of all of them: the last may begin hours later
-        check_parameter_groups(plan.matcher, (*stage.part_lr, *stage.frozen))
+        check_parameter_groups(plan.matcher, (*stage.lr_scale, *stage.frozen))
     plan.matcher.to(around.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if recipe.learns or _captioned(whole, "dev"):
         evaluate = plan.evaluate or _measures_dev(plan, collection, around)
@@ -245,7 +245,7 @@ def _without_stages(run: Run, plan: Plan, evaluate: Evaluate, around: RunContext
     """A run without training: fitted where there is something to fit, measured and saved; nothing if that is done."""
     if not around.processes.first:
         return {}
-    if "seconds" in run.about and (run.folder / BEST).is_file():
+    if "seconds" in run.about and (run.folder / WEIGHTS_FILE).is_file():
         log.info("%s is complete", run.folder)
         return {**run.metrics()[-1]["dev"], "epoch": -1, "step": 0}
     began = time.perf_counter()
@@ -255,7 +255,7 @@ def _without_stages(run: Run, plan: Plan, evaluate: Evaluate, around: RunContext
         run.describe(matcher, plan.inputs)
     found = dict(evaluate(matcher.eval()))
     run.save_best(matcher.state_dict())
-    (run.folder / METRICS).unlink(missing_ok=True)
+    (run.folder / METRICS_FILE).unlink(missing_ok=True)
     run.log({"step": 0, "dev": found})
     run.finish(time.perf_counter() - began)
     return {**found, "epoch": -1, "step": 0}

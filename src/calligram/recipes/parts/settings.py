@@ -17,7 +17,7 @@ from calligram.models.matcher import Matcher
 from calligram.recipes.parts.sparse import Length, suggested_view
 from calligram.training.batches.pair_sampler import PairSampler
 from calligram.training.loop import Loop, Precision
-from calligram.training.objectives.candidates import StagedObjective
+from calligram.training.objectives.candidates import RetrieveRerankObjective
 from calligram.training.objectives.objective import Objective
 
 Seed = Annotated[int, "source of all randomness", (0, 4611686018427387904)]
@@ -135,7 +135,7 @@ class StagedSettings:
         """The objective as the settings say."""
         if not self.candidates and not self.first_stage:
             return objective
-        return StagedObjective(objective, self.candidates, self.first_stage)
+        return RetrieveRerankObjective(objective, self.candidates, self.first_stage)
 
     def measured(self, matcher: Matcher) -> int | None:
         """How many candidates of a query dev is measured with; None for all pairs."""

@@ -22,7 +22,7 @@ from calligram.data.sparse import (
 )
 from calligram.errors import UserError
 from calligram.evaluation.suggest import suggest_images
-from calligram.models.load import RUN, load_matcher, read_about
+from calligram.models.load import RUN_FILE, load_matcher, read_run_file
 from calligram.recipes.parts.teachers import sparsity_of
 from calligram.training.stages import Stage
 
@@ -117,10 +117,10 @@ def _suggested_to(run: str, collection: Collection, sparsity: Sparsity) -> Ints:
 
     A model that is no run of ours learnt from none of the captions, as far as anyone can tell.
     """
-    file = Path(run).expanduser() / RUN
+    file = Path(run).expanduser() / RUN_FILE
     if not file.is_file():
         return np.array([], dtype=np.int64)
-    about = read_about(file.parent)
+    about = read_run_file(file.parent)
     places = {name: row for row, name in enumerate(collection.column("images", "id"))}
     missing = [name for name in about.get(EXTRA_IMAGES_KEY, []) if name not in places]
     if missing:

@@ -17,7 +17,7 @@ from calligram.data.sparse import EXTRA_IMAGES_KEY, Sparsity, sparse_view, with_
 from calligram.errors import UserError
 from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
 from calligram.features.inputs import Inputs
-from calligram.models.load import RUN, check_run, fingerprint_of_run, read_about
+from calligram.models.load import RUN_FILE, check_run_folder, read_run_file, run_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ def fingerprints(teachers: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for setting, name in teachers.items():
         folder = Path(name).expanduser()
-        if (folder / RUN).is_file():
-            check_run(folder)
-            found[setting] = fingerprint_of_run(folder)
+        if (folder / RUN_FILE).is_file():
+            check_run_folder(folder)
+            found[setting] = run_fingerprint(folder)
     return found
 
 
@@ -41,10 +41,10 @@ def refuse_leaks(teachers: Mapping[str, str], whole: Collection, sparse: Collect
     if sparse is whole:
         return
     for setting, name in teachers.items():
-        file = Path(name).expanduser() / RUN
+        file = Path(name).expanduser() / RUN_FILE
         if not file.is_file():
             continue
-        seen = seen_by(read_about(file.parent), whole)
+        seen = seen_by(read_run_file(file.parent), whole)
         if seen is None:
             log.warning(
                 "%s=%s was not trained on %s as it is now: whether it saw captions that sparse settings remove here "

@@ -43,7 +43,7 @@ class Batch:
     drawn: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.int64))
     """(N, 2k) what a sampler drew, as rows of images and texts by turns: a matching pair, then what goes with it; -1
     for none"""
-    own: tuple[int, int] | None = None
+    paired_counts: tuple[int, int] | None = None
     """how many of the images and of the texts are in matching pairs; they come first, and what was drawn beside them
     after, with a target of 0. None for all"""
     image_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
@@ -67,7 +67,7 @@ class Batches:
         sampler: PairSampler,
         *,
         augment: Augment | None = None,
-        blank: float = 0.0,
+        word_dropout: float = 0.0,
         device: torch.device | str = "cpu",
         processes: Processes | None = None,
         ignore_also_true: bool = False,
@@ -80,8 +80,10 @@ class Batches:
         classes: labels of all images and texts, in place of the groups that matches connect; -1 for none.
         """
         self.pairing, self.inputs, self.sampler, self.augment = pairing, inputs, sampler, augment
-        self.blank = blank
-        self._blank_word = inputs.texts.mask_token if blank else 0  # asked once: some tokenizers are slow to tell
+        self.word_dropout = word_dropout
+        self._mask_token = (
+            inputs.texts.mask_token if word_dropout else 0
+        )  # asked once: some tokenizers are slow to tell
         self.device, self.processes = torch.device(device), processes or Processes()
         self._also_true = pairing.also_true if ignore_also_true else None
         self._images = inputs.images.load(pairing.visuals, track)
@@ -119,9 +121,9 @@ class Batches:
         if self._also_true is not None:
             target[(target < 0) & (self._also_true.target(images, texts) > 0)] = 0
         own = len(images), len(texts)
-        images, texts = (_with_others(rows, pairs[:, side::2]) for side, rows in ((0, images), (1, texts)))
+        images, texts = (_append_drawn(rows, pairs[:, side::2]) for side, rows in ((0, images), (1, texts)))
         target = np.pad(target, [(0, len(images) - own[0]), (0, len(texts) - own[1])])
-        drawn = np.stack([_places(pairs[:, c], texts if c % 2 else images) for c in range(pairs.shape[1])], axis=1)
+        drawn = np.stack([_positions(pairs[:, c], texts if c % 2 else images) for c in range(pairs.shape[1])], axis=1)
         mine_images, mine_texts = self.processes.share(images), self.processes.share(texts)
         words, mask = self._texts.take(mine_texts)
         host = Batch(
@@ -146,25 +148,25 @@ class Batches:
         with torch.random.fork_rng(devices):
             torch.manual_seed(derived_seed(seed, self.processes.rank))
             images = self.inputs.images.finish(batch.images, self.augment)
-            texts = self._with_blanks(batch.texts, batch.text_mask) if self.blank else batch.texts
+            texts = self._drop_words(batch.texts, batch.text_mask) if self.word_dropout else batch.texts
         return replace(batch, images=images, texts=texts)
 
-    def _with_blanks(self, texts: Tensor, mask: Tensor) -> Tensor:
+    def _drop_words(self, texts: Tensor, mask: Tensor) -> Tensor:
         """Hide words at random; the first and the last of a text are marks of its ends and stay."""
         inner = mask.clone()
         inner[:, 0] = False
         inner[torch.arange(len(mask), device=mask.device), mask.sum(1) - 1] = False
-        hidden = inner & (torch.rand(texts.shape, device=texts.device) < self.blank)
-        return texts.masked_fill(hidden, self._blank_word)
+        hidden = inner & (torch.rand(texts.shape, device=texts.device) < self.word_dropout)
+        return texts.masked_fill(hidden, self._mask_token)
 
 
-def _with_others(own: Ints, drawn: Ints) -> Ints:
+def _append_drawn(own: Ints, drawn: Ints) -> Ints:
     """Distinct rows: those of pairs, then others that were drawn; -1 is none."""
     others = np.setdiff1d(drawn, own)
     return np.concatenate([own, others[others >= 0]])
 
 
-def _places(rows: Ints, items: Ints) -> Ints:
+def _positions(rows: Ints, items: Ints) -> Ints:
     """Where each row stands among distinct ``items``; -1 stays."""
     order = np.argsort(items)
     place = order[np.searchsorted(items, np.maximum(rows, items.min()), sorter=order)]

@@ -14,12 +14,12 @@ from calligram.data.negatives import NegativeLists, RankedRows
 from calligram.training.batches.pair_sampler import PairSampler, derived_seed
 
 Ints = NDArray[np.int64]
-Spread = Literal["uniform", "normal"]
+RankDistribution = Literal["uniform", "normal"]
 _Draw = Callable[[Ints], Ints]
 
-TRIES = 20
+MAX_DRAWS = 20
 """draws after which two negatives that still match each other are not used together"""
-DEVIATIONS = 3.0
+NORMAL_DEVIATIONS = 3.0
 """of the normal distribution of ranks, between the ends of a list and its middle"""
 
 
@@ -39,7 +39,7 @@ class OfflineSampler(PairSampler):
         seed: int,
         negatives: NegativeLists | None = None,
         *,
-        spread: Spread = "uniform",
+        distribution: RankDistribution = "uniform",
         excluded: Matches | None = None,
         derived: bool = True,
         texts: int = 1,
@@ -47,20 +47,20 @@ class OfflineSampler(PairSampler):
     ) -> None:
         """Args:
         negatives: lists in the order of the items of ``matches``; None where ``take`` gives them later.
-        spread: of the ranks that are drawn: all alike, or normal about the middle of a list, which leaves out most of
+        distribution: of the drawn ranks: uniform, or normal about the middle of a list, which leaves out most of
             its top, where negatives may be false ones (aoq, supplement; its parameters are not given).
         excluded: pairs that are no negatives; ``matches`` when None.
         """
         super().__init__(matches, batch, seed, texts=texts, per_image=per_image)
-        self.spread, self.derived = spread, derived
+        self.distribution, self.derived = distribution, derived
         if negatives is not None:
-            self.take(negatives)
+            self.set_negatives(negatives)
         self._excluded = matches if excluded is None else excluded
-        self._texts_of, self._images_of = Partners(matches), Partners(matches.T)
+        self._texts_of, self._images_of = PartnerSampler(matches), PartnerSampler(matches.T)
 
-    def take(self, negatives: NegativeLists) -> None:
+    def set_negatives(self, negatives: NegativeLists) -> None:
         """Draw from these lists from now on."""
-        self._texts, self._images = _Lists(negatives.texts), _Lists(negatives.images)
+        self._texts, self._images = _RankedLists(negatives.texts), _RankedLists(negatives.images)
 
     def epoch(self, number: int) -> list[Ints]:
         """The batches of one epoch, each (N, 6) or (N, 4)."""
@@ -71,61 +71,61 @@ class OfflineSampler(PairSampler):
 
     def draw(self, pairs: Ints, rng: np.random.Generator) -> Ints:
         """Negatives beside pairs (N, 2): (N, 6) or (N, 4)."""
-        image, text = self._apart(
-            lambda of: self._images.draw(pairs[of, 1], self.spread, rng),
-            lambda of: self._texts.draw(pairs[of, 0], self.spread, rng),
+        image, text = self._draw_non_matching(
+            lambda of: self._images.draw(pairs[of, 1], self.distribution, rng),
+            lambda of: self._texts.draw(pairs[of, 0], self.distribution, rng),
             len(pairs),
         )
         # A text's own negative still counts where no image can be found that does not match it.
-        image = np.where(self._clash(image, text), -1, image)
+        image = np.where(self._matching(image, text), -1, image)
         if not self.derived:
             return np.stack([pairs[:, 0], pairs[:, 1], image, text], axis=1)
-        image_of, text_of = self._apart(
+        image_of, text_of = self._draw_non_matching(
             lambda of: self._images_of.draw(text[of], rng), lambda of: self._texts_of.draw(image[of], rng), len(pairs)
         )
-        clash = self._clash(image_of, text_of)
-        image_of, text_of = np.where(clash, -1, image_of), np.where(clash, -1, text_of)
+        matching = self._matching(image_of, text_of)
+        image_of, text_of = np.where(matching, -1, image_of), np.where(matching, -1, text_of)
         return np.stack([pairs[:, 0], pairs[:, 1], image, text, image_of, text_of], axis=1)
 
-    def _apart(self, images: _Draw, texts: _Draw, count: int) -> tuple[Ints, Ints]:
+    def _draw_non_matching(self, images: _Draw, texts: _Draw, count: int) -> tuple[Ints, Ints]:
         """Draw both, and both again where they match each other."""
         image, text = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         again = np.arange(count)
-        for _ in range(TRIES):
+        for _ in range(MAX_DRAWS):
             image[again], text[again] = images(again), texts(again)
-            again = again[self._clash(image[again], text[again])]
+            again = again[self._matching(image[again], text[again])]
             if not len(again):
                 break
         return image, text
 
-    def _clash(self, image: Ints, text: Ints) -> NDArray[np.bool_]:
+    def _matching(self, image: Ints, text: Ints) -> NDArray[np.bool_]:
         there = (image >= 0) & (text >= 0)
-        clash = np.zeros(len(image), dtype=bool)
-        clash[there] = self._excluded.among(image[there], text[there])
-        return clash
+        matching = np.zeros(len(image), dtype=bool)
+        matching[there] = self._excluded.among(image[there], text[there])
+        return matching
 
 
-class _Lists:
+class _RankedLists:
     """Draws from ranked lists."""
 
     def __init__(self, lists: RankedRows) -> None:
         self._lists, self._lengths = lists, (np.asarray(lists) >= 0).sum(1)
 
-    def draw(self, anchors: Ints, spread: Spread, rng: np.random.Generator) -> Ints:
+    def draw(self, anchors: Ints, distribution: RankDistribution, rng: np.random.Generator) -> Ints:
         """One candidate of each anchor's list; -1 where it is empty."""
-        place = rng.random(len(anchors))
-        if spread == "normal":
+        position = rng.random(len(anchors))
+        if distribution == "normal":
             # The inverse of a normal distribution that is cut off at both ends of the list.
-            outside = ndtr(-DEVIATIONS)
-            place = 0.5 + ndtri(outside + place * (1 - 2 * outside)) / (2 * DEVIATIONS)
+            outside = ndtr(-NORMAL_DEVIATIONS)
+            position = 0.5 + ndtri(outside + position * (1 - 2 * outside)) / (2 * NORMAL_DEVIATIONS)
         length = self._lengths[anchors]
-        rank = np.minimum((place * length).astype(np.int64), np.maximum(length - 1, 0))
+        rank = np.minimum((position * length).astype(np.int64), np.maximum(length - 1, 0))
         if not self._lists.shape[1]:
             return np.full(len(anchors), -1, dtype=np.int64)
         return np.where(length > 0, self._lists[anchors, rank], -1).astype(np.int64)
 
 
-class Partners:
+class PartnerSampler:
     """Draws a random partner of an item."""
 
     def __init__(self, matches: Matches) -> None:
@@ -137,5 +137,5 @@ class Partners:
         chance = rng.random(len(items))
         known = np.maximum(items, 0)
         count = np.where(items >= 0, self._starts[known + 1] - self._starts[known], 0)
-        place = self._starts[known] + (chance * count).astype(np.int64)
-        return np.where(count > 0, self._columns[np.minimum(place, len(self._columns) - 1)], -1)
+        position = self._starts[known] + (chance * count).astype(np.int64)
+        return np.where(count > 0, self._columns[np.minimum(position, len(self._columns) - 1)], -1)

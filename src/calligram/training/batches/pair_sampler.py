@@ -64,7 +64,7 @@ class PairSampler:
         visual, text = self.matches.pairs()
         shuffled = rng.permutation(len(visual))
         visual, text = visual[shuffled], text[shuffled]
-        round_of = _place_within(visual, self.matches.shape[0]) // self.texts
+        round_of = _rank_within_label(visual, self.matches.shape[0]) // self.texts
         if self.per_image:
             first = round_of == 0
             visual, text, round_of = visual[first], text[first], round_of[first]
@@ -79,7 +79,7 @@ class PairSampler:
         return [pairs[batch_of == i] for i in range(len(self))]
 
 
-def _place_within(labels: Ints, count: int) -> Ints:
+def _rank_within_label(labels: Ints, count: int) -> Ints:
     """For each entry: how many entries of the same label stand before it."""
     by_label = np.argsort(labels, kind="stable")
     counts = np.bincount(labels, minlength=count)
@@ -90,7 +90,7 @@ def _place_within(labels: Ints, count: int) -> Ints:
 
 # Neighbourhood sampling: batches in which a target has more than one positive.
 
-Extra = Literal["none", "neighbours", "random"]
+ExtraPairs = Literal["none", "neighbours", "random"]
 
 
 class NeighbourhoodSampler(PairSampler):
@@ -102,7 +102,7 @@ class NeighbourhoodSampler(PairSampler):
     """
 
     def __init__(
-        self, matches: Matches, batch: int, seed: int, *, extra: Extra, texts: int = 1, per_image: bool = False
+        self, matches: Matches, batch: int, seed: int, *, extra: ExtraPairs, texts: int = 1, per_image: bool = False
     ) -> None:
         super().__init__(matches, batch, seed, texts=texts, per_image=per_image)
         self.extra = extra

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,17 +18,17 @@ from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.losses.contrastive import logistic_loss
 from calligram.models.matcher import Matcher
 from calligram.training.batches.batch import Batch
-from calligram.training.batches.pair_sampler import derived_seed
+from calligram.training.batches.pair_sampler import ExtraPairs, derived_seed
 from calligram.training.distributed import Processes
 from calligram.training.objectives.objective import Objective
 
 Ints = NDArray[np.int64]
 Targets = NDArray[np.int8]
-Extra = Literal["none", "neighbours", "random"]
 
-MATCH, BACKGROUND = 0.7, 0.3
-"""the paper's: a proposal with at least the first overlap with a truth region is positive, with less than the second
-negative"""
+POSITIVE_IOU = 0.7
+"""a proposal with at least this IoU with a truth region is a positive; the paper's value"""
+NEGATIVE_IOU = 0.3
+"""a proposal with a smaller IoU with a truth region is a negative; the paper's value"""
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class PhrasePairs:
         grounded: GroundedPhrases,
         strings: Sequence[str],
         proposals: ImageBoxes,
-        match: float = MATCH,
-        background: float = BACKGROUND,
+        match: float = POSITIVE_IOU,
+        background: float = NEGATIVE_IOU,
     ) -> PhrasePairs:
         """Args:
         strings: words of each phrase of ``grounded``.
@@ -79,11 +78,11 @@ class PhrasePairs:
         chains, texts = pairs[:, 0], pairs[:, 1]
         count = len(grounded.chain_boxes)
         starts = np.searchsorted(chains, np.arange(1, count))
-        positives, negatives, best = _around(grounded.chain_boxes, proposals, match, background)
+        positives, negatives, best = _label_proposals(grounded.chain_boxes, proposals, match, background)
         return cls(chains, texts, tuple(np.split(texts, starts)), positives, negatives, best, tuple(numbers))
 
 
-def _around(
+def _label_proposals(
     truth: ImageBoxes, proposals: ImageBoxes, match: float, background: float
 ) -> tuple[tuple[Ints, ...], tuple[Ints, ...], Ints]:
     """Positives and negatives of each truth region, and the chain of every region."""
@@ -140,7 +139,7 @@ def draw_triplets(
     rng: np.random.Generator,
     *,
     augment: bool = True,
-    extra: Extra = "none",
+    extra: ExtraPairs = "none",
     candidates: int | None = None,
 ) -> DrawnTriplets:
     """Triplets for the embedding network (two-branch, Algorithm 1, upper half), from a set of pairs.
@@ -154,8 +153,8 @@ def draw_triplets(
         extra: step 3c, or as many triplets of other random pairs instead (Sec. 4.4).
         candidates: how many random regions of those that are negative a phrase is compared with; all when None.
     """
-    regions = _one_region(pairs, chosen, rng) if augment else pairs.chains[chosen]
-    second_texts, second_regions = _seconds(pairs, chosen, regions, rng, augment=augment)
+    regions = _draw_positive_regions(pairs, chosen, rng) if augment else pairs.chains[chosen]
+    second_texts, second_regions = _second_positives(pairs, chosen, regions, rng, augment=augment)
     further = np.zeros(0, dtype=np.int64)
     if extra == "random":
         others = np.setdiff1d(np.arange(len(pairs)), chosen)
@@ -164,8 +163,10 @@ def draw_triplets(
     if extra != "neighbours":
         second_texts, second_regions = np.full_like(second_texts, -1), np.full_like(second_regions, -1)
     every = np.concatenate([chosen, further])
-    anchors = np.concatenate([regions, _one_region(pairs, further, rng) if augment else pairs.chains[further]])
-    background = [_some(pairs.negatives[c], candidates, rng) for c in pairs.chains[every].tolist()]
+    anchors = np.concatenate(
+        [regions, _draw_positive_regions(pairs, further, rng) if augment else pairs.chains[further]]
+    )
+    background = [_draw_up_to(pairs.negatives[c], candidates, rng) for c in pairs.chains[every].tolist()]
     more = np.flatnonzero(second_regions >= 0)
     shared = np.unique(np.concatenate(background)) if background else np.zeros(0, dtype=np.int64)
     rows = np.concatenate([anchors, second_regions[more], shared])
@@ -186,13 +187,13 @@ def draw_triplets(
     return DrawnTriplets(rows, columns, image_target, text_target)
 
 
-def _one_region(pairs: PhrasePairs, chosen: Ints, rng: np.random.Generator) -> Ints:
+def _draw_positive_regions(pairs: PhrasePairs, chosen: Ints, rng: np.random.Generator) -> Ints:
     """Step 2: for each pair a random region that matches its truth region; the truth region matches itself."""
     found = (rng.choice(pairs.positives[chain]) for chain in pairs.chains[chosen].tolist())
     return np.fromiter(found, dtype=np.int64, count=len(chosen))
 
 
-def _some(regions: Ints, count: int | None, rng: np.random.Generator) -> Ints:
+def _draw_up_to(regions: Ints, count: int | None, rng: np.random.Generator) -> Ints:
     return regions if count is None or len(regions) <= count else rng.choice(regions, count, replace=False)
 
 
@@ -205,7 +206,7 @@ def _text_negatives(pairs: PhrasePairs, anchors: Ints, chosen: Ints) -> Targets:
     return np.where(np.array(outside).reshape(len(anchors), len(texts)) & first, -1, 0).astype(np.int8)
 
 
-def _seconds(
+def _second_positives(
     pairs: PhrasePairs, chosen: Ints, regions: Ints, rng: np.random.Generator, *, augment: bool
 ) -> tuple[Ints, Ints]:
     """Step 3c: for each pair a further text and a further region where its region or its text has one partner only.
@@ -216,13 +217,13 @@ def _seconds(
     second_texts, second_regions = np.full(len(chosen), -1, dtype=np.int64), np.full(len(chosen), -1, dtype=np.int64)
     for place, (region, text, chain) in enumerate(zip(regions.tolist(), texts.tolist(), chains.tolist(), strict=True)):
         if len(np.unique(texts[regions == region])) < 2:
-            second_texts[place] = _another(pairs.texts_of[chain], text, rng)
+            second_texts[place] = _draw_other(pairs.texts_of[chain], text, rng)
         if augment and len(np.unique(regions[texts == text])) < 2:
-            second_regions[place] = _another(pairs.positives[chain], region, rng)
+            second_regions[place] = _draw_other(pairs.positives[chain], region, rng)
     return second_texts, second_regions
 
 
-def _another(items: Ints, item: int, rng: np.random.Generator) -> int:
+def _draw_other(items: Ints, item: int, rng: np.random.Generator) -> int:
     """A random one of the items, not ``item`` itself; -1 where there is none."""
     others = items[items != item]
     return int(rng.choice(others)) if len(others) else -1
@@ -255,7 +256,7 @@ def draw_pairs(pairs: PhrasePairs, chosen: Ints, rng: np.random.Generator, *, au
 
 # Batches of regions and phrases for the loop, and the objective over pairs that were drawn in balance.
 
-Draw = Callable[[PhrasePairs, Ints, np.random.Generator], DrawnTriplets]
+DrawFunction = Callable[[PhrasePairs, Ints, np.random.Generator], DrawnTriplets]
 
 
 class PhraseBatches:
@@ -268,7 +269,7 @@ class PhraseBatches:
         truth: ImageRows,
         proposals: ImageRows,
         texts: TextRows,
-        draw: Draw,
+        draw: DrawFunction,
         *,
         seed: int,
         size: int = 100,

@@ -13,7 +13,7 @@ from calligram.training.batches.batch import Batch
 from calligram.training.objectives.objective import Objective
 
 
-class StagedObjective(Objective):
+class RetrieveRerankObjective(Objective):
     """A loss of a matcher's scores and, with a weight, the same loss of the cosines of its vectors.
 
     For matchers whose scores are more than that cosine. The vectors find what the scores then put in order, so both
@@ -38,9 +38,9 @@ class StagedObjective(Objective):
         self.first = deepcopy(objective) if self.weight else None
 
     @property
-    def recordable(self) -> bool:
+    def graph_safe(self) -> bool:
         """Without candidates: their number differs from batch to batch."""
-        return not self.candidates and self.second.recordable
+        return not self.candidates and self.second.graph_safe
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """The objective's terms, and those of the vectors by ``first_``."""
@@ -49,8 +49,8 @@ class StagedObjective(Objective):
             own = self.first.terms(EmbeddingMatcher(), batch, images, texts)
             found = {f"first_{name}": self.weight * term for name, term in own.items()}
         if self.candidates:
-            near = nearest(images.vectors, texts.vectors, batch.image_target, batch.text_target, self.candidates)
-            matcher = _Candidates(matcher, near)
+            near = candidate_mask(images.vectors, texts.vectors, batch.image_target, batch.text_target, self.candidates)
+            matcher = _CandidateScorer(matcher, near)
             batch = replace(batch, image_target=batch.image_target * near, text_target=batch.text_target * near.T)
         found |= self.second.terms(matcher, batch, images, texts)
         self.measures = self.second.measures
@@ -58,7 +58,7 @@ class StagedObjective(Objective):
 
 
 @torch.no_grad()
-def nearest(images: Tensor, texts: Tensor, image_target: Tensor, text_target: Tensor, count: int) -> Tensor:
+def candidate_mask(images: Tensor, texts: Tensor, image_target: Tensor, text_target: Tensor, count: int) -> Tensor:
     """(I, T) whether a pair matches, or is among the ``count`` nearest negatives of its image or of its text.
 
     Args:
@@ -66,18 +66,18 @@ def nearest(images: Tensor, texts: Tensor, image_target: Tensor, text_target: Te
         image_target: (I, T), +1 match, -1 negative, 0 ignored, of images; ``text_target``, (T, I), of texts.
     """
     found = cosines(images, texts)
-    by_image = _hardest(found, image_target, count)
-    by_text = _hardest(found.T, text_target, count).T
+    by_image = _hardest_negatives(found, image_target, count)
+    by_text = _hardest_negatives(found.T, text_target, count).T
     return by_image | by_text | (image_target > 0) | (text_target > 0).T
 
 
-def _hardest(scores: Tensor, target: Tensor, count: int) -> Tensor:
+def _hardest_negatives(scores: Tensor, target: Tensor, count: int) -> Tensor:
     """(A, C) whether an entry is among the ``count`` best-scored negatives of its row."""
     best = scores.masked_fill(target >= 0, -torch.inf).topk(min(count, scores.shape[1]), dim=1).indices
     return torch.zeros_like(target, dtype=torch.bool).scatter(1, best, True) & (target < 0)
 
 
-class _Candidates(Matcher):
+class _CandidateScorer(Matcher):
     """A matcher that scores some pairs of a grid; the others get zero, and must not be looked at."""
 
     def __init__(self, matcher: Matcher, near: Tensor) -> None:

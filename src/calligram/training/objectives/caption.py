@@ -31,7 +31,7 @@ class CaptionObjective(Objective):
         hidden: int = 512,
         word_dim: int = 300,
         dropout: float = 0.2,
-        blank: int | None = None,
+        mask_token: int | None = None,
     ) -> None:
         """Args:
         dim: of the regions that the matcher gives as parts in training.
@@ -48,7 +48,7 @@ class CaptionObjective(Objective):
         self.out = nn.Linear(hidden, vocabulary)
         for layer in (self.squeeze, self.out):
             nn.init.xavier_normal_(layer.weight)
-        self.blank = blank
+        self.mask_token = mask_token
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """One term. Each process writes the captions it holds, of all images, and counts for as many as there are."""
@@ -74,8 +74,8 @@ class CaptionObjective(Objective):
         words, mask = words[order], mask[order]
         states = self._write(seen[order], real[order], state[order], words[:, :-1], counts[order].tolist())
         target = words[:, 1:].T[mask[:, 1:].T]
-        if self.blank is not None:
-            wanted = target != self.blank
+        if self.mask_token is not None:
+            wanted = target != self.mask_token
             states, target = states[wanted], target[wanted]
         return F.cross_entropy(self.out(states), target, reduction="sum")
 

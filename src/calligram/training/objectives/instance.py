@@ -67,14 +67,14 @@ class InstanceObjective(Objective):
         )
 
 
-class Classes(NamedTuple):
+class ClassLabels(NamedTuple):
     """The class of each image and of each text; -1 for a text that images of several classes share."""
 
     images: Ints
     texts: Ints
 
     @classmethod
-    def of(cls, matches: Matches, images: Ints) -> Classes:
+    def of(cls, matches: Matches, images: Ints) -> ClassLabels:
         """From the class of each image: a text has the class that all of its images share."""
         visual, text = matches.pairs()
         lowest = np.full(matches.shape[1], np.iinfo(np.int64).max)

@@ -14,8 +14,8 @@ from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.models.ensemble import Ensemble
 from calligram.models.matcher import Encoded, Matcher, unit
 from calligram.training.batches.batch import Batch
-from calligram.training.cuda_graphs import uses_cuda_graphs, with_cuda_graphs
-from calligram.training.distributed import alone, gather
+from calligram.training.cuda_graphs import run_with_cuda_graphs, uses_cuda_graphs
+from calligram.training.distributed import gather, is_single_process
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Objective(nn.Module):
         """of the last batch, logged beside the terms and not minimised; names of errors end in ``_error``"""
         self._names: list[str] = []
 
-    def at(self, progress: float) -> None:
+    def set_progress(self, progress: float) -> None:
         """Say how much of the stage is done, to this objective and to those it is made of.
 
         It depends on epoch and step alone, so that a run that was killed goes on with the same.
@@ -56,7 +56,7 @@ class Objective(nn.Module):
                 module.progress = progress
 
     @property
-    def recordable(self) -> bool:
+    def graph_safe(self) -> bool:
         """Whether terms never wait for the device, look at nothing of a batch but items and targets, and have no
         measures: then an accelerator may record them.
         """
@@ -64,11 +64,11 @@ class Objective(nn.Module):
 
     def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
         """Terms of one batch."""
-        if self.recordable and alone() and uses_cuda_graphs(batch.images):
-            return self._replayed(matcher, batch)
+        if self.graph_safe and is_single_process() and uses_cuda_graphs(batch.images):
+            return self._forward_with_graphs(matcher, batch)
         return self.terms(matcher, batch, *self.encode(matcher, batch))
 
-    def _replayed(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
+    def _forward_with_graphs(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
         """The same, from encoders to terms by steps that are recorded when a shape comes again."""
 
         def work(images: Tensor, texts: Tensor, mask: Tensor, of_images: Tensor, of_texts: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Objective(nn.Module):
             return torch.stack([t.float() for t in (*terms.values(), self.spread.images, self.spread.texts)])
 
         given = batch.images, batch.texts, batch.text_mask, batch.image_target, batch.text_target
-        found = with_cuda_graphs(self, [matcher], work, given, (False, True, True, False, False))
+        found = run_with_cuda_graphs(self, [matcher], work, given, (False, True, True, False, False))
         *terms, images, texts = found.unbind()
         self.spread = VectorSpread(images.detach(), texts.detach())
         return dict(zip(self._names, terms, strict=True))
@@ -116,7 +116,7 @@ class RankingObjective(Objective):
         self.margin, self.top_k, self.draw = margin, top_k, draw
 
     @property
-    def recordable(self) -> bool:
+    def graph_safe(self) -> bool:
         """With the hardest negatives, of which there are as many in every batch."""
         return self.top_k == 1 and not self.draw
 
@@ -125,7 +125,7 @@ class RankingObjective(Objective):
         scores = matcher.score(images, texts)
         image_target, text_target = batch.image_target, batch.text_target
         if self.draw:
-            image_target, text_target = with_one_negative(image_target), with_one_negative(text_target)
+            image_target, text_target = keep_one_negative(image_target), keep_one_negative(text_target)
         loss = bidirectional_ranking_loss(scores, image_target, text_target, margin=self.margin, top_k=self.top_k)
         return {"ranking": loss / (batch.image_target > 0).sum().clamp(min=1)}
 
@@ -138,7 +138,7 @@ class InfoNCEObjective(Objective):
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature)), requires_grad=learn)
 
     @property
-    def recordable(self) -> bool:
+    def graph_safe(self) -> bool:
         """Here, if not in what is derived from it."""
         return type(self) is InfoNCEObjective
 
@@ -168,9 +168,9 @@ class JointObjective(Objective):
             raise ValueError("all weights are zero; there is nothing to minimise")
 
     @property
-    def recordable(self) -> bool:
+    def graph_safe(self) -> bool:
         """As far as all parts are."""
-        return all(isinstance(part, Objective) and part.recordable for part in self.parts)
+        return all(isinstance(part, Objective) and part.graph_safe for part in self.parts)
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """The terms of all parts."""
@@ -183,7 +183,7 @@ class JointObjective(Objective):
         return found
 
 
-def with_one_negative(target: Tensor) -> Tensor:
+def keep_one_negative(target: Tensor) -> Tensor:
     """The target (A, C) with a random one of each row's negatives, the others ignored."""
     chance = torch.rand(target.shape, device=target.device).masked_fill(target >= 0, -1.0)
     drawn = torch.zeros_like(target, dtype=torch.bool).scatter(1, chance.argmax(1, keepdim=True), True)
@@ -211,7 +211,7 @@ class EnsembleObjective(Objective):
         assert isinstance(matcher, Ensemble)
         found: dict[str, Tensor] = {}
         self.measures = {}
-        members = zip(self.objectives, matcher.each(images, texts), strict=True)
+        members = zip(self.objectives, matcher.by_member(images, texts), strict=True)
         for number, (objective, (member, one, two)) in enumerate(members, 1):
             assert isinstance(objective, Objective)
             own = objective.terms(member, batch, one, two)

@@ -84,15 +84,15 @@ class OfflineObjective(Objective):
         derives = self.options.derived
         if batch.drawn.shape[1] < (6 if derives else 4):
             raise ValueError("this objective needs offline negatives; take batches of an OfflineSampler")
-        height, width = batch.own or batch.image_target.shape
+        height, width = batch.paired_counts or batch.image_target.shape
         target = batch.image_target[:height, :width]
         image, text, image_off, text_off, *others = batch.drawn.unbind(1)
         grid = matcher.score(images.rows(slice(0, height)), texts.rows(slice(0, width)))
-        online = hardest(grid, target, batch.text_target[:width, :height], image, text)
+        online = hardest_negatives(grid, target, batch.text_target[:width, :height], image, text)
         wanted = [(image, text_off), (image_off, text)]
         if derives:
             wanted += [(image_off, text_off), (others[0], others[1])]
-        columns = _scored(matcher, images, texts, wanted)
+        columns = _score_columns(matcher, images, texts, wanted)
         offline, derived = columns[:, :2], columns[:, 2:]
         if self.options.derive == "online":
             derived = derived_online(grid, target, *online.rows)
@@ -100,7 +100,7 @@ class OfflineObjective(Objective):
 
 
 @dataclass(frozen=True)
-class Hardest:
+class HardestNegatives:
     """Online hard negatives of N pairs."""
 
     scores: Tensor
@@ -109,12 +109,14 @@ class Hardest:
     """(N,) each: i_on and t_on"""
 
 
-def hardest(grid: Tensor, image_target: Tensor, text_target: Tensor, image: Tensor, text: Tensor) -> Hardest:
+def hardest_negatives(
+    grid: Tensor, image_target: Tensor, text_target: Tensor, image: Tensor, text: Tensor
+) -> HardestNegatives:
     """t_on = argmax S(i, c) over the batch's texts that do not match i, and i_on likewise (aoq, Sec. 3.1)."""
     by_image = grid.masked_fill(image_target >= 0, -torch.inf).max(1)
     by_text = grid.T.masked_fill(text_target >= 0, -torch.inf).max(1)
     scores = torch.stack([by_image.values[image], by_text.values[text]], dim=1)
-    return Hardest(scores, (by_text.indices[text], by_image.indices[image]))
+    return HardestNegatives(scores, (by_text.indices[text], by_image.indices[image]))
 
 
 def derived_online(grid: Tensor, target: Tensor, image_on: Tensor, text_on: Tensor) -> Tensor:
@@ -128,7 +130,7 @@ def derived_online(grid: Tensor, target: Tensor, image_on: Tensor, text_on: Tens
     return grid[rows, columns].masked_fill(target[rows, columns] >= 0, -torch.inf)
 
 
-def _scored(matcher: Matcher, images: Encoded, texts: Encoded, wanted: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _score_columns(matcher: Matcher, images: Encoded, texts: Encoded, wanted: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Scores of aligned lists of pairs, a column each; minus infinity where one of a pair is missing."""
     image, text = (torch.cat(side) for side in zip(*wanted, strict=True))
     found = matcher.score_pairs(images.rows(image.clamp(min=0)), texts.rows(text.clamp(min=0)))

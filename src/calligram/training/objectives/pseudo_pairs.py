@@ -63,7 +63,7 @@ class Adversary(nn.Module):
         self.steepness = terms.steepness
         self.weights = {pair: weight for pair, weight in terms.weights().items() if weight}
         self.discriminators = nn.ModuleDict(
-            {_name(pair): discriminator(dim, terms.hidden) for pair in DOMAIN_PAIRS if pair in self.weights}
+            {_pair_name(pair): discriminator(dim, terms.hidden) for pair in DOMAIN_PAIRS if pair in self.weights}
         )
 
     def forward(self, domains: Mapping[Domain, Tensor], progress: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -77,7 +77,7 @@ class Adversary(nn.Module):
         terms: dict[str, Tensor] = {}
         errors: dict[str, list[Tensor]] = {}
         for pair, weight in self.weights.items():
-            first, second = (self.discriminators[_name(pair)](seen[domain]).squeeze(-1) for domain in pair)
+            first, second = (self.discriminators[_pair_name(pair)](seen[domain]).squeeze(-1) for domain in pair)
             kind = DOMAIN_PAIR_KINDS[pair]
             loss = weight * domain_loss(first, second)
             terms[kind] = terms[kind] + loss if kind in terms else loss
@@ -92,7 +92,7 @@ def discriminator(dim: int, hidden: int) -> nn.Module:
     return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
 
-def _name(pair: tuple[Domain, Domain]) -> str:
+def _pair_name(pair: tuple[Domain, Domain]) -> str:
     return "-".join(pair)
 
 

@@ -13,7 +13,7 @@ from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
 from calligram.training.objectives.objective import Objective
 
-Weights = tuple[float, float, float, float]
+NeighbourhoodWeights = tuple[float, float, float, float]
 
 
 class NeighbourhoodObjective(Objective):
@@ -22,7 +22,9 @@ class NeighbourhoodObjective(Objective):
     Departs from the paper's sum: divided by the number of positive pairs, as ``RankingObjective`` is.
     """
 
-    def __init__(self, weights: Weights = (1.0, 2.0, 0.0, 0.2), margin: float = 0.1, top_k: int | None = 50) -> None:
+    def __init__(
+        self, weights: NeighbourhoodWeights = (1.0, 2.0, 0.0, 0.2), margin: float = 0.1, top_k: int | None = 50
+    ) -> None:
         """Args:
         weights: lambda 1 to 4: image anchors, text anchors, image neighbourhoods, text neighbourhoods.
         """
@@ -41,8 +43,8 @@ class NeighbourhoodObjective(Objective):
             matcher.score(images, texts),
             batch.image_target,
             batch.text_target,
-            _side(matcher, images, batch.image_target, batch.image_groups) if image_weight else None,
-            _side(matcher, texts, batch.text_target, batch.text_groups) if text_weight else None,
+            _modality(matcher, images, batch.image_target, batch.image_groups) if image_weight else None,
+            _modality(matcher, texts, batch.text_target, batch.text_groups) if text_weight else None,
             weights=self.weights,
             margin=self.margin,
             top_k=self.top_k,
@@ -51,7 +53,7 @@ class NeighbourhoodObjective(Objective):
         return {name: term / pairs for name, term in terms.items()}
 
 
-def _side(matcher: Matcher, items: Encoded, target: Tensor, groups: Tensor) -> NeighbourhoodScores:
+def _modality(matcher: Matcher, items: Encoded, target: Tensor, groups: Tensor) -> NeighbourhoodScores:
     """Scores and neighbourhoods of one modality; they need only the vectors, which both modalities have."""
     return NeighbourhoodScores(matcher.score(items, items), neighbours(target, groups))
 
@@ -62,18 +64,18 @@ class LogisticObjective(Objective):
     Departs from the paper's sum: divided by the number of pairs.
     """
 
-    def __init__(self, drawn: Literal["texts", "images"] = "texts") -> None:
+    def __init__(self, negatives: Literal["texts", "images"] = "texts") -> None:
         """Args:
         drawn: the side that is replaced to make a negative pair: another text for the image as with sentences
             (Sec. 5.1), or another image or region for the text as with phrases (Algorithm 1).
         """
         super().__init__()
-        self.drawn = drawn
+        self.negatives = negatives
 
     def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
         """One term."""
         images, texts = self.encode(matcher, batch)
-        if self.drawn == "texts":
+        if self.negatives == "texts":
             of_image, of_text, target = balanced_pairs(batch.image_target)
         else:
             of_text, of_image, target = balanced_pairs(batch.text_target)
