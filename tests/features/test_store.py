@@ -109,7 +109,7 @@ BackboneInput(backbone, PixelInput(32), "tiny", batch=4).load(collection.sentenc
     assert kept >= 16
     source = BackboneInput(Backbone.load(str(tmp_path / "backbone")).eval(), PixelInput(32), "tiny", batch=4)
     visuals = collection.sentences("train").visuals
-    store = FeatureStore(cache, source._about())
+    store = FeatureStore(cache, source._store_description())
     assert len(store) == kept
     source.fill(store, visuals, lambda items, label, total=None: iter(items))
     fresh = FeatureStore(tmp_path / "fresh", {})

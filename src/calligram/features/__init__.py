@@ -1,1 +1,1 @@
-"""What turns pictures and strings into numbers, computed once or on the fly and saved with the matcher."""
+"""Inputs of matchers: turn images and texts into tensors, from stored features or on the fly."""

@@ -1,4 +1,7 @@
-"""From raw pictures and strings to model input; saved with a matcher, so that queries are prepared as training was."""
+"""Preparation of images and texts as model input.
+
+The inputs are saved with a matcher, so that queries are prepared in the same way as the training data.
+"""
 
 from __future__ import annotations
 
@@ -27,75 +30,75 @@ Ints = NDArray[np.int64]
 
 
 class ImageRows(Protocol):
-    """Images of a pairing, ready to be taken in batches."""
+    """Images of a pairing, available in batches."""
 
     def __len__(self) -> int: ...
     def take(self, rows: Ints) -> Tensor:
-        """Host tensors for ``ImageInput.finish``."""
+        """Return the images ``rows`` as a tensor on the host, for ``ImageInput.finish``."""
         ...
 
 
 class TextRows(Protocol):
-    """Texts of a pairing, ready to be taken in batches."""
+    """Texts of a pairing, available in batches."""
 
     lengths: Ints
-    """tokens of each text, for batches of equal length"""
+    """(N,) number of tokens of each text, for batches of equal length"""
 
     def __len__(self) -> int: ...
     def take(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """Padded numbers, or states, and their mask."""
+        """Return padded token ids or encoder states of the texts ``rows``, and their mask."""
         ...
 
 
 class Saveable(Protocol):
-    """What can be written beside a matcher and read back."""
+    """An input that can be saved with a matcher and read back."""
 
     kind: ClassVar[str]
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write what does not fit into JSON into ``folder`` and return the rest."""
+        """Write large data into ``folder`` and return the rest as JSON content."""
         ...
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> Any:
-        """The inverse of ``save``."""
+        """Read what ``save`` wrote."""
         ...
 
 
 class ImageInput(Saveable, Protocol):
-    """From pictures to what ``Matcher.encode_images`` takes, in a part done once on the host and one on the device."""
+    """Prepares images for ``Matcher.encode_images``: a first part once on the host, a second part on the device."""
 
     def load(self, visuals: Visuals, track: Track) -> ImageRows:
-        """Many images of a collection."""
+        """Prepare many images of a collection."""
         ...
 
     def images(self, images: list[Image.Image]) -> Tensor:
-        """A few raw pictures."""
+        """Prepare a few raw images."""
         ...
 
     def finish(self, rows: Tensor, augment: Augment | None = None) -> Tensor:
-        """The device part."""
+        """Run the device part on a batch of ``load`` or ``images``."""
         ...
 
 
 class TextInput(Saveable, Protocol):
-    """From strings to what ``Matcher.encode_texts`` takes."""
+    """Prepares strings for ``Matcher.encode_texts``."""
 
     @property
     def mask_token(self) -> int:
-        """Number that hides a word in training."""
+        """Id of the token that replaces a word in word dropout."""
         ...
 
     def __len__(self) -> int:
-        """Words or pieces there are."""
+        """Return the size of the vocabulary."""
         ...
 
     def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> TextRows:
-        """Many texts, encoded once; what takes long is kept in ``cache``."""
+        """Encode many texts once; slow encodings are stored in ``cache``."""
         ...
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """A few texts: padded numbers and their mask."""
+        """Encode a few texts: padded token ids or vectors, and their mask."""
         ...
 
 
@@ -122,14 +125,14 @@ TEXT_INPUTS: Mapping[str, type[TextInput]] = Catalog(
 
 @dataclass(frozen=True)
 class Inputs:
-    """Both sides, and what finds the noun phrases of a text where the matcher speaks of regions."""
+    """The image input and the text input of a matcher, and a noun-phrase chunker if the matcher scores regions."""
 
     images: ImageInput
     texts: TextInput
     chunker: Chunker | None = None
 
     def to(self, device: torch.device | str) -> Inputs:
-        """Move frozen networks, of whole pictures and of texts, to a device."""
+        """Move the frozen networks of both inputs to a device."""
         from calligram.features.images.backbones import BackboneInput
         from calligram.features.joined_input import JoinedImageInput
         from calligram.features.texts.text_encoder import EncoderInput
@@ -142,7 +145,7 @@ class Inputs:
         return self
 
     def save(self, folder: Path) -> None:
-        """Write into ``folder``: ``inputs.json``, and files beside it where a side needs them."""
+        """Write ``inputs.json`` and the further files of both inputs into ``folder``."""
         folder.mkdir(parents=True, exist_ok=True)
         content: dict[str, Any] = {
             side: {"kind": part.kind, **part.save(folder)}
@@ -154,12 +157,18 @@ class Inputs:
 
     @classmethod
     def read(cls, folder: Path) -> Inputs:
-        """Read what ``save`` wrote."""
+        """Read the inputs that ``save`` wrote.
+
+        Raises:
+            UserError: when the folder holds no inputs, or an input is of an unknown kind.
+        """
         try:
             content = json.loads((folder / "inputs.json").read_text(encoding="utf-8"))
             images, texts = dict(content["images"]), dict(content["texts"])
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{folder} does not hold a matcher's inputs ({error})") from error
+            raise UserError(
+                f"{folder} does not hold the inputs of a matcher ({error}); give the folder of a saved matcher"
+            ) from error
         kinds = images.pop("kind"), texts.pop("kind")
         for side, kind, known in (("image", kinds[0], IMAGE_INPUTS), ("text", kinds[1], TEXT_INPUTS)):
             if kind not in known:

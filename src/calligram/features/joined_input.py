@@ -1,4 +1,7 @@
-"""Pictures with their regions, and sentences with their phrases, as input of matchers that look at both."""
+"""Inputs that join images with their regions, and sentences with their noun phrases.
+
+Matchers that score whole images and regions together use them.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +35,17 @@ WHOLE_IMAGE_INPUTS: Mapping[str, type[BackboneInput | StoredInput]] = {c.kind: c
 
 @dataclass(frozen=True)
 class JoinedImageInput:
-    """(N, 1 + R, D): a picture's features first, then those of its regions, each filled up with zeros."""
+    """Image input (N, 1 + R, D): the features of the whole image, then those of its regions, padded with zeros."""
 
     kind: ClassVar[str] = "joined-images"
 
     whole: BackboneInput | StoredInput
     regions: RegionInput
     whole_dim: int
-    """numbers of a whole picture"""
+    """dimension of the features of a whole image"""
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Each part into a folder of its own."""
+        """Write the inputs of images and regions into a subfolder each."""
         for name in ("whole", "regions"):
             (folder / name).mkdir(exist_ok=True)
         whole = {"kind": self.whole.kind, **self.whole.save(folder / "whole")}
@@ -50,31 +53,31 @@ class JoinedImageInput:
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> JoinedImageInput:
-        """From what ``save`` wrote."""
+        """Read what ``save`` wrote."""
         whole = dict(content["whole"])
         found = WHOLE_IMAGE_INPUTS[whole.pop("kind")].read(folder / "whole", whole)
         return cls(found, RegionInput.read(folder / "regions", content["regions"]), int(content["whole_dim"]))
 
     def load(self, visuals: Visuals, track: Track = silent) -> JoinedImageRows:
-        """Whole pictures, and the proposals that their collection holds.
+        """Load whole images and the proposals that their collection holds.
 
         Raises:
-            UserError: when the pictures are of no collection, or of one without proposals for them.
+            UserError: when the images belong to no collection, or the collection has no proposals for them.
         """
-        home = visuals.pictures.cache.parent
-        if not (home / "collection.json").is_file():
-            raise UserError(f"{home} is no collection, and proposals are read from one")
-        proposed = self.regions.proposal_features(Collection.open(home), np.unique(visuals.rows), track)
+        folder = visuals.pictures.cache.parent
+        if not (folder / "collection.json").is_file():
+            raise UserError(f"{folder} is no collection; this input reads region proposals from a collection")
+        proposed = self.regions.proposal_features(Collection.open(folder), np.unique(visuals.rows), track)
         return JoinedImageRows(self.whole.load(visuals, track), proposed, visuals.rows)
 
     def images(self, images: list[Image.Image]) -> Tensor:
-        """Raw pictures, whose regions are proposed now."""
+        """Prepare raw images; their regions are proposed now."""
         whole = self.whole.images(images)
         regions = [self.regions.regions(image, self.regions.propose(image)) for image in images]
         return pad_and_stack(whole, regions)
 
     def finish(self, rows: Tensor, augment: Augment | None = None) -> Tensor:
-        """Each part as its own input finishes it."""
+        """Finish whole images and regions by their own inputs: (N, 1 + R, D)."""
         raw = self.regions.pooling.dim + GEOMETRY_DIM
         whole = self.whole.finish(rows[:, 0, : self.whole_dim], augment)
         flat = self.regions.finish(rows[:, 1:, :raw].flatten(0, 1), augment)
@@ -84,7 +87,7 @@ class JoinedImageInput:
 
 
 class JoinedImageRows:
-    """Pictures of a collection with their proposals."""
+    """Images of a collection with their proposals."""
 
     def __init__(self, whole: BackboneRows | StoredRows, proposed: ProposalFeatures, images: Ints) -> None:
         self._whole, self._proposed, self._images = whole, proposed, images
@@ -93,7 +96,7 @@ class JoinedImageRows:
         return len(self._images)
 
     def take(self, rows: Ints) -> Tensor:
-        """These pictures: (N, 1 + R, D)."""
+        """Return these images and their regions: (N, 1 + R, D)."""
         images = self._images[rows]
         first, last = (np.searchsorted(self._proposed.boxes.images, images, side) for side in ("left", "right"))
         regions = [self._proposed.rows.take(np.arange(a, b)) for a, b in zip(first, last, strict=True)]
@@ -102,7 +105,7 @@ class JoinedImageRows:
 
 @dataclass(frozen=True)
 class JoinedTextInput:
-    """(N, 1 + P, D): a sentence's vector first, then those of its noun phrases, each filled up with zeros."""
+    """Text input (N, 1 + P, D): the vector of a sentence, then those of its noun phrases, padded with zeros."""
 
     kind: ClassVar[str] = "joined-texts"
 
@@ -111,7 +114,7 @@ class JoinedTextInput:
     chunker: Chunker = field(repr=False, compare=False)
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Each part into a folder of its own."""
+        """Write the inputs of sentences and phrases into a subfolder each."""
         for name in ("sentences", "phrases"):
             (folder / name).mkdir(exist_ok=True)
         self.chunker.save(folder / "phrases")
@@ -119,7 +122,7 @@ class JoinedTextInput:
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> JoinedTextInput:
-        """From what ``save`` wrote."""
+        """Read what ``save`` wrote."""
         sentences, phrases = (TextVectorInput.read(folder / name, content[name]) for name in ("sentences", "phrases"))
         return cls(sentences, phrases, Chunker.read(folder / "phrases"))
 
@@ -128,42 +131,42 @@ class JoinedTextInput:
 
     @property
     def mask_token(self) -> int:
-        """There is no word left to hide."""
+        """Refuse: text vectors have no tokens to replace."""
         return self.sentences.mask_token
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """A few sentences and the mask of what is real."""
+        """Encode a few sentences, with the mask of real entries."""
         return self.load(strings).take(np.arange(len(strings)))
 
     def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> JoinedTextRows:
-        """Many sentences; their phrases are found once, and phrases that read the same are encoded once."""
+        """Encode many sentences; their phrases are found once, and equal phrases are encoded once."""
         found = [[text[span.start : span.end] for span in self.chunker.spans(text)] for text in strings]
-        distinct = {phrase: place for place, phrase in enumerate(sorted({p for phrases in found for p in phrases}))}
-        places = [[distinct[phrase] for phrase in phrases] for phrases in found]
+        numbers = {phrase: number for number, phrase in enumerate(sorted({p for phrases in found for p in phrases}))}
+        rows = [[numbers[phrase] for phrase in phrases] for phrases in found]
         return JoinedTextRows(
-            self.sentences.load(strings, cache, track), self.phrases.load(list(distinct), cache, track), places
+            self.sentences.load(strings, cache, track), self.phrases.load(list(numbers), cache, track), rows
         )
 
 
 class JoinedTextRows:
-    """Sentences and the places of their phrases."""
+    """Sentences, and the rows of their phrases among all distinct phrases."""
 
-    def __init__(self, sentences: TextVectorRows, phrases: TextVectorRows, places: list[list[int]]) -> None:
-        self._sentences, self._phrases, self._places = sentences, phrases, places
-        self.lengths: Ints = np.array([1 + len(own) for own in places], dtype=np.int64)
+    def __init__(self, sentences: TextVectorRows, phrases: TextVectorRows, phrase_rows: list[list[int]]) -> None:
+        self._sentences, self._phrases, self._phrase_rows = sentences, phrases, phrase_rows
+        self.lengths: Ints = np.array([1 + len(own) for own in phrase_rows], dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._phrase_rows)
 
     def take(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """These sentences (N, 1 + P, D) and the mask of what is real."""
-        places = [np.array(self._places[row], dtype=np.int64) for row in rows.tolist()]
-        vectors = pad_and_stack(self._sentences.take(rows)[0], [self._phrases.take(own)[0] for own in places])
+        """Return these sentences (N, 1 + P, D) and the mask of real entries."""
+        phrase_rows = [np.array(self._phrase_rows[row], dtype=np.int64) for row in rows.tolist()]
+        vectors = pad_and_stack(self._sentences.take(rows)[0], [self._phrases.take(own)[0] for own in phrase_rows])
         return vectors, torch.arange(vectors.shape[1]) < torch.from_numpy(self.lengths[rows])[:, None]
 
 
 def pad_and_stack(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
-    """Vectors (N, D) and lists of vectors (K, E), zeros behind them: (N, 1 + longest K, max(D, E))."""
+    """Join vectors (N, D) with N lists of vectors (K, E), padded with zeros: (N, 1 + max K, max(D, E))."""
     width = max([whole.shape[-1], *(p.shape[-1] for p in parts)])
     out = torch.zeros(len(whole), 1 + max((len(p) for p in parts), default=0), width, dtype=torch.float32)
     out[:, 0, : whole.shape[-1]] = whole

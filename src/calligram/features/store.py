@@ -1,4 +1,4 @@
-"""Features computed once and kept on disk: added to in whole parts, found by what the picture contains."""
+"""Store of features on disk: computed once, appended in whole parts, found by a hash of the image content."""
 
 from __future__ import annotations
 
@@ -18,48 +18,51 @@ Halves = NDArray[np.float16]
 
 
 def content_key(data: bytes) -> str:
-    """The name of a picture by its bytes: the same picture under another path is found again."""
+    """Return the hash of a file's bytes, so that the same image under another path has the same key."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 class FeatureStore:
-    """Rows of half-precision numbers by content key, memory-mapped.
+    """Half-precision rows by content key, memory-mapped.
 
-    A part is an array ``N.npy`` and the keys of its rows, ``N.json``, written last and in one step: a part without keys
-    was cut short and does not count. So a kill loses at most the part that was being written.
+    A part is an array ``N.npy`` and the keys of its rows, ``N.json``. The keys are written last and atomically: a part
+    without keys is incomplete and is ignored. A kill loses at most the part that was being written.
     """
 
-    def __init__(self, folder: Path, about: Mapping[str, object]) -> None:
-        """Open or begin the store for ``about``, everything the features depend on, in a folder named by its hash."""
-        plain = json.dumps(about, sort_keys=True)
+    def __init__(self, folder: Path, description: Mapping[str, object]) -> None:
+        """Open or create the store for a description: everything that the features depend on.
+
+        The store lies in a subfolder of ``folder`` that is named by the hash of the description.
+        """
+        plain = json.dumps(description, sort_keys=True)
         self.folder = folder / hashlib.blake2b(plain.encode(), digest_size=8).hexdigest()
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "about.txt").write_text(plain + "\n", encoding="utf-8")
         self._parts: list[Halves] = []
-        self._place: dict[str, tuple[int, int]] = {}
+        self._positions: dict[str, tuple[int, int]] = {}
         for file in sorted(self.folder.glob("*.json")):
-            self._take_in(file)
+            self._open_part(file)
 
-    def _take_in(self, keys_file: Path) -> None:
+    def _open_part(self, keys_file: Path) -> None:
         try:
             keys = json.loads(keys_file.read_text(encoding="utf-8"))
             rows = np.load(keys_file.with_suffix(".npy"), mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{keys_file} is damaged ({error}); remove it and its .npy to compute them again"
+                f"{keys_file} is damaged ({error}); remove it and its .npy file to compute these features again"
             ) from error
         for row, key in enumerate(keys):
-            self._place[key] = (len(self._parts), row)
+            self._positions[key] = (len(self._parts), row)
         self._parts.append(rows)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._place
+        return key in self._positions
 
     def __len__(self) -> int:
-        return len(self._place)
+        return len(self._positions)
 
     def append(self, keys: Sequence[str], rows: Halves) -> None:
-        """Add rows as one part."""
+        """Write rows as one part."""
         number = 1 + max((int(file.stem) for file in self.folder.glob("*.npy")), default=-1)
         file = self.folder / f"{number:06d}.npy"
         with file.open("wb") as stream:
@@ -69,24 +72,24 @@ class FeatureStore:
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(list(keys)), encoding="utf-8")
         partial.replace(file.with_suffix(".json"))
-        self._take_in(file.with_suffix(".json"))
+        self._open_part(file.with_suffix(".json"))
 
     def take(self, keys: Sequence[str]) -> Halves:
-        """Rows of these pictures, copied out: (N, ...)."""
+        """Return a copy of the rows with these keys: (N, ...)."""
         out = np.empty((len(keys), *self._parts[0].shape[1:]), dtype=np.float16)
-        for place, key in enumerate(keys):
-            part, row = self._place[key]
-            out[place] = self._parts[part][row]
+        for number, key in enumerate(keys):
+            part, row = self._positions[key]
+            out[number] = self._parts[part][row]
         return out
 
 
 class MemoryFeatureStore(dict[str, Halves]):
-    """The store of queries: nothing is written."""
+    """Feature store in memory, for queries: nothing is written to disk."""
 
     def append(self, keys: Sequence[str], rows: Halves) -> None:
         """Add rows."""
         self.update(zip(keys, rows, strict=True))
 
     def take(self, keys: Sequence[str]) -> Halves:
-        """These rows, (N, ...)."""
+        """Return the rows with these keys: (N, ...)."""
         return np.stack([self[key] for key in keys])

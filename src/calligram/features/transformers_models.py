@@ -1,4 +1,7 @@
-"""What a ``transformers`` model is, as a line of JSON, so that a saved matcher needs neither the hub nor a path."""
+"""Load ``transformers`` models, and describe their architecture as JSON.
+
+A saved matcher holds the description, so that it can be opened without the hub and without the original folder.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,20 @@ import torch
 
 from calligram.errors import UserError
 
-# Where a model came from, how its file was stored, and names of classes we do not use. A dtype would be obeyed when the
-# model is built again, and half-precision weights cannot be trained.
+# Keys about the origin and the storage of a model, and class names that are not used here. The dtype is ignored because
+# a model built with it would have half-precision weights, which cannot be trained.
 _IGNORED_CONFIG_KEYS = frozenset(
     ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "id2label", "label2id")
 )
 
 
 def describe_architecture(config: Any) -> str:
-    """A configuration as JSON, complete, so that later defaults of ``transformers`` do not change it."""
+    """Return the complete configuration as JSON, so that new defaults of ``transformers`` do not change it."""
     return json.dumps(_without_ignored_keys({**config.to_dict(), "model_type": config.model_type}), sort_keys=True)
 
 
 def architecture_config(description: str) -> Any:
-    """The configuration that ``describe_architecture`` was given."""
+    """Return the configuration from the JSON of ``describe_architecture``."""
     from transformers import AutoConfig
 
     content = json.loads(description)
@@ -33,36 +36,38 @@ def architecture_config(description: str) -> Any:
 
 
 def build_model(description: str) -> Any:
-    """The described model with random weights, in float32."""
+    """Build the described model with random weights, in float32."""
     from transformers import AutoModel
 
     return AutoModel.from_config(architecture_config(description), dtype=torch.float32)  # type: ignore[no-untyped-call]
 
 
-def load_model(kind: Any, name: str, *, what: str, may_miss: tuple[str, ...] = ()) -> Any:
-    """Trained weights of a folder or a hub name, in float32.
+def load_model(kind: Any, name: str, *, what: str, optional: tuple[str, ...] = ()) -> Any:
+    """Load a trained model from a folder or by a hub name, in float32.
 
     Args:
         kind: class with ``from_pretrained``, such as ``AutoModel``.
-        what: what the model is to be, for errors.
-        may_miss: beginnings of weights that need not be in the file.
+        what: role of the model, for error messages.
+        optional: name prefixes of weights that the file may lack.
 
     Raises:
-        UserError: when there is no such model, or the file lacks weights, which would otherwise start at random.
+        UserError: when there is no such model, or when the file lacks weights, which would then be random.
     """
     try:
         with quiet_transformers():
             model, report = kind.from_pretrained(name, dtype=torch.float32, output_loading_info=True)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise loading_error(what, name, error) from error
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith(may_miss))
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith(optional))
     if missing:
-        raise UserError(f"{what} '{name}' lacks weights: {', '.join(missing[:3])} and {len(missing)} in all")
+        raise UserError(
+            f"{what} '{name}' lacks weights: {', '.join(missing[:3])} ({len(missing)} in total); give a complete model"
+        )
     return model
 
 
 def loading_error(what: str, name: str, error: Exception) -> UserError:
-    """Say that something could not be loaded, with the first line of the reason."""
+    """Return an error that names the model, the reason (its first line) and the accepted formats."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if name.startswith((".", "/", "~")) and not Path(name).is_dir():
         reason = "there is no such folder"
@@ -72,7 +77,7 @@ def loading_error(what: str, name: str, error: Exception) -> UserError:
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep ``transformers`` from printing bars and reports."""
+    """Suppress progress bars and reports of ``transformers``."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -32,11 +32,11 @@ def drawing(width=240, height=180):
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_a_method_gives_ranked_boxes_inside_the_picture_and_the_same_ones_again(name):
     image = drawing()
-    found = load_proposer(name, 50)(image).best(50, image)
+    found = load_proposer(name, 50)(image).keep_top(50, image)
     assert 1 <= len(found.boxes) <= 50
     assert (found.boxes[:, :2] >= 0).all()
     assert (found.boxes[:, 2:] <= (240, 180)).all()
-    again = load_proposer(name, 50)(image).best(50, image)
+    again = load_proposer(name, 50)(image).keep_top(50, image)
     assert np.array_equal(found.boxes, again.boxes)
 
 
@@ -58,7 +58,7 @@ def test_boxes_of_a_large_picture_are_in_its_own_pixels(name):
 @pytest.mark.parametrize("size", [(1, 1), (3, 2), (200, 5)])
 def test_pictures_with_nothing_in_them_are_no_trouble(name, size):
     image = Image.new("RGB", size, "blue")
-    assert load_proposer(name, 10)(image).best(10, image).boxes.shape[1] == 4
+    assert load_proposer(name, 10)(image).keep_top(10, image).boxes.shape[1] == 4
 
 
 def test_edge_boxes_of_pure_noise_take_no_minutes():
@@ -78,7 +78,7 @@ def test_windows_begin_with_the_whole_picture_and_there_are_enough():
 def test_boxes_are_cut_to_the_picture_and_empty_ones_dropped():
     image = Image.new("RGB", (10, 10))
     boxes = np.array([[-5, -5, 5, 5], [3, 3, 3.5, 9], [20, 20, 30, 30], [1, 1, 9, 9]], dtype=np.float32)
-    kept = Proposals(boxes, np.array([4, 3, 2, 1], np.float32), ("a", "b", "c", "d")).best(5, image)
+    kept = Proposals(boxes, np.array([4, 3, 2, 1], np.float32), ("a", "b", "c", "d")).keep_top(5, image)
     assert kept.boxes.tolist() == [[0, 0, 5, 5], [1, 1, 9, 9]]
     assert kept.labels == ("a", "d")
     assert kept.scores.tolist() == [4, 1]

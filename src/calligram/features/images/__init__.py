@@ -1,1 +1,1 @@
-"""Image inputs: pixels, features of a backbone, stored features, regions."""
+"""Image inputs: pixels, backbone features, stored features and regions."""

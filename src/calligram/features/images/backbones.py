@@ -1,4 +1,8 @@
-"""Vision models of ``transformers`` as feature extractors: one vector and a grid of parts for each picture."""
+"""Vision backbones of ``transformers``: one vector and a grid of cells for each image.
+
+``BackboneInput`` uses a frozen backbone as an image input: features of a collection are computed once and stored,
+features of a query image are computed on the fly.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +30,23 @@ from calligram.features.store import FeatureStore, content_key
 from calligram.features.transformers_models import architecture_config, describe_architecture, quiet_transformers
 from calligram.progress import Track, silent
 
+Ints = NDArray[np.int64]
+
+STORE_PART_IMAGES = 512
+"""images in one part of the feature store; a kill loses at most one part"""
+
 
 class BackboneOutput(NamedTuple):
-    """What a backbone sees in N pictures."""
+    """Output of a backbone for N images."""
 
     vectors: Tensor
-    """(N, D) one vector for the whole picture"""
+    """(N, D) vector of the whole image"""
     grid: Tensor
-    """(N, D, h, w) the last map; its cells divide the picture evenly"""
+    """(N, D, h, w) last feature map; its cells divide the image evenly"""
 
 
 class Backbone(nn.Module):
-    """Any vision model that ``transformers`` loads: convolutional networks, ViT, DINOv2, towers of CLIP and SigLIP."""
+    """Any vision model that ``transformers`` loads: CNNs, ViT, DINOv2, the image towers of CLIP and SigLIP."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -45,7 +54,7 @@ class Backbone(nn.Module):
 
     @classmethod
     def load(cls, name: str) -> Backbone:
-        """From a folder or a hub name, with its trained weights in float32."""
+        """Load trained weights from a folder or by a hub name, in float32."""
         from transformers import AutoConfig
 
         try:
@@ -61,7 +70,7 @@ class Backbone(nn.Module):
 
     @classmethod
     def from_description(cls, description: str) -> Backbone:
-        """The same architecture without weights, from what ``description`` gave."""
+        """Build the architecture of a ``description`` with random weights."""
         config = architecture_config(description)
         kind = _vision_model_class(config)
         return cls(kind.from_config(config) if hasattr(kind, "from_config") else kind(config))
@@ -73,29 +82,29 @@ class Backbone(nn.Module):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of architecture and weights."""
+        """Hash of architecture and weights."""
         digest = hashlib.blake2b(self.description.encode(), digest_size=12)
         for name, value in sorted(self.state_dict().items()):
             digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write it in the format that ``load`` reads."""
+        """Write the model in the format that ``load`` reads."""
         with quiet_transformers():
             self.model.save_pretrained(folder)  # type: ignore[operator]
 
     @property
     def dim(self) -> int:
-        """D of the vectors and the grid."""
+        """Dimension D of the vector and of the grid cells."""
         with torch.no_grad():
-            was = self.training
+            training = self.training
             size = int(getattr(self.model.config, "image_size", None) or 224)
-            found = self.eval()(torch.zeros(1, 3, size, size, device=next(self.parameters()).device))
-            self.train(was)
-        return int(found.vectors.shape[1])
+            output = self.eval()(torch.zeros(1, 3, size, size, device=next(self.parameters()).device))
+            self.train(training)
+        return int(output.vectors.shape[1])
 
     def forward(self, pixels: Tensor) -> BackboneOutput:
-        """Normalised pixels (N, 3, H, W)."""
+        """Encode normalised pixels (N, 3, H, W)."""
         output = self.model(pixels)
         states: Tensor = output.last_hidden_state
         pooled = getattr(output, "pooler_output", None)
@@ -103,27 +112,28 @@ class Backbone(nn.Module):
             vectors = states.mean((2, 3)) if pooled is None else pooled.flatten(1)
             return BackboneOutput(vectors, states)
         side = math.isqrt(states.shape[1])
-        first = states.shape[1] - side * side  # class and register tokens stand before the patches
+        first = states.shape[1] - side * side  # class and register tokens come before the patches
         cells = states[:, first:].transpose(1, 2)
         cells = cells.reshape(*cells.shape[:2], side, side)
         return BackboneOutput(pooled if pooled is not None else states[:, 0], cells)
 
 
 def grid_cells(backbone: nn.Module, images: Tensor) -> Tensor:
-    """The grid's cells (N, h w, D) of pictures (N, 3, H, W), in reading order.
+    """Grid cells (N, h w, D) of images (N, 3, H, W), row by row.
 
-    Of pictures beside their mirror images, (N, 2, 3, H, W), a cell is the mean of the two that show its place.
+    For images with their mirror images, (N, 2, 3, H, W), a cell is the mean of the two cells at the same position of
+    the original image.
     """
     grid: Tensor = backbone(images if images.ndim == 4 else images[:, 0]).grid
     if images.ndim == 5:
         if images.shape[1] != 2:
-            raise ValueError(f"cells are those of a picture, or also of its mirror image; got {images.shape[1]} views")
+            raise ValueError(f"grid cells need one view or two (the image and its mirror image), got {images.shape[1]}")
         grid = (grid + backbone(images[:, 1]).grid.flip(-1)) / 2
     return grid.flatten(2).transpose(1, 2)
 
 
 def _vision_model_class(config: Any) -> Any:
-    """The class of the vision part: the tower of a dual encoder, the model itself otherwise."""
+    """Return the class of the image tower of a dual encoder, or ``AutoModel`` for other models."""
     import transformers
 
     if hasattr(config, "vision_config"):
@@ -134,7 +144,10 @@ def _vision_model_class(config: Any) -> Any:
 
 
 def pixel_input(name: str, size: int | None = None, fit: str = "squash") -> PixelInput:
-    """The pixels a backbone expects, from the ``preprocessor_config.json`` beside its weights; ImageNet's otherwise."""
+    """Return the pixel input that a backbone expects, from its ``preprocessor_config.json``.
+
+    Without that file, size 224 and the mean and standard deviation of ImageNet are used.
+    """
     content: dict[str, Any] = {}
     file = Path(name) / "preprocessor_config.json"
     if file.is_file():
@@ -146,8 +159,8 @@ def pixel_input(name: str, size: int | None = None, fit: str = "squash") -> Pixe
             content = AutoImageProcessor.from_pretrained(name).to_dict()  # type: ignore[no-untyped-call]
         except (OSError, ValueError, ImportError):
             content = {}
-    stated = content.get("crop_size") or content.get("size") or {}
-    side = stated.get("height") or stated.get("shortest_edge") if isinstance(stated, dict) else stated
+    size_entry = content.get("crop_size") or content.get("size") or {}
+    side = size_entry.get("height") or size_entry.get("shortest_edge") if isinstance(size_entry, dict) else size_entry
     return PixelInput(
         size or int(side or 224),
         "crop" if fit == "crop" else "squash",
@@ -156,89 +169,84 @@ def pixel_input(name: str, size: int | None = None, fit: str = "squash") -> Pixe
     )
 
 
-# A frozen backbone's features as model input, computed once for a collection and on the fly for a query.
-
-Ints = NDArray[np.int64]
-STORE_PART_IMAGES = 512
-"""pictures in a part of the store: what a kill can cost"""
-
-
 @dataclass(frozen=True)
 class BackboneInput:
-    """Features of a backbone that is not trained: its vector, or its grid of parts."""
+    """Image input from a frozen backbone: its vector, or its grid of cells."""
 
     kind: ClassVar[str] = "backbone"
 
     backbone: Backbone = field(repr=False, compare=False)
     pixels: PixelInput
     source: str
-    """where the backbone came from, for the record"""
+    """folder or hub name of the backbone, for information"""
     parts: Literal["vector", "grid"] = "vector"
     batch: int = 64
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """The backbone's weights go beside the JSON, so that a run needs nothing else."""
+        """Write the backbone's weights into ``folder``, so that a run needs no other file."""
         self.backbone.save(folder / "backbone")
         return {"pixels": asdict(self.pixels), "source": self.source, "parts": self.parts}
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> BackboneInput:
-        """From what ``save`` wrote."""
+        """Read what ``save`` wrote."""
         backbone = Backbone.load(str(folder / "backbone")).eval()
         return cls(backbone, PixelInput.read(folder, content["pixels"]), content["source"], content["parts"])
 
     def load(self, visuals: Visuals, track: Track = silent) -> BackboneRows:
-        """Compute what the collection's store lacks, and read from it."""
-        store = FeatureStore(visuals.pictures.cache, self._about())
+        """Compute features that the collection's store lacks, and read from the store."""
+        store = FeatureStore(visuals.pictures.cache, self._store_description())
         keys = self.fill(store, visuals, track)
         return BackboneRows(store, keys)
 
-    def _about(self) -> dict[str, object]:
+    def _store_description(self) -> dict[str, object]:
         return {"backbone": self.backbone.fingerprint, "pixels": asdict(self.pixels), "parts": self.parts}
 
     def fill(self, store: FeatureStore, visuals: Visuals, track: Track) -> list[str]:
-        """Add missing features to a store; returns the key of each visual."""
+        """Add missing features to a store; return the key of each image."""
         with ThreadPoolExecutor() as pool:
             rows = visuals.rows.tolist()
             keys = list(pool.map(lambda row: content_key(visuals.pictures.read(row)), rows))
-        wanted = {key: row for key, row in zip(keys, rows, strict=True) if key not in store}
-        if wanted:
-            todo = list(wanted.items())
-            waiting: list[tuple[str, NDArray[np.float16]]] = []
-            for key, row in track(self._in_order(visuals, todo), "extracting features", len(todo)):
-                waiting.append((key, row))
-                if len(waiting) == STORE_PART_IMAGES:
-                    store.append([k for k, _ in waiting], np.stack([r for _, r in waiting]))
-                    waiting.clear()
-            if waiting:
-                store.append([k for k, _ in waiting], np.stack([r for _, r in waiting]))
+        missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in store}
+        if missing:
+            todo = list(missing.items())
+            pending: list[tuple[str, NDArray[np.float16]]] = []
+            for key, row in track(self._extract_in_order(visuals, todo), "extracting features", len(todo)):
+                pending.append((key, row))
+                if len(pending) == STORE_PART_IMAGES:
+                    store.append([k for k, _ in pending], np.stack([r for _, r in pending]))
+                    pending.clear()
+            if pending:
+                store.append([k for k, _ in pending], np.stack([r for _, r in pending]))
         return keys
 
-    def _in_order(self, visuals: Visuals, todo: Sequence[tuple[str, int]]) -> Iterator[tuple[str, NDArray[np.float16]]]:
-        """Features in order; the next batch is decoded while the network works on this one."""
+    def _extract_in_order(
+        self, visuals: Visuals, todo: Sequence[tuple[str, int]]
+    ) -> Iterator[tuple[str, NDArray[np.float16]]]:
+        """Yield features in order; the next batch is decoded while the network runs on the current one."""
         chunks = [todo[i : i + self.batch] for i in range(0, len(todo), self.batch)]
-        with ThreadPoolExecutor() as decoders, ThreadPoolExecutor(1) as ahead:
+        with ThreadPoolExecutor() as decoders, ThreadPoolExecutor(1) as prefetcher:
 
             def prepare(chunk: Sequence[tuple[str, int]]) -> Tensor:
-                pictures = decoders.map(lambda item: self.pixels.resize(decode(visuals.pictures.read(item[1]))), chunk)
-                return torch.from_numpy(np.stack(list(pictures)))
+                images = decoders.map(lambda item: self.pixels.resize(decode(visuals.pictures.read(item[1]))), chunk)
+                return torch.from_numpy(np.stack(list(images)))
 
-            coming = [ahead.submit(prepare, chunk) for chunk in chunks[:1]]
+            prefetched = [prefetcher.submit(prepare, chunk) for chunk in chunks[:1]]
             for number, chunk in enumerate(chunks):
-                pixels = coming.pop().result()
+                pixels = prefetched.pop().result()
                 if number + 1 < len(chunks):
-                    coming.append(ahead.submit(prepare, chunks[number + 1]))
+                    prefetched.append(prefetcher.submit(prepare, chunks[number + 1]))
                 rows = self.features(pixels).half().cpu().numpy()
                 yield from zip((key for key, _ in chunk), rows, strict=True)
 
     @torch.no_grad()
     def features(self, pixels: Tensor) -> Tensor:
-        """Features of resized pictures (N, 3, size, size), on the backbone's device."""
+        """Compute features of resized images (N, 3, size, size), on the backbone's device."""
         device = next(self.backbone.parameters()).device
         return self.extract(self.backbone.eval(), self.pixels.finish(pixels.to(device)))
 
     def extract(self, backbone: Backbone, images: Tensor) -> Tensor:
-        """What is taken of finished pictures, or of views of them: (N, D), or cells (N, R, D)."""
+        """Extract vectors (N, D) or cells (N, R, D) of finished images, or of several views of each image."""
         return (
             mean_over_views(lambda view: backbone(view).vectors, images)
             if self.parts == "vector"
@@ -246,16 +254,16 @@ class BackboneInput:
         )
 
     def images(self, images: list[Image.Image]) -> Tensor:
-        """Features of raw pictures."""
+        """Compute features of raw images."""
         return self.features(self.pixels.images(images)).cpu()
 
     def finish(self, rows: Tensor, augment: Augment | None = None) -> Tensor:
-        """In single precision."""
+        """Convert features to single precision and augment them."""
         return rows.float() if augment is None else augment.features(rows.float())
 
 
 class BackboneRows:
-    """Stored features of a list of visuals."""
+    """Stored features of a list of images."""
 
     def __init__(self, store: FeatureStore, keys: list[str]) -> None:
         self._store, self._keys = store, keys
@@ -264,5 +272,5 @@ class BackboneRows:
         return len(self._keys)
 
     def take(self, rows: Ints) -> Tensor:
-        """These images' features in half precision."""
+        """Return the features of these images, in half precision."""
         return torch.from_numpy(self._store.take([self._keys[r] for r in rows.tolist()]))

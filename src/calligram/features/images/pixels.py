@@ -1,4 +1,4 @@
-"""Pixels as model input: resized on the host, kept as bytes, augmented and normalised on the device."""
+"""Image input from pixels: resized on the host, stored as bytes, augmented and normalised on the device."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from calligram.progress import Track, silent
 Ints = NDArray[np.int64]
 
 REDUCING_GAP = 3.0
-"""how much larger than wanted a picture stays when it is first made smaller by whole numbers, which is quick"""
+"""an image is first reduced by an integer factor, which is fast; its sides stay at least this many times too large"""
 MAX_CACHE_BYTES = 4 << 30
-"""Decoded images are kept in memory up to this much; past it they are decoded again when needed."""
+"""decoded images are kept in memory up to this size; larger sets are decoded on demand"""
 
 
 @dataclass(frozen=True)
 class Augment:
-    """Random changes to training images, drawn on the device from the step's seed."""
+    """Random augmentation of training images, drawn on the device from the seed of the step."""
 
     crop: float = 1.0
-    """smallest share of the area a random crop keeps; 1 keeps all"""
+    """minimum share of the area that a random crop keeps; 1 keeps the whole image"""
     flip: bool = False
-    """mirror half of the images; harmful where captions say left and right"""
+    """mirror half of the images; harmful if captions mention left and right"""
     jitter: float = 0.0
-    """largest relative change of brightness, contrast and saturation"""
+    """maximum relative change of brightness, contrast and saturation"""
     dropout: float = 0.0
-    """share of entries of stored features set to zero, the others being raised"""
+    """dropout probability of the entries of stored features; the other entries are scaled up"""
     region_dropout: float = 0.0
-    """share of stored regions or cells left out"""
+    """probability that a stored region or cell is set to zero"""
 
     def features(self, rows: Tensor) -> Tensor:
-        """Change stored features, (N, D) or (N, R, D): a part that is zero throughout is not there."""
+        """Augment stored features (N, D) or (N, R, D); matchers ignore a region or cell of zeros."""
         if self.region_dropout and rows.ndim == 3:
             kept = torch.rand(rows.shape[:2], device=rows.device) >= self.region_dropout
             kept[:, 0] |= ~kept.any(1)
@@ -51,7 +51,7 @@ class Augment:
         return F.dropout(rows, self.dropout) if self.dropout else rows
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Change float images (N, 3, H, W) in 0..1."""
+        """Augment float images (N, 3, H, W) in 0..1."""
         if self.crop < 1 or self.flip:
             images = self._crop_and_flip(images)
         if self.jitter > 0:
@@ -86,32 +86,32 @@ class Augment:
 
 @dataclass(frozen=True)
 class PixelInput:
-    """Resizes to a square of ``size`` and normalises by ``mean`` and ``std``."""
+    """Resizes images to a square of side ``size`` and normalises them by ``mean`` and ``std``."""
 
     kind: ClassVar[str] = "pixels"
 
     size: int = 128
     fit: Literal["squash", "crop"] = "squash"
-    """squash keeps all of the picture and distorts it; crop keeps the middle square"""
+    """squash: the whole image, distorted to a square; crop: the central square"""
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.25, 0.25, 0.25)
     views: Literal["one", "flip", "ten"] = "one"
-    """what is seen outside training: the picture, also mirrored, or corners and middle at 7/8 size and mirrored"""
+    """views outside training: the image; also its mirror image; or four corners and centre at 7/8 size, mirrored too"""
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """All of it, as JSON holds it."""
+        """Return all fields."""
         del folder
         return asdict(self)
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> PixelInput:
-        """From what ``save`` gave."""
+        """Read what ``save`` returned."""
         del folder
         plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
         return cls(**plain)
 
     def visible_box(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """The part of a picture that is seen: left, top, right and bottom in its pixels."""
+        """Return the part of an image that the input covers: left, top, right and bottom in pixels."""
         if self.fit == "squash":
             return 0, 0, width, height
         side = min(width, height)
@@ -119,43 +119,44 @@ class PixelInput:
         return left, top, left + side, top + side
 
     def reduce(self, image: Image.Image) -> Image.Image:
-        """What ``resize`` does first with the whole picture: each side divided by a whole number, often another one.
+        """Reduce each side of the image by its own integer factor: the first step of ``resize``.
 
-        The image itself where that is nothing, and where the middle is cut out before.
+        Returns the image itself if both factors are 1, or if ``fit`` is crop.
         """
         factors = tuple(int(side / self.size / REDUCING_GAP) or 1 for side in image.size)
         return image if self.fit == "crop" or factors == (1, 1) else image.reduce((factors[0], factors[1]))
 
     def resize(self, image: Image.Image, reduced: Image.Image | None = None) -> NDArray[np.uint8]:
-        """One RGB image to (3, size, size).
+        """Resize one RGB image to (3, size, size).
 
         Args:
-            reduced: what ``reduced`` gave for it, if that is at hand.
+            reduced: result of ``reduce`` for the image, if it was computed before.
         """
-        whole = image.size
+        original = image.size
         if self.fit == "crop":
             image = image.crop(self.visible_box(*image.size))
-        elif (image := reduced or self.reduce(image)).size != whole:
-            # The last row and column of a reduced image may stand for less than the others.
-            factors = [int(side / self.size / REDUCING_GAP) or 1 for side in whole]
-            part = (0, 0, whole[0] / factors[0], whole[1] / factors[1])
+        elif (image := reduced or self.reduce(image)).size != original:
+            # The last row and column of a reduced image may cover fewer pixels than the others.
+            factors = [int(side / self.size / REDUCING_GAP) or 1 for side in original]
+            part = (0, 0, original[0] / factors[0], original[1] / factors[1])
             image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, part)
         if image.size != (self.size, self.size):
             image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, reducing_gap=REDUCING_GAP)
         return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
 
     def load(self, visuals: Visuals, track: Track = silent, budget: int = MAX_CACHE_BYTES) -> PixelRows:
-        """All images of ``visuals``, decoded now if they fit ``budget`` bytes and on demand otherwise."""
+        """Load all images: decoded now if they fit into ``budget`` bytes, otherwise on demand."""
         return PixelRows(self, visuals, track, budget)
 
     def images(self, images: list[Image.Image]) -> Tensor:
-        """Raw pictures as the bytes that ``finish`` takes: (N, 3, size, size)."""
+        """Resize raw images to bytes (N, 3, size, size) for ``finish``."""
         return torch.from_numpy(np.stack([self.resize(image) for image in images]))
 
     def finish(self, pixels: Tensor, augment: Augment | None = None) -> Tensor:
-        """Bytes (N, 3, H, W) on any device to normalised floats there; without ``augment`` in all views, if several.
+        """Normalise bytes (N, 3, H, W) to floats on their device.
 
-        Several views come as (N, V, 3, H, W); ``with_views`` averages over them.
+        With ``augment``, one augmented view. Without it, all views: several views are (N, V, 3, H, W), and
+        ``mean_over_views`` averages over them.
         """
         images = pixels.float().div_(255)
         if augment is not None:
@@ -178,15 +179,15 @@ class PixelInput:
 
 
 def mean_over_views(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """Encode images (N, 3, H, W), or views of them (N, V, 3, H, W) and average over the views."""
+    """Encode images (N, 3, H, W), or encode their views (N, V, 3, H, W) and average over the views."""
     if images.ndim == 4:
         return encode(images)
-    # One view after the other: all ten of a batch at once take ten times the memory and are no faster.
+    # One view at a time: all ten views of a batch together take ten times the memory and are not faster.
     return torch.stack([encode(view) for view in images.unbind(1)]).mean(0)
 
 
 class PixelRows:
-    """The images of a list of visuals as rows of bytes."""
+    """Images as rows of bytes, decoded in advance or on demand."""
 
     def __init__(self, source: PixelInput, visuals: Visuals, track: Track, budget: int) -> None:
         self._source, self._visuals = source, visuals
@@ -206,7 +207,7 @@ class PixelRows:
         return self._source.resize(self._visuals.open(row))
 
     def take(self, rows: Ints) -> Tensor:
-        """These images: (N, 3, size, size) bytes."""
+        """Return these images as bytes (N, 3, size, size)."""
         if self._cache is not None:
             return self._cache[torch.from_numpy(rows)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -1,4 +1,8 @@
-"""Regions of pictures as model input: pooled from a backbone's map, stored with the collection or computed once."""
+"""Image input from regions: one vector for each box, stored with the collection or computed once.
+
+``grid_part_boxes`` and ``stored_part_boxes`` give the boxes of the parts (grid cells or regions) that a matcher
+attends to.
+"""
 
 from __future__ import annotations
 
@@ -31,130 +35,20 @@ from calligram.features.regions.region_features import Halves, Pixels, RegionCro
 from calligram.features.store import FeatureStore, content_key
 from calligram.progress import Track, silent
 
-# Features of many boxes: read from arrays stored with a collection, or computed once and kept in its cache.
-
-GEOMETRY_DIM = 5
-"""numbers that say where a region is"""
-BATCH_IMAGES = 16
-"""pictures that go through the backbone together"""
-STORE_PART_IMAGES = 512
-"""pictures whose boxes make a part of the store: what a kill can cost"""
-
-
-def box_geometry(shares: Floats) -> Floats:
-    """Corners and area of boxes (N, 4) in shares of the picture: (N, 5)."""
-    area = (shares[:, 2] - shares[:, 0]) * (shares[:, 3] - shares[:, 1])
-    return np.concatenate([shares, area[:, None]], axis=1).astype(np.float32)
-
-
-class StoredRegionRows:
-    """Proposals whose features the collection holds as (regions, D) for each image: memory-mapped."""
-
-    def __init__(self, features: StoredFeatures, at: ImageBoxes, sizes: Ints) -> None:
-        """Args:
-        at: boxes sorted by image, those of an image in the order of their features.
-        sizes: (images, 2) width and height of every image of the collection.
-        """
-        self._features, self._images = features, at.images
-        self._rank = np.arange(len(at)) - np.searchsorted(at.images, at.images)
-        self._geometry = box_geometry((at.boxes / np.tile(sizes[at.images], 2)).astype(np.float32))
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def take(self, rows: Ints) -> Tensor:
-        """These regions' features and places in half precision: (N, D + 5)."""
-        pooled = self._features.take_parts(self._images[rows], self._rank[rows])
-        return torch.from_numpy(np.concatenate([pooled, self._geometry[rows].astype(np.float16)], axis=1))
-
-
-class RegionRows:
-    """Regions whose features are in a store; those asked for are held in memory."""
-
-    def __init__(self, values: Halves) -> None:
-        self._values = values
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def take(self, rows: Ints) -> Tensor:
-        """These regions' features and places in half precision: (N, D + 5)."""
-        return torch.from_numpy(self._values[rows])
-
-
-def compute_region_rows(pooling: RegionPooling | RegionCrops, visuals: Visuals, track: Track = silent) -> RegionRows:
-    """Features of these boxes, or whole pictures, from the collection's cache; what it lacks is computed first."""
-    store = FeatureStore(visuals.pictures.cache, {"regions": dict(pooling.settings), "dim": pooling.dim + GEOMETRY_DIM})
-    images, place = np.unique(visuals.rows, return_inverse=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        contents = list(pool.map(lambda row: content_key(visuals.pictures.read(row)), images.tolist()))
-    marks = ["whole"] * len(visuals) if visuals.boxes is None else _box_keys(visuals.boxes)
-    keys = [f"{contents[p]}:{mark}" for p, mark in zip(place.tolist(), marks, strict=True)]
-    missing = np.array([number for number, key in enumerate(keys) if key not in store], dtype=np.int64)
-    waiting: list[tuple[list[str], Halves]] = []
-    groups = _group_by_image(place, missing)
-    for group, values in track(_extract_groups(pooling, visuals, groups), "extracting regions", len(groups)):
-        waiting.append(([keys[number] for number in group.tolist()], values))
-        if len(waiting) == STORE_PART_IMAGES:
-            _append_pending(store, waiting)
-    _append_pending(store, waiting)
-    return RegionRows(store.take(keys) if keys else np.zeros((0, pooling.dim + GEOMETRY_DIM), dtype=np.float16))
-
-
-def _append_pending(store: FeatureStore, waiting: list[tuple[list[str], Halves]]) -> None:
-    if waiting:
-        store.append([key for keys, _ in waiting for key in keys], np.concatenate([values for _, values in waiting]))
-        waiting.clear()
-
-
-def _box_keys(boxes: Floats) -> list[str]:
-    """Boxes to a hundredth of a pixel, as part of a name."""
-    return [",".join(f"{v:.2f}" for v in box) for box in boxes.tolist()]
-
-
-def _group_by_image(place: Ints, chosen: Ints) -> list[Ints]:
-    """The chosen items in groups of one image each."""
-    if not len(chosen):
-        return []
-    order = chosen[np.argsort(place[chosen], kind="stable")]
-    return np.split(order, np.flatnonzero(np.diff(place[order])) + 1)
-
-
-def _extract_groups(
-    pooling: RegionPooling | RegionCrops, visuals: Visuals, groups: Sequence[Ints]
-) -> Iterator[tuple[Ints, Halves]]:
-    """Features of groups of boxes in order; the next pictures are decoded while the network works on these."""
-    chunks = [groups[i : i + BATCH_IMAGES] for i in range(0, len(groups), BATCH_IMAGES)]
-    with ThreadPoolExecutor(os.cpu_count()) as decoders, ThreadPoolExecutor(1) as ahead:
-
-        def look(group: Ints) -> tuple[Pixels, Floats]:
-            image = decode(visuals.pictures.read(int(visuals.rows[group[0]])))
-            whole = np.array([[0, 0, *image.size]], dtype=np.float32)
-            boxes = whole if visuals.boxes is None else visuals.boxes[group]
-            return pooling.pixels.resize(image), pooling.shares(image, boxes)
-
-        def prepare(chunk: Sequence[Ints]) -> list[tuple[Pixels, Floats]]:
-            return list(decoders.map(look, chunk))
-
-        coming = [ahead.submit(prepare, chunk) for chunk in chunks[:1]]
-        for number, chunk in enumerate(chunks):
-            seen = coming.pop().result()
-            if number + 1 < len(chunks):
-                coming.append(ahead.submit(prepare, chunks[number + 1]))
-            pooled = pooling([p for p, _ in seen], [s for _, s in seen], max(len(group) for group in chunk))
-            for group, (_, shares), values in zip(chunk, seen, pooled, strict=True):
-                whole = np.concatenate([values[: len(shares)], box_geometry(shares).astype(np.float16)], axis=1)
-                # A picture that stands there twice without a box is one region.
-                yield group, np.repeat(whole, len(group), axis=0) if visuals.boxes is None else whole
-
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
+
+GEOMETRY_DIM = 5
+"""numbers that describe the box of a region: x0, y0, x1, y1 and area"""
+BATCH_IMAGES = 16
+"""images that go through the backbone in one batch"""
+STORE_PART_IMAGES = 512
+"""images whose boxes make one part of the feature store; a kill loses at most one part"""
 
 
 @dataclass(frozen=True)
 class ProposalFeatures:
-    """The proposals of some images with their features, addressed by place."""
+    """The proposals of some images, and their features in the same order."""
 
     boxes: ImageBoxes
     rows: StoredRegionRows | RegionRows
@@ -162,64 +56,64 @@ class ProposalFeatures:
 
 @dataclass(frozen=True)
 class RegionInput:
-    """Features of boxes, and of whole pictures where no box is given, as one vector each."""
+    """Image input with one vector for each box, or for the whole image if no box is given."""
 
     kind: ClassVar[str] = "regions"
 
     pooling: RegionPooling | RegionCrops = field(repr=False, compare=False)
     source: str
-    """what the proposals are called in a collection"""
+    """name of the proposals in a collection"""
     proposals: str
-    """method that finds them in a new picture: a name of ``regions.catalog.PROPOSALS``, or a detector"""
+    """method that finds proposals in a new image: a name of ``regions.proposers.PROPOSERS``, or a detector"""
     top: int = 200
     geometry: float = 0.0
-    """weight of x0, y0, x1, y1 and area, in shares of the picture, beside the features; 0 leaves them out"""
+    """weight of the relative x0, y0, x1, y1 and area, appended to the features; 0 leaves them out"""
 
     @property
     def dim(self) -> int:
-        """Numbers of a region."""
+        """Dimension of a region's vector."""
         return self.pooling.dim + (GEOMETRY_DIM if self.geometry else 0)
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """The backbone's weights go beside the JSON, so that a run needs nothing else."""
+        """Write the backbone's weights into ``folder``, so that a run needs no other file."""
         if isinstance(self.pooling, RegionPooling):
             self.pooling.backbone.save(folder / "backbone")
         plain = {name: getattr(self, name) for name in ("source", "proposals", "top", "geometry")}
-        crops = (
-            {"bins": self.pooling.bins, "margin": self.pooling.margin}
-            if isinstance(self.pooling, RegionCrops)
-            else None
-        )
+        crops = None
+        if isinstance(self.pooling, RegionCrops):
+            crops = {"bins": self.pooling.bins, "margin": self.pooling.margin}
         return {"pixels": asdict(self.pooling.pixels), "crops": crops, **plain}
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> RegionInput:
-        """From what ``save`` wrote."""
-        given = dict(content)
-        pixels, crops = PixelInput.read(folder, given.pop("pixels")), given.pop("crops")
+        """Read what ``save`` wrote."""
+        fields = dict(content)
+        pixels, crops = PixelInput.read(folder, fields.pop("pixels")), fields.pop("crops")
         if crops is not None:
-            return cls(RegionCrops(pixels, **crops), **given)
+            return cls(RegionCrops(pixels, **crops), **fields)
         backbone = Backbone.load(str(folder / "backbone")).eval()
-        return cls(RegionPooling(backbone, pixels, torch.device("cpu")), **given)
+        return cls(RegionPooling(backbone, pixels, torch.device("cpu")), **fields)
 
     def proposal_features(self, collection: Collection, images: Ints, track: Track = silent) -> ProposalFeatures:
-        """The collection's proposals in ``images``; features stored with it are used where they are this network's.
+        """Return the collection's proposals in ``images`` and their features.
+
+        Features stored in the collection are used if this network computed them; otherwise they are computed.
 
         Raises:
-            UserError: when some of the images were never looked at.
+            UserError: when proposals were not computed for some of the images.
         """
-        self._check(collection, images)
-        at = boxes_of_source(collection, images, self.source)
-        order = np.argsort(at.images, kind="stable")
-        at = ImageBoxes(at.boxes[order], at.images[order])
-        if self._stored(collection):
+        self._check_proposals(collection, images)
+        found = boxes_of_source(collection, images, self.source)
+        order = np.argsort(found.images, kind="stable")
+        boxes = ImageBoxes(found.boxes[order], found.images[order])
+        if self._has_stored_features(collection):
             sizes = np.stack([collection.numbers("images", side) for side in ("width", "height")], axis=1)
-            rows: StoredRegionRows | RegionRows = StoredRegionRows(collection.features[self.source], at, sizes)
+            rows: StoredRegionRows | RegionRows = StoredRegionRows(collection.features[self.source], boxes, sizes)
         else:
-            rows = self.load(box_visuals(collection, at), track)
-        return ProposalFeatures(at, rows)
+            rows = self.load(box_visuals(collection, boxes), track)
+        return ProposalFeatures(boxes, rows)
 
-    def _check(self, collection: Collection, images: Ints) -> None:
+    def _check_proposals(self, collection: Collection, images: Ints) -> None:
         missing = len(np.setdiff1d(images, images_with_proposals(collection, self.source)))
         if missing:
             raise UserError(
@@ -228,33 +122,33 @@ class RegionInput:
                 + command("calligram", "regions", collection.folder, "--proposals", self.proposals, "--top", self.top)
             )
 
-    def _stored(self, collection: Collection) -> bool:
-        listed = collection.manifest.get("proposals", {})
-        assert isinstance(listed, dict)
-        settings = listed.get(self.source, {}).get("settings", {})
+    def _has_stored_features(self, collection: Collection) -> bool:
+        entries = collection.manifest.get("proposals", {})
+        assert isinstance(entries, dict)
+        settings = entries.get(self.source, {}).get("settings", {})
         return self.source in collection.features and settings.get("features") == dict(self.pooling.settings)
 
     def load(self, visuals: Visuals, track: Track = silent) -> RegionRows:
-        """Any boxes, or whole pictures: what the collection's store lacks is computed."""
+        """Return features of boxes or whole images; features that the collection's store lacks are computed."""
         return compute_region_rows(self.pooling, visuals, track)
 
     def propose(self, image: Image.Image, proposer: Proposer | None = None) -> Floats:
-        """Boxes of a new picture (R, 4), the whole picture where none are found."""
-        found = (proposer or load_proposer(self.proposals, self.top))(image).best(self.top, image).boxes
+        """Propose boxes (R, 4) in a new image; the whole image if none are found."""
+        found = (proposer or load_proposer(self.proposals, self.top))(image).keep_top(self.top, image).boxes
         return found if len(found) else np.array([[0, 0, *image.size]], dtype=np.float32)
 
     def regions(self, image: Image.Image, boxes: Floats) -> Tensor:
-        """Features of boxes (R, 4) of a new picture, for ``finish``: (R, D + 5)."""
-        shares = relative_boxes(image, boxes)
-        pooled = self.pooling([self.pooling.pixels.resize(image)], [shares], len(boxes))[0]
-        return torch.from_numpy(np.concatenate([pooled, box_geometry(shares).astype(np.float16)], axis=1))
+        """Compute features of boxes (R, 4) in a new image, for ``finish``: (R, D + 5)."""
+        relative = relative_boxes(image, boxes)
+        pooled = self.pooling([self.pooling.pixels.resize(image)], [relative], len(boxes))[0]
+        return torch.from_numpy(np.concatenate([pooled, box_geometry(relative).astype(np.float16)], axis=1))
 
     def images(self, images: list[Image.Image]) -> Tensor:
-        """Whole pictures, each as the region that is all of it."""
+        """Compute features of whole images, one region each."""
         return torch.cat([self.regions(i, np.array([[0, 0, *i.size]], dtype=np.float32)) for i in images])
 
     def finish(self, rows: Tensor, augment: Augment | None = None) -> Tensor:
-        """Features, and the place where it is wanted, in single precision."""
+        """Return features in single precision, with the weighted geometry if it is used."""
         del augment
         rows = rows.float()
         if not self.geometry:
@@ -262,16 +156,132 @@ class RegionInput:
         return torch.cat([rows[:, :-GEOMETRY_DIM], self.geometry * rows[:, -GEOMETRY_DIM:]], dim=1)
 
 
-# Where the parts of a picture lie that a matcher of parts sees: cells of a grid, or boxes stored with a collection.
+class StoredRegionRows:
+    """Proposals whose features the collection holds as (regions, D) for each image: memory-mapped."""
+
+    def __init__(self, features: StoredFeatures, boxes: ImageBoxes, sizes: Ints) -> None:
+        """Args:
+        boxes: boxes sorted by image; within an image, in the order of their features.
+        sizes: (images, 2) width and height of every image of the collection.
+        """
+        self._features, self._images = features, boxes.images
+        self._rank = np.arange(len(boxes)) - np.searchsorted(boxes.images, boxes.images)
+        self._geometry = box_geometry((boxes.boxes / np.tile(sizes[boxes.images], 2)).astype(np.float32))
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def take(self, rows: Ints) -> Tensor:
+        """Return features and geometry of these regions in half precision: (N, D + 5)."""
+        pooled = self._features.take_parts(self._images[rows], self._rank[rows])
+        return torch.from_numpy(np.concatenate([pooled, self._geometry[rows].astype(np.float16)], axis=1))
+
+
+class RegionRows:
+    """Features of regions, held in memory."""
+
+    def __init__(self, values: Halves) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def take(self, rows: Ints) -> Tensor:
+        """Return features and geometry of these regions in half precision: (N, D + 5)."""
+        return torch.from_numpy(self._values[rows])
+
+
+def compute_region_rows(pooling: RegionPooling | RegionCrops, visuals: Visuals, track: Track = silent) -> RegionRows:
+    """Read features of boxes or whole images from the collection's cache; compute and store the missing ones."""
+    store = FeatureStore(visuals.pictures.cache, {"regions": dict(pooling.settings), "dim": pooling.dim + GEOMETRY_DIM})
+    images, image_of = np.unique(visuals.rows, return_inverse=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        contents = list(pool.map(lambda row: content_key(visuals.pictures.read(row)), images.tolist()))
+    box_keys = ["whole"] * len(visuals) if visuals.boxes is None else _box_keys(visuals.boxes)
+    keys = [f"{contents[image]}:{box}" for image, box in zip(image_of.tolist(), box_keys, strict=True)]
+    missing = np.array([number for number, key in enumerate(keys) if key not in store], dtype=np.int64)
+    pending: list[tuple[list[str], Halves]] = []
+    groups = _group_by_image(image_of, missing)
+    for group, values in track(_extract_groups(pooling, visuals, groups), "extracting regions", len(groups)):
+        pending.append(([keys[number] for number in group.tolist()], values))
+        if len(pending) == STORE_PART_IMAGES:
+            _append_pending(store, pending)
+    _append_pending(store, pending)
+    return RegionRows(store.take(keys) if keys else np.zeros((0, pooling.dim + GEOMETRY_DIM), dtype=np.float16))
+
+
+def _append_pending(store: FeatureStore, pending: list[tuple[list[str], Halves]]) -> None:
+    if pending:
+        store.append([key for keys, _ in pending for key in keys], np.concatenate([values for _, values in pending]))
+        pending.clear()
+
+
+def _box_keys(boxes: Floats) -> list[str]:
+    """Return boxes as strings, rounded to a hundredth of a pixel, as part of a store key."""
+    return [",".join(f"{v:.2f}" for v in box) for box in boxes.tolist()]
+
+
+def _group_by_image(image_of: Ints, chosen: Ints) -> list[Ints]:
+    """Split the chosen items into one group for each image."""
+    if not len(chosen):
+        return []
+    order = chosen[np.argsort(image_of[chosen], kind="stable")]
+    return np.split(order, np.flatnonzero(np.diff(image_of[order])) + 1)
+
+
+def _extract_groups(
+    pooling: RegionPooling | RegionCrops, visuals: Visuals, groups: Sequence[Ints]
+) -> Iterator[tuple[Ints, Halves]]:
+    """Yield features of groups of boxes; the next images are decoded while the network runs on the current ones."""
+    chunks = [groups[i : i + BATCH_IMAGES] for i in range(0, len(groups), BATCH_IMAGES)]
+    with ThreadPoolExecutor(os.cpu_count()) as decoders, ThreadPoolExecutor(1) as prefetcher:
+
+        def decode_group(group: Ints) -> tuple[Pixels, Floats]:
+            image = decode(visuals.pictures.read(int(visuals.rows[group[0]])))
+            whole = np.array([[0, 0, *image.size]], dtype=np.float32)
+            boxes = whole if visuals.boxes is None else visuals.boxes[group]
+            return pooling.pixels.resize(image), relative_boxes(image, boxes)
+
+        def prepare(chunk: Sequence[Ints]) -> list[tuple[Pixels, Floats]]:
+            return list(decoders.map(decode_group, chunk))
+
+        prefetched = [prefetcher.submit(prepare, chunk) for chunk in chunks[:1]]
+        for number, chunk in enumerate(chunks):
+            decoded = prefetched.pop().result()
+            if number + 1 < len(chunks):
+                prefetched.append(prefetcher.submit(prepare, chunks[number + 1]))
+            pooled = pooling([p for p, _ in decoded], [b for _, b in decoded], max(len(group) for group in chunk))
+            for group, (_, boxes), values in zip(chunk, decoded, pooled, strict=True):
+                features = np.concatenate([values[: len(boxes)], box_geometry(boxes).astype(np.float16)], axis=1)
+                # Without boxes, an image that is listed twice has one region, repeated.
+                yield group, np.repeat(features, len(group), axis=0) if visuals.boxes is None else features
+
+
+def box_geometry(boxes: Floats) -> Floats:
+    """Return corners and area of boxes (N, 4) in relative coordinates: (N, 5)."""
+    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    return np.concatenate([boxes, area[:, None]], axis=1).astype(np.float32)
+
+
+def grid_part_boxes(images: ImageInput, size: tuple[int, int], count: int) -> Floats | None:
+    """Return the relative boxes (count, 4) of an image's grid cells; None if the input has no grid.
+
+    See also: ``stored_part_boxes``, for stored features.
+    """
+    pixels = images.pixels if isinstance(images, BackboneInput) else images
+    if not isinstance(pixels, PixelInput) or (isinstance(images, BackboneInput) and images.parts != "grid"):
+        return None
+    return square_grid_boxes(pixels, size, count)
 
 
 def square_grid_boxes(pixels: PixelInput, size: tuple[int, int], count: int) -> Floats | None:
-    """The cells of a square grid in reading order: left, top, right and bottom in shares of the picture, (count, 4).
+    """Return the cells of a square grid, row by row: left, top, right and bottom in relative coordinates, (count, 4).
 
-    They divide evenly what is seen of the picture: all of it, or its middle square. None where ``count`` is no square.
+    The cells divide the part of the image that the input covers: the whole image, or its central square. None if
+    ``count`` is not a square number.
 
     Args:
-        size: width and height of the picture.
+        size: width and height of the image.
     """
     side = math.isqrt(count)
     if side * side != count or min(size) < 1:
@@ -282,22 +292,11 @@ def square_grid_boxes(pixels: PixelInput, size: tuple[int, int], count: int) -> 
     return np.stack([xs[x], ys[y], xs[x + 1], ys[y + 1]], axis=1).astype(np.float32)
 
 
-def grid_part_boxes(images: ImageInput, size: tuple[int, int], count: int) -> Floats | None:
-    """The cells of a picture as this input sees it; None where its parts are no cells.
-
-    See also: ``boxes_of``, for stored features.
-    """
-    pixels = images.pixels if isinstance(images, BackboneInput) else images
-    if not isinstance(pixels, PixelInput) or (isinstance(images, BackboneInput) and images.parts != "grid"):
-        return None
-    return square_grid_boxes(pixels, size, count)
-
-
 def stored_part_boxes(images: StoredInput, collection: Collection, row: int) -> Floats | None:
-    """The boxes of an image's stored features in shares of the picture, (R, 4); None where they have none."""
+    """Return the relative boxes (R, 4) of an image's stored features; None if the features have no boxes."""
     boxes = feature_boxes(collection, images.name, row)
     size = [int(collection.numbers("images", side)[row]) for side in ("width", "height")]
     if not len(boxes) or min(size) < 1:
         return None
-    shares: Floats = np.clip(boxes / np.array([*size, *size]), 0, 1).astype(np.float32)
-    return shares
+    relative: Floats = np.clip(boxes / np.array([*size, *size]), 0, 1).astype(np.float32)
+    return relative

@@ -1,4 +1,4 @@
-"""Feature arrays that came with a collection as model input."""
+"""Image input from feature arrays that are stored in a collection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from calligram.progress import Track, silent
 
 
 def unknown_feature(name: str, stored: Collection[str]) -> UserError:
-    """Say that a collection has no feature arrays of this name, and which it has or how it gets some."""
+    """Return an error: the collection has no such features; it names the stored ones, or how to store some."""
     if stored:
         return unknown("stored feature", name, stored)
     regions = command("calligram", "regions", "COLLECTION", "--proposals", "DETECTOR", "--backbone", "NETWORK")
@@ -29,39 +29,39 @@ def unknown_feature(name: str, stored: Collection[str]) -> UserError:
 
 @dataclass(frozen=True)
 class StoredInput:
-    """Reads the array ``name`` of the collection; there is nothing here that could compute it for a new picture."""
+    """Reads the feature array ``name`` of the collection; it cannot compute features of a new image."""
 
     kind: ClassVar[str] = "stored"
 
     name: str
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """The name."""
+        """Return the name."""
         del folder
         return {"name": self.name}
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> StoredInput:
-        """From what ``save`` gave."""
+        """Read what ``save`` returned."""
         del folder
         return cls(str(content["name"]))
 
     def load(self, visuals: Visuals, track: Track = silent) -> StoredRows:
-        """The stored rows of these images, still on disk."""
+        """Return the stored rows of these images, memory-mapped."""
         del track
         if self.name not in visuals.features:
             raise unknown_feature(self.name, visuals.features)
         return StoredRows(visuals, self.name)
 
     def images(self, images: list[Image.Image]) -> Tensor:
-        """Refuse: a raw picture has no stored features."""
+        """Refuse: a raw image has no stored features."""
         raise UserError(
-            f"this matcher reads the stored features '{self.name}', which came with its collection; "
+            f"this matcher reads the stored features '{self.name}' of its collection; "
             "a new picture has none. Train on pixels to search with pictures"
         )
 
     def finish(self, rows: Tensor, augment: Augment | None = None) -> Tensor:
-        """As stored."""
+        """Return the features as they are stored, or augmented."""
         return rows if augment is None else augment.features(rows)
 
 
@@ -75,10 +75,10 @@ class StoredRows:
         return len(self._rows)
 
     def take(self, rows: NDArray[np.int64]) -> Tensor:
-        """These images' features: (N, ...) float32."""
+        """Return the features of these images: (N, ...) float32."""
         return torch.from_numpy(self._features.take(self._rows[rows]))
 
 
 def real_parts(parts: Tensor) -> Tensor:
-    """Which parts (N, R, D) are there: True but for those that are zero throughout, which fill up short lists."""
+    """Return the mask (N, R) of real parts of (N, R, D): False for parts of zeros, which pad short lists."""
     return (parts != 0).any(-1)

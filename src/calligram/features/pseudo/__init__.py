@@ -1,1 +1,1 @@
-"""Words for images without captions: classes of regions, labels of a classifier, learnt words."""
+"""Words for images without captions: region classes, classifier labels and predicted caption words."""

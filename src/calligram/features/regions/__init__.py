@@ -1,0 +1,1 @@
+"""Region proposals, object detectors and features of regions."""

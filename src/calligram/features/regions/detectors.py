@@ -1,4 +1,4 @@
-"""Object detectors that ``transformers`` loads: DETR and its descendants, YOLOS, RT-DETR."""
+"""Object detectors as proposers: models of ``transformers`` (DETR, YOLOS, RT-DETR) and YOLOX from ONNX files."""
 
 from __future__ import annotations
 
@@ -19,67 +19,12 @@ from calligram.extras import onnxruntime
 from calligram.features.regions.proposers import Floats, Proposals, Setting, non_maximum_suppression
 from calligram.features.transformers_models import load_model, loading_error, quiet_transformers
 
-
-@dataclass(frozen=True)
-class Detector:
-    """A detector with the processor that came with it."""
-
-    model: Any = field(repr=False)
-    processor: Any = field(repr=False)
-    digest: str
-    """of its weights"""
-    most: int = 200
-
-    @classmethod
-    def load(cls, name: str, most: int = 200, device: torch.device | str = "cpu") -> Detector:
-        """From a folder or a hub name.
-
-        Raises:
-            UserError: when it is not a detector in transformers format, or its processor is missing.
-        """
-        from transformers import AutoImageProcessor, AutoModelForObjectDetection
-
-        model = load_model(AutoModelForObjectDetection, name, what="detector")
-        try:
-            with quiet_transformers():
-                processor = AutoImageProcessor.from_pretrained(name)  # type: ignore[no-untyped-call]
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise loading_error("the image processor of the detector", name, error) from error
-        if not hasattr(processor, "post_process_object_detection"):
-            raise UserError(f"the processor of '{name}' ({type(processor).__name__}) does not decode detections")
-        return cls(model.eval().to(device), processor, weights_digest(model), most)
-
-    @property
-    def settings(self) -> Mapping[str, Setting]:
-        """The weights, and how many boxes."""
-        return {"method": "transformers", "network": self.digest, "most": self.most}
-
-    @torch.inference_mode()
-    def __call__(self, image: Image.Image) -> Proposals:
-        """Boxes with score and class, however low the score."""
-        batch = self.processor(images=image, return_tensors="pt").to(self.model.device)
-        output = self.model(**batch)
-        found = self.processor.post_process_object_detection(
-            output, threshold=0.0, target_sizes=[(image.height, image.width)]
-        )[0]
-        scores = found["scores"].float().cpu().numpy()
-        order = np.argsort(-scores, kind="stable")[: self.most]
-        names: Mapping[int, str] = self.model.config.id2label
-        labels = found["labels"].cpu().numpy()[order]
-        boxes = found["boxes"].float().cpu().numpy()[order]
-        return Proposals(boxes, scores[order], tuple(str(names.get(int(i), f"class {i}")) for i in labels))
-
-
-def weights_digest(model: nn.Module) -> str:
-    """Digest of all weights and their names: what tells one network from another, wherever it lies."""
-    digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode() + tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-# The eighty classes of COCO, in the order in which detectors number them.
-
+STRIDE_SETS = ((8, 16, 32), (8, 16, 32, 64))
+"""strides of the feature maps of YOLOX in pixels; the second set is that of the P6 models"""
+PADDING_GREY = 114
+"""grey value around the image in the input of YOLOX"""
+MAX_NMS_CANDIDATES = 1000
+"""predictions that enter the non-maximum suppression, best first"""
 COCO_CLASSES = (
     *("person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light"),
     *("fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow"),
@@ -91,79 +36,133 @@ COCO_CLASSES = (
     *("microwave", "oven", "toaster", "sink", "refrigerator", "book", "clock", "vase", "scissors", "teddy bear"),
     *("hair drier", "toothbrush"),
 )
+"""the 80 classes of COCO, in the order of detectors"""
 
 
-# Detectors in the manner of YOLOX, from an ONNX file: one prediction per cell of three maps, decoded here.
+@dataclass(frozen=True)
+class Detector:
+    """A detector of ``transformers`` with its image processor."""
 
-STRIDE_SETS = ((8, 16, 32), (8, 16, 32, 64))
-"""pixels a cell of each map stands for; the second for the P6 models"""
-PADDING_GREY = 114
-MAX_NMS_CANDIDATES = 1000
-"""predictions that enter the suppression, the best of thousands"""
+    model: Any = field(repr=False)
+    processor: Any = field(repr=False)
+    digest: str
+    """hash of the weights"""
+    max_boxes: int = 200
+
+    @classmethod
+    def load(cls, name: str, max_boxes: int = 200, device: torch.device | str = "cpu") -> Detector:
+        """Load a detector from a folder or by a hub name.
+
+        Raises:
+            UserError: when it is not a detector in transformers format, or its image processor is missing.
+        """
+        from transformers import AutoImageProcessor, AutoModelForObjectDetection
+
+        model = load_model(AutoModelForObjectDetection, name, what="detector")
+        try:
+            with quiet_transformers():
+                processor = AutoImageProcessor.from_pretrained(name)  # type: ignore[no-untyped-call]
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise loading_error("the image processor of the detector", name, error) from error
+        if not hasattr(processor, "post_process_object_detection"):
+            raise UserError(
+                f"the image processor of '{name}' ({type(processor).__name__}) does not decode detections; "
+                "give a detector such as DETR, YOLOS or RT-DETR"
+            )
+        return cls(model.eval().to(device), processor, weights_digest(model), max_boxes)
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """The weights and the number of boxes, by the keys that collections store."""
+        return {"method": "transformers", "network": self.digest, "most": self.max_boxes}
+
+    @torch.inference_mode()
+    def __call__(self, image: Image.Image) -> Proposals:
+        """Return boxes with score and class, without a threshold on the score."""
+        batch = self.processor(images=image, return_tensors="pt").to(self.model.device)
+        output = self.model(**batch)
+        found = self.processor.post_process_object_detection(
+            output, threshold=0.0, target_sizes=[(image.height, image.width)]
+        )[0]
+        scores = found["scores"].float().cpu().numpy()
+        order = np.argsort(-scores, kind="stable")[: self.max_boxes]
+        names: Mapping[int, str] = self.model.config.id2label
+        labels = found["labels"].cpu().numpy()[order]
+        boxes = found["boxes"].float().cpu().numpy()[order]
+        return Proposals(boxes, scores[order], tuple(str(names.get(int(i), f"class {i}")) for i in labels))
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Return a hash of all weights and their names, which identifies the network independently of its path."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode() + tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class YoloX:
-    """A YOLOX network: BGR pixels in 0..255, letterboxed, to boxes with one class each."""
+    """A YOLOX network (Ge et al., 2021): letterboxed BGR pixels in 0..255 to boxes with one class each."""
 
     session: Any = field(repr=False)
     name: str
     digest: str
-    """of the file's content"""
-    most: int = 200
-    least: float = 0.0
-    """smallest product of objectness and class probability: none, since proposals are ranked and not thresholded"""
-    overlap: float = 0.65
+    """hash of the file's content"""
+    max_boxes: int = 200
+    min_score: float = 0.0
+    """minimum product of objectness and class probability; 0, because proposals are ranked and not thresholded"""
+    max_iou: float = 0.65
+    """IoU threshold of the non-maximum suppression"""
 
     @classmethod
-    def load(cls, file: Path, most: int = 200) -> YoloX:
-        """Open the network in ``file``.
+    def load(cls, file: Path, max_boxes: int = 200) -> YoloX:
+        """Load the network of an ONNX file.
 
         Raises:
-            UserError: when there is no such file, or it is not such a network.
+            UserError: when there is no such file, or it is not a YOLOX network.
         """
         runtime = onnxruntime()
         if not file.is_file():
-            raise UserError(f"there is no detector {file}")
+            raise UserError(f"there is no detector {file}; give an existing ONNX file")
         content = file.read_bytes()
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = 1  # pictures go through in several threads
+        options.intra_op_num_threads = 1  # the detector is called from several threads
         options.log_severity_level = 3
         try:
             session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the runtime has a class of its own for each way a file can be wrong
+        except Exception as error:  # onnxruntime has a separate exception class for each kind of damage
             raise UserError(f"{file} is not a network that onnxruntime opens ({str(error).splitlines()[0]})") from error
         if len(session.get_inputs()) != 1 or len(session.get_inputs()[0].shape) != 4:
-            raise UserError(f"{file} does not take one batch of pictures; a YOLOX export does")
-        return cls(session, file.stem, hashlib.blake2b(content, digest_size=8).hexdigest(), most)
+            raise UserError(f"{file} does not take one batch of images as input; give an ONNX export of YOLOX")
+        return cls(session, file.stem, hashlib.blake2b(content, digest_size=8).hexdigest(), max_boxes)
 
     @property
     def settings(self) -> Mapping[str, Setting]:
-        """The network and how its predictions are chosen."""
-        chosen = {"most": self.most, "least": self.least, "overlap": self.overlap}
+        """The network and the selection of its predictions, by the keys that collections store."""
+        chosen = {"most": self.max_boxes, "least": self.min_score, "overlap": self.max_iou}
         return {"method": "yolox", "network": self.digest, **chosen}
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the input; 640 where the export left them open."""
+        """Height and width of the input; 640 if the export has dynamic sizes."""
         height, width = self.session.get_inputs()[0].shape[2:]
         return (height if isinstance(height, int) else 640, width if isinstance(width, int) else 640)
 
     def __call__(self, image: Image.Image) -> Proposals:
-        """Boxes with score and class."""
+        """Return boxes with score and class."""
         pixels, scale = letterbox(image, self.size)
         raw = self.session.run(None, {self.session.get_inputs()[0].name: pixels})[0][0]
         boxes, confidence = decode_predictions(raw, self.size)
         classes, scores = confidence.argmax(axis=1), confidence.max(axis=1)
-        first = np.argsort(-scores, kind="stable")[:MAX_NMS_CANDIDATES]
-        first = first[scores[first] >= self.least]
-        kept = first[non_maximum_suppression(boxes[first], scores[first], self.overlap, classes[first])][: self.most]
+        best = np.argsort(-scores, kind="stable")[:MAX_NMS_CANDIDATES]
+        best = best[scores[best] >= self.min_score]
+        kept = best[non_maximum_suppression(boxes[best], scores[best], self.max_iou, classes[best])][: self.max_boxes]
         names = class_names(confidence.shape[1])
         return Proposals(boxes[kept] / scale, scores[kept], tuple(names[c] for c in classes[kept]))
 
 
 def letterbox(image: Image.Image, size: tuple[int, int]) -> tuple[Floats, float]:
-    """The picture in the upper left of a grey (1, 3, H, W), channels blue, green, red, and its scale."""
+    """Place the image in the upper left of a grey BGR tensor (1, 3, H, W); return the tensor and the scale."""
     height, width = size
     scale = min(height / image.height, width / image.width)
     inner = (max(1, int(image.width * scale)), max(1, int(image.height * scale)))
@@ -173,9 +172,9 @@ def letterbox(image: Image.Image, size: tuple[int, int]) -> tuple[Floats, float]
 
 
 def decode_predictions(raw: NDArray[np.float32], size: tuple[int, int]) -> tuple[Floats, Floats]:
-    """Boxes (A, 4) in pixels of the input and scores (A, C) from the network's output (A, 5 + C).
+    """Decode the network's output (A, 5 + C) into boxes (A, 4) in input pixels and scores (A, C).
 
-    Centres are offsets from the cell in strides, sides are logarithms of strides, and a score is the product of the
+    Centres are offsets from the cell in strides. Sides are logarithms in strides. A score is the product of the
     objectness and the class probability (Ge et al., 2021).
     """
     cells = _prediction_cells(size, len(raw))
@@ -186,14 +185,14 @@ def decode_predictions(raw: NDArray[np.float32], size: tuple[int, int]) -> tuple
 
 
 def _prediction_cells(size: tuple[int, int], count: int) -> Floats:
-    """Column, row and stride of every cell (A, 3), map by map and row by row."""
+    """Return column, row and stride of every cell (A, 3), map by map and row by row."""
     for strides in STRIDE_SETS:
         maps = [(size[0] // s, size[1] // s) for s in strides]
         if sum(h * w for h, w in maps) == count:
             return np.concatenate([_map_cells(h, w, s) for (h, w), s in zip(maps, strides, strict=True)])
     raise UserError(
         f"the detector gives {count} predictions for {size[0]} x {size[1]} pixels, which is no YOLOX with strides "
-        f"{' or '.join(map(str, STRIDE_SETS))}"
+        f"{' or '.join(map(str, STRIDE_SETS))}; give an ONNX export of YOLOX"
     )
 
 
@@ -203,5 +202,5 @@ def _map_cells(height: int, width: int, stride: int) -> Floats:
 
 
 def class_names(count: int) -> Sequence[str]:
-    """COCO's names for a network of eighty classes, numbers for others."""
+    """Return the class names of COCO for a network with 80 classes, otherwise numbered names."""
     return COCO_CLASSES if count == len(COCO_CLASSES) else [f"class {i}" for i in range(count)]

@@ -1,9 +1,9 @@
-"""EdgeBoxes: a box is as good as the contours that lie wholly inside it (Zitnick and Dollár, 2014)."""
+"""Region proposals of OpenCV: EdgeBoxes (Zitnick and Dollár, 2014), selective search (Uijlings et al., 2013)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -24,43 +24,44 @@ from calligram.features.regions.proposers import (
 
 @dataclass(frozen=True)
 class EdgeBoxes:
-    """Proposals from thinned Sobel edges; the values are those of the phrase localization release (pl-clc).
+    """Boxes scored by the contours that lie completely inside them (Zitnick and Dollár, 2014).
 
-    Departs from it in the edges: the learnt structured edges of the paper need a model file that nobody ships.
+    The values are those of the phrase localization release (pl-clc). The edges differ: they are thinned Sobel edges,
+    because the structured edges of the paper need a model file that is not distributed.
     """
 
-    most: int = 200
-    step: float = 0.65
-    """alpha: overlap of neighbouring windows of the search"""
-    overlap: float = 0.65
-    """beta: threshold of the suppression"""
-    least: float = 0.01
-    """smallest score"""
-    side: int = 500
-    """longer side the picture is brought to"""
+    max_boxes: int = 200
+    alpha: float = 0.65
+    """overlap of neighbouring windows of the search"""
+    beta: float = 0.65
+    """IoU threshold of the non-maximum suppression"""
+    min_score: float = 0.01
+    max_side: int = 500
+    """longer side of the downscaled image in pixels"""
 
     @property
     def settings(self) -> Mapping[str, Setting]:
-        """All fields."""
-        return {"method": "edgeboxes", **asdict(self)}
+        """All fields, by the keys that collections store."""
+        scoring: dict[str, Setting] = {"step": self.alpha, "overlap": self.beta, "least": self.min_score}
+        return {"method": "edgeboxes", "most": self.max_boxes, **scoring, "side": self.max_side}
 
     def __call__(self, image: Image.Image) -> Proposals:
-        """Boxes with their scores."""
-        small, factor = limit_side(image, self.side)
+        """Return boxes with their scores."""
+        small, factor = limit_side(image, self.max_side)
         edges, direction = thin_edges(np.asarray(small))
         search = opencv().ximgproc.createEdgeBoxes(
-            alpha=self.step, beta=self.overlap, minScore=self.least, maxBoxes=self.most
+            alpha=self.alpha, beta=self.beta, minScore=self.min_score, maxBoxes=self.max_boxes
         )
         boxes, scores = search.getBoundingBoxes(edges, direction)
         return Proposals(xywh_to_xyxy(boxes) * factor, np.asarray(scores, dtype=np.float32).reshape(-1))
 
 
 def thin_edges(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
-    """Strength in 0..1 and direction of the normal in 0..pi of the edges of an RGB picture (H, W, 3).
+    """Return strength in 0..1 and normal direction in 0..pi of the edges of an RGB image (H, W, 3).
 
-    Edges are a pixel wide, as EdgeBoxes expects them: on broad ones its grouping takes minutes instead of a moment.
-    The picture is blurred first, so that contours outweigh texture; blur and thresholds were chosen on Flickr8k's dev
-    split. The gradient of a pixel is that of the channel in which it is strongest.
+    Edges are one pixel wide, as EdgeBoxes expects them: on broad edges its grouping takes minutes. The image is blurred
+    first, so that contours are stronger than texture; blur and thresholds were chosen on the dev split of Flickr8k. The
+    gradient of a pixel is the gradient of its strongest channel.
     """
     cv2 = opencv()
     smooth = cv2.GaussianBlur(pixels, (0, 0), max(pixels.shape[:2]) / 120)
@@ -74,32 +75,31 @@ def thin_edges(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
     return strength, np.mod(np.arctan2(gy, gx, dtype=np.float32), np.pi).astype(np.float32)
 
 
-# Selective search: regions that grow by merging the most similar neighbours (Uijlings et al., 2013).
-
-
 @dataclass(frozen=True)
 class SelectiveSearch:
-    """Boxes of every merge, in an order of our own.
+    """Boxes of regions that grow by merging similar neighbours (Uijlings et al., 2013), in our own order.
 
-    OpenCV orders them by the depth of the merge times a random number that cannot be seeded, which puts small ones
-    first; the boxes themselves are always the same. Here those that differ come first, and among these the large.
+    OpenCV orders the boxes by the depth of the merge times a random number that cannot be seeded, which puts small
+    boxes first. The boxes themselves are always the same. Here, boxes that differ from each other come first, and
+    large boxes tend to come before small ones.
     """
 
-    most: int = 200
+    max_boxes: int = 200
     mode: Literal["fast", "quality"] = "fast"
-    side: int = 320
-    """longer side the picture is brought to: the time grows with its square"""
-    overlap: float = 0.65
-    """boxes that overlap an earlier one by more than this come after all others"""
+    max_side: int = 320
+    """longer side of the downscaled image in pixels; the time grows with its square"""
+    max_iou: float = 0.65
+    """boxes that overlap an earlier box by more than this come last"""
 
     @property
     def settings(self) -> Mapping[str, Setting]:
-        """All fields."""
-        return {"method": "selective", **asdict(self)}
+        """All fields, by the keys that collections store."""
+        values: dict[str, Setting] = {"mode": self.mode, "side": self.max_side, "overlap": self.max_iou}
+        return {"method": "selective", "most": self.max_boxes, **values}
 
     def __call__(self, image: Image.Image) -> Proposals:
-        """Boxes without scores."""
-        small, factor = limit_side(image, self.side)
+        """Return boxes without scores."""
+        small, factor = limit_side(image, self.max_side)
         search = opencv().ximgproc.segmentation.createSelectiveSearchSegmentation()
         search.setBaseImage(np.ascontiguousarray(np.asarray(small)[..., ::-1]))
         if self.mode == "fast":
@@ -107,12 +107,12 @@ class SelectiveSearch:
         else:
             search.switchToSelectiveSearchQuality()
         boxes = np.unique(xywh_to_xyxy(search.process()), axis=0)
-        return Proposals(boxes[self._order(boxes)[: self.most]] * np.float32(factor))
+        return Proposals(boxes[self._order(boxes)[: self.max_boxes]] * np.float32(factor))
 
     def _order(self, boxes: Floats) -> NDArray[np.int64]:
-        # Side by chance, as the paper multiplies the depth of a merge by chance: not all small boxes come last.
-        chance = np.random.default_rng(0).random(len(boxes), dtype=np.float32)
-        rank = (np.sqrt(area(boxes)) * chance).astype(np.float32)
-        first = non_maximum_suppression(boxes, rank, self.overlap)
+        # The side times a random number, as the paper does with the depth of a merge: not all small boxes come last.
+        random = np.random.default_rng(0).random(len(boxes), dtype=np.float32)
+        rank = (np.sqrt(area(boxes)) * random).astype(np.float32)
+        first = non_maximum_suppression(boxes, rank, self.max_iou)
         rest = np.setdiff1d(np.arange(len(boxes)), first)
         return np.concatenate([first, rest[np.argsort(-rank[rest], kind="stable")]])

@@ -1,4 +1,9 @@
-"""Features of regions: a backbone's map of the picture, pooled over each box."""
+"""Features of regions: the feature map of a backbone pooled over each box, or the pixels of each box.
+
+``roi_align`` and ``roi_pool`` (He et al., 2017) are differentiable in the feature map and in the boxes. Bilinear
+interpolation is a product of one weight for each axis. The mean over the sample points of a box is therefore a product
+of two small matrices, without a lookup of single points.
+"""
 
 from __future__ import annotations
 
@@ -17,36 +22,33 @@ from calligram.features.images.pixels import PixelInput
 from calligram.features.regions.proposers import Floats, Setting
 from calligram.features.transformers_models import quiet_transformers
 
-# ROI-align: what a map of a picture says about boxes in it (He et al., 2017), differentiable in map and boxes.
-#
-# Bilinear interpolation is a product of one weight per axis, so that the mean over a box's sample points is a
-# product of
-# two small matrices: no point is ever looked up.
+Halves = NDArray[np.float16]
+Pixels = NDArray[np.uint8]
 
 
 def roi_align(grid: Tensor, boxes: Tensor, bins: int = 7, samples: int = 2) -> Tensor:
-    """Each box as a map of ``bins`` x ``bins``: (N, R, D, bins, bins).
+    """Pool a feature map over each box into ``bins`` x ``bins`` values: (N, R, D, bins, bins).
 
-    A bin's value is the mean over ``samples`` x ``samples`` points, evenly spread in it; at each point the map is
-    interpolated between the centres of its cells, and beyond the outermost centres it stays constant.
+    The value of a bin is the mean over ``samples`` x ``samples`` evenly spaced points. At each point, the map is
+    interpolated between the centres of its cells. Beyond the outermost centres, it is constant.
 
     Args:
-        grid: (N, D, h, w), dividing each picture evenly.
-        boxes: (N, R, 4) in shares of the picture's width and height.
+        grid: (N, D, h, w); its cells divide each image evenly.
+        boxes: (N, R, 4) in relative coordinates.
     """
     across = axis_weights(boxes[..., 0], boxes[..., 2], grid.shape[3], bins, samples)
     down = axis_weights(boxes[..., 1], boxes[..., 3], grid.shape[2], bins, samples)
     images, channels, height, width = grid.shape
-    # Rows first, for all channels at once, then columns: left to itself, einsum takes thirty times as long.
+    # Rows first, for all channels at once, then columns: a single einsum takes thirty times as long.
     rows = down.to(grid.dtype).flatten(1, 2) @ grid.transpose(1, 2).reshape(images, height, channels * width)
     rows = rows.reshape(images, -1, bins, channels, width).transpose(2, 3)
     return rows @ across.to(grid.dtype).transpose(2, 3).unsqueeze(2)
 
 
 def roi_pool(grid: Tensor, boxes: Tensor, points: int = 14) -> Tensor:
-    """The mean of the map over ``points`` x ``points`` places in each box: (N, R, D).
+    """Mean of the feature map over ``points`` x ``points`` points in each box: (N, R, D).
 
-    Equal to the mean of ``roi_align`` over its bins where ``points`` is bins times samples, for a fraction of the work.
+    Equal to the mean of ``roi_align`` over its bins if ``points`` is bins times samples, but much faster.
     """
     across = axis_weights(boxes[..., 0], boxes[..., 2], grid.shape[3], 1, points)  # (N, R, 1, w)
     down = axis_weights(boxes[..., 1], boxes[..., 3], grid.shape[2], 1, points)  # (N, R, 1, h)
@@ -55,27 +57,23 @@ def roi_pool(grid: Tensor, boxes: Tensor, points: int = 14) -> Tensor:
 
 
 def axis_weights(start: Tensor, end: Tensor, cells: int, bins: int, samples: int) -> Tensor:
-    """Weight of each cell in each bin along one axis: (..., bins, cells), rows sum to one.
+    """Weight of each cell in each bin along one axis: (..., bins, cells); rows sum to one.
 
     Args:
-        start: (...) edge of the box as a share of the picture's side.
-        end: (...) its far edge.
+        start: (...) first edge of the box in relative coordinates.
+        end: (...) opposite edge of the box.
     """
-    share = (torch.arange(bins * samples, device=start.device, dtype=start.dtype) + 0.5) / (bins * samples)
-    points = start.unsqueeze(-1) + (end - start).unsqueeze(-1) * share
-    place = (points * cells - 0.5).clamp(0, cells - 1)
+    position = (torch.arange(bins * samples, device=start.device, dtype=start.dtype) + 0.5) / (bins * samples)
+    points = start.unsqueeze(-1) + (end - start).unsqueeze(-1) * position
+    coordinate = (points * cells - 0.5).clamp(0, cells - 1)
     centres = torch.arange(cells, device=start.device, dtype=start.dtype)
-    tent = (1 - (place.unsqueeze(-1) - centres).abs()).clamp(min=0)
+    tent = (1 - (coordinate.unsqueeze(-1) - centres).abs()).clamp(min=0)
     return tent.reshape(*start.shape, bins, samples, cells).mean(-2)
-
-
-Halves = NDArray[np.float16]
-Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class RegionPooling:
-    """A frozen backbone, the pixels it takes, and where it runs."""
+    """Region features from a frozen backbone: the mean of its feature map over each box."""
 
     backbone: Backbone
     pixels: PixelInput
@@ -83,9 +81,12 @@ class RegionPooling:
 
     @classmethod
     def load(cls, name: str, size: int | None = None, device: torch.device | str = "cpu") -> RegionPooling:
-        """From a folder or a hub name; ``size`` is the side the picture is squashed to, the backbone's own if None.
+        """Load the backbone from a folder or by a hub name.
 
-        The whole picture is kept, so that every box has its place on the map.
+        The whole image is squashed to a square, so that every box lies on the feature map.
+
+        Args:
+            size: side of the square in pixels; None for the default of the backbone.
         """
         with quiet_transformers():
             backbone = Backbone.load(name)
@@ -93,53 +94,47 @@ class RegionPooling:
 
     @property
     def dim(self) -> int:
-        """Numbers of a region."""
+        """Dimension of a region's features."""
         return self.backbone.dim
 
     @property
     def settings(self) -> Mapping[str, Setting]:
-        """The weights and the pixels they see."""
+        """The weights and the pixel input; collections store them, so the keys must not change."""
         numbers = " ".join(f"{v:g}" for v in (*self.pixels.mean, *self.pixels.std))
         return {"network": self.backbone.fingerprint, "size": self.pixels.size, "mean and std": numbers}
 
-    def shares(self, image: Image.Image, boxes: Floats) -> Floats:
-        """Boxes in shares of the picture's sides."""
-        return relative_boxes(image, boxes)
-
     @torch.inference_mode()
-    def __call__(self, pixels: Sequence[Pixels], shares: Sequence[Floats], top: int) -> Halves:
-        """Pooled features of N pictures with up to ``top`` boxes each: (N, top, D), zero where there is no box."""
-        boxes, real = pad_boxes(shares, top)
+    def __call__(self, pixels: Sequence[Pixels], boxes: Sequence[Floats], top: int) -> Halves:
+        """Pool features of up to ``top`` relative boxes in each of N images: (N, top, D), zero without a box."""
+        padded, real = pad_boxes(boxes, top)
         batch = self.pixels.finish(torch.from_numpy(np.stack(pixels)).to(self.device))
-        pooled = roi_pool(self.backbone(batch).grid, torch.from_numpy(boxes).to(self.device))
+        pooled = roi_pool(self.backbone(batch).grid, torch.from_numpy(padded).to(self.device))
         limit = float(np.finfo(np.float16).max)
         halves: Halves = pooled.clamp(-limit, limit).to(torch.float16).cpu().numpy()
         return np.where(real, halves, np.float16(0))
 
 
 def relative_boxes(image: Image.Image, boxes: Floats) -> Floats:
-    """Boxes in shares of the picture's sides."""
+    """Divide boxes in pixels by the width and height of the image."""
     return np.divide(boxes, np.tile(np.array(image.size, dtype=np.float32), 2), dtype=np.float32)
 
 
-def pad_boxes(shares: Sequence[Floats], top: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """Boxes of N pictures in one array (N, top, 4), and which of them are real (N, top, 1)."""
-    boxes = np.zeros((len(shares), top, 4), dtype=np.float32)
-    real = np.zeros((len(shares), top, 1), dtype=bool)
-    for row, of_image in enumerate(shares):
-        boxes[row, : len(of_image)] = of_image
-        real[row, : len(of_image)] = True
-    return boxes, real
-
-
-# The pixels inside boxes as features: no network, for pictures drawn so plainly that a small one can read them.
+def pad_boxes(boxes: Sequence[Floats], top: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return the boxes of N images in one array (N, top, 4), and the mask of real boxes (N, top, 1)."""
+    padded = np.zeros((len(boxes), top, 4), dtype=np.float32)
+    real = np.zeros((len(boxes), top, 1), dtype=bool)
+    for row, image_boxes in enumerate(boxes):
+        padded[row, : len(image_boxes)] = image_boxes
+        real[row, : len(image_boxes)] = True
+    return padded, real
 
 
 @dataclass(frozen=True)
 class RegionCrops:
-    """Every box and what is just around it brought to ``bins`` x ``bins`` pixels, whatever its shape.
+    """Region features without a network, for simple drawings: each box resampled to ``bins`` x ``bins`` pixels.
 
-    What is around tells a whole thing from a part of one, which looks the same inside.
+    A margin around the box is included: it distinguishes an object from a part of an object, which looks the same
+    inside the box.
     """
 
     backbone: ClassVar[None] = None
@@ -147,28 +142,24 @@ class RegionCrops:
     pixels: PixelInput
     bins: int = 8
     margin: float = 0.25
-    """share of the box's sides that is seen beyond each"""
+    """width of the margin on each side, relative to the sides of the box"""
 
     @property
     def dim(self) -> int:
-        """Numbers of a region."""
+        """Dimension of a region's features."""
         return 3 * self.bins**2
 
     @property
     def settings(self) -> Mapping[str, Setting]:
-        """The pixels and how many are kept."""
+        """The pixel input and the sampling; collections store them, so the keys must not change."""
         return {"network": "none", "bins": self.bins, "margin": self.margin, "pixels": str(asdict(self.pixels))}
 
-    def shares(self, image: Image.Image, boxes: Floats) -> Floats:
-        """Boxes in shares of the picture's sides."""
-        return relative_boxes(image, boxes)
-
     @torch.inference_mode()
-    def __call__(self, pixels: Sequence[Pixels], shares: Sequence[Floats], top: int) -> Halves:
-        """N pictures with up to ``top`` boxes each: (N, top, D), zero where there is no box."""
-        boxes, real = pad_boxes(shares, top)
-        beyond = self.margin * (boxes[..., 2:] - boxes[..., :2])
-        boxes = np.concatenate([boxes[..., :2] - beyond, boxes[..., 2:] + beyond], axis=-1)
+    def __call__(self, pixels: Sequence[Pixels], boxes: Sequence[Floats], top: int) -> Halves:
+        """Resample up to ``top`` relative boxes in each of N images: (N, top, D), zero without a box."""
+        padded, real = pad_boxes(boxes, top)
+        margin = self.margin * (padded[..., 2:] - padded[..., :2])
+        widened = np.concatenate([padded[..., :2] - margin, padded[..., 2:] + margin], axis=-1)
         batch = self.pixels.finish(torch.from_numpy(np.stack(pixels))).contiguous()
-        cut = roi_align(batch, torch.from_numpy(boxes), self.bins, 2).flatten(2)
-        return np.where(real, cut.to(torch.float16).numpy(), np.float16(0))
+        crops = roi_align(batch, torch.from_numpy(widened), self.bins, 2).flatten(2)
+        return np.where(real, crops.to(torch.float16).numpy(), np.float16(0))

@@ -1,1 +1,1 @@
-"""Text inputs: vocabularies, word pieces, text encoders, word vectors, text vectors."""
+"""Text inputs: vocabularies, word pieces, text encoders, word vectors and text vectors."""

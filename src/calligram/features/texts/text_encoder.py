@@ -48,7 +48,7 @@ class TextEncoder(nn.Module):
         except (OSError, ValueError, KeyError) as error:
             raise loading_error("text encoder", name, error) from error
         _check_architecture(config, name)
-        return cls(load_model(AutoModel, name, what="text encoder", may_miss=("pooler.",)))
+        return cls(load_model(AutoModel, name, what="text encoder", optional=("pooler.",)))
 
     @classmethod
     def from_description(cls, description: str) -> TextEncoder:
