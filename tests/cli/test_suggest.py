@@ -109,7 +109,7 @@ def test_nothing_is_said_of_others_where_all_are_proposed(given):
     [
         ("image,caption,path,why\ntrain-5,night,,\ntrain-4,,,\n", r"todo.csv holds 1 caption, which would be lost"),
         ("image,caption,path,why\ntrain-5,night\n", r"todo.csv holds rows that cannot be read, which would be lost"),
-        ("year,sum\n1999,3\n", r"todo.csv is there and is not a list of images; choose another name"),
+        ("year,sum\n1999,3\n", r"todo.csv exists and is not a caption list; choose another name"),
     ],
 )
 def test_a_list_that_holds_somebodys_work_is_not_written_over(given, tmp_path, content, message):
@@ -151,7 +151,7 @@ def test_images_may_be_named_by_file(given, tmp_path):
         (
             "list.csv",
             "image,caption,split\ntrain-5,night,holdout\n",
-            r"line 2: there is no split 'holdout'; known: train",
+            r"line 2: unknown split 'holdout'; known: train",
         ),
         ("list.csv", "image,caption,split\ntrain-5,night,val\n", r"image 'train-5' is in split train, not dev"),
         (
@@ -163,7 +163,7 @@ def test_images_may_be_named_by_file(given, tmp_path):
         ("list.jsonl", '{"image": "train-5", "caption": ["x", 7]}\n', r"line 1: caption that is not text"),
         ("list.csv", "image,caption\ntrain-5,a\ntrain-4,b,c,d,e\n,x\n", r"line 4: row without an image"),
         ("list.csv", "image,caption\ntrain-5,night\ntrain-4,\u200b\n", r"line 3: the caption is empty"),
-        ("list.txt", "a b\n", r"is not a list of captions; known: .csv, .tsv, .jsonl"),
+        ("list.txt", "a b\n", r"is not a caption list; accepted are files that end in .csv, .tsv, .jsonl"),
     ],
 )
 def test_lists_that_cannot_be_added_are_told_and_nothing_is_written(given, tmp_path, name, content, message):
@@ -229,7 +229,7 @@ def test_undo_that_fails_once_captions_are_gone_leaves_the_list(given, tmp_path,
     def fails(*_, **__):
         raise OSError("cannot remove")
 
-    monkeypatch.setattr(add_captions, "sweep_tables", fails)
+    monkeypatch.setattr(add_captions, "remove_old_tables", fails)
     assert isinstance(call("caption", collection.folder, "--undo").exception, OSError)
     assert not caption_revisions(Collection.open(collection.folder))
     assert "train-5,night" in (collection.folder / "taken-back.1.csv").read_text()

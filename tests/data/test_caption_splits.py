@@ -97,9 +97,9 @@ def test_a_split_that_is_named_counts(bare):
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ([NewCaption("t", "x", "train")], r"image 't' is in split test, not train; captions move no image"),
-        ([NewCaption("n", "x", "dev"), NewCaption("n", "y", "test")], r"'n' is to be in dev and test; name one"),
-        ([NewCaption("n", "old", "dev")], r"'n' has this caption already and is in no split"),
+        ([NewCaption("t", "x", "train")], r"image 't' is in split test, not train; a caption cannot move an image"),
+        ([NewCaption("n", "x", "dev"), NewCaption("n", "y", "test")], r"'n' has the splits dev and test; give one"),
+        ([NewCaption("n", "old", "dev")], r"'n' has this caption already and has no split"),
     ],
 )
 def test_splits_that_captions_cannot_bring_are_refused(tmp_path, new, message):

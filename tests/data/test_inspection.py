@@ -7,17 +7,17 @@ from PIL import Image
 
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile, Problems
-from calligram.data.summary import sample_sheet, summarise
+from calligram.data.summary import sample_sheet, summarise_collection
 from calligram.data.write_collection import write_draft
 
 
 def test_a_summary_counts_what_is_there(tiny: Collection) -> None:
-    found = summarise(tiny)
+    found = summarise_collection(tiny)
     assert found.counts["images"] == 18
     assert found.images_in_split == {"train": 6, "dev": 6, "test": 6}
     assert found.captions_in_split == {"train": 14, "dev": 14, "test": 14}
-    assert (found.captions_of_image.least, found.captions_of_image.greatest) == (2, 3)
-    assert (found.words_in_caption.least, found.words_in_caption.greatest) == (1, 5)
+    assert (found.captions_of_image.minimum, found.captions_of_image.maximum) == (2, 3)
+    assert (found.words_in_caption.minimum, found.words_in_caption.maximum) == (1, 5)
     # Six colours, "a disc", "the round thing is", "warm colour", "snow".
     assert found.vocabulary == 15
     assert found.identities == 2
@@ -29,7 +29,7 @@ def test_a_summary_counts_what_is_there(tiny: Collection) -> None:
 
 
 def test_a_summary_reads_as_lines(tiny: Collection) -> None:
-    lines = summarise(tiny).lines()
+    lines = summarise_collection(tiny).lines()
     assert lines[0] == "tiny: 18 images, 42 captions, 18 regions, 18 phrases"
     assert lines[1].startswith("splits: train 6 (14 captions), dev 6")
     assert "pictures: width 40 to 40, median 40, height 32 to 32, median 32" in lines
@@ -40,7 +40,7 @@ def test_a_summary_tells_of_problems_and_of_what_is_missing(tmp_path: Path) -> N
     Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
     made = Draft("made", [ImageRecord("a", PictureFile(tmp_path / "a.png")), ImageRecord("b", None)])
     made.images.append(ImageRecord("c", PictureFile(tmp_path / "none.png")))
-    found = summarise(write_draft(made, tmp_path / "c", Problems()))
+    found = summarise_collection(write_draft(made, tmp_path / "c", Problems()))
     assert found.images_in_split == {"": 2}
     assert (found.without_captions, found.without_picture) == (2, 1)
     assert found.problems == ["1 skipped: unusable image (c)"]

@@ -24,7 +24,7 @@ def test_strict_refuses_the_first_skipped_item_and_says_which() -> None:
 
 
 def test_strict_refuses_a_mended_item_too() -> None:
-    with pytest.raises(UserError, match="without it the item is kept, mended"):
+    with pytest.raises(UserError, match="without it the item is repaired and kept"):
         Problems(strict=True).repair("unknown split", "a.jpg")
 
 

@@ -138,7 +138,7 @@ def test_regions_that_were_added_must_be_found_again(tmp_path: Path) -> None:
     made, said = again(tmp_path)
     assert not made.has("regions")
     assert said == [
-        f'the regions that were added (grid) are gone; run "calligram regions {tmp_path}/c --proposals METHOD" again'
+        f'the regions that were added (grid) are lost; run "calligram regions {tmp_path}/c --proposals METHOD" again'
     ]
 
 

@@ -124,7 +124,7 @@ def test_a_sparse_collection_can_be_thinned_further(uneven):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"images": 1.5}, "from 0 to 1, got 1.5"), ({"captions": 0}, "at least 1 caption each, or none for all, got 0")],
+    [({"images": 1.5}, "from 0 to 1, got 1.5"), ({"captions": 0}, "at least 1, or None for all, got 0")],
 )
 def test_shares_and_counts_out_of_range_are_refused(uneven, given, message):
     with pytest.raises(UserError, match=message):

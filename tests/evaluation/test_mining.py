@@ -124,7 +124,9 @@ def test_lists_are_kept_by_ids_and_fit_a_pairing_in_any_order(mined, tmp_path):
         names = [turned.texts.ids[t] if t >= 0 else None for t in again.texts[row]]
         assert names == [train.texts.ids[t] if t >= 0 else None for t in found.texts[5 - row]]
     assert opened.truncated(2, 1).texts.shape == (6, 2)
-    with pytest.raises(UserError, match="500 hard texts are asked for and 4 were mined; mine more with --texts 500"):
+    with pytest.raises(
+        UserError, match="500 hard texts are requested, but only 4 were mined; mine more with --texts 500"
+    ):
         opened.truncated(500)
     with pytest.raises(UserError, match="exists; choose another --out"):
         found.save(tmp_path / "lists")
@@ -135,9 +137,9 @@ def test_lists_of_another_collection_are_refused_by_name(mined, tiny, tmp_path):
     found.save(tmp_path / "lists")
     with pytest.raises(UserError, match=r"6 of 6 images have no list \(such as 'dev-0'\).*'train-0'"):
         NegativeLists.open(tmp_path / "lists").aligned_to(tiny.sentences("dev"))
-    with pytest.raises(UserError, match=r"mined from other items.*2 of 6 listed images are not there.*calligram mine"):
+    with pytest.raises(UserError, match=r"mined from other items.*2 of 6 listed images are unknown.*calligram mine"):
         NegativeLists.open(tmp_path / "lists").aligned_to(train.select([0, 1, 2, 4]))
-    with pytest.raises(UserError, match="holds no negatives"):
+    with pytest.raises(UserError, match="holds no mined negatives"):
         NegativeLists.open(tmp_path)
     (tmp_path / "lists" / "negatives.json").write_text(json.dumps({"format": "else"}))
     with pytest.raises(UserError, match="another format"):

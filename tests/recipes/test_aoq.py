@@ -190,7 +190,7 @@ def test_settings_that_do_not_go_together_are_refused(tiny, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             settings_of(*changes)
-    with pytest.raises(UserError, match="holds no negatives"):
+    with pytest.raises(UserError, match="holds no mined negatives"):
         run(tiny, tmp_path / "run", f"negatives={tmp_path / 'missing'}")
 
 

@@ -67,7 +67,7 @@ def test_images_without_captions_are_proposed_and_leave_the_list_when_they_have_
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        ({"id": "scene 9", "text": " \n\t"}, 400, "the caption is empty; say in a sentence"),
+        ({"id": "scene 9", "text": " \n\t"}, 400, "the caption is empty; describe the picture"),
         ({"id": "scene 9", "text": "x" * 1001}, 400, "has 1001 characters; at most 1000"),
         ({"id": "scene 9", "text": "x" * 20_000}, 422, "at most 10000 characters"),
         ({"id": "nobody", "text": "a dog"}, 404, "no image 'nobody'"),

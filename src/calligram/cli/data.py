@@ -93,10 +93,10 @@ def info(
 ) -> None:
     """Show what is in a collection: counts, splits, caption lengths, a sheet of samples, problems."""
     from calligram.data.collection import Collection
-    from calligram.data.summary import sample_sheet, summarise
+    from calligram.data.summary import sample_sheet, summarise_collection
 
     opened = Collection.open(collection)
-    for line in summarise(opened).lines():
+    for line in summarise_collection(opened).lines():
         console.print(escape(line))
     target = sheet or collection / "sheet.png"
     sample_sheet(opened, target)

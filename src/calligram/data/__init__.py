@@ -1,1 +1,1 @@
-"""What exists, and what matches what. Imports nothing else of ours but errors and progress."""
+"""Collections of images and texts, the matches between them, and the import of data sets."""

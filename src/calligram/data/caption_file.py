@@ -1,4 +1,4 @@
-"""Captions in a file, for images of a collection: lists that people fill in."""
+"""Caption lists: tables with captions of the images of a collection. Read filled-in lists, and write empty ones."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from calligram.data.readers.source import SPLIT_NAMES, canonical_split
 from calligram.errors import UserError
 
 MAX_LISTED_ROWS = 5
-"""rows that a message names"""
+"""number of rows that an error message lists"""
 
 
 class CaptionList(NamedTuple):
-    """What a file holds."""
+    """The content of a caption list."""
 
     captions: list[NewCaption]
     empty_rows: int
-    """rows without a caption"""
+    """number of rows without a caption"""
 
 
 def read_captions(collection: Collection, file: Path, problems: Problems) -> CaptionList:
-    """Captions of a ``.csv``, ``.tsv`` or ``.jsonl`` as ``calligram import folder`` reads it.
+    """Read a caption list: a ``.csv``, ``.tsv`` or ``.jsonl`` file in the format of ``calligram import folder``.
 
-    Images are named by their id, or by the name or the path of their file. Rows without a caption are left out.
+    A row names its image by id, by file name or by path. Rows without a caption are skipped.
 
     Raises:
-        UserError: when the file or a row of it cannot be read, or names an image that is not there or not the only
-            one of its name, or a split that is none.
+        UserError: when the file or a row cannot be read, or a row names an unknown image, an ambiguous file name or an
+            unknown split.
     """
     if file.suffix.lower() not in TABLE_SUFFIXES:
-        raise UserError(f"{file} is not a list of captions; known: {', '.join(TABLE_SUFFIXES)}")
+        raise UserError(f"{file} is not a caption list; accepted are files that end in {', '.join(TABLE_SUFFIXES)}")
     rows = read_table(file, problems)
     _refuse_skipped_rows(file, problems)
     known = _image_ids_by_name(collection)
@@ -58,26 +58,37 @@ def read_captions(collection: Collection, file: Path, problems: Problems) -> Cap
 
 
 def _refuse_skipped_rows(file: Path, problems: Problems) -> None:
-    """All or none: a row that was left out would be missed by nobody."""
+    """Refuse the whole list when a row was skipped, because a missing row would not be noticed."""
     skipped = [problem for problem in problems.found if problem.skipped]
     if skipped:
         named = "; ".join(f"{p.item}: {p.kind}, {p.detail}" for p in skipped[:MAX_LISTED_ROWS])
         more = f"; and {len(skipped) - MAX_LISTED_ROWS} more" if len(skipped) > MAX_LISTED_ROWS else ""
-        raise UserError(f"{file} is not added, since rows of it cannot be read ({named}{more}); mend or remove them")
+        raise UserError(f"{file} is not added, because some rows cannot be read ({named}{more}); fix or remove them")
 
 
 def _split_of_row(row: CaptionRow) -> str | None:
     found = Problems()
     split = canonical_split(row.split, row.line, found)
     if found.found:
-        raise UserError(f"there is no split '{row.split}'; known: {', '.join(SPLIT_NAMES)}, or leave it empty")
+        raise UserError(f"unknown split '{row.split}'; known: {', '.join(SPLIT_NAMES)}, or leave it empty")
     return split
+
+
+def _image_ids_by_name(collection: Collection) -> dict[str, str | None]:
+    """The image id for each id, file name and path; None for a file name of several images. Ids have priority."""
+    ids, paths = collection.column("images", "id"), collection.column("images", "path")
+    names: dict[str, str | None] = {}
+    for image, path in zip(ids, paths, strict=True):
+        if path is not None:
+            for name in {str(path), str(collection.folder / str(path)), PurePath(str(path)).name}:
+                names[name] = None if name in names else str(image)
+    return {**names, **{str(image): str(image) for image in ids}}
 
 
 def write_caption_list(
     file: Path, rows: Iterable[Sequence[object]], columns: Sequence[str] = ("image", "caption", "path", "why")
 ) -> None:
-    """A ``.csv`` that ``read_captions`` takes when it is filled in."""
+    """Write a ``.csv`` that ``read_captions`` accepts when it is filled in."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.writer(stream)
@@ -86,10 +97,10 @@ def write_caption_list(
 
 
 def refuse_list_with_captions(file: Path) -> None:
-    """Make sure that writing a list to ``file`` loses nobody's work.
+    """Check that ``file`` can be overwritten with a caption list without losing captions.
 
     Raises:
-        UserError: when it holds captions, or is something else than such a list.
+        UserError: when the file holds captions, or is not a caption list.
     """
     if not file.is_file() or not file.stat().st_size:
         return
@@ -97,18 +108,7 @@ def refuse_list_with_captions(file: Path) -> None:
     try:
         captions = sum(len(row.captions) for row in read_table(file, problems))
     except UserError:
-        raise UserError(f"{file} is there and is not a list of images; choose another name, or remove it") from None
+        raise UserError(f"{file} exists and is not a caption list; choose another name, or remove it") from None
     if captions or any(problem.skipped for problem in problems.found):
         held = f"{captions} caption{'s' * (captions != 1)}" if captions else "rows that cannot be read"
         raise UserError(f"{file} holds {held}, which would be lost; choose another name, or remove it")
-
-
-def _image_ids_by_name(collection: Collection) -> dict[str, str | None]:
-    """The id behind every name of an image; None where several have it. Ids come first."""
-    ids, paths = collection.column("images", "id"), collection.column("images", "path")
-    names: dict[str, str | None] = {}
-    for image, path in zip(ids, paths, strict=True):
-        if path is not None:
-            for name in {str(path), str(collection.folder / str(path)), PurePath(str(path)).name}:
-                names[name] = None if name in names else str(image)
-    return {**names, **{str(image): str(image) for image in ids}}

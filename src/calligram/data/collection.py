@@ -1,4 +1,4 @@
-"""A collection on disk: Parquet tables, pictures, feature arrays and a manifest, seen as pairings."""
+"""A collection on disk: Parquet tables, pictures, feature arrays and a manifest. It gives pairings of its splits."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ VERSION = 1
 MANIFEST = "collection.json"
 SPLITS = ("train", "dev", "test")
 IMAGE_COLUMNS = ("id", "path", "shard", "offset", "bytes", "width", "height", "split", "identity")
-ADDED_REVISION, ADDED_WHEN = "added.revision", "added.when"
-"""columns of ``captions``: with which revision a caption was added, and when (UTC); null for those of the source"""
-CAPTION_COLUMNS = ("id", "text", ADDED_REVISION, ADDED_WHEN)
+ADDED_REVISION, ADDED_TIME = "added.revision", "added.when"
+"""columns of ``captions``: the revision that added a caption, and its time (UTC); null for captions of the source"""
+CAPTION_COLUMNS = ("id", "text", ADDED_REVISION, ADDED_TIME)
 SPLIT_REVISION = "split.revision"
-"""column of ``images``: with which revision an image got its split; null for those of the source"""
+"""column of ``images``: the revision that assigned the split; null where the source gave the split"""
 
 
 class Collection:
-    """Images, captions, regions and phrases as columns, and what matches what.
+    """Tables of images, captions, regions and phrases, and the matches between them.
 
     Tables refer to each other by row number: ``matches`` holds (image, caption), ``regions`` an image, ``phrases`` a
     caption, ``groundings`` (phrase, region). ``docs/design.md`` lists every column.
     """
 
     def __init__(self, folder: Path, manifest: Mapping[str, object]) -> None:
-        """Use ``Collection.open``."""
+        """Store the folder and its manifest. Use ``Collection.open`` instead."""
         self.folder = folder
         self.manifest = manifest
         self._tables: dict[str, pa.Table] = {}
@@ -53,7 +53,7 @@ class Collection:
         """Open the collection in ``folder``.
 
         Raises:
-            UserError: when there is none, it is damaged, or it was written by a newer version.
+            UserError: when the folder holds no collection, a damaged one, or one of a newer version.
         """
         path = Path(folder)
         if not (path / MANIFEST).is_file():
@@ -67,27 +67,31 @@ class Collection:
         except ValueError as error:
             raise UserError(f"{path / MANIFEST} is damaged ({error}); import the collection again") from error
         if manifest.get("format") != FORMAT:
-            raise UserError(f"{path / MANIFEST} does not describe a {FORMAT}")
+            raise UserError(
+                f"{path / MANIFEST} has format {manifest.get('format')!r}, not {FORMAT!r}; "
+                "give the folder of a collection"
+            )
         if int(manifest.get("version", 0)) > VERSION:
             raise UserError(
-                f"{path} has collection version {manifest['version']}, this calligram reads up to {VERSION}; upgrade it"
+                f"{path} has collection version {manifest['version']}, this calligram reads up to {VERSION}; "
+                "upgrade calligram"
             )
         return cls(path, manifest)
 
     @property
     def name(self) -> str:
-        """Short name, as results report it."""
+        """Short name of the collection, used in results."""
         return str(self.manifest["name"])
 
     @property
     def generated(self) -> bool:
-        """Whether the pictures were drawn by us and may go anywhere."""
+        """Whether the pictures were generated (scenes) and may be shared without restriction."""
         about = self.manifest.get("about", {})
         return isinstance(about, dict) and "generator" in about
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of what there is to learn from: images, captions and their matches."""
+        """A hash of the images, the captions and their matches."""
         digest = hashlib.blake2b(digest_size=8)
         for name in ("images", "captions", "matches"):
             digest.update(self._file(name).read_bytes())
@@ -102,7 +106,7 @@ class Collection:
                 assert isinstance(counts, dict)
                 if name in counts:
                     raise UserError(f"{file} is missing, yet {MANIFEST} lists it; import the collection again")
-                raise UserError(f"collection {self.folder} has no {name}")
+                raise UserError(f"collection {self.folder} has no {name}; import a source that has them")
             try:
                 self._tables[name] = pq.read_table(file, memory_map=True)
             except (pa.ArrowException, OSError) as error:
@@ -114,35 +118,35 @@ class Collection:
         return (name in self._tables or self._file(name).is_file()) and len(self.table(name)) > 0
 
     def _file(self, name: str) -> Path:
-        # Tables that were replaced after the import have other names, which the manifest gives.
+        # A table that was replaced after the import has another file name, which the manifest lists.
         replaced = self.manifest.get("tables", {})
         assert isinstance(replaced, dict)
         return self.folder / str(replaced.get(name, f"{name}.parquet"))
 
     def column(self, table: str, name: str) -> list[MetadataValue]:
-        """One column as plain values."""
+        """One column as a list of Python values."""
         values: list[MetadataValue] = self.table(table).column(name).to_pylist()
         return values
 
     def numbers(self, table: str, name: str, missing: int = -1) -> Ints:
-        """One column of whole numbers as an array, nulls as ``missing``."""
+        """One column of integers as an array; nulls become ``missing``."""
         filled = pc.fill_null(self.table(table).column(name), missing)
         return np.asarray(filled.to_numpy(), dtype=np.int64)
 
     @property
     def metadata_columns(self) -> tuple[str, ...]:
-        """Columns of ``images`` that came with the source."""
+        """Columns of ``images`` that hold metadata of the source."""
         names = self.table("images").column_names
         return tuple(n for n in names if n not in (*IMAGE_COLUMNS, SPLIT_REVISION) and not n.startswith("features."))
 
     @property
     def caption_metadata_columns(self) -> tuple[str, ...]:
-        """Columns of ``captions`` that came with the source."""
+        """Columns of ``captions`` that hold metadata of the source."""
         return tuple(n for n in self.table("captions").column_names if n not in CAPTION_COLUMNS)
 
     @cached_property
     def pictures(self) -> StoredPictures:
-        """Opens images by row."""
+        """The pictures, opened by image row."""
         return StoredPictures(self)
 
     @cached_property
@@ -156,7 +160,7 @@ class Collection:
         }
 
     def splits(self) -> dict[str, int]:
-        """Number of images in each split; images in none are under the empty name."""
+        """Number of images in each split; the empty name counts images without a split."""
         counts: dict[str, int] = {}
         for split in self.column("images", "split"):
             key = str(split) if split else ""
@@ -173,8 +177,8 @@ class Collection:
             if split not in SPLITS:
                 raise refused
             raise UserError(
-                f"{refused}. Give a captions file a column 'split' (train, dev or test) and import again, or take all "
-                "images where a command has --split"
+                f"{refused}. Give a captions file a column 'split' (train, dev or test) and import again, or use all "
+                "images with --split all where a command has this option"
             )
         return rows
 
@@ -193,7 +197,7 @@ class Collection:
         return Matches(self.numbers(table, "image"), self.numbers(table, "caption"), shape)
 
     def sentences(self, split: str) -> Pairing:
-        """Images of a split x the captions of those images. Images without captions are there too."""
+        """Images of a split and their captions. Images without captions are included."""
         images = self.images_in(split)
         matches = self._matches("matches")
         of_image, of_caption = matches.pairs()
@@ -202,7 +206,7 @@ class Collection:
         return Pairing(self.visuals(images), self.texts(captions), matches.select(images, captions), also)
 
     def unannotated(self, split: str) -> Visuals:
-        """Images of a split that have no caption; for train also those of no split, which nothing is measured by."""
+        """Images of a split without captions. For train this includes images without a split, which no test uses."""
         images = self.images_in(split)
         if split == "train":
             free = np.flatnonzero(np.array([not s for s in self.column("images", "split")], dtype=bool))
@@ -210,39 +214,43 @@ class Collection:
         return self.visuals(np.setdiff1d(images, self.numbers("matches", "image")))
 
     def sparse(self, images: float = 1.0, captions: int | None = None, seed: int = 0) -> Collection:
-        """The same with fewer captions in train: those of a share of its captioned images, some of each.
+        """A view of the collection with fewer captions in train.
 
-        Nothing else changes; images that lose their captions stay. For one seed the levels are nested: images at 0.1
-        are among those at 0.2, captions at 1 among those at 2 (a3vse, Sec. 4.1).
+        Images that lose their captions stay, and the other splits do not change. Levels of one seed are nested: the
+        images kept at 0.1 are among those kept at 0.2, and the captions kept at 1 among those kept at 2
+        (a3vse, Sec. 4.1).
 
         Args:
             images: share of the captioned images that keep captions, 0 to 1.
-            captions: how many each keeps, or None for all.
+            captions: number of captions that each of these images keeps; all when None.
         """
         from calligram.data.sparse import Sparsity, sparse_view
 
         return sparse_view(self, Sparsity(images, captions, seed))
 
     def identities(self, split: str) -> Pairing:
-        """Images of a split x their captions, matched by the identity both show (person search)."""
+        """Images of a split and their captions, matched by identity (person search)."""
         by_image = self.sentences(split)
         identity = self.numbers("images", "identity")[by_image.visuals.rows]
         if (identity < 0).all():
-            raise UserError(f"collection {self.folder} has no identities in split {split}")
+            raise UserError(
+                f"collection {self.folder} has no identities in split {split}; "
+                "give a captions file a column 'identity' and import again"
+            )
         visual, text = by_image.matches.pairs()
         of_text = np.full(len(by_image.texts), -1, dtype=np.int64)
         of_text[text] = identity[visual]
         same = Matches.from_groups(identity, of_text)
-        # A text is true of every image of the person it describes, and of others who look as it says.
+        # A text is true of every image of its person, and of other people with the same appearance.
         also = None if by_image.also_true is None else same.plus(by_image.also_true)
         return Pairing(by_image.visuals, by_image.texts, same, also)
 
     def has_identities(self, split: str) -> bool:
-        """Whether images of a split show people who are known apart, so that texts can be matched by identity."""
+        """Whether any image of a split has an identity, so that texts can be matched by identity."""
         return bool((self.numbers("images", "identity")[self.images_in(split)] >= 0).any())
 
     def phrases(self, split: str, source: str = "truth") -> Pairing:
-        """Regions of a split x the phrases that speak of them."""
+        """Regions of a split and the phrases that refer to them."""
         images = self.images_in(split)
         regions = self.table("regions")
         wanted = np.isin(self.numbers("regions", "image"), images)

@@ -1,4 +1,4 @@
-"""What a reader hands over: records by id, not yet checked or stored."""
+"""The output of a reader: records that refer to each other by id, not yet checked or stored, and problems."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MetadataValue = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class PictureFile:
-    """A picture in a file of its own."""
+    """A picture file."""
 
     path: Path
 
 
 @dataclass(frozen=True)
 class TarMember:
-    """A picture inside an uncompressed tar: ``size`` bytes from ``offset``."""
+    """A picture inside an uncompressed tar: ``size`` bytes at ``offset``."""
 
     tar: Path
     name: str
@@ -33,7 +33,7 @@ class TarMember:
 
 @dataclass
 class ImageRecord:
-    """One image. ``at`` is None where only features are known."""
+    """One image. ``picture`` is None for an image that has only features."""
 
     id: str
     picture: PictureFile | TarMember | None
@@ -41,15 +41,15 @@ class ImageRecord:
     identity: int | None = None
     metadata: dict[str, MetadataValue] = field(default_factory=dict)
     feature_rows: dict[str, int] = field(default_factory=dict)
-    """row of this image in each of the draft's feature arrays"""
+    """row of this image in each feature array of the draft"""
     size: tuple[int, int] | None = None
-    """width and height the source states; its boxes are in these pixels, and are scaled to the picture's own pixels
-    when written. None where the boxes are in the picture's pixels already."""
+    """width and height in the annotation. Boxes are in these pixels, and are scaled to the picture when the collection
+    is written. None where boxes are already in pixels of the picture."""
 
 
 @dataclass(slots=True)
 class CaptionRecord:
-    """One text and the images it describes: any number of them."""
+    """One text and the images that it describes, any number."""
 
     id: str
     text: str
@@ -59,9 +59,9 @@ class CaptionRecord:
 
 @dataclass(slots=True)
 class RegionRecord:
-    """A box in an image, in pixels of ``ImageRecord.size`` (or of the picture when that is None).
+    """A box in an image, in pixels of ``ImageRecord.size``, or of the picture when that is None.
 
-    In a stored collection boxes are always in pixels of the stored, upright picture.
+    In a stored collection, boxes are always in pixels of the upright picture.
     """
 
     id: str
@@ -76,10 +76,10 @@ class RegionRecord:
 
 @dataclass(slots=True)
 class PhraseRecord:
-    """Characters ``start`` to ``end`` of a caption, and the regions they speak of.
+    """Characters ``start`` to ``end`` of a caption, and the regions that they refer to.
 
-    A phrase whose words its caption does not hold (an annotation of another wording) has ``start`` and ``end`` of -1
-    and its own ``text``: it can still be looked for in images, but it has no place in the caption.
+    A phrase that its caption does not contain (the annotation has another wording) has ``start`` and ``end`` -1 and its
+    own ``text``. It can still be localized in images, but it has no position in the caption.
     """
 
     id: str
@@ -87,17 +87,17 @@ class PhraseRecord:
     start: int
     end: int
     kind: str = ""
-    """type of entity as the source names it"""
+    """type of entity, with the name that the source uses"""
     entity: str = ""
-    """name of the thing, shared by phrases that speak of the same one"""
+    """identifier of the entity, shared by all phrases that refer to it"""
     regions: tuple[str, ...] = ()
     text: str = ""
-    """only where the caption does not hold the words"""
+    """words of the phrase, only where the caption does not contain them"""
 
 
 @dataclass
 class Draft:
-    """Everything a reader found, in order. Cross references are by id."""
+    """All records of a reader, in order. Records refer to each other by id."""
 
     name: str
     images: list[ImageRecord] = field(default_factory=list)
@@ -105,21 +105,18 @@ class Draft:
     regions: list[RegionRecord] = field(default_factory=list)
     phrases: list[PhraseRecord] = field(default_factory=list)
     features: dict[str, list[Path]] = field(default_factory=dict)
-    """named arrays, each a stack of ``.npy`` files"""
+    """feature arrays by name; each is a list of ``.npy`` files, stacked along the first axis"""
     reader_arrays: frozenset[Path] = frozenset()
-    """those of the arrays that the reader wrote itself: moved into the collection, never referenced"""
+    """array files that the reader wrote itself: they are moved into the collection, never referenced"""
     also_true: NDArray[np.int64] | None = None
-    """(N, 2) rows of ``images`` and ``captions`` that are true together, where the source knows them all"""
+    """(N, 2) rows of ``images`` and ``captions`` for every true pair, where the source knows all of them"""
     about: dict[str, MetadataValue] = field(default_factory=dict)
     """facts about the source for the manifest: generator, seed, licence"""
 
 
-# What was wrong with the input, item by item, so that nothing is lost in silence.
-
-
 @dataclass(frozen=True)
 class Problem:
-    """One item that was skipped, or kept with a change."""
+    """One item of the input that was skipped, repaired or noted."""
 
     kind: str
     item: str
@@ -129,23 +126,23 @@ class Problem:
 
 @dataclass
 class Problems:
-    """A list of problems; with ``strict`` the first item skipped or mended raises instead."""
+    """The problems of an input, item by item. With ``strict``, the first skipped or repaired item raises an error."""
 
     strict: bool = False
     found: list[Problem] = field(default_factory=list)
 
     def skip(self, kind: str, item: str, detail: str = "") -> None:
-        """Record that ``item`` was left out. ``kind`` names the sort of problem, for counting."""
+        """Record that ``item`` was left out. ``kind`` is the kind of problem, for counting."""
         self._refuse_if_strict(kind, item, detail, "skipped")
         self.found.append(Problem(kind, item, detail, skipped=True))
 
     def repair(self, kind: str, item: str, detail: str = "") -> None:
-        """Record that ``item`` was wrong and kept after a repair that may not be what was meant."""
-        self._refuse_if_strict(kind, item, detail, "kept, mended")
+        """Record that ``item`` was wrong and was kept after a repair, which may differ from the intention."""
+        self._refuse_if_strict(kind, item, detail, "repaired and kept")
         self.found.append(Problem(kind, item, detail, skipped=False))
 
     def note(self, kind: str, item: str, detail: str = "") -> None:
-        """Record that ``item`` was kept and is usable but looks odd; never refused."""
+        """Record that ``item`` is unusual but usable; ``strict`` does not refuse it."""
         self.found.append(Problem(kind, item, detail, skipped=False))
 
     def _refuse_if_strict(self, kind: str, item: str, detail: str, otherwise: str) -> None:
@@ -154,16 +151,16 @@ class Problems:
             raise UserError(f"{kind}: {item}{tail} (refused because of --strict; without it the item is {otherwise})")
 
     def summary(self) -> list[str]:
-        """One line for each kind of problem: how many, and the first few items."""
+        """One line for each kind of problem: the number of items, and the first of them."""
         return summarise_problems(self.found)
 
     def rows(self) -> list[dict[str, object]]:
-        """For the collection's table of problems."""
+        """Rows for the table of problems of the collection."""
         return [asdict(p) for p in self.found]
 
 
 def summarise_problems(found: Iterable[Problem]) -> list[str]:
-    """One line for each kind of problem, the commonest first: how many, and the first few items."""
+    """One line for each kind of problem, most frequent first: the number of items, and the first of them."""
     kinds: dict[tuple[str, bool], list[str]] = {}
     for problem in found:
         kinds.setdefault((problem.kind, problem.skipped), []).append(problem.item)

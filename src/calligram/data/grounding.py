@@ -1,4 +1,4 @@
-"""Which words of a collection speak of which boxes: phrases with their regions, and boxes by image."""
+"""Phrase grounding in a collection: phrases with the boxes that they refer to, and boxes grouped by image."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 REGION_SOURCE_OF_FEATURES = {"regions": "bottom-up"}
-"""feature arrays that are called otherwise than the regions they are of"""
+"""region source of a feature array, where the two names differ"""
 
 
 @dataclass(frozen=True)
 class ImageBoxes:
-    """Boxes and the row of each one's image, in the order of their rank where they are proposals."""
+    """Boxes and the image row of each box. Proposals are in the order of their rank."""
 
     boxes: Floats
     """(N, 4)"""
     images: Ints
-    """(N,)"""
+    """(N,) image row of each box"""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -40,7 +40,7 @@ class ImageBoxes:
         return order, self.images[order]
 
     def rows_of_image(self, image: int) -> Ints:
-        """Places of an image's boxes, in their order."""
+        """Positions of the boxes of an image, in order."""
         order, images = self._order
         start, end = np.searchsorted(images, [image, image + 1])
         return order[start:end]
@@ -48,40 +48,42 @@ class ImageBoxes:
 
 @dataclass(frozen=True)
 class GroundedPhrases:
-    """Phrases that are seen in images: one entry for each phrase and image."""
+    """Phrases with regions: one entry for each pair of phrase and image."""
 
     phrases: Ints
     """(P,) rows of the table ``phrases``"""
     chains: Ints
-    """(P,) place of each one's chain: phrases that speak of the same regions of an image share one"""
+    """(P,) coreference chain of each phrase; phrases with the same regions in an image share a chain"""
     chain_boxes: ImageBoxes
-    """(C,) for each chain the smallest box around all its regions"""
+    """(C,) the smallest box around all regions of each chain"""
 
     def __len__(self) -> int:
         return len(self.phrases)
 
     @property
     def targets(self) -> ImageBoxes:
-        """The box and the image of each phrase: (P,)."""
+        """The target box and the image of each phrase: (P,)."""
         return ImageBoxes(self.chain_boxes.boxes[self.chains], self.chain_boxes.images[self.chains])
 
 
 def grounded_phrases(collection: Collection, images: Ints, source: str = "truth") -> GroundedPhrases:
-    """Every phrase with a region in ``images``, in order of images; phrases without a region are left out.
+    """All phrases with a region in ``images``, in the order of the images; phrases without a region are left out.
 
-    That is the protocol of phrase localization (pl-clc): a phrase for several people has several boxes and is found by
-    one around them all.
+    This is the protocol of phrase localization (pl-clc): the target of a phrase with several boxes, such as a group of
+    people, is the smallest box around all of them.
     """
     of_source = regions_of_source(collection, source)
     of_image, boxes = collection.numbers("regions", "image"), region_boxes(collection)
     region, phrase = collection.numbers("groundings", "region"), collection.numbers("groundings", "phrase")
     used = of_source[region] & np.isin(of_image[region], images)
-    spoken: dict[tuple[int, int], list[int]] = {}
+    regions_of_phrase: dict[tuple[int, int], list[int]] = {}
     for r, p in zip(region[used].tolist(), phrase[used].tolist(), strict=True):
-        spoken.setdefault((int(of_image[r]), p), []).append(r)
-    keys = sorted(spoken)
+        regions_of_phrase.setdefault((int(of_image[r]), p), []).append(r)
+    keys = sorted(regions_of_phrase)
     chains: dict[tuple[int, tuple[int, ...]], int] = {}
-    chain_of = [chains.setdefault((image, tuple(sorted(spoken[image, p]))), len(chains)) for image, p in keys]
+    chain_of = [
+        chains.setdefault((image, tuple(sorted(regions_of_phrase[image, p]))), len(chains)) for image, p in keys
+    ]
     enclosing = np.array([union_box(boxes[list(rows)]) for _, rows in chains], dtype=np.float32).reshape(-1, 4)
     return GroundedPhrases(
         np.array([p for _, p in keys], dtype=np.int64),
@@ -91,16 +93,16 @@ def grounded_phrases(collection: Collection, images: Ints, source: str = "truth"
 
 
 def boxes_of_source(collection: Collection, images: Ints, source: str) -> ImageBoxes:
-    """Every region of a source by itself, once, however many phrases speak of it."""
+    """Each region of a source once, regardless of the number of phrases that refer to it."""
     of_image = collection.numbers("regions", "image")
     chosen = np.isin(of_image, images) & regions_of_source(collection, source)
     return ImageBoxes(region_boxes(collection)[chosen], of_image[chosen])
 
 
 def feature_boxes(collection: Collection, name: str, image: int) -> Floats:
-    """The boxes of an image that the rows of a feature array were pooled from, in their order: (R, 4).
+    """The boxes of an image that the features of an array were computed from, in order: (R, 4).
 
-    None of them where the features came without boxes, as those of scan's release did.
+    The result is empty for features without boxes, such as those of SCAN's release.
     """
     if not collection.has("regions"):
         return np.zeros((0, 4), dtype=np.float32)
@@ -111,7 +113,7 @@ def feature_boxes(collection: Collection, name: str, image: int) -> Floats:
 
 
 def regions_of_source(collection: Collection, source: str) -> NDArray[np.bool_]:
-    """Which rows of the table ``regions`` are of this source."""
+    """Whether each row of the table ``regions`` has this source."""
     return np.array([s == source for s in collection.column("regions", "source")], dtype=bool)
 
 
@@ -127,8 +129,8 @@ def phrase_texts(collection: Collection, phrases: Ints) -> Texts:
     return Texts(tuple(part.column("id").to_pylist()), tuple(part.column("text").to_pylist()))
 
 
-def box_visuals(collection: Collection, places: ImageBoxes) -> Visuals:
-    """Boxes as visual items: what is inside each."""
-    names = collection.table("images").column("id").take(pa.array(places.images)).to_pylist()
+def box_visuals(collection: Collection, boxes: ImageBoxes) -> Visuals:
+    """Boxes as visual items: each item is the crop of a box."""
+    names = collection.table("images").column("id").take(pa.array(boxes.images)).to_pylist()
     ids = tuple(f"{name}/{number}" for number, name in enumerate(names))
-    return Visuals(ids, collection.pictures, places.images, places.boxes)
+    return Visuals(ids, collection.pictures, boxes.images, boxes.boxes)

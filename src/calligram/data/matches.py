@@ -1,4 +1,4 @@
-"""Which visual items match which texts: the one relation that training, mining and evaluation share."""
+"""The relation between visual items and texts that match. Training, mining and evaluation all use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ Ints = NDArray[np.int64]
 class Matches:
     """A sparse, many-to-many relation between V visual items and T texts.
 
-    Nothing is assumed of it: an item may have no partner, a text may match several images, two images may share one.
+    It makes no assumptions: an item may match nothing, a text may match several images, and two images may share a
+    text.
     """
 
     def __init__(self, visual: ArrayLike, text: ArrayLike, shape: tuple[int, int]) -> None:
@@ -33,13 +34,13 @@ class Matches:
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[tuple[int, int]], shape: tuple[int, int]) -> Matches:
-        """From index pairs (visual, text); a pair given twice counts once."""
+        """Build from index pairs (visual, text); a repeated pair counts once."""
         array = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
         return cls(array[:, 0], array[:, 1], shape)
 
     @classmethod
     def from_groups(cls, visual: Sequence[int] | Ints, text: Sequence[int] | Ints) -> Matches:
-        """Match items of equal label, as identities do. A negative label matches nothing."""
+        """Match items with equal labels, such as identities. A negative label matches nothing."""
         visual, text = np.asarray(visual, dtype=np.int64), np.asarray(text, dtype=np.int64)
         order = np.argsort(text, kind="stable")
         start, stop = np.searchsorted(text[order], visual, "left"), np.searchsorted(text[order], visual, "right")
@@ -69,16 +70,16 @@ class Matches:
 
     @property
     def T(self) -> Matches:  # noqa: N802  the name every array library uses
-        """The same relation with texts as rows."""
+        """The transposed relation, with texts as rows."""
         visual, text = self.pairs()
         return Matches(text, visual, (self.shape[1], self.shape[0]))
 
     def texts_of(self, visual: int) -> Ints:
-        """Texts that match one visual item, ascending."""
+        """Texts that match one visual item, in ascending order."""
         return self._slice(self._rows, visual)
 
     def visuals_of(self, text: int) -> Ints:
-        """Visual items that match one text, ascending."""
+        """Visual items that match one text, in ascending order."""
         return self._slice(self._columns, text)
 
     @staticmethod
@@ -87,27 +88,27 @@ class Matches:
         return found
 
     def pairs(self) -> tuple[Ints, Ints]:
-        """All matches as two aligned lists, by visual item and then by text."""
+        """All matches as two aligned arrays, sorted by visual item and then by text."""
         visual = np.repeat(np.arange(self.shape[0]), np.diff(self._rows.indptr))
         return visual.astype(np.int64), self._rows.indices.astype(np.int64)
 
     def counts(self) -> tuple[Ints, Ints]:
-        """How many texts each visual item has, and how many visual items each text."""
+        """Number of texts of each visual item (V,), and number of visual items of each text (T,)."""
         return np.diff(self._rows.indptr).astype(np.int64), np.diff(self._columns.indptr).astype(np.int64)
 
     def among(self, visuals: Ints, texts: Ints) -> NDArray[np.bool_]:
-        """Whether each pair of two aligned lists matches."""
+        """Whether each pair of two aligned arrays matches, (N,)."""
         if not len(visuals):
             return np.zeros(0, dtype=bool)
         return np.asarray(self._rows[visuals, texts]).ravel() > 0
 
     def target(self, visuals: Ints, texts: Ints) -> NDArray[np.int8]:
-        """The block of the relation over these items as (I, T): +1 a match, -1 not."""
+        """The target matrix (I, T) of these items: +1 for a match, -1 otherwise."""
         block = self._rows[visuals][:, texts].toarray()
         return np.where(block > 0, 1, -1).astype(np.int8)
 
     def select(self, visuals: Ints, texts: Ints) -> Matches:
-        """The relation among these items, renumbered by their place in the two lists."""
+        """The relation restricted to these items, which are renumbered by their position in the two arrays."""
         block = self._rows[visuals][:, texts].tocoo()
         return Matches(block.row, block.col, (len(visuals), len(texts)))
 
@@ -118,14 +119,14 @@ class Matches:
         return Matches(rest.row[kept], rest.col[kept], self.shape)
 
     def plus(self, other: Matches) -> Matches:
-        """The pairs of both."""
+        """The pairs of this relation and of ``other``."""
         visual, text = (np.concatenate(both) for both in zip(self.pairs(), other.pairs(), strict=True))
         return Matches(visual, text, self.shape)
 
     def groups(self) -> tuple[Ints, Ints]:
-        """A class label for each item: items connected by any chain of matches share one.
+        """A class label for each item: the connected component of the graph of matches.
 
-        Labels are numbered in the order of the visual items, then of texts without a partner.
+        Labels are numbered in the order of the visual items, then of texts that match nothing.
         """
         v, t = self.shape
         visual, text = self.pairs()
@@ -136,7 +137,7 @@ class Matches:
         return renumbered[:v], renumbered[v:]
 
     def shared_texts(self) -> Matches:
-        """Visual items that have a text in common, each item with itself left out: (V, V)."""
+        """Pairs of different visual items that share a text: (V, V)."""
         together = (self._rows @ self._rows.T).tocoo()
         off = together.row != together.col
         return Matches(together.row[off], together.col[off], (self.shape[0], self.shape[0]))

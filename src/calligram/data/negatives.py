@@ -1,4 +1,4 @@
-"""Hard negatives of a whole split, by ids: any matcher may learn from what another one mined."""
+"""Mined hard negatives of a whole split, stored by ids, so that one matcher can train with the negatives of another."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ from calligram.data.pairing import Pairing
 from calligram.errors import UserError, command
 
 RankedRows = NDArray[np.int32]
-
 FORMAT, VERSION, MANIFEST = "calligram-negatives", 1, "negatives.json"
 _TEXTS, _IMAGES = "texts_of_images.npy", "images_of_texts.npy"
 MINE_HINT = 'mine them from this collection with "calligram mine"'
-"""what to do about lists of other items"""
+"""hint in the error for lists that were mined from other items"""
 
 
 @dataclass(frozen=True)
 class NegativeLists:
-    """For each image the texts, and for each text the images, that score best without matching; the hardest first."""
+    """The non-matching texts of highest score for each image, and images for each text; hardest first."""
 
     texts: RankedRows
-    """(I, h) rows of texts; -1 where an image has fewer"""
+    """(I, h) rows of texts; -1 where an image has fewer than h negatives"""
     images: RankedRows
-    """(T, g) rows of images"""
+    """(T, g) rows of images; -1 where a text has fewer than g negatives"""
     image_ids: tuple[str, ...]
     text_ids: tuple[str, ...]
     about: Mapping[str, object] = field(default_factory=dict)
-    """what they were mined with: fingerprints of matcher and collection, split, arithmetic"""
+    """how they were mined: fingerprints of the matcher and the collection, split, arithmetic"""
 
     def __post_init__(self) -> None:
         if len(self.texts) != len(self.image_ids) or len(self.images) != len(self.text_ids):
-            raise ValueError("a list is needed for every image and every text")
+            raise ValueError(
+                f"{len(self.texts)} lists for {len(self.image_ids)} images and {len(self.images)} lists for "
+                f"{len(self.text_ids)} texts; every image and every text needs one list"
+            )
 
     def save(self, folder: Path) -> None:
-        """Write a folder, there whole or not at all: ids as Parquet, lists as arrays of row numbers into them."""
+        """Write a folder atomically: ids as Parquet files, lists as arrays of row numbers."""
         if folder.exists():
             raise UserError(f"{folder} exists; choose another --out")
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -60,12 +62,12 @@ class NegativeLists:
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> NegativeLists:
-        """Read what ``save`` wrote; the lists stay on disk."""
+        """Open a folder that ``save`` wrote; the lists are memory-mapped."""
         path = Path(folder).expanduser()
         if not (path / MANIFEST).is_file():
             raise UserError(
-                f"{path} holds no negatives (it has no {MANIFEST}); "
-                f"make them with {command('calligram', 'mine', 'RUN', 'COLLECTION', '--out', path)}"
+                f"{path} holds no mined negatives (it has no {MANIFEST}); "
+                f"mine them with {command('calligram', 'mine', 'RUN', 'COLLECTION', '--out', path)}"
             )
         try:
             about = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
@@ -80,62 +82,62 @@ class NegativeLists:
             raise UserError(f"{path} was written in another format or by a newer version; mine the negatives again")
         return cls(lists[0], lists[1], image_ids, text_ids, about)
 
-    def aligned_to(self, pairing: Pairing, mend: str = MINE_HINT) -> NegativeLists:
-        """The same lists in the order of a pairing's items.
+    def aligned_to(self, pairing: Pairing, hint: str = MINE_HINT) -> NegativeLists:
+        """The lists in the order of the items of ``pairing``.
 
         Args:
-            mend: what to do about lists of other items.
+            hint: what to do when the lists belong to other items, for the error.
 
         Raises:
-            UserError: when the ids are not those of the pairing.
+            UserError: when the ids differ from those of the pairing.
         """
-        image_place = _rows_of_ids(self.image_ids, pairing.visuals.ids, "image", mend)
-        text_place = _rows_of_ids(self.text_ids, pairing.texts.ids, "caption", mend)
+        image_rows = _rows_of_ids(self.image_ids, pairing.visuals.ids, "image", hint)
+        text_rows = _rows_of_ids(self.text_ids, pairing.texts.ids, "caption", hint)
         about = dict(self.about)
         return NegativeLists(
-            _renumbered(self.texts, image_place, text_place),
-            _renumbered(self.images, text_place, image_place),
+            _renumbered(self.texts, image_rows, text_rows),
+            _renumbered(self.images, text_rows, image_rows),
             pairing.visuals.ids,
             pairing.texts.ids,
             about,
         )
 
     def truncated(self, texts: int | None = None, images: int | None = None) -> NegativeLists:
-        """Only the first so many of each list (aoq, Sec. 3.2: the top list size h)."""
-        for kind, wanted, there, candidates in (
+        """Keep the first ``texts`` and ``images`` entries of each list (aoq, Sec. 3.2: the top list size h)."""
+        for kind, wanted, lists, candidates in (
             ("texts", texts, self.texts, self.text_ids), ("images", images, self.images, self.image_ids),
         ):  # fmt: skip
-            # A small split has fewer candidates than are asked for; then all of them were mined.
-            if wanted is not None and min(wanted, len(candidates)) > there.shape[1]:
+            # A small split can have fewer candidates than requested; then all of them were mined.
+            if wanted is not None and min(wanted, len(candidates)) > lists.shape[1]:
                 raise UserError(
-                    f"{wanted} hard {kind} are asked for and {there.shape[1]} were mined; "
-                    f"mine more with --{kind} {wanted}, or ask for fewer"
+                    f"{wanted} hard {kind} are requested, but only {lists.shape[1]} were mined; "
+                    f"mine more with --{kind} {wanted}, or request fewer"
                 )
         return NegativeLists(self.texts[:, :texts], self.images[:, :images], self.image_ids, self.text_ids, self.about)
 
 
-def _rows_of_ids(mined: tuple[str, ...], wanted: tuple[str, ...], kind: str, mend: str) -> NDArray[np.int64]:
-    """The row that each wanted id has among the mined ones; refuses lists of other items."""
+def _rows_of_ids(mined: tuple[str, ...], wanted: tuple[str, ...], kind: str, hint: str) -> NDArray[np.int64]:
+    """The row of each wanted id among the mined ids; refuses lists of other items."""
     if mined == wanted:
         return np.arange(len(wanted))
     row = {name: number for number, name in enumerate(mined)}
     missing = [name for name in wanted if name not in row]
-    strange = sorted(set(mined) - set(wanted))
-    if missing or strange:
+    unexpected = sorted(set(mined) - set(wanted))
+    if missing or unexpected:
         parts = []
         if missing:
             parts.append(f"{len(missing)} of {len(wanted)} {kind}s have no list (such as {missing[0]!r})")
-        if strange:
-            parts.append(f"{len(strange)} of {len(mined)} listed {kind}s are not there (such as {strange[0]!r})")
+        if unexpected:
+            parts.append(f"{len(unexpected)} of {len(mined)} listed {kind}s are unknown (such as {unexpected[0]!r})")
         raise UserError(
-            f"these negatives were mined from other items than this collection's split: {'; '.join(parts)}; {mend}"
+            f"these negatives were mined from other items than this split of the collection: {'; '.join(parts)}; {hint}"
         )
     return np.array([row[name] for name in wanted], dtype=np.int64)
 
 
 def _renumbered(lists: RankedRows, anchors: NDArray[np.int64], candidates: NDArray[np.int64]) -> RankedRows:
-    """Lists in another order of their anchors, naming candidates by another order."""
-    back = np.empty(len(candidates) + 1, dtype=np.int32)
-    back[candidates] = np.arange(len(candidates), dtype=np.int32)
-    back[-1] = -1  # what -1 is looked up as
-    return back[np.asarray(lists)[anchors]]
+    """Reorder the lists by anchor, and renumber the candidates in them."""
+    new_row = np.empty(len(candidates) + 1, dtype=np.int32)
+    new_row[candidates] = np.arange(len(candidates), dtype=np.int32)
+    new_row[-1] = -1  # an entry of -1 (no negative) stays -1
+    return new_row[np.asarray(lists)[anchors]]

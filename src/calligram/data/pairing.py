@@ -1,4 +1,4 @@
-"""Two lists of items and the matches between them: all that a trainer or an evaluator needs to know."""
+"""Visual items, texts and the matches between them: the input of training and evaluation."""
 
 from __future__ import annotations
 
@@ -16,33 +16,36 @@ from PIL import Image
 from calligram.data.matches import Matches
 from calligram.errors import UserError
 
-# Feature arrays stored with a collection: memory-mapped, never read whole.
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 class StoredFeatures:
-    """Rows of one or several ``.npy`` files, addressed by the image they belong to."""
+    """Feature arrays of a collection, addressed by image. The ``.npy`` files are memory-mapped, never read whole."""
 
     def __init__(self, files: Sequence[Path], row_of_image: Ints) -> None:
         """Args:
-        files: arrays of equal row shape, thought of as stacked.
-        row_of_image: row in the stack for each image of the collection, -1 where it has none.
+        files: arrays of equal row shape, stacked along the first axis.
+        row_of_image: row in the stack for each image of the collection; -1 for an image without features.
         """
         self._arrays = [np.load(file, mmap_mode="r", allow_pickle=False) for file in files]
         shapes = {array.shape[1:] for array in self._arrays}
         if len(shapes) != 1:
-            raise UserError(f"feature files differ in shape: {sorted(shapes)}; they must agree but for the first axis")
+            raise UserError(f"feature files differ in shape: {sorted(shapes)}; all axes but the first must agree")
         self._starts = np.cumsum([0, *(len(array) for array in self._arrays)])
         self.row_of_image = row_of_image
         if row_of_image.size and row_of_image.max() >= self._starts[-1]:
-            raise UserError(f"features hold {self._starts[-1]} rows, but row {row_of_image.max()} is asked for")
+            raise UserError(
+                f"the feature files hold {self._starts[-1]} rows, but row {row_of_image.max()} is requested"
+            )
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Shape of one image's features."""
+        """Shape of the features of one image."""
         return tuple(self._arrays[0].shape[1:])
 
     def take(self, images: Ints) -> NDArray[np.float32]:
-        """Features of these image rows, copied out as float32: (N, ...)."""
+        """A float32 copy of the features of these images: (N, ...)."""
         rows = self.row_of_image[images]
         if rows.size and rows.min() < 0:
             raise UserError(f"{int((rows < 0).sum())} of {len(rows)} images have no stored features")
@@ -54,7 +57,7 @@ class StoredFeatures:
         return out
 
     def take_parts(self, images: Ints, parts: Ints) -> NDArray[np.floating]:
-        """One part of each of these images' features (parts, D), as it is stored: (N, D)."""
+        """One part of the features (parts, D) of each image, in the stored type: (N, D)."""
         rows = self.row_of_image[images]
         if rows.size and rows.min() < 0:
             raise UserError(f"{int((rows < 0).sum())} of {len(rows)} images have no stored features")
@@ -66,22 +69,18 @@ class StoredFeatures:
         return out
 
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
-
-
 class Pictures(Protocol):
     """Opens images by row number."""
 
     cache: Path
-    """folder for what is computed from these pictures"""
+    """folder for data that is computed from these pictures"""
 
     def read(self, row: int) -> bytes:
-        """The picture's bytes as they came."""
+        """The bytes of the picture file."""
         ...
 
     def open(self, row: int) -> Image.Image:
-        """The image upright, as RGB."""
+        """The decoded image: upright, RGB."""
         ...
 
 
@@ -92,17 +91,17 @@ class Visuals:
     ids: tuple[str, ...]
     pictures: Pictures
     rows: Ints
-    """row of each item's image in ``pictures``"""
+    """(N,) row of the image of each item in ``pictures``"""
     boxes: Floats | None = None
-    """(N, 4) for regions, in pixels of the image"""
+    """(N, 4) for regions, in pixels of the image; None for whole images"""
     features: Mapping[str, StoredFeatures] = field(default_factory=dict)
-    """arrays stored with the collection, addressed by image row"""
+    """feature arrays stored with the collection, addressed by image row"""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def open(self, index: int) -> Image.Image:
-        """The image, or the part of it inside the region's box."""
+        """The image, or the crop of a region."""
         image = self.pictures.open(int(self.rows[index]))
         if self.boxes is None:
             return image
@@ -111,7 +110,7 @@ class Visuals:
         return image.crop((left, top, max(left + 1, int(np.ceil(x1))), max(top + 1, int(np.ceil(y1)))))
 
     def select(self, index: Ints) -> Visuals:
-        """The items at these places, in this order."""
+        """The items at these positions, in this order."""
         return Visuals(
             tuple(self.ids[i] for i in index),
             self.pictures,
@@ -132,29 +131,32 @@ class Texts:
         return len(self.ids)
 
     def select(self, index: Ints) -> Texts:
-        """The texts at these places, in this order."""
+        """The texts at these positions, in this order."""
         return Texts(tuple(self.ids[i] for i in index), tuple(self.strings[i] for i in index))
 
 
 @dataclass(frozen=True)
 class Pairing:
-    """Visual items, texts, and which belong together."""
+    """Visual items, texts, and the matches between them."""
 
     visuals: Visuals
     texts: Texts
     matches: Matches
     also_true: Matches | None = None
-    """every pair that is true, where the source knows it (scenes do); a superset of ``matches``"""
+    """every pair whose text is true of its image, where the source knows it (scenes); a superset of ``matches``"""
 
     def __post_init__(self) -> None:
         if self.matches.shape != (len(self.visuals), len(self.texts)):
-            raise ValueError(f"matches are {self.matches.shape} for {len(self.visuals)} x {len(self.texts)} items")
+            raise ValueError(
+                f"matches are {self.matches.shape} for {len(self.visuals)} x {len(self.texts)} items; "
+                "the shape must be (visual items, texts)"
+            )
 
     @property
     def fingerprint(self) -> str:
-        """A hash of which items match which texts, and of what these say."""
-        said = [list(map(str, self.visuals.ids)), list(self.texts.strings), np.stack(self.matches.pairs()).tolist()]
-        return hashlib.blake2b(json.dumps(said).encode(), digest_size=12).hexdigest()
+        """A hash of the ids of the visual items, the strings of the texts, and the matches."""
+        content = [list(map(str, self.visuals.ids)), list(self.texts.strings), np.stack(self.matches.pairs()).tolist()]
+        return hashlib.blake2b(json.dumps(content).encode(), digest_size=12).hexdigest()
 
     def select(self, visuals: Sequence[int] | Ints) -> Pairing:
         """These visual items with the texts that match any of them."""
@@ -169,9 +171,9 @@ class Pairing:
         )
 
     def join_equal_texts(self) -> Pairing:
-        """Treat texts that read the same as one text with all their images.
+        """Merge texts with equal words into one text that matches all their images.
 
-        Two images captioned "a dog runs" are otherwise each other's false negatives in training.
+        Without this, two images with the caption "a dog runs" are false negatives of each other in training.
         """
         keys = [" ".join(string.lower().split()) for string in self.texts.strings]
         _, first, inverse = np.unique(np.array(keys, dtype=object), return_index=True, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Decoding of picture files as people have them: rotated, animated, 16-bit, CMYK, transparent, broken, huge."""
+"""Stored pictures, and decoding of picture files: rotated, animated, 16-bit, CMYK, transparent, damaged, very large."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ from calligram.errors import UserError
 if TYPE_CHECKING:
     from calligram.data.collection import Collection
 
-
 MAX_MEGAPIXELS = 150
-"""Larger pictures are refused: decoding one would take half a gigabyte and more."""
-
-# Pillow warns from 89 megapixels on; up to our own limit there is nothing to warn of.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
-
+"""larger pictures are refused, because decoding one takes more than half a gigabyte"""
 PICTURE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm"})
+
+# Pillow warns above 89 megapixels. The limit here is higher, so its warning is not needed.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
 
 
 class PictureError(UserError):
-    """Why a picture cannot be used."""
+    """A picture cannot be read or decoded; the message says why."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What a full decode found: the upright size, and what had to be converted."""
+    """The result of ``probe``: the size of the upright picture, and a note for each conversion that it needs."""
 
     width: int
     height: int
@@ -43,36 +41,102 @@ class Probe:
 
 
 def decode(source: bytes | Path) -> Image.Image:
-    """Read a picture upright and as RGB.
+    """Decode a picture to an upright RGB image.
 
-    EXIF rotation is applied, transparency laid on white, 16-bit grey scaled to 8, an animation gives its first frame.
+    EXIF rotation is applied, transparent pixels are blended with white, 16-bit grey is scaled to 8 bits, and an
+    animation gives its first frame.
 
     Raises:
-        PictureError: when it is empty, broken, truncated, not a picture, or larger than ``MAX_MEGAPIXELS``.
+        PictureError: when the file is empty, damaged, truncated, not a picture, or larger than ``MAX_MEGAPIXELS``.
     """
     with _open(source) as image:
         try:
-            ImageOps.exif_transpose(image, in_place=True)  # most need no turning, and none a copy
+            ImageOps.exif_transpose(image, in_place=True)  # in place: most pictures are upright and need no copy
             return _as_rgb(image)
-        except Exception as error:  # decoders given damaged bytes raise whatever they stumble over
+        except Exception as error:  # decoders raise many types of exceptions for damaged bytes
             raise PictureError(str(error) or type(error).__name__) from error
 
 
 def probe(source: bytes | Path) -> Probe:
-    """Decode far enough to know that the picture is whole, and report its upright size.
+    """Check that a picture can be decoded, and return its upright size.
 
-    JPEGs are decoded at an eighth of their size: all bytes are read, most of the arithmetic is saved.
+    JPEGs are decoded at an eighth of their size: this reads all bytes and saves most of the arithmetic.
     """
     with _open(source) as image:
         width, height = image.size
         try:
             notes = _conversion_notes(image)
-            turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+            rotated = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
             image.draft("RGB", (max(1, width // 8), max(1, height // 8)))
             image.load()
-        except Exception as error:  # decoders given damaged bytes raise whatever they stumble over
+        except Exception as error:  # decoders raise many types of exceptions for damaged bytes
             raise PictureError(str(error) or type(error).__name__) from error
-    return Probe(height, width, notes) if turned else Probe(width, height, notes)
+    return Probe(height, width, notes) if rotated else Probe(width, height, notes)
+
+
+class StoredPictures:
+    """The pictures of a collection, opened by image row: files, or members of tar shards read at their offsets."""
+
+    def __init__(self, collection: Collection) -> None:
+        """Read the tables only. Each process opens a shard when it first reads from it."""
+        self._folder = collection.folder
+        self.cache = collection.folder / "cache"
+        table = collection.table("images")
+        self._ids = table.column("id")
+        self._paths = table.column("path")
+        self._shard = collection.numbers("images", "shard")
+        self._offset = collection.numbers("images", "offset")
+        self._bytes = collection.numbers("images", "bytes")
+        shards = collection.manifest.get("shards", [])
+        assert isinstance(shards, list)
+        self._shards = [str(s) for s in shards]
+        self._open: dict[tuple[int, int], int] = {}
+
+    def path(self, row: int) -> Path | None:
+        """Path of the picture file; None when the picture is in a shard or does not exist."""
+        name = self._paths[row].as_py()
+        return None if name is None or self._shard[row] >= 0 else self._folder / name
+
+    def read(self, row: int) -> bytes:
+        """The bytes of the picture file."""
+        name = self._paths[row].as_py()
+        if name is None:
+            raise PictureError(f"image {self._ids[row]} has no picture, only features")
+        if self._shard[row] < 0:
+            try:
+                return (self._folder / str(name)).read_bytes()
+            except OSError as error:
+                raise PictureError(f"image {self._ids[row]}: {error.strerror}: {self._folder / name}") from error
+        return os.pread(self._descriptor(int(self._shard[row])), int(self._bytes[row]), int(self._offset[row]))
+
+    def _descriptor(self, shard: int) -> int:
+        # The key contains the process id, because a forked reader must not share file descriptors with its parent.
+        key = (os.getpid(), shard)
+        if key not in self._open:
+            try:
+                self._open[key] = os.open(self._folder / self._shards[shard], os.O_RDONLY)
+            except OSError as error:
+                raise PictureError(f"shard {self._folder / self._shards[shard]}: {error.strerror}") from error
+        return self._open[key]
+
+    def open(self, row: int) -> Image.Image:
+        """The decoded image: upright, RGB."""
+        data = self.read(row)
+        try:
+            return decode(data)
+        except PictureError as error:
+            raise PictureError(f"image {self._ids[row]}: {error}") from error
+
+
+@cache
+def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """A font for drawn text that covers most European languages; the default font of Pillow does not.
+
+    The font file is part of matplotlib. Matplotlib itself is not imported, because its import takes a second.
+    """
+    found = find_spec("matplotlib")
+    file = Path(found.origin or "").parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf" if found else Path()
+    return ImageFont.truetype(file, size) if file.is_file() else ImageFont.load_default(size=size)
 
 
 def _open(source: bytes | Path) -> Image.Image:
@@ -91,12 +155,12 @@ def _open(source: bytes | Path) -> Image.Image:
     except UnidentifiedImageError as error:
         raise PictureError("not a picture in a known format") from error
     except Image.DecompressionBombError as error:
-        raise PictureError(f"larger than {MAX_MEGAPIXELS} megapixels") from error
-    except Exception as error:  # as above: headers are damaged in as many ways
+        raise PictureError(f"larger than {MAX_MEGAPIXELS} megapixels, the maximum") from error
+    except Exception as error:  # as in ``decode``, for damaged headers
         raise PictureError(str(error) or type(error).__name__) from error
     if image.width * image.height > MAX_MEGAPIXELS * 1_000_000:
         image.close()
-        raise PictureError(f"{image.width} x {image.height} pixels; at most {MAX_MEGAPIXELS} megapixels are read")
+        raise PictureError(f"{image.width} x {image.height} pixels; at most {MAX_MEGAPIXELS} megapixels are accepted")
     return image
 
 
@@ -124,74 +188,3 @@ def _as_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, layer).convert("RGB")
     return image.convert("RGB")
-
-
-# Letters for drawn text.
-
-
-@cache
-def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """One that has the letters of most European languages, which Pillow's own has not.
-
-    It comes with matplotlib; that is not imported for it, which takes a second.
-    """
-    found = find_spec("matplotlib")
-    file = Path(found.origin or "").parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf" if found else Path()
-    return ImageFont.truetype(file, size) if file.is_file() else ImageFont.load_default(size=size)
-
-
-# The pictures of a collection on disk, opened by row.
-
-
-class StoredPictures:
-    """The pictures of a collection: files, or members of tar shards read at their offsets."""
-
-    def __init__(self, collection: Collection) -> None:
-        """Open nothing yet; shards are opened when first read, once in each process."""
-        self._folder = collection.folder
-        self.cache = collection.folder / "cache"
-        table = collection.table("images")
-        self._ids = table.column("id")
-        self._paths = table.column("path")
-        self._shard = collection.numbers("images", "shard")
-        self._offset = collection.numbers("images", "offset")
-        self._bytes = collection.numbers("images", "bytes")
-        shards = collection.manifest.get("shards", [])
-        assert isinstance(shards, list)
-        self._shards = [str(s) for s in shards]
-        self._open: dict[tuple[int, int], int] = {}
-
-    def path(self, row: int) -> Path | None:
-        """Where the picture lies as a file of its own, None when it is in a shard or there is none."""
-        name = self._paths[row].as_py()
-        return None if name is None or self._shard[row] >= 0 else self._folder / name
-
-    def read(self, row: int) -> bytes:
-        """The picture's bytes as they came."""
-        name = self._paths[row].as_py()
-        if name is None:
-            raise PictureError(f"image {self._ids[row]} has no picture, only features")
-        if self._shard[row] < 0:
-            try:
-                return (self._folder / str(name)).read_bytes()
-            except OSError as error:
-                raise PictureError(f"image {self._ids[row]}: {error.strerror}: {self._folder / name}") from error
-        return os.pread(self._descriptor(int(self._shard[row])), int(self._bytes[row]), int(self._offset[row]))
-
-    def _descriptor(self, shard: int) -> int:
-        # Keyed by process: a forked reader must not share file objects with its parent.
-        key = (os.getpid(), shard)
-        if key not in self._open:
-            try:
-                self._open[key] = os.open(self._folder / self._shards[shard], os.O_RDONLY)
-            except OSError as error:
-                raise PictureError(f"shard {self._folder / self._shards[shard]}: {error.strerror}") from error
-        return self._open[key]
-
-    def open(self, row: int) -> Image.Image:
-        """The image upright, as RGB."""
-        data = self.read(row)
-        try:
-            return decode(data)
-        except PictureError as error:
-            raise PictureError(f"image {self._ids[row]}: {error}") from error

@@ -1,6 +1,7 @@
-"""How a collection that exists is changed: new tables beside the old, and replacing the manifest makes them count.
+"""Changes to an existing collection: a writer adds new tables next to the old ones, then replaces the manifest.
 
-A process that dies before that has changed nothing; files that no manifest names are removed by a later writer.
+Replacing the manifest commits the change. A process that dies earlier has changed nothing. A later writer removes files
+that no manifest lists. ``store_regions`` adds regions to a collection in this way.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from numpy.typing import NDArray
 from calligram.data.collection import MANIFEST, Collection
 from calligram.data.write_tables import REGION_TYPES
 from calligram.errors import UserError
+
+Ints = NDArray[np.int64]
+PROPOSAL_TYPES = {"source": pa.string(), "image": pa.int32(), "count": pa.int32()}
 
 
 @contextmanager
@@ -51,14 +55,14 @@ def _is_still(path: Path, file: IO[str]) -> bool:
 
 
 def next_revision(manifest: Mapping[str, object]) -> int:
-    """The number of the state that is about to be written."""
+    """The number of the revision that is written next."""
     revision = manifest.get("revision", 0)
     assert isinstance(revision, int)
     return revision + 1
 
 
-def write_tables(folder: Path, manifest: Mapping[str, object], tables: Mapping[str, pa.Table]) -> dict[str, Any]:
-    """Write tables under names that nobody reads yet; returns the manifest that names them."""
+def write_new_tables(folder: Path, manifest: Mapping[str, object], tables: Mapping[str, pa.Table]) -> dict[str, Any]:
+    """Write tables under new file names; returns the manifest that lists them. The manifest is not written."""
     revision = next_revision(manifest)
     files = {name: f"{name}.{revision}.parquet" for name in tables}
     for name, table in tables.items():
@@ -73,7 +77,7 @@ def write_tables(folder: Path, manifest: Mapping[str, object], tables: Mapping[s
 
 
 def replace_manifest(folder: Path, manifest: Mapping[str, object]) -> None:
-    """The moment at which a change to the collection happens."""
+    """Replace the manifest atomically. This commits the change."""
     partial = folder / f"{MANIFEST}.part"
     partial.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     to_disk(partial)
@@ -81,14 +85,14 @@ def replace_manifest(folder: Path, manifest: Mapping[str, object]) -> None:
 
 
 def remove_old_tables(
-    folder: Path, before: Mapping[str, object], after: Mapping[str, object], *, readers: float = 0.0
+    folder: Path, before: Mapping[str, object], after: Mapping[str, object], *, keep_seconds: float = 0.0
 ) -> None:
     """Remove tables of earlier revisions and of writers that died.
 
-    The tables that counted until now stay for one more revision: a process may have the collection open.
+    The tables of the previous revision stay, because a process may have the collection open.
 
     Args:
-        readers: seconds that tables stay after they were replaced, where many revisions may follow each other.
+        keep_seconds: seconds for which older tables stay too, for collections with many revisions in a short time.
     """
     past, now = manifest_section(before, "tables"), manifest_section(after, "tables")
     for name, file in now.items():
@@ -98,14 +102,14 @@ def remove_old_tables(
         for place, old in enumerate(ordered):
             if old.name in (file, past.get(name, f"{name}.parquet")):
                 continue
-            # What replaced a table was written when the table ceased to count, or a moment before.
+            # A table was replaced when the next one was written, or shortly after.
             replaced = ordered[place + 1].stat().st_mtime if place + 1 < len(ordered) else current
-            if current - replaced >= readers:
+            if current - replaced >= keep_seconds:
                 old.unlink()
 
 
 def manifest_section(manifest: Mapping[str, object], key: str) -> dict[str, Any]:
-    """A part of the manifest that names things; empty where there is none."""
+    """A copy of one section of the manifest; empty where the section is missing."""
     found = manifest.get(key, {})
     assert isinstance(found, dict)
     return dict(found)
@@ -122,49 +126,44 @@ def to_disk(file: Path) -> None:
         os.fsync(stream.fileno())
 
 
-# Regions added to a collection that exists, as ``revising`` does it.
-
-Ints = NDArray[np.int64]
-PROPOSAL_TYPES = {"source": pa.string(), "image": pa.int32(), "count": pa.int32()}
-
-
 @dataclass(frozen=True)
 class NewRegions:
-    """Regions of one source, for images that had none of them yet."""
+    """Regions of one source, for images without regions of this source."""
 
     source: str
     settings: Mapping[str, Any]
-    """how they were found; where the collection has regions of this source by other settings, those are replaced"""
+    """settings of the proposal method; regions of this source with other settings are replaced"""
     rows: pa.Table
-    """columns of ``regions``; ``image`` in row numbers"""
+    """columns of ``regions``; ``image`` holds row numbers"""
     images: Ints
-    """rows of all images that were looked at, also those without a region"""
+    """rows of all processed images, including images without a region"""
     counts: Ints
-    """regions of each"""
+    """number of regions of each processed image"""
     features: Path | None = None
-    """array whose rows belong to ``images``; it is moved into the collection"""
+    """array with one row for each of ``images``; the file is moved into the collection"""
     seconds: float = 0.0
+    """time that the proposals took"""
 
 
 def proposal_record(collection: Collection, source: str) -> Mapping[str, Any] | None:
-    """What the collection knows of how a source's regions were found; None where it has none.
+    """The record of a source's proposals in the manifest; None where the collection has none.
 
     Raises:
-        UserError: when the name is taken by regions or features that came with the collection.
+        UserError: when regions or features of the imported source have this name.
     """
     known = manifest_section(collection.manifest, "proposals")
     if source in known:
         found: Mapping[str, Any] = known[source]
         return found
     if source == "truth" or pc.any(pc.equal(collection.table("regions").column("source"), source)).as_py():
-        raise UserError(f"the regions '{source}' came with the collection and stay as they are; choose another --name")
+        raise UserError(f"the regions '{source}' came with the collection and cannot change; choose another --name")
     if source in collection.features:
         raise UserError(f"the features '{source}' came with the collection; choose another --name for the regions")
     return None
 
 
 def images_with_proposals(collection: Collection, source: str) -> Ints:
-    """Rows of the images that were looked at for regions of this source."""
+    """Rows of the images that were processed for regions of this source."""
     if not collection.has("proposals"):
         return np.zeros(0, dtype=np.int64)
     table = collection.table("proposals")
@@ -180,7 +179,7 @@ def store_regions(folder: Path, new: NewRegions) -> Collection:
         tables = _region_tables(before, new, keep=kept is not None)
         if new.features is not None or f"features.{new.source}" in before.table("images").column_names:
             tables["images"] = _image_table(before, new, keep=kept is not None)
-        manifest = write_tables(folder, before.manifest, tables)
+        manifest = write_new_tables(folder, before.manifest, tables)
         manifest["features"] = _feature_files(folder, manifest, new, keep=kept is not None)
         manifest["proposals"] = {**manifest_section(manifest, "proposals"), new.source: _new_record(new, kept)}
         replace_manifest(folder, manifest)
@@ -189,16 +188,16 @@ def store_regions(folder: Path, new: NewRegions) -> Collection:
 
 
 def _region_tables(before: Collection, new: NewRegions, *, keep: bool) -> dict[str, pa.Table]:
-    """The tables of regions, of what was looked at and, where rows moved, of groundings."""
+    """The tables of regions and of processed images; also groundings, where region rows moved."""
     regions = before.table("regions")
-    looked = pa.table(
+    processed = pa.table(
         {
             "source": pa.array([new.source] * len(new.images), pa.string()),
             "image": pa.array(new.images, pa.int32()),
             "count": pa.array(new.counts, pa.int32()),
         }
     )
-    earlier = before.table("proposals") if before.has("proposals") else looked.slice(0, 0)
+    earlier = before.table("proposals") if before.has("proposals") else processed.slice(0, 0)
     made: dict[str, pa.Table] = {}
     if not keep:
         stays = pc.fill_null(pc.not_equal(regions.column("source"), new.source), True)
@@ -207,12 +206,12 @@ def _region_tables(before: Collection, new: NewRegions, *, keep: bool) -> dict[s
             regions = regions.filter(stays)
         earlier = earlier.filter(pc.not_equal(earlier.column("source"), new.source))
     made["regions"] = pa.concat_tables([regions, new.rows.select(list(REGION_TYPES)).cast(regions.schema)])
-    made["proposals"] = pa.concat_tables([earlier, looked])
+    made["proposals"] = pa.concat_tables([earlier, processed])
     return made
 
 
 def _renumbered_groundings(before: Collection, stays: NDArray[np.bool_]) -> pa.Table:
-    """Groundings by the new row numbers of the regions that stay."""
+    """The groundings with the new row numbers of the regions that stay."""
     place = np.cumsum(stays) - 1
     region, phrase = before.numbers("groundings", "region"), before.numbers("groundings", "phrase")
     held = stays[region]
@@ -220,7 +219,7 @@ def _renumbered_groundings(before: Collection, stays: NDArray[np.bool_]) -> pa.T
 
 
 def _image_table(before: Collection, new: NewRegions, *, keep: bool) -> pa.Table:
-    """The images with the row of each in the source's feature array."""
+    """The images with a column for the row of each image in the feature array of the source."""
     images, column = before.table("images"), f"features.{new.source}"
     present = column in images.column_names
     rows = np.full(len(images), -1, dtype=np.int64)
@@ -235,7 +234,7 @@ def _image_table(before: Collection, new: NewRegions, *, keep: bool) -> pa.Table
 
 
 def _feature_files(folder: Path, manifest: Mapping[str, object], new: NewRegions, *, keep: bool) -> dict[str, Any]:
-    """The manifest's list of feature files with the new one, which is moved to its place."""
+    """The feature files of the manifest with the new file, which is moved into the collection."""
     files = manifest_section(manifest, "features")
     earlier = files.pop(new.source, []) if keep else []
     files.pop(new.source, None)
@@ -257,7 +256,7 @@ def _new_record(new: NewRegions, kept: Mapping[str, Any] | None) -> dict[str, An
 
 
 def _remove_old_files(folder: Path, before: Mapping[str, object], after: Mapping[str, object]) -> None:
-    """Remove tables that were replaced, and arrays of regions that were."""
+    """Remove replaced tables, and feature arrays of replaced regions."""
     remove_old_tables(folder, before, after)
     named = {f for files in manifest_section(after, "features").values() for f in files}
     for source in manifest_section(after, "proposals"):

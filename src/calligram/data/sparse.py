@@ -1,7 +1,7 @@
-"""Collections with part of their annotations: captions of some training images, and none of the others.
+"""Sparse annotation: views of a collection in which only some training images have captions.
 
-Removed captions are in no table of such a collection, nor is what refers to them, so that nothing can be learnt from
-them by mistake.
+Removed captions, and all rows that refer to them, are in no table of the view. Training therefore cannot use them by
+mistake.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ Ints = NDArray[np.int64]
 RowMask = NDArray[np.bool_]
 
 EXTRA_IMAGES_KEY = "further captions"
-"""where the manifest of such a collection has the ids of images that keep captions though the level does not say so"""
+"""manifest key with the ids of images that keep captions in addition to the sparsity level"""
 SPARSE_SPLIT = "train"
-"""the only split that loses captions; others measure"""
+"""the split that loses captions; dev and test do not change"""
 
 
 @dataclass(frozen=True)
 class Sparsity:
-    """How much of the annotations is kept."""
+    """The share of the annotations that is kept."""
 
     images: float = 1.0
-    """share of the split's captioned images that keep captions"""
+    """share of the captioned images that keep captions, 0 to 1"""
     captions: int | None = None
-    """captions that each of them keeps, or None for all"""
+    """number of captions that each of them keeps; all when None"""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.images <= 1:
-            raise UserError(f"the share of images that keep captions is from 0 to 1, got {self.images}")
+            raise UserError(f"the share of images that keep captions must be from 0 to 1, got {self.images}")
         if self.captions is not None and self.captions < 1:
-            raise UserError(f"images keep at least 1 caption each, or none for all, got {self.captions}")
+            raise UserError(f"the captions of each image must be at least 1, or None for all, got {self.captions}")
 
     @property
     def keeps_all(self) -> bool:
-        """Whether nothing is removed, whatever the collection."""
+        """Whether all captions are kept."""
         return self.images == 1 and self.captions is None
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Sparsity:
 
 
 def sparse_view(collection: Collection, sparsity: Sparsity) -> Collection:
-    """The collection without the captions that are removed; itself where none is."""
+    """A view of the collection without the removed captions; the collection itself where none are removed."""
     return (
         collection
         if sparsity.keeps_all
@@ -63,11 +63,11 @@ def sparse_view(collection: Collection, sparsity: Sparsity) -> Collection:
 
 
 def with_extra_captions(collection: Collection, images: Ints, sparsity: Sparsity, how: str) -> Collection:
-    """What a sparse collection would be with the captions of these further images, as many of each.
+    """A sparse view in which these additional images keep captions too, with the same number for each image.
 
     Args:
-        images: rows of images of train.
-        how: they were chosen, for the name.
+        images: rows of training images.
+        how: how the images were chosen, for the name of the view.
     """
     kept = kept_matches(collection, sparsity, images)
     made = _SparseCollection(collection, kept, f"{sparsity}, and {len(images)} images {how}")
@@ -76,7 +76,7 @@ def with_extra_captions(collection: Collection, images: Ints, sparsity: Sparsity
 
 
 class _SparseCollection(Collection):
-    """A view of another collection; captions and what refers to them are renumbered."""
+    """A view of another collection; captions and references to them are renumbered."""
 
     def __init__(self, whole: Collection, kept: RowMask, how: str) -> None:
         tables = _without_captions(whole, kept)
@@ -89,18 +89,18 @@ class _SparseCollection(Collection):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the whole and of what is kept of it."""
+        """A hash of the full collection and of the kept matches."""
         return hashlib.blake2b(self._whole.fingerprint.encode() + self._kept.tobytes(), digest_size=8).hexdigest()
 
 
-def kept_matches(collection: Collection, sparsity: Sparsity, further: Ints | None = None) -> RowMask:
-    """Which rows of ``matches`` stay (a3vse, Sec. 4.1).
+def kept_matches(collection: Collection, sparsity: Sparsity, extra_images: Ints | None = None) -> RowMask:
+    """Whether each row of ``matches`` is kept (a3vse, Sec. 4.1).
 
-    The order of images, and that of an image's captions, is drawn once for a seed by hashing ids; a level takes the
-    first of each. A caption of two images may so be kept with one of them.
+    Hashes of the ids and the seed define an order of the images, and of the captions of each image. A sparsity level
+    keeps the first images and the first captions. A caption of two images may be kept for one of them only.
 
     Args:
-        further: rows of images that keep captions too, wherever the order has them.
+        extra_images: rows of images that keep captions regardless of the order.
     """
     image, caption = collection.numbers("matches", "image"), collection.numbers("matches", "caption")
     split = np.flatnonzero(np.array([s == SPARSE_SPLIT for s in collection.column("images", "split")], dtype=bool))
@@ -109,8 +109,8 @@ def kept_matches(collection: Collection, sparsity: Sparsity, further: Ints | Non
     image_ids, caption_ids = collection.column("images", "id"), collection.column("captions", "id")
     order = captioned[_hash_order([str(image_ids[i]) for i in captioned], sparsity.seed)]
     chosen = order[: round(sparsity.images * len(order))]
-    if further is not None:
-        chosen = np.union1d(chosen, further)
+    if extra_images is not None:
+        chosen = np.union1d(chosen, extra_images)
     kept = ~of_split | np.isin(image, chosen)
     if sparsity.captions is not None:
         rows = np.flatnonzero(of_split & kept)
@@ -121,13 +121,13 @@ def kept_matches(collection: Collection, sparsity: Sparsity, further: Ints | Non
 
 
 def _hash_order(names: Sequence[str], seed: int) -> Ints:
-    """Places of names in an order that depends on each name and the seed alone."""
+    """Positions of the names sorted by a hash of the name and the seed."""
     keys = [hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest() for name in names]
     return np.array(sorted(range(len(names)), key=lambda place: (keys[place], place)), dtype=np.int64)
 
 
 def _rank_in_group(groups: Ints) -> Ints:
-    """How many of the same group stand before each item."""
+    """Number of earlier items of the same group, for each item."""
     order = np.argsort(groups, kind="stable")
     ranked = groups[order]
     place = np.empty(len(groups), dtype=np.int64)
@@ -136,12 +136,12 @@ def _rank_in_group(groups: Ints) -> Ints:
 
 
 def _without_captions(whole: Collection, kept: RowMask) -> dict[str, pa.Table]:
-    """Tables without captions that match nothing any more, and without what is said of those."""
+    """The tables without captions that lost all their matches, and without rows that refer to them."""
     captions = whole.table("captions")
     before, after = (np.zeros(len(captions), dtype=bool) for _ in range(2))
     before[whole.numbers("matches", "caption")] = True
     after[whole.numbers("matches", "caption")[kept]] = True
-    # Captions that never matched an image were not removed by anyone.
+    # A caption that never matched an image is not removed.
     stays = after | ~before
     made = {"captions": captions.filter(pa.array(stays))}
     made["matches"] = _renumber_references(whole.table("matches").filter(pa.array(kept)), "caption", stays)[0]
@@ -154,7 +154,7 @@ def _without_captions(whole: Collection, kept: RowMask) -> dict[str, pa.Table]:
 
 
 def _renumber_references(table: pa.Table, column: str, stays: RowMask) -> tuple[pa.Table, RowMask]:
-    """The rows that refer to something that stays, by its new number; and which rows those are."""
+    """The rows of ``table`` whose reference in ``column`` is kept, with new row numbers; and a mask of these rows."""
     numbers = table.column(column).to_numpy()
     rows = stays[numbers]
     place = (np.cumsum(stays) - 1)[numbers[rows]]

@@ -1,4 +1,4 @@
-"""What a collection holds, counted: for ``calligram info``."""
+"""Statistics of a collection, and a sheet of sample images with their captions, for ``calligram info``."""
 
 from __future__ import annotations
 
@@ -15,178 +15,48 @@ from PIL import Image, ImageDraw, ImageOps
 
 from calligram.data.collection import Collection
 from calligram.data.draft import Problem, summarise_problems
-from calligram.data.pictures import PictureError
-from calligram.data.pictures import font as letters
+from calligram.data.pictures import PictureError, font
 from calligram.progress import Track, silent
-
-# A picture of a collection: some of its images with their captions, and the phrases' boxes drawn in.
-
-COLUMNS, CELL, TALL, GAP, MARGIN = 4, 300, 260, 26, 32
-"""Cells are CELL wide, their pictures up to TALL high."""
-FONT_SIZE, LINE, LINES = 15, 20, 5
-PAPER, MAT, INK, FAINT = "#ffffff", "#f3f4f6", "#1f2328", "#6e7781"
-PHRASE_COLOURS = ("#e6484f", "#2f7ed8", "#2a9d5c", "#e08a1e", "#8a4fd0", "#12a5a5")
-
-
-def sample_sheet(collection: Collection, path: Path, count: int = 12, seed: int = 0) -> None:
-    """Write a PNG of ``count`` images drawn at random, those with captions first, each with a caption or two.
-
-    Where a caption's phrases have boxes, the boxes and the words have the same colours.
-    """
-    rows = _sample_rows(collection, count, seed)
-    columns = min(COLUMNS, len(rows))
-    lines = -(-len(rows) // columns)
-    tall = TALL + LINES * LINE + 12
-    sheet = Image.new(
-        "RGB", (2 * MARGIN + columns * (CELL + GAP) - GAP, 2 * MARGIN + lines * (tall + GAP) - GAP), PAPER
-    )
-    for place, row in enumerate(rows):
-        left, top = MARGIN + place % columns * (CELL + GAP), MARGIN + place // columns * (tall + GAP)
-        _draw_cell(sheet, collection, int(row), left, top)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path, format="PNG")
-
-
-def _sample_rows(collection: Collection, count: int, seed: int) -> list[int]:
-    """Rows in the order of the collection."""
-    order = np.random.default_rng(seed).permutation(len(collection.table("images")))
-    captioned = np.isin(order, collection.numbers("matches", "image"))
-    return sorted(int(row) for row in np.concatenate([order[captioned], order[~captioned]])[:count])
-
-
-def _draw_cell(sheet: Image.Image, collection: Collection, row: int, left: int, top: int) -> None:
-    draw = ImageDraw.Draw(sheet)
-    captions = collection.numbers("matches", "caption")[collection.numbers("matches", "image") == row]
-    spans = _grounded_spans(collection, int(captions[0]), row) if len(captions) else []
-    draw.rectangle((left, top, left + CELL - 1, top + TALL - 1), fill=MAT)
-    try:
-        picture = collection.pictures.open(row)
-    except PictureError:
-        draw.text((left + CELL // 2, top + TALL // 2), "no picture", fill=FAINT, font=letters(FONT_SIZE), anchor="mm")
-    else:
-        shown = ImageOps.contain(picture, (CELL, TALL), Image.Resampling.LANCZOS)
-        x, y = left + (CELL - shown.width) // 2, top + (TALL - shown.height) // 2
-        sheet.paste(shown, (x, y))
-        for number, (_, _, boxes) in enumerate(spans):
-            _draw_boxes(draw, boxes * shown.width / picture.width, (x, y), PHRASE_COLOURS[number % len(PHRASE_COLOURS)])
-    _draw_captions(draw, collection, captions, spans, (left, top + TALL + 10))
-    if not len(captions):
-        name = str(collection.table("images").column("id")[row].as_py())
-        draw.text((left, top + TALL + 10), name[-36:], fill=FAINT, font=letters(FONT_SIZE))
-
-
-GroundedSpan = tuple[int, int, NDArray[np.float64]]
-"""start and end in the caption, boxes (N, 4)"""
-
-
-def _grounded_spans(collection: Collection, caption: int, image: int) -> list[GroundedSpan]:
-    """Phrases of a caption that have boxes in this image, in order."""
-    if not collection.has("groundings"):
-        return []
-    regions = collection.table("regions")
-    of_phrase, of_region = collection.numbers("groundings", "phrase"), collection.numbers("groundings", "region")
-    start, end = collection.numbers("phrases", "start"), collection.numbers("phrases", "end")
-    here = collection.numbers("regions", "image") == image
-    found: list[GroundedSpan] = []
-    for phrase in np.flatnonzero((collection.numbers("phrases", "caption") == caption) & (start >= 0)):
-        rows = of_region[of_phrase == phrase]
-        rows = rows[here[rows]]
-        if len(rows):
-            boxes = np.stack([regions.column(axis).to_numpy()[rows] for axis in ("x0", "y0", "x1", "y1")], axis=1)
-            found.append((int(start[phrase]), int(end[phrase]), boxes.astype(np.float64)))
-    return sorted(found, key=lambda span: span[:2])
-
-
-def _draw_boxes(draw: ImageDraw.ImageDraw, boxes: NDArray[np.float64], at: tuple[int, int], colour: str) -> None:
-    for x0, y0, x1, y1 in boxes + np.tile(np.array(at), 2):
-        draw.rectangle((x0, y0, max(x0 + 1, x1 - 1), max(y0 + 1, y1 - 1)), outline=colour, width=2)
-
-
-def _draw_captions(
-    draw: ImageDraw.ImageDraw, collection: Collection, captions: Ints, spans: list[GroundedSpan], at: tuple[int, int]
-) -> None:
-    """The first caption with its phrases coloured, and as much of the second as there is room for."""
-    column = collection.table("captions").column("text")
-    # One blank for each, so that places in the text stay.
-    texts = [re.sub(r"\s", " ", str(column[int(c)].as_py())) for c in captions[:2]]
-    used = 0
-    for number, text in enumerate(texts):
-        wrapped = _wrap_text(draw, text)
-        room = LINES - used
-        for line, (start, words) in enumerate(wrapped[:room]):
-            cut = line == room - 1 and len(wrapped) > room
-            _draw_line(draw, words + (" …" if cut else ""), start, spans if number == 0 else [], (at, used, number))
-            used += 1
-        if used >= LINES - 1:
-            break
-
-
-def _draw_line(
-    draw: ImageDraw.ImageDraw,
-    words: str,
-    start: int,
-    spans: list[GroundedSpan],
-    place: tuple[tuple[int, int], int, int],
-) -> None:
-    (left, top), line, number = place
-    x = float(left)
-    for offset, character in enumerate(words):
-        colour = INK if number == 0 else FAINT
-        for phrase, (first, last, _) in enumerate(spans):
-            if first <= start + offset < last:
-                colour = PHRASE_COLOURS[phrase % len(PHRASE_COLOURS)]
-        draw.text((x, top + line * LINE), character, fill=colour, font=letters(FONT_SIZE))
-        x = left + draw.textlength(words[: offset + 1], font=letters(FONT_SIZE))
-
-
-def _wrap_text(draw: ImageDraw.ImageDraw, text: str) -> list[tuple[int, str]]:
-    """Lines that fit a cell, each with the place of its first character in the text."""
-    lines: list[tuple[int, str]] = []
-    for word in re.finditer(r"\S{1,28}", text):
-        start, line = lines[-1] if lines else (0, "")
-        longer = text[start : word.end()]
-        # Captions of these collections end in " ." often; a full stop alone on a line looks like dirt.
-        if line and (
-            draw.textlength(longer, font=letters(FONT_SIZE)) <= CELL or (len(word[0]) == 1 and not word[0].isalnum())
-        ):
-            lines[-1] = (start, longer)
-        else:
-            lines.append((word.start(), word[0]))
-    return lines
-
-
-__all__ = ["CollectionSummary", "Quartiles", "find_same_pictures", "quartiles", "sample_sheet", "summarise"]
 
 Ints = NDArray[np.int64]
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
+# Layout of the sample sheet; lengths are in pixels.
+SHEET_COLUMNS = 4
+CELL_WIDTH, CELL_HEIGHT, CELL_GAP, SHEET_MARGIN = 300, 260, 26, 32
+FONT_SIZE, LINE_HEIGHT, CAPTION_LINES = 15, 20, 5
+SHEET_COLOUR, CELL_COLOUR, TEXT_COLOUR, FAINT_COLOUR = "#ffffff", "#f3f4f6", "#1f2328", "#6e7781"
+PHRASE_COLOURS = ("#e6484f", "#2f7ed8", "#2a9d5c", "#e08a1e", "#8a4fd0", "#12a5a5")
+GroundedSpan = tuple[int, int, NDArray[np.float64]]
+"""start and end of a phrase in its caption, and its boxes (N, 4)"""
+
 
 class Quartiles(NamedTuple):
-    """Least, middle and greatest of some numbers, with the quarters; all zero when there are none."""
+    """Minimum, quartiles and maximum of numbers; all zero when there are no numbers."""
 
-    least: float
-    quarter: float
+    minimum: float
+    first_quartile: float
     median: float
-    three_quarters: float
-    greatest: float
+    third_quartile: float
+    maximum: float
 
     def __str__(self) -> str:
-        return f"{self.least:g} to {self.greatest:g}, median {self.median:g}"
+        return f"{self.minimum:g} to {self.maximum:g}, median {self.median:g}"
 
 
 @dataclass(frozen=True)
 class CollectionSummary:
-    """Counts of a collection. Splits are in the order train, dev, test, others; images in none under ``""``."""
+    """Statistics of a collection. Splits are ordered train, dev, test, others; ``""`` counts images without a split."""
 
     name: str
     counts: dict[str, int]
-    """rows of each table: images, captions, regions, phrases, ..."""
+    """number of rows of each table: images, captions, regions, phrases, ..."""
     images_in_split: dict[str, int]
     captions_in_split: dict[str, int]
     captions_of_image: Quartiles
     words_in_caption: Quartiles
     vocabulary: int
-    """distinct words, in lower case"""
+    """number of distinct words, in lower case"""
     identities: int
     grounded_phrases: int
     widths: Quartiles
@@ -194,21 +64,21 @@ class CollectionSummary:
     without_captions: int
     without_picture: int
     features: dict[str, tuple[int, ...]]
-    """shape of one image's row of each stored array"""
+    """shape of the features of one image, by array"""
     repeated_captions: int
-    """captions that read the same as an earlier one"""
+    """number of captions with the same words as an earlier one"""
     same_pictures: list[tuple[str, ...]]
     """ids of images whose files are equal byte for byte"""
     metadata: dict[str, dict[str, int]]
-    """of images and of captions, the source's columns and how many have a value"""
+    """metadata columns of images and of captions, and the number of rows with a value"""
     problems: list[str]
-    """one line for each kind"""
+    """one line for each kind of problem"""
 
     def lines(self) -> list[str]:
-        """For people: one fact a line, leaving out what the collection does not have."""
+        """The statistics as text, one per line, without those that the collection does not have."""
         shown = {name: count for name, count in self.counts.items() if name not in ("matches", "groundings")}
         splits = [
-            f"{name or 'in no split'} {count:,} ({self.captions_in_split.get(name, 0):,} captions)"
+            f"{name or 'without a split'} {count:,} ({self.captions_in_split.get(name, 0):,} captions)"
             for name, count in self.images_in_split.items()
         ]
         facts = [
@@ -232,8 +102,8 @@ class CollectionSummary:
         return facts + [f"problem: {line}" for line in self.problems]
 
 
-def summarise(collection: Collection, track: Track = silent) -> CollectionSummary:
-    """Count everything worth knowing before training on a collection. Reads every picture's bytes once."""
+def summarise_collection(collection: Collection, track: Track = silent) -> CollectionSummary:
+    """Compute the statistics of a collection. Reads the bytes of every picture once."""
     captions = [str(text) for text in collection.column("captions", "text")]
     matches = collection.numbers("matches", "image"), collection.numbers("matches", "caption")
     images = len(collection.table("images"))
@@ -265,8 +135,8 @@ def summarise(collection: Collection, track: Track = silent) -> CollectionSummar
 def quartiles(values: Ints) -> Quartiles:
     """Quartiles of ``values``.
 
-    >>> spread(np.array([1, 2, 3, 4, 9]))
-    Spread(least=1.0, quarter=2.0, median=3.0, three_quarters=4.0, greatest=9.0)
+    >>> quartiles(np.array([1, 2, 3, 4, 9]))
+    Quartiles(minimum=1.0, first_quartile=2.0, median=3.0, third_quartile=4.0, maximum=9.0)
     """
     if not len(values):
         return Quartiles(0, 0, 0, 0, 0)
@@ -274,7 +144,7 @@ def quartiles(values: Ints) -> Quartiles:
 
 
 def find_same_pictures(collection: Collection, track: Track = silent) -> list[tuple[str, ...]]:
-    """Groups of images whose files are equal byte for byte; pictures that are gone are left out."""
+    """Groups of image ids whose files are equal byte for byte; missing pictures are left out."""
     ids = [str(i) for i in collection.column("images", "id")]
     groups: dict[bytes, list[str]] = {}
     for row, path in track(enumerate(collection.column("images", "path")), "comparing pictures", len(ids)):
@@ -322,3 +192,140 @@ def _problem_lines(collection: Collection) -> list[str]:
         for r in collection.table("problems").to_pylist()
     ]
     return summarise_problems(found)
+
+
+def sample_sheet(collection: Collection, path: Path, count: int = 12, seed: int = 0) -> None:
+    """Write a PNG with ``count`` random images and up to two captions each; images with captions have priority.
+
+    Boxes of phrases have the same colours as the words of the phrases.
+    """
+    rows = _sample_rows(collection, count, seed)
+    columns = min(SHEET_COLUMNS, len(rows))
+    lines = -(-len(rows) // columns)
+    height = CELL_HEIGHT + CAPTION_LINES * LINE_HEIGHT + 12
+    sheet = Image.new(
+        "RGB",
+        (
+            2 * SHEET_MARGIN + columns * (CELL_WIDTH + CELL_GAP) - CELL_GAP,
+            2 * SHEET_MARGIN + lines * (height + CELL_GAP) - CELL_GAP,
+        ),
+        SHEET_COLOUR,
+    )
+    for place, row in enumerate(rows):
+        left, top = (
+            SHEET_MARGIN + place % columns * (CELL_WIDTH + CELL_GAP),
+            SHEET_MARGIN + place // columns * (height + CELL_GAP),
+        )
+        _draw_cell(sheet, collection, int(row), left, top)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path, format="PNG")
+
+
+def _sample_rows(collection: Collection, count: int, seed: int) -> list[int]:
+    """Random image rows, captioned images first, sorted by row."""
+    order = np.random.default_rng(seed).permutation(len(collection.table("images")))
+    captioned = np.isin(order, collection.numbers("matches", "image"))
+    return sorted(int(row) for row in np.concatenate([order[captioned], order[~captioned]])[:count])
+
+
+def _draw_cell(sheet: Image.Image, collection: Collection, row: int, left: int, top: int) -> None:
+    draw = ImageDraw.Draw(sheet)
+    captions = collection.numbers("matches", "caption")[collection.numbers("matches", "image") == row]
+    spans = _grounded_spans(collection, int(captions[0]), row) if len(captions) else []
+    draw.rectangle((left, top, left + CELL_WIDTH - 1, top + CELL_HEIGHT - 1), fill=CELL_COLOUR)
+    try:
+        picture = collection.pictures.open(row)
+    except PictureError:
+        draw.text(
+            (left + CELL_WIDTH // 2, top + CELL_HEIGHT // 2),
+            "no picture",
+            fill=FAINT_COLOUR,
+            font=font(FONT_SIZE),
+            anchor="mm",
+        )
+    else:
+        shown = ImageOps.contain(picture, (CELL_WIDTH, CELL_HEIGHT), Image.Resampling.LANCZOS)
+        x, y = left + (CELL_WIDTH - shown.width) // 2, top + (CELL_HEIGHT - shown.height) // 2
+        sheet.paste(shown, (x, y))
+        for number, (_, _, boxes) in enumerate(spans):
+            _draw_boxes(draw, boxes * shown.width / picture.width, (x, y), PHRASE_COLOURS[number % len(PHRASE_COLOURS)])
+    _draw_captions(draw, collection, captions, spans, (left, top + CELL_HEIGHT + 10))
+    if not len(captions):
+        name = str(collection.table("images").column("id")[row].as_py())
+        draw.text((left, top + CELL_HEIGHT + 10), name[-36:], fill=FAINT_COLOUR, font=font(FONT_SIZE))
+
+
+def _grounded_spans(collection: Collection, caption: int, image: int) -> list[GroundedSpan]:
+    """Phrases of a caption that have boxes in this image, in the order of the text."""
+    if not collection.has("groundings"):
+        return []
+    regions = collection.table("regions")
+    of_phrase, of_region = collection.numbers("groundings", "phrase"), collection.numbers("groundings", "region")
+    start, end = collection.numbers("phrases", "start"), collection.numbers("phrases", "end")
+    here = collection.numbers("regions", "image") == image
+    found: list[GroundedSpan] = []
+    for phrase in np.flatnonzero((collection.numbers("phrases", "caption") == caption) & (start >= 0)):
+        rows = of_region[of_phrase == phrase]
+        rows = rows[here[rows]]
+        if len(rows):
+            boxes = np.stack([regions.column(axis).to_numpy()[rows] for axis in ("x0", "y0", "x1", "y1")], axis=1)
+            found.append((int(start[phrase]), int(end[phrase]), boxes.astype(np.float64)))
+    return sorted(found, key=lambda span: span[:2])
+
+
+def _draw_boxes(draw: ImageDraw.ImageDraw, boxes: NDArray[np.float64], at: tuple[int, int], colour: str) -> None:
+    for x0, y0, x1, y1 in boxes + np.tile(np.array(at), 2):
+        draw.rectangle((x0, y0, max(x0 + 1, x1 - 1), max(y0 + 1, y1 - 1)), outline=colour, width=2)
+
+
+def _draw_captions(
+    draw: ImageDraw.ImageDraw, collection: Collection, captions: Ints, spans: list[GroundedSpan], at: tuple[int, int]
+) -> None:
+    """Draw the first caption with coloured phrases, and as many lines of the second as fit."""
+    column = collection.table("captions").column("text")
+    # Each white-space character becomes one space, so that character positions stay the same.
+    texts = [re.sub(r"\s", " ", str(column[int(c)].as_py())) for c in captions[:2]]
+    used = 0
+    for number, text in enumerate(texts):
+        wrapped = _wrap_text(draw, text)
+        room = CAPTION_LINES - used
+        for line, (start, words) in enumerate(wrapped[:room]):
+            cut = line == room - 1 and len(wrapped) > room
+            _draw_line(draw, words + (" …" if cut else ""), start, spans if number == 0 else [], (at, used, number))
+            used += 1
+        if used >= CAPTION_LINES - 1:
+            break
+
+
+def _draw_line(
+    draw: ImageDraw.ImageDraw,
+    words: str,
+    start: int,
+    spans: list[GroundedSpan],
+    place: tuple[tuple[int, int], int, int],
+) -> None:
+    (left, top), line, number = place
+    x = float(left)
+    for offset, character in enumerate(words):
+        colour = TEXT_COLOUR if number == 0 else FAINT_COLOUR
+        for phrase, (first, last, _) in enumerate(spans):
+            if first <= start + offset < last:
+                colour = PHRASE_COLOURS[phrase % len(PHRASE_COLOURS)]
+        draw.text((x, top + line * LINE_HEIGHT), character, fill=colour, font=font(FONT_SIZE))
+        x = left + draw.textlength(words[: offset + 1], font=font(FONT_SIZE))
+
+
+def _wrap_text(draw: ImageDraw.ImageDraw, text: str) -> list[tuple[int, str]]:
+    """Lines that fit the width of a cell, each with the position of its first character in the text."""
+    lines: list[tuple[int, str]] = []
+    for word in re.finditer(r"\S{1,28}", text):
+        start, line = lines[-1] if lines else (0, "")
+        longer = text[start : word.end()]
+        # Many captions end in " ."; a line with only a full stop is avoided.
+        if line and (
+            draw.textlength(longer, font=font(FONT_SIZE)) <= CELL_WIDTH or (len(word[0]) == 1 and not word[0].isalnum())
+        ):
+            lines[-1] = (start, longer)
+        else:
+            lines.append((word.start(), word[0]))
+    return lines

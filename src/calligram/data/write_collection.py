@@ -1,4 +1,7 @@
-"""From a reader's draft to a collection on disk: every picture checked, every reference resolved, all or nothing."""
+"""Write a reader's draft as a collection: check every picture, resolve every reference, and install it atomically.
+
+When it replaces an existing collection, captions that people added to the old one are kept in lists.
+"""
 
 from __future__ import annotations
 
@@ -25,123 +28,9 @@ from calligram.data.write_tables import CheckedDraft, FilePlacement, FilePlacer,
 from calligram.errors import UserError, command
 from calligram.progress import Track, silent
 
-# A new collection in the place of an old one, without losing what people added to the old.
-
 KEPT_CAPTION_COLUMNS = ("image", "caption", "split", "added")
 DatedCaption = tuple[NewCaption, str]
-"""a caption and when it was added"""
-
-
-class _UnreadableCollection(NamedTuple):
-    """An old collection that cannot be read, so that nobody knows what was added to it."""
-
-    why: str
-
-
-def install_collection(partial: Path, folder: Path) -> list[str]:
-    """Rename the collection in ``partial`` to ``folder``; what is there gives way to it.
-
-    Captions that people added to an old collection get into a list in the new one, which ``calligram caption`` takes;
-    lists that lie in the old collection come along. An old collection that cannot be read is set aside, not deleted.
-
-    Returns:
-        What the user should know of what was replaced, in lines.
-    """
-    if not (folder / MANIFEST).is_file():
-        if folder.exists():
-            folder.rmdir()  # empty, or it would have been refused
-        partial.rename(folder)
-        return []
-    with writing(folder):  # captions added while this goes on are in the old one before, or in the new one after
-        carried = _carry_over(folder, partial)
-        if isinstance(carried, _UnreadableCollection):
-            aside = _unused_name(folder)
-            _swap(partial, folder, aside)
-            return [f"the collection that was there cannot be read ({carried.why}); it is kept in {aside}"]
-        trash = Path(tempfile.mkdtemp(prefix=f".{folder.name}.replaced-", dir=folder.parent))
-        try:
-            _swap(partial, folder, trash / folder.name)
-        except BaseException:
-            with suppress(OSError):  # not empty where the old collection could not be put back: it must stay
-                trash.rmdir()
-            raise
-    shutil.rmtree(trash, ignore_errors=True)
-    return carried
-
-
-def _swap(partial: Path, folder: Path, aside: Path) -> None:
-    folder.rename(aside)
-    try:
-        partial.rename(folder)
-    except BaseException:
-        aside.rename(folder)
-        raise
-
-
-def _unused_name(folder: Path) -> Path:
-    """A name beside the folder that nothing has."""
-    number = 1
-    while (found := folder.with_name(f"{folder.name}.unreadable.{number}")).exists():
-        number += 1
-    return found
-
-
-def _carry_over(folder: Path, partial: Path) -> list[str] | _UnreadableCollection:
-    """Write into ``partial`` what must outlive the collection in ``folder``; returns what to say of it."""
-    try:
-        old = Collection.open(folder)
-        added = [(caption, one.when) for one in caption_revisions(old) for caption in one.captions]
-    except UserError as error:
-        return _UnreadableCollection(str(error))
-    new, revision = Collection.open(partial), next_revision(old.manifest)
-    for file in folder.iterdir():
-        if file.suffix.lower() in TABLE_SUFFIXES and file.is_file():
-            shutil.copy2(file, partial / file.name)
-    # Numbers go on, so that lists of the old collection are never written over and a server sees that it was replaced.
-    manifest = json.dumps({**new.manifest, "revision": revision}, indent=2, ensure_ascii=False)
-    (partial / MANIFEST).write_text(manifest + "\n", encoding="utf-8")
-    lines = _write_missing_captions(added, new, folder, f"added-by-hand.{revision}") if added else []
-    if regions := manifest_section(old.manifest, "proposals"):
-        run = command("calligram", "regions", folder, "--proposals", "METHOD")
-        lines.append(f"the regions that were added ({', '.join(regions)}) are gone; run {run} again")
-    return lines
-
-
-def _write_missing_captions(added: Sequence[DatedCaption], new: Collection, folder: Path, name: str) -> list[str]:
-    """Lists of the captions that the new collection lacks: of its images, and of those that it does not have."""
-    ids = [str(image) for image in new.column("images", "id")]
-    splits = dict(zip(ids, new.column("images", "split"), strict=True))
-    texts = new.column("captions", "text")
-    pairs = zip(new.numbers("matches", "image"), new.numbers("matches", "caption"), strict=True)
-    known = {(ids[int(image)], texts[int(caption)]) for image, caption in pairs}
-    missing = [row for row in added if (row[0].image, row[0].text) not in known]
-    # An image that has a split by now stays in it: a list that names another would be refused.
-    here = [
-        (one._replace(split=None if splits[one.image] else one.split), when)
-        for one, when in missing
-        if one.image in splits
-    ]
-    gone = [row for row in missing if row[0].image not in splits]
-    lines = []
-    if here:
-        _write_dated_captions(new.folder / f"{name}.csv", here)
-        file = folder / f"{name}.csv"
-        adds = command("calligram", "caption", folder, file)
-        lines.append(f"{_caption_count(here)} added since the last import kept in {file}; {adds} adds them again")
-    if gone:
-        _write_dated_captions(new.folder / f"{name}.gone.csv", gone)
-        file = folder / f"{name}.gone.csv"
-        lines.append(f"{_caption_count(gone)} of images that are no longer there kept in {file}")
-    return lines
-
-
-def _caption_count(rows: Sequence[DatedCaption]) -> str:
-    return f"{len(rows)} caption{'s' * (len(rows) != 1)}"
-
-
-def _write_dated_captions(file: Path, rows: Sequence[DatedCaption]) -> None:
-    write_caption_list(file, [(one.image, one.text, one.split, when) for one, when in rows], KEPT_CAPTION_COLUMNS)
-    to_disk(file)
+"""a caption and the time of its addition"""
 
 
 def write_draft(
@@ -154,13 +43,13 @@ def write_draft(
     track: Track = silent,
     report: Callable[[str], None] = lambda line: None,
 ) -> Collection:
-    """Check a draft and store it in ``folder``; until the last step nothing is there, then everything is.
+    """Check a draft and store it in ``folder``. The last step renames the finished collection into place.
 
     Args:
-        placing: ``link`` makes hard links where the file system can and copies elsewhere, ``copy`` always copies,
-            ``reference`` leaves the pictures where they are and stores their absolute paths.
-        overwrite: replace a collection that is there already; captions that people added to it are kept in a list.
-        report: is given lines on what was added to a collection that is replaced, and where it is kept.
+        placing: ``link`` makes hard links where the file system supports them and copies otherwise, ``copy`` always
+            copies, ``reference`` stores absolute paths and leaves the pictures in place.
+        overwrite: replace an existing collection; captions that people added to it are kept in a list.
+        report: called with lines about captions and regions that were added to a replaced collection.
     """
     problems = problems if problems is not None else Problems()
     refuse_existing(folder, overwrite)
@@ -181,27 +70,10 @@ def write_draft(
     return Collection.open(folder)
 
 
-def _write_files(folder: Path, checked: CheckedDraft, placed: FilePlacer, problems: Problems, track: Track) -> None:
-    """Write every table and the manifest."""
-    draft, made = checked.draft, build_tables(checked, placed, problems, track)
-    for name, table in made.items():
-        pq.write_table(table, folder / f"{name}.parquet", compression="zstd")
-    manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        "name": draft.name,
-        "about": draft.about,
-        "shards": placed.shards,
-        "features": {name: [placed.array(name, f) for f in files] for name, files in draft.features.items()},
-        "counts": {name: len(table) for name, table in made.items()},
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def refuse_existing(folder: Path, overwrite: bool) -> None:
-    """Raise a UserError unless ``folder`` is free, or holds a collection that may be replaced."""
+    """Raise a UserError unless ``folder`` is missing or empty, or holds a collection and ``overwrite`` is set."""
     if not folder.name or folder.name == "..":
-        raise UserError(f"'{folder}' has no name of its own; give the folder to create")
+        raise UserError(f"'{folder}' does not name a folder; give the path of the folder to create")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not (folder / MANIFEST).is_file():
@@ -211,7 +83,7 @@ def refuse_existing(folder: Path, overwrite: bool) -> None:
 
 
 def _usable_images(draft: Draft, problems: Problems, track: Track) -> CheckedDraft:
-    """The records whose pictures decode, with their sizes."""
+    """The records whose pictures can be decoded, with their sizes."""
 
     def check(record: ImageRecord) -> Probe | PictureError | None:
         if record.picture is None:
@@ -246,3 +118,134 @@ def _picture_source(at: PictureFile | TarMember) -> bytes | Path:
     with at.tar.open("rb") as file:
         file.seek(at.offset)
         return file.read(at.size)
+
+
+def _write_files(folder: Path, checked: CheckedDraft, placer: FilePlacer, problems: Problems, track: Track) -> None:
+    """Write every table and the manifest."""
+    draft, made = checked.draft, build_tables(checked, placer, problems, track)
+    for name, table in made.items():
+        pq.write_table(table, folder / f"{name}.parquet", compression="zstd")
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": draft.name,
+        "about": draft.about,
+        "shards": placer.shards,
+        "features": {name: [placer.array(name, f) for f in files] for name, files in draft.features.items()},
+        "counts": {name: len(table) for name, table in made.items()},
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def install_collection(partial: Path, folder: Path) -> list[str]:
+    """Rename the collection in ``partial`` to ``folder``, and replace a collection that exists there.
+
+    Captions that people added to the old collection are written to a list in the new one, which ``calligram caption``
+    accepts. Lists in the old folder are copied. An old collection that cannot be read is renamed, not deleted.
+
+    Returns:
+        Lines for the user about the replaced collection.
+    """
+    if not (folder / MANIFEST).is_file():
+        if folder.exists():
+            folder.rmdir()  # it is empty: ``refuse_existing`` refuses any other folder
+        partial.rename(folder)
+        return []
+    with writing(
+        folder
+    ):  # another process adds captions either before this, to the old one, or after it, to the new one
+        carried = _carry_over(folder, partial)
+        if isinstance(carried, _UnreadableCollection):
+            aside = _unused_name(folder)
+            _swap(partial, folder, aside)
+            return [f"the replaced collection cannot be read ({carried.why}); it is kept in {aside}"]
+        trash = Path(tempfile.mkdtemp(prefix=f".{folder.name}.replaced-", dir=folder.parent))
+        try:
+            _swap(partial, folder, trash / folder.name)
+        except BaseException:
+            with suppress(OSError):  # not empty if the old collection could not be moved back: then it must stay
+                trash.rmdir()
+            raise
+    shutil.rmtree(trash, ignore_errors=True)
+    return carried
+
+
+class _UnreadableCollection(NamedTuple):
+    """The old collection cannot be read, so captions added to it cannot be listed."""
+
+    why: str
+
+
+def _swap(partial: Path, folder: Path, aside: Path) -> None:
+    folder.rename(aside)
+    try:
+        partial.rename(folder)
+    except BaseException:
+        aside.rename(folder)
+        raise
+
+
+def _unused_name(folder: Path) -> Path:
+    """A path next to the folder that does not exist yet."""
+    number = 1
+    while (found := folder.with_name(f"{folder.name}.unreadable.{number}")).exists():
+        number += 1
+    return found
+
+
+def _carry_over(folder: Path, partial: Path) -> list[str] | _UnreadableCollection:
+    """Copy the caption lists of ``folder`` to ``partial``, and list captions added by people; returns report lines."""
+    try:
+        old = Collection.open(folder)
+        added = [(caption, one.when) for one in caption_revisions(old) for caption in one.captions]
+    except UserError as error:
+        return _UnreadableCollection(str(error))
+    new, revision = Collection.open(partial), next_revision(old.manifest)
+    for file in folder.iterdir():
+        if file.suffix.lower() in TABLE_SUFFIXES and file.is_file():
+            shutil.copy2(file, partial / file.name)
+    # The revision number continues, so that file names of old lists are not reused and a server notices the change.
+    manifest = json.dumps({**new.manifest, "revision": revision}, indent=2, ensure_ascii=False)
+    (partial / MANIFEST).write_text(manifest + "\n", encoding="utf-8")
+    lines = _write_missing_captions(added, new, folder, f"added-by-hand.{revision}") if added else []
+    if regions := manifest_section(old.manifest, "proposals"):
+        run = command("calligram", "regions", folder, "--proposals", "METHOD")
+        lines.append(f"the regions that were added ({', '.join(regions)}) are lost; run {run} again")
+    return lines
+
+
+def _write_missing_captions(added: Sequence[DatedCaption], new: Collection, folder: Path, name: str) -> list[str]:
+    """Write added captions that the new collection lacks: one list for its images, one for images that it lacks."""
+    ids = [str(image) for image in new.column("images", "id")]
+    splits = dict(zip(ids, new.column("images", "split"), strict=True))
+    texts = new.column("captions", "text")
+    pairs = zip(new.numbers("matches", "image"), new.numbers("matches", "caption"), strict=True)
+    known = {(ids[int(image)], texts[int(caption)]) for image, caption in pairs}
+    missing = [row for row in added if (row[0].image, row[0].text) not in known]
+    # An image with a split keeps it, because a list that names another split would be refused.
+    here = [
+        (one._replace(split=None if splits[one.image] else one.split), when)
+        for one, when in missing
+        if one.image in splits
+    ]
+    gone = [row for row in missing if row[0].image not in splits]
+    lines = []
+    if here:
+        _write_dated_captions(new.folder / f"{name}.csv", here)
+        file = folder / f"{name}.csv"
+        adds = command("calligram", "caption", folder, file)
+        lines.append(f"{_caption_count(here)} added since the last import kept in {file}; {adds} adds them again")
+    if gone:
+        _write_dated_captions(new.folder / f"{name}.gone.csv", gone)
+        file = folder / f"{name}.gone.csv"
+        lines.append(f"{_caption_count(gone)} of images that are no longer there kept in {file}")
+    return lines
+
+
+def _caption_count(rows: Sequence[DatedCaption]) -> str:
+    return f"{len(rows)} caption{'s' * (len(rows) != 1)}"
+
+
+def _write_dated_captions(file: Path, rows: Sequence[DatedCaption]) -> None:
+    write_caption_list(file, [(one.image, one.text, one.split, when) for one, when in rows], KEPT_CAPTION_COLUMNS)
+    to_disk(file)

@@ -1,4 +1,7 @@
-"""A draft's records as Arrow tables: references by id become row numbers, boxes become pixels of the picture."""
+"""Build Arrow tables from the records of a draft, and place its files in the folder of the collection.
+
+References by id become row numbers. Boxes become pixels of the picture.
+"""
 
 from __future__ import annotations
 
@@ -17,79 +20,7 @@ from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PhraseRecord
 from calligram.data.pictures import Probe
 from calligram.progress import Track
 
-# Putting pictures, tar shards and feature arrays into a collection's folder: linked, copied or left where they are.
-
 FilePlacement = Literal["link", "copy", "reference"]
-
-
-class FilePlacer:
-    """Puts each file into the new folder once, and says where it went."""
-
-    def __init__(self, folder: Path, placing: FilePlacement, made: frozenset[Path] = frozenset()) -> None:
-        """Args:
-        made: files that are ours to move.
-        """
-        self.folder, self.placing, self.made = folder, placing, made
-        self.shards: list[str] = []
-        self._shard_of: dict[Path, int] = {}
-        self._arrays: dict[Path, str] = {}
-        self._taken: set[str] = set()
-
-    def picture(self, record: ImageRecord) -> tuple[str | None, int, int, int]:
-        """Path, shard, offset and size in bytes for the images table."""
-        if record.picture is None:
-            return None, -1, 0, 0
-        if isinstance(record.picture, PictureFile):
-            return self._file(record.picture.path, record.id), -1, 0, record.picture.path.stat().st_size
-        return record.picture.name, self._shard(record.picture.tar), record.picture.offset, record.picture.size
-
-    def _file(self, path: Path, image_id: str) -> str:
-        if self.placing == "reference":
-            return str(path.resolve())
-        name = image_id if Path(image_id).suffix.lower() == path.suffix.lower() else image_id + path.suffix
-        # An id may hold anything; only plain relative names become paths.
-        parts = [p for p in Path(name.replace("\\", "/")).parts if p not in ("/", "..", ".")]
-        name = "/".join(parts) or path.name
-        while name in self._taken:
-            name = "_" + name
-        self._taken.add(name)
-        self._put(path, self.folder / "images" / name)
-        return f"images/{name}"
-
-    def _shard(self, tar: Path) -> int:
-        if tar not in self._shard_of:
-            self._shard_of[tar] = len(self.shards)
-            if self.placing == "reference":
-                self.shards.append(str(tar.resolve()))
-            else:
-                name = f"shards/{len(self.shards):04d}-{tar.name}"
-                self._put(tar, self.folder / name)
-                self.shards.append(name)
-        return self._shard_of[tar]
-
-    def array(self, name: str, file: Path) -> str:
-        """Where the features file ends up, relative to the collection unless referenced."""
-        if self.placing == "reference" and file not in self.made:
-            return str(file.resolve())
-        if file not in self._arrays:
-            self._arrays[file] = f"features/{name}-{len(self._arrays):04d}.npy"
-            self._put(file, self.folder / self._arrays[file])
-        return self._arrays[file]
-
-    def _put(self, source: Path, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source in self.made:
-            shutil.move(source, target)
-            return
-        if self.placing == "link":
-            try:
-                os.link(source.resolve(), target)
-                return
-            except OSError:
-                pass
-        shutil.copyfile(source, target)
-
-
 BOX_COLUMNS = ("x0", "y0", "x1", "y1")
 IMAGE_TYPES = (
     *(pa.string(), pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.int32(), pa.int32()),
@@ -110,22 +41,22 @@ PROBLEM_TYPES = {"kind": pa.string(), "item": pa.string(), "detail": pa.string()
 
 @dataclass
 class CheckedDraft:
-    """A draft and which of its images can be used."""
+    """A draft, its usable images, and the probe of each picture."""
 
     draft: Draft
     images: list[ImageRecord]
     probes: list[Probe | None]
-    """what decoding found, None for images without a picture"""
+    """None for images without a picture"""
 
 
-def build_tables(checked: CheckedDraft, placed: FilePlacer, problems: Problems, track: Track) -> dict[str, pa.Table]:
-    """Every table of the collection by name."""
+def build_tables(checked: CheckedDraft, placer: FilePlacer, problems: Problems, track: Track) -> dict[str, pa.Table]:
+    """All tables of the collection, by name."""
     draft, image_row = checked.draft, {record.id: row for row, record in enumerate(checked.images)}
     captions, matches = _usable_captions(draft, image_row, problems)
     _note_images_without_captions(checked, {row for row, _ in matches}, problems)
     caption_row = {caption.id: row for row, caption in enumerate(captions)}
     made = {
-        "images": _image_table(checked, placed, track),
+        "images": _image_table(checked, placer, track),
         "captions": _table(
             {"id": [c.id for c in captions], "text": [c.text.strip() for c in captions]},
             {"id": pa.string(), "text": pa.string()},
@@ -139,6 +70,77 @@ def build_tables(checked: CheckedDraft, placed: FilePlacer, problems: Problems, 
     rows = problems.rows()
     made["problems"] = _table({name: [row[name] for row in rows] for name in PROBLEM_TYPES}, PROBLEM_TYPES)
     return made
+
+
+class FilePlacer:
+    """Places pictures, tar shards and feature arrays in the folder of a collection, each file once.
+
+    Files are linked, copied, or left in place and referenced.
+    """
+
+    def __init__(self, folder: Path, placing: FilePlacement, movable: frozenset[Path] = frozenset()) -> None:
+        """Args:
+        movable: files that the reader wrote, which are moved.
+        """
+        self.folder, self.placing, self.movable = folder, placing, movable
+        self.shards: list[str] = []
+        self._shard_of: dict[Path, int] = {}
+        self._arrays: dict[Path, str] = {}
+        self._taken: set[str] = set()
+
+    def picture(self, record: ImageRecord) -> tuple[str | None, int, int, int]:
+        """Place a picture; returns path, shard, offset and size in bytes for the table of images."""
+        if record.picture is None:
+            return None, -1, 0, 0
+        if isinstance(record.picture, PictureFile):
+            return self._file(record.picture.path, record.id), -1, 0, record.picture.path.stat().st_size
+        return record.picture.name, self._shard(record.picture.tar), record.picture.offset, record.picture.size
+
+    def _file(self, path: Path, image_id: str) -> str:
+        if self.placing == "reference":
+            return str(path.resolve())
+        name = image_id if Path(image_id).suffix.lower() == path.suffix.lower() else image_id + path.suffix
+        # An id may contain any characters. Absolute and parent parts are removed, so that the path stays in the folder.
+        parts = [p for p in Path(name.replace("\\", "/")).parts if p not in ("/", "..", ".")]
+        name = "/".join(parts) or path.name
+        while name in self._taken:
+            name = "_" + name
+        self._taken.add(name)
+        self._put(path, self.folder / "images" / name)
+        return f"images/{name}"
+
+    def _shard(self, tar: Path) -> int:
+        if tar not in self._shard_of:
+            self._shard_of[tar] = len(self.shards)
+            if self.placing == "reference":
+                self.shards.append(str(tar.resolve()))
+            else:
+                name = f"shards/{len(self.shards):04d}-{tar.name}"
+                self._put(tar, self.folder / name)
+                self.shards.append(name)
+        return self._shard_of[tar]
+
+    def array(self, name: str, file: Path) -> str:
+        """Place a feature file; returns its path, relative to the collection unless it is referenced."""
+        if self.placing == "reference" and file not in self.movable:
+            return str(file.resolve())
+        if file not in self._arrays:
+            self._arrays[file] = f"features/{name}-{len(self._arrays):04d}.npy"
+            self._put(file, self.folder / self._arrays[file])
+        return self._arrays[file]
+
+    def _put(self, source: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source in self.movable:
+            shutil.move(source, target)
+            return
+        if self.placing == "link":
+            try:
+                os.link(source.resolve(), target)
+                return
+            except OSError:
+                pass
+        shutil.copyfile(source, target)
 
 
 def _usable_captions(
@@ -182,9 +184,9 @@ def _also_true_table(draft: Draft, image_row: dict[str, int], caption_row: dict[
     return pa.table({"image": both[:, 0].astype("int32"), "caption": both[:, 1].astype("int32")})
 
 
-def _image_table(checked: CheckedDraft, placed: FilePlacer, track: Track) -> pa.Table:
+def _image_table(checked: CheckedDraft, placer: FilePlacer, track: Track) -> pa.Table:
     images = checked.images
-    at = [placed.picture(record) for record in track(images, "placing images", len(images))]
+    at = [placer.picture(record) for record in track(images, "placing images", len(images))]
     sizes = [_picture_size(record, found) or (None, None) for record, found in zip(images, checked.probes, strict=True)]
     columns: dict[str, Sequence[object]] = {
         "id": [r.id for r in images],
@@ -243,7 +245,7 @@ def _region_tables(
 def _pixel_boxes(
     checked: CheckedDraft, regions: Sequence[RegionRecord], image_row: dict[str, int], problems: Problems
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Boxes (N, 4) scaled from the size the source states to the picture's own, and cut to the picture."""
+    """Boxes (N, 4), scaled from the annotated size to the size of the picture, and clipped to the picture."""
     boxes = np.array([r.box for r in regions], dtype=np.float64).reshape(-1, 4)
     pictures = [_picture_size(r, p) or (np.inf, np.inf) for r, p in zip(checked.images, checked.probes, strict=True)]
     actual = np.array(pictures, dtype=np.float64).reshape(-1, 2)
@@ -252,7 +254,7 @@ def _pixel_boxes(
     rows = np.array([image_row[r.image] for r in regions], dtype=np.int64)
     boxes *= np.tile(scale[rows], 2)
     cut = np.clip(boxes, 0, np.tile(actual[rows], 2))
-    # Half a pixel beyond the edge is rounding, not a mistake of the source.
+    # Up to half a pixel beyond the edge is rounding, not an error of the source.
     for row in np.flatnonzero(np.abs(boxes - cut).max(axis=1, initial=0) > 0.5):
         problems.note("box reaches beyond its picture: cut", regions[int(row)].id)
     return cut
@@ -262,7 +264,7 @@ def _phrase_table(
     phrases: Sequence[PhraseRecord], captions: Sequence[CaptionRecord], caption_row: dict[str, int]
 ) -> pa.Table:
     of = [captions[caption_row[p.caption]].text for p in phrases]
-    # Captions are stored without the blanks around them, so that places in them move.
+    # Captions are stored without surrounding spaces, so character positions shift.
     shift = [len(text) - len(text.lstrip()) if p.start >= 0 else 0 for p, text in zip(phrases, of, strict=True)]
     return _table(
         {
@@ -293,11 +295,11 @@ def _table(
         try:
             arrays[free] = pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError):
-            # Mixed types in one free column: keep what is written, as text.
+            # A metadata column with mixed types is stored as text.
             arrays[free] = pa.array([None if v is None else str(v) for v in values], pa.string())
     return pa.table(arrays)
 
 
 def _encodable(values: Sequence[object]) -> Sequence[object]:
-    """Values without halves of surrogate pairs, which JSON may escape and UTF-8 cannot hold."""
+    """Values with question marks for halves of surrogate pairs, which JSON can escape and UTF-8 cannot encode."""
     return [v.encode("utf-8", "replace").decode() if isinstance(v, str) and not v.isascii() else v for v in values]

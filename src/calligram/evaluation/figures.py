@@ -16,7 +16,18 @@ from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
 from calligram.data.pictures import PictureError
 from calligram.data.pictures import font as letters
-from calligram.data.summary import CELL, FAINT, FONT_SIZE, GAP, INK, LINE, MARGIN, MAT, PAPER, TALL
+from calligram.data.summary import (
+    CELL_COLOUR,
+    CELL_GAP,
+    CELL_HEIGHT,
+    CELL_WIDTH,
+    FAINT_COLOUR,
+    FONT_SIZE,
+    LINE_HEIGHT,
+    SHEET_COLOUR,
+    SHEET_MARGIN,
+    TEXT_COLOUR,
+)
 from calligram.evaluation.distributions import cross_ranks, draw_cross_ranks, draw_overlap
 from calligram.evaluation.encode import EncodedPairing, encode_pairing, load_pairing, score_matrix
 from calligram.evaluation.retrieval import overlap_of
@@ -203,23 +214,35 @@ COLUMNS, LINES = 5, 3
 
 def draw_suggestions(collection: Collection, chosen: Sequence[Suggestion], file: Path, track: Track = silent) -> None:
     """Write the pictures in their order, left to right."""
-    columns, tall = max(1, min(COLUMNS, len(chosen))), TALL + LINES * LINE + 12
+    columns, tall = max(1, min(COLUMNS, len(chosen))), CELL_HEIGHT + LINES * LINE_HEIGHT + 12
     lines = max(1, -(-len(chosen) // columns))
-    size = (2 * MARGIN + columns * (CELL + GAP) - GAP, 2 * MARGIN + lines * (tall + GAP) - GAP)
-    sheet = Image.new("RGB", size, PAPER)
+    size = (
+        2 * SHEET_MARGIN + columns * (CELL_WIDTH + CELL_GAP) - CELL_GAP,
+        2 * SHEET_MARGIN + lines * (tall + CELL_GAP) - CELL_GAP,
+    )
+    sheet = Image.new("RGB", size, SHEET_COLOUR)
     draw, font = ImageDraw.Draw(sheet), letters(FONT_SIZE)
     for place, suggestion in track(list(enumerate(chosen)), "drawing", len(chosen)):
-        left, top = MARGIN + place % columns * (CELL + GAP), MARGIN + place // columns * (tall + GAP)
-        draw.rectangle((left, top, left + CELL - 1, top + TALL - 1), fill=MAT)
+        left, top = (
+            SHEET_MARGIN + place % columns * (CELL_WIDTH + CELL_GAP),
+            SHEET_MARGIN + place // columns * (tall + CELL_GAP),
+        )
+        draw.rectangle((left, top, left + CELL_WIDTH - 1, top + CELL_HEIGHT - 1), fill=CELL_COLOUR)
         try:
-            picture = ImageOps.contain(collection.pictures.open(suggestion.row), (CELL, TALL))
+            picture = ImageOps.contain(collection.pictures.open(suggestion.row), (CELL_WIDTH, CELL_HEIGHT))
         except PictureError:
-            draw.text((left + CELL // 2, top + TALL // 2), "no picture", fill=FAINT, font=font, anchor="mm")
+            draw.text(
+                (left + CELL_WIDTH // 2, top + CELL_HEIGHT // 2),
+                "no picture",
+                fill=FAINT_COLOUR,
+                font=font,
+                anchor="mm",
+            )
         else:
-            sheet.paste(picture, (left + (CELL - picture.width) // 2, top + (TALL - picture.height) // 2))
-        draw.text((left, top + TALL + 8), f"{place + 1}  {suggestion.image[-30:]}", fill=INK, font=font)
+            sheet.paste(picture, (left + (CELL_WIDTH - picture.width) // 2, top + (CELL_HEIGHT - picture.height) // 2))
+        draw.text((left, top + CELL_HEIGHT + 8), f"{place + 1}  {suggestion.image[-30:]}", fill=TEXT_COLOUR, font=font)
         for line, words in enumerate(textwrap.wrap(suggestion.why, 38)[: LINES - 1]):
-            draw.text((left, top + TALL + 8 + (line + 1) * LINE), words, fill=FAINT, font=font)
+            draw.text((left, top + CELL_HEIGHT + 8 + (line + 1) * LINE_HEIGHT), words, fill=FAINT_COLOUR, font=font)
     file.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(file)
 

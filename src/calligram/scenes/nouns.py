@@ -106,7 +106,7 @@ NUMBER_WORDS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 def with_article(words: str) -> str:
     """Put the indefinite article before words.
 
-    >>> a("orange ball"), a("red umbrella")
+    >>> with_article("orange ball"), with_article("red umbrella")
     ('an orange ball', 'a red umbrella')
     """
     return ("an " if words[0] in "aeiou" else "a ") + words
@@ -115,7 +115,7 @@ def with_article(words: str) -> str:
 def join_words(words: Sequence[str]) -> str:
     """List words with commas and a last "and".
 
-    >>> joined(["a shirt", "shorts", "a hat"])
+    >>> join_words(["a shirt", "shorts", "a hat"])
     'a shirt, shorts and a hat'
     """
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]

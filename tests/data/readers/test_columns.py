@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from calligram.data.summary import summarise
+from calligram.data.summary import summarise_collection
 from calligram.errors import UserError
 
 FOUR = ("a.png", "b.png", "c.png", "d.png")
@@ -72,6 +72,6 @@ def test_a_summary_counts_the_values_of_each_column(tmp_path, pictures, importer
         tmp_path / "in", pictures, "file,caption,year,by",
         "a.png,1,1999,Ann", "a.png,2,1999,Bo", "b.png,3,,Ann", "b.png,4,,Bo", "c.png,5,1999,",
     )  # fmt: skip
-    lines = summarise(importer("folder", tmp_path / "in").collection).lines()
+    lines = summarise_collection(importer("folder", tmp_path / "in").collection).lines()
     assert "metadata of images (how many have a value): year 2" in lines
     assert "metadata of captions (how many have a value): by 4" in lines

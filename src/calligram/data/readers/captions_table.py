@@ -216,7 +216,7 @@ def _add_to_captions(name: str, given: Sequence[tuple[MatchedRow, MetadataValue]
 def parse_numbers(values: Sequence[MetadataValue]) -> list[MetadataValue]:
     """Numbers where every value that is there reads as one; text with leading zeros is a name, not a number.
 
-    >>> typed(["1", None, "12"]), typed(["1", "2.5"]), typed(["007", "1"])
+    >>> parse_numbers(["1", None, "12"]), parse_numbers(["1", "2.5"]), parse_numbers(["007", "1"])
     ([1, None, 12], [1.0, 2.5], ['007', '1'])
     """
     given = [v for v in values if v is not None]

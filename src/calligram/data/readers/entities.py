@@ -36,7 +36,7 @@ class Entities:
 def flickr_key(image_id: str) -> str:
     """The part of a Flickr id that Entities knows an image by.
 
-    >>> key_of("1000268201_693b08cb0e")
+    >>> flickr_key("1000268201_693b08cb0e")
     '1000268201'
     """
     return image_id.partition("_")[0]

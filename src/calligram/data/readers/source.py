@@ -80,7 +80,7 @@ def canonical_split(name: str | None, item: str, problems: Problems) -> str | No
 def split_by_hash(key: str, shares: Sequence[float] = DEFAULT_SPLIT_SHARES) -> str:
     """A split that depends on ``key`` alone, so that adding images never moves others.
 
-    >>> [by_hash(f"{n}.jpg") for n in range(3)] == [by_hash(f"{n}.jpg") for n in range(3)]
+    >>> [split_by_hash(f"{n}.jpg") for n in range(3)] == [split_by_hash(f"{n}.jpg") for n in range(3)]
     True
     """
     place = _hash_fraction(key)
