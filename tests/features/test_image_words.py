@@ -51,7 +51,7 @@ def test_learnt_words_agree_with_a_literal_ridge_regression():
     words = ["dog", "cat", "snow", "rare", "the"]
     said = [{w for w in words[:3] if rng.random() < 0.5} | {"the"} for _ in range(12)]
     said[0].add("rare")
-    found = WordClassifier.fit(vectors, said, shrink=0.7, least=3)
+    found = WordClassifier.fit(vectors, said, ridge=0.7, min_images=3)
     assert found.words == ("cat", "dog", "snow")
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     other = new / np.linalg.norm(new, axis=1, keepdims=True)
@@ -61,7 +61,7 @@ def test_learnt_words_agree_with_a_literal_ridge_regression():
         target = np.array([float(word in s) for s in said])
         weights = np.linalg.solve(covariance, (unit - centre).T @ (target - target.mean()))
         np.testing.assert_allclose((other - centre) @ weights, (other - centre) @ found.weights[:, place], atol=1e-10)
-    for row, best in enumerate(found.best(new, 2)):
+    for row, best in enumerate(found.predict(new, 2)):
         more = dict(zip(found.words, (other[row] - centre) @ found.weights, strict=True))
         assert best == [word for word in sorted(more, key=lambda w: -more[w])[:2] if more[word] > 0]
 
@@ -69,8 +69,8 @@ def test_learnt_words_agree_with_a_literal_ridge_regression():
 def test_learnt_words_follow_the_pictures(tiny, tiny_classifier):
     words = ImageWords.load(str(tiny_classifier))
     train = tiny.sentences("train")
-    said = words.predicted_words(train.visuals, train, most=3, shrink=1e-6, least=2)
+    said = words.predicted_words(train.visuals, train, max_words=3, ridge=1e-6, min_images=2)
     assert {"warm", "colour"} <= set(said[0].split()) & set(said[3].split())
     assert "snow" not in " ".join(said)  # said of one image alone
-    with pytest.raises(UserError, match="no training image has one; leave out 'learnt'"):
+    with pytest.raises(UserError, match="there are none; remove 'learnt'"):
         words.predicted_words(train.visuals, tiny.sparse(0.0).sentences("train"), 3, 1.0)

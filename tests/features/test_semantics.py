@@ -20,17 +20,17 @@ SCORES = [0.5, 0.9, 0.4, 0.99]
         (PseudoSentences(attributes="none"), "traffic light dog"),
         (PseudoSentences(attributes="all"), "large red traffic light small brown dog"),
         (PseudoSentences(repeats=True), "red traffic light brown dog brown dog"),
-        (PseudoSentences(most=1), "red traffic light"),
-        (PseudoSentences(least=0.6), "red traffic light"),
-        (PseudoSentences(least=0.95), ""),
+        (PseudoSentences(max_regions=1), "red traffic light"),
+        (PseudoSentences(min_score=0.6), "red traffic light"),
+        (PseudoSentences(min_score=0.95), ""),
     ],
 )
 def test_regions_are_said_by_confidence(how, sentence):
-    assert how.of(*REGIONS, SCORES) == sentence
+    assert how.build(*REGIONS, SCORES) == sentence
 
 
 def test_regions_without_a_score_are_certain():
-    assert PseudoSentences(attributes="none").of(["cat", "dog"], ["", ""], [0.9, float("nan")]) == "dog cat"
+    assert PseudoSentences(attributes="none").build(["cat", "dog"], ["", ""], [0.9, float("nan")]) == "dog cat"
 
 
 @given(
@@ -45,7 +45,7 @@ def test_sentences_agree_with_a_literal_reading(regions, most, least, repeats):
         if label and score >= least and (repeats or label not in said) and len(said) < most:
             said.append(label)
     labels, scores = [label for label, _ in regions], [score for _, score in regions]
-    assert PseudoSentences(least, most, repeats, "none").of(labels, [""] * len(labels), scores) == " ".join(said)
+    assert PseudoSentences(least, most, repeats, "none").build(labels, [""] * len(labels), scores) == " ".join(said)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_regions_that_are_not_there_or_have_no_class_are_refused(detected):
     rows = detected.images_in("train")
     with pytest.raises(
         UserError,
-        match=r"no regions 'yolox' \(boxes, finder, truth there\); .*pseudo.source=finder, .*calligram regions",
+        match=r"no regions 'yolox' \(it has: boxes, finder, truth\); .*region_source=finder, .*calligram regions",
     ):
         region_sentences(detected, rows, "yolox", PseudoSentences())
     with pytest.raises(UserError, match="the regions 'boxes' have no classes"):
@@ -87,8 +87,8 @@ def test_without_a_name_the_only_regions_with_classes_speak(detected):
 @pytest.mark.parametrize(
     ("sources", "message"),
     [
-        (("one", "two"), r"several regions with classes \(one, two\); .* --set pseudo.source=one"),
-        ((), r"no regions that a detector gave classes \(truth there\); .*calligram regions .*source=truth"),
+        (("one", "two"), r"several regions with classes \(one, two\); .* --set pseudo.region_source=one"),
+        ((), r"no regions with classes of a detector \(it has: truth\); .*calligram regions .*source=truth"),
     ],
 )
 def test_without_a_name_several_or_none_are_refused(tiny_draft, tmp_path, sources, message):

@@ -19,14 +19,14 @@ def test_words_are_found_in_any_form(wordnet):
     assert wordnet.base_forms("men") == ("man",)
     assert wordnet.base_forms("glass") == ("glass",)
     assert wordnet.base_forms("foxes") == ()
-    assert [synset.words[0] for synset in wordnet.meanings("Setters")] == ["setter", "setter"]
+    assert [synset.words[0] for synset in wordnet.synsets("Setters")] == ["setter", "setter"]
 
 
 def test_a_thing_is_of_its_kinds_nearest_first(wordnet):
-    whippet = wordnet.meanings("whippet")[0]
+    whippet = wordnet.synsets("whippet")[0]
     kinds = ["hound", "hunting dog", "dog", "animal", "thing"]
-    assert [kind.words[0] for kind in wordnet.kinds_of(whippet)] == kinds
-    assert [kind.words[0] for kind in wordnet.kinds_of(whippet, 2)] == kinds[:2]
+    assert [kind.words[0] for kind in wordnet.hypernyms_of(whippet)] == kinds
+    assert [kind.words[0] for kind in wordnet.hypernyms_of(whippet, 2)] == kinds[:2]
 
 
 def test_the_database_is_found_in_nltk_data_or_not_at_all(tiny_wordnet, tmp_path, monkeypatch):
@@ -62,8 +62,8 @@ def test_without_wordnet_only_the_labels_own_words_count():
 
 
 def test_the_meaning_is_that_of_most_names(wordnet):
-    assert label_synset("dog, frank", wordnet).kind == "food"
-    assert label_synset("dog", wordnet).kind == "animal"
+    assert label_synset("dog, frank", wordnet).category == "food"
+    assert label_synset("dog", wordnet).category == "animal"
     assert label_synset("gizmo", wordnet) is None
 
 

@@ -1,4 +1,4 @@
-"""Texts as the concepts they name: the query of the tag-matching baseline (a3vse, Sec. 4.2)."""
+"""Texts as the concepts that they name: the query of the tag-matching baseline (a3vse, Sec. 4.2)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Expansion = Literal["none", "synonyms", "kinds"]
 
 
 def concept_names(label: str, expansion: Expansion, wordnet: WordNet | None) -> tuple[str, ...]:
-    """Names by which a text asks for a concept (a3vse, Sec. 4.2).
+    """Return the names by which a text can mention a concept (a3vse, Sec. 4.2).
 
-    ``synonyms`` are those of the paper, words that share a meaning with the concept; ``kinds`` has also what it is a
-    kind of, so that "dog" asks for every breed.
+    ``synonyms`` is the expansion of the paper: words of the same synset. ``kinds`` adds the hypernyms, so that "dog"
+    matches every breed.
     """
     names = [name for name in label_names(label) if name not in EMPTY_LABELS]
     synset = label_synset(label, wordnet) if names and wordnet is not None and expansion != "none" else None
@@ -35,37 +35,37 @@ def concept_names(label: str, expansion: Expansion, wordnet: WordNet | None) -> 
         assert wordnet is not None
         names += synset.words
         if expansion == "kinds":
-            names += [word for near in wordnet.kinds_of(synset, MAX_HYPERNYM_STEPS) for word in near.words]
+            names += [word for near in wordnet.hypernyms_of(synset, MAX_HYPERNYM_STEPS) for word in near.words]
     return tuple(dict.fromkeys(" ".join(tokenise(name)) for name in names if tokenise(name)))
 
 
 @dataclass(frozen=True)
 class ConceptInput:
-    """A text as k ones among all concepts: those of which it has a name, in any form."""
+    """Text input: a binary vector over all concepts, one where the text contains a name of the concept in any form."""
 
     kind: ClassVar[str] = "concepts"
 
     names: tuple[tuple[str, ...], ...]
-    """of each concept"""
+    """names of each concept"""
     irregular: Mapping[str, tuple[str, ...]]
-    """words that unusual plurals are of"""
+    """singular forms of each irregular plural"""
 
     @classmethod
     def from_labels(cls, labels: Sequence[str], expansion: Expansion, wordnet: WordNet | None) -> ConceptInput:
-        """For a classifier's labels. All it takes from WordNet is kept, so that a query does not need one."""
+        """Build the input for a classifier's labels; it keeps all data of WordNet that a query needs."""
         names = tuple(concept_names(label, expansion, wordnet) for label in labels)
-        said = {name for of_label in names for name in of_label}
+        all_names = {name for label in names for name in label}
         plurals = {} if wordnet is None else wordnet.irregular
-        return cls(names, {form: of for form, of in plurals.items() if set(of) & said})
+        return cls(names, {form: singular for form, singular in plurals.items() if set(singular) & all_names})
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """All names."""
+        """Return all names."""
         del folder
         return {"names": [list(n) for n in self.names], "irregular": {k: list(v) for k, v in self.irregular.items()}}
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> ConceptInput:
-        """From what ``save`` gave."""
+        """Read what ``save`` returned."""
         del folder
         irregular = {k: tuple(v) for k, v in content["irregular"].items()}
         return cls(tuple(tuple(n) for n in content["names"]), irregular)
@@ -75,12 +75,12 @@ class ConceptInput:
 
     @property
     def mask_token(self) -> int:
-        """There is no word to hide."""
-        raise UserError("the words of concepts cannot be hidden in training; use text.word_dropout=0")
+        """Refuse: concepts have no tokens to replace."""
+        raise UserError("word dropout cannot be applied to concepts; use text.word_dropout=0")
 
     @cached_property
     def concepts_of(self) -> dict[str, list[int]]:
-        """Concepts that a name asks for."""
+        """Concepts by name."""
         found: dict[str, list[int]] = {}
         for concept, names in enumerate(self.names):
             for name in names:
@@ -88,26 +88,26 @@ class ConceptInput:
         return found
 
     @cached_property
-    def _longest(self) -> int:
+    def _max_name_words(self) -> int:
         return max((len(name.split()) for name in self.concepts_of), default=1)
 
     def named_concepts(self, text: str) -> list[int]:
-        """Concepts that a text names; names of several words must stand together."""
+        """Return the concepts that a text names; the words of a name must be adjacent."""
         words = tokenise(text)
         found: set[int] = set()
         for start in range(len(words)):
-            for stop in range(start + 1, min(start + self._longest, len(words)) + 1):
+            for stop in range(start + 1, min(start + self._max_name_words, len(words)) + 1):
                 before, last = words[start : stop - 1], words[stop - 1]
                 for form in dict.fromkeys((last, *base_forms(last, None, self.irregular))):
                     found.update(self.concepts_of.get(" ".join([*before, form]), ()))
         return sorted(found)
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Queries (N, concepts) and ones (N, 1)."""
+        """Encode a few texts: queries (N, concepts) and a mask of ones (N, 1)."""
         return self.load(strings).take(np.arange(len(strings)))
 
     def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> ConceptRows:
-        """Many texts."""
+        """Find the concepts of many texts."""
         del cache, track
         return ConceptRows([self.named_concepts(string) for string in strings], len(self))
 
@@ -115,16 +115,16 @@ class ConceptInput:
 class ConceptRows:
     """Concepts of a list of texts."""
 
-    def __init__(self, asked: list[list[int]], concepts: int) -> None:
-        self._asked, self._concepts = asked, concepts
-        self.lengths: Ints = np.ones(len(asked), dtype=np.int64)
+    def __init__(self, text_concepts: list[list[int]], concepts: int) -> None:
+        self._text_concepts, self._concepts = text_concepts, concepts
+        self.lengths: Ints = np.ones(len(text_concepts), dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._text_concepts)
 
     def take(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """Queries (N, concepts) and ones (N, 1)."""
+        """Return queries (N, concepts) and a mask of ones (N, 1)."""
         queries = torch.zeros(len(rows), self._concepts)
-        for place, row in enumerate(rows.tolist()):
-            queries[place, self._asked[row]] = 1
+        for number, row in enumerate(rows.tolist()):
+            queries[number, self._text_concepts[row]] = 1
         return queries, torch.ones(len(rows), 1, dtype=torch.bool)

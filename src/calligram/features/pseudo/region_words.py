@@ -1,4 +1,4 @@
-"""What machines say of images: words of their regions, joined into pseudo-sentences (a3vse, Secs. 3 and 4.3)."""
+"""Words for regions: their class, colour and size, joined into pseudo-sentences (a3vse, Secs. 3 and 4.3)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ from calligram.errors import UserError, command
 from calligram.features.regions.proposers import Floats, limit_side
 from calligram.features.texts.vocabulary import tokenise
 
-# Colour and size of a region, in words, measured from its pixels.
+Ints = NDArray[np.int64]
+Attributes = Literal["none", "colour", "all"]
 
+ANNOTATED_SOURCE = "truth"
+"""source of regions that were annotated by people or by a scene generator"""
+SOURCE_SETTING = "pseudo.region_source"
+"""setting that error messages refer to"""
 COLOUR_PROTOTYPES: dict[str, tuple[tuple[int, int, int], ...]] = {
     "black": ((0, 0, 0), (30, 30, 32)),
     "grey": ((85, 85, 85), (128, 128, 128), (175, 175, 175)),
@@ -36,162 +41,93 @@ COLOUR_PROTOTYPES: dict[str, tuple[tuple[int, int, int], ...]] = {
     "brown": ((110, 65, 35), (145, 95, 60), (65, 42, 25)),
     "tan": ((210, 180, 140), (190, 155, 115)),
 }
+"""sRGB values of typical shades of each colour"""
 COLOUR_NAMES = tuple(COLOUR_PROTOTYPES)
 SIZE_LIMITS = ((0.05, "small"), (0.3, "medium"), (1.0, "large"))
-"""largest share of the picture that a word covers"""
+"""maximum share of the image area for each size word"""
 
 _COLOUR_MAP_SIDE_PIXELS = 160
 _CHANNEL_BITS = 5
-
 _RGB_TO_LMS = ((0.4122214708, 0.5363325363, 0.0514459929), (0.2119034982, 0.6806995451, 0.1073969566),
           (0.0883024619, 0.2817188376, 0.6299787005))  # fmt: skip
 _LMS_TO_OKLAB = ((0.2104542553, 0.7936177850, -0.0040720468), (1.9779984951, -2.4285922050, 0.4505937099),
              (0.0259040371, 0.7827717662, -0.8086757660))  # fmt: skip
 
 
-def region_attributes(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
-    """Size and colour of each box, such as ``small red``."""
-    colours = colour_names(image, boxes)
-    return tuple(f"{size} {colour}" for size, colour in zip(size_names(image, boxes), colours, strict=True))
-
-
-def size_names(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
-    """Size by the share of the picture that a box covers."""
-    limits = np.array([limit for limit, _ in SIZE_LIMITS[:-1]])
-    place = np.searchsorted(limits, area(boxes) / (image.width * image.height), side="right")
-    return tuple(SIZE_LIMITS[p][1] for p in place)
-
-
-def colour_names(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
-    """The colour that most pixels in the middle of each box have: half of its width by half of its height."""
-    small, factor = limit_side(image, _COLOUR_MAP_SIDE_PIXELS)
-    named = _colour_indices(np.asarray(small))
-    height, width = named.shape
-    inset = (boxes[:, 2:] - boxes[:, :2]) / 4
-    start = np.floor((boxes[:, :2] + inset) / factor).astype(np.int64)
-    start = np.clip(start, 0, (width - 1, height - 1))
-    end = np.clip(np.ceil((boxes[:, 2:] - inset) / factor).astype(np.int64), start + 1, (width, height))
-    # Counts of every name in any rectangle come from four values of the sums from the corner.
-    sums = np.zeros((height + 1, width + 1, len(COLOUR_NAMES)), dtype=np.int32)
-    sums[1:, 1:] = (
-        (named[..., None] == np.arange(len(COLOUR_NAMES))).cumsum(0, dtype=np.int32).cumsum(1, dtype=np.int32)
-    )
-    (x0, y0), (x1, y1) = start.T, end.T
-    counts = sums[y1, x1] - sums[y0, x1] - sums[y1, x0] + sums[y0, x0]
-    return tuple(COLOUR_NAMES[i] for i in counts.argmax(axis=1))
-
-
-def _colour_indices(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Number of the colour name of each pixel (H, W, 3)."""
-    red, green, blue = (pixels[..., c].astype(np.int64) >> (8 - _CHANNEL_BITS) for c in range(3))
-    return np.asarray(_colour_index_table()[(red << 2 * _CHANNEL_BITS) + (green << _CHANNEL_BITS) + blue])
-
-
-@lru_cache
-def _colour_index_table() -> NDArray[np.uint8]:
-    """The nearest prototype's name for every colour of five bits a channel."""
-    levels = (np.arange(1 << _CHANNEL_BITS) + 0.5) * (256 / (1 << _CHANNEL_BITS))
-    colours = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
-    known = oklab(np.array([rgb for name in COLOUR_NAMES for rgb in COLOUR_PROTOTYPES[name]], dtype=np.float64))
-    name = np.array([i for i, name in enumerate(COLOUR_NAMES) for _ in COLOUR_PROTOTYPES[name]], dtype=np.uint8)
-    distance = ((oklab(colours)[:, None] - known[None]) ** 2).sum(axis=-1)
-    return np.asarray(name[distance.argmin(axis=1)])
-
-
-def oklab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
-    """SRGB (..., 3) in 0..255 to Oklab, where equal distances look about equally far (Ottosson, 2020).
-
-    >>> oklab(np.array([255.0, 255.0, 255.0])).round(3).tolist()[0]
-    1.0
-    """
-    share = rgb / 255
-    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
-    return np.asarray(np.cbrt(linear @ np.array(_RGB_TO_LMS).T) @ np.array(_LMS_TO_OKLAB).T)
-
-
-Ints = NDArray[np.int64]
-Attributes = Literal["none", "colour", "all"]
-ANNOTATED_SOURCE = "truth"
-"""source of regions that people drew, or a generator"""
-SOURCE_SETTING = "pseudo.source"
-"""what messages advise to set"""
-
-
 @dataclass(frozen=True)
 class PseudoSentences:
-    """How words of regions become a sentence s = [s_1 || s_2 || ...], s_k = [attribute_k class_k] (a3vse, Sec. 4.3)."""
+    """Builds a sentence s = [s_1 || s_2 || ...] from regions, s_k = [attribute_k class_k] (a3vse, Sec. 4.3)."""
 
-    least: float = 0.3
-    """smallest score of a region that is spoken of"""
-    most: int = 10
-    """regions that are spoken of, the most certain first"""
+    min_score: float = 0.3
+    """minimum score of a region"""
+    max_regions: int = 10
+    """maximum number of regions, highest score first"""
     repeats: bool = False
-    """say the same words of several regions; else once"""
+    """keep equal words of several regions; otherwise each "attribute class" occurs once"""
     attributes: Attributes = "colour"
-    """which words stand before a region's class"""
+    """attribute words before the class of a region"""
 
-    def of(self, labels: Sequence[str], attributes: Sequence[str], scores: Sequence[float]) -> str:
-        """One image's regions as "attribute class attribute class ...", sorted by score.
+    def build(self, labels: Sequence[str], attributes: Sequence[str], scores: Sequence[float]) -> str:
+        """Return the regions of one image as "attribute class attribute class ...", sorted by score.
 
-        Regions without a class say nothing, and those without a score count as certain.
+        Regions without a class are left out. Regions without a score (NaN) have score 1.
         """
-        certain = [1.0 if np.isnan(score) else float(score) for score in scores]
-        order = sorted(range(len(labels)), key=lambda place: -certain[place])
-        said = [
-            " ".join([*self._before(attributes[place]), *tokenise(labels[place])])
-            for place in order
-            if labels[place] and certain[place] >= self.least
+        known_scores = [1.0 if np.isnan(score) else float(score) for score in scores]
+        order = sorted(range(len(labels)), key=lambda region: -known_scores[region])
+        phrases = [
+            " ".join([*self._attribute_words(attributes[region]), *tokenise(labels[region])])
+            for region in order
+            if labels[region] and known_scores[region] >= self.min_score
         ]
-        return " ".join((said if self.repeats else list(dict.fromkeys(said)))[: self.most])
+        return " ".join((phrases if self.repeats else list(dict.fromkeys(phrases)))[: self.max_regions])
 
-    def _before(self, attribute: str) -> list[str]:
+    def _attribute_words(self, attribute: str) -> list[str]:
         words = tokenise(attribute)
         if self.attributes == "all":
             return words
         return [word for word in words if word in COLOUR_NAMES] if self.attributes == "colour" else []
 
 
-def region_sentences(collection: Collection, images: Ints, source: str, how: PseudoSentences) -> list[str]:
-    """The pseudo-sentence of each of these images, from regions of one source; empty where nothing is certain enough.
+def region_sentences(collection: Collection, images: Ints, source: str, sentences: PseudoSentences) -> list[str]:
+    """Return the pseudo-sentence of each image from regions of one source; empty if no region has a high score.
 
     Args:
-        source: name of the regions; empty for the only ones that a detector gave classes.
+        source: name of the regions; empty for the only regions with classes of a detector.
 
     Raises:
-        UserError: when the collection has no such regions, they have no classes, or several might be meant.
+        UserError: when the collection has no such regions, they have no classes, or several sources are possible.
     """
-    regions = _regions_of(collection, source or _only_source(collection))
+    regions = _regions_of_source(collection, source or _only_source(collection))
     images = np.asarray(images, dtype=np.int64)
-    at, labels = regions["image"].to_numpy(), regions["label"].to_pylist()
+    image_of, labels = regions["image"].to_numpy(), regions["label"].to_pylist()
     attributes, scores = regions["attribute"].to_pylist(), pc.fill_null(regions["score"], np.nan).to_numpy()
-    order = np.argsort(at, kind="stable")
-    starts, ends = (np.searchsorted(at[order], images, side=side) for side in ("left", "right"))
+    order = np.argsort(image_of, kind="stable")
+    starts, ends = (np.searchsorted(image_of[order], images, side=side) for side in ("left", "right"))
     found = []
     for start, end in zip(starts, ends, strict=True):
         rows = order[start:end].tolist()
-        found.append(
-            how.of([labels[r] or "" for r in rows], [attributes[r] or "" for r in rows], [scores[r] for r in rows])
-        )
+        words = [labels[r] or "" for r in rows], [attributes[r] or "" for r in rows]
+        found.append(sentences.build(*words, [scores[r] for r in rows]))
     return found
 
 
 def _only_source(collection: Collection) -> str:
-    """The one source with classes beside the annotated regions, which no machine said."""
+    """Return the only source with classes, without the annotated regions, which are no machine output."""
     found = _sources(collection, classes=True)
     others = [name for name in found if name != ANNOTATED_SOURCE]
     if len(others) == 1:
         return others[0]
     if others:
         raise UserError(
-            f"collection {collection.folder} has several regions with classes ({', '.join(others)}); say whose are "
-            f"meant with --set {SOURCE_SETTING}={others[0]}"
+            f"collection {collection.folder} has several regions with classes ({', '.join(others)}); choose one "
+            f"with --set {SOURCE_SETTING}={others[0]}"
         )
-    there = ", ".join(_sources(collection)) or "none"
+    present = ", ".join(_sources(collection)) or "none"
     raise UserError(
-        f"collection {collection.folder} has no regions that a detector gave classes ({there} there); find some with "
+        f"collection {collection.folder} has no regions with classes of a detector (it has: {present}); find some with "
         + command("calligram", "regions", collection.folder, "--proposals", "FILE.onnx")
         + (
-            f", or take the annotated ones with --set {SOURCE_SETTING}={ANNOTATED_SOURCE}"
+            f", or use the annotated ones with --set {SOURCE_SETTING}={ANNOTATED_SOURCE}"
             if ANNOTATED_SOURCE in found
             else ""
         )
@@ -199,7 +135,7 @@ def _only_source(collection: Collection) -> str:
 
 
 def _sources(collection: Collection, *, classes: bool = False) -> list[str]:
-    """Names of the collection's regions, or of those among them that have classes; annotated ones come last."""
+    """Return the names of the collection's regions, or only of those with classes; annotated ones come last."""
     table = collection.table("regions")
     if classes:
         table = table.filter(_has_class(table))
@@ -211,21 +147,81 @@ def _has_class(regions: pa.Table) -> pa.ChunkedArray:
     return pc.greater(pc.utf8_length(pc.fill_null(regions.column("label"), "")), 0)
 
 
-def _regions_of(collection: Collection, source: str) -> pa.Table:
-    """Image, class, attribute and score of a source's regions."""
+def _regions_of_source(collection: Collection, source: str) -> pa.Table:
+    """Return image, class, attribute and score of the regions of a source."""
     table = collection.table("regions")
     chosen = table.filter(pc.fill_null(pc.equal(table.column("source"), source), False))
-    named = _sources(collection, classes=True)
-    choose = f"take others with --set {SOURCE_SETTING}={named[0]}, or " if named else ""
+    with_classes = _sources(collection, classes=True)
+    choose = f"choose others with --set {SOURCE_SETTING}={with_classes[0]}, or " if with_classes else ""
     if not len(chosen) and not len(images_with_proposals(collection, source)):
-        there = ", ".join(_sources(collection)) or "none"
+        present = ", ".join(_sources(collection)) or "none"
         raise UserError(
-            f"collection {collection.folder} has no regions '{source}' ({there} there); {choose}find some with "
+            f"collection {collection.folder} has no regions '{source}' (it has: {present}); {choose}find some with "
             + command("calligram", "regions", collection.folder, "--proposals", "DETECTOR", "--name", source)
         )
-    if len(chosen) and source not in named:
+    if len(chosen) and source not in with_classes:
         raise UserError(
-            f"the regions '{source}' have no classes to speak of; {choose}find those of a detector, such as a YOLOX "
+            f"the regions '{source}' have no classes; {choose}find regions of a detector, such as a YOLOX "
             "file: " + command("calligram", "regions", collection.folder, "--proposals", "FILE.onnx")
         )
     return chosen.select(["image", "label", "attribute", "score"])
+
+
+def region_attributes(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
+    """Return size and colour of each box, such as ``small red``."""
+    colours = colour_names(image, boxes)
+    return tuple(f"{size} {colour}" for size, colour in zip(size_names(image, boxes), colours, strict=True))
+
+
+def size_names(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
+    """Return the size word of each box, by the share of the image area that it covers."""
+    limits = np.array([limit for limit, _ in SIZE_LIMITS[:-1]])
+    level = np.searchsorted(limits, area(boxes) / (image.width * image.height), side="right")
+    return tuple(SIZE_LIMITS[number][1] for number in level)
+
+
+def colour_names(image: Image.Image, boxes: Floats) -> tuple[str, ...]:
+    """Return the most frequent colour in the centre of each box: half of its width by half of its height."""
+    small, factor = limit_side(image, _COLOUR_MAP_SIDE_PIXELS)
+    colours = _colour_indices(np.asarray(small))
+    height, width = colours.shape
+    inset = (boxes[:, 2:] - boxes[:, :2]) / 4
+    start = np.floor((boxes[:, :2] + inset) / factor).astype(np.int64)
+    start = np.clip(start, 0, (width - 1, height - 1))
+    end = np.clip(np.ceil((boxes[:, 2:] - inset) / factor).astype(np.int64), start + 1, (width, height))
+    # Integral images: the count of a colour in any rectangle is a combination of four sums.
+    sums = np.zeros((height + 1, width + 1, len(COLOUR_NAMES)), dtype=np.int32)
+    sums[1:, 1:] = (
+        (colours[..., None] == np.arange(len(COLOUR_NAMES))).cumsum(0, dtype=np.int32).cumsum(1, dtype=np.int32)
+    )
+    (x0, y0), (x1, y1) = start.T, end.T
+    counts = sums[y1, x1] - sums[y0, x1] - sums[y1, x0] + sums[y0, x0]
+    return tuple(COLOUR_NAMES[i] for i in counts.argmax(axis=1))
+
+
+def _colour_indices(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the index in ``COLOUR_NAMES`` of each pixel (H, W, 3)."""
+    red, green, blue = (pixels[..., c].astype(np.int64) >> (8 - _CHANNEL_BITS) for c in range(3))
+    return np.asarray(_colour_index_table()[(red << 2 * _CHANNEL_BITS) + (green << _CHANNEL_BITS) + blue])
+
+
+@lru_cache
+def _colour_index_table() -> NDArray[np.uint8]:
+    """Return the colour index of the nearest prototype for every colour with five bits per channel."""
+    levels = (np.arange(1 << _CHANNEL_BITS) + 0.5) * (256 / (1 << _CHANNEL_BITS))
+    colours = np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
+    prototypes = oklab(np.array([rgb for name in COLOUR_NAMES for rgb in COLOUR_PROTOTYPES[name]], dtype=np.float64))
+    index = np.array([i for i, name in enumerate(COLOUR_NAMES) for _ in COLOUR_PROTOTYPES[name]], dtype=np.uint8)
+    distance = ((oklab(colours)[:, None] - prototypes[None]) ** 2).sum(axis=-1)
+    return np.asarray(index[distance.argmin(axis=1)])
+
+
+def oklab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Convert sRGB (..., 3) in 0..255 to Oklab, a perceptually uniform colour space (Ottosson, 2020).
+
+    >>> oklab(np.array([255.0, 255.0, 255.0])).round(3).tolist()[0]
+    1.0
+    """
+    share = rgb / 255
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    return np.asarray(np.cbrt(linear @ np.array(_RGB_TO_LMS).T) @ np.array(_LMS_TO_OKLAB).T)

@@ -1,7 +1,7 @@
-"""Nouns of a WordNet database: synonyms, and what a thing is a kind of (Fellbaum, 1998).
+"""Nouns of a WordNet database: synonyms and hypernyms (Fellbaum, 1998).
 
-The database's own files are read (``index.noun``, ``data.noun``, ``noun.exc``), as Debian's ``wordnet-base`` and NLTK's
-corpus hold them; nothing is downloaded.
+The original files are read (``index.noun``, ``data.noun``, ``noun.exc``), as Debian's ``wordnet-base`` and NLTK's
+corpus contain them. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DATABASE_FILES = ("index.noun", "data.noun", "noun.exc")
 INSTALL_HINT = "install Debian's wordnet-base, or set NLTK_DATA to a folder with corpora/wordnet"
 
 CATEGORIES = {"05": "animal", "06": "artifact", "13": "food", "17": "object", "18": "person", "20": "plant"}
-"""some of the files that WordNet's authors sorted nouns into, by number"""
+"""categories of nouns by the number of their lexicographer file"""
 
 _PLURAL_ENDINGS = (
     ("ses", "s"),
@@ -30,19 +30,19 @@ _PLURAL_ENDINGS = (
     ("ies", "y"),
     ("s", ""),
 )
-"""plural endings and what they stand for, as WordNet's own morphology has them"""
+"""plural endings and their singular endings, as in WordNet's morphology"""
 
 
 @dataclass(frozen=True)
 class Synset:
-    """A meaning: the words for it, most usual first, and its hypernyms."""
+    """A meaning: its words, most usual first, and its hypernyms."""
 
     offset: int
     words: tuple[str, ...]
-    """in lower case, with blanks between the words of a name"""
+    """in lower case, with spaces between the words of a name"""
     hypernyms: tuple[int, ...]
-    kind: str = ""
-    """what sort of thing it is, of the sorts in ``KINDS``"""
+    category: str = ""
+    """a value of ``CATEGORIES``, or empty"""
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class WordNet:
 
     folder: Path
     index: dict[str, tuple[int, ...]] = field(repr=False)
-    """meanings of each word, most frequent first"""
+    """offsets of each word's synsets, most frequent meaning first"""
     irregular: dict[str, tuple[str, ...]] = field(repr=False)
-    """words that a plural form is of"""
+    """singular forms of each irregular plural"""
     data: bytes = field(repr=False)
 
     @classmethod
     def find(cls) -> WordNet | None:
-        """The database of ``NLTK_DATA`` or the system's; None where there is none."""
+        """Open the database of ``NLTK_DATA`` or of the system; None if there is none."""
         named = [Path(p) / "corpora" / "wordnet" for p in os.environ.get("NLTK_DATA", "").split(os.pathsep) if p]
         for folder in (*named, Path("/usr/share/nltk_data/corpora/wordnet"), Path("/usr/share/wordnet")):
             if all((folder / name).is_file() for name in DATABASE_FILES):
@@ -67,35 +67,35 @@ class WordNet:
 
     @classmethod
     def open(cls, folder: Path) -> WordNet:
-        """Read a database."""
+        """Read the database in a folder."""
         try:
             index = (folder / "index.noun").read_text(encoding="latin-1").splitlines()
             exceptions = (folder / "noun.exc").read_text(encoding="latin-1").splitlines()
             data = (folder / "data.noun").read_bytes()
         except OSError as error:
             raise UserError(f"WordNet in {folder} could not be read ({error}); {INSTALL_HINT}") from error
-        # "lemma n SENSES POINTERS pointer... senses tagged offset...": the offsets are the last SENSES numbers.
+        # "lemma n SENSES POINTERS pointer... senses tagged offset...": the last SENSES numbers are the offsets.
         rows = (line.split() for line in index if line and not line.startswith(" "))
         words = {row[0].replace("_", " "): tuple(map(int, row[-int(row[2]) :])) for row in rows}
         forms = (line.split() for line in exceptions if line)
         return cls(folder, words, {f[0].replace("_", " "): tuple(f[1:]) for f in forms}, data)
 
     def base_forms(self, word: str) -> tuple[str, ...]:
-        """A word as the database lists it: itself, and what it may be the plural of."""
+        """Return the base forms of a word that the database lists: the word and its possible singular forms."""
         return base_forms(word, self.index, self.irregular)
 
-    def meanings(self, word: str) -> list[Synset]:
-        """Meanings of a word in any form, most frequent first."""
+    def synsets(self, word: str) -> list[Synset]:
+        """Return the synsets of a word in any form, most frequent first."""
         return [self.synset(offset) for form in self.base_forms(word.lower()) for offset in self.index[form]]
 
     def synset(self, offset: int) -> Synset:
-        """The meaning at a place of the database."""
+        """Return the synset at an offset of the database."""
         return _parse_synset(self.data[offset : self.data.index(b"\n", offset)].decode("latin-1"))
 
-    def kinds_of(self, synset: Synset, steps: int = 100) -> Iterator[Synset]:
-        """What a thing is a kind of, nearest first; itself left out."""
+    def hypernyms_of(self, synset: Synset, max_steps: int = 100) -> Iterator[Synset]:
+        """Yield the direct and indirect hypernyms of a synset, nearest first."""
         seen, front = {synset.offset}, [synset]
-        for _ in range(steps):
+        for _ in range(max_steps):
             above = dict.fromkeys(offset for near in front for offset in near.hypernyms)
             front = [self.synset(offset) for offset in above if offset not in seen]
             seen.update(near.offset for near in front)
@@ -103,7 +103,7 @@ class WordNet:
 
 
 def base_forms(word: str, known: Container[str] | None, irregular: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """A word itself and what it may be the plural of, as far as they are known; None knows every word."""
+    """Return the word and its possible singular forms that are known; with ``known`` None, all of them."""
     found = [word, *irregular.get(word, ())]
     if word not in irregular and not word.endswith("ss"):
         ends = [(e, single) for e, single in _PLURAL_ENDINGS if word.endswith(e) and len(word) > len(e) + 1]
@@ -113,7 +113,7 @@ def base_forms(word: str, known: Container[str] | None, irregular: Mapping[str, 
 
 @lru_cache(maxsize=65536)
 def _parse_synset(line: str) -> Synset:
-    """A line "offset file type COUNT(hex) word id ... POINTERS symbol offset type place ... | gloss"."""
+    """Parse a line "offset file type COUNT(hex) word id ... POINTERS symbol offset type position ... | gloss"."""
     fields = line.split(" | ")[0].split()
     count = int(fields[3], 16)
     words = tuple(fields[4 + 2 * i].replace("_", " ").lower() for i in range(count))
