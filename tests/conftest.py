@@ -15,6 +15,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from PIL import Image, ImageDraw
 
 from calligram.data.collection import Collection
@@ -54,6 +55,25 @@ def _tiny_draft(folder: Path, repeats: int = 1) -> Draft:
         draft.captions.append(CaptionRecord(f"{split}-shared", "a warm colour", (f"{split}-0", f"{split}-3")))
         draft.captions.append(CaptionRecord(f"{split}-extra", "snow", (f"{split}-4",)))
     return draft
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """``made_once(name, make)`` gives a folder that ``make(folder)`` filled once for all workers of pytest-xdist."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # then the base folder belongs to one worker, and its parent to the run
+        shared = shared.parent
+
+    def find(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = shared / f"once-{name}", shared / f"once-{name}.done"
+        with FileLock(shared / f"once-{name}.lock"):
+            if not done.exists():
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return find
 
 
 @pytest.fixture(scope="session")

@@ -1,34 +1,32 @@
-"""A library of real scenes with matchers that have barely been trained, served by the real command on a free port."""
+"""A library of scenes with matchers that have barely been trained, and the servers that all tests here share."""
 
 from __future__ import annotations
 
-import os
-import re
+import logging
 import shutil
-import signal
-import subprocess
-import sys
-import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
+import torch
+import transformers
 
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile
 from calligram.data.write_collection import write_draft
 from calligram.features.regions.extract import ExtractionTask, add_regions
 from calligram.features.regions.proposers import load_proposer
-from calligram.recipes.catalog import find_recipe
-from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, device_named, run_recipe
+from calligram.recipes.parts.run import train_recipe
 from calligram.scenes.generate import generate_scenes
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
+from calligram.serve.server import LibraryServer
+from calligram.serve.settings import COOKIE, Address, ServerSettings
 
 SMALL = ["epochs=1", "batch=8", "dim=16", "image.size=16", "image.channels=4", "text.hidden=8", "text.word_dim=8"]
 SMALL_PHRASES = [
@@ -47,10 +45,9 @@ FLAGS = [
 
 
 class Served(NamedTuple):
-    """A server that runs."""
+    """A server that runs, and a client that it knows."""
 
     url: str
-    process: subprocess.Popen[str]
     client: httpx.Client
 
     def hits(self, **terms: object) -> list[dict[str, object]]:
@@ -64,94 +61,113 @@ class Served(NamedTuple):
         return answer.json()
 
 
-@pytest.fixture(scope="session")
-def served_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights that have barely been trained: what is found does not matter here, only that it is."""
-    folder = tmp_path_factory.mktemp("served")
-    collection = generate_scenes(folder / "scenes", images=IMAGES, size=64)
-    collection = add_regions(
-        collection, ExtractionTask(load_proposer("grid", WINDOWS), "grid", WINDOWS, None)
-    ).collection
-    around = RunContext(device_named("cpu"))
-    for name, changes, out in (("vse", SMALL, "run"), ("two-branch-phrases", SMALL_PHRASES, "phrases")):
-        recipe = find_recipe(name)
-        run_recipe(recipe, resolve(recipe.defaults, changes), collection, folder / out, around=around)
-    return folder
+def _train(folder: Path) -> None:
+    """Scenes with regions, a matcher, a localizer and a matcher with attention, all of them barely trained."""
+    scenes = generate_scenes(folder / "scenes", images=IMAGES, size=64)
+    scenes = add_regions(scenes, ExtractionTask(load_proposer("grid", WINDOWS), "grid", WINDOWS, None)).collection
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.ViTConfig(**shape, image_size=64, patch_size=16)
+    transformers.ViTModel(config).save_pretrained(folder / "backbone")
+    backbone = f"image.backbone={folder / 'backbone'}"
+    for name, changes, out in (
+        ("vse", SMALL, "run"),
+        ("two-branch-phrases", SMALL_PHRASES, "phrases"),
+        ("fragments", [*SMALL_FRAGMENTS, backbone], "fragments"),
+    ):
+        train_recipe(name, scenes, folder / out, *changes)
 
 
 @pytest.fixture(scope="session")
-def library_folder(served_run: Path) -> Path:
-    models = LibraryMatchers.load(served_run / "run", localizer=served_run / "phrases")
-    index_source(models, served_run / "scenes", served_run / "library")
-    return served_run / "library"
+def served_run(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
+    """The scenes and the runs; which pictures a search finds does not matter here."""
+    return made_once("served", _train)
+
+
+@pytest.fixture(scope="session")
+def library_folder(served_run: Path, made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
+    """A library of the scenes, with a localizer."""
+
+    def index(folder: Path) -> None:
+        matchers = LibraryMatchers.load(served_run / "run", localizer=served_run / "phrases")
+        index_source(matchers, served_run / "scenes", folder / "library")
+
+    return made_once("library", index) / "library"
+
+
+@pytest.fixture(scope="session")
+def attending_folder(served_run: Path, made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
+    """A library with a second stage: its matcher attends from words to four by four cells."""
+
+    def index(folder: Path) -> None:
+        index_source(LibraryMatchers.load(served_run / "fragments"), served_run / "scenes", folder / "library")
+
+    return made_once("attending", index) / "library"
+
+
+class Faults(logging.Handler):
+    """Collects the errors that the threads of one server log."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(logging.ERROR)
+        self.thread, self.lines = thread, []
+        self.setFormatter(logging.Formatter("%(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.threadName == self.thread:
+            self.lines.append(self.format(record))
 
 
 @contextmanager
-def _serving(library: Path, *options: str, headers: dict[str, str] | None = None) -> Iterator[Served]:
-    """The verb as a user runs it; its first line says where it is."""
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from calligram.cli.main import main; main()", "serve", str(library), "--port", "0",
-             *options],
-            stdout=subprocess.PIPE, stderr=errors, text=True,
-            env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
+def _serving(library: Path, **settings: object) -> Iterator[str]:
+    """Serve a library in a thread of this process, which has everything imported; gives the address."""
+    server = LibraryServer.open(library, Address("127.0.0.1", 0), ServerSettings(**settings))
+    with server:
+        thread = threading.Thread(target=server.run, name=f"server of {server.address.url}", daemon=True)
+        faults = Faults(thread.name)
+        logs = [logging.getLogger(name) for name in ("calligram.serve", "uvicorn.error")]
+        for log in logs:
+            log.addHandler(faults)
+        thread.start()
         try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            errors.seek(0)
-            found = re.search(r"http://\S+", line)
-            assert found, f"no address in {line!r}: {errors.read()}"
-            with httpx.Client(base_url=found[0], timeout=30, headers=headers, trust_env=False) as client:
-                yield Served(found[0], process, client)
-            errors.seek(0)
-            said = errors.read()
-            assert "Traceback" not in said, said
+            yield server.address.url
         finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                process.wait(20)
+            server.stop()
+            thread.join(20)
+            for log in logs:
+                log.removeHandler(faults)
+    assert not thread.is_alive()
+    assert faults.lines == []
+
+
+def _client(url: str, **headers: str) -> httpx.Client:
+    """Without certificates, which take long to load and which http does not need."""
+    return httpx.Client(base_url=url, timeout=30, headers=headers, trust_env=False, verify=False)
 
 
 @pytest.fixture(scope="session")
-def serving() -> Callable[..., AbstractContextManager[Served]]:
-    """Serves a library with options of its own."""
-    return _serving
+def client() -> Callable[..., httpx.Client]:
+    """Makes a client of a server; gives it headers."""
+    return _client
 
 
 @pytest.fixture(scope="session")
 def served(library_folder: Path) -> Iterator[Served]:
-    with _serving(library_folder) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def attending_folder(served_run: Path) -> Path:
-    """A library whose matcher has attention: words look at four by four cells."""
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.ViTConfig(**shape, image_size=64, patch_size=16)
-    transformers.ViTModel(config).save_pretrained(served_run / "backbone")
-    recipe, collection = find_recipe("fragments"), Collection.open(served_run / "scenes")
-    settings = resolve(recipe.defaults, [*SMALL_FRAGMENTS, f"image.backbone={served_run / 'backbone'}"])
-    around = RunContext(device_named("cpu"))
-    run_recipe(recipe, settings, collection, served_run / "fragments", around=around)
-    index_source(LibraryMatchers.load(served_run / "fragments"), served_run / "scenes", served_run / "attending")
-    return served_run / "attending"
+    """The server of most tests: open to this machine, without a collection."""
+    with _serving(library_folder) as url, _client(url) as client:
+        yield Served(url, client)
 
 
 @pytest.fixture(scope="session")
 def attending(attending_folder: Path) -> Iterator[Served]:
-    with _serving(attending_folder) as running:
-        yield running
+    """The server of the library with a second stage."""
+    with _serving(attending_folder) as url, _client(url) as client:
+        yield Served(url, client)
 
 
 @pytest.fixture(scope="session")
 def few_captions(served_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A collection of thirty scenes as files, of which four have captions."""
+    """A collection of thirty scenes as files; four of them have captions. Each worker writes into its own."""
     scenes = Collection.open(served_run / "scenes")
     folder = tmp_path_factory.mktemp("few-captions")
     (folder / "pictures").mkdir()
@@ -166,29 +182,29 @@ def few_captions(served_run: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
-def captioning(library_folder: Path, few_captions: Path) -> Iterator[Served]:
-    """A server that takes captions for it."""
-    with _serving(library_folder, "--collection", str(few_captions)) as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
 def token() -> str:
-    """Asked for by ``guarded``."""
+    """The token of ``guarded``."""
     return TOKEN
 
 
 @pytest.fixture(scope="session")
-def guarded(library_folder: Path, few_captions: Path) -> Iterator[Served]:
-    """A server that asks everyone for a token."""
-    with _serving(library_folder, "--collection", str(few_captions), "--token", TOKEN) as running:
-        yield running
+def guarded(library_folder: Path, few_captions: Path) -> Iterator[str]:
+    """The address of a server that asks for a token, and that writes captions."""
+    with _serving(library_folder, collection=few_captions, token=TOKEN) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def captioning(guarded: str) -> Iterator[Served]:
+    """The same server, for those who have the token."""
+    with _client(guarded, Authorization=f"Bearer {TOKEN}") as client:
+        yield Served(guarded, client)
 
 
 @pytest.fixture
-def stranger(guarded: Served) -> Iterator[httpx.Client]:
-    """A client that the guarded server has not met, and whose cookies nobody else has."""
-    with httpx.Client(base_url=guarded.url, timeout=30, trust_env=False) as client:
+def stranger(guarded: str) -> Iterator[httpx.Client]:
+    """A client without the token, whose cookies nobody else has."""
+    with _client(guarded) as client:
         yield client
 
 
@@ -228,8 +244,9 @@ def attending_page(browser, attending):
 
 @pytest.fixture
 def captioning_page(browser, captioning):
-    """Another, for the server that takes captions."""
-    with _watched(browser, captioning.url) as opened:
+    """Another, for the server that takes captions, logged in."""
+    cookie = {"name": COOKIE, "value": ServerSettings(token=TOKEN).cookie(), "url": captioning.url}
+    with _watched(browser, captioning.url, cookie) as opened:
         yield opened
 
 
@@ -248,8 +265,9 @@ def until() -> Callable[..., None]:
 
 
 @contextmanager
-def _watched(browser, url: str):
+def _watched(browser, url: str, *cookies: dict[str, str]):
     context = browser.new_context(viewport={"width": 1280, "height": 800}, reduced_motion="reduce")
+    context.add_cookies(list(cookies))
     opened = context.new_page()
     opened.set_default_timeout(30_000)
     complaints: list[str] = []

@@ -6,12 +6,12 @@ import io
 import re
 
 import pytest
+from fastapi.testclient import TestClient
 from PIL import Image
 
-from calligram.search.indexing.run import index_source
-from calligram.search.library.library import Library
-from calligram.search.library.matchers import LibraryMatchers
-from calligram.serve.service import overview
+from calligram.search.query.searcher import Searcher
+from calligram.serve.server import create_app
+from calligram.serve.settings import ServerSettings
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def test_words_find_pictures_in_order_with_times(served):
     assert answer.json()["milliseconds"].keys() == stages.keys()
 
 
-def test_a_second_stage_says_how_many_it_compared_and_takes_a_budget(served, attending, serving, attending_folder):
+def test_a_second_stage_says_how_many_it_compared_and_takes_a_budget(served, attending, attending_folder):
     def asked(client, **more):
         answer = client.get("/api/search", params={"q": "a dog", "k": 5, "all": True, "hybrid": False, **more})
         assert answer.status_code == 200, answer.text
@@ -54,9 +54,10 @@ def test_a_second_stage_says_how_many_it_compared_and_takes_a_budget(served, att
     assert refused.status_code == 400
     assert "not both" in refused.json()["error"]
     assert attending.client.get("/api/search", params={"q": "a dog", "budget_ms": 0}).status_code == 422
-    with serving(attending_folder, "--budget-ms", "0.001") as quick:
-        assert asked(quick.client)["depth"] == 5
-        assert asked(quick.client, depth=9)["depth"] == 9
+    quick = create_app(Searcher.open(attending_folder), ServerSettings(budget_ms=0.001))
+    with TestClient(quick, base_url="http://localhost") as client:
+        assert asked(client)["depth"] == 5
+        assert asked(client, depth=9)["depth"] == 9
 
 
 def test_a_picture_of_the_library_finds_itself(served, first):
@@ -137,18 +138,6 @@ def test_the_library_is_described_with_what_it_can_be_filtered_by(served):
     assert things == sorted(things)
     assert answer["columns"]["things"] == "number"
     assert answer["examples"]
-
-
-def test_sizes_and_places_are_columns_but_nothing_to_choose_from(served_run, tmp_path):
-    for number, (side, turn) in enumerate([(40, 20), (50, 30)] * 6):
-        (tmp_path / "photos" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (side, turn), (20 * number, 9, 9)).save(
-            tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
-        )
-    index_source(LibraryMatchers.load(served_run / "run"), tmp_path / "photos", tmp_path / "library")
-    library = Library.open(tmp_path / "library")
-    assert set(overview(library).facets) == {"folder"}
-    assert {"width", "height", "bytes", "latitude", "longitude"} <= set(library.kinds)
 
 
 def test_the_library_can_be_looked_at_without_a_query(served):

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from fastapi.testclient import TestClient
 from PIL import Image
 
 from calligram.data.add_captions import NewCaption, add_new_captions, caption_revisions
@@ -15,17 +16,20 @@ from calligram.data.collection import Collection
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.query.searcher import Searcher
 from calligram.serve.caption_desk import CaptionDesk
+from calligram.serve.server import create_app
+from calligram.serve.settings import ServerSettings
 
 FIRST = {f"scene {row}" for row in range(4)}
 """the images that came with captions"""
 
 
-def proposed(server) -> dict:
+def proposed(client) -> dict:
     """The suggestions, once they are there."""
     until = time.monotonic() + 60
     while True:
-        answer = server.client.get("/api/suggestions")
+        answer = client.get("/api/suggestions")
         assert answer.status_code == 200, answer.text
         if answer.json()["state"] != "working":
             return answer.json()
@@ -38,7 +42,7 @@ def written(folder) -> list[tuple[str, str]]:
 
 
 def test_images_without_captions_are_proposed_and_leave_the_list_when_they_have_one(captioning, few_captions):
-    found, before = proposed(captioning), written(few_captions)
+    found, before = proposed(captioning.client), written(few_captions)
     assert found["state"] == "ready"
     assert found["captioned"] + found["left"] == 30
     ids = [s["id"] for s in found["suggestions"]]
@@ -54,11 +58,11 @@ def test_images_without_captions_are_proposed_and_leave_the_list_when_they_have_
     assert written(few_captions) == [*before, (ids[0], "a dog on a beach")]
     again = captioning.client.post("/api/captions", json={"id": ids[0], "text": "a dog on a beach"})
     assert again.json() == {"added": False}
-    after = proposed(captioning)
+    after = proposed(captioning.client)
     assert [s["id"] for s in after["suggestions"]] == ids[1:]
     assert (after["captioned"], after["left"]) == (found["captioned"] + 1, found["left"] - 1)
     assert captioning.client.post("/api/suggestions").json()["state"] == "working"
-    anew = proposed(captioning)
+    anew = proposed(captioning.client)
     assert anew["captioned"] == after["captioned"]
     assert ids[0] not in [s["id"] for s in anew["suggestions"]]
     assert captioning.client.get("/api/stats").json()["captioning"] is True
@@ -113,7 +117,7 @@ def test_a_token_is_asked_for_and_the_page_may_write_with_its_cookie(guarded, st
     assert client.post("/api/login", json={"token": token}).status_code == 204
     crossing = client.post("/api/captions", json=body, headers={"Origin": "http://evil.example"})
     assert crossing.status_code == 403  # a cookie alone does not make it ours
-    assert client.post("/api/captions", json=body, headers={"Origin": guarded.url}).status_code == 200
+    assert client.post("/api/captions", json=body, headers={"Origin": guarded}).status_code == 200
     assert written(few_captions) == [*before, ("scene 9", "with a token")]
 
 
@@ -132,9 +136,9 @@ def test_many_who_write_at_once_all_get_theirs_in(captioning, few_captions):
 
 
 def test_what_another_program_writes_leaves_the_list_too(captioning, few_captions):
-    first = proposed(captioning)["suggestions"][0]["id"]
+    first = proposed(captioning.client)["suggestions"][0]["id"]
     add_new_captions(few_captions, [NewCaption(first, "from elsewhere")])
-    assert first not in [s["id"] for s in proposed(captioning)["suggestions"]]
+    assert first not in [s["id"] for s in proposed(captioning.client)["suggestions"]]
 
 
 def test_without_a_collection_nothing_is_written_or_proposed(served):
@@ -158,20 +162,21 @@ def test_a_collection_with_nothing_left_to_caption_says_so(library_folder, serve
     assert "has a caption; there is none to propose" in found.said
 
 
-def test_a_collection_whose_tables_are_gone_is_the_fault_of_the_server(serving, library_folder, few_captions, tmp_path):
+def test_a_collection_whose_tables_are_gone_is_the_fault_of_the_server(library_folder, few_captions, tmp_path):
     shutil.copytree(few_captions, tmp_path / "collection")
-    with serving(library_folder, "--collection", str(tmp_path / "collection")) as server:
-        assert proposed(server)["state"] == "ready"
+    app = create_app(Searcher.open(library_folder), ServerSettings(collection=tmp_path / "collection"))
+    with TestClient(app, base_url="http://localhost") as client:
+        assert proposed(client)["state"] == "ready"
         for file in (tmp_path / "collection").glob("*.parquet"):
             file.unlink()
-        answer = server.client.post("/api/captions", json={"id": "scene 9", "text": "a dog"})
+        answer = client.post("/api/captions", json={"id": "scene 9", "text": "a dog"})
         assert (answer.status_code, answer.json()["error"]) == (
             500,
             "the collection of this server cannot be used; its log says why",
         )
-        assert server.client.post("/api/captions", json={"id": "scene 9", "text": " "}).status_code == 400
+        assert client.post("/api/captions", json={"id": "scene 9", "text": " "}).status_code == 400
         (tmp_path / "collection" / "collection.json").unlink()
-        assert server.client.get("/api/suggestions").status_code == 500
+        assert client.get("/api/suggestions").status_code == 500
 
 
 def test_a_caption_that_was_written_is_found_once_the_collection_is_indexed_again(served_run, few_captions, tmp_path):

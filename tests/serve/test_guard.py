@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-import signal
 import socket
 import struct
-import threading
-import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,17 +13,14 @@ import httpx
 import pytest
 from PIL import Image
 
-from calligram.search.indexing.run import index_source
-from calligram.search.library.matchers import LibraryMatchers
-
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG of a few kilobytes that unpacks to ``width * height * 3`` bytes."""
+    """A PNG of about a megabyte that unpacks to ``width * height * 3`` bytes."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
-    packer, rows = zlib.compressobj(9), []
+    packer, rows = zlib.compressobj(1), []
     for _ in range(height):
         rows.append(packer.compress(b"\0" * (1 + 3 * width)))
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
@@ -173,62 +167,13 @@ def test_a_token_is_asked_for_by_everything_but_the_page(stranger, token):
     assert client.get("/api/search?q=dog").status_code == 200
 
 
-def test_sixty_four_clients_at_once_are_all_answered(served):
+def test_sixty_four_clients_at_once_are_all_answered(served, client):
     def one(number: int) -> list[int]:
-        with httpx.Client(base_url=served.url, timeout=60, trust_env=False) as client:
+        with client(served.url) as asking:
             return [
-                client.get("/api/search", params={"q": f"dog {number} {turn}", "k": 5}).status_code for turn in range(4)
+                asking.get("/api/search", params={"q": f"dog {number} {turn}", "k": 5}).status_code for turn in range(4)
             ]
 
     with ThreadPoolExecutor(64) as pool:
         statuses = [status for found in pool.map(one, range(64)) for status in found]
     assert statuses == [200] * 256
-
-
-def test_an_answer_under_way_is_given_before_the_end(serving, library_folder):
-    with serving(library_folder) as ending:
-        statuses: list[int] = []
-
-        def ask() -> None:
-            statuses.append(ending.client.get("/api/search", params={"q": "dog", "k": 500, "all": True}).status_code)
-
-        ask()
-        asking = threading.Thread(target=ask)
-        asking.start()
-        time.sleep(0.002)
-        ending.process.send_signal(signal.SIGTERM)
-        asking.join()
-        assert ending.process.wait(20) == 0
-        assert statuses == [200, 200]
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(ending.url, trust_env=False)
-
-
-def test_what_is_indexed_later_is_found_without_a_restart(serving, served_run, tmp_path):
-    models = LibraryMatchers.load(served_run / "run")
-    pictures = tmp_path / "pictures"
-    pictures.mkdir()
-    Image.new("RGB", (50, 40), "red").save(pictures / "red.png")
-    index_source(models, pictures, tmp_path / "library")
-    with serving(tmp_path / "library") as growing:
-        assert growing.client.get("/api/stats").json()["stats"]["items"] == 1
-        Image.new("RGB", (50, 40), "blue").save(pictures / "blue.jpg")
-        index_source(models, pictures, tmp_path / "library")
-        until = time.monotonic() + 20
-        while growing.client.get("/api/stats").json()["stats"]["items"] == 1 and time.monotonic() < until:
-            time.sleep(0.2)
-        names = {hit["path"].rsplit("/", 1)[-1] for hit in growing.hits(q="blue", all=True)}
-        assert names == {"red.png", "blue.jpg"}
-        blue = next(hit["id"] for hit in growing.hits(q="blue", all=True) if hit["path"].endswith("blue.jpg"))
-        (pictures / "blue.jpg").unlink()
-        gone = growing.client.get("/api/image", params={"id": blue})
-        assert gone.status_code == 404
-        assert growing.client.get("/api/thumbnail", params={"id": blue}).status_code == 200
-
-
-def test_the_server_is_reached_from_elsewhere_only_by_the_names_it_was_given(serving, library_folder):
-    with serving(library_folder, "--host", "0.0.0.0", "--open", "--allow-host", "pictures.example") as public:
-        client = httpx.Client(base_url=re.sub(r"//[^:]+", "//127.0.0.1", public.url), trust_env=False)
-        assert client.get("/api/health", headers={"Host": "pictures.example"}).status_code == 200
-        assert client.get("/api/health", headers={"Host": "10.1.2.3:8000"}).status_code == 200
-        assert client.get("/api/health", headers={"Host": "other.example"}).status_code == 421

@@ -14,7 +14,7 @@ def enter(page, word):
 
 def test_the_page_asks_for_the_token_and_then_shows_pictures(browser, guarded, token, until):
     page = browser.new_page()
-    page.goto(f"{guarded.url}/?q=a+dog&all=1")
+    page.goto(f"{guarded}/?q=a+dog&all=1")
     enter(page, "wrong wrong wrong")
     page.wait_for_selector("text=this is not the token")
     enter(page, token)
@@ -29,7 +29,7 @@ def test_a_token_given_in_one_tab_is_good_for_the_other(browser, guarded, token)
     context = browser.new_context()
     one, two = context.new_page(), context.new_page()
     for tab in (one, two):
-        tab.goto(f"{guarded.url}/?q=a+dog&all=1")
+        tab.goto(f"{guarded}/?q=a+dog&all=1")
         tab.wait_for_selector("#login[open]")
     enter(one, "wrong")
     one.wait_for_selector("#login-error:has-text('not the token')")
@@ -45,7 +45,7 @@ def test_a_token_given_in_one_tab_is_good_for_the_other(browser, guarded, token)
 def test_the_page_for_captions_asks_for_it_too(browser, guarded, token):
     context = browser.new_context()
     page = context.new_page()
-    page.goto(f"{guarded.url}/caption.html")
+    page.goto(f"{guarded}/caption.html")
     enter(page, "wrong wrong")
     page.wait_for_selector("#login-error:has-text('not the token')")
     enter(page, token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,7 @@ def create_app(searcher: Searcher, settings: ServerSettings | None = None) -> Fa
     )
     app.state.service = service
     guard.install(app)
-    for router in (search.router, items.router, explain.router, explain.router, captions.router, about.router):
+    for router in (search.router, items.router, explain.router, captions.router, about.router):
         app.include_router(router)
     app.mount("/", StaticFiles(directory=STATIC, html=True))
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
@@ -103,14 +104,21 @@ class LibraryServer:
         self._socket.close()
 
     def run(self) -> None:
-        """Answer until SIGTERM or Ctrl-C; what is under way is answered first."""
-        # uvicorn ends on these signals and raises them again afterwards; being asked to end is no failure.
+        """Answer requests until SIGTERM, Ctrl-C or ``stop``. Requests in progress are answered first."""
+        if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
+            self._server.run(sockets=[self._socket])
+            return
+        # uvicorn stops on these signals and raises them again afterwards; a requested stop is not a failure.
         before = {number: signal.signal(number, _ignore) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             self._server.run(sockets=[self._socket])
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def stop(self) -> None:
+        """Let ``run``, which is called in another thread, return."""
+        self._server.should_exit = True
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

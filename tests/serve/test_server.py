@@ -1,0 +1,56 @@
+"""``calligram serve`` as a process: its address, its names, and its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb", "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.fixture
+def process(library_folder, tmp_path):
+    """The command as a user runs it, open to other machines by one name."""
+    command = [sys.executable, "-m", "calligram", "serve", library_folder, "--port", "0"]
+    public = ["--host", "0.0.0.0", "--open", "--allow-host", "pictures.example"]
+    with (
+        (tmp_path / "errors").open("w") as errors,
+        subprocess.Popen([*command, *public], stdout=subprocess.PIPE, stderr=errors, text=True, env=PLAIN) as started,
+    ):
+        yield started
+        started.kill()
+
+
+def test_the_command_prints_its_address_answers_to_its_names_and_finishes_answers_before_it_ends(
+    process, client, tmp_path
+):
+    address = re.search(r"http://[^:]+(:\d+)", process.stdout.readline())
+    assert address, (tmp_path / "errors").read_text()
+    url = f"http://127.0.0.1{address[1]}"
+    with client(url) as asking:
+        for host, status in (("pictures.example", 200), ("10.1.2.3:8000", 200), ("other.example", 421)):
+            assert asking.get("/api/health", headers={"Host": host}).status_code == status
+        statuses: list[int] = []
+
+        def ask() -> None:
+            statuses.append(asking.get("/api/search", params={"q": "dog", "k": 500, "all": True}).status_code)
+
+        ask()
+        under_way = threading.Thread(target=ask)
+        under_way.start()
+        time.sleep(0.002)
+        process.send_signal(signal.SIGTERM)
+        under_way.join()
+    assert process.wait(20) == 0
+    assert statuses == [200, 200]
+    assert "Traceback" not in (tmp_path / "errors").read_text()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url, trust_env=False)
