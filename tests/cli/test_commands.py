@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from PIL import Image
 
 from calligram import __version__
+from calligram.cli.main import VERBS, app
 
 SMALL = [
     flag
@@ -26,7 +28,7 @@ SMALL = [
     for flag in ("--set", change)
 ]  # fmt: skip
 
-COMMAND = [sys.executable, "-c", "from calligram.cli.main import main; main()"]
+COMMAND = [sys.executable, "-m", "calligram"]
 PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
 
 
@@ -49,7 +51,7 @@ def test_training_leaves_a_run_and_says_what_to_do_next(trained):
 def test_a_training_that_is_stopped_says_how_to_go_on(tiny, tmp_path):
     out = tmp_path / "run"
     listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # not so in the background
-    command = [sys.executable, "-c", f"{listens}; {COMMAND[-1]}"]
+    command = [sys.executable, "-c", f"{listens}; from calligram.cli.main import main; main()"]
     asked = [*command, "train", "vse", str(tiny.folder), "--out", str(out), "--set", "epochs=100000", *SMALL]
     with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=PLAIN) as process:
         until = time.monotonic() + 60
@@ -227,7 +229,7 @@ def test_everything_there_is_can_be_listed(calligram):
         (["info", "nowhere"], 2, "", "error: nowhere is not a collection"),
     ],
 )
-def test_a_process_prints_the_same_and_ends_with_the_same_code(
+def test_python_m_calligram_prints_the_same_and_ends_with_the_same_code(
     calligram, tmp_path, arguments, code, printed, complained
 ):
     real = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=60, env=PLAIN)
@@ -249,3 +251,30 @@ def test_a_verb_run_in_this_process_leaves_it_as_it_was(calligram, tiny, tmp_pat
     assert [calligram(*train, cwd=tmp_path).returncode for _ in range(2)] == [0, 2]  # then there is a run
     assert state() == before
     assert (tmp_path / "run" / "run.json").is_file()
+
+
+def test_help_lists_every_verb_by_section_and_imports_none_of_them():
+    script = """
+import sys
+from calligram.cli.main import main
+try:
+    main()
+finally:
+    heavy = ("torch", "numpy", "pyarrow", "rich.markdown")
+    found = [m for m in sys.modules if m.startswith("calligram.") or m in heavy]
+    print(sorted(found), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script, "--help"], capture_output=True, text=True, env=PLAIN)
+    assert done.returncode == 0
+    assert done.stderr.strip() == "['calligram.cli', 'calligram.cli.main', 'calligram.errors']"
+    listed = [line.split()[0] for line in done.stdout.partition("Try everything:")[2].splitlines() if line[:2] == "  "]
+    assert listed == list(typer.main.get_command(app).commands)
+
+
+@pytest.mark.parametrize("verb", [name for section in VERBS.values() for name in section])
+def test_every_verb_explains_itself(calligram, verb):
+    done = calligram(verb, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Usage: calligram {verb} [OPTIONS]")
+    summary = next(section[verb][1] for section in VERBS.values() if verb in section)
+    assert len(summary) <= 66  # a line of 80 characters

@@ -1,8 +1,9 @@
-"""``calligram search``: once as a user runs it, then in this process, which has everything imported."""
+"""``calligram search``: in this process, which has everything imported, and once on a terminal."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -55,12 +56,7 @@ def pictures(tiny) -> Path:
 
 
 def test_json_has_what_others_read(libraries):
-    command = [sys.executable, "-c", "from calligram.cli.main import main; main()"]
-    done = subprocess.run(
-        [*command, "search", libraries / "photos", "a red disc", "-k", "4", "--json"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    hits = json.loads(done.stdout)["hits"]
+    hits = json.loads(search(libraries / "photos", "a red disc", "-k", "4", "--json"))["hits"]
     assert [list(hit) for hit in hits] == [["id", "score", "rank", "path"]] * 4
     assert [hit["rank"] for hit in hits] == [1, 2, 3, 4]
     assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
@@ -162,27 +158,32 @@ def test_what_is_wrong_is_said(libraries, arguments, said):
         search(libraries / "collection", *arguments)
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["--depth", "5"], "has no second stage"),
-        (["--budget-ms", "100"], "has no second stage"),
-        (["--where", "splat = 1"], "did you mean 'split'"),
-        (["--where", "n >"], "at the end"),
-    ],
-)
-def test_what_the_manifest_shows_to_be_wrong_is_said_before_anything_is_loaded(libraries, arguments, said):
+def test_what_the_manifest_shows_to_be_wrong_is_said_before_anything_is_loaded(libraries):
     """In a process of its own, where what was imported can be seen."""
-    script = (
-        "import sys, calligram.cli.main\n"
-        "try: calligram.cli.main.main()\n"
-        "finally: print([m for m in ('torch', 'numpy', 'pyarrow', 'lancedb') if m in sys.modules])"
-    )
-    asked = [sys.executable, "-c", script, "search", libraries / "collection", "snow", *arguments]
-    done = subprocess.run(asked, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert done.stdout == "[]\n"
+    wrong = {
+        "has no second stage: all of it is compared by vectors; leave out --depth": ["--depth", "5"],
+        "has no second stage": ["--budget-ms", "100"],
+        "did you mean 'split'": ["--where", "splat = 1"],
+        "at the end": ["--where", "n >"],
+    }
+    script = """
+import json, sys
+from calligram.cli.main import main
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["calligram", "search", *arguments]
+    try:
+        main()
+    except SystemExit as end:
+        print(end.code, [m for m in ("torch", "numpy", "pyarrow", "lancedb") if m in sys.modules])
+"""
+    calls = [[str(libraries / "collection"), "snow", *arguments] for arguments in wrong.values()]
+    asked = [sys.executable, "-c", script, json.dumps(calls)]
+    done = subprocess.run(asked, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})
+    assert done.stdout.splitlines() == ["2 []"] * 4
+    messages = done.stderr.split("error:")[1:]
+    assert len(messages) == 4
+    for message, said in zip(messages, wrong, strict=True):
+        assert said in message
 
 
 def test_a_terminal_beside_a_pipe_gets_the_spinner_and_the_pipe_nothing_but_json(libraries, on_terminal):

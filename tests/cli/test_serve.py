@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -31,13 +29,9 @@ def test_what_cannot_be_served_is_told(options, message, tmp_path):
         serve(tmp_path, **{"host": "127.0.0.1", "port": 0, **options})
 
 
-def test_without_the_extra_the_way_to_it_is_told(tmp_path):
-    (tmp_path / "fastapi.py").write_text("raise ImportError('no', name='fastapi')")
-    done = subprocess.run(
-        [sys.executable, "-c", "from calligram.cli.main import main; main()", "serve", str(tmp_path)],
-        capture_output=True, text=True, timeout=60,
-        env={**os.environ, "NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200", "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+def test_without_the_extra_the_way_to_it_is_told(calligram, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastapi", None)  # as if it was not installed
+    done = calligram("serve", tmp_path)
     assert done.returncode == 2
     assert 'the server needs fastapi; install it with: pip install "calligram[serve]"' in done.stderr
     assert "Traceback" not in done.stderr

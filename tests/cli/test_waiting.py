@@ -14,7 +14,7 @@ from calligram.progress import silent, track_parts
 SCRIPT = """
 import logging, sys, time
 from calligram.cli import main, screen
-logging.basicConfig(format="%(message)s", handlers=[main._Lines()])
+logging.basicConfig(format="%(message)s", handlers=[main.LogHandler()])
 try:
     with screen.waiting("loading") as waits:
         time.sleep(0.15)

@@ -1,4 +1,4 @@
-"""``calligram``: the verbs, and how errors are shown."""
+"""The command ``calligram``: its verbs, imported on use, and the printing of errors."""
 
 from __future__ import annotations
 
@@ -6,57 +6,111 @@ import errno
 import logging
 import sys
 import warnings
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 import calligram
-from calligram.cli import caption, data, evaluate, explain, index, mine, regions, search, semantics, serve, train
-from calligram.cli.screen import console, errors
 from calligram.errors import UserError, unknown
 
+HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+VERBS = {
+    "Try everything": {
+        "demo": ("data:demo", "Generate scenes, train and measure a matcher, serve a search page"),
+    },
+    "Data": {
+        "import": ("data:import_", "Read captioned images into a collection"),
+        "scenes": ("data:scenes", "Generate scenes with captions, boxes and every true pair"),
+        "info": ("data:info", "Show what a collection contains"),
+        "regions": ("regions:regions", "Find regions in images and store their features"),
+        "suggest": ("caption:suggest", "Suggest images to caption next"),
+        "caption": ("caption:caption", "Add captions to a collection"),
+        "semantics": ("semantics:semantics", "Show pseudo-sentences of uncaptioned images"),
+        "words": ("semantics:words", "Train word vectors on captions"),
+    },
+    "Training": {
+        "list": ("train:list_", "List recipes, matchers, data formats and papers"),
+        "train": ("train:train", "Train a matcher with a recipe"),
+        "mine": ("mine:mine", "Store the hardest negatives of a split"),
+        "export": ("train:export", "Write a matcher as ONNX files"),
+    },
+    "Evaluation": {
+        "evaluate": ("evaluate:evaluate", "Measure retrieval or localization"),
+        "reproduce": ("evaluate:reproduce", "Run and judge the claims of a paper"),
+        "report": ("evaluate:report", "Write docs/results.md from the recorded results"),
+    },
+    "Search": {
+        "index": ("index:index", "Put pictures into a library, or update it"),
+        "forget": ("index:forget", "Delete items from a library"),
+        "search": ("search:search", "Find images or captions in a library"),
+        "serve": ("serve:serve", "Serve the search page and a JSON API"),
+        "localize": ("explain:localize", "Find the boxes of a phrase in a picture"),
+        "explain": ("explain:explain", "Show which words a score relies on"),
+    },
+}
+"""For each section of the help, the verbs: their function in ``calligram.cli`` and a summary of at most a line."""
 
-class Verbs(TyperGroup):
-    """Suggests the nearest verb for a misspelt one."""
+
+class VerbCommands(Mapping[str, Any]):
+    """The commands of typer by name; a verb's module is imported when its command is looked up."""
+
+    def __init__(self) -> None:
+        self._references = {name: verb for section in VERBS.values() for name, (verb, _) in section.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        module, _, function = self._references[name].partition(":")
+        single = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=HELP_NAMES)
+        single.command(name)(getattr(import_module(f"calligram.cli.{module}"), function))
+        return typer.main.get_command(single)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._references
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._references)
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+
+class VerbGroup(TyperGroup):
+    """The group of verbs: lists them by section, and suggests the nearest verb for a misspelt one."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands: Mapping[str, Any] = VerbCommands()  # type: ignore[assignment]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of the verbs, without importing them."""
+        return list(self.commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb."""
-        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            raise unknown("command", args[0], self.list_commands(ctx))
+        """Find the verb, or raise a ``UserError`` that names the nearest one."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            raise unknown("command", args[0], self.commands)
         return super().resolve_command(ctx, args)
 
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section of the help for each section of ``VERBS``."""
+        width = max(map(len, self.commands))
+        for section, verbs in VERBS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), summary) for name, (_, summary) in verbs.items()])
 
+
+# Typer's own layout imports a Markdown parser, which takes longer than everything else that the help needs.
 app = typer.Typer(
-    cls=Verbs,
+    cls=VerbGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Learn which image and which text belong together: train matchers and prove how good they are.",
+    rich_markup_mode=None,
+    context_settings=HELP_NAMES,
+    help="Train models that match images and texts, measure them, and search pictures with them.",
 )
-app.command("demo")(data.demo)
-app.command("scenes")(data.scenes)
-app.command("import")(data.import_)
-app.command("info")(data.info)
-app.command("regions")(regions.regions)
-app.command("semantics")(semantics.semantics)
-app.command("caption")(caption.caption)
-app.command("list")(train.list_)
-app.command("words")(semantics.words)
-app.command("train")(train.train)
-app.command("mine")(mine.mine)
-app.command("suggest")(caption.suggest)
-app.command("evaluate")(evaluate.evaluate)
-app.command("explain")(explain.explain)
-app.command("export")(train.export)
-app.command("index")(index.index)
-app.command("forget")(index.forget)
-app.command("search")(search.search)
-app.command("localize")(explain.localize)
-app.command("reproduce")(evaluate.reproduce)
-app.command("serve")(serve.serve)
-app.command("report")(evaluate.report)
 
 
 def _show_version(wanted: bool) -> None:
@@ -72,27 +126,27 @@ def options(
     """Options of the command itself."""
 
 
-class _Lines(logging.Handler):
-    """Prints what is logged above a bar or a spinner, not into it."""
+class LogHandler(logging.Handler):
+    """Prints log records above a progress bar or a spinner, so that they do not mix."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a line."""
+        """Print one record."""
+        from calligram.cli.screen import errors
+
         errors.print(self.format(record), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is said in a line, without a traceback."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[_Lines()])
+    """Run the command line. Errors that a user can correct are printed in one line, without a traceback."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[LogHandler()])
     logging.getLogger("calligram").setLevel(logging.INFO)
     warnings.filterwarnings("ignore", module="PIL")
     try:
-        app()
+        app(prog_name="calligram")
     except UserError as error:
-        errors.print(f"[bold red]error:[/] {_escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _fail(str(error))
     except (PermissionError, NotADirectoryError, IsADirectoryError, FileNotFoundError, FileExistsError) as error:
-        errors.print(f"[bold red]error:[/] {_escape(f'{error.filename}: {error.strerror}')}", soft_wrap=True)
-        sys.exit(2)
+        _fail(f"{error.filename}: {error.strerror}")
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
@@ -100,11 +154,16 @@ def main() -> None:
         if error.errno not in (errno.EROFS, errno.ENOSPC, errno.EDQUOT):
             raise
         where = f"{error.filename}: " if error.filename else ""
-        errors.print(f"[bold red]error:[/] {_escape(f'{where}{error.strerror}')}", soft_wrap=True)
-        sys.exit(2)
+        _fail(f"{where}{error.strerror}")
     finally:
-        console.show_cursor(True)
+        if screen := sys.modules.get("calligram.cli.screen"):
+            screen.console.show_cursor(True)
 
 
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
+def _fail(message: str) -> None:
+    """Print an error and exit with status 2."""
+    from calligram.cli.screen import errors
+
+    escaped = message.replace("[", r"\[")
+    errors.print(f"[bold red]error:[/] {escaped}", highlight=False, soft_wrap=True)
+    sys.exit(2)
