@@ -91,7 +91,7 @@ def test_paths_left_out_are_told_of_beside_them(libraries, monkeypatch):
     hits = json.loads(search(*asked[1:], "--json", "--all"))["hits"]
     between = (hits[2]["score"] + hits[3]["score"]) / 2
     scale = ScoreScale(0.0, 0.1, between)
-    monkeypatch.setattr(module, "measure", lambda *_: ScoreScales(across=scale, briefly=scale, images=scale))
+    monkeypatch.setattr(module, "library_scales", lambda *_: ScoreScales(across=scale, short_texts=scale, images=scale))
     done = CliRunner().invoke(app, [*asked, "--paths"], catch_exceptions=False)
     assert done.stdout.splitlines() == [hit["path"] for hit in hits[:3]]
     assert done.stderr.strip() == "7 more are no good match; --all shows them"
@@ -199,8 +199,8 @@ def test_no_good_match_is_an_answer_and_tells_of_all(libraries, monkeypatch):
     from calligram.search.query.cutoff import ScoreScale, ScoreScales
 
     high = ScoreScale(0.0, 0.1, 2.0)
-    strict = ScoreScales(across=high, briefly=high, images=high)
-    monkeypatch.setattr(module, "measure", lambda *_: strict)
+    strict = ScoreScales(across=high, short_texts=high, images=high)
+    monkeypatch.setattr(module, "library_scales", lambda *_: strict)
     assert search(libraries / "photos", "a red disc").strip() == "no good match; --all shows the nearest 10"
     assert search(libraries / "photos", "a red disc", "--paths") == ""
     said = "no good match (the matcher has never seen: treasury); --all shows the nearest 10"
