@@ -80,7 +80,7 @@ def fill(writer: LibraryWriter, root: Path, centres: Floats, captions: Sequence[
             frozenset(ids),
         )
     writer.commit()
-    writer.settle()
+    writer.optimize()
 
 
 def make_library(folder: Path) -> tuple[Path, list[str]]:

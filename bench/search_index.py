@@ -55,7 +55,7 @@ def fill(index: Index, vectors: Floats) -> float:
         rows = range(start, start + BATCH)
         columns = pa.table({"year": [2000 + row % 25 for row in rows], "folder": [f"f{row % 400}" for row in rows]})
         index.add([str(row) for row in rows], vectors[start : start + BATCH], columns)
-    index.settle()
+    index.optimize()
     return ITEMS / (time.perf_counter() - began)
 
 
@@ -123,11 +123,11 @@ def search_index(row: Callable[[str, float, str], Row]) -> list[Row]:
         rows.append(row(f"{NAME}: opened, with the first query", time.perf_counter() - began, "s"))
         rows.append(row(f"{NAME}: memory of the index", resident_gigabytes() - before, "GB"))
         rows += latency(row, index, vectors, queries) + crowd(row, index, queries)
-        index.clean()
+        index.drop_versions()
         once = folder_size(Path(name))
         for _ in range(3):
             fill(index, vectors)
-            index.clean()
+            index.drop_versions()
         rows.append(
             row(
                 f"{NAME}: folder after replacing all three times, against before",

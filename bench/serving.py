@@ -81,7 +81,7 @@ def fill(writer: LibraryWriter, root: Path, vectors: Floats, captions: Sequence[
         writer.images.add([str(row["id"]) for row in rows], vectors[start : start + BATCH], filters)
         writer.tables.put("items", rows)
     writer.commit()
-    writer.settle()
+    writer.optimize()
 
 
 class Served:

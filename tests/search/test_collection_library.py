@@ -98,13 +98,13 @@ def test_pictures_within_tar_shards_are_read_at_their_place(models, tiny_draft, 
     draft = tiny_draft(tmp_path / "pictures")
     with tarfile.open(tmp_path / "all.tar", "w") as tar:
         for image in draft.images:
-            tar.add(image.at.path, image.id + ".png")
+            tar.add(image.picture.path, image.id + ".png")
     with tarfile.open(tmp_path / "all.tar") as tar:
         places = {
             m.name.removesuffix(".png"): TarMember(tmp_path / "all.tar", m.name, m.offset_data, m.size) for m in tar
         }
     for image in draft.images:
-        image.at = places[image.id]
+        image.picture = places[image.id]
     collection = write_draft(draft, tmp_path / "collection")
     index_source(models, collection.folder, tmp_path / "library")
     library = Library.open(tmp_path / "library")

@@ -42,7 +42,7 @@ def test_a_search_that_began_before_a_write_answers_from_what_it_read(tmp_path, 
     index.add(names(20), some(20), pa.table({"n": range(20)}))
     read = index._read()
     index.remove(names(19))
-    index.settle()
+    index.optimize()
     found = read.search(np.ones((1, DIM), np.float32), 99, Comparison("n", "<", 5.0))[0]
     assert sorted(ids(found)) == names(5)
 
@@ -50,17 +50,17 @@ def test_a_search_that_began_before_a_write_answers_from_what_it_read(tmp_path, 
 def test_cleaning_bounds_the_folder_and_keeps_the_version_that_is_named(tmp_path, some, names):
     index = open_index(tmp_path, "images", dim=DIM)
     index.add(names(2000), some(2000), pa.table({"n": range(2000)}))
-    index.settle()
-    index.clean()
+    index.optimize()
+    index.drop_versions()
     sizes = []
     for turn in range(4):
         pinned = index.version
         for part in range(3):
             index.add(names(2000), some(2000, seed=turn), pa.table({"n": [part] * 2000}))
-        index.settle()
-        index.clean(keep=pinned)
+        index.optimize()
+        index.drop_versions(keep=pinned)
         assert len(open_index(tmp_path, "images", version=pinned).search(some(1), 5)[0]) == 5
-        index.clean()
+        index.drop_versions()
         sizes.append(sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()))
     assert sizes[-1] <= sizes[0] * 1.1
     assert len(index) == 2000

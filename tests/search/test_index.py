@@ -133,7 +133,7 @@ def test_what_cannot_be_stored_is_refused(index, some):
 
 def test_an_index_is_there_when_it_is_opened_again(uri, index, some, ids):
     index.add(["a"], some(1), pa.table({"year": [2020]}))
-    index.settle()
+    index.optimize()
     again = open_index(uri, "images", dim=DIM)
     assert ids(again.search(some(1), 3, Comparison("year", "=", 2020.0))[0]) == ["a"]
     with pytest.raises(UserError, match=f"holds vectors of {DIM} dimensions, not 9"):

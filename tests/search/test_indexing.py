@@ -13,9 +13,8 @@ import torch
 from calligram.errors import UserError
 from calligram.files import locked
 from calligram.search.indexing import open_writer, run, writer
-from calligram.search.indexing.encode import ImageEncoder
+from calligram.search.indexing.encode import ImageEncoder, PictureEncoder
 from calligram.search.indexing.run import index_source
-from calligram.search.indexing.shards import make_worker
 from calligram.search.indexing.sources import open_source
 from calligram.search.library.library import Library
 
@@ -78,7 +77,7 @@ def test_many_batches_at_once_keep_their_order_and_leave_torch_as_it_was(models,
     threads = torch.get_num_threads()
     source = open_source(photos)
     entries = source.scan().entries
-    worker = dataclasses.replace(make_worker(models, source, "cpu"), batch=2)
+    worker = dataclasses.replace(PictureEncoder.of(models, source, "cpu"), batch=2)
     rows = [row for batch in worker.run(entries, frozenset()) for row in batch]
     assert sorted(row["key"] for row in rows) == sorted(entry.key for entry in entries)
     fine = [row["key"] for row in rows if row.get("vector") is not None]
@@ -105,7 +104,7 @@ def test_pictures_are_counted_when_they_are_encoded_and_not_when_they_are_read(m
     monkeypatch.setattr(ImageEncoder, "encode", counting)
     source = open_source(photos)
     entries = source.scan().entries
-    worker = dataclasses.replace(make_worker(models, source, "cpu"), batch=2)
+    worker = dataclasses.replace(PictureEncoder.of(models, source, "cpu"), batch=2)
     unusable = sum("problem" in row for batch in worker.run(entries, frozenset()) for row in batch)
     encoded.clear()
     assert sum(len(batch) for batch in worker.run(entries, frozenset(), track)) == len(entries)
@@ -117,7 +116,7 @@ def test_a_matcher_that_fails_stops_the_run_and_leaves_torch_as_it_was(models, p
     monkeypatch.setattr("calligram.search.indexing.encode.ImageEncoder.encode", lambda *_: 1 / 0)
     source = open_source(photos)
     with pytest.raises(ZeroDivisionError):
-        list(make_worker(models, source, "cpu").run(source.scan().entries, frozenset()))
+        list(PictureEncoder.of(models, source, "cpu").run(source.scan().entries, frozenset()))
     assert torch.get_num_threads() == threads
 
 
@@ -153,7 +152,7 @@ def test_a_content_that_went_while_it_was_to_be_copied_is_encoded_after_all(
 ):
     # Every picture is committed by itself: the changed one is, before the copy of what it was is looked at.
     monkeypatch.setattr(run, "COMMIT_ROWS", 1)
-    monkeypatch.setattr("calligram.search.indexing.encode.BATCH", 1)
+    monkeypatch.setattr("calligram.search.indexing.encode.BATCH_PICTURES", 1)
     before = contents(indexed)
     shutil.copy(photos / "photo_0.jpg", photos / "zzz.jpg")
     photograph(photos / "photo_0.jpg", 50)
@@ -243,7 +242,7 @@ def test_a_reader_sees_one_state_until_it_looks_again(models, photos, indexed, p
 
 def test_old_versions_are_deleted_when_no_reader_can_want_them(models, photos, tmp_path, photograph, monkeypatch):
     out = tmp_path / "library"
-    monkeypatch.setattr(writer, "GRACE", 0.0)
+    monkeypatch.setattr(writer, "VERSION_GRACE_SECONDS", 0.0)
     sizes = []
     for turn in range(6):
         photograph(photos / "photo_0.jpg", 100 + turn)
@@ -287,4 +286,4 @@ def test_captions_beside_pictures_are_told_of(small_run, tmp_path, caplog):
     assert "is not read" not in caplog.text
     (tmp_path / "photos" / "captions.csv").write_text("file,caption\none.png,a red square\n")
     index_source(LibraryMatchers.load(small_run), tmp_path / "photos", tmp_path / "library")
-    assert "captions.csv is not read: index takes pictures alone" in caplog.text
+    assert "captions.csv is not read: index reads only the pictures" in caplog.text

@@ -26,7 +26,7 @@ from calligram.search.indexing import encode, run
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.vectors import lance
 run.COMMIT_ROWS = 6          # many commits, so that a kill falls between, before and into them
-encode.BATCH = 3
+encode.BATCH_PICTURES = 3
 torch.set_num_threads(1)
 models = LibraryMatchers.load(sys.argv[1])
 print("ready", flush=True)

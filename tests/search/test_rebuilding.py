@@ -62,7 +62,7 @@ def test_a_library_is_rebuilt_behind_the_back_of_its_readers(
     assert {path: id for path, (id, _) in contents(indexed).items()} == {p: id for p, (id, _) in ids.items()}
     assert done(index_source(other, photos, indexed)) == {}
     assert before.thumbnail(before.sample(1)[0])  # also after another run: a reader may take its time
-    monkeypatch.setattr(open_writer, "GRACE", 0.0)
+    monkeypatch.setattr(open_writer, "VERSION_GRACE_SECONDS", 0.0)
     assert done(index_source(other, photos, indexed)) == {}
     assert not (indexed / "1").exists()
 
@@ -78,7 +78,7 @@ def test_a_library_is_rebuilt_from_shards(models, photos, indexed, tmp_path, wri
     def never(*_, **__):
         raise AssertionError("encoded again")
 
-    monkeypatch.setattr(run, "make_worker", never)
+    monkeypatch.setattr(run.PictureEncoder, "of", never)
     assert done(index_source(other, photos, indexed, rebuild=True)) == {"added": 12}
     assert Library.open(indexed).images.dim == 12
     assert {path: id for path, (id, _) in contents(indexed).items()} == ids

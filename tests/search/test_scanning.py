@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from calligram.search.indexing.diff import KnownItem, LibraryState, compare
-from calligram.search.indexing.sources import FolderScan, FolderSource, ScannedPicture, scan_folder, shard_of
+from calligram.search.indexing.diff import IndexedItem, LibraryState, diff
+from calligram.search.indexing.sources import FolderScan, ScannedPicture, scan_folder, shard_of
 
 
 def keys(root):
@@ -56,10 +56,10 @@ def test_a_broken_link_and_an_impossible_name_are_problems(tmp_path):
 
 
 def test_items_below_a_folder_that_cannot_be_read_are_not_gone(tmp_path):
-    known = {k: KnownItem(k, 1, 1, f"hash {k}", True, "") for k in ("sub/a.jpg", "sub/deep/b.jpg", "subtle.jpg")}
+    known = {k: IndexedItem(k, 1, 1, f"hash {k}", True, "") for k in ("sub/a.jpg", "sub/deep/b.jpg", "subtle.jpg")}
     state = LibraryState(0, items=known)
-    compare(FolderScan(unread=["sub"]), state, FolderSource(tmp_path))
-    assert state.away == {"subtle.jpg"}
+    changes = diff(FolderScan(unread=["sub"]), state)
+    assert [(change.action, change.key) for change in changes] == [("gone", "subtle.jpg")]
 
 
 @pytest.mark.parametrize("count", [1, 3, 16])

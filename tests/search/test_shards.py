@@ -26,7 +26,7 @@ def test_shards_are_taken_in_without_encoding_again(
     def never(*_, **__):
         raise AssertionError("encoded again")
 
-    monkeypatch.setattr(run, "make_worker", never)
+    monkeypatch.setattr(run.PictureEncoder, "of", never)
     report = index_source(models, photos, out)
     assert done(report) == {"added": 12}
     assert same(contents(out), contents(indexed))
@@ -55,7 +55,7 @@ def test_a_shard_that_is_being_worked_on_is_waited_for(models, photos, tmp_path)
     out = tmp_path / "sharded"
     stage_source(models, photos, out, Shard(1, 1))
     (folder,) = (out / "staging").glob("*/1-of-1")
-    with locked(folder, "shard"), pytest.raises(UserError, match=r"shard 1-of-1 .* is still being worked on"):
+    with locked(folder, "shard"), pytest.raises(UserError, match=r"shard 1-of-1 .* is still being encoded"):
         index_source(models, photos, out)
 
 

@@ -41,7 +41,7 @@ def test_ray_encodes_what_a_last_run_takes_in(small_run, photos, tmp_path, monke
         raise AssertionError("encoded again")
 
     index_source(models, photos, tmp_path / "alone")
-    monkeypatch.setattr("calligram.search.indexing.run.make_worker", never)
+    monkeypatch.setattr("calligram.search.indexing.run.PictureEncoder.of", never)
     assert index_source(models, photos, tmp_path / "spread").counts["added"] == 12
     assert vectors(tmp_path / "spread") == vectors(tmp_path / "alone")
 

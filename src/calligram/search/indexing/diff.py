@@ -1,177 +1,263 @@
-"""What a library knows already of a source, and what became of each picture since."""
+"""Decide what an indexing run does with each picture. Nothing here reads a file or writes a table.
+
+There are two decisions. ``diff`` compares a scan of the source with the state of the library: names, sizes and dates.
+``resolve`` decides about the pictures that were read after that, when the hash of their content is known.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from calligram.search.indexing.sources import FolderScan, PictureSource, ScannedPicture, below
+from calligram.search.indexing.sources import FolderScan, ScannedPicture, below
 from calligram.search.library.tables import Tables
 
-Outcome = Literal["added", "changed", "moved", "copied", "touched", "returned", "problem", "forgotten", "lacking"]
+Action = Literal[
+    "unchanged",  # same size, date and facts: do nothing
+    "described",  # same size and date, other facts or captions: write its row again
+    "encode",  # new, or another size or date: read it
+    "still bad",  # could not be used before, and has not changed: do nothing
+    "forgotten",  # removed by "calligram forget", and has not changed: do nothing
+    "gone",  # an item whose file is no longer there: take it out of the search, or find it under another name
+    "still gone",  # an item whose file was not there before either: find it under another name, or do nothing
+    "problem",  # could not be scanned: record the reason
+    "solved",  # had a problem, and is no longer there: delete the record
+]
+Outcome = Literal["added", "changed", "moved", "copied", "touched", "returned", "problem", "forgotten", "not encoded"]
 
 
-class KnownItem(NamedTuple):
-    """An item as it was last indexed."""
+class IndexedItem(NamedTuple):
+    """An item as the last indexing run left it."""
 
     id: str
     size: int
     mtime: int
     hash: str
+    """of the content"""
     present: bool
     digest: str
-
-
-class Change(NamedTuple):
-    """What a row of the worker means for the library."""
-
-    outcome: Outcome
-    id: str
-    like: str | None = None
-    """the item whose encodings it takes over"""
+    """of facts and captions"""
 
 
 class ForgottenPicture(NamedTuple):
-    """A picture that must not come back as it was."""
+    """A picture that indexing leaves out until it changes."""
 
     size: int
     mtime: int
     hash: str
+
+
+class Change(NamedTuple):
+    """What to do with a picture of the scan, or with an item or a problem that the scan does not have."""
+
+    action: Action
+    key: str
+    picture: ScannedPicture | None = None
+    """None where the scan does not have it"""
+    item: IndexedItem | None = None
+    """None where the library does not have it"""
+    reason: str = ""
+    """of a problem"""
+
+
+class ContentChange(NamedTuple):
+    """What to do with a picture whose content is known."""
+
+    outcome: Outcome
+    id: str
+    """of the item; empty where there is none"""
+    like: str | None = None
+    """the item with the same content whose encodings it takes"""
+    moved_from: str | None = None
+    """the key that the item had before"""
 
 
 @dataclass
 class LibraryState:
-    """Ids, contents and dates of all items, in memory for a comparison."""
+    """Ids, contents and dates of all items, as ``diff`` and ``resolve`` need them."""
 
     number: int
-    items: dict[str, KnownItem] = field(default_factory=dict)
-    """those of the source at hand by key"""
+    """of the source"""
+    items: dict[str, IndexedItem] = field(default_factory=dict)
+    """items of the source, by key"""
     ids: set[str] = field(default_factory=set)
     by_hash: dict[str, str] = field(default_factory=dict)
-    """an item with this content, of any source"""
+    """id of an item with this content, from any source"""
     problems: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """size and date by key"""
+    """size and date, by key"""
     forgotten: dict[str, ForgottenPicture] = field(default_factory=dict)
     """by hash of the key"""
     forgotten_hashes: set[str] = field(default_factory=set)
     missing: dict[str, list[str]] = field(default_factory=dict)
-    """keys of items of the source that were not found now, by content"""
-    away: set[str] = field(default_factory=set)
-    """keys of items that were there and are not, but for those that were found under another name"""
+    """keys of items that the scan does not have, by content: each may have been renamed"""
+    gone: set[str] = field(default_factory=set)
+    """keys of items that the scan does not have and the last run had, without those found under another name"""
 
     @classmethod
     def load(cls, tables: Tables, number: int) -> LibraryState:
-        """Read the columns that are compared."""
+        """Read it from the tables of a library."""
         state = cls(number)
         wanted = ("id", "source", "key", "bytes", "mtime", "hash", "state", "digest")
         for batch in tables.column("items", wanted):
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                id, source, key, size, mtime, digest_of_content, now, digest = row
+                id, source, key, size, mtime, content, presence, digest = row
                 state.ids.add(id)
-                state.by_hash.setdefault(digest_of_content, id)
+                state.by_hash.setdefault(content, id)
                 if source == number:
-                    state.items[key] = KnownItem(id, size, mtime, digest_of_content, now == "present", digest)
-        for bad in _rows(tables, "problems", number):
-            state.problems[bad["key"]] = bad["bytes"], bad["mtime"]
-        for left in _rows(tables, "forgotten", number):
-            state.forgotten[left["id"]] = ForgottenPicture(left["bytes"], left["mtime"], left["hash"])
-        state.forgotten_hashes = {f.hash for f in state.forgotten.values()}
+                    state.items[key] = IndexedItem(id, size, mtime, content, presence == "present", digest)
+        for row in _rows(tables, "problems", ("key", "bytes", "mtime"), number):
+            state.problems[row["key"]] = row["bytes"], row["mtime"]
+        for row in _rows(tables, "forgotten", ("id", "bytes", "mtime", "hash"), number):
+            state.forgotten[row["id"]] = ForgottenPicture(row["bytes"], row["mtime"], row["hash"])
+        state.forgotten_hashes = {picture.hash for picture in state.forgotten.values()}
         return state
 
     def __contains__(self, content: object) -> bool:
-        """Whether a content need not be encoded: it is there, or was forgotten; grows while pictures are taken in."""
+        """Whether a content need not be encoded, because an item has it or it was forgotten."""
         return content in self.by_hash or content in self.forgotten_hashes
 
-    def resolve(self, row: Mapping[str, Any]) -> Change:
-        """Decide what became of a picture; each call assumes that the answer is acted upon."""
-        key, content = row["key"], row.get("hash")
-        known = self.items.get(key)
-        if row.get("problem") is not None:
-            return Change("problem", known.id if known else "")
-        if content in self.forgotten_hashes and not (known and known.hash == content):
-            return Change("forgotten", known.id if known else "")
-        if known is not None and known.hash == content:
-            return Change("touched" if known.present else "returned", known.id)
-        has = row.get("vector") is not None
-        like = None if has else self.by_hash.get(str(content))
-        if not has and like is None:
-            return Change("lacking", "")
-        if known is not None:
-            return Change("changed", known.id, like)
-        if self.missing.get(str(content)):
-            return Change("moved", self._moved(self.missing[str(content)].pop()))
-        return Change("copied" if like else "added", self._new_id(key), like)
+    def set_missing(self, changes: Iterable[Change]) -> None:
+        """Note the items that a scan does not have."""
+        for change in changes:
+            if change.item is not None and change.action in ("gone", "still gone"):
+                self.missing.setdefault(change.item.hash, []).append(change.key)
+                if change.action == "gone":
+                    self.gone.add(change.key)
 
-    def _moved(self, old_key: str) -> str:
-        known = self.items.pop(old_key)
-        self.away.discard(old_key)
-        return known.id
+    def record(
+        self,
+        resolved: Iterable[tuple[Mapping[str, Any], ContentChange]],
+        written: Mapping[str, Mapping[str, Any]],
+        gone: Collection[str],
+    ) -> None:
+        """Note what was committed.
 
-    def _new_id(self, key: str) -> str:
-        """A short name that fits into an address; another where a renamed picture has it."""
-        turn = 0
-        while (found := short_hash(f"{self.number}/{key}" + (f"#{turn}" if turn else ""))) in self.ids:
-            turn += 1
-        self.ids.add(found)
-        return found
+        Args:
+            resolved: rows of the encoder and what was decided about them.
+            written: rows of the items table, by id.
+            gone: ids of items that were taken out of the search.
+        """
+        for row, change in resolved:
+            if change.moved_from is not None:
+                self.missing[self.items.pop(change.moved_from).hash].remove(change.moved_from)
+                self.gone.discard(change.moved_from)
+            before, now = self.items.get(row["key"]), written.get(change.id)
+            if now is not None:
+                if before is not None and before.hash != now["hash"] and self.by_hash.get(before.hash) == change.id:
+                    del self.by_hash[before.hash]
+                self.ids.add(change.id)
+                self.by_hash.setdefault(now["hash"], change.id)
+                stamp = now["bytes"], now["mtime"]
+                self.items[row["key"]] = IndexedItem(change.id, *stamp, now["hash"], True, now["digest"])
+            elif before is not None and change.id in gone:
+                self.items[row["key"]] = before._replace(present=False)
+
+    def record_gone(self) -> list[str]:
+        """Note that the items in ``gone`` are not there; returns their ids."""
+        ids = sorted(self.items[key].id for key in self.gone)
+        for key in self.gone:
+            self.items[key] = self.items[key]._replace(present=False)
+        return ids
 
 
-def _rows(tables: Tables, name: str, number: int) -> Iterable[dict[str, Any]]:
-    names = {"problems": ("key", "bytes", "mtime"), "forgotten": ("id", "bytes", "mtime", "hash")}[name]
-    for batch in tables.column(name, names, f"source = {number}"):
+def _rows(tables: Tables, name: str, columns: Sequence[str], number: int) -> Iterable[dict[str, Any]]:
+    for batch in tables.column(name, columns, f"source = {number}"):
         yield from batch.to_pylist()
 
 
+def diff(scan: FolderScan, state: LibraryState) -> list[Change]:
+    """What to do with each picture of a scan, then with each item and each problem that the scan does not have."""
+    changes = [_change(picture, state) for picture in scan.entries]
+    scanned = {picture.key for picture in scan.entries}
+    for key, item in state.items.items():
+        if key not in scanned and not below(scan.unread, key):
+            changes.append(Change("gone" if item.present else "still gone", key, item=item))
+    changes += [
+        Change("problem", key, reason=reason) for key, reason in scan.problems.items() if key not in state.problems
+    ]
+    changes += [Change("solved", key) for key in state.problems if key not in scanned and key not in scan.problems]
+    return changes
+
+
+def _change(picture: ScannedPicture, state: LibraryState) -> Change:
+    item, stamp = state.items.get(picture.key), (picture.size, picture.mtime)
+    if item is not None and item.present and (item.size, item.mtime) == stamp:
+        return Change("unchanged" if item.digest == picture.digest else "described", picture.key, picture, item)
+    if state.problems.get(picture.key) == stamp:
+        return Change("still bad", picture.key, picture, item)
+    forgotten = state.forgotten.get(forgotten_key(state.number, picture.key)) if state.forgotten else None
+    if forgotten is not None and (forgotten.size, forgotten.mtime) == stamp:
+        return Change("forgotten", picture.key, picture, item)
+    return Change("encode", picture.key, picture, item)
+
+
+def pictures_to_encode(changes: Iterable[Change]) -> list[ScannedPicture]:
+    """The pictures that must be read."""
+    return [change.picture for change in changes if change.action == "encode" and change.picture is not None]
+
+
+def resolve(rows: Sequence[Mapping[str, Any]], state: LibraryState) -> list[ContentChange]:
+    """What to do with pictures that were read.
+
+    Args:
+        rows: of the encoder, which are committed together.
+        state: after ``set_missing``, and with all earlier rows recorded.
+    """
+    moves: Counter[str] = Counter()
+    new_ids: set[str] = set()
+    return [_resolve_row(row, state, moves, new_ids) for row in rows]
+
+
+def _resolve_row(row: Mapping[str, Any], state: LibraryState, moves: Counter[str], new_ids: set[str]) -> ContentChange:
+    """Decide about one row.
+
+    Args:
+        moves: how many items of each content earlier rows have moved.
+        new_ids: ids that earlier rows have got.
+    """
+    key, content = row["key"], str(row.get("hash"))
+    item = state.items.get(key)
+    if row.get("problem") is not None:
+        return ContentChange("problem", item.id if item else "")
+    same = item is not None and item.hash == content
+    if content in state.forgotten_hashes and not same:
+        return ContentChange("forgotten", item.id if item else "")
+    if item is not None and same:
+        return ContentChange("touched" if item.present else "returned", item.id)
+    encoded = row.get("vector") is not None
+    like = None if encoded else state.by_hash.get(content)
+    if not encoded and like is None:
+        return ContentChange("not encoded", "")
+    if item is not None:
+        return ContentChange("changed", item.id, like)
+    missing = state.missing.get(content, [])
+    if moves[content] < len(missing):
+        moves[content] += 1
+        old_key = missing[-moves[content]]
+        return ContentChange("moved", state.items[old_key].id, moved_from=old_key)
+    id = _new_id(key, state, new_ids)
+    new_ids.add(id)
+    return ContentChange("copied" if like else "added", id, like)
+
+
+def _new_id(key: str, state: LibraryState, new_ids: set[str]) -> str:
+    """A short id that is safe in a URL; with a number in the hash where a renamed picture has the plain one."""
+    turn = 0
+    while True:
+        id = short_hash(f"{state.number}/{key}" + (f"#{turn}" if turn else ""))
+        if id not in state.ids and id not in new_ids:
+            return id
+        turn += 1
+
+
 def short_hash(text: str) -> str:
-    """Sixteen characters that stand for a text."""
+    """A hash of 16 characters."""
     return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def forgotten_key(number: int, key: str) -> str:
-    """How a forgotten picture's path is remembered: not readable, but recognised."""
+    """The hash by which the path of a forgotten picture is recognised; it does not contain the path."""
     return short_hash(f"forgotten {number}/{key}")
-
-
-@dataclass
-class ScanChanges:
-    """What a look at a source found, before anything is read."""
-
-    todo: list[ScannedPicture] = field(default_factory=list)
-    """new, or different in size or date"""
-    described: list[ScannedPicture] = field(default_factory=list)
-    """the same pictures, of which the source now says something else"""
-    counts: Counter[str] = field(default_factory=Counter)
-
-
-def compare(scan: FolderScan, state: LibraryState, source: PictureSource) -> ScanChanges:
-    """Sort the entries of a scan by what is known of them."""
-    changes, found = ScanChanges(), set[str]()
-    for entry in scan.entries:
-        found.add(entry.key)
-        known, stamp = state.items.get(entry.key), (entry.size, entry.mtime)
-        if known is not None and known.present and (known.size, known.mtime) == stamp:
-            changes.counts["unchanged"] += 1
-            if known.digest != source.about(entry).digest:
-                changes.described.append(entry)
-        elif state.problems.get(entry.key) == stamp:
-            changes.counts["still bad"] += 1
-        elif _is_forgotten(entry, state):
-            changes.counts["forgotten"] += 1
-        else:
-            changes.todo.append(entry)
-    for key, known in state.items.items():
-        if key not in found and not below(scan.unread, key):
-            state.missing.setdefault(known.hash, []).append(key)
-            if known.present:
-                state.away.add(key)
-    return changes
-
-
-def _is_forgotten(entry: ScannedPicture, state: LibraryState) -> bool:
-    if not state.forgotten:
-        return False
-    found = state.forgotten.get(forgotten_key(state.number, entry.key))
-    return found is not None and (found.size, found.mtime) == (entry.size, entry.mtime)

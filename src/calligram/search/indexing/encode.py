@@ -1,9 +1,10 @@
-"""The worker: from entries of a source to rows with everything a library keeps of them."""
+"""Read, decode and encode the pictures of a source into rows with everything that a library stores of them."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,14 +30,38 @@ from calligram.progress import Track, silent, track_parts
 from calligram.search.indexing.exif import facts
 from calligram.search.indexing.sources import PictureSource, ScannedPicture
 from calligram.search.indexing.thumbnails import thumbnail
+from calligram.search.library.matchers import LibraryMatchers
 
-# A matcher's image side at work: what is done for each picture by itself, and what for many at once.
+ENCODED_ROW = pa.schema(
+    {
+        **{"key": pa.string(), "bytes": pa.int64(), "mtime": pa.int64(), "hash": pa.string(), "problem": pa.string()},
+        **{"width": pa.int32(), "height": pa.int32(), "facts": pa.string(), "jpeg": pa.binary()},
+        **{
+            "vector": pa.binary(),
+            "rerank": pa.binary(),
+            "parts": pa.binary(),
+            "count": pa.int32(),
+            "mask": pa.binary(),
+        },
+    }
+)
+"""a row has a problem, or encodings, or neither where the library has its content already"""
+BATCH_PICTURES = 64
+PREPARED_BATCHES = 3
+"""batches that are prepared before they are encoded"""
+TASK_PICTURES = 16
+"""pictures that a thread prepares in one task; one task a picture would cost as much as reading it"""
+MAX_PARALLEL_BATCHES = 4
+"""batches that are encoded in parallel on a CPU; each needs memory"""
 
 Prepared = Tensor | Image.Image
+Row = dict[str, Any]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class ImageEncoder:
-    """Prepares pictures in any thread and encodes them in batches."""
+    """The image tower of a matcher: prepares pictures in any thread and encodes them in batches."""
 
     def __init__(self, stored: StoredMatcher, device: torch.device | str = "cpu") -> None:
         self.stored, self.device = stored, torch.device(device)
@@ -45,11 +70,11 @@ class ImageEncoder:
 
     @property
     def feature(self) -> str | None:
-        """Name of the stored features it reads instead of pictures."""
+        """Name of the stored features that it reads instead of pictures."""
         return self._input.name if isinstance(self._input, StoredInput) else None
 
     def reduced(self, image: Image.Image) -> Image.Image | None:
-        """What ``prepare`` makes of the whole picture on its way, for others to use; None if nothing."""
+        """The smaller picture that ``prepare`` resizes from, which others can use too; None where there is none."""
         pixels = self._input.pixels if isinstance(self._input, BackboneInput) else self._input
         found = pixels.reduce(image) if isinstance(pixels, PixelInput) else image
         return found if found is not image else None
@@ -58,16 +83,19 @@ class ImageEncoder:
         self,
         image: Image.Image | None,
         source: PictureSource,
-        entry: ScannedPicture,
+        picture: ScannedPicture,
         reduced: Image.Image | None = None,
     ) -> Prepared:
-        """What is done for one picture alone; a large one becomes small here.
+        """Do what can be done for one picture by itself, such as resizing.
 
         Args:
-            reduced: what ``reduced`` gave for it, if that is at hand.
+            image: the decoded picture; None where there are only features.
+            source: of the picture.
+            picture: of the scan.
+            reduced: the result of ``reduced``, if it is at hand.
         """
         if self.feature is not None:
-            return torch.from_numpy(source.features(self.feature, entry))
+            return torch.from_numpy(source.features(self.feature, picture))
         if image is None:
             raise PictureError("there is no picture, only features")
         if isinstance(self._input, PixelInput):
@@ -78,7 +106,7 @@ class ImageEncoder:
 
     @torch.no_grad()
     def encode(self, prepared: Sequence[Prepared]) -> Encoded:
-        """Encode a batch; encodings are on the host, in float32."""
+        """Encode a batch; the result is on the CPU, in float32."""
         given = self._input.finish(self._batch(prepared).to(self.device))
         found = self.matcher.encode_images(given)
         parts = None if found.parts is None else found.parts.float().cpu()
@@ -92,146 +120,126 @@ class ImageEncoder:
 
     @torch.no_grad()
     def dim(self) -> int:
-        """Size of the vectors, found by encoding a text."""
+        """Number of dimensions of the vectors, found by encoding a text."""
         words, mask = self.stored.inputs.texts.texts(["a"])
         return int(self.matcher.encode_texts(words.to(self.device), mask.to(self.device)).vectors.shape[1])
 
 
-def as_bytes(values: Tensor, kind: type[np.generic] = np.float32) -> bytes:
-    """Numbers as a table stores them."""
-    return values.numpy().astype(kind).tobytes()
-
-
-WORKED = pa.schema(
-    {
-        **{"key": pa.string(), "bytes": pa.int64(), "mtime": pa.int64(), "hash": pa.string(), "problem": pa.string()},
-        **{"width": pa.int32(), "height": pa.int32(), "facts": pa.string(), "jpeg": pa.binary()},
-        **{
-            "vector": pa.binary(),
-            "rerank": pa.binary(),
-            "parts": pa.binary(),
-            "count": pa.int32(),
-            "mask": pa.binary(),
-        },
-    }
-)
-"""a row has a problem, or encodings, or neither: then its content was known already"""
-BATCH = 64
-AHEAD = 3
-"""batches that are prepared before they are encoded"""
-AT_ONCE = 16
-"""pictures that a thread takes at a time: handing over each by itself would take as long as reading it"""
-ENCODING = 4
-"""batches that are encoded at the same time, where a processor does it; each takes memory"""
-
-Row = dict[str, Any]
-T = TypeVar("T")
-R = TypeVar("R")
-
-
 @dataclass
 class DecodedPicture:
-    """A picture after the part that is done for it alone."""
+    """A picture that is ready to be encoded, or needs no encoding."""
 
     row: Row
     prepared: tuple[Prepared, ...] = field(default=())
+    """for the matcher, and for the reranker where it is another; empty where nothing is to be encoded"""
 
 
 @dataclass(frozen=True)
 class PictureEncoder:
-    """Reads, decodes and encodes pictures; it knows nothing of libraries."""
+    """Reads, decodes and encodes pictures; it does not depend on a library."""
 
     source: PictureSource
     encoder: ImageEncoder
     reranker: ImageEncoder | None
-    batch: int = BATCH
+    batch: int = field(default_factory=lambda: BATCH_PICTURES)
+
+    @classmethod
+    def of(cls, models: LibraryMatchers, source: PictureSource, device: torch.device | str) -> PictureEncoder:
+        """An encoder with the matchers of a library on a device."""
+        encoder = ImageEncoder(models.matcher, device)
+        if models.reranker is None or models.reranker is models.matcher:
+            return cls(source, encoder, encoder if models.reranker is not None else None)
+        return cls(source, encoder, ImageEncoder(models.reranker, device))
 
     def run(
-        self, entries: Sequence[ScannedPicture], known: Container[str], track: Track = silent
+        self, pictures: Sequence[ScannedPicture], known: Container[str], track: Track = silent
     ) -> Iterator[list[Row]]:
-        """Rows as in ``WORKED``, a batch at a time; the next pictures are prepared while these are encoded.
+        """Rows as in ``ENCODED_ROW``, one batch at a time; the next pictures are prepared meanwhile.
 
         Args:
-            known: contents that need not be encoded.
+            pictures: of the scan.
+            known: content hashes that need not be encoded.
+            track: shows progress.
         """
-        with working_threads(self.encoder.device) as (pool, together):
-            few = [entries[start : start + AT_ONCE] for start in range(0, len(entries), AT_ONCE)]
-            ahead = max(2 * together, AHEAD * self.batch // AT_ONCE)
-            looked = in_order(pool, lambda part: [self._look(entry, known) for entry in part], few, ahead)
-            batches = self._batches(seen for part in looked for seen in part)
-            worked = in_order(pool, lambda b: b[0] + self._encoded(b[1]), batches, together)
-            # Counted when encoded: when the last is read, the batches that take longest are still under way.
-            yield from track_parts(track, worked, "indexing pictures", len(entries))
+        with encoding_threads(self.encoder.device) as (pool, parallel):
+            tasks = [pictures[start : start + TASK_PICTURES] for start in range(0, len(pictures), TASK_PICTURES)]
+            ahead = max(2 * parallel, PREPARED_BATCHES * self.batch // TASK_PICTURES)
+            decoded = in_order(pool, lambda task: [self._decode(picture, known) for picture in task], tasks, ahead)
+            batches = self._batches(picture for task in decoded for picture in task)
+            encoded = in_order(pool, lambda b: b[0] + self._encode(b[1]), batches, parallel)
+            # Progress counts encoded pictures: when the last one is read, the slowest batches are still running.
+            yield from track_parts(track, encoded, "indexing pictures", len(pictures))
 
-    def _batches(self, coming: Iterable[DecodedPicture]) -> Iterator[tuple[list[Row], list[DecodedPicture]]]:
-        """Rows that are complete, and pictures that are to be encoded together."""
+    def _batches(self, pictures: Iterable[DecodedPicture]) -> Iterator[tuple[list[Row], list[DecodedPicture]]]:
+        """Rows that are complete, and pictures to encode together."""
         done: list[Row] = []
         waiting: list[DecodedPicture] = []
-        for seen in coming:
-            if seen.prepared:
-                waiting.append(seen)
+        for picture in pictures:
+            if picture.prepared:
+                waiting.append(picture)
             else:
-                done.append(seen.row)
+                done.append(picture.row)
             if len(waiting) == self.batch or len(done) >= 16 * self.batch:
                 yield done, waiting
                 done, waiting = [], []
         if done or waiting:
             yield done, waiting
 
-    def _look(self, entry: ScannedPicture, known: Container[str]) -> DecodedPicture:
-        row: Row = {"key": entry.key, "bytes": entry.size, "mtime": entry.mtime}
+    def _decode(self, picture: ScannedPicture, known: Container[str]) -> DecodedPicture:
+        row: Row = {"key": picture.key, "bytes": picture.size, "mtime": picture.mtime}
         try:
-            data = self.source.read(entry)
-            row["hash"] = self._hash(data, entry)
+            data = self.source.read(picture)
+            row["hash"] = self._hash(data, picture)
             if row["hash"] in known:
                 return DecodedPicture(row)
-            return self._prepare(row, data, entry)
+            return self._prepare(row, data, picture)
         except PictureError as error:
             return DecodedPicture({**row, "problem": str(error)})
 
-    def _hash(self, data: bytes | None, entry: ScannedPicture) -> str:
-        """Of the picture, and of the features that are read in its place."""
+    def _hash(self, data: bytes | None, picture: ScannedPicture) -> str:
+        """Hash of the file's bytes and of the stored features that are read in place of the picture."""
         names = {e.feature for e in (self.encoder, self.reranker) if e is not None and e.feature is not None}
         try:
-            stored = b"".join(self.source.features(name, entry).tobytes() for name in sorted(names))
+            stored = b"".join(self.source.features(name, picture).tobytes() for name in sorted(names))
         except UserError as error:
             raise PictureError(str(error)) from error
         return content_key((data or b"") + stored)
 
-    def _prepare(self, row: Row, data: bytes | None, entry: ScannedPicture) -> DecodedPicture:
+    def _prepare(self, row: Row, data: bytes | None, picture: ScannedPicture) -> DecodedPicture:
         image = None if data is None else decode(data)
         encoders = (self.encoder,) if self.reranker in (None, self.encoder) else (self.encoder, self.reranker)
         reduced = [None if image is None else encoder.reduced(image) for encoder in encoders]
-        prepared = (e.prepare(image, self.source, entry, r) for e, r in zip(encoders, reduced, strict=True))
-        seen = DecodedPicture(row, tuple(prepared))
+        prepared = (e.prepare(image, self.source, picture, r) for e, r in zip(encoders, reduced, strict=True))
+        found = DecodedPicture(row, tuple(prepared))
         if data is not None and image is not None:
             row |= {"width": image.width, "height": image.height, "jpeg": thumbnail(image, data, reduced[0])}
             row["facts"] = json.dumps(facts(data))
-        return seen
+        return found
 
-    def _encoded(self, seen: Sequence[DecodedPicture]) -> list[Row]:
-        if not seen:
+    def _encode(self, pictures: Sequence[DecodedPicture]) -> list[Row]:
+        if not pictures:
             return []
-        encoded = self.encoder.encode([s.prepared[0] for s in seen])
-        for s, vector in zip(seen, encoded.vectors, strict=True):
-            s.row["vector"] = as_bytes(vector)
+        encoded = self.encoder.encode([picture.prepared[0] for picture in pictures])
+        for picture, vector in zip(pictures, encoded.vectors, strict=True):
+            picture.row["vector"] = as_bytes(vector)
         if self.reranker is not None:
-            own = self.reranker is not self.encoder
-            _add_parts(seen, self.reranker.encode([s.prepared[1] for s in seen]) if own else encoded)
-        return [_checked(s.row) for s in seen]
+            if self.reranker is not self.encoder:
+                encoded = self.reranker.encode([picture.prepared[1] for picture in pictures])
+            _add_parts(pictures, encoded)
+        return [_checked(picture.row) for picture in pictures]
 
 
-def _add_parts(seen: Sequence[DecodedPicture], encoded: Encoded) -> None:
-    for number, s in enumerate(seen):
-        s.row |= {"rerank": as_bytes(encoded.vectors[number]), "count": 0, "parts": b"", "mask": b""}
+def _add_parts(pictures: Sequence[DecodedPicture], encoded: Encoded) -> None:
+    for number, picture in enumerate(pictures):
+        picture.row |= {"rerank": as_bytes(encoded.vectors[number]), "count": 0, "parts": b"", "mask": b""}
         if encoded.parts is not None:
             parts = encoded.parts[number]
             mask = encoded.mask[number].numpy() if encoded.mask is not None else np.ones(len(parts), dtype=np.bool_)
-            s.row |= {"count": len(parts), "parts": as_bytes(parts, np.float16), "mask": mask.tobytes()}
+            picture.row |= {"count": len(parts), "parts": as_bytes(parts, np.float16), "mask": mask.tobytes()}
 
 
 def _checked(row: Row) -> Row:
-    """A vector that cannot be compared is a problem of the picture, not of the whole run."""
+    """The row, or a problem where its vector is zero or not finite: one picture must not stop the run."""
     vector = np.frombuffer(row["vector"], dtype=np.float32)
     if np.isfinite(vector).all() and vector.any():
         return row
@@ -239,26 +247,44 @@ def _checked(row: Row) -> Row:
     return {**kept, "problem": "the matcher gives no usable vector for it (zero or not finite)"}
 
 
-@contextmanager
-def working_threads(device: torch.device) -> Iterator[tuple[ThreadPoolExecutor, int]]:
-    """Threads that prepare and encode, a core for each, and how many batches they may encode at the same time.
+def as_bytes(values: Tensor, dtype: type[np.generic] = np.float32) -> bytes:
+    """Numbers as a table stores them."""
+    return values.numpy().astype(dtype).tobytes()
 
-    Encoding on a processor would by itself spread each operation over all cores, and wait at its end for whichever
-    was busy decoding: several times slower than whole batches side by side.
+
+def row_batches(batches: Iterable[list[Row]], rows: int, seconds: float) -> Iterator[list[Row]]:
+    """Join batches until there are so many rows, or so much time has passed."""
+    joined: list[Row] = []
+    since = time.monotonic()
+    for batch in batches:
+        joined += batch
+        if len(joined) >= rows or time.monotonic() - since > seconds:
+            yield joined
+            joined, since = [], time.monotonic()
+    if joined:
+        yield joined
+
+
+@contextmanager
+def encoding_threads(device: torch.device) -> Iterator[tuple[ThreadPoolExecutor, int]]:
+    """One thread for each core, and the number of batches to encode in parallel.
+
+    On a CPU, torch would split each operation over all cores and wait for a core that is busy decoding. Encoding whole
+    batches in parallel is several times faster.
     """
     cores, before = os.cpu_count() or 1, torch.get_num_threads()
-    together = min(cores, ENCODING) if device.type == "cpu" else 1
-    each = max(1, min(before, cores // together)) if device.type == "cpu" else before
+    parallel = min(cores, MAX_PARALLEL_BATCHES) if device.type == "cpu" else 1
+    each = max(1, min(before, cores // parallel)) if device.type == "cpu" else before
     try:
-        # In torch the number belongs to the thread that sets it, and to those that begin later.
+        # In torch, the number of threads holds for the thread that sets it and for those that start later.
         with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(each,)) as pool:
-            yield pool, together
+            yield pool, parallel
     finally:
         torch.set_num_threads(before)
 
 
 def in_order(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
-    """Map in threads and in order, never more than ``ahead`` results before they are taken."""
+    """Map in threads and give the results in order, with at most ``ahead`` tasks started before one is taken."""
     running: deque[Future[R]] = deque()
     try:
         for item in items:

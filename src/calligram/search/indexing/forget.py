@@ -48,7 +48,7 @@ def forget_items(
         if rows:
             _delete(writer, rows)
             writer.commit()
-            writer.settle(track, at_once=True)
+            writer.optimize(track, drop_old_versions=True)
             _store_scales(writer)
     return len(rows)
 

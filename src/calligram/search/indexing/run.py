@@ -1,11 +1,11 @@
-"""Indexing a source into a library: compare, encode what is new, commit as it goes."""
+"""Index a source into a library: scan it, decide what changed, encode what is new, and commit in steps."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,11 +16,11 @@ from calligram.errors import UserError
 from calligram.files import locked
 from calligram.progress import Track, silent
 from calligram.search.indexing.captions import take_captions
-from calligram.search.indexing.diff import LibraryState, ScanChanges, compare
-from calligram.search.indexing.encode import Row
-from calligram.search.indexing.open_writer import Opened, open_for_writing, refuse_strangers
-from calligram.search.indexing.shards import Shard, gathered, make_worker, remove_staged, stage, staged_rows
-from calligram.search.indexing.sources import CollectionSource, FolderScan, FolderSource, open_source
+from calligram.search.indexing.diff import Change, LibraryState, diff, pictures_to_encode
+from calligram.search.indexing.encode import PictureEncoder, Row, row_batches
+from calligram.search.indexing.open_writer import Source, open_for_writing, refuse_other_folder
+from calligram.search.indexing.shards import STAGING, Shard, remove_staged, stage, staged_rows
+from calligram.search.indexing.sources import CollectionSource, FolderSource, ScannedPicture, open_source
 from calligram.search.indexing.writer import LibraryWriter
 from calligram.search.library.manifest import MANIFEST, read_manifest
 from calligram.search.library.matchers import LibraryMatchers
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 COMMIT_ROWS = 4096
 COMMIT_SECONDS = 20.0
-"""a commit is due after so many pictures or so long: what a kill can cost"""
-NOTHING_NEW = frozenset(("unchanged", "still bad", "forgotten"))
+"""a commit follows after so many pictures or so much time; a kill loses at most the work since the last one"""
+COUNTS_WITHOUT_CHANGE = frozenset(("unchanged", "still bad", "forgotten"))
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class IndexReport:
     """What an indexing run did."""
 
     counts: Counter[str]
+    """pictures for each outcome"""
     seconds: float
     library: dict[str, int] = field(default_factory=dict)
     """items, captions, gone and problems of the whole library"""
@@ -57,39 +58,40 @@ def index_source(
     """Bring the library in ``out`` up to date with a source.
 
     Args:
-        models: what encodes.
+        models: the matchers that encode.
         source: a folder of pictures or a collection.
-        out: folder of the library, new or there.
+        out: folder of the library; it is made where it does not exist.
         engine: address of another engine for the vectors.
-        again: also take what was forgotten.
-        rebuild: encode everything anew, for another matcher; the old library serves until that is done.
+        again: also index pictures that were forgotten.
+        rebuild: encode everything again, for another matcher; the old library can be searched until that is done.
         device: where pictures are encoded.
-        track: told how far it has come.
+        track: shows progress.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     opened = open_source(source)
     check_readable(models, opened)
-    refuse_strangers(out)
-    _tell_of_captions(opened)
+    refuse_other_folder(out)
+    _warn_of_captions_table(opened)
     with locked(out, "library"):
-        preparing = open_for_writing(out, models, source, engine, rebuild=rebuild)
+        writing = open_for_writing(out, models, source, engine, rebuild=rebuild)
         counts: Counter[str] = Counter()
-        for pictures in preparing.sources(opened):
-            counts.update(IndexingRun(preparing.writer, models, pictures, device, track).run(again=again))
-        changed = any(n and name not in NOTHING_NEW for name, n in counts.items())
-        preparing.finish(models, device, track, changed=changed)
-        library = dict(preparing.writer.manifest.counts)
-        remove_staged(out, opened)
-    return IndexReport(counts, time.perf_counter() - began, library)
+        for each in writing.sources(opened):
+            counts.update(IndexingRun(writing.writer, models, each, device, track).run(again=again))
+        changed = any(count and name not in COUNTS_WITHOUT_CHANGE for name, count in counts.items())
+        writing.finish(models, device, track, changed=changed)
+        library = dict(writing.writer.manifest.counts)
+        if (out / STAGING).exists():
+            remove_staged(out, opened)
+    return IndexReport(counts, time.perf_counter() - start, library)
 
 
-def _tell_of_captions(source: Opened) -> None:
-    """That those in a table beside pictures are not read."""
+def _warn_of_captions_table(source: Source) -> None:
+    """Warn that a table of captions in a folder of pictures is not read."""
     tables = captions_tables(source.root) if isinstance(source, FolderSource) else []
     if tables and tables[0].stem.lower() in PREFERRED_TABLE_NAMES:
         log.warning(
-            '%s is not read: index takes pictures alone; "calligram import folder %s COLLECTION" makes a collection, '
-            "which is indexed with its captions and columns",
+            '%s is not read: index reads only the pictures of a folder; "calligram import folder %s COLLECTION" makes '
+            "a collection, which is indexed with its captions and columns",
             tables[0].name,
             source.root,
         )
@@ -105,21 +107,27 @@ def stage_source(
     device: torch.device | str = "cpu",
     track: Track = silent,
 ) -> int:
-    """Encode one share of a source into the library's staging folder; gives how many pictures that were.
+    """Encode one shard of a source into the library's staging folder; returns the number of pictures encoded.
 
     Args:
-        rebuild: of the whole source, for ``index_source`` to rebuild the library with; else of what it lacks.
+        models: the matchers that encode.
+        source: a folder of pictures or a collection.
+        out: folder of the library.
+        shard: which share of the pictures.
+        rebuild: encode the whole source, for ``index_source`` with ``rebuild``; else what the library lacks.
+        device: where pictures are encoded.
+        track: shows progress.
     """
     opened = open_source(source)
     check_readable(models, opened)
-    refuse_strangers(out)
+    refuse_other_folder(out)
     if not rebuild and (out / MANIFEST).is_file():
         models.check(read_manifest(out), out, source)
     return stage(models, opened, out, shard, rebuild=rebuild, device=device, track=track)
 
 
-def check_readable(models: LibraryMatchers, source: Opened) -> None:
-    """Refuse files for a matcher that reads stored features."""
+def check_readable(models: LibraryMatchers, source: Source) -> None:
+    """Refuse a folder of pictures for a matcher that needs stored features."""
     for stored in (models.matcher, models.reranker):
         name = getattr(stored.inputs.images, "name", None) if stored and stored.inputs.images.kind == "stored" else None
         if name is not None and isinstance(source, FolderSource):
@@ -131,77 +139,82 @@ def check_readable(models: LibraryMatchers, source: Opened) -> None:
 
 @dataclass
 class IndexingRun:
-    """One source on its way into a library."""
+    """Brings a library up to date with one source."""
 
     writer: LibraryWriter
     models: LibraryMatchers
-    source: Opened
+    source: Source
     device: torch.device | str
     track: Track
 
     def run(self, *, again: bool) -> Counter[str]:
-        """Do all of it; gives what became of how many pictures."""
+        """Index the source; returns the number of pictures for each outcome.
+
+        Args:
+            again: also index pictures that were forgotten.
+        """
         kind = "collection" if isinstance(self.source, CollectionSource) else "folder"
         number = self.writer.add_source(self.source.root, kind).number
         if again:
-            forget_forgetting(self.writer, number)
-        state, scan = LibraryState.load(self.writer.tables, number), self.source.scan()
-        changes = compare(scan, state, self.source)
-        counts = changes.counts + self._take_in(changes, state)
-        if changes.described:
-            self.writer.describe_again(changes.described, self.source, state)
-            counts["described"] += len(changes.described)
-        counts.update(self._mark_gone(state))
-        counts.update(self._note_problems(scan, state))
+            drop_forgotten(self.writer, number)
+        state = LibraryState.load(self.writer.tables, number)
+        changes = diff(self.source.scan(), state)
+        state.set_missing(changes)
+        counts = self._add_pictures(pictures_to_encode(changes), state)
+        counts.update(self._apply(changes, state))
         counts.update(
             take_captions(self.writer, self.models.matcher, self.source, state, self.writer.written, self.track)
         )
         return counts
 
-    def _take_in(self, changes: ScanChanges, state: LibraryState) -> Counter[str]:
-        """Encode and commit what is new or different."""
-        entries = {entry.key: entry for entry in changes.todo}
+    def _add_pictures(self, pictures: Sequence[ScannedPicture], state: LibraryState) -> Counter[str]:
+        """Encode pictures and commit them in steps."""
+        by_key = {picture.key: picture for picture in pictures}
         counts: Counter[str] = Counter()
-        again: list[str] = []
-        for rows in gathered(self._worked(changes, state), COMMIT_ROWS, COMMIT_SECONDS):
-            counts += self.writer.take_in(rows, entries, self.source, state)
-            again += self.writer.lacking
-        if again:  # their content was known when they were looked at, and is no longer
-            worker = make_worker(self.models, self.source, self.device)
-            batches = worker.run([entries[key] for key in again], frozenset(), self.track)
-            for rows in gathered(batches, COMMIT_ROWS, COMMIT_SECONDS):
-                counts += self.writer.take_in(rows, entries, self.source, state)
-        return Counter({name: n for name, n in counts.items() if name != "lacking"})
+        encode_again: list[str] = []
+        for rows in row_batches(self._encoded(by_key, state), COMMIT_ROWS, COMMIT_SECONDS):
+            counts += self.writer.add_rows(rows, by_key, self.source, state)
+            encode_again += self.writer.not_encoded
+        if encode_again:  # an item had their content when they were read, and has another one since
+            encoder = PictureEncoder.of(self.models, self.source, self.device)
+            batches = encoder.run([by_key[key] for key in encode_again], frozenset(), self.track)
+            for rows in row_batches(batches, COMMIT_ROWS, COMMIT_SECONDS):
+                counts += self.writer.add_rows(rows, by_key, self.source, state)
+        return Counter({name: count for name, count in counts.items() if name != "not encoded"})
 
-    def _worked(self, changes: ScanChanges, state: LibraryState) -> Iterator[list[Row]]:
-        """What waits in the staging folder, then what is encoded here."""
-        entries = {entry.key: entry for entry in changes.todo}
-        for rows in staged_rows(self.writer.folder, self.source, self.models, entries):
-            for row in rows:
-                del entries[row["key"]]
-            yield rows
-        if entries:
-            worker = make_worker(self.models, self.source, self.device)
-            yield from worker.run(list(entries.values()), state, self.track)
+    def _encoded(self, pictures: Mapping[str, ScannedPicture], state: LibraryState) -> Iterator[list[Row]]:
+        """Rows from the staging folder, then rows that are encoded now."""
+        left = dict(pictures)
+        if (self.writer.folder / STAGING).exists():
+            for rows in staged_rows(self.writer.folder, self.source, self.models, pictures):
+                for row in rows:
+                    del left[row["key"]]
+                yield rows
+        if left:
+            encoder = PictureEncoder.of(self.models, self.source, self.device)
+            yield from encoder.run(list(left.values()), state, self.track)
 
-    def _mark_gone(self, state: LibraryState) -> Counter[str]:
-        ids = sorted(state.items[key].id for key in state.away)
-        self.writer.mark_gone(ids)
-        for key in state.away:
-            state.items[key] = state.items[key]._replace(present=False)
-        return Counter(gone=len(ids))
+    def _apply(self, changes: Sequence[Change], state: LibraryState) -> Counter[str]:
+        """Write the changes that need no picture to be read: facts, items that are gone, problems."""
+        counts = Counter(change.action for change in changes)
+        described = [change.picture for change in changes if change.action == "described" and change.picture]
+        if described:
+            self.writer.update_facts(described, self.source, state)
+        gone = state.record_gone()
+        self.writer.mark_gone(gone)
+        problems = {change.key: {"problem": change.reason} for change in changes if change.action == "problem"}
+        self.writer.put_problems(state.number, problems)
+        self.writer.drop_problems(state.number, [change.key for change in changes if change.action == "solved"])
+        return Counter(
+            {
+                "unchanged": counts["unchanged"] + len(described),
+                "gone": len(gone),
+                **{name: counts[name] for name in ("described", "still bad", "forgotten", "problem", "solved")},
+            }
+        )
 
-    def _note_problems(self, scan: FolderScan, state: LibraryState) -> Counter[str]:
-        """Record what could not be looked at, and drop what is no longer there."""
-        fresh = {key: {"problem": reason} for key, reason in scan.problems.items() if key not in state.problems}
-        there = {entry.key for entry in scan.entries} | scan.problems.keys()
-        solved = [key for key in state.problems if key not in there]
-        self.writer.put_problems(state.number, fresh)
-        self.writer.drop_problems(state.number, solved)
-        return Counter({"problem": len(fresh), "solved": len(solved)})
 
-
-def forget_forgetting(writer: LibraryWriter, number: int) -> None:
-    """Let pictures of a source come back that were forgotten."""
-    ids = [id for b in writer.tables.column("forgotten", ("id",), f"source = {number}") for id in b["id"].to_pylist()]
-    writer.tables.drop("forgotten", ids)
+def drop_forgotten(writer: LibraryWriter, number: int) -> None:
+    """Delete the list of forgotten pictures of a source, so that they are indexed again."""
+    batches = writer.tables.column("forgotten", ("id",), f"source = {number}")
+    writer.tables.drop("forgotten", [id for batch in batches for id in batch["id"].to_pylist()])

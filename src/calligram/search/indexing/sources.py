@@ -1,4 +1,4 @@
-"""Where pictures come from: a folder of files, or a collection."""
+"""Sources of pictures: a folder of picture files, or a collection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,14 +24,32 @@ from calligram.search.indexing.exif import Value
 from calligram.search.library.manifest import MANIFEST as LIBRARY
 from calligram.search.library.manifest import SourceRecord
 
-# The picture files under a folder, quickly: names, sizes and dates of a hundred thousand in a second.
+LOCATION_COLUMNS = frozenset(("id", "path", "shard", "offset", "bytes", "width", "height"))
+"""columns of a collection that locate a picture; a library has its own columns for that"""
+
+
+class PictureFacts(NamedTuple):
+    """Columns and captions that a source has for a picture, without those read from the file itself."""
+
+    columns: Mapping[str, Value]
+    captions: tuple[str, ...]
+
+    @property
+    def digest(self) -> str:
+        """A hash that changes with any column or caption."""
+        plain = json.dumps([dict(self.columns), self.captions], ensure_ascii=False, sort_keys=True)
+        return hashlib.blake2b(plain.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+
+EMPTY_FACTS = PictureFacts({}, ())
+EMPTY_DIGEST = EMPTY_FACTS.digest
 
 
 class ScannedPicture(NamedTuple):
-    """A picture of a source as it lies there now."""
+    """A picture of a source at the time of the scan."""
 
     key: str
-    """what the source knows it by: its path within the folder, or its id in the collection"""
+    """its path within the folder, or its id in the collection"""
     file: str | None
     """the file that holds it, relative to the source; None where there are only features"""
     offset: int
@@ -41,29 +59,31 @@ class ScannedPicture(NamedTuple):
     """nanoseconds"""
     row: int = -1
     """its row in a collection"""
+    digest: str = EMPTY_DIGEST
+    """of its facts"""
 
 
 @dataclass
 class FolderScan:
-    """Everything that was found, and what could not be looked at."""
+    """The pictures of a source, and what could not be scanned."""
 
     entries: list[ScannedPicture] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
-    """folders that could not be read: what was known below them is not gone for that"""
+    """folders that could not be read; items below them do not count as gone"""
     problems: dict[str, str] = field(default_factory=dict)
     """reason by key"""
 
 
 def scan_folder(root: Path) -> FolderScan:
-    """Every picture under ``root`` in a fixed order.
+    """Every picture under ``root`` in a fixed order, from names, sizes and dates alone.
 
-    Hidden files and folders are left out, and so are libraries and collections kept there. Links are followed; a folder
-    is visited once, however many ways lead to it.
+    Hidden files and folders are left out, and so are libraries and collections. Links are followed, and each folder is
+    visited once.
     """
     found, visited = FolderScan(), set[tuple[int, int]]()
     waiting, links = [""], list[str]()
     while waiting or links:
-        # Linked folders come last, so that a picture is known by its own path where it has one.
+        # Linked folders come last, so that a picture has its own path as key where it is reached both ways.
         folder = waiting.pop() if waiting else links.pop()
         real, linked = _visit(root, folder, found, visited)
         waiting += reversed(real)
@@ -73,7 +93,7 @@ def scan_folder(root: Path) -> FolderScan:
 
 
 def _visit(root: Path, folder: str, found: FolderScan, visited: set[tuple[int, int]]) -> tuple[list[str], list[str]]:
-    """Note the pictures of one folder; returns the folders in it, and the links to folders."""
+    """Add the pictures of one folder to the scan; returns its folders, and its links to folders."""
     place = os.path.join(root, folder)
     try:
         about = os.stat(place)
@@ -124,28 +144,11 @@ def below(folders: list[str], key: str) -> bool:
     return any(not folder or key.startswith(f"{folder}/") for folder in folders)
 
 
-def shard_of(entries: Iterator[ScannedPicture] | list[ScannedPicture], number: int, count: int) -> list[ScannedPicture]:
-    """The share of one of ``count`` workers, numbered from one; the same whoever asks and whatever else is there."""
+def shard_of(pictures: Iterable[ScannedPicture], number: int, count: int) -> list[ScannedPicture]:
+    """The pictures of shard ``number`` (from 1) of ``count``, chosen by a hash of the key."""
     from zlib import crc32
 
-    return [entry for entry in entries if crc32(entry.key.encode()) % count == number - 1]
-
-
-PLACES = frozenset(("id", "path", "shard", "offset", "bytes", "width", "height"))
-"""columns of a collection that say where a picture lies, which a library says in its own way"""
-
-
-class PictureFacts(NamedTuple):
-    """What a source says about a picture, besides what is in the file."""
-
-    columns: Mapping[str, Value]
-    captions: tuple[str, ...]
-
-    @property
-    def digest(self) -> str:
-        """Changes when anything of it does."""
-        plain = json.dumps([dict(self.columns), self.captions], ensure_ascii=False, sort_keys=True)
-        return hashlib.blake2b(plain.encode("utf-8", "replace"), digest_size=8).hexdigest()
+    return [picture for picture in pictures if crc32(picture.key.encode()) % count == number - 1]
 
 
 class SourceCaption(NamedTuple):
@@ -157,32 +160,32 @@ class SourceCaption(NamedTuple):
 
 
 class PictureSource(Protocol):
-    """A source as indexing sees it."""
+    """What indexing needs of a source."""
 
     root: Path
 
     def scan(self) -> FolderScan:
-        """Every picture there is now."""
+        """Every picture of the source, with the digest of its facts."""
         ...
 
-    def read(self, entry: ScannedPicture) -> bytes | None:
-        """A picture's bytes; None where there are only features.
+    def read(self, picture: ScannedPicture) -> bytes | None:
+        """The bytes of a picture; None where there are only features.
 
         Raises:
             PictureError: when they cannot be read.
         """
         ...
 
-    def features(self, name: str, entry: ScannedPicture) -> NDArray[np.float32]:
+    def features(self, name: str, picture: ScannedPicture) -> NDArray[np.float32]:
         """Stored features of a picture."""
         ...
 
-    def about(self, entry: ScannedPicture) -> PictureFacts:
-        """What else is known about a picture."""
+    def about(self, picture: ScannedPicture) -> PictureFacts:
+        """Columns and captions of a picture."""
         ...
 
     def captions(self) -> Sequence[SourceCaption]:
-        """All captions, of pictures that are there or not."""
+        """All captions, also those of pictures that are missing."""
         ...
 
 
@@ -196,23 +199,23 @@ class FolderSource:
         """Walk the folder."""
         return scan_folder(self.root)
 
-    def read(self, entry: ScannedPicture) -> bytes:
+    def read(self, picture: ScannedPicture) -> bytes:
         """Read the file."""
-        return read_file(self.root, entry)
+        return read_file(self.root, picture)
 
-    def features(self, name: str, entry: ScannedPicture) -> NDArray[np.float32]:
-        """Refuse: files have none."""
+    def features(self, name: str, picture: ScannedPicture) -> NDArray[np.float32]:
+        """Raise an error: picture files have no features."""
         raise UserError(
             f"the matcher reads the stored features '{name}', and picture files have none; "
             "index the collection that has them, or use a matcher trained on pixels"
         )
 
-    def about(self, entry: ScannedPicture) -> PictureFacts:
-        """Nothing but what the file says."""
-        return PictureFacts({}, ())
+    def about(self, picture: ScannedPicture) -> PictureFacts:
+        """No facts: a folder has none besides the EXIF data of the files."""
+        return EMPTY_FACTS
 
     def captions(self) -> Sequence[SourceCaption]:
-        """None."""
+        """No captions."""
         return ()
 
 
@@ -223,22 +226,25 @@ class CollectionSource:
         self.root, self._collection = collection.folder.resolve(), collection
         table = collection.table("images")
         self._ids: list[str] = table.column("id").to_pylist()
-        kept = [name for name in table.column_names if name not in PLACES and not name.startswith("features.")]
+        kept = [
+            name for name in table.column_names if name not in LOCATION_COLUMNS and not name.startswith("features.")
+        ]
         self._names = columns.named(kept)
         self._columns = {name: table.column(name).to_pylist() for name in kept}
 
     def scan(self) -> FolderScan:
-        """Look where each picture lies."""
+        """Locate each picture of the collection."""
         table, found, dates = self._collection.table("images"), FolderScan(), dict[str, os.stat_result]()
         shards = self._collection.manifest.get("shards", [])
         assert isinstance(shards, list)
         wanted = table.select(["path", "shard", "offset", "bytes"]).to_pylist()
-        for row, (key, at) in enumerate(zip(self._ids, wanted, strict=True)):
-            if at["path"] is None:
-                found.entries.append(ScannedPicture(key, None, -1, 0, 0, row))
+        for row, (key, place) in enumerate(zip(self._ids, wanted, strict=True)):
+            digest = self._facts(row).digest
+            if place["path"] is None:
+                found.entries.append(ScannedPicture(key, None, -1, 0, 0, row, digest))
                 continue
-            in_shard = at["shard"] is not None and at["shard"] >= 0
-            file = str(shards[at["shard"]]) if in_shard else str(at["path"])
+            in_shard = place["shard"] is not None and place["shard"] >= 0
+            file = str(shards[place["shard"]]) if in_shard else str(place["path"])
             try:
                 about = dates.get(file) or os.stat(self.root / file)
             except OSError as error:
@@ -246,28 +252,30 @@ class CollectionSource:
                 continue
             if in_shard:
                 dates[file] = about
-                found.entries.append(
-                    ScannedPicture(key, file, int(at["offset"]), int(at["bytes"]), about.st_mtime_ns, row)
-                )
+                offset, size = int(place["offset"]), int(place["bytes"])
             else:
-                found.entries.append(ScannedPicture(key, file, -1, about.st_size, about.st_mtime_ns, row))
+                offset, size = -1, about.st_size
+            found.entries.append(ScannedPicture(key, file, offset, size, about.st_mtime_ns, row, digest))
         return found
 
-    def read(self, entry: ScannedPicture) -> bytes | None:
-        """Read the file, or the shard at its place."""
-        return None if entry.file is None else read_file(self.root, entry)
+    def read(self, picture: ScannedPicture) -> bytes | None:
+        """Read the file, or its bytes within the shard."""
+        return None if picture.file is None else read_file(self.root, picture)
 
-    def features(self, name: str, entry: ScannedPicture) -> NDArray[np.float32]:
+    def features(self, name: str, picture: ScannedPicture) -> NDArray[np.float32]:
         """The row of the collection's feature array."""
         if name not in self._collection.features:
             raise UserError(f"collection {self.root} has no features '{name}', which the matcher reads")
-        rows: NDArray[np.float32] = self._collection.features[name].take(np.array([entry.row]))
+        rows: NDArray[np.float32] = self._collection.features[name].take(np.array([picture.row]))
         return np.asarray(rows[0])
 
-    def about(self, entry: ScannedPicture) -> PictureFacts:
+    def about(self, picture: ScannedPicture) -> PictureFacts:
         """The collection's columns and the picture's captions."""
-        values = {name: columns.plain(self._columns[own][entry.row]) for own, name in self._names.items()}
-        return PictureFacts({k: v for k, v in values.items() if v is not None}, tuple(self._texts_of[entry.row]))
+        return self._facts(picture.row)
+
+    def _facts(self, row: int) -> PictureFacts:
+        values = {name: columns.plain(self._columns[own][row]) for own, name in self._names.items()}
+        return PictureFacts({k: v for k, v in values.items() if v is not None}, tuple(self._texts_of[row]))
 
     @cached_property
     def _pairs(self) -> NDArray[np.int64]:
@@ -293,7 +301,7 @@ class CollectionSource:
 
 
 def open_source(path: Path) -> CollectionSource | FolderSource:
-    """A collection, or any other folder as a folder of pictures.
+    """Open a collection, or any other folder as a folder of pictures.
 
     Raises:
         UserError: when there is no such folder.
@@ -306,18 +314,18 @@ def open_source(path: Path) -> CollectionSource | FolderSource:
 
 
 def reopen(source: SourceRecord) -> CollectionSource | FolderSource:
-    """A source that a library names."""
+    """Open a source that a library names."""
     return open_source(Path(source.root))
 
 
-def read_file(root: Path, entry: ScannedPicture) -> bytes:
-    """The bytes of an entry that has a file."""
-    assert entry.file is not None
+def read_file(root: Path, picture: ScannedPicture) -> bytes:
+    """The bytes of a picture that has a file."""
+    assert picture.file is not None
     try:
-        with (root / entry.file).open("rb") as stream:
-            if entry.offset < 0:
+        with (root / picture.file).open("rb") as stream:
+            if picture.offset < 0:
                 return stream.read()
-            stream.seek(entry.offset)
-            return stream.read(entry.size)
+            stream.seek(picture.offset)
+            return stream.read(picture.size)
     except OSError as error:
-        raise PictureError(f"{error.strerror}: {entry.file}") from error
+        raise PictureError(f"{error.strerror}: {picture.file}") from error

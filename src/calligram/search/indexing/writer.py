@@ -1,4 +1,4 @@
-"""The one who writes to a library: takes in rows, and commits them together."""
+"""Write to a library: rows of encoded pictures go into the tables and count together at the next commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from calligram.errors import UserError
 from calligram.progress import Track, silent
 from calligram.search.filters import columns
 from calligram.search.filters.parser import Kind
-from calligram.search.indexing.diff import Change, KnownItem, LibraryState
+from calligram.search.indexing.diff import ContentChange, LibraryState, resolve
 from calligram.search.indexing.exif import FACTS
 from calligram.search.indexing.sources import PictureFacts, PictureSource, ScannedPicture
 from calligram.search.library.indexes import INDEXES, PendingChanges, open_indexes
@@ -31,221 +31,171 @@ from calligram.search.query.cutoff import measure_scales, stored_scales, with_sc
 from calligram.search.query.encoder import QueryEncoder
 from calligram.search.query.keyword_fusion import composed
 
-# Rows of the items table: what is written of a picture, from the worker's row and what the source says.
-
-
-def item_row(
-    id: str, entry: ScannedPicture, number: int, about: PictureFacts, seen: Mapping[str, Any], kinds: dict[str, Kind]
-) -> dict[str, Any]:
-    """A row for a picture that is there.
-
-    Args:
-        number: of the source.
-        seen: content hash, size in pixels, and facts or metadata as JSON: from the worker, or of an item with the same
-            content.
-        kinds: learns columns that are new.
-    """
-    place = PurePosixPath(entry.key)
-    return {
-        **{"id": id, "source": number, "key": entry.key, "file": entry.file, "offset": entry.offset},
-        **{"name": place.name, "folder": "" if str(place.parent) == "." else str(place.parent)},
-        **{"bytes": entry.size, "mtime": entry.mtime, "hash": seen["hash"], "state": "present"},
-        **{"width": seen.get("width"), "height": seen.get("height")},
-        **_described(entry.key, about, seen, kinds),
-    }
-
-
-def described_again(
-    old: Mapping[str, Any], entry: ScannedPicture, about: PictureFacts, kinds: dict[str, Kind]
-) -> dict[str, Any]:
-    """The row of an unchanged picture of which the source says something else now."""
-    return {**old, **_described(entry.key, about, old, kinds)}
-
-
-def _described(key: str, about: PictureFacts, seen: Mapping[str, Any], kinds: dict[str, Kind]) -> dict[str, Any]:
-    inside = json.loads(seen.get("facts") or seen.get("metadata") or "{}")
-    facts = {name: inside[name] for name in FACTS if name in inside}
-    metadata = columns.fitted({**facts, **about.columns}, kinds)
-    return {
-        "metadata": json.dumps(metadata, ensure_ascii=False),
-        "digest": about.digest,
-        "captions": list(about.captions),
-        "words": words_of(key, about.captions),
-    }
-
-
-def words_of(key: str, captions: tuple[str, ...]) -> str:
-    """What a full-text search looks through: the words of the path, without the suffix, and the captions."""
-    path = re.sub(r"\.\w{1,5}$", "", composed(key))
-    return "\n".join((" ".join(re.findall(r"[^\W_]+", path)), *(composed(caption) for caption in captions)))
-
-
-GRACE = 600.0
-"""seconds for which a reader that has not looked again can still read what counted before"""
+VERSION_GRACE_SECONDS = 600.0
+"""for so long, a reader that has opened an earlier version of the library can still read it"""
 Row = Mapping[str, Any]
 Rows = dict[str, Row]
 
 
 @dataclass
 class PendingRows:
-    """What a commit puts into the tables and the index of images."""
+    """What one commit puts into the tables and the index of images."""
 
     items: Rows = field(default_factory=dict)
+    """rows of the items table, by id"""
     new: set[str] = field(default_factory=set)
     """ids that no item has had"""
     vectors: dict[str, bytes] = field(default_factory=dict)
-    """of items that are to be found and were not, or looked different"""
+    """of items that are new in the index, or have another content"""
     moved: list[str] = field(default_factory=list)
     """items in the index whose columns changed"""
     thumbnails: list[Row] = field(default_factory=list)
     parts: list[Row] = field(default_factory=list)
     problems: dict[str, Row] = field(default_factory=dict)
+    """by key"""
     gone: set[str] = field(default_factory=set)
     solved: list[str] = field(default_factory=list)
     """keys of files that could not be used before"""
 
 
 class LibraryWriter:
-    """Changes a library. Nothing counts, and no reader sees it, until ``commit`` has replaced the manifest."""
+    """Changes a library. No reader sees a change until ``commit`` has replaced the manifest."""
 
     def __init__(self, folder: Path, manifest: Manifest, name: str = MANIFEST) -> None:
         """Args:
-        manifest: the last that was committed; what was written after it is undone.
+        folder: of the library.
+        manifest: the last that was committed; later writes to the tables are undone.
         name: of the manifest's file.
         """
         self.folder, self.manifest, self.name = folder, manifest, name
-        self.inside = folder / str(manifest.generation)
-        self.tables = Tables.write(self.inside / "tables", manifest.versions)
+        self.generation_folder = folder / str(manifest.generation)
+        self.tables = Tables.write(self.generation_folder / "tables", manifest.versions)
         self.kinds = dict(columns.OWN) | dict(manifest.kinds)
-        self.images, self.captions = open_indexes(self.inside, manifest, writing=True)
-        self.pending = PendingChanges(self.inside, manifest)
+        self.images, self.captions = open_indexes(self.generation_folder, manifest, writing=True)
+        self.pending = PendingChanges(self.generation_folder, manifest)
         self.pending.undo(self.images, self._present)
         self.written: set[str] = set()
-        """ids of items of which something was written by this writer"""
-        self.lacking: list[str] = []
-        """keys of rows taken in last that have no encodings, and nowhere to take them from"""
+        """ids of the items that this writer has written"""
+        self.not_encoded: list[str] = []
+        """keys of the rows added last that have no encodings and no item to copy them from"""
 
     def _present(self, ids: Sequence[str]) -> set[str]:
         found = self.tables.take("items", ids, ["id", "state"]).to_pylist()
         return {row["id"] for row in found if row["state"] == "present"}
 
-    def take_in(
-        self, rows: Sequence[Row], entries: Mapping[str, ScannedPicture], source: PictureSource, state: LibraryState
+    def add_rows(
+        self, rows: Sequence[Row], pictures: Mapping[str, ScannedPicture], source: PictureSource, state: LibraryState
     ) -> Counter[str]:
-        """Write the worker's rows and commit; gives what became of them."""
-        resolved = [(row, state.resolve(row)) for row in rows]
-        wanted = {r.like or r.id for _, r in resolved if r.outcome not in ("added", "lacking") and (r.like or r.id)}
-        old = {row["id"]: row for row in self.tables.take("items", sorted(wanted)).to_pylist()}
-        adding = PendingRows()
-        for row, found in resolved:
-            self._sort_in(row, found, entries[row["key"]], source, state, old, adding)
-        self._copy_encodings(resolved, old, adding)
-        self._write(adding, state.number)
-        self.commit()
-        self._note(resolved, adding, state)
-        self.lacking = [row["key"] for row, found in resolved if found.outcome == "lacking"]
-        return Counter(found.outcome for _, found in resolved)
+        """Write rows of the encoder and commit; returns the number of rows for each outcome.
 
-    def _sort_in(
+        Args:
+            rows: as in ``encode.ENCODED_ROW``.
+            pictures: of the scan, by key.
+            source: of the pictures.
+            state: of the library; records the commit.
+        """
+        resolved = list(zip(rows, resolve(rows, state), strict=True))
+        wanted = {c.like or c.id for _, c in resolved if c.outcome not in ("added", "not encoded")} - {""}
+        old = {row["id"]: row for row in self.tables.take("items", sorted(wanted)).to_pylist()}
+        pending = PendingRows()
+        for row, change in resolved:
+            self._prepare(row, change, pictures[row["key"]], source, state, old, pending)
+        self._copy_encodings(resolved, old, pending)
+        self._write(pending, state.number)
+        self.commit()
+        state.record(resolved, pending.items, pending.gone)
+        self.not_encoded = [row["key"] for row, change in resolved if change.outcome == "not encoded"]
+        return Counter(change.outcome for _, change in resolved)
+
+    def _prepare(
         self,
         row: Row,
-        found: Change,
-        entry: ScannedPicture,
+        change: ContentChange,
+        picture: ScannedPicture,
         source: PictureSource,
         state: LibraryState,
         old: Rows,
-        adding: PendingRows,
+        pending: PendingRows,
     ) -> None:
-        if found.outcome == "lacking":
+        """Sort one row into the tables that it changes."""
+        if change.outcome == "not encoded":
             return
-        if found.outcome in ("problem", "forgotten"):
-            if found.outcome == "problem":
-                adding.problems[row["key"]] = row
-            if found.id:
-                adding.gone.add(found.id)
+        if change.outcome in ("problem", "forgotten"):
+            if change.outcome == "problem":
+                pending.problems[row["key"]] = row
+            if change.id:
+                pending.gone.add(change.id)
             return
-        seen = old[found.like or found.id] if row.get("vector") is None else row
-        if found.outcome in ("moved", "touched", "returned"):
-            seen = {**old[found.id]}
-        made = item_row(found.id, entry, state.number, source.about(entry), {**seen, "hash": row["hash"]}, self.kinds)
-        adding.items[found.id] = made
-        adding.new |= {found.id} if found.outcome in ("added", "copied") else set()
-        adding.solved += [row["key"]] if row["key"] in state.problems else []
-        if found.outcome in ("added", "changed", "copied") and row.get("vector") is not None:
-            adding.vectors[found.id] = row["vector"]
-            adding.thumbnails += [{"id": found.id, "jpeg": row["jpeg"]}] if row.get("jpeg") else []
+        content = old[change.like or change.id] if row.get("vector") is None else row
+        if change.outcome in ("moved", "touched", "returned"):
+            content = {**old[change.id]}
+        content = {**content, "hash": row["hash"]}
+        pending.items[change.id] = item_row(
+            change.id, picture, state.number, source.about(picture), content, self.kinds
+        )
+        pending.new |= {change.id} if change.outcome in ("added", "copied") else set()
+        pending.solved += [row["key"]] if row["key"] in state.problems else []
+        if change.outcome in ("added", "changed", "copied") and row.get("vector") is not None:
+            pending.vectors[change.id] = row["vector"]
+            pending.thumbnails += [{"id": change.id, "jpeg": row["jpeg"]}] if row.get("jpeg") else []
             if row.get("rerank") is not None:
                 parts = {name: row[name] for name in ("parts", "count", "mask")}
-                adding.parts.append({"id": found.id, "vector": row["rerank"], **parts})
-        elif found.outcome in ("moved", "touched") and old[found.id]["state"] == "present":
-            adding.moved.append(found.id)
+                pending.parts.append({"id": change.id, "vector": row["rerank"], **parts})
+        elif change.outcome in ("moved", "touched") and old[change.id]["state"] == "present":
+            pending.moved.append(change.id)
 
-    def _copy_encodings(self, resolved: Sequence[tuple[Row, Change]], old: Rows, adding: PendingRows) -> None:
-        """Items with a content that was encoded before, or that come back, take what is there."""
-        like = {r.id: r.like for _, r in resolved if r.like is not None}
-        back = [r.id for _, r in resolved if r.outcome in ("returned", "moved") and old[r.id]["state"] != "present"]
+    def _copy_encodings(self, resolved: Sequence[tuple[Row, ContentChange]], old: Rows, pending: PendingRows) -> None:
+        """Copy the encodings of items with the same content, and put items that return back into the index."""
+        like = {c.id: c.like for _, c in resolved if c.like is not None}
+        back = [c.id for _, c in resolved if c.outcome in ("returned", "moved") and old[c.id]["state"] != "present"]
         vectors = self._vectors(sorted({*like.values(), *back}), old)
-        adding.vectors |= {id: vectors[other] for id, other in like.items()} | {id: vectors[id] for id in back}
-        for name, target in (("thumbnails", adding.thumbnails), ("parts", adding.parts)):
+        pending.vectors |= {id: vectors[other] for id, other in like.items()} | {id: vectors[id] for id in back}
+        for name, target in (("thumbnails", pending.thumbnails), ("parts", pending.parts)):
             rows = {row["id"]: row for row in self.tables.take(name, sorted(set(like.values()))).to_pylist()}
             target += [{**rows[other], "id": id} for id, other in like.items() if other in rows]
 
     def _vectors(self, ids: Sequence[str], old: Rows) -> dict[str, bytes]:
-        """From the index, or from the shelf for items that are gone."""
-        there = [id for id in ids if old[id]["state"] == "present"]
-        away = [id for id in ids if old[id]["state"] != "present"]
-        found = {row["id"]: row["vector"] for row in self.tables.take("shelf", away).to_pylist()}
-        if there:
-            found |= {id: v.tobytes() for id, v in zip(there, self.images.vectors(there), strict=True)}
+        """Vectors from the index, or from the table ``shelf`` for items that are gone."""
+        present = [id for id in ids if old[id]["state"] == "present"]
+        gone = [id for id in ids if old[id]["state"] != "present"]
+        found = {row["id"]: row["vector"] for row in self.tables.take("shelf", gone).to_pylist()}
+        if present:
+            found |= {id: v.tobytes() for id, v in zip(present, self.images.vectors(present), strict=True)}
         return found
 
-    def _write(self, adding: PendingRows, number: int) -> None:
-        ids = list(adding.vectors)
-        self.pending.note([*ids, *adding.gone])
-        tables = {"thumbnails": adding.thumbnails, "parts": adding.parts, "items": list(adding.items.values())}
-        # Each is a table of its own, and none counts before the commit: they need not wait for one another.
+    def _write(self, pending: PendingRows, number: int) -> None:
+        ids = list(pending.vectors)
+        self.pending.note([*ids, *pending.gone])
+        tables = {"thumbnails": pending.thumbnails, "parts": pending.parts, "items": list(pending.items.values())}
+        # Tables are independent of each other, and none counts before the commit: write them in parallel.
         with ThreadPoolExecutor() as pool:
-            writing = [pool.submit(self.tables.put, name, rows, adding.new) for name, rows in tables.items()]
-            self._write_vectors(ids, adding)
+            writing = [pool.submit(self.tables.put, name, rows, pending.new) for name, rows in tables.items()]
+            self._write_vectors(ids, pending)
             for done in writing:
                 done.result()
-        self.written |= adding.items.keys()
+        self.written |= pending.items.keys()
         if self.tables.count("shelf"):
             self.tables.drop("shelf", ids)
-        self.drop_problems(number, adding.solved)
-        self.put_problems(number, adding.problems)
-        self.mark_gone(sorted(adding.gone))
+        self.drop_problems(number, pending.solved)
+        self.put_problems(number, pending.problems)
+        self.mark_gone(sorted(pending.gone))
 
-    def _write_vectors(self, ids: Sequence[str], adding: PendingRows) -> None:
+    def _write_vectors(self, ids: Sequence[str], pending: PendingRows) -> None:
         if ids:
-            stacked = np.stack([np.frombuffer(adding.vectors[id], dtype=np.float32) for id in ids])
-            self.images.add(ids, stacked, self._columns(adding.items[id] for id in ids))
-        if moved := [id for id in adding.moved if id not in adding.vectors]:
-            self.images.update(moved, self._columns(adding.items[id] for id in moved))
+            stacked = np.stack([np.frombuffer(pending.vectors[id], dtype=np.float32) for id in ids])
+            self.images.add(ids, stacked, self._columns(pending.items[id] for id in ids))
+        if moved := [id for id in pending.moved if id not in pending.vectors]:
+            self.images.update(moved, self._columns(pending.items[id] for id in moved))
 
     def _columns(self, rows: Iterable[Row]) -> Any:
         roots = {source.number: source.root for source in self.manifest.sources}
         return columns.table_of([columns.row_of(row, roots[row["source"]]) for row in rows], self.kinds)
 
-    def _note(self, resolved: Sequence[tuple[Row, Change]], adding: PendingRows, state: LibraryState) -> None:
-        """Keep the state in memory true."""
-        for row, found in resolved:
-            made = adding.items.get(found.id)
-            before = state.items.get(row["key"])
-            if made is not None:
-                if before is not None and before.hash != made["hash"] and state.by_hash.get(before.hash) == found.id:
-                    del state.by_hash[before.hash]
-                state.by_hash.setdefault(made["hash"], found.id)
-                stamp = made["bytes"], made["mtime"]
-                state.items[row["key"]] = KnownItem(found.id, *stamp, made["hash"], True, made["digest"])
-            elif before is not None and found.id in adding.gone:
-                state.items[row["key"]] = before._replace(present=False)
-
-    def describe_again(self, entries: Sequence[ScannedPicture], source: PictureSource, state: LibraryState) -> None:
-        """Take over what a source now says of pictures that did not change."""
-        by_id = {state.items[entry.key].id: entry for entry in entries}
+    def update_facts(self, pictures: Sequence[ScannedPicture], source: PictureSource, state: LibraryState) -> None:
+        """Write the facts and captions that a source now has for pictures that did not change."""
+        by_id = {state.items[picture.key].id: picture for picture in pictures}
         rows = [
-            described_again(row, by_id[row["id"]], source.about(by_id[row["id"]]), self.kinds)
+            {**row, **_facts(by_id[row["id"]].key, source.about(by_id[row["id"]]), row, self.kinds)}
             for row in self.tables.take("items", list(by_id)).to_pylist()
         ]
         self.tables.put("items", rows)
@@ -253,17 +203,22 @@ class LibraryWriter:
         self.written |= by_id.keys()
 
     def mark_gone(self, ids: Sequence[str]) -> None:
-        """Take items out of the search and put their vectors on the shelf."""
+        """Take items out of the search, and keep their vectors in the table ``shelf``."""
         rows = [row for row in self.tables.take("items", ids).to_pylist() if row["state"] == "present"]
         if rows:
-            there = [row["id"] for row in rows]
-            kept: NDArray[np.float32] = self.images.vectors(there)
-            self.tables.put("shelf", [{"id": id, "vector": v.tobytes()} for id, v in zip(there, kept, strict=True)])
+            present = [row["id"] for row in rows]
+            kept: NDArray[np.float32] = self.images.vectors(present)
+            self.tables.put("shelf", [{"id": id, "vector": v.tobytes()} for id, v in zip(present, kept, strict=True)])
             self.tables.put("items", [{**row, "state": "gone"} for row in rows])
-            self.pending.remove(self.images, there)
+            self.pending.remove(self.images, present)
 
     def put_problems(self, number: int, problems: Mapping[str, Row]) -> None:
-        """Remember files that could not be used; rows give ``problem`` and, if known, ``bytes`` and ``mtime``."""
+        """Record files that cannot be used.
+
+        Args:
+            number: of the source.
+            problems: by key; rows have ``problem`` and, if known, ``bytes`` and ``mtime``.
+        """
         rows = [
             {"id": f"{number}/{key}", "source": number, "key": key, "reason": row["problem"]}
             | {"bytes": row.get("bytes", -1), "mtime": row.get("mtime", -1)}
@@ -272,11 +227,11 @@ class LibraryWriter:
         self.tables.put("problems", rows)
 
     def drop_problems(self, number: int, keys: Iterable[str]) -> None:
-        """Forget problems of files that are fine now, or gone."""
+        """Delete the records of files that can be used now, or are gone."""
         self.tables.drop("problems", [f"{number}/{key}" for key in keys])
 
     def commit(self) -> None:
-        """Make everything written so far count."""
+        """Replace the manifest, so that readers see everything written so far."""
         counts = {
             "items": self.tables.count("items", "state = 'present'"),
             "gone": self.tables.count("items", "state != 'present'"),
@@ -285,7 +240,7 @@ class LibraryWriter:
         now, before = time.time(), self.manifest
         earlier = [(until, versions) for until, versions in before.earlier if until > now]
         if before.versions:
-            earlier.append((now + GRACE, before.versions))
+            earlier.append((now + VERSION_GRACE_SECONDS, before.versions))
         self.manifest = replace(
             before, versions=self.versions(), earlier=tuple(earlier), counts=counts, kinds=dict(self.kinds)
         )
@@ -293,7 +248,7 @@ class LibraryWriter:
         self.pending.done(self.images)
 
     def versions(self) -> dict[str, int]:
-        """Where all tables stand."""
+        """The present version of each table."""
         found = self.tables.versions()
         for name, index in zip(INDEXES, (self.images, self.captions), strict=True):
             if index.version is not None:
@@ -301,29 +256,32 @@ class LibraryWriter:
         return found
 
     def add_source(self, root: Path, kind: Any) -> SourceRecord:
-        """The source at a folder, new or known; counts with the next commit."""
+        """The record of the source at a folder, added with the next commit where it is new."""
         self.manifest, source = self.manifest.with_source(root, kind)
         return source
 
-    def settle(self, track: Track = silent, *, at_once: bool = False) -> None:
-        """Tidy up, commit, and delete versions that no reader can want any more.
+    def optimize(self, track: Track = silent, *, drop_old_versions: bool = False) -> None:
+        """Compact and index the tables, commit, and delete versions that no reader can have open.
 
         Args:
-            at_once: leave nothing of what was deleted for readers that have not looked again.
+            track: shows progress.
+            drop_old_versions: delete every earlier version now, so that nothing deleted can be read any more.
         """
-        self.tables.settle()
+        self.tables.optimize()
         for index in (self.images, self.captions):
-            index.settle(track)
+            index.optimize(track)
         self.commit()
-        if at_once:
+        if drop_old_versions:
             self.manifest = replace(self.manifest, earlier=())
             write_manifest(self.folder, self.manifest, self.name)
-        read = [versions for until, versions in self.manifest.earlier if until > time.time()]
-        wanted = [*read, self.manifest.versions]
-        oldest = {name: min(v[name] for v in wanted) for name in self.manifest.versions}
-        self.tables.clean(oldest)
+        readable = [versions for until, versions in self.manifest.earlier if until > time.time()]
+        oldest = {
+            name: min(versions[name] for versions in [*readable, self.manifest.versions])
+            for name in self.manifest.versions
+        }
+        self.tables.drop_versions(oldest)
         for name, index in zip(INDEXES, (self.images, self.captions), strict=True):
-            index.clean(oldest.get(name))
+            index.drop_versions(oldest.get(name))
 
     def store_scales(self, encoder: QueryEncoder, reranker: QueryEncoder | None) -> None:
         """Measure the score scales of what is committed and store them in the manifest, so that no search has to."""
@@ -339,8 +297,59 @@ class LibraryWriter:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder that no manifest names; readers of it have had their time."""
+    """Delete a folder that no manifest names."""
     import shutil
 
     if os.path.isdir(folder):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+# Rows of the items table.
+
+
+def item_row(
+    id: str,
+    picture: ScannedPicture,
+    number: int,
+    about: PictureFacts,
+    content: Mapping[str, Any],
+    kinds: dict[str, Kind],
+) -> dict[str, Any]:
+    """The row of a picture that is there.
+
+    Args:
+        id: of the item.
+        picture: of the scan.
+        number: of the source.
+        about: facts and captions of the source.
+        content: content hash, size in pixels, and EXIF facts or metadata as JSON: from the encoder, or from the row of
+            an item with the same content.
+        kinds: kinds of columns by name; new columns are added to it.
+    """
+    place = PurePosixPath(picture.key)
+    return {
+        **{"id": id, "source": number, "key": picture.key, "file": picture.file, "offset": picture.offset},
+        **{"name": place.name, "folder": "" if str(place.parent) == "." else str(place.parent)},
+        **{"bytes": picture.size, "mtime": picture.mtime, "hash": content["hash"], "state": "present"},
+        **{"width": content.get("width"), "height": content.get("height")},
+        **_facts(picture.key, about, content, kinds),
+    }
+
+
+def _facts(key: str, about: PictureFacts, content: Mapping[str, Any], kinds: dict[str, Kind]) -> dict[str, Any]:
+    """The columns that depend on facts and captions."""
+    known = json.loads(content.get("facts") or content.get("metadata") or "{}")
+    exif = {name: known[name] for name in FACTS if name in known}
+    metadata = columns.fitted({**exif, **about.columns}, kinds)
+    return {
+        "metadata": json.dumps(metadata, ensure_ascii=False),
+        "digest": about.digest,
+        "captions": list(about.captions),
+        "words": words_of(key, about.captions),
+    }
+
+
+def words_of(key: str, captions: tuple[str, ...]) -> str:
+    """The text for full-text search: the words of the path without its suffix, and the captions."""
+    path = re.sub(r"\.\w{1,5}$", "", composed(key))
+    return "\n".join((" ".join(re.findall(r"[^\W_]+", path)), *(composed(caption) for caption in captions)))

@@ -159,7 +159,7 @@ class Tables:
                 return there[:k]
             asked *= 4
 
-    def settle(self) -> None:
+    def optimize(self) -> None:
         """Join small pieces and index what is looked up: ids, and words. Old versions stay."""
         from lancedb.index import FTS, BTree
 
@@ -171,7 +171,7 @@ class Tables:
                 table.create_index(WORDS, config=FTS(language="English", stem=True, remove_stop_words=False))
             tidy(table)
 
-    def clean(self, oldest: Mapping[str, int]) -> None:
+    def drop_versions(self, oldest: Mapping[str, int]) -> None:
         """Delete versions before these, and what an interrupted write left behind."""
         for name, table in self._opened.items():
             prune(table, oldest[name])

@@ -72,7 +72,7 @@ class Index(Protocol):
 
     def __len__(self) -> int: ...
 
-    def settle(self, track: Track = silent) -> None:
+    def optimize(self, track: Track = silent) -> None:
         """Tidy up after writing: join small pieces, build or extend an approximate structure where it pays."""
         ...
 
@@ -80,7 +80,7 @@ class Index(Protocol):
         """Go back to an earlier state, undoing what was written after it; nothing where the engine keeps no states."""
         ...
 
-    def clean(self, keep: int | None = None) -> None:
+    def drop_versions(self, keep: int | None = None) -> None:
         """Delete the states before ``keep``, or all but the present one, and what an interrupted write left behind.
 
         Call it as the only writer, and name the oldest state that anybody may still read: a library passes the version

@@ -228,7 +228,7 @@ class LanceIndex:
         held = self._snapshot
         return len(held) if held is not None and held.version == self.version else int(self._table.count_rows())
 
-    def settle(self, track: Track = silent) -> None:
+    def optimize(self, track: Track = silent) -> None:
         """Join small pieces, and index the ids, which are looked up when items are replaced."""
         from lancedb.index import BTree
 
@@ -246,7 +246,7 @@ class LanceIndex:
                 self._table.checkout(version)
                 self._table.restore()
 
-    def clean(self, keep: int | None = None) -> None:
+    def drop_versions(self, keep: int | None = None) -> None:
         """Delete the versions before ``keep`` (the present one when None) and files that no version has."""
         with self._writing():
             prune(self._table, self.version if keep is None else keep)

@@ -228,7 +228,7 @@ class MilvusIndex:
         with self._asking():
             return int(self._client.query(self._name, filter="", output_fields=["count(*)"])[0]["count(*)"])
 
-    def settle(self, track: Track = silent) -> None:
+    def optimize(self, track: Track = silent) -> None:
         """Write out what is in memory, and search by a graph where it pays and finds what an exact search finds."""
         with self._asking():
             for step in track(("rows", "graph"), "settling the index", 2):
@@ -240,7 +240,7 @@ class MilvusIndex:
     def restore(self, version: int | None) -> None:
         """Do nothing: there are no versions."""
 
-    def clean(self, keep: int | None = None) -> None:
+    def drop_versions(self, keep: int | None = None) -> None:
         """Do nothing: there are no versions."""
 
     def _put(self, rows: Sequence[Mapping[str, Any]]) -> None:
