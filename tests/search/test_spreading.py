@@ -18,10 +18,10 @@ from calligram.search.library.matchers import LibraryMatchers
 SCRIPT = """
 import sys
 from pathlib import Path
-from calligram.search.models import Models
-from calligram.search.spreading import stage_over_ray
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.indexing.ray import stage_over_ray
 run, photos, out = map(Path, sys.argv[1:])
-print(stage_over_ray("local", Models.load(run), photos, out, device="cpu"))
+print(stage_over_ray("local", LibraryMatchers.load(run), photos, out, device="cpu"))
 """
 
 

@@ -102,8 +102,8 @@ class LibraryState:
         state = cls(number)
         wanted = ("id", "source", "key", "bytes", "mtime", "hash", "state", "digest")
         for batch in tables.column("items", wanted):
-            for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                id, source, key, size, mtime, content, presence, digest = row
+            for values in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                id, source, key, size, mtime, content, presence, digest = values
                 state.ids.add(id)
                 state.by_hash.setdefault(content, id)
                 if source == number:
