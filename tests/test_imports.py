@@ -10,8 +10,8 @@ from pathlib import Path
 import calligram
 
 CORE = {
-    "matplotlib", "numpy", "PIL", "pyarrow", "rich", "safetensors", "scipy", "sklearn", "torch", "transformers",
-    "typer", "calligram",
+    "filelock", "matplotlib", "numpy", "PIL", "pyarrow", "rich", "safetensors", "scipy", "sklearn", "torch",
+    "transformers", "typer", "calligram",
 }  # fmt: skip
 
 

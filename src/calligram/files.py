@@ -1,49 +1,208 @@
-"""One writer at a time: a lock on a file, which the system takes back when its holder dies."""
+"""Files on disk: atomic replacement, locks between processes, and content hashes.
+
+Fsync policy: the content of a file is on the disk before the file takes its final name, and so is the name before the
+function returns. A loss of power leaves the old file or the new one, whole.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from calligram.errors import UserError
 
-LOCK = ".lock"
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+    from torch import Tensor
+
+LOCK_FILE = ".lock"
+LOCK_POLL_SECONDS = 0.01
+HASH_BLOCK_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
-def locked(folder: Path, what: str) -> Iterator[None]:
-    """Hold ``folder`` for writing.
+def replace_file(file: Path) -> Iterator[Path]:
+    """Replace a file atomically: the block writes to the path that it gets, which then takes the name of ``file``.
+
+    Readers see the old content or the new content. When the block raises, ``file`` stays as it was. A process that is
+    killed leaves at most ``.NAME.partial``, which the next writer of the same file overwrites.
+    """
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        yield partial
+        sync_file(partial)
+        move_file(partial, file)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Replace a text file atomically, in UTF-8 and with line ends as they are in ``text``."""
+    with replace_file(file) as partial:
+        partial.write_bytes(text.encode("utf-8"))
+
+
+def replace_json(file: Path, content: object, *, indent: int | None = None) -> None:
+    """Replace a JSON file atomically."""
+    replace_text(file, json.dumps(content, indent=indent, ensure_ascii=False) + "\n")
+
+
+def move_file(source: Path, target: Path) -> None:
+    """Rename a file within a file system, over the target where there is one; its content must be on the disk."""
+    os.replace(source, target)
+    sync_folder(target.parent)
+
+
+def move_folder(source: Path, target: Path) -> None:
+    """Give a finished folder its final name, within a file system; the target does not exist or is empty.
+
+    The files in it are not forced onto the disk: there may be many thousands, and some may be links to other files.
+    """
+    source.rename(target)
+
+
+def sync_file(file: Path) -> None:
+    """Wait until a file's content is on the disk."""
+    with file.open("rb+") as stream:
+        os.fsync(stream.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names of a folder's files are on the disk, on systems where a folder can be opened."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path, kind: str) -> Iterator[None]:
+    """Lock a folder for one writer; the system releases the lock when the process ends, in whatever way.
 
     Args:
-        folder: is made when it is not there.
-        what: what the folder is, for the error.
+        folder: created if it does not exist.
+        kind: what the folder is, for the error message.
 
     Raises:
-        UserError: when another process writes to it.
+        UserError: when another process holds the lock.
     """
-    with held(folder) as free:
-        if not free:
-            who = (folder / LOCK).read_text(encoding="utf-8").strip()
-            raise UserError(f"{what} {folder} is being written to by {who or 'another process'}; wait until it is done")
+    folder.mkdir(parents=True, exist_ok=True)
+    with try_lock(folder / LOCK_FILE) as locked:
+        if not locked:
+            holder = lock_holder(folder / LOCK_FILE)
+            raise UserError(f"{kind} {folder} is being written to by {holder}; wait until it is done")
         yield
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[bool]:
-    """Try to hold ``folder``; gives whether that succeeded."""
-    import fcntl  # not there on Windows, which cannot keep a library
+def try_lock(file: Path) -> Iterator[bool]:
+    """Lock a file if no other process holds it; the block gets whether that succeeded."""
+    lock = _acquire(file)
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            lock.release()
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a+", encoding="utf-8") as file:
+
+@contextlib.contextmanager
+def wait_for_lock(file: Path) -> Iterator[None]:
+    """Lock a file, after waiting for the process that holds it."""
+    while (lock := _acquire(file)) is None:
+        time.sleep(LOCK_POLL_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def lock_holder(file: Path) -> str:
+    """The process that holds a lock, for error messages."""
+    with contextlib.suppress(OSError):
+        if text := file.read_text(encoding="utf-8").strip():
+            return text
+    return "another process"
+
+
+def _acquire(file: Path) -> BaseFileLock | None:
+    """Lock the file, or return None when another process holds it.
+
+    The folder of the file may be replaced by another folder meanwhile, with another lock file of the same name. So the
+    lock counts only if the name stood for the same file before and after.
+    """
+    import filelock  # takes a tenth of a second
+
+    while True:
+        lock = filelock.FileLock(file)
+        file.touch()
+        before = file.stat()
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        yield True
+            lock.acquire(blocking=False)
+        except filelock.Timeout:
+            return None
+        try:
+            if os.path.samestat(before, file.stat()):
+                file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+                return lock
+        except FileNotFoundError:  # the folder has been renamed
+            pass
+        except BaseException:
+            lock.release()
+            raise
+        lock.release()
+
+
+def content_hash(data: bytes | memoryview, size: int) -> str:
+    """BLAKE2b of ``data`` with a digest of ``size`` bytes, in hexadecimal digits."""
+    return hashlib.blake2b(data, digest_size=size).hexdigest()
+
+
+def text_hash(text: str, size: int) -> str:
+    """``content_hash`` of a text in UTF-8."""
+    return content_hash(text.encode("utf-8", "replace"), size)
+
+
+def parts_hash(parts: Iterable[bytes], size: int) -> str:
+    """``content_hash`` of all parts joined, without joining them in memory."""
+    digest = hashlib.blake2b(digest_size=size)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def file_parts(file: Path, name: str) -> Iterator[bytes]:
+    """A name and the content of a file in blocks, for ``parts_hash``."""
+    yield name.encode()
+    with file.open("rb") as stream:
+        while block := stream.read(HASH_BLOCK_BYTES):
+            yield block
+
+
+def folder_parts(folder: Path) -> Iterator[bytes]:
+    """The path and the content of each file under a folder, ordered by path, for ``parts_hash``."""
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            yield from file_parts(file, file.relative_to(folder).as_posix())
+
+
+def tensor_parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
+    """The name and the values of each tensor, ordered by name, for ``parts_hash``."""
+    import torch
+
+    for name, tensor in sorted(tensors.items()):  # bytes, because numpy has no bfloat16
+        yield name.encode() + tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def text_fraction(text: str) -> float:
+    """A number in [0, 1) that depends only on the text (the first 64 bits of its SHA-256)."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.files import locked
+from calligram.files import lock_folder
 from calligram.search.indexing import open_writer, run, writer
 from calligram.search.indexing.encode import ImageEncoder, PictureEncoder
 from calligram.search.indexing.run import index_source
@@ -222,7 +222,7 @@ def test_a_source_that_is_not_there_changes_nothing(models, photos, indexed, con
 
 
 def test_a_second_writer_is_told_who_writes(models, photos, indexed):
-    with locked(indexed, "library"), pytest.raises(UserError, match=r"is being written to by process \d+"):
+    with lock_folder(indexed, "library"), pytest.raises(UserError, match=r"is being written to by process \d+"):
         index_source(models, photos, indexed)
 
 

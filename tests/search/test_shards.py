@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from calligram.errors import UserError
-from calligram.files import locked
+from calligram.files import lock_folder
 from calligram.search.indexing import run
 from calligram.search.indexing.run import index_source, stage_source
 from calligram.search.indexing.shards import Shard
@@ -55,7 +55,7 @@ def test_a_shard_that_is_being_worked_on_is_waited_for(models, photos, tmp_path)
     out = tmp_path / "sharded"
     stage_source(models, photos, out, Shard(1, 1))
     (folder,) = (out / "staging").glob("*/1-of-1")
-    with locked(folder, "shard"), pytest.raises(UserError, match=r"shard 1-of-1 .* is still being encoded"):
+    with lock_folder(folder, "shard"), pytest.raises(UserError, match=r"shard 1-of-1 .* is still being encoded"):
         index_source(models, photos, out)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, StoredFeatures, Texts, Visuals
 from calligram.data.pictures import StoredPictures
 from calligram.errors import UserError, command, unknown
+from calligram.files import parts_hash
 
 Ints = NDArray[np.int64]
 
@@ -92,10 +92,7 @@ class Collection:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the images, the captions and their matches."""
-        digest = hashlib.blake2b(digest_size=8)
-        for name in ("images", "captions", "matches"):
-            digest.update(self._file(name).read_bytes())
-        return digest.hexdigest()
+        return parts_hash((self._file(name).read_bytes() for name in ("images", "captions", "matches")), 8)
 
     def table(self, name: str) -> pa.Table:
         """A table by name: images, captions, matches, regions, phrases, groundings, also_true or problems."""

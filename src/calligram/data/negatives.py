@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError, command
+from calligram.files import move_folder
 
 RankedRows = NDArray[np.int32]
 FORMAT, VERSION, MANIFEST = "calligram-negatives", 1, "negatives.json"
@@ -58,7 +59,7 @@ class NegativeLists:
         np.save(partial / _IMAGES, self.images)
         content = {"format": FORMAT, "version": VERSION, **self.about}
         (partial / MANIFEST).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        partial.rename(folder)
+        move_folder(partial, folder)
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> NegativeLists:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from PIL import Image
 
 from calligram.data.matches import Matches
 from calligram.errors import UserError
+from calligram.files import text_hash
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -156,7 +156,7 @@ class Pairing:
     def fingerprint(self) -> str:
         """A hash of the ids of the visual items, the strings of the texts, and the matches."""
         content = [list(map(str, self.visuals.ids)), list(self.texts.strings), np.stack(self.matches.pairs()).tolist()]
-        return hashlib.blake2b(json.dumps(content).encode(), digest_size=12).hexdigest()
+        return text_hash(json.dumps(content), 12)
 
     def select(self, visuals: Sequence[int] | Ints) -> Pairing:
         """These visual items with the texts that match any of them."""

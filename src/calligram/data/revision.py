@@ -6,15 +6,13 @@ that no manifest lists. ``store_regions`` adds regions to a collection in this w
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +23,7 @@ from numpy.typing import NDArray
 from calligram.data.collection import MANIFEST, Collection
 from calligram.data.write_tables import REGION_TYPES
 from calligram.errors import UserError
+from calligram.files import LOCK_FILE, replace_json, sync_file, wait_for_lock
 
 Ints = NDArray[np.int64]
 PROPOSAL_TYPES = {"source": pa.string(), "image": pa.int32(), "count": pa.int32()}
@@ -32,26 +31,9 @@ PROPOSAL_TYPES = {"source": pa.string(), "image": pa.int32(), "count": pa.int32(
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Hold the collection for writing; others wait. Released when the process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system: writers must take turns by themselves
+    """Lock the collection for writing; other writers wait, also when the collection is replaced meanwhile."""
+    with wait_for_lock(folder / LOCK_FILE):
         yield
-        return
-    while True:
-        with (folder / ".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if not _is_still(folder / ".lock", file):
-                continue  # the whole collection was replaced while this waited for the old one's lock
-            yield
-            return
-
-
-def _is_still(path: Path, file: IO[str]) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
 
 
 def next_revision(manifest: Mapping[str, object]) -> int:
@@ -67,7 +49,7 @@ def write_new_tables(folder: Path, manifest: Mapping[str, object], tables: Mappi
     files = {name: f"{name}.{revision}.parquet" for name in tables}
     for name, table in tables.items():
         pq.write_table(table, folder / files[name], compression="zstd")
-        to_disk(folder / files[name])
+        sync_file(folder / files[name])
     return {
         **manifest,
         "revision": revision,
@@ -78,10 +60,7 @@ def write_new_tables(folder: Path, manifest: Mapping[str, object], tables: Mappi
 
 def replace_manifest(folder: Path, manifest: Mapping[str, object]) -> None:
     """Replace the manifest atomically. This commits the change."""
-    partial = folder / f"{MANIFEST}.part"
-    partial.write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    to_disk(partial)
-    os.replace(partial, folder / MANIFEST)
+    replace_json(folder / MANIFEST, manifest, indent=2)
 
 
 def remove_old_tables(
@@ -118,12 +97,6 @@ def manifest_section(manifest: Mapping[str, object], key: str) -> dict[str, Any]
 def _revision_of_file(file: Path) -> int:
     number = file.name.split(".")[-2]
     return int(number) if number.isdigit() else 0
-
-
-def to_disk(file: Path) -> None:
-    """Wait until a file's content is on the disk, so that no manifest names what a loss of power could take."""
-    with file.open("rb+") as stream:
-        os.fsync(stream.fileno())
 
 
 @dataclass(frozen=True)
@@ -243,6 +216,7 @@ def _feature_files(folder: Path, manifest: Mapping[str, object], new: NewRegions
     name = f"features/{new.source}.{manifest['revision']}.npy"
     (folder / "features").mkdir(exist_ok=True)
     shutil.move(new.features, folder / name)
+    sync_file(folder / name)
     return {**files, new.source: [*earlier, name]}
 
 

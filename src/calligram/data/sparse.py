@@ -6,7 +6,6 @@ mistake.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from calligram.data.collection import Collection
 from calligram.errors import UserError
+from calligram.files import content_hash, text_hash
 
 Ints = NDArray[np.int64]
 RowMask = NDArray[np.bool_]
@@ -90,7 +90,7 @@ class _SparseCollection(Collection):
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the full collection and of the kept matches."""
-        return hashlib.blake2b(self._whole.fingerprint.encode() + self._kept.tobytes(), digest_size=8).hexdigest()
+        return content_hash(self._whole.fingerprint.encode() + self._kept.tobytes(), 8)
 
 
 def kept_matches(collection: Collection, sparsity: Sparsity, extra_images: Ints | None = None) -> RowMask:
@@ -122,7 +122,7 @@ def kept_matches(collection: Collection, sparsity: Sparsity, extra_images: Ints 
 
 def _hash_order(names: Sequence[str], seed: int) -> Ints:
     """Positions of the names sorted by a hash of the name and the seed."""
-    keys = [hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).digest() for name in names]
+    keys = [text_hash(f"{seed}/{name}", 16) for name in names]
     return np.array(sorted(range(len(names)), key=lambda place: (keys[place], place)), dtype=np.int64)
 
 

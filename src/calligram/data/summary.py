@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from PIL import Image, ImageDraw, ImageOps
 from calligram.data.collection import Collection
 from calligram.data.draft import Problem, summarise_problems
 from calligram.data.pictures import PictureError, font
+from calligram.files import content_hash
 from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
@@ -151,7 +151,7 @@ def find_same_pictures(collection: Collection, track: Track = silent) -> list[tu
         if path is None:
             continue
         try:
-            digest = hashlib.blake2b(collection.pictures.read(row), digest_size=16).digest()
+            digest = content_hash(collection.pictures.read(row), 16)
         except PictureError:
             continue
         groups.setdefault(digest, []).append(ids[row])

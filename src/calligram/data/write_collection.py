@@ -23,9 +23,10 @@ from calligram.data.collection import FORMAT, MANIFEST, VERSION, Collection
 from calligram.data.draft import Draft, ImageRecord, PictureFile, Problems, TarMember
 from calligram.data.pictures import PictureError, Probe, probe
 from calligram.data.readers.captions_table import TABLE_SUFFIXES
-from calligram.data.revision import manifest_section, next_revision, to_disk, writing
+from calligram.data.revision import manifest_section, next_revision, writing
 from calligram.data.write_tables import CheckedDraft, FilePlacement, FilePlacer, build_tables
 from calligram.errors import UserError, command
+from calligram.files import move_folder, sync_file
 from calligram.progress import Track, silent
 
 KEPT_CAPTION_COLUMNS = ("image", "caption", "split", "added")
@@ -149,7 +150,7 @@ def install_collection(partial: Path, folder: Path) -> list[str]:
     if not (folder / MANIFEST).is_file():
         if folder.exists():
             folder.rmdir()  # it is empty: ``refuse_existing`` refuses any other folder
-        partial.rename(folder)
+        move_folder(partial, folder)
         return []
     with writing(
         folder
@@ -177,11 +178,11 @@ class _UnreadableCollection(NamedTuple):
 
 
 def _swap(partial: Path, folder: Path, aside: Path) -> None:
-    folder.rename(aside)
+    move_folder(folder, aside)
     try:
-        partial.rename(folder)
+        move_folder(partial, folder)
     except BaseException:
-        aside.rename(folder)
+        move_folder(aside, folder)
         raise
 
 
@@ -248,4 +249,4 @@ def _caption_count(rows: Sequence[DatedCaption]) -> str:
 
 def _write_dated_captions(file: Path, rows: Sequence[DatedCaption]) -> None:
     write_caption_list(file, [(one.image, one.text, one.split, when) for one, when in rows], KEPT_CAPTION_COLUMNS)
-    to_disk(file)
+    sync_file(file)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calligram.errors import UserError
+from calligram.files import content_hash, replace_file, replace_json, text_hash
 
 Ints = NDArray[np.int64]
 Halves = NDArray[np.float16]
@@ -19,7 +18,7 @@ Halves = NDArray[np.float16]
 
 def content_key(data: bytes) -> str:
     """Return the hash of a file's bytes, so that the same image under another path has the same key."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return content_hash(data, 16)
 
 
 class FeatureStore:
@@ -35,7 +34,7 @@ class FeatureStore:
         The store lies in a subfolder of ``folder`` that is named by the hash of the description.
         """
         plain = json.dumps(description, sort_keys=True)
-        self.folder = folder / hashlib.blake2b(plain.encode(), digest_size=8).hexdigest()
+        self.folder = folder / text_hash(plain, 8)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "about.txt").write_text(plain + "\n", encoding="utf-8")
         self._parts: list[Halves] = []
@@ -65,13 +64,9 @@ class FeatureStore:
         """Write rows as one part."""
         number = 1 + max((int(file.stem) for file in self.folder.glob("*.npy")), default=-1)
         file = self.folder / f"{number:06d}.npy"
-        with file.open("wb") as stream:
+        with replace_file(file) as partial, partial.open("wb") as stream:
             np.save(stream, rows.astype(np.float16))
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(list(keys)), encoding="utf-8")
-        partial.replace(file.with_suffix(".json"))
+        replace_json(file.with_suffix(".json"), list(keys))
         self._open_part(file.with_suffix(".json"))
 
     def take(self, keys: Sequence[str]) -> Halves:

@@ -20,6 +20,7 @@ from calligram.features.images.backbones import BackboneInput
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import ImageInput, Inputs, TextInput
 from calligram.features.texts.text_encoder import EncoderInput
+from calligram.files import move_folder
 from calligram.models.layers.networks import PaddedRecurrentText, RecurrentText
 from calligram.models.matcher import Matcher, unit
 
@@ -183,7 +184,7 @@ def export_onnx(matcher: Matcher, inputs: Inputs, out: Path) -> dict[str, Any]:
         inputs.save(folder / "inputs")
         about = _write_graphs(copy.deepcopy(matcher).cpu().eval(), inputs, folder)
         (folder / "README.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        folder.rename(out)
+        move_folder(folder, out)
     return about
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
 import tempfile
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
+from calligram.files import file_parts, folder_parts, parts_hash, tensor_parts
 from calligram.models import catalog
 from calligram.models.matcher import Matcher
 from calligram.models.pretrained import load_dual_encoder
@@ -111,33 +112,14 @@ def check_run_folder(folder: Path) -> None:
 
 def run_fingerprint(folder: Path) -> str:
     """Of the files that inference reads; settings, metrics and dates do not count."""
-    digest = hashlib.blake2b(digest_size=12)
-    _add_file(digest, MATCHER_FILE, folder / MATCHER_FILE)
-    _add_file(digest, WEIGHTS_FILE, folder / WEIGHTS_FILE)
-    _add_folder(digest, folder / INPUTS_FOLDER)
-    return digest.hexdigest()
+    files = (file_parts(folder / name, name) for name in (MATCHER_FILE, WEIGHTS_FILE))
+    return parts_hash(chain(*files, folder_parts(folder / INPUTS_FOLDER)), 12)
 
 
 def _hash_of_matcher(matcher: Matcher, inputs: Inputs) -> str:
     """Of what is in memory: a model from the hub may lie in any cache, in several files."""
-    digest = hashlib.blake2b(digest_size=12)
-    digest.update(json.dumps(catalog.describe(matcher), sort_keys=True).encode())
-    for name, value in sorted(matcher.state_dict().items()):
-        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    described = json.dumps(catalog.describe(matcher), sort_keys=True).encode()
     with tempfile.TemporaryDirectory() as folder:
         inputs.save(Path(folder))
-        _add_folder(digest, Path(folder))
-    return digest.hexdigest()
-
-
-def _add_folder(digest: hashlib.blake2b, folder: Path) -> None:
-    for file in sorted(folder.rglob("*")):
-        if file.is_file():
-            _add_file(digest, file.relative_to(folder).as_posix(), file)
-
-
-def _add_file(digest: hashlib.blake2b, name: str, file: Path) -> None:
-    digest.update(name.encode())
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
+        parts = chain([described], tensor_parts(matcher.state_dict()), folder_parts(Path(folder)))
+        return parts_hash(parts, 12)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ipaddress
 import os
@@ -92,7 +91,7 @@ class ServerSettings:
 
     def cookie(self) -> str:
         """What the page gets for the token: as good as it here, and of no use anywhere else."""
-        return hmac.new((self.token or "").encode(), b"calligram page", hashlib.sha256).hexdigest()
+        return hmac.new((self.token or "").encode(), b"calligram page", "sha256").hexdigest()
 
 
 def host_name(header: str) -> str:

@@ -22,6 +22,7 @@ from calligram.evaluation.figures import draw_found_images, draw_found_texts, dr
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.evaluation.retrieval import Floats, Look, evaluate_retrieval
 from calligram.features.images.region_input import RegionInput
+from calligram.files import replace_text
 from calligram.models.load import WEIGHTS_FILE
 from calligram.recipes.catalog import find_recipe
 from calligram.recipes.parts.config import resolve
@@ -39,7 +40,7 @@ from calligram.studies.results import (
     settings_of,
 )
 from calligram.training.curves import draw_comparison, draw_curves
-from calligram.training.runs import Run, write_whole
+from calligram.training.runs import Run
 
 # Pictures that a study draws of the encodings and scores of a row's test split.
 
@@ -359,4 +360,4 @@ def _store(verdicts: list[Verdict], file: Path) -> None:
     old = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     kept = [line for line in old if key(json.loads(line)) not in same]
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, "\n".join([*kept, *new]) + "\n")
+    replace_text(file, "\n".join([*kept, *new]) + "\n")

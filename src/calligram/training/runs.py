@@ -16,6 +16,7 @@ from torch import Tensor
 
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
+from calligram.files import move_folder, replace_file, replace_json, replace_text
 from calligram.models import catalog
 from calligram.models.load import (
     INPUTS_FOLDER,
@@ -42,7 +43,7 @@ class Run:
         """Start a run, or take one up again; ``check`` says whether that may be done."""
         if not (folder / RUN_FILE).is_file():
             folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / RUN_FILE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+            replace_json(folder / RUN_FILE, about, indent=1)
         return cls(folder)
 
     @staticmethod
@@ -91,11 +92,11 @@ class Run:
     def finish(self, seconds: float) -> None:
         """Record the time spent training, over all calls."""
         about = {**self.about, "seconds": round(seconds, 1)}
-        write_whole(self.folder / RUN_FILE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+        replace_json(self.folder / RUN_FILE, about, indent=1)
 
     def describe(self, matcher: Matcher, inputs: Inputs) -> None:
         """Store what a matcher is and what it is fed."""
-        write_whole(self.folder / MATCHER_FILE, json.dumps(catalog.describe(matcher), indent=1) + "\n")
+        replace_text(self.folder / MATCHER_FILE, json.dumps(catalog.describe(matcher), indent=1) + "\n")
         inputs.save(self.folder / INPUTS_FOLDER)
 
     def load(self) -> tuple[Matcher, Inputs]:
@@ -130,9 +131,9 @@ class Run:
             _save_tensors(group, partial / f"{name}.safetensors")
         metrics = self.folder / METRICS_FILE
         size = metrics.stat().st_size if metrics.is_file() else 0
-        write_whole(partial / "position.json", json.dumps({**position, "metrics_bytes": size}) + "\n")
-        partial.rename(target)
-        write_whole(states / "LATEST", target.name)
+        replace_json(partial / "position.json", {**position, "metrics_bytes": size})
+        move_folder(partial, target)
+        replace_text(states / "LATEST", target.name)
         for old in states.iterdir():
             if old.is_dir() and old != target:
                 shutil.rmtree(old)
@@ -155,20 +156,9 @@ def load_run(folder: str | os.PathLike[str]) -> tuple[Matcher, Inputs]:
     return Run.open(Path(folder)).load()
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Replace a file in one step: readers see the old text or the new."""
-    partial = file.with_name(f".{file.name}.partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
-
-
 def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    partial = file.with_name(f".{file.name}.partial")
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial)
-    partial.replace(file)
+    with replace_file(file) as partial:
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial)
 
 
 def _merge_settings(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

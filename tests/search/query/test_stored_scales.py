@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from calligram.data.write_collection import write_draft
-from calligram.files import locked
+from calligram.files import lock_folder
 from calligram.search.indexing import forget, writer
 from calligram.search.indexing.forget import forget_items
 from calligram.search.indexing.run import index_source
@@ -157,7 +157,7 @@ def test_a_library_that_cannot_be_written_to_is_measured_in_memory(library, monk
 
         monkeypatch.setattr(cutoff, "write_manifest", full)
     if obstacle == "locked":
-        with locked(library, "library"):
+        with lock_folder(library, "library"):
             scales = Searcher.open(library).scales
     else:
         scales = Searcher.open(library).scales

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from calligram.data.collection import SPLITS
 from calligram.data.draft import Draft, Problems
 from calligram.errors import UserError
+from calligram.files import text_fraction
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,9 @@ def split_by_hash(key: str, shares: Sequence[float] = DEFAULT_SPLIT_SHARES) -> s
     >>> [split_by_hash(f"{n}.jpg") for n in range(3)] == [split_by_hash(f"{n}.jpg") for n in range(3)]
     True
     """
-    place = _hash_fraction(key)
+    place = text_fraction(key)
     train, dev, _ = shares
     return "train" if place < train else "dev" if place < train + dev else "test"
-
-
-def _hash_fraction(key: str) -> float:
-    """Where a key falls between 0 and 1."""
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
 
 
 def first_split_of_each(given: Iterable[tuple[str, str]], problems: Problems) -> dict[str, str]:
@@ -148,7 +143,7 @@ def key_to_move(split_of: dict[str, str]) -> str:
     """The key with the smallest hash in the fullest split; train is the fullest where several are."""
     held = list(split_of.values())
     fullest = max(SPLITS, key=held.count)
-    return min((key for key, split in split_of.items() if split == fullest), key=_hash_fraction)
+    return min((key for key, split in split_of.items() if split == fullest), key=text_fraction)
 
 
 def split_key(image: str, identity: int | None) -> str:

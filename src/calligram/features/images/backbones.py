@@ -6,13 +6,13 @@ features of a query image are computed on the fly.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -28,6 +28,7 @@ from calligram.errors import UserError
 from calligram.features.images.pixels import Augment, PixelInput, mean_over_views
 from calligram.features.store import FeatureStore, content_key
 from calligram.features.transformers_models import architecture_config, describe_architecture, quiet_transformers
+from calligram.files import parts_hash, tensor_parts
 from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
@@ -83,10 +84,7 @@ class Backbone(nn.Module):
     @cached_property
     def fingerprint(self) -> str:
         """Hash of architecture and weights."""
-        digest = hashlib.blake2b(self.description.encode(), digest_size=12)
-        for name, value in sorted(self.state_dict().items()):
-            digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        return parts_hash(chain([self.description.encode()], tensor_parts(self.state_dict())), 12)
 
     def save(self, folder: Path) -> None:
         """Write the model in the format that ``load`` reads."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from calligram.errors import UserError
 from calligram.extras import onnxruntime
 from calligram.features.regions.proposers import Floats, Proposals, Setting, non_maximum_suppression
 from calligram.features.transformers_models import load_model, loading_error, quiet_transformers
+from calligram.files import content_hash, parts_hash, tensor_parts
 
 STRIDE_SETS = ((8, 16, 32), (8, 16, 32, 64))
 """strides of the feature maps of YOLOX in pixels; the second set is that of the P6 models"""
@@ -94,10 +94,7 @@ class Detector:
 
 def weights_digest(model: nn.Module) -> str:
     """Return a hash of all weights and their names, which identifies the network independently of its path."""
-    digest = hashlib.blake2b(digest_size=8)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode() + tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return parts_hash(tensor_parts(model.state_dict()), 8)
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,7 @@ class YoloX:
             raise UserError(f"{file} is not a network that onnxruntime opens ({str(error).splitlines()[0]})") from error
         if len(session.get_inputs()) != 1 or len(session.get_inputs()[0].shape) != 4:
             raise UserError(f"{file} does not take one batch of images as input; give an ONNX export of YOLOX")
-        return cls(session, file.stem, hashlib.blake2b(content, digest_size=8).hexdigest(), max_boxes)
+        return cls(session, file.stem, content_hash(content, 8), max_boxes)
 
     @property
     def settings(self) -> Mapping[str, Setting]:

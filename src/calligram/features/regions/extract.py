@@ -5,7 +5,6 @@ Images are processed in threads and stored in chunks, so that an interrupted run
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -31,6 +30,7 @@ from calligram.errors import UserError
 from calligram.features.pseudo.region_words import region_attributes
 from calligram.features.regions.proposers import Floats, Proposals, Proposer
 from calligram.features.regions.region_features import Pixels, RegionPooling, relative_boxes
+from calligram.files import lock_holder, replace_file, text_hash, try_lock
 from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
@@ -103,12 +103,10 @@ class RegionChunk:
     """() processing time of the chunk"""
 
     def save(self, folder: Path) -> None:
-        """Write under the next free number; a process that dies here leaves only a ``.part`` file."""
+        """Write under the next free number; a process that dies here leaves no chunk."""
         number = 1 + max((int(f.stem) for f in folder.glob("*.npz")), default=-1)
-        partial = folder / f"{number:06d}.part"
-        with partial.open("wb") as file:
+        with replace_file(folder / f"{number:06d}.npz") as partial, partial.open("wb") as file:
             np.savez(file, allow_pickle=False, **asdict(self))
-        os.replace(partial, folder / f"{number:06d}.npz")
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def add_regions(
     fresh = known is None or known["settings"] != task.settings
     stored = np.zeros(0, dtype=np.int64) if fresh else images_with_proposals(collection, task.source)
     rows = np.setdiff1d(wanted, stored)
-    key = hashlib.blake2b(json.dumps(task.settings, sort_keys=True).encode(), digest_size=6).hexdigest()
+    key = text_hash(json.dumps(task.settings, sort_keys=True), 6)
     with scratch_folder(collection.folder, task.source, key) as folder:
         todo = np.setdiff1d(rows, finished_images(folder, stored))
         bad = _extract_chunks(collection, task, todo, folder, track)
@@ -158,15 +156,10 @@ def scratch_folder(collection: Path, source: str, key: str) -> Iterator[Path]:
     """
     folder = collection / SCRATCH_FOLDER / f"{source}@{key}"
     folder.mkdir(parents=True, exist_ok=True)
-    with (collection / SCRATCH_FOLDER / f"{source}.lock").open("w") as lock:
-        try:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:
-            pass  # no such locks on this system
-        except OSError as error:
-            raise UserError(f"another process is looking for the regions '{source}' in {collection}") from error
+    lock = collection / SCRATCH_FOLDER / f"{source}.lock"
+    with try_lock(lock) as locked:
+        if not locked:
+            raise UserError(f"{lock_holder(lock)} is looking for the regions '{source}' in {collection}")
         yield folder
         for finished in (collection / SCRATCH_FOLDER).glob(f"{source}@*"):
             shutil.rmtree(finished, ignore_errors=True)

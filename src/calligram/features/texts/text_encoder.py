@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ from calligram.features.transformers_models import (
     loading_error,
     quiet_transformers,
 )
+from calligram.files import parts_hash, tensor_parts
 from calligram.progress import Track, silent
 
 
@@ -63,10 +64,7 @@ class TextEncoder(nn.Module):
     @cached_property
     def fingerprint(self) -> str:
         """A hash of architecture and weights."""
-        digest = hashlib.blake2b(self.description.encode(), digest_size=12)
-        for name, value in sorted(self.state_dict().items()):
-            digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        return parts_hash(chain([self.description.encode()], tensor_parts(self.state_dict())), 12)
 
     @property
     def dim(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ from calligram.errors import UserError
 from calligram.features.store import FeatureStore, MemoryFeatureStore, content_key
 from calligram.features.texts.fisher_vectors import FisherVectorizer
 from calligram.features.texts.word_counts import KnownWords, MeanVectorizer, TfIdfVectorizer, WordVectors
+from calligram.files import parts_hash
 from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
@@ -141,10 +141,9 @@ class TextVectorInput:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of all that a text's vector depends on."""
-        digest = hashlib.blake2b(json.dumps([self.settings.kind, self.vectorizer.known.words]).encode(), digest_size=12)
-        for name, array in sorted(self.vectorizer.arrays().items()):
-            digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
+        parts = [json.dumps([self.settings.kind, self.vectorizer.known.words]).encode()]
+        parts += [name.encode() + array.tobytes() for name, array in sorted(self.vectorizer.arrays().items())]
+        return parts_hash(parts, 12)
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Vectors (N, dim) of a few texts, and ones (N, 1)."""

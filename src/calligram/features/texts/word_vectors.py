@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 
 from calligram.errors import UserError, command
 from calligram.features.texts.vocabulary import PAD, Vocabulary, tokenise
+from calligram.files import replace_file
 
 Floats = NDArray[np.float32]
 FILE_ENDINGS = (".txt", ".vec", ".bin")
@@ -109,11 +110,12 @@ def write_vectors(vectors: dict[str, Floats], file: Path) -> None:
     if _kind(file) == ".bin":
         raise UserError(f"word vectors are written as text; {file.name} must end in .txt, .vec or one of these and .gz")
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
-    with cast(IO[bytes], gzip.open(partial, "wb") if file.suffix == ".gz" else partial.open("wb")) as stream:
+    with (
+        replace_file(file) as partial,
+        cast(IO[bytes], gzip.open(partial, "wb") if file.suffix == ".gz" else partial.open("wb")) as stream,
+    ):
         for word, vector in vectors.items():
             stream.write(f"{word} {' '.join(f'{v:.5g}' for v in vector)}\n".encode())
-    partial.replace(file)
 
 
 def _entries(file: Path, dim: int, words: Collection[str]) -> Iterator[tuple[str, Floats]]:

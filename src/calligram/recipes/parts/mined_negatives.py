@@ -15,6 +15,7 @@ from calligram.data.pairing import Pairing
 from calligram.evaluation.encode import encode_pairing, load_pairing
 from calligram.evaluation.mine import mine_pairing
 from calligram.features.inputs import Inputs
+from calligram.files import replace_file
 from calligram.models import catalog
 from calligram.models.load import MATCHER_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.matcher import EmbeddingMatcher, Matcher
@@ -87,9 +88,8 @@ class MinedNegatives:
         """Once; after a kill, what is there whole is not made again."""
         around, kept = self.miner.around, run.folder / FIRST
         if around.processes.first and not (run.folder / NEGATIVES).is_dir():
-            partial = kept.with_suffix(".partial")
-            shutil.copyfile(run.folder / WEIGHTS_FILE, partial)
-            partial.replace(kept)
+            with replace_file(kept) as partial:
+                shutil.copyfile(run.folder / WEIGHTS_FILE, partial)
             teacher, inputs = run.load()
             with torch.no_grad():
                 found = self.miner.mined(teacher.to(around.device), inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from calligram.features.texts.vocabulary import Vocabulary
 from calligram.features.texts.word_counts import WordVectors
 from calligram.features.texts.word_vectors import pretrained_embeddings
 from calligram.features.texts.wordpieces import WordPieces
+from calligram.files import parts_hash, replace_text
 from calligram.models.layers.networks import HeadKind, RecurrentText
 from calligram.models.layers.part_towers import BertText
 from calligram.models.layers.text_cnn import TextCNN, TextCNNSettings
@@ -29,7 +29,6 @@ from calligram.models.matcher import Matcher
 from calligram.models.vse import VSE, VSESettings
 from calligram.progress import Track, silent
 from calligram.recipes.parts.run import RunContext
-from calligram.training.runs import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -272,7 +271,7 @@ def fitted_text(
         found = _fit(settings, strings, track)
         kept.mkdir(parents=True, exist_ok=True)
         # Last and whole: a folder without it was cut short and does not count.
-        write_whole(about, json.dumps(found.save(kept)))
+        replace_text(about, json.dumps(found.save(kept)))
         return found
     return TextVectorInput.read(kept, json.loads(about.read_text(encoding="utf-8")))
 
@@ -284,13 +283,13 @@ def _fit(settings: VectorTextSettings, strings: Sequence[str], track: Track) -> 
 
 def _key(settings: VectorTextSettings, strings: Sequence[str]) -> str:
     """A hash of everything that a fit depends on."""
-    digest = hashlib.blake2b(json.dumps([VERSION, asdict(settings.vectors), list(strings)]).encode(), digest_size=8)
+    parts = [json.dumps([VERSION, asdict(settings.vectors), list(strings)]).encode()]
     if settings.words:
         try:
-            digest.update(Path(settings.words).read_bytes())
+            parts.append(Path(settings.words).read_bytes())
         except OSError as error:
             raise UserError(
                 f"word vectors {settings.words} could not be read ({error.strerror}); train some with "
                 + command("calligram", "words", "TEXT", settings.words)
             ) from error
-    return digest.hexdigest()
+    return parts_hash(parts, 8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections import OrderedDict
@@ -17,6 +16,7 @@ from calligram.data.pictures import PictureError, decode
 from calligram.errors import UserError
 from calligram.evaluation.word_matching import UnknownWords
 from calligram.features.regions.proposers import load_proposer
+from calligram.files import content_hash
 from calligram.models.load import StoredMatcher
 from calligram.search.explain.localize import (
     EncodedProposals,
@@ -75,7 +75,7 @@ class LibraryLocalizer:
         self._matcher, self._inputs = stored.matcher.to(device).eval(), stored.inputs
         self._proposer = load_proposer(side.proposals, side.top, device)
         self._unknown = UnknownWords(stored.inputs.texts)
-        self._seen: OrderedDict[bytes, Future[ProposedPicture]] = OrderedDict()
+        self._seen: OrderedDict[str, Future[ProposedPicture]] = OrderedDict()
         self._lock, self._ranking = threading.Lock(), threading.Lock()
 
     @classmethod
@@ -122,7 +122,7 @@ class LibraryLocalizer:
     def _look(self, library: Library, id: str) -> ProposedPicture:
         """The picture's proposals; known by its content, so that a picture that has changed is looked at again."""
         content = library.picture(id)
-        key = hashlib.blake2b(content, digest_size=16).digest()
+        key = content_hash(content, 16)
         with self._lock:
             known = self._seen.get(key)
             if known is not None:

@@ -6,12 +6,12 @@ There are two decisions. ``diff`` compares a scan of the source with the state o
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from calligram.files import text_hash
 from calligram.search.indexing.sources import FolderScan, ScannedPicture, below
 from calligram.search.library.tables import Tables
 
@@ -255,7 +255,7 @@ def _new_id(key: str, state: LibraryState, new_ids: set[str]) -> str:
 
 def short_hash(text: str) -> str:
     """A hash of 16 characters."""
-    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
+    return text_hash(text, 8)
 
 
 def forgotten_key(number: int, key: str) -> str:

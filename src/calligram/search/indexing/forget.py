@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from calligram.errors import UserError
-from calligram.files import locked
+from calligram.files import lock_folder
 from calligram.progress import Track, silent
 from calligram.search.filters.columns import row_of
 from calligram.search.filters.parser import holds, parse
@@ -41,7 +41,7 @@ def forget_items(
     if not names and where is None and not gone:
         raise UserError("say what to forget: ids, paths, --where CONDITION or --gone")
     manifest = read_manifest(library)
-    with locked(library, "library"):
+    with lock_folder(library, "library"):
         manifest = read_manifest(library, writing=True)
         writer = LibraryWriter(library, manifest)
         rows = _chosen(writer, manifest, names, where, gone)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from calligram.errors import UserError, command
-from calligram.files import LOCK
+from calligram.files import LOCK_FILE, move_file
 from calligram.progress import Track
 from calligram.search.indexing.encode import ImageEncoder
 from calligram.search.indexing.shards import STAGING
@@ -54,7 +54,7 @@ class OpenedWriter:
         if writer.name == REBUILT:
             if self.replaced is not None:
                 os.utime(writer.folder / str(self.replaced.generation))  # when it was replaced; see _remove_leftovers
-            os.replace(writer.folder / REBUILT, writer.folder / MANIFEST)
+            move_file(writer.folder / REBUILT, writer.folder / MANIFEST)
             writer.name = MANIFEST
             if self.replaced is not None:
                 empty_indexes(writer.folder / str(self.replaced.generation), self.replaced)
@@ -144,7 +144,7 @@ def refuse_other_folder(out: Path) -> None:
         return
     if not out.is_dir():
         raise UserError(f"{out} is a file; --out takes the folder of a library")
-    ours = {LOCK, STAGING, MANIFEST, REBUILT, f".{MANIFEST}.partial"}
+    ours = {LOCK_FILE, STAGING, MANIFEST, REBUILT, f".{MANIFEST}.partial"}
     others = [p.name for p in out.iterdir() if p.name not in ours and not re.fullmatch(r"\d+", p.name)]
     if others:
         raise UserError(f"{out} exists and is not a library (it has {others[0]}); choose another --out")

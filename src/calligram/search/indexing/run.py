@@ -13,7 +13,7 @@ import torch
 
 from calligram.data.readers.folder import PREFERRED_TABLE_NAMES, captions_tables
 from calligram.errors import UserError
-from calligram.files import locked
+from calligram.files import lock_folder
 from calligram.progress import Track, silent
 from calligram.search.indexing.captions import take_captions
 from calligram.search.indexing.diff import Change, LibraryState, diff, pictures_to_encode
@@ -72,7 +72,7 @@ def index_source(
     check_readable(models, opened)
     refuse_other_folder(out)
     _warn_of_captions_table(opened)
-    with locked(out, "library"):
+    with lock_folder(out, "library"):
         writing = open_for_writing(out, models, source, engine, rebuild=rebuild)
         counts: Counter[str] = Counter()
         for each in writing.sources(opened):

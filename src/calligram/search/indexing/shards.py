@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 
 from calligram.errors import UserError
-from calligram.files import held, locked
+from calligram.files import LOCK_FILE, lock_folder, replace_file, try_lock
 from calligram.progress import Track, silent
 from calligram.search.indexing.diff import LibraryState, diff, pictures_to_encode, short_hash
 from calligram.search.indexing.encode import ENCODED_ROW, PictureEncoder, Row, row_batches
@@ -70,7 +70,7 @@ def stage(
         track: shows progress.
     """
     folder = _folder(out, source) / f"{shard.number}-of-{shard.of}"
-    with locked(folder, "shard"):
+    with lock_folder(folder, "shard"):
         _begin(folder, models)
         state = LibraryState(-1) if rebuild else _state(out, source)
         pictures = shard_of(pictures_to_encode(diff(source.scan(), state)), *shard)
@@ -92,8 +92,8 @@ def staged_rows(
     """
     taken: set[str] = set()
     for folder in _shards(out, source):
-        with held(folder) as free:
-            if not free:
+        with try_lock(folder / LOCK_FILE) as locked:
+            if not locked:
                 raise UserError(f"shard {folder.name} of {out} is still being encoded; wait until it is done")
         if _about(folder) != _fingerprints(models):
             continue
@@ -168,6 +168,5 @@ def _stamps(folder: Path) -> Iterator[tuple[str, int, int]]:
 
 def _write(folder: Path, rows: list[Row]) -> None:
     number = 1 + max((int(file.stem) for file in folder.glob("*.parquet")), default=-1)
-    partial = folder / f"{number:06d}.partial"
-    pq.write_table(pa.Table.from_pylist(rows, schema=ENCODED_ROW), partial, compression="none")
-    partial.rename(partial.with_suffix(".parquet"))
+    with replace_file(folder / f"{number:06d}.parquet") as partial:
+        pq.write_table(pa.Table.from_pylist(rows, schema=ENCODED_ROW), partial, compression="none")

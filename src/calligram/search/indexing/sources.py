@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import stat
@@ -19,6 +18,7 @@ from calligram.data.collection import MANIFEST, Collection
 from calligram.data.collection import MANIFEST as COLLECTION
 from calligram.data.pictures import PICTURE_SUFFIXES, PictureError
 from calligram.errors import UserError
+from calligram.files import text_hash
 from calligram.search.filters import columns
 from calligram.search.indexing.exif import Value
 from calligram.search.library.manifest import MANIFEST as LIBRARY
@@ -38,7 +38,7 @@ class PictureFacts(NamedTuple):
     def digest(self) -> str:
         """A hash that changes with any column or caption."""
         plain = json.dumps([dict(self.columns), self.captions], ensure_ascii=False, sort_keys=True)
-        return hashlib.blake2b(plain.encode("utf-8", "replace"), digest_size=8).hexdigest()
+        return text_hash(plain, 8)
 
 
 EMPTY_FACTS = PictureFacts({}, ())

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from calligram.files import replace_json
 from calligram.search.library.manifest import Manifest
 from calligram.search.library.tables import Tables
 from calligram.search.vectors.index import Index
@@ -91,9 +92,7 @@ class PendingChanges:
         """Say what is about to be changed."""
         if self._needed and ids:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            partial = self._file.with_suffix(".partial")
-            partial.write_text(json.dumps(sorted({*self._noted(), *ids})), encoding="utf-8")
-            partial.replace(self._file)
+            replace_json(self._file, sorted({*self._noted(), *ids}))
 
     def _noted(self) -> list[str]:
         found: list[str] = json.loads(self._file.read_text(encoding="utf-8")) if self._file.is_file() else []

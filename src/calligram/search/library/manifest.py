@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from calligram.errors import UserError, command
+from calligram.files import replace_json
 from calligram.search.filters.parser import Kind
 
 FORMAT = "calligram-library"
@@ -129,14 +129,7 @@ def _migrated(folder: Path, content: dict[str, Any], version: int, writing: bool
 
 def write_manifest(folder: Path, manifest: Manifest, name: str = MANIFEST) -> None:
     """Replace the manifest in one step, safely on disk: the moment at which changes count."""
-    file = folder / name
-    partial = file.with_name(f".{name}.partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        json.dump({"format": FORMAT, "version": VERSION, **asdict(manifest)}, stream, indent=1, ensure_ascii=False)
-        stream.write("\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
+    replace_json(folder / name, {"format": FORMAT, "version": VERSION, **asdict(manifest)}, indent=1)
 
 
 def _from_json(content: Mapping[str, Any]) -> Manifest:

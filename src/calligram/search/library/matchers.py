@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calligram.errors import UserError, command
-from calligram.files import locked
+from calligram.files import lock_folder
 from calligram.models.load import StoredMatcher, load_matcher
 from calligram.search.explain.localize import refuse_regions, region_side
 from calligram.search.library.manifest import MANIFEST, Manifest, MatcherRecord, read_manifest
@@ -155,7 +155,7 @@ def _up_to_date(library: Path) -> Manifest:
     try:
         return read_manifest(library)
     except UserError:
-        with locked(library, "library"):
+        with lock_folder(library, "library"):
             return read_manifest(library, writing=True)
 
 

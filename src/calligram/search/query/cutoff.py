@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calligram.errors import NotFiniteError, UserError
-from calligram.files import held
+from calligram.files import LOCK_FILE, try_lock
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from calligram.search.query.encoder import QueryEncoder, unit_vectors
@@ -211,7 +211,7 @@ def _try_to_store(library: Library, scales: ScoreScales) -> None:
     if not os.access(library.folder / MANIFEST, os.W_OK):
         return
     try:
-        with held(library.folder) as free:
+        with try_lock(library.folder / LOCK_FILE) as free:
             if not free:
                 return
             manifest = read_manifest(library.folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Annotated, TypeVar
@@ -12,6 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 
 from calligram.errors import UserError
+from calligram.files import content_hash
 from calligram.search.library.library import Item, Library
 from calligram.serve.guard import RefusedRequest, content_type, documented
 from calligram.serve.schema import Id, ItemAnswer
@@ -67,7 +67,7 @@ def _file_name(name: str, kind: str) -> str:
 
 def picture_answer(request: Request, picture: bytes, kind: str, headers: dict[str, str]) -> Response:
     """A picture that browsers may keep, and that may do nothing if it is none."""
-    tag = f'"{hashlib.blake2b(picture, digest_size=12).hexdigest()}"'
+    tag = f'"{content_hash(picture, 12)}"'
     headers = {**headers, "ETag": tag, "Content-Security-Policy": SANDBOX}
     if tag in (known.strip() for known in request.headers.get("if-none-match", "").split(",")):
         return Response(status_code=304, headers=headers)

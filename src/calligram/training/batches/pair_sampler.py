@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Literal
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from calligram.data.matches import Matches
 from calligram.errors import UserError
+from calligram.files import text_hash
 
 Ints = NDArray[np.int64]
 
@@ -19,8 +19,7 @@ def derived_seed(*parts: int | str) -> int:
 
     All randomness of a run is drawn from (seed, stage, epoch, step), so that a resumed run needs no saved random state.
     """
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    return int(text_hash("/".join(map(str, parts)), 8), 16) >> 1
 
 
 class PairSampler:
