@@ -146,7 +146,7 @@ def quartiles(values: Ints) -> Quartiles:
 def find_same_pictures(collection: Collection, track: Track = silent) -> list[tuple[str, ...]]:
     """Groups of image ids whose files are equal byte for byte; missing pictures are left out."""
     ids = [str(i) for i in collection.column("images", "id")]
-    groups: dict[bytes, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for row, path in track(enumerate(collection.column("images", "path")), "comparing pictures", len(ids)):
         if path is None:
             continue
