@@ -22,16 +22,16 @@ def test_sentences_hold_a_split_and_only_its_captions(tiny: Collection) -> None:
     assert [pairing.visuals.ids[v] for v in pairing.matches.visuals_of(shared)] == ["dev-0", "dev-3"]
 
 
-def test_all_is_every_image(tiny: Collection) -> None:
+def test_the_split_all_has_every_image(tiny: Collection) -> None:
     assert len(tiny.sentences("all").visuals) == 18
 
 
-def test_an_unknown_split_is_refused_with_the_nearest(tiny: Collection) -> None:
+def test_an_unknown_split_is_refused_with_the_nearest_name(tiny: Collection) -> None:
     with pytest.raises(UserError, match="unknown split 'tests'; did you mean 'test'"):
         tiny.sentences("tests")
 
 
-def test_a_split_that_no_image_has_is_refused_with_what_to_do(tiny_draft, tmp_path) -> None:
+def test_an_empty_split_is_refused_with_a_hint(tiny_draft, tmp_path) -> None:
     (tmp_path / "pictures").mkdir()
     draft = tiny_draft(tmp_path / "pictures")
     for image in draft.images:
@@ -47,19 +47,19 @@ def test_identities_match_every_image_of_the_same_person(tiny: Collection) -> No
     assert [pairing.visuals.ids[v] for v in pairing.matches.visuals_of(text)] == ["test-1", "test-3", "test-5"]
 
 
-def test_phrases_pair_regions_with_the_words_that_speak_of_them(tiny: Collection) -> None:
+def test_phrases_pair_regions_with_the_words_that_refer_to_them(tiny: Collection) -> None:
     pairing = tiny.phrases("train")
     assert (len(pairing.visuals), len(pairing.texts)) == (6, 6)
     assert pairing.texts.strings[0] == "red disc"
     assert pairing.visuals.open(0).size == (25, 25)
 
 
-def test_a_folder_without_a_collection_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_without_a_collection_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a collection .* make one with"):
         Collection.open(tmp_path)
 
 
-def test_a_collection_from_the_future_is_refused(tmp_path: Path) -> None:
+def test_a_collection_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "collection.json").write_text(json.dumps({"format": "calligram-collection", "version": 99}))
     with pytest.raises(UserError, match="has collection version 99"):
         Collection.open(tmp_path)
@@ -78,13 +78,13 @@ def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
         Collection.open(made.folder).table("images")
 
 
-def test_an_image_without_a_picture_says_so(tmp_path: Path) -> None:
+def test_an_image_without_a_picture_is_refused_with_the_reason(tmp_path: Path) -> None:
     made = write_draft(Draft("made", [ImageRecord("a", None)]), tmp_path / "c")
     with pytest.raises(PictureError, match="image a has no picture, only features"):
         made.pictures.open(0)
 
 
-def test_a_picture_that_went_missing_is_named(tmp_path: Path, tiny: Collection) -> None:
+def test_a_missing_picture_file_is_reported_with_its_image(tmp_path: Path, tiny: Collection) -> None:
     path = tiny.pictures.path(0)
     assert path is not None
     moved = path.rename(tmp_path / "elsewhere.png")
@@ -114,13 +114,13 @@ def test_images_without_stored_features_are_refused(tmp_path: Path) -> None:
         made.features["images"].take(np.array([0, 1]))
 
 
-def test_images_in_no_split_are_counted_under_the_empty_name(tmp_path: Path) -> None:
+def test_images_without_a_split_are_counted_under_the_empty_name(tmp_path: Path) -> None:
     images = [ImageRecord("a", None, "train"), ImageRecord("b", None)]
     made = write_draft(Draft("made", images, [CaptionRecord("c", "x", ("a",))]), tmp_path / "c")
     assert made.splits() == {"train": 1, "": 1}
 
 
-def test_a_table_whose_file_was_lost_is_called_missing_and_not_absent(tmp_path: Path) -> None:
+def test_a_listed_table_without_its_file_is_reported_as_missing(tmp_path: Path) -> None:
     draft = Draft("lost", [ImageRecord("a", None)], [CaptionRecord("c", "x", ("a",))])
     made = write_draft(draft, tmp_path / "made")
     (tmp_path / "made/captions.parquet").unlink()

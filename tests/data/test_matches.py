@@ -46,7 +46,7 @@ def test_target_is_plus_one_for_pairs_and_minus_one_elsewhere(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_select_renumbers_items_by_their_place(seed: int) -> None:
+def test_select_renumbers_items_by_position(seed: int) -> None:
     pairs, matches = random_relation(seed)
     rng = np.random.default_rng(seed)
     visuals, texts = rng.permutation(matches.shape[0])[:6], rng.permutation(matches.shape[1])[:6]
@@ -71,7 +71,7 @@ def test_groups_are_numbered_in_the_order_of_the_visual_items() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_from_groups_matches_equal_labels_and_leaves_negative_ones_alone(seed: int) -> None:
+def test_from_groups_matches_equal_labels_and_ignores_negative_labels(seed: int) -> None:
     rng = np.random.default_rng(seed)
     visual, text = rng.integers(-2, 4, 9), rng.integers(-2, 4, 7)
     expected = {(i, j) for i, v in enumerate(visual) for j, t in enumerate(text) if v == t and v >= 0}
@@ -86,7 +86,7 @@ def test_transposing_twice_gives_the_same_relation(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_shared_texts_relate_items_that_have_a_text_in_common(seed: int) -> None:
+def test_shared_texts_relates_items_with_a_common_text(seed: int) -> None:
     pairs, matches = random_relation(seed)
     count = matches.shape[0]
     expected = {(a, b) for a, t in pairs for b, u in pairs if t == u and a != b}
@@ -110,7 +110,7 @@ def test_lists_of_unequal_length_are_refused() -> None:
         Matches([0, 1], [0], (2, 2))
 
 
-def test_among_tells_which_of_aligned_pairs_match():
+def test_among_gives_which_aligned_pairs_match():
     matches = Matches([0, 0, 2], [1, 3, 1], (3, 4))
     found = matches.among(np.array([0, 0, 1, 2, 0]), np.array([1, 0, 1, 1, 3]))
     assert found.tolist() == [True, False, False, True, True]

@@ -25,7 +25,7 @@ def texts(*strings: str) -> Texts:
     return Texts(tuple(f"t{n}" for n in range(len(strings))), strings)
 
 
-def test_a_region_opens_as_the_part_of_the_image_inside_its_box() -> None:
+def test_a_region_opens_as_the_crop_of_its_box() -> None:
     part = np.asarray(visuals(1, [[3, 5, 9, 7]]).open(0))
     assert part.shape == (2, 6, 3)
     assert part[0, 0].tolist() == [3, 5, 0]
@@ -56,7 +56,7 @@ def test_select_takes_the_texts_that_match_any_chosen_item() -> None:
     assert len(part.also_true) == 2
 
 
-def test_texts_that_read_the_same_become_one_with_all_their_images() -> None:
+def test_equal_texts_become_one_text_with_all_their_images() -> None:
     pairing = Pairing(
         visuals(3), texts("A dog", "a cat", "a  dog"), Matches.from_pairs([(0, 0), (1, 1), (2, 2)], (3, 3))
     )

@@ -1,5 +1,3 @@
-"""Every kind of bad picture, really made."""
-
 from __future__ import annotations
 
 import contextlib
@@ -8,13 +6,14 @@ import struct
 import subprocess
 import sys
 import zlib
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from calligram.data.pictures import PictureError, decode, probe
+from calligram.data.pictures import PictureError, decode, font, probe
 
 LEFT, RIGHT = (250, 20, 20), (20, 20, 250)
 
@@ -47,7 +46,7 @@ def near(pixel: object, colour: tuple[int, int, int], slack: int = 40) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF"])
-def test_a_whole_picture_decodes_to_rgb_and_its_size_is_known(kind: str) -> None:
+def test_a_valid_picture_is_decoded_to_rgb_with_its_size(kind: str) -> None:
     data = encoded(two_halves(), kind)
     assert (probe(data).width, probe(data).height) == (64, 32)
     image = decode(data)
@@ -55,7 +54,7 @@ def test_a_whole_picture_decodes_to_rgb_and_its_size_is_known(kind: str) -> None
     assert near(image.getpixel((4, 4)), LEFT)
 
 
-def test_a_file_is_read_as_its_bytes_are(tmp_path: Path) -> None:
+def test_a_file_and_its_bytes_decode_to_the_same_image(tmp_path: Path) -> None:
     file = tmp_path / "a.png"
     file.write_bytes(encoded(two_halves(), "PNG"))
     assert np.array_equal(np.asarray(decode(file)), np.asarray(decode(file.read_bytes())))
@@ -93,7 +92,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         decode(tmp_path / "none.jpg")
 
 
-def test_a_file_that_is_no_picture_is_refused() -> None:
+def test_a_file_that_is_not_a_picture_is_refused() -> None:
     with pytest.raises(PictureError, match="not a picture in a known format"):
         probe(b"hello, this is a letter")
 
@@ -105,7 +104,7 @@ def test_a_huge_picture_is_refused_before_it_is_decoded(side: int) -> None:
         probe(png_header(side, side))
 
 
-def test_a_large_picture_below_our_limit_gives_no_warning(tmp_path: Path) -> None:
+def test_a_large_picture_below_the_limit_gives_no_warning(tmp_path: Path) -> None:
     """In a process of its own, as pytest puts its own filters before every other."""
     (tmp_path / "large.png").write_bytes(png_header(11_000, 10_000))
     code = "import pathlib, sys; from calligram.data import pictures; pictures._open(pathlib.Path(sys.argv[1]))"
@@ -127,7 +126,7 @@ def test_cmyk_becomes_rgb_and_is_noted() -> None:
     assert near(decode(data).getpixel((4, 4)), LEFT, slack=60)
 
 
-def test_sixteen_bit_grey_is_scaled_and_not_cut_off() -> None:
+def test_sixteen_bit_grey_is_scaled_and_not_clipped() -> None:
     grey = np.full((8, 8), 32768, dtype=np.uint16)
     grey[0, 0] = 65535
     data = encoded(Image.fromarray(grey), "PNG")
@@ -137,11 +136,11 @@ def test_sixteen_bit_grey_is_scaled_and_not_cut_off() -> None:
     assert image.getpixel((0, 0)) == (255, 255, 255)
 
 
-def test_transparency_is_laid_on_white() -> None:
+def test_transparency_is_blended_with_white() -> None:
     assert decode(encoded(Image.new("RGBA", (4, 4), (255, 0, 0, 0)), "PNG")).getpixel((1, 1)) == (255, 255, 255)
 
 
-def test_a_transparent_palette_is_laid_on_white() -> None:
+def test_a_transparent_palette_is_blended_with_white() -> None:
     picture = Image.new("P", (4, 4), 0)
     picture.putpalette([0, 0, 0, 255, 255, 255])
     assert decode(encoded(picture, "GIF", transparency=0)).getpixel((1, 1)) == (255, 255, 255)
@@ -153,7 +152,7 @@ def test_other_modes_become_rgb(mode: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Tag data larger:UserWarning")
-def test_damaged_bytes_never_raise_anything_but_picture_errors() -> None:
+def test_damaged_bytes_raise_only_picture_errors() -> None:
     rng = np.random.default_rng(0)
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"):
         whole = encoded(two_halves(), kind)
@@ -164,3 +163,8 @@ def test_damaged_bytes_never_raise_anything_but_picture_errors() -> None:
             for read in (probe, decode):
                 with contextlib.suppress(PictureError):
                     read(bytes(data))
+
+
+def test_the_font_has_the_letters_of_european_languages():
+    drawn = [bytes(font(20).getmask(letter)) for letter in "eéöčşđłñøЖλ"]
+    assert all(one != two for one, two in combinations(drawn, 2))

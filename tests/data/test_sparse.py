@@ -46,7 +46,7 @@ def pairs(collection: Collection, split: str = "train") -> set[tuple[str, str]]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.tuples(SHARES, SHARES), st.tuples(st.integers(1, 8), st.integers(1, 8)), SEEDS)
-def test_levels_of_one_seed_are_nested_both_ways(uneven, shares, counts, seed):
+def test_levels_of_one_seed_are_nested_by_images_and_by_captions(uneven, shares, counts, seed):
     (few, many), (short, long) = sorted(shares), sorted(counts)
     small = pairs(uneven.sparse(few, short, seed))
     assert small <= pairs(uneven.sparse(many, short, seed)) <= pairs(uneven.sparse(many, None, seed))
@@ -55,7 +55,7 @@ def test_levels_of_one_seed_are_nested_both_ways(uneven, shares, counts, seed):
 
 @settings(max_examples=40, deadline=None)
 @given(SHARES, st.none() | st.integers(1, 8), SEEDS)
-def test_so_many_images_keep_so_many_captions_and_all_images_stay(uneven, share, captions, seed):
+def test_the_requested_numbers_of_images_and_captions_are_kept_and_all_images_stay(uneven, share, captions, seed):
     before, after = {}, {}
     sparse = uneven.sparse(share, captions, seed)
     for found, collection in ((before, uneven), (after, sparse)):
@@ -72,7 +72,7 @@ def test_so_many_images_keep_so_many_captions_and_all_images_stay(uneven, share,
 
 @settings(max_examples=20, deadline=None)
 @given(SHARES, st.none() | st.integers(1, 3), SEEDS)
-def test_no_table_holds_a_caption_that_was_removed(uneven, share, captions, seed):
+def test_no_table_has_a_removed_caption(uneven, share, captions, seed):
     sparse = uneven.sparse(share, captions, seed)
     allowed = {caption for split in ("train", "dev", "test") for _, caption in pairs(sparse, split)}
     assert set(sparse.column("captions", "id")) == allowed
@@ -104,7 +104,7 @@ def test_a_shared_caption_is_lost_by_one_image_and_kept_by_the_other(uneven):
     assert all(("dev-0", "across") in pairs(uneven.sparse(0.5, None, seed), "dev") for seed in range(3))
 
 
-def test_a_level_is_told_by_its_name_and_fingerprint(uneven):
+def test_a_sparsity_level_changes_name_and_fingerprint(uneven):
     levels = [uneven, uneven.sparse(0.5), uneven.sparse(0.5, 1), uneven.sparse(0.25, 1), uneven.sparse(0.5, 1, seed=1)]
     assert len({level.fingerprint for level in levels}) == len({level.name for level in levels}) == 5
     assert levels[2].name == "uneven (50% of images x 1 caption, seed 0)"
@@ -113,11 +113,11 @@ def test_a_level_is_told_by_its_name_and_fingerprint(uneven):
     assert levels[2].manifest["counts"]["captions"] == len(levels[2].table("captions"))
 
 
-def test_other_seeds_draw_other_images(uneven):
+def test_other_seeds_choose_other_images(uneven):
     assert pairs(uneven.sparse(0.5, 1, seed=0)) != pairs(uneven.sparse(0.5, 1, seed=1))
 
 
-def test_a_sparse_collection_can_be_thinned_further(uneven):
+def test_a_sparse_view_can_be_made_sparser(uneven):
     once = uneven.sparse(0.5, None)
     assert pairs(once.sparse(1.0, 1)) == pairs(uneven.sparse(0.5, 1))
 
@@ -131,6 +131,6 @@ def test_shares_and_counts_out_of_range_are_refused(uneven, given, message):
         uneven.sparse(**given)
 
 
-def test_images_without_captions_are_the_unannotated_ones(uneven, tiny):
+def test_unannotated_gives_the_images_without_captions(uneven, tiny):
     assert uneven.unannotated("train").ids == tuple(f"train-{n}" for n in range(0, 35, 7))
     assert len(tiny.unannotated("train")) == 0

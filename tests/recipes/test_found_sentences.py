@@ -129,12 +129,12 @@ def test_what_does_not_go_together_is_refused(spoken_tiny, first, corpus, tmp_pa
     own.write_text("\n".join(spoken_tiny.sentences("train").texts.strings))
     with pytest.raises(UserError, match="has no sentence that is not a caption of"):
         found_sentences(sparse, visuals, str(first), str(own), 1, around)
-    with pytest.raises(UserError, match="could not be read as text"):
+    with pytest.raises(UserError, match="cannot be read as text"):
         found_sentences(sparse, visuals, str(first), str(tmp_path / "none.txt"), 1, around)
     damaged = bytearray(corpus.read_bytes())
     damaged[len(damaged) // 2] ^= 255
     (tmp_path / "damaged.gz").write_bytes(damaged)
-    with pytest.raises(UserError, match="could not be read as text"):
+    with pytest.raises(UserError, match="cannot be read as text"):
         found_sentences(sparse, visuals, str(first), str(tmp_path / "damaged.gz"), 1, around)
     run(spoken_tiny, tmp_path / "scan", "matcher=scan", "adversary.weight=0", "epochs=1")
     with pytest.raises(UserError, match="scores without vectors"):

@@ -44,7 +44,7 @@ def test_boxes_and_features_are_streamed_into_an_array(source, importer) -> None
     assert [p.name for p in made.collection.folder.parent.iterdir()] == ["collection"]
 
 
-def test_captions_beside_the_files_are_joined_by_id(source, importer) -> None:
+def test_caption_files_are_joined_by_image_id(source, importer) -> None:
     (source / "train_caps.txt").write_text("one\ntwo\nthree\nfour\n")
     (source / "train_ids.txt").write_text("101\n101\n104\n104\n")
     made = importer("scan", source)
@@ -52,21 +52,21 @@ def test_captions_beside_the_files_are_joined_by_id(source, importer) -> None:
     assert made.collection.splits() == {"": 3, "train": 2}
 
 
-def test_images_with_fewer_boxes_are_filled_up(tmp_path, importer) -> None:
+def test_images_with_fewer_boxes_are_padded_with_zeros(tmp_path, importer) -> None:
     (tmp_path / "x.tsv").write_text(line("a", 100, 60, BOXES, 1) + line("b", 100, 60, BOXES[:1], 2))
     made = importer("scan", tmp_path / "x.tsv")
     assert made.collection.features["regions"].take(np.array([1]))[0, :, 0].tolist() == [2, 0]
     assert made.problems == [("images with fewer boxes", "a")]
 
 
-def test_width_and_height_in_the_wrong_order_are_told_by_the_boxes(tmp_path, importer) -> None:
+def test_swapped_width_and_height_are_detected_from_the_boxes(tmp_path, importer) -> None:
     (tmp_path / "x.tsv").write_text(line("a", 60, 100, BOXES, 1))
     made = importer("scan", tmp_path / "x.tsv")
     assert (made.images("width"), made.images("height")) == ({"a": 100}, {"a": 60})
     assert made.problems == [("width and height swapped", "a")]
 
 
-def test_bad_lines_are_skipped_and_named(tmp_path, importer) -> None:
+def test_bad_lines_are_skipped_and_reported(tmp_path, importer) -> None:
     good = line("a", 100, 60, BOXES, 1)
     cells = good.rstrip("\n").split("\t")
     spoiled = [

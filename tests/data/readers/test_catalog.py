@@ -6,7 +6,7 @@ from calligram.data.readers.catalog import READERS, import_collection
 from calligram.errors import UserError
 
 
-def test_every_format_of_the_manual_is_there() -> None:
+def test_the_catalogue_has_every_documented_format() -> None:
     assert set(READERS) == {"folder", "flickr8k", "karpathy", "coco", "entities", "cuhk-pedes", "scan"}
 
 
@@ -20,13 +20,13 @@ def test_a_source_that_does_not_exist_is_refused(tmp_path) -> None:
         import_collection("folder", tmp_path / "none", tmp_path / "c")
 
 
-def test_a_destination_around_the_source_is_refused(tmp_path) -> None:
+def test_a_destination_that_contains_the_source_is_refused(tmp_path) -> None:
     (tmp_path / "c/photos").mkdir(parents=True)
     with pytest.raises(UserError, match="holds the source"):
         import_collection("folder", tmp_path / "c/photos", tmp_path / "c")
 
 
-def test_a_taken_destination_is_refused_before_anything_is_read(tmp_path) -> None:
+def test_an_existing_destination_is_refused_before_the_source_is_read(tmp_path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c/notes.txt").write_text("mine")
     (tmp_path / "photos").mkdir()
@@ -35,7 +35,7 @@ def test_a_taken_destination_is_refused_before_anything_is_read(tmp_path) -> Non
 
 
 @pytest.mark.parametrize("format", sorted(READERS))
-def test_an_empty_folder_is_refused_in_words(tmp_path, format: str) -> None:
+def test_an_empty_folder_is_refused_with_a_message(tmp_path, format: str) -> None:
     (tmp_path / "in").mkdir()
     with pytest.raises(UserError, match=r"no |must hold"):
         import_collection(format, tmp_path / "in", tmp_path / "c")

@@ -40,12 +40,12 @@ def test_each_file_is_a_split(source, importer, inside: str) -> None:
     assert made.problems == []
 
 
-def test_one_file_may_be_named(source, importer) -> None:
+def test_a_single_file_can_be_the_source(source, importer) -> None:
     made = importer("coco", source / "annotations/captions_val2014.json")
     assert made.collection.splits() == {"dev": 2}
 
 
-def test_missing_pictures_and_stray_captions_are_named(source, importer) -> None:
+def test_missing_pictures_and_captions_of_unknown_images_are_reported(source, importer) -> None:
     (source / "val2014/v7.jpg").unlink()
     file = source / "annotations/captions_val2014.json"
     value = json.loads(file.read_text())
@@ -58,7 +58,7 @@ def test_missing_pictures_and_stray_captions_are_named(source, importer) -> None
     ]
 
 
-def test_a_file_of_another_split_is_kept_outside_the_splits(source, importer) -> None:
+def test_a_file_of_an_unknown_split_gives_images_without_a_split(source, importer) -> None:
     file = source / "annotations/captions_val2014.json"
     file.rename(file.with_name("captions_extra2014.json"))
     made = importer("coco", source)

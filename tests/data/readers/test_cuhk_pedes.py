@@ -39,7 +39,7 @@ def test_people_are_matched_across_their_pictures(source, importer) -> None:
     assert made.problems == []
 
 
-def test_without_splits_a_part_is_split_by_person(source, importer) -> None:
+def test_an_incomplete_file_without_splits_is_split_by_identity(source, importer) -> None:
     records = without_splits(source)
     (source / "caption_all.json").write_text(json.dumps(records))
     made = importer("cuhk-pedes", source)
@@ -51,7 +51,7 @@ def test_without_splits_a_part_is_split_by_person(source, importer) -> None:
     assert None not in splits.values()
 
 
-def test_without_splits_the_whole_is_split_in_its_order(tmp_path) -> None:
+def test_a_complete_file_without_splits_is_split_in_its_order(tmp_path) -> None:
     records = [{"file_path": f"{n}.png"} for n in range(40206)]
     _split_by_order(records, tmp_path / "caption_all.json", Problems())
     assert [records[n]["split"] for n in (0, 34053, 34054, 37131, 37132, 40205)] == [
@@ -59,7 +59,7 @@ def test_without_splits_the_whole_is_split_in_its_order(tmp_path) -> None:
     ]  # fmt: skip
 
 
-def test_bad_records_are_named(source, importer) -> None:
+def test_bad_records_are_reported(source, importer) -> None:
     records = json.loads((source / "reid_raw.json").read_text())
     records[0]["id"] = "?"
     del records[1]["file_path"]

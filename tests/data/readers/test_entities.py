@@ -68,12 +68,12 @@ def test_pictures_named_as_in_flickr8k_are_joined_by_the_part_before_the_undersc
 def test_unrelated_captions_are_kept_marked_and_noted(source, importer) -> None:
     (source / "UNRELATED_CAPTIONS").write_text("# format: <imageID> <sentence number>\n200 2\n")
     made = importer("entities", source)
-    assert made.problems == [("caption said to be unrelated", "200#1")]
+    assert made.problems == [("caption listed as unrelated", "200#1")]
     marked = zip(made.collection.column("captions", "id"), made.collection.column("captions", "unrelated"), strict=True)
     assert [name for name, mark in marked if mark] == ["200#1"]
 
 
-def test_a_tar_is_read_as_a_folder_is(source, importer) -> None:
+def test_a_tar_is_read_like_a_folder(source, importer) -> None:
     with tarfile.open(source / "entities.tar.gz", "w:gz") as tar:
         for part in ("Annotations", "Sentences"):
             tar.add(source / part, f"./{part}")
@@ -81,7 +81,7 @@ def test_a_tar_is_read_as_a_folder_is(source, importer) -> None:
     assert made.collection.manifest["counts"]["phrases"] == 15
 
 
-def test_a_missing_annotation_is_noted_and_a_broken_one_skipped(source, importer) -> None:
+def test_a_missing_annotation_is_noted_and_a_damaged_one_is_skipped(source, importer) -> None:
     (source / "Annotations/100.xml").unlink()
     (source / "Annotations/200.xml").write_text("<annot")
     made = importer("entities", source)
@@ -92,10 +92,10 @@ def test_a_missing_annotation_is_noted_and_a_broken_one_skipped(source, importer
 
 def test_a_truncated_archive_is_refused(source, importer) -> None:
     (source / "entities.tar.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
-    with pytest.raises(UserError, match=r"entities\.tar\.gz cannot be read .*is the file whole"):
+    with pytest.raises(UserError, match=r"entities\.tar\.gz cannot be read .*is the file complete"):
         importer("entities", source / "entities.tar.gz")
 
 
-def test_pictures_that_are_nowhere_are_asked_for(source, importer) -> None:
-    with pytest.raises(UserError, match=r"no pictures found in .*say where they are with --images FOLDER"):
+def test_missing_pictures_are_refused_with_a_hint(source, importer) -> None:
+    with pytest.raises(UserError, match=r"no pictures found in .*give their folder with --images FOLDER"):
         importer("entities", source, images=source / "Sentences")

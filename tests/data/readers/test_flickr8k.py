@@ -70,7 +70,7 @@ def test_the_original_layout_gives_the_same_ids(original, importer) -> None:
     ]
 
 
-def test_entities_are_joined_by_what_the_sentences_say(packed, importer) -> None:
+def test_entities_are_joined_by_similar_sentences(packed, importer) -> None:
     """Sentences in another order and spelling; the caption's own words are kept."""
     lines = "[/EN#0/notvisual Quoted] [/EN#2/animals cat]\n[/EN#1/animals A gray dog] 100_aa .\n"
     add_entities(packed, {"100": lines})
@@ -88,7 +88,7 @@ def test_entities_are_joined_by_what_the_sentences_say(packed, importer) -> None
     assert pairing.texts.strings == ("A grey dog",)
 
 
-def test_a_phrase_its_caption_does_not_hold_is_kept_without_a_place(packed, importer) -> None:
+def test_a_phrase_that_its_caption_does_not_contain_is_kept_without_a_position(packed, importer) -> None:
     add_entities(packed, {"100": '[/EN#1/animals A hound] sleeps in the sun all day\n"Quoted" cat\n'})
     made = importer("flickr8k", packed)
     assert ("phrase not found in its caption", "100_aa#0") in made.problems
@@ -97,7 +97,7 @@ def test_a_phrase_its_caption_does_not_hold_is_kept_without_a_place(packed, impo
     assert made.collection.phrases("train").texts.strings == ("A hound",)
 
 
-def test_bad_rows_and_double_splits_are_named(packed, importer) -> None:
+def test_bad_rows_and_images_in_two_splits_are_reported(packed, importer) -> None:
     with (packed / "captions.tsv").open("a") as file:
         file.write("lonely\n999_zz\t0\tgone\n")
     (packed / "test.txt").write_text("100_aa\n100_aa\n")
@@ -108,7 +108,7 @@ def test_bad_rows_and_double_splits_are_named(packed, importer) -> None:
     ]
 
 
-def test_a_truncated_tar_loses_only_what_is_not_there(packed, importer) -> None:
+def test_a_truncated_tar_loses_only_truncated_pictures(packed, importer) -> None:
     tar = packed / "images-1.tar"
     with tarfile.open(tar) as opened:
         last = opened.getmember("500_ee.webp")
@@ -118,7 +118,7 @@ def test_a_truncated_tar_loses_only_what_is_not_there(packed, importer) -> None:
     assert made.problems[0][0] == "truncated tar"
 
 
-def test_another_folder_is_refused_with_what_is_expected(tmp_path, importer) -> None:
+def test_another_folder_is_refused_with_the_expected_files(tmp_path, importer) -> None:
     (tmp_path / "in").mkdir()
     with pytest.raises(UserError, match=r"no captions\.tsv or Flickr8k\.token\.txt in .*use the format 'folder'"):
         importer("flickr8k", tmp_path / "in")

@@ -9,7 +9,7 @@ from calligram.errors import UserError
 FIVE = ("a.png", "b.jpg", "c.webp", "deep/er/d.png", "e.gif")
 
 
-def test_sidecars_give_one_caption_a_line_and_images_without_are_welcome(tmp_path, pictures, importer) -> None:
+def test_sidecar_files_give_one_caption_per_line_and_are_optional(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "in", *FIVE)
     (tmp_path / "in/a.txt").write_text("a first\n\n  a second \n")
     (tmp_path / "in/deep/er/d.png.txt").write_text("far down")
@@ -31,21 +31,23 @@ def test_a_folder_without_any_captions_is_a_collection_without_splits(tmp_path, 
     assert made.problems == []
 
 
-def test_hidden_files_and_collections_inside_are_left_alone(tmp_path, pictures, importer) -> None:
+def test_hidden_files_and_nested_collections_are_not_read(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "in", *FIVE, ".trash/x.png", "._a.png", "old/images/y.png")
     (tmp_path / "in/old/collection.json").write_text("{}")
     assert len(importer("folder", tmp_path / "in").images("id")) == 5
 
 
-def test_other_files_are_counted_and_not_lost_in_silence(tmp_path, pictures, importer) -> None:
+def test_other_files_are_reported(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "in", *FIVE)
     (tmp_path / "in/x.heic").write_bytes(b"?")
     (tmp_path / "in/y.heic").write_bytes(b"?")
-    kind = ".heic files that are no picture's: not read"
+    kind = ".heic files without a picture: not read"
     assert importer("folder", tmp_path / "in").problems == [(kind, "x.heic"), (kind, "y.heic")]
 
 
-def test_a_caption_file_of_two_pictures_goes_to_the_first_and_the_second_is_named(tmp_path, pictures, importer) -> None:
+def test_a_caption_file_of_two_pictures_is_used_for_the_first_and_the_second_is_reported(
+    tmp_path, pictures, importer
+) -> None:
     pictures(tmp_path / "in", "a.jpg", "a.png", "b.jpg", "b.png")
     for name in ("a.txt", "b.txt", "b.png.txt"):
         (tmp_path / "in" / name).write_text(f"from {name}")
@@ -56,7 +58,7 @@ def test_a_caption_file_of_two_pictures_goes_to_the_first_and_the_second_is_name
     assert ("image without captions", "a.png") in made.problems
 
 
-def test_every_image_in_two_splits_is_counted_once(tmp_path, pictures, importer) -> None:
+def test_an_image_in_two_splits_is_reported_once(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "in", *FIVE)
     rows = [
         "a.png,1,train",
@@ -112,7 +114,7 @@ def test_jsonl_may_list_several_captions_and_nested_values(tmp_path, pictures, i
     ]
 
 
-def test_bad_rows_are_skipped_and_named(tmp_path, pictures, importer) -> None:
+def test_bad_rows_are_skipped_and_reported(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "in", *FIVE)
     lines = [
         "file,caption,split",
@@ -145,7 +147,7 @@ def test_strict_refuses_the_first_bad_row(tmp_path, pictures, importer) -> None:
         importer("folder", tmp_path / "in", strict=True)
 
 
-def test_a_caption_with_an_unquoted_comma_is_put_together_again(tmp_path, pictures, importer) -> None:
+def test_a_caption_with_an_unquoted_comma_is_joined_again(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "in", *FIVE)
     (tmp_path / "in/captions.csv").write_text("file,caption\na.png,red, white and blue\n")
     made = importer("folder", tmp_path / "in")
@@ -153,7 +155,7 @@ def test_a_caption_with_an_unquoted_comma_is_put_together_again(tmp_path, pictur
     assert made.problems[0] == ("unquoted separator in a caption", "captions.csv line 2")
 
 
-def test_a_stray_quote_costs_its_own_line_only(tmp_path, pictures, importer) -> None:
+def test_an_unbalanced_quote_affects_only_its_line(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "in", *FIVE)
     (tmp_path / "in/captions.csv").write_text('file,caption\na.png,"open\nb.jpg,two\nc.webp,three\n')
     made = importer("folder", tmp_path / "in")
@@ -176,16 +178,16 @@ def test_a_table_without_the_needed_columns_is_refused_with_their_names(tmp_path
         importer("folder", tmp_path / "in")
 
 
-def test_two_tables_are_refused_unless_one_is_named(tmp_path, pictures, importer) -> None:
+def test_two_tables_are_refused_unless_one_is_given(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "in", *FIVE)
     for name in ("x.csv", "y.csv"):
         (tmp_path / "in" / name).write_text(f"file,caption\na.png,from {name}\n")
-    with pytest.raises(UserError, match=r"holds x\.csv, y\.csv; name the one with the captions as the source"):
+    with pytest.raises(UserError, match=r"holds x\.csv, y\.csv; give the one with the captions as the source"):
         importer("folder", tmp_path / "in")
     assert importer("folder", tmp_path / "in/y.csv").captions_of("a.png") == ["from y.csv"]
 
 
-def test_pictures_may_lie_elsewhere_and_be_named_without_path_or_suffix(tmp_path, pictures, importer) -> None:
+def test_pictures_can_be_in_another_folder_and_be_named_without_path_or_suffix(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "photos", *FIVE)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/captions.csv").write_text("id,text\nd,deep\nb.jpg,bee\n./a.png,ay\n")
@@ -195,7 +197,7 @@ def test_pictures_may_lie_elsewhere_and_be_named_without_path_or_suffix(tmp_path
     assert made.captions_of("a.png") == ["ay"]
 
 
-def test_splits_come_from_top_folders_when_all_are_named_so(tmp_path, pictures, importer) -> None:
+def test_splits_come_from_top_folders_when_all_have_split_names(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "in", "train/a.png", "val/b.png", "test/c.png")
     (tmp_path / "in/train/a.txt").write_text("one")
     assert importer("folder", tmp_path / "in").collection.splits() == {"train": 1, "dev": 1, "test": 1}
@@ -213,13 +215,13 @@ def test_hashed_splits_never_move_when_images_are_added(tmp_path, pictures, impo
     assert {name: after[name] for name in names} == splits
 
 
-def test_splitting_can_be_declined(tmp_path, pictures, importer) -> None:
+def test_splits_can_be_disabled(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "in", "a.png")
     (tmp_path / "in/a.txt").write_text("one")
     assert importer("folder", tmp_path / "in", split=None).collection.splits() == {"": 1}
 
 
-def test_names_that_are_not_utf8_are_skipped_and_named(tmp_path, pictures, importer) -> None:
+def test_file_names_that_are_not_utf8_are_skipped_and_reported(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "in", *FIVE)
     (tmp_path / "in/a.png").rename(tmp_path / "in" / "caf\udce9.png")
     made = importer("folder", tmp_path / "in")
@@ -227,7 +229,7 @@ def test_names_that_are_not_utf8_are_skipped_and_named(tmp_path, pictures, impor
     assert len(made.images("id")) == 4
 
 
-def test_every_kind_of_bad_picture_is_skipped_or_noted_never_a_traceback(tmp_path, pictures, importer) -> None:
+def test_every_kind_of_bad_picture_is_skipped_or_noted(tmp_path, pictures, importer) -> None:
     pictures(tmp_path / "in", "good.png")
     whole = (tmp_path / "in/good.png").read_bytes()
     (tmp_path / "in/empty.png").touch()

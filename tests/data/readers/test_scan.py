@@ -29,7 +29,7 @@ def stored(made, image: str) -> float:
 CAPTIONS = [f"image {n} caption {m}" for n in range(5) for m in range(2)]
 
 
-def test_one_row_for_each_image(tmp_path, importer) -> None:
+def test_one_feature_row_per_image(tmp_path, importer) -> None:
     write(tmp_path / "in", "train", rows(5), CAPTIONS, ids=[10, 11, 12, 13, 14])
     made = importer("scan", tmp_path / "in")
     assert made.captions_of("13") == ["image 3 caption 0", "image 3 caption 1"]
@@ -38,7 +38,7 @@ def test_one_row_for_each_image(tmp_path, importer) -> None:
     assert made.collection.splits() == {"train": 5}
 
 
-def test_one_row_for_each_caption_found_by_ids(tmp_path, importer) -> None:
+def test_one_feature_row_per_caption_is_found_from_ids(tmp_path, importer) -> None:
     ids = [10 + n // 2 for n in range(10)]
     write(tmp_path / "in", "train", np.repeat(rows(5), 2, axis=0), CAPTIONS, ids=ids)
     made = importer("scan", tmp_path / "in")
@@ -46,27 +46,27 @@ def test_one_row_for_each_caption_found_by_ids(tmp_path, importer) -> None:
     assert stored(made, "13") == 3
 
 
-def test_one_row_for_each_caption_found_by_repeated_rows(tmp_path, importer) -> None:
+def test_one_feature_row_per_caption_is_found_from_repeated_rows(tmp_path, importer) -> None:
     write(tmp_path / "in", "train", np.repeat(rows(5), 2, axis=0), CAPTIONS)
     made = importer("scan", tmp_path / "in")
     assert made.captions_of("train/3") == ["image 3 caption 0", "image 3 caption 1"]
     assert stored(made, "train/3") == 3
 
 
-def test_ids_for_each_caption_and_rows_for_each_image_allow_any_number_of_captions(tmp_path, importer) -> None:
+def test_one_id_per_caption_and_one_row_per_image_allow_any_number_of_captions(tmp_path, importer) -> None:
     write(tmp_path / "in", "train", rows(3), ["a", "b", "c", "d", "e"], ids=[7, 7, 7, 8, 9])
     made = importer("scan", tmp_path / "in")
     assert made.captions_of("7") == ["a", "b", "c"]
     assert (stored(made, "8"), stored(made, "9")) == (1, 2)
 
 
-def test_one_caption_an_image_is_not_taken_for_repeated_rows(tmp_path, importer) -> None:
+def test_one_caption_per_image_is_not_mistaken_for_repeated_rows(tmp_path, importer) -> None:
     write(tmp_path / "in", "dev", rows(4), ["a", "b", "c", "d"])
     made = importer("scan", tmp_path / "in")
     assert made.captions_of("dev/2") == ["c"]
 
 
-def test_splits_are_stacked_and_testall_wins_over_test(tmp_path, importer) -> None:
+def test_splits_are_stacked_and_testall_is_used_instead_of_test(tmp_path, importer) -> None:
     write(tmp_path / "in", "train", rows(3), ["a", "b", "c"], ids=[1, 2, 3])
     write(tmp_path / "in", "dev", rows(2, start=10), ["d", "e"], ids=[4, 5])
     write(tmp_path / "in", "test", rows(1, start=20), ["f"], ids=[6])
@@ -74,7 +74,7 @@ def test_splits_are_stacked_and_testall_wins_over_test(tmp_path, importer) -> No
     made = importer("scan", tmp_path / "in")
     assert made.collection.splits() == {"train": 3, "dev": 2, "test": 2}
     assert [stored(made, i) for i in ("3", "4", "7")] == [2, 10, 21]
-    assert made.problems == [("split left aside", "test")]
+    assert made.problems == [("split not read", "test")]
 
 
 def test_a_blank_caption_does_not_shift_the_others(tmp_path, importer) -> None:
@@ -101,12 +101,12 @@ def test_pictures_are_found_through_the_mapping_of_ids(tmp_path, pictures, impor
 @pytest.mark.parametrize(
     "captions, ids, message",
     [
-        (7, None, "7 captions cannot be shared out among 3 rows of features; add train_ids.txt"),
+        (7, None, "7 captions cannot be divided evenly among 3 rows of features; add train_ids.txt"),
         (6, 4, "4 ids for 3 rows of features and 6 captions"),
         (7, 7, "7 different ids for 3 rows of features; they must be equal in number"),
     ],
 )
-def test_numbers_that_do_not_fit_are_refused(tmp_path, importer, captions, ids, message) -> None:
+def test_inconsistent_numbers_are_refused(tmp_path, importer, captions, ids, message) -> None:
     write(tmp_path / "in", "train", rows(3), ["x"] * captions, None if ids is None else list(range(ids)))
     with pytest.raises(UserError, match=message):
         importer("scan", tmp_path / "in")

@@ -1,4 +1,4 @@
-"""Bottom-up attention ``.tsv``: boxes and features of detected regions, in base64, one image a line."""
+"""Reader of bottom-up attention ``.tsv`` files: boxes and features of regions in base64, one image per line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class BottomUpRow:
-    """One image as the file lists it: where its line begins, and what the line says of its size."""
+    """The position of an image's line in a file, and the sizes that the line gives."""
 
     file: Path
     offset: int
@@ -30,14 +30,14 @@ class BottomUpRow:
     size: tuple[int, int]
     boxes: int
     width: int
-    """values of each box's features"""
+    """dimension of the features of a box"""
 
 
 def read_bottom_up(source: ImportSource, problems: Problems) -> Draft:
-    """Read one ``.tsv`` or all of a folder: an image for each line, without captions.
+    """Read one ``.tsv`` or all ``.tsv`` files of a folder: one image per line, without captions.
 
-    The files hold tens of gigabytes, so they are passed twice: once to learn how many images and boxes there are, once
-    to stream the features into an array. Images with fewer boxes than others are filled up with zeros.
+    The files have tens of gigabytes, so they are read twice: first to count images and boxes, then to stream the
+    features into an array. Images with fewer boxes than others are padded with zeros.
 
     Raises:
         UserError: when there is no such file or no usable line.
@@ -51,12 +51,12 @@ def read_bottom_up(source: ImportSource, problems: Problems) -> Draft:
     lines = _usable_rows(files, problems)
     if not lines:
         raise UserError(f"no line of {', '.join(f.name for f in files)} has the six fields of bottom-up attention")
-    most = max(line.boxes for line in lines)
-    if any(line.boxes < most for line in lines):
-        problems.note("images with fewer boxes", lines[0].image, f"up to {most}; the others are filled up with zeros")
+    max_boxes = max(line.boxes for line in lines)
+    if any(line.boxes < max_boxes for line in lines):
+        problems.note("images with fewer boxes", lines[0].image, f"up to {max_boxes}; the others are padded with zeros")
     target = source.scratch / "bottom-up.npy"
     draft = Draft(source.path.stem, features={REGION_FEATURES: [target]}, reader_arrays=frozenset({target}))
-    array = np.lib.format.open_memmap(target, "w+", np.float32, (len(lines), most, lines[0].width))
+    array = np.lib.format.open_memmap(target, "w+", np.float32, (len(lines), max_boxes, lines[0].width))
     found = PictureIndex(source.images, problems) if source.images else None
     for row, (line, boxes, features) in enumerate(_decode_rows(lines, problems)):
         array[row, : line.boxes] = features
@@ -66,7 +66,7 @@ def read_bottom_up(source: ImportSource, problems: Problems) -> Draft:
 
 
 def _usable_rows(files: Sequence[Path], problems: Problems) -> list[BottomUpRow]:
-    """Lines with six fields whose lengths agree, the first of each image."""
+    """Lines with six fields of consistent lengths, the first line of each image."""
     lines: dict[str, BottomUpRow] = {}
     for file in files:
         for number, (offset, cells) in enumerate(_read_cells(file), start=1):
@@ -83,7 +83,7 @@ def _usable_rows(files: Sequence[Path], problems: Problems) -> list[BottomUpRow]
 
 
 def _read_cells(file: Path) -> Iterator[tuple[int, list[bytes]]]:
-    # Split by hand: the csv module refuses fields of this length.
+    # The csv module refuses fields of this length.
     with file.open("rb") as opened:
         offset = 0
         for line in opened:
@@ -130,12 +130,12 @@ def _add_image(
 ) -> None:
     width, height = line.size
     right, bottom = boxes[:, 2:].max(axis=0)
-    # Some forks write height before width; the boxes tell. A pixel of slack is for those that count from 1.
+    # Some forks write height before width; the boxes show it. One pixel of tolerance is for boxes that count from 1.
     if (right > width + 1 or bottom > height + 1) and right <= height + 1 and bottom <= width + 1:
         problems.note("width and height swapped", line.image, f"boxes reach {right:.0f}, {bottom:.0f}")
         width, height = height, width
-    at = found.picture_file(line.image) if found else None
-    draft.images.append(ImageRecord(line.image, at, feature_rows={REGION_FEATURES: row}, size=(width, height)))
+    picture = found.picture_file(line.image) if found else None
+    draft.images.append(ImageRecord(line.image, picture, feature_rows={REGION_FEATURES: row}, size=(width, height)))
     for number, (x0, y0, x1, y1) in enumerate(boxes.tolist()):
         region = RegionRecord(f"{line.image}/box{number}", line.image, (x0, y0, x1, y1), source="bottom-up")
         draft.regions.append(region)

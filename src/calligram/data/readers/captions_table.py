@@ -1,4 +1,7 @@
-"""Tables of captions: ``.csv``, ``.tsv`` or ``.jsonl`` with a column for the image and one for the caption."""
+"""Caption tables: ``.csv``, ``.tsv`` or ``.jsonl`` files with a column for the image and one for the caption.
+
+All other columns are metadata of the images or of the captions.
+"""
 
 from __future__ import annotations
 
@@ -18,27 +21,30 @@ IMAGE_COLUMN_NAMES = ("file", "file_name", "filename", "image", "path", "id")
 CAPTION_COLUMN_NAMES = ("caption", "text", "sentence", "description", "captions")
 SPLIT, IDENTITY = "split", "identity"
 
+
+MIN_DIFFERING_IMAGES = 2
+"""minimum number of images with different values before a column counts as caption metadata; one may be a mistake"""
 TableCells = dict[str, MetadataValue | list[MetadataValue]]
 
 
 @dataclass
 class CaptionRow:
-    """One row: an image, no, one or several captions, and the further columns."""
+    """One row of a table: an image, any number of captions, and the other columns as metadata."""
 
     line: str
-    """file and line, for reports"""
+    """file name and line number, for reports"""
     image: str
     captions: list[str]
     split: str | None = None
     identity: str | None = None
-    further: dict[str, MetadataValue] = field(default_factory=dict)
+    metadata: dict[str, MetadataValue] = field(default_factory=dict)
 
 
 def read_table(path: Path, problems: Problems) -> list[CaptionRow]:
-    """Every usable row of the file; the others are skipped and reported.
+    """Read the usable rows of a table; other rows are skipped and reported.
 
     Raises:
-        UserError: when the file has no column for the image.
+        UserError: when the table has no column for the image.
     """
     text = read_text(path, problems)
     read = _json_rows if path.suffix.lower() == ".jsonl" else _separated_rows
@@ -117,7 +123,7 @@ def _separated_rows(text: str, path: Path, problems: Problems) -> Iterator[tuple
     for number, cells in lines:
         item = f"{path.name} line {number}"
         if len(cells) > len(header) and header[-1].strip().lower() in CAPTION_COLUMN_NAMES:
-            # The commonest slip of all: a caption with a comma and no quotes around it.
+            # The most frequent mistake: a caption with a comma and without quotes.
             problems.repair("unquoted separator in a caption", item, "the cells were joined again")
             cells = [*cells[: len(header) - 1], comma.join(cells[len(header) - 1 :])]
         if len(cells) != len(header):
@@ -128,7 +134,7 @@ def _separated_rows(text: str, path: Path, problems: Problems) -> Iterator[tuple
 
 def _split_cells(text: str, comma: str, path: Path, problems: Problems) -> Iterator[tuple[int, list[str]]]:
     if comma == "\t":
-        # Quotes mean nothing in a .tsv: captions there begin and end with them as they please.
+        # In a .tsv, quotes have no special meaning. Captions may start or end with a quote.
         yield from (
             (n, line.rstrip("\r").split("\t")) for n, line in enumerate(text.split("\n"), start=1) if line.strip()
         )
@@ -137,7 +143,7 @@ def _split_cells(text: str, comma: str, path: Path, problems: Problems) -> Itera
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         rows = [(reader.line_num, cells) for cells in reader if cells]
     except csv.Error:
-        # A stray quote somewhere: read line by line, so that it costs its own line and not the rest of the file.
+        # After an unbalanced quote, read line by line, so that one line is lost and not the rest of the file.
         rows = list(_line_by_line(text, path, problems))
     yield from rows
 
@@ -150,32 +156,25 @@ def _line_by_line(text: str, path: Path, problems: Problems) -> Iterator[tuple[i
             problems.skip("unreadable row", f"{path.name} line {number}", str(error))
 
 
-# Further columns of a captions table as metadata: of the images, or of the captions where that is what they are.
-
-MIN_DIFFERING_IMAGES = 2
-"""images whose rows differ, for a column to be one of captions: a single one may well be a slip"""
-
-
 @dataclass
 class MatchedRow:
-    """A row of a table once its image is known."""
+    """A row of a table together with the record of its image and of its captions."""
 
     image: ImageRecord
     line: str
-    """file and line, for reports"""
+    """file name and line number, for reports"""
     captions: list[CaptionRecord] = field(default_factory=list)
-    further: dict[str, MetadataValue] = field(default_factory=dict)
+    metadata: dict[str, MetadataValue] = field(default_factory=dict)
 
 
 def add_metadata(rows: Sequence[MatchedRow], problems: Problems) -> None:
-    """Give every further column to the images or, where it says something of each caption, to the captions.
+    """Add each metadata column to the images or, where it differs between captions of an image, to the captions.
 
-    An image keeps the first of its values; rows that contradict it are reported, and so are values of rows without a
-    caption where the column is one of captions. Columns of a ``.csv`` hold text; those with nothing but numbers
-    become numbers.
+    An image keeps its first value; rows with another value are reported. For caption metadata, values of rows without a
+    caption are reported. Columns of a ``.csv`` are text; columns that hold only numbers become numbers.
     """
-    for name in dict.fromkeys(name for row in rows for name in row.further):
-        values = parse_numbers([row.further.get(name) for row in rows])
+    for name in dict.fromkeys(name for row in rows for name in row.metadata):
+        values = parse_numbers([row.metadata.get(name) for row in rows])
         given = [(row, value) for row, value in zip(rows, values, strict=True) if value is not None]
         if _describes_captions(given):
             _add_to_captions(name, given, problems)
@@ -184,7 +183,7 @@ def add_metadata(rows: Sequence[MatchedRow], problems: Problems) -> None:
 
 
 def _describes_captions(given: Sequence[tuple[MatchedRow, MetadataValue]]) -> bool:
-    """Whether a column, such as who wrote a caption, differs in half of the images that could show it, or more."""
+    """Whether a column describes captions (such as the annotator): it differs within half or more of the images."""
     by_image: dict[str, list[MetadataValue]] = {}
     for row, value in given:
         by_image.setdefault(row.image.id, []).append(value)
@@ -194,7 +193,7 @@ def _describes_captions(given: Sequence[tuple[MatchedRow, MetadataValue]]) -> bo
 
 
 def _equal_values(one: MetadataValue, other: MetadataValue) -> bool:
-    return one == other or (one != one and other != other)  # "nan" in a column of numbers
+    return one == other or (one != one and other != other)  # NaN equals NaN here
 
 
 def _add_to_images(name: str, given: Sequence[tuple[MatchedRow, MetadataValue]], problems: Problems) -> None:
@@ -214,7 +213,7 @@ def _add_to_captions(name: str, given: Sequence[tuple[MatchedRow, MetadataValue]
 
 
 def parse_numbers(values: Sequence[MetadataValue]) -> list[MetadataValue]:
-    """Numbers where every value that is there reads as one; text with leading zeros is a name, not a number.
+    """Convert a column to numbers if every value is a number; values with leading zeros are names, not numbers.
 
     >>> parse_numbers(["1", None, "12"]), parse_numbers(["1", "2.5"]), parse_numbers(["007", "1"])
     ([1, None, 12], [1.0, 2.5], ['007', '1'])
@@ -234,7 +233,7 @@ def parse_numbers(values: Sequence[MetadataValue]) -> list[MetadataValue]:
 
 
 def identity_numbers(names: Sequence[str]) -> dict[str, int]:
-    """A number for each identity: its own where all are whole numbers of at least 0, else in order of appearance."""
+    """A number for each identity: its own if all are non-negative integers, otherwise in order of appearance."""
     distinct = list(dict.fromkeys(names))
     if all(name.isascii() and name.isdigit() for name in distinct):
         return {name: int(name) for name in distinct}

@@ -1,4 +1,4 @@
-"""Every format that can be imported, and the import itself."""
+"""The catalogue of import formats, and the import of a data set."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def import_collection(
     """Read ``source`` and store it as a collection in ``dest``.
 
     Args:
-        images: where the pictures lie, when not in a usual place beside the captions.
-        strict: refuse at the first item that would be skipped or mended.
-        split: shares of train, dev and test for a source that has captions and no splits; None leaves it unsplit.
-        report: is given lines on what was added to a collection that is replaced, and where it is kept.
+        images: folder of the pictures, when it is not one of the usual folders next to the captions.
+        strict: raise an error at the first item that would be skipped or repaired.
+        split: shares of train, dev and test for a source with captions and without splits; None assigns no splits.
+        report: called with lines about captions and regions that were added to a replaced collection.
 
     Raises:
-        UserError: when the format is not known, the source is not of it, or nothing in it can be used.
+        UserError: when the format is unknown, the source has another format, or it holds no usable image.
     """
     if format not in READERS:
         raise unknown("format", format, READERS)
     if not source.exists():
         raise UserError(f"{source} does not exist; give the file or folder to import")
     if source.resolve().is_relative_to(dest.resolve()):
-        raise UserError(f"the destination {dest} holds the source {source}; choose another destination")
+        raise UserError(f"the destination {dest} holds the source {source}; choose a destination outside it")
     refuse_existing(dest, overwrite)
     problems = Problems(strict=strict)
     dest.parent.mkdir(parents=True, exist_ok=True)

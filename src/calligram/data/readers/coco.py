@@ -1,4 +1,4 @@
-"""MS-COCO's ``captions_*.json``: one file or several, each a split by its name."""
+"""Readers of MS-COCO's ``captions_*.json`` and of Karpathy's ``dataset_{flickr8k,flickr30k,coco}.json``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,25 @@ from calligram.errors import UserError
 COCO_IMAGE_FOLDERS = ("images", "../images")
 
 
-def read_coco(source: ImportSource, problems: Problems) -> Draft:
-    """Read the file named, or every ``captions_*.json`` in the folder named or its ``annotations``.
+KARPATHY_IMAGE_FOLDERS = (
+    "images",
+    "Images",
+    "flickr30k-images",
+    "flickr30k_images",
+    "Flicker8k_Dataset",
+    "Flickr8k_Dataset",
+)
 
-    The split is the word in the file's name: ``train2014`` is train, ``val2017`` is dev. For the usual test images use
-    Karpathy's split: COCO's own test captions were never published.
+
+def read_coco(source: ImportSource, problems: Problems) -> Draft:
+    """Read the given file, or every ``captions_*.json`` in the given folder or its folder ``annotations``.
+
+    The file name gives the split: ``train2014`` is train, ``val2017`` is dev. For the usual test images use Karpathy's
+    split, because COCO's own test captions were never published.
     """
     files = _coco_files(source.path)
     folder = files[0].parent
-    # The release keeps annotations/ beside train2014/ and val2014/.
+    # In the release, annotations/ is in the same folder as train2014/ and val2014/.
     above = folder.parent if folder.name == "annotations" else folder
     found = find_pictures(above, source.images, COCO_IMAGE_FOLDERS, problems)
     draft = Draft("coco", about={"source": ", ".join(f.name for f in files)})
@@ -44,7 +54,7 @@ def _coco_files(path: Path) -> list[Path]:
         return [path]
     files = sorted(path.glob("captions_*.json")) or sorted(path.glob("annotations/captions_*.json"))
     if not files:
-        raise UserError(f"no captions_*.json in {path} or {path / 'annotations'}; name the file as the source")
+        raise UserError(f"no captions_*.json in {path} or {path / 'annotations'}; give the file as the source")
     return files
 
 
@@ -60,11 +70,11 @@ def _read_coco_file(draft: Draft, file: Path, found: PictureIndex, problems: Pro
         if key is None or not name:
             problems.skip("record without an id or a file_name", f"{file.name} image {number}")
             continue
-        at = found.picture_file(name)
-        if at is None:
+        picture = found.picture_file(name)
+        if picture is None:
             problems.skip("missing image file", name, f"not in {found.root}")
         else:
-            draft.images.append(ImageRecord(name, at, split, metadata={"cocoid": key}))
+            draft.images.append(ImageRecord(name, picture, split, metadata={"cocoid": key}))
         named[key] = name
     for number, record in enumerate(records_in(value, file, problems, "annotations")):
         image = named.get(number_of(record, "image_id"))
@@ -75,22 +85,11 @@ def _read_coco_file(draft: Draft, file: Path, found: PictureIndex, problems: Pro
             draft.captions.append(CaptionRecord(f"{image}#{item}", text_of(record, "caption"), (image,)))
 
 
-# Karpathy's ``dataset_{flickr8k,flickr30k,coco}.json``: captions and splits of the usual collections.
-
-KARPATHY_IMAGE_FOLDERS = (
-    "images",
-    "Images",
-    "flickr30k-images",
-    "flickr30k_images",
-    "Flicker8k_Dataset",
-    "Flickr8k_Dataset",
-)
-
-
 def read_karpathy(source: ImportSource, problems: Problems) -> Draft:
-    """Read the JSON named, or the only ``dataset*.json`` in the folder named.
+    """Read the given JSON file, or the only ``dataset*.json`` in the given folder: captions and the usual splits.
 
-    All captions are kept, though many take five of an image: some of COCO have six or seven. ``restval`` is trained on.
+    All captions are kept. Some COCO images have six or seven, of which much published work uses five. ``restval`` is
+    part of train.
     """
     file = _karpathy_file(source.path)
     found = find_pictures(file.parent, source.images, KARPATHY_IMAGE_FOLDERS, problems)
@@ -106,7 +105,7 @@ def _karpathy_file(path: Path) -> Path:
     files = sorted(path.glob("dataset*.json"))
     if len(files) != 1:
         held = ", ".join(f.name for f in files) or "none"
-        raise UserError(f"{path} must hold one dataset_*.json, it holds {held}; name the file as the source")
+        raise UserError(f"{path} must hold one dataset_*.json, it holds {held}; give the file as the source")
     return files[0]
 
 
@@ -116,15 +115,15 @@ def _add_karpathy_image(draft: Draft, record: JsonRecord, item: str, found: Pict
     if not name:
         problems.skip("record without a filename", item)
         return
-    # The pictures of COCO's train2014/ and val2014/ are often put into one folder, under names that are distinct.
-    at = found.picture_file(name if found.flat else image)
-    if at is None:
+    # The pictures of COCO's train2014/ and val2014/ are often in one folder. Their file names are unique.
+    picture = found.picture_file(name if found.flat else image)
+    if picture is None:
         count = len(list_of(record, "sentences"))
-        problems.skip("missing image file", image, f"not in {found.root}; its {count} captions go with it")
+        problems.skip("missing image file", image, f"not in {found.root}; its {count} captions are skipped too")
         return
     metadata: dict[str, MetadataValue] = {k: number_of(record, k) for k in ("cocoid", "imgid") if k in record}
     draft.images.append(
-        ImageRecord(image, at, canonical_split(text_of(record, "split"), image, problems), metadata=metadata)
+        ImageRecord(image, picture, canonical_split(text_of(record, "split"), image, problems), metadata=metadata)
     )
     for number, sentence in enumerate(list_of(record, "sentences")):
         if not isinstance(sentence, dict):

@@ -1,4 +1,4 @@
-"""CUHK-PEDES: descriptions of people, matched by the person and not by the picture."""
+"""Reader of CUHK-PEDES: descriptions of people, matched by identity."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from calligram.data.readers.source import ImportSource, canonical_split, require
 from calligram.data.readers.text_files import JsonRecord, list_of, number_of, read_records, text_of
 
 PUBLISHED_SPLIT_SIZES = (("train", 34054), ("dev", 3078), ("test", 3074))
-"""Images of each split, in the order in which ``caption_all.json`` lists them."""
+"""number of images of each split, in the order of ``caption_all.json``"""
 
 
 def read_cuhk_pedes(source: ImportSource, problems: Problems) -> Draft:
-    """Read ``reid_raw.json``, or ``caption_all.json``, which is the same without splits.
+    """Read ``reid_raw.json``, or ``caption_all.json``, which holds the same records without splits.
 
-    Without splits the complete file of 40,206 records is split in its order, as published. Any other number cannot be,
-    and is left to the general rule: by a hash of the person, so that nobody is in two splits.
+    Without splits, a complete file of 40,206 records is split in its order, as published. With another number of
+    records, a hash of the identity decides, so that no person is in two splits.
     """
     file = source.path
     if not file.is_file():
@@ -46,18 +46,18 @@ def _add_image(draft: Draft, record: JsonRecord, item: str, found: PictureIndex,
     if not image:
         problems.skip("record without a file_path", item)
         return
-    at = found.picture_file(image)
-    if at is None:
+    picture = found.picture_file(image)
+    if picture is None:
         count = len(list_of(record, "captions"))
-        problems.skip("missing image file", image, f"not in {found.root}; its {count} captions go with it")
+        problems.skip("missing image file", image, f"not in {found.root}; its {count} captions are skipped too")
         return
     person = number_of(record, "id")
     if person is None or person < 0:
         problems.repair(
-            "record without a person's id", image, f"got {record.get('id')!r}; it matches its captions alone"
+            "record without a person's id", image, f"got {record.get('id')!r}; it matches only its own captions"
         )
     split = canonical_split(text_of(record, "split"), image, problems)
-    draft.images.append(ImageRecord(image, at, split, person if person is None or person >= 0 else None))
+    draft.images.append(ImageRecord(image, picture, split, person if person is None or person >= 0 else None))
     for number, text in enumerate(list_of(record, "captions")):
         draft.captions.append(CaptionRecord(f"{image}#{number}", str(text), (image,)))
 

@@ -1,4 +1,7 @@
-"""Flickr30K Entities with its images: captions, phrases in them, and the boxes they speak of."""
+"""Reader of Flickr30K Entities: captions, their phrases, and the boxes that the phrases refer to.
+
+``join_entities`` adds phrases and boxes to images that already have captions (Flickr8k).
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,82 @@ from calligram.data.readers.source import ImportSource, first_file
 from calligram.data.readers.text_files import decode_text, read_lines
 from calligram.errors import UserError
 
-# The files of Flickr30K Entities: folders ``Annotations`` and ``Sentences``, or a tar that holds them.
+IMAGE_FOLDERS = ("flickr30k-images", "flickr30k_images", "images", "Images")
+SPLIT_FILES = {"train": ("train.txt",), "dev": ("val.txt", "dev.txt"), "test": ("test.txt",)}
+
+
+def read_entities_collection(source: ImportSource, problems: Problems) -> Draft:
+    """Read ``Annotations`` and ``Sentences`` (a folder or a tar) and the pictures whose names start with their keys.
+
+    Captions are the sentences without markup. Captions listed in ``UNRELATED_CAPTIONS`` are kept, as in all published
+    results, and marked ``unrelated``. Splits come from ``train.txt``, ``val.txt`` and ``test.txt``.
+    """
+    entities = read_entities(source.path, problems)
+    found = find_pictures(source.folder, source.images, IMAGE_FOLDERS, problems)
+    pictures: dict[str, Path] = {}
+    for path in found.paths.values():
+        if flickr_key(path.stem) in pictures:
+            problems.skip("two pictures of one key", path.name, f"{pictures[flickr_key(path.stem)].name} is kept")
+        pictures.setdefault(flickr_key(path.stem), path)
+    splits = _splits(source.folder, problems)
+    unrelated = _unrelated(source.folder, problems)
+    draft = Draft("flickr30k-entities", about={"source": "Flickr30K Entities, Plummer et al. (2015)"})
+    for key in entities.sentences:
+        if key not in pictures:
+            count = len(entities.sentences[key])
+            problems.skip("missing image file", key, f"not in {found.root}; its {count} captions are skipped too")
+            continue
+        split = splits.get(key) or splits.get(pictures[key].stem)
+        _add_image(draft, entities, key, ImageRecord(pictures[key].stem, PictureFile(pictures[key]), split), unrelated)
+    return draft
+
+
+def _add_image(draft: Draft, entities: Entities, key: str, image: ImageRecord, unrelated: set[tuple[str, int]]) -> None:
+    annotation = entities.annotations.get(key, Annotation())
+    image.size = annotation.size
+    draft.images.append(image)
+    add_regions(draft, image.id, annotation)
+    for number, sentence in enumerate(entities.sentences[key]):
+        marks: dict[str, MetadataValue] = {"unrelated": True} if (key, number) in unrelated else {}
+        caption = CaptionRecord(f"{image.id}#{number}", sentence.text, (image.id,), marks)
+        draft.captions.append(caption)
+        add_phrases(draft, caption, sentence, [(p.start, p.end) for p in sentence.phrases], annotation)
+
+
+def _splits(folder: Path, problems: Problems) -> dict[str, str]:
+    splits: dict[str, str] = {}
+    for split, names in SPLIT_FILES.items():
+        file = first_file([folder], *names)
+        for line in read_lines(file, problems) if file else ():
+            splits[line.removesuffix(".jpg")] = split
+    return splits
+
+
+def _unrelated(folder: Path, problems: Problems) -> set[tuple[str, int]]:
+    """Captions that are listed as unrelated to their image, as (key, sentence number).
+
+    The file counts sentences from 1: its numbers go up to 5 and are never 0.
+    """
+    file = first_file([folder], "UNRELATED_CAPTIONS", "UNRELATED_CAPTIONS.txt")
+    marked: set[tuple[str, int]] = set()
+    for line in read_lines(file, problems) if file else ():
+        key, _, number = line.partition(" ")
+        if number.strip().isdigit():
+            marked.add((key, int(number) - 1))
+            problems.note("caption listed as unrelated", f"{key}#{int(number) - 1}", "kept and marked")
+    return marked
 
 
 @dataclass
 class Entities:
-    """Sentences and annotation of every image, by its key: the digits that begin a Flickr id."""
+    """Sentences and annotation of each image, by its key: the digits at the start of a Flickr id."""
 
     sentences: dict[str, list[MarkedSentence]] = field(default_factory=dict)
     annotations: dict[str, Annotation] = field(default_factory=dict)
 
 
 def flickr_key(image_id: str) -> str:
-    """The part of a Flickr id that Entities knows an image by.
+    """The key of an image in Flickr30K Entities: the part of its Flickr id before the underscore.
 
     >>> flickr_key("1000268201_693b08cb0e")
     '1000268201'
@@ -43,10 +109,10 @@ def flickr_key(image_id: str) -> str:
 
 
 def read_entities(source: Path, problems: Problems) -> Entities:
-    """Read a folder, or a tar (compressed or not), of Annotations and Sentences.
+    """Read the folders ``Annotations`` and ``Sentences``, in a folder or in a tar (compressed or not).
 
     Raises:
-        UserError: when there is neither inside.
+        UserError: when there are no sentences.
     """
     found = Entities()
     for name, data in _tar_files(source) if source.is_file() else _folder_files(source):
@@ -87,19 +153,16 @@ def _tar_files(tar: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
                 if file:
                     yield PurePosixPath(name.parent.name, name.name), file.read()
     except (tarfile.TarError, OSError, EOFError) as error:
-        raise UserError(f"{tar} cannot be read ({error}); is the file whole?") from error
-
-
-# Regions and phrases of one image from what Entities says of it.
+        raise UserError(f"{tar} cannot be read ({error}); is the file complete?") from error
 
 
 def add_regions(draft: Draft, image: str, annotation: Annotation) -> None:
-    """Add the boxes of one image; they are in pixels of the size the annotation states."""
+    """Add the boxes of one image, in pixels of the image size in the annotation."""
     draft.regions += [Region(region_id(image, n), image, box) for n, box in enumerate(annotation.boxes)]
 
 
 def region_id(image: str, number: int) -> str:
-    """Name of a box: stable, as boxes are numbered in the order of the annotation."""
+    """Id of a box. Boxes are numbered in the order of the annotation, so ids are stable."""
     return f"{image}/box{number}"
 
 
@@ -110,7 +173,7 @@ def add_phrases(
     spans: Sequence[tuple[int, int] | None],
     annotation: Annotation,
 ) -> None:
-    """Add the phrases of one sentence to the caption that says the same, each at its span."""
+    """Add the phrases of one sentence to its caption; ``spans`` holds their positions in the caption."""
     image = caption.images[0]
     for number, (phrase, span) in enumerate(zip(sentence.phrases, spans, strict=True)):
         start, end = span or (-1, -1)
@@ -131,11 +194,11 @@ def add_phrases(
 def join_entities(
     draft: Draft, captions_of: Mapping[str, Sequence[CaptionRecord]], entities: Entities, problems: Problems
 ) -> None:
-    """Add boxes and phrases to images that have captions of their own (Flickr8k).
+    """Add boxes and phrases to images that have their own captions (Flickr8k).
 
-    The captions stay as they are, so that retrieval is measured on the usual text. Each sentence of Entities is paired
-    with the caption that says the same, and its phrases are found there; a phrase that the caption words otherwise
-    keeps its own text and has no place in the caption.
+    The captions do not change, so that retrieval results stay comparable. Each sentence of Entities is paired with the
+    caption that is most similar, and its phrases are aligned with the caption. A phrase that the caption does not
+    contain keeps its own text and has no position in the caption.
     """
     for image in draft.images:
         key = flickr_key(image.id)
@@ -161,71 +224,5 @@ def _join_caption(
     for phrase, span in zip(sentence.phrases, spans, strict=True):
         if span is None:
             words = sentence.text[phrase.start : phrase.end]
-            problems.note("phrase not found in its caption", caption.id, f"'{words}'; kept without a place")
+            problems.note("phrase not found in its caption", caption.id, f"'{words}'; kept without a position")
     add_phrases(draft, caption, sentence, spans, annotation)
-
-
-IMAGE_FOLDERS = ("flickr30k-images", "flickr30k_images", "images", "Images")
-SPLIT_FILES = {"train": ("train.txt",), "dev": ("val.txt", "dev.txt"), "test": ("test.txt",)}
-
-
-def read_entities_collection(source: ImportSource, problems: Problems) -> Draft:
-    """Read ``Annotations`` and ``Sentences`` (a folder or a tar) and the pictures whose names begin with their keys.
-
-    Captions are the sentences without markup. Captions listed in ``UNRELATED_CAPTIONS`` are kept, as every published
-    result keeps them, and marked ``unrelated``. Splits come from ``train.txt``, ``val.txt`` and ``test.txt``.
-    """
-    entities = read_entities(source.path, problems)
-    found = find_pictures(source.folder, source.images, IMAGE_FOLDERS, problems)
-    pictures: dict[str, Path] = {}
-    for path in found.paths.values():
-        if flickr_key(path.stem) in pictures:
-            problems.skip("two pictures of one key", path.name, f"{pictures[flickr_key(path.stem)].name} is kept")
-        pictures.setdefault(flickr_key(path.stem), path)
-    splits = _splits(source.folder, problems)
-    unrelated = _unrelated(source.folder, problems)
-    draft = Draft("flickr30k-entities", about={"source": "Flickr30K Entities, Plummer et al. (2015)"})
-    for key in entities.sentences:
-        if key not in pictures:
-            count = len(entities.sentences[key])
-            problems.skip("missing image file", key, f"not in {found.root}; its {count} captions go with it")
-            continue
-        split = splits.get(key) or splits.get(pictures[key].stem)
-        _add_image(draft, entities, key, ImageRecord(pictures[key].stem, PictureFile(pictures[key]), split), unrelated)
-    return draft
-
-
-def _add_image(draft: Draft, entities: Entities, key: str, image: ImageRecord, unrelated: set[tuple[str, int]]) -> None:
-    annotation = entities.annotations.get(key, Annotation())
-    image.size = annotation.size
-    draft.images.append(image)
-    add_regions(draft, image.id, annotation)
-    for number, sentence in enumerate(entities.sentences[key]):
-        marks: dict[str, MetadataValue] = {"unrelated": True} if (key, number) in unrelated else {}
-        caption = CaptionRecord(f"{image.id}#{number}", sentence.text, (image.id,), marks)
-        draft.captions.append(caption)
-        add_phrases(draft, caption, sentence, [(p.start, p.end) for p in sentence.phrases], annotation)
-
-
-def _splits(folder: Path, problems: Problems) -> dict[str, str]:
-    splits: dict[str, str] = {}
-    for split, names in SPLIT_FILES.items():
-        file = first_file([folder], *names)
-        for line in read_lines(file, problems) if file else ():
-            splits[line.removesuffix(".jpg")] = split
-    return splits
-
-
-def _unrelated(folder: Path, problems: Problems) -> set[tuple[str, int]]:
-    """Captions said not to describe their image, as key and line.
-
-    The file counts sentences from 1: its numbers reach 5 and never 0.
-    """
-    file = first_file([folder], "UNRELATED_CAPTIONS", "UNRELATED_CAPTIONS.txt")
-    marked: set[tuple[str, int]] = set()
-    for line in read_lines(file, problems) if file else ():
-        key, _, number = line.partition(" ")
-        if number.strip().isdigit():
-            marked.add((key, int(number) - 1))
-            problems.note("caption said to be unrelated", f"{key}#{int(number) - 1}", "kept and marked")
-    return marked

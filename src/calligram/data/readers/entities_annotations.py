@@ -1,4 +1,8 @@
-"""Annotations of Flickr30K Entities: which chains of mentions have which boxes."""
+"""Parsers for Flickr30K Entities: boxes of coreference chains, sentences with phrase markup, and their alignment.
+
+An annotation file lists the boxes of each chain of mentions. A sentence marks the phrases of each chain:
+``[/EN#18/people A child] in [/EN#19/clothing a pink dress]``.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +17,30 @@ from calligram.data.draft import Problems
 Box = tuple[float, float, float, float]
 
 
+_OPENING = re.compile(r"\[/EN#(\w+)((?:/[^\s/\]]+)*)\s*")
+
+
+_WORD = re.compile(r"\w+(?:['’-]\w+)*")
+MIN_WORD_OVERLAP = 0.5
+"""minimum word similarity (difflib's ratio) of two versions of one sentence"""
+
+
 @dataclass
 class Annotation:
-    """The boxes of one image, in continuous pixels counted from 0, and the chains that each belongs to."""
+    """The boxes of one image, in continuous pixel coordinates from 0, and the chains of each box."""
 
     size: tuple[int, int] | None = None
     boxes: list[Box] = field(default_factory=list)
     chains: list[tuple[str, ...]] = field(default_factory=list)
-    """names of each box's chains"""
+    """ids of the chains of each box"""
 
     def boxes_of(self, chain: str) -> tuple[int, ...]:
-        """Numbers of the boxes of one chain; scenes and things never drawn have none."""
+        """Numbers of the boxes of one chain; scenes and things without a box have none."""
         return tuple(n for n, names in enumerate(self.chains) if chain in names)
 
 
 def parse_annotation(data: bytes, item: str, problems: Problems) -> Annotation:
-    """Read one ``Annotations/KEY.xml``. What cannot be read is skipped and reported."""
+    """Parse one ``Annotations/KEY.xml``. Parts that cannot be read are skipped and reported."""
     try:
         root = ElementTree.fromstring(data)
     except ElementTree.ParseError as error:
@@ -60,19 +72,14 @@ def _box(corner: ElementTree.Element) -> Box | None:
         left, top, right, bottom = (float(corner.findtext(k, "")) for k in ("xmin", "ymin", "xmax", "ymax"))
     except ValueError:
         return None
-    # The source counts pixels from 1 and includes the last one: pixel 1..1 is 0..1 here.
+    # The source counts pixels from 1 and includes the last pixel: its box 1..1 is 0..1 here.
     box = (left - 1, top - 1, right, bottom)
     return box if box[2] > box[0] and box[3] > box[1] else None
 
 
-# Sentences of Flickr30K Entities: ``[/EN#18/people A child] in [/EN#19/clothing a pink dress]``.
-
-_OPENING = re.compile(r"\[/EN#(\w+)((?:/[^\s/\]]+)*)\s*")
-
-
 @dataclass(frozen=True)
 class MarkedPhrase:
-    """A phrase of a sentence: its place, its chain of mentions and the types of what it names."""
+    """A phrase of a sentence: its position, its coreference chain and the types of its entity."""
 
     start: int
     end: int
@@ -81,13 +88,13 @@ class MarkedPhrase:
 
     @property
     def entity(self) -> str:
-        """Name of the thing; empty for chain 0, which the source uses for all that cannot be seen."""
+        """Id of the entity; empty for chain 0, which the source uses for everything that is not visible."""
         return "" if self.chain == "0" else self.chain
 
 
 @dataclass(frozen=True)
 class MarkedSentence:
-    """A caption without its markup, its phrases in order, and what was wrong with the markup."""
+    """A sentence without its markup, its phrases in order, and the errors in the markup."""
 
     text: str
     phrases: tuple[MarkedPhrase, ...]
@@ -95,10 +102,10 @@ class MarkedSentence:
 
 
 def parse_sentence(line: str) -> MarkedSentence:
-    """Take the markup out of one sentence.
+    """Parse the markup of one sentence.
 
-    Read by character, not by word as the published parser does, so that phrases may nest, brackets may stand inside
-    words, and punctuation may follow a closing bracket.
+    This parser reads characters, unlike the published parser, which reads words. Phrases may therefore be nested,
+    brackets may be inside words, and punctuation may follow a closing bracket.
 
     >>> parsed = parse_sentence("[/EN#1/people A man]'s [/EN#0/notvisual view] .")
     >>> parsed.text, [parsed.text[p.start : p.end] for p in parsed.phrases]
@@ -131,7 +138,7 @@ def parse_sentence(line: str) -> MarkedSentence:
             close(top)
             continue
         if character == "[" and stack:
-            # A bracket of the text itself: its partner must not close the phrase around it.
+            # A bracket of the text: its closing bracket must not close the phrase around it.
             stack.append(None)
         if character != " " or (out and out[-1] != " "):
             out.append(character)
@@ -143,24 +150,11 @@ def parse_sentence(line: str) -> MarkedSentence:
     )
 
 
-# Where the phrases of one sentence lie in a caption that says the same, perhaps in other words.
-
-_WORD = re.compile(r"\w+(?:['’-]\w+)*")
-
-MIN_WORD_OVERLAP = 0.5
-"""Share of words in common (difflib's ratio) above which two sentences count as versions of one."""
-
-
-def letters_and_digits(text: str) -> str:
-    """Letters and digits alone: ``sheep dog`` and ``Sheepdog`` are the same."""
-    return "".join(c for c in text.lower() if c.isalnum())
-
-
 def pair_sentences(captions: Sequence[str], sentences: Sequence[str]) -> list[int | None]:
-    """For each caption the number of the sentence that says the same, each used once; None where none is left.
+    """The number of the most similar sentence for each caption, each sentence used once; None where none is left.
 
-    Equal letters come first, then the likest of what is left, however unlike. Their order cannot be trusted: Flickr8k
-    and Entities list the captions of an image differently.
+    Sentences with equal letters are paired first, then the most similar of the rest, without a minimum similarity.
+    The order is not used, because Flickr8k and Entities list the captions of an image in different orders.
     """
     paired: list[int | None] = [None] * len(captions)
     free = dict(enumerate(letters_and_digits(s) for s in sentences))
@@ -184,12 +178,8 @@ def pair_sentences(captions: Sequence[str], sentences: Sequence[str]) -> list[in
     return paired
 
 
-def _word_similarity(first: str, second: str) -> float:
-    return SequenceMatcher(None, first.lower().split(), second.lower().split(), autojunk=False).ratio()
-
-
 def align_spans(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
-    """For each span of ``sentence`` the characters of ``caption`` that say it; None where nothing does."""
+    """The span of ``caption`` that corresponds to each span of ``sentence``; None where there is none."""
     if caption == sentence:
         return list(spans)
     if letters_and_digits(caption) == letters_and_digits(sentence):
@@ -199,8 +189,17 @@ def align_spans(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -
     return _align_by_words(caption, sentence, spans)
 
 
+def letters_and_digits(text: str) -> str:
+    """The letters and digits of a text in lower case, so that ``sheep dog`` equals ``Sheepdog``."""
+    return "".join(c for c in text.lower() if c.isalnum())
+
+
+def _word_similarity(first: str, second: str) -> float:
+    return SequenceMatcher(None, first.lower().split(), second.lower().split(), autojunk=False).ratio()
+
+
 def _align_by_letters(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
-    """Count letters in the one to find the place in the other."""
+    """Align two texts with equal letters, by the number of letters before each span."""
     at = [n for n, c in enumerate(caption) for _ in letters_and_digits(c)]
     found: list[tuple[int, int] | None] = []
     for start, end in spans:
@@ -210,7 +209,7 @@ def _align_by_letters(caption: str, sentence: str, spans: Sequence[tuple[int, in
 
 
 def _align_by_words(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
-    """Align the two by words; a word changed (``blond``, ``blonde``) stands for the words in its place."""
+    """Align two texts by words; a replaced word (``blond``, ``blonde``) corresponds to its replacement."""
     here, there = list(_WORD.finditer(caption)), list(_WORD.finditer(sentence))
     steps = SequenceMatcher(
         None, [w[0].lower() for w in there], [w[0].lower() for w in here], autojunk=False

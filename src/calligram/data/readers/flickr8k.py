@@ -1,4 +1,4 @@
-"""Flickr8k: packed as tars with ``captions.tsv``, or as the original text files beside a folder of images."""
+"""Reader of Flickr8k: packed as tars with ``captions.tsv``, or the original text files with a folder of images."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from calligram.data.readers.text_files import read_lines, read_text
 from calligram.errors import UserError
 
 CaptionLines = list[tuple[str, str, str]]
-"""image id, number of the caption, text"""
+"""(image id, number of the caption, text) of each caption"""
 
 SPLIT_FILES = {
     "train": ("train.txt", "Flickr_8k.trainImages.txt"),
@@ -25,19 +25,19 @@ ENTITIES_FILES = ("entities.tar.gz", "entities.tgz", "entities.tar")
 
 
 def read_flickr8k(source: ImportSource, problems: Problems) -> Draft:
-    """Read either layout, and join Flickr30K Entities onto it where they lie beside it.
+    """Read either layout, and add Flickr30K Entities if they are in the same folder.
 
-    An image's id is its file name without the suffix, in both layouts.
+    In both layouts, the id of an image is its file name without suffix.
     """
     folders = [source.folder, source.folder / "Flickr8k_text"]
     rows = _caption_rows(folders, problems)
-    at = _pictures(source, problems)
+    pictures = _pictures(source, problems)
     splits = _splits(folders, problems)
     sizes = _sizes(source.folder, problems)
     draft = Draft("flickr8k", about={"source": "Flickr8k, Hodosh, Young and Hockenmaier (2013)"})
-    for image in dict.fromkeys([*at, *(row[0] for row in rows), *splits]):
-        if image in at:
-            draft.images.append(ImageRecord(image, at[image], splits.get(image), size=sizes.get(image)))
+    for image in dict.fromkeys([*pictures, *(row[0] for row in rows), *splits]):
+        if image in pictures:
+            draft.images.append(ImageRecord(image, pictures[image], splits.get(image), size=sizes.get(image)))
         else:
             problems.skip("missing image file", image, "captions or a split name it")
     captions_of = _add_captions(draft, rows)
@@ -51,7 +51,7 @@ def read_flickr8k(source: ImportSource, problems: Problems) -> Draft:
 
 
 def _add_captions(draft: Draft, rows: CaptionLines) -> dict[str, list[CaptionRecord]]:
-    """Add every caption, and return them by image."""
+    """Add all captions; returns them by image."""
     captions_of: dict[str, list[CaptionRecord]] = {}
     for image, number, text in rows:
         caption = CaptionRecord(f"{image}#{number}", text.strip(), (image,))
@@ -65,7 +65,7 @@ def _caption_rows(folders: list[Path], problems: Problems) -> CaptionLines:
     if file is None:
         raise UserError(
             f"no captions.tsv or Flickr8k.token.txt in {folders[0]}; "
-            "for captions in another form use the format 'folder'"
+            "for captions in another layout use the format 'folder'"
         )
     rows: CaptionLines = []
     for number, line in enumerate(read_text(file, problems).split("\n"), start=1):
@@ -86,25 +86,26 @@ def _caption_row(line: str, packed: bool) -> tuple[str, str, str] | None:
 
 
 def _image_id(name: str) -> str:
-    """File name without a picture's suffix.
+    """The file name without the suffix of a picture.
 
-    The original captions name one file ``….jpg.1``, which does not exist; it must not be taken for its neighbour.
+    The original captions name one file ``….jpg.1``, which does not exist. Its name must not be shortened, because it
+    would then be the name of another picture.
     """
     path = PurePosixPath(name.strip())
     return path.stem if is_picture(Path(path.name)) else path.name
 
 
 def _pictures(source: ImportSource, problems: Problems) -> dict[str, PictureFile | TarMember]:
-    at: dict[str, PictureFile | TarMember] = {}
+    pictures: dict[str, PictureFile | TarMember] = {}
     tars = sorted((source.images or source.folder).glob("images*.tar"))
     for tar in tars:
         for member in tar_members(tar, problems):
             image = _image_id(PurePosixPath(member.name).name)
-            if image in at:
+            if image in pictures:
                 problems.skip("image id used twice", image, f"again in {tar.name}")
-            at.setdefault(image, member)
+            pictures.setdefault(image, member)
     if tars:
-        return at
+        return pictures
     found = find_pictures(source.folder, source.images, IMAGE_FOLDERS, problems)
     return {path.stem: PictureFile(path) for path in found.paths.values()}
 

@@ -1,4 +1,4 @@
-"""A folder of pictures with captions beside them: a ``.txt`` for each, or one table for all."""
+"""Reader of a folder of pictures, with captions in one ``.txt`` file per picture or in one table."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from calligram.data.readers.text_files import read_lines
 from calligram.errors import UserError
 
 PREFERRED_TABLE_NAMES = ("captions", "metadata")
-"""Names of the table that win where a folder holds several."""
+"""names that a caption table usually has, for a folder with several tables"""
 
 
 def read_folder(source: ImportSource, problems: Problems) -> Draft:
-    """Read every picture under a folder; its id is its path in the folder.
+    """Read every picture under a folder; the id of a picture is its relative path.
 
-    Captions come from ``photo.txt`` or ``photo.jpg.txt`` (one a line) and from one table at the top of the folder,
-    whose columns ``split`` and ``identity`` are understood and whose further columns become metadata. Without a split
-    in the table, top folders that are all named as splits (``train``, ``val``, ...) give it.
+    Captions come from ``photo.txt`` or ``photo.jpg.txt`` (one per line), and from one table at the top of the folder.
+    Its columns ``split`` and ``identity`` are used; all other columns become metadata. If the table has no splits and
+    all top folders have names of splits (``train``, ``val``, ...), the folders give the splits.
     """
     table = _table(source)
     found = PictureIndex(source.images or source.folder, problems)
     if not len(found):
-        raise UserError(f"no pictures found in {found.root}; say where they are with --images FOLDER")
+        raise UserError(f"no pictures found in {found.root}; give their folder with --images FOLDER")
     rows = list(_sidecars(found, table, problems))
     rows += read_table(table, problems) if table else []
     draft = Draft(source.folder.resolve().name)
@@ -57,7 +57,7 @@ def _is_text(name: str) -> bool:
 
 
 def captions_tables(folder: Path) -> list[Path]:
-    """Files of a folder that may hold captions; of several the one that is named so."""
+    """Tables of a folder that may hold captions; of several, the one with a preferred name."""
     tables = sorted(p for p in folder.iterdir() if p.suffix.lower() in TABLE_SUFFIXES and not p.name.startswith("."))
     for name in PREFERRED_TABLE_NAMES:
         tables = [p for p in tables if p.stem.lower() == name] or tables
@@ -65,7 +65,7 @@ def captions_tables(folder: Path) -> list[Path]:
 
 
 def _table(source: ImportSource) -> Path | None:
-    """The table of captions, if there is one."""
+    """The caption table, if there is one."""
     if source.path.is_file():
         if source.path.suffix.lower() not in TABLE_SUFFIXES:
             raise UserError(
@@ -75,42 +75,44 @@ def _table(source: ImportSource) -> Path | None:
     tables = captions_tables(source.path)
     if len(tables) > 1:
         raise UserError(
-            f"{source.path} holds {', '.join(p.name for p in tables)}; name the one with the captions as the source"
+            f"{source.path} holds {', '.join(p.name for p in tables)}; give the one with the captions as the source"
         )
     return tables[0] if tables else None
 
 
 def _sidecars(found: PictureIndex, table: Path | None, problems: Problems) -> Iterator[CaptionRow]:
-    """Captions in a ``.txt`` of the picture's name. What else lies in the folder is counted, not lost in silence."""
-    beside = {path.with_suffix(".txt"): name for name, path in reversed(found.paths.items())}
-    beside |= {path.with_name(path.name + ".txt"): name for name, path in found.paths.items()}
-    _report_shared(found, beside, problems)
-    aside: dict[str, list[Path]] = {}
+    """Captions in ``.txt`` files with the name of a picture. Other files in the folder are reported."""
+    sidecars = {path.with_suffix(".txt"): name for name, path in reversed(found.paths.items())}
+    sidecars |= {path.with_name(path.name + ".txt"): name for name, path in found.paths.items()}
+    _report_shared(found, sidecars, problems)
+    other_files: dict[str, list[Path]] = {}
     for path in walk_files(found.root, problems):
-        if path in beside:
+        if path in sidecars:
             texts = read_lines(path, problems)
             if not texts:
                 problems.note("empty caption file", path.relative_to(found.root).as_posix())
-            yield CaptionRow(path.relative_to(found.root).as_posix(), beside[path], texts)
+            yield CaptionRow(path.relative_to(found.root).as_posix(), sidecars[path], texts)
         elif not is_picture(path) and path != table:
-            aside.setdefault(path.suffix.lower(), []).append(path)
-    for suffix, paths in aside.items():
+            other_files.setdefault(path.suffix.lower(), []).append(path)
+    for suffix, paths in other_files.items():
         for path in paths:
             name = ascii(path.relative_to(found.root).as_posix()).strip("'")
-            problems.note(f"{suffix or 'other'} files that are no picture's: not read", name)
+            problems.note(f"{suffix or 'other'} files without a picture: not read", name)
 
 
-def _report_shared(found: PictureIndex, beside: dict[Path, str], problems: Problems) -> None:
-    """Name the pictures whose ``.txt`` was taken for that of another, and that have no other ``.txt``."""
+def _report_shared(found: PictureIndex, sidecars: dict[Path, str], problems: Problems) -> None:
+    """Report pictures without captions whose ``.txt`` is used for another picture with the same stem."""
     for name, path in found.paths.items():
         sidecar = path.with_suffix(".txt")
-        if beside[sidecar] != name and sidecar.is_file() and not path.with_name(path.name + ".txt").is_file():
-            detail = f"{sidecar.name} is taken for {beside[sidecar]} alone; name it {path.name}.txt if it is this one's"
+        if sidecars[sidecar] != name and sidecar.is_file() and not path.with_name(path.name + ".txt").is_file():
+            detail = (
+                f"{sidecar.name} is used for {sidecars[sidecar]}; rename it to {path.name}.txt if it is for this one"
+            )
             problems.repair("caption file of two pictures", ascii(name).strip("'"), detail)
 
 
 def _add_rows(draft: Draft, rows: Sequence[CaptionRow], found: PictureIndex, problems: Problems) -> None:
-    """Add captions, splits, identities and metadata of all rows to the images they name."""
+    """Add captions, splits, identities and metadata of all rows to their images."""
     by_path = {record.picture.path: record for record in draft.images if isinstance(record.picture, PictureFile)}
     numbers = identity_numbers([row.identity for row in rows if row.identity is not None])
     seen: dict[str, set[str]] = {record.id: set() for record in draft.images}
@@ -127,7 +129,7 @@ def _add_rows(draft: Draft, rows: Sequence[CaptionRow], found: PictureIndex, pro
         if row.identity is not None:
             image.identity = numbers[row.identity]
         known = seen[image.id]
-        one = MatchedRow(image, row.line, further=row.further)
+        one = MatchedRow(image, row.line, metadata=row.metadata)
         for text in row.captions:
             if text in known:
                 problems.skip("caption given twice", row.line, f"of {image.id}: {text[:60]}")

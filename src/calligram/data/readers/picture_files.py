@@ -1,4 +1,4 @@
-"""The picture files of a folder, looked up by path, by name or by name without suffix."""
+"""The picture files of a folder, found by path, by name or by name without suffix; and pictures in tar files."""
 
 from __future__ import annotations
 
@@ -14,32 +14,14 @@ from calligram.data.pictures import PICTURE_SUFFIXES
 from calligram.errors import UserError
 
 
-def walk_files(root: Path, problems: Problems) -> Iterator[Path]:
-    """Every file under ``root`` in a fixed order, but for hidden ones and those of a collection kept there."""
-
-    def unreadable(error: OSError) -> None:
-        problems.skip("unreadable folder", str(error.filename), str(error.strerror))
-
-    for folder, inside, files in os.walk(root, onerror=unreadable):
-        inside[:] = sorted(d for d in inside if not d.startswith(".") and not Path(folder, d, MANIFEST).is_file())
-        for name in sorted(files):
-            if not name.startswith("."):
-                yield Path(folder, name)
-
-
-def is_picture(path: Path) -> bool:
-    """Whether the name ends as a picture's does."""
-    return path.suffix.lower() in PICTURE_SUFFIXES
-
-
 class PictureIndex:
-    """Pictures under a folder by the names that caption files use for them."""
+    """An index of the pictures under a folder, by the names that caption files use."""
 
     def __init__(self, root: Path, problems: Problems) -> None:
         self.root = root
         self._starts = ("", f"{root.resolve().name}/", f"{root.resolve().as_posix()}/")
         self._problems = problems
-        self._mended: set[str] = set()
+        self._repaired: set[str] = set()
         self.paths = {
             path.relative_to(root).as_posix(): path for path in walk_files(root, problems) if is_picture(path)
         }
@@ -52,9 +34,9 @@ class PictureIndex:
         return len(self.paths)
 
     def find(self, name: str) -> Path | None:
-        """The picture with this path, with or without suffix, or for a bare name the only one so called.
+        """Find a picture by path, with or without suffix; or by file name, if only one picture has this name.
 
-        A path that leads nowhere is mended to the only picture of that name elsewhere, and reported.
+        A path that does not exist is repaired to the only picture with the same file name, and reported.
         """
         plain = name.replace("\\", "/").removeprefix("./")
         at_path = self._at_path(plain)
@@ -62,14 +44,14 @@ class PictureIndex:
             return at_path
         last = plain.rsplit("/", 1)[-1]
         named = self._by_name.get(last) or self._by_stem.get(last)
-        if named is not None and last != plain and plain not in self._mended:
-            self._mended.add(plain)
-            detail = f"not there in {self.root}; {named.relative_to(self.root).as_posix()} is taken for it"
+        if named is not None and last != plain and plain not in self._repaired:
+            self._repaired.add(plain)
+            detail = f"not in {self.root}; {named.relative_to(self.root).as_posix()} is used instead"
             self._problems.repair("picture found by its name alone", name, detail)
         return named
 
     def _at_path(self, plain: str) -> Path | None:
-        """The picture at a path that starts in the folder, or with the folder's own name or absolute path."""
+        """The picture at a path relative to the folder, or at a path that starts with the name or path of it."""
         for start in self._starts:
             if plain.startswith(start):
                 inside = plain.removeprefix(start)
@@ -79,22 +61,21 @@ class PictureIndex:
         return None
 
     def picture_file(self, name: str) -> PictureFile | None:
-        """As ``find``, for an image record."""
+        """As ``find``, as the picture of an image record."""
         path = self.find(name)
         return PictureFile(path) if path else None
 
 
-def _unique_names(named: Iterable[tuple[str, Path]]) -> dict[str, Path]:
-    pairs = list(named)
-    count = Counter(name for name, _ in pairs)
-    return {name: path for name, path in pairs if count[name] == 1}
-
-
 def find_pictures(folder: Path, named: Path | None, guesses: Iterable[str], problems: Problems) -> PictureIndex:
-    """The pictures in the folder the user named, or else in the first likely one beside the captions.
+    """Index the pictures of the folder given by the user, or of the first usual folder that holds pictures.
+
+    Args:
+        folder: folder of the captions.
+        named: folder given by the user.
+        guesses: usual names of the picture folder, relative to ``folder``.
 
     Raises:
-        UserError: when there are none, saying where they were looked for.
+        UserError: when no pictures are found, with the searched folders.
     """
     if named is not None:
         if not named.is_dir():
@@ -105,19 +86,40 @@ def find_pictures(folder: Path, named: Path | None, guesses: Iterable[str], prob
     for place in places:
         if place.is_dir() and len(found := PictureIndex(place, problems)):
             return found
-    raise UserError(
-        f"no pictures found in {', '.join(str(p) for p in places)}; say where they are with --images FOLDER"
-    )
+    raise UserError(f"no pictures found in {', '.join(str(p) for p in places)}; give their folder with --images FOLDER")
 
 
-# Members of uncompressed tars by their offsets, so that pictures can be read without unpacking.
+def walk_files(root: Path, problems: Problems) -> Iterator[Path]:
+    """All files under ``root`` in a fixed order, except hidden files and the files of collections."""
+
+    def unreadable(error: OSError) -> None:
+        problems.skip("unreadable folder", str(error.filename), str(error.strerror))
+
+    for folder, inside, files in os.walk(root, onerror=unreadable):
+        inside[:] = sorted(d for d in inside if not d.startswith(".") and not Path(folder, d, MANIFEST).is_file())
+        for name in sorted(files):
+            if not name.startswith("."):
+                yield Path(folder, name)
+
+
+def is_picture(path: Path) -> bool:
+    """Whether the file name has the suffix of a picture format."""
+    return path.suffix.lower() in PICTURE_SUFFIXES
+
+
+def _unique_names(named: Iterable[tuple[str, Path]]) -> dict[str, Path]:
+    pairs = list(named)
+    count = Counter(name for name, _ in pairs)
+    return {name: path for name, path in pairs if count[name] == 1}
 
 
 def tar_members(tar: Path, problems: Problems) -> Iterator[TarMember]:
-    """Every plain file in the tar; one whose bytes are not all there is skipped and reported.
+    """The regular files in an uncompressed tar with their offsets, so that pictures can be read without unpacking.
+
+    A truncated member is skipped and reported.
 
     Raises:
-        UserError: when it is no tar, or a compressed one.
+        UserError: when the file is not a tar, or is compressed.
     """
     length = tar.stat().st_size
     try:
@@ -137,7 +139,7 @@ def tar_members(tar: Path, problems: Problems) -> Iterator[TarMember]:
 
 
 def looks_like_tar(tar: Path) -> bool:
-    """Whether the file begins as a tar does, whatever follows."""
+    """Whether the first block of the file is a tar header."""
     with tar.open("rb") as file:
         try:
             tarfile.TarInfo.frombuf(file.read(tarfile.BLOCKSIZE), "utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""What every reader is given, and what it must be."""
+"""The input and the type of a reader, and the assignment of splits."""
 
 from __future__ import annotations
 
@@ -11,51 +11,10 @@ from calligram.data.draft import Draft, Problems
 from calligram.errors import UserError
 from calligram.files import text_fraction
 
-
-@dataclass(frozen=True)
-class ImportSource:
-    """Where to read from."""
-
-    path: Path
-    """the file or folder the user named"""
-    images: Path | None = None
-    """folder of the pictures, where the user named one"""
-    scratch: Path | None = None
-    """folder for arrays made while reading; removed once the collection is written"""
-
-    @property
-    def folder(self) -> Path:
-        """The folder named, or the one that holds the file named."""
-        return self.path if self.path.is_dir() else self.path.parent
-
-
-DatasetReader = Callable[[ImportSource, Problems], Draft]
-
-
-def first_file(folders: Iterable[Path], *names: str) -> Path | None:
-    """The first of these files that exists, folder by folder."""
-    return next((f / n for f in folders for n in names if (f / n).is_file()), None)
-
-
-def required_file(folders: Iterable[Path], *names: str, what: str) -> Path:
-    """As ``first_file``, refusing when there is none.
-
-    Raises:
-        UserError: naming what was looked for and where.
-    """
-    places = list(folders)
-    found = first_file(places, *names)
-    if found is None:
-        raise UserError(f"no {what} in {', '.join(map(str, places))}; expected {' or '.join(names)}")
-    return found
-
-
-# Split names as sources write them, and splits for sources that have none.
-
 SPLIT_NAMES = {
     "train": "train",
     "training": "train",
-    # Karpathy's remainder of COCO's validation images, trained on by everyone since.
+    # In Karpathy's split of COCO, ``restval`` is the rest of the validation images. All published work trains on it.
     "restval": "train",
     "dev": "dev",
     "val": "dev",
@@ -67,8 +26,52 @@ SPLIT_NAMES = {
 DEFAULT_SPLIT_SHARES = (0.8, 0.1, 0.1)
 
 
+@dataclass(frozen=True)
+class ImportSource:
+    """The source of an import."""
+
+    path: Path
+    """the file or folder that the user gave"""
+    images: Path | None = None
+    """folder of the pictures, if the user gave one"""
+    scratch: Path | None = None
+    """folder for arrays that a reader writes; removed when the collection is written"""
+
+    @property
+    def folder(self) -> Path:
+        """The folder given by the user, or the folder of the given file."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+
+DatasetReader = Callable[[ImportSource, Problems], Draft]
+
+
+def first_file(folders: Iterable[Path], *names: str) -> Path | None:
+    """The first existing file with one of these names; folders are searched in order."""
+    return next((f / n for f in folders for n in names if (f / n).is_file()), None)
+
+
+def required_file(folders: Iterable[Path], *names: str, what: str) -> Path:
+    """As ``first_file``, but raise an error when no file exists.
+
+    Args:
+        what: description of the file, for the error.
+
+    Raises:
+        UserError: with the expected names and the searched folders.
+    """
+    places = list(folders)
+    found = first_file(places, *names)
+    if found is None:
+        raise UserError(f"no {what} in {', '.join(map(str, places))}; expected {' or '.join(names)}")
+    return found
+
+
 def canonical_split(name: str | None, item: str, problems: Problems) -> str | None:
-    """``train``, ``dev`` or ``test``; None for no name, and for one that is not known, which is reported."""
+    """Map a split name of a source to ``train``, ``dev`` or ``test``.
+
+    The result is None for an empty name, and for an unknown name, which is reported.
+    """
     if name is None or not name.strip():
         return None
     known = SPLIT_NAMES.get(name.strip().lower())
@@ -78,18 +81,18 @@ def canonical_split(name: str | None, item: str, problems: Problems) -> str | No
 
 
 def split_by_hash(key: str, shares: Sequence[float] = DEFAULT_SPLIT_SHARES) -> str:
-    """A split that depends on ``key`` alone, so that adding images never moves others.
+    """A split that depends on ``key`` only, so that new images do not move other images.
 
     >>> [split_by_hash(f"{n}.jpg") for n in range(3)] == [split_by_hash(f"{n}.jpg") for n in range(3)]
     True
     """
-    place = text_fraction(key)
+    fraction = text_fraction(key)
     train, dev, _ = shares
-    return "train" if place < train else "dev" if place < train + dev else "test"
+    return "train" if fraction < train else "dev" if fraction < train + dev else "test"
 
 
 def first_split_of_each(given: Iterable[tuple[str, str]], problems: Problems) -> dict[str, str]:
-    """The split of each image from pairs of image and split; an image given several is reported once."""
+    """The first split of each image, from pairs of image and split; images with several splits are reported."""
     splits: dict[str, dict[str, None]] = {}
     for image, split in given:
         splits.setdefault(image, {})[split] = None
@@ -100,12 +103,12 @@ def first_split_of_each(given: Iterable[tuple[str, str]], problems: Problems) ->
 
 
 def assign_missing_splits(draft: Draft, shares: Sequence[float], problems: Problems) -> None:
-    """Split a draft that has captions but no split anywhere; images of one identity stay together.
+    """Assign splits to a draft that has captions and no splits. Images of one identity stay together.
 
-    The hash of the id decides, but where it leaves a split without any captioned image, one is moved there.
+    A hash of the id decides. If a split gets no captioned image, one is moved there.
 
     Raises:
-        UserError: when the shares do not sum to one.
+        UserError: when a share is negative or the shares do not sum to 1.
     """
     if min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
         raise UserError(f"shares of train, dev and test must be at least 0 and sum to 1, got {tuple(shares)}")
@@ -117,8 +120,20 @@ def assign_missing_splits(draft: Draft, shares: Sequence[float], problems: Probl
     _fill_empty_splits(draft, [name for name, share in zip(SPLITS, shares, strict=True) if share > 0], problems)
 
 
+def split_key(image: str, identity: int | None) -> str:
+    """The key of an image for ``split_by_hash``: its identity if it has one, otherwise its id."""
+    return image if identity is None else f"identity {identity}"
+
+
+def key_to_move(split_of: dict[str, str]) -> str:
+    """The key to move to an empty split: the one with the smallest hash in the largest split (of equals, the first)."""
+    splits = list(split_of.values())
+    largest = max(SPLITS, key=splits.count)
+    return min((key for key, split in split_of.items() if split == largest), key=text_fraction)
+
+
 def _fill_empty_splits(draft: Draft, wanted: Sequence[str], problems: Problems) -> None:
-    """Give every wanted split a captioned image, as long as there are enough of them."""
+    """Give every wanted split a captioned image, if there are enough captioned images."""
     described = {image for caption in draft.captions if caption.text.strip() for image in caption.images}
     split_of = {
         split_key(record.id, record.identity): str(record.split) for record in draft.images if record.id in described
@@ -137,15 +152,3 @@ def _fill_empty_splits(draft: Draft, wanted: Sequence[str], problems: Problems) 
             detail = f"from {record.split} to {split}, which had no captioned image"
             problems.note("image moved to another split than its hash says", record.id, detail)
             record.split = split
-
-
-def key_to_move(split_of: dict[str, str]) -> str:
-    """The key with the smallest hash in the fullest split; train is the fullest where several are."""
-    held = list(split_of.values())
-    fullest = max(SPLITS, key=held.count)
-    return min((key for key, split in split_of.items() if split == fullest), key=text_fraction)
-
-
-def split_key(image: str, identity: int | None) -> str:
-    """What is hashed of an image: its id, or its identity, so that images of one identity stay together."""
-    return image if identity is None else f"identity {identity}"

@@ -1,4 +1,4 @@
-"""Text files as people have them: with a byte order mark, in another encoding, with some broken lines."""
+"""Robust reading of text and JSON files: byte order marks, other encodings, damaged lines and records."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from pathlib import Path
 from calligram.data.draft import Problems
 from calligram.errors import UserError
 
+JsonRecord = Mapping[str, object]
+
 
 def read_text(path: Path, problems: Problems) -> str:
-    """The whole text. Lines that are not UTF-8 are read as Western European (cp1252) and reported.
+    """Read a text file. Lines that are not UTF-8 are decoded as Western European (cp1252) and reported.
 
     Raises:
-        UserError: when the file cannot be read at all.
+        UserError: when the file cannot be read.
     """
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from error
     return decode_text(data, path.name, problems)
 
 
 def decode_text(data: bytes, name: str, problems: Problems) -> str:
-    """As ``read_text``, for bytes that came from the file ``name``."""
+    """As ``read_text``, for the bytes of the file ``name``."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return data.decode("utf-16", errors="replace")
     try:
@@ -48,39 +50,47 @@ def _decode_line(line: bytes, item: str, problems: Problems) -> str:
 
 
 def read_lines(path: Path, problems: Problems) -> list[str]:
-    """Lines that are not blank, without the blanks around them."""
+    """The non-empty lines of a text file, without surrounding spaces."""
     return [line.strip() for line in read_text(path, problems).split("\n") if line.strip()]
 
 
-def read_json(path: Path, problems: Problems) -> object:
-    """The value in a JSON file.
+def read_sentences(file: Path) -> list[str]:
+    """The lines of a text file, which may be compressed (``.gz``).
 
     Raises:
-        UserError: when it is not JSON.
+        UserError: when the file cannot be read as UTF-8 text.
+    """
+    try:
+        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        return content.decode("utf-8").splitlines()
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise UserError(f"{file} cannot be read as text ({error}); give one sentence per line in UTF-8") from error
+
+
+def read_json(path: Path, problems: Problems) -> object:
+    """Read a JSON file.
+
+    Raises:
+        UserError: when the file is not valid JSON.
     """
     try:
         value: object = json.loads(read_text(path, problems))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON ({error}); is the file whole?") from error
+        raise UserError(f"{path} is not valid JSON ({error}); is the file complete?") from error
     return value
 
 
-# JSON files of records: what should be a list of objects, taken apart without trusting it.
-
-JsonRecord = Mapping[str, object]
-
-
 def read_records(path: Path, problems: Problems, key: str | None = None) -> list[JsonRecord]:
-    """The list of objects in a file, or under ``key`` of the object in it; anything else in it is skipped.
+    """Read a list of objects from a JSON file, or from ``key`` of the object in it; other items are skipped.
 
     Raises:
-        UserError: when there is no such list.
+        UserError: when the file has no such list.
     """
     return records_in(read_json(path, problems), path, problems, key)
 
 
 def records_in(value: object, path: Path, problems: Problems, key: str | None = None) -> list[JsonRecord]:
-    """As ``read_records``, for a value that was read from ``path``."""
+    """As ``read_records``, for a parsed value of the file ``path``."""
     where = f"'{key}' of {path}" if key else str(path)
     found = value.get(key) if key and isinstance(value, dict) else value
     if not isinstance(found, list):
@@ -92,13 +102,13 @@ def records_in(value: object, path: Path, problems: Problems, key: str | None = 
 
 
 def text_of(record: JsonRecord, key: str) -> str:
-    """A text or number as text, empty when it is missing or anything else."""
+    """A string or an integer as a string; empty when it is missing or has another type."""
     value = record.get(key)
     return str(value) if isinstance(value, str | int) else ""
 
 
 def number_of(record: JsonRecord, key: str) -> int | None:
-    """A whole number, None when it is missing or anything else."""
+    """An integer; None when it is missing or not an integer."""
     try:
         return int(text_of(record, key))
     except ValueError:
@@ -106,22 +116,6 @@ def number_of(record: JsonRecord, key: str) -> int | None:
 
 
 def list_of(record: JsonRecord, key: str) -> list[object]:
-    """A list, empty when it is missing or anything else."""
+    """A list; empty when it is missing or has another type."""
     value = record.get(key)
     return value if isinstance(value, list) else []
-
-
-# Text files with a sentence on each line.
-
-
-def read_sentences(file: Path) -> list[str]:
-    """The lines of a text file, also of a compressed one that ends in .gz.
-
-    Raises:
-        UserError: for a file that cannot be read as text.
-    """
-    try:
-        content = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        return content.decode("utf-8").splitlines()
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise UserError(f"{file} could not be read as text ({error}); give a sentence per line in UTF-8") from error

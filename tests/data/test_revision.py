@@ -37,7 +37,7 @@ def phrases(collection):
     return sorted((texts[p], ids[r]) for p, r in pairs)
 
 
-def test_new_regions_stand_after_the_others_and_nothing_else_changes(copy):
+def test_new_regions_are_appended_and_nothing_else_changes(copy):
     before = Collection.open(copy)
     after = store_regions(copy, found([0, 2], 3))
     assert len(after.table("regions")) == len(before.table("regions")) + 6
@@ -62,7 +62,7 @@ def test_the_same_settings_add_and_other_settings_replace(copy):
     assert phrases(replaced) == before
 
 
-def test_groundings_follow_regions_that_move(copy):
+def test_groundings_are_renumbered_with_their_regions(copy):
     """Phrases grounded in a source that stands behind the one that is replaced."""
     store_regions(copy, found([0], 2))
     store_regions(copy, found([0], 2, source="other"))
@@ -109,7 +109,7 @@ def test_a_writer_that_dies_before_the_rename_changes_nothing(copy, monkeypatch)
     assert images_with_proposals(store_regions(copy, found([0], 3)), "grid").tolist() == [0]
 
 
-def test_old_tables_go_and_those_that_counted_last_stay_for_open_collections(copy):
+def test_older_tables_are_removed_and_the_previous_ones_stay_for_open_collections(copy):
     for settings in ({"top": 1}, {"top": 2}, {"top": 3}, {"top": 4}):
         opened = Collection.open(copy)
         store_regions(copy, found([0, 1], 3, settings=settings))

@@ -41,7 +41,7 @@ def kinds(problems: Problems) -> list[tuple[str, str]]:
     return [(p.kind, p.item) for p in problems.found]
 
 
-def test_a_broken_picture_is_skipped_with_its_caption_and_both_are_named(tmp_path: Path) -> None:
+def test_a_damaged_picture_is_skipped_with_its_caption_and_both_are_reported(tmp_path: Path) -> None:
     made = draft(tmp_path, "a.png", "b.png")
     (tmp_path / "a.png").write_bytes(b"")
     problems = Problems()
@@ -51,7 +51,7 @@ def test_a_broken_picture_is_skipped_with_its_caption_and_both_are_named(tmp_pat
     assert [r["item"] for r in collection.table("problems").to_pylist()] == ["a.png", "a.png#0"]
 
 
-def test_strict_refuses_the_broken_picture_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_strict_refuses_a_damaged_picture_and_writes_nothing(tmp_path: Path) -> None:
     made = draft(tmp_path / "in", "a.png", "b.png")
     (tmp_path / "in/a.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"unusable image: a\.png: the file is empty"):
@@ -69,14 +69,14 @@ def test_ids_used_twice_and_empty_captions_are_skipped(tmp_path: Path) -> None:
     assert [kind for kind, _ in kinds(problems)] == ["image id used twice", "caption id used twice", "empty caption"]
 
 
-def test_nothing_usable_is_refused_with_the_reasons(tmp_path: Path) -> None:
+def test_a_draft_without_usable_images_is_refused_with_the_reasons(tmp_path: Path) -> None:
     made = draft(tmp_path, "a.png")
     (tmp_path / "a.png").write_bytes(b"")
     with pytest.raises(UserError, match=r"nothing to import from made: 1 skipped: unusable image \(a\.png\)"):
         write_draft(made, tmp_path / "c")
 
 
-def test_an_existing_collection_is_replaced_only_when_asked(tmp_path: Path) -> None:
+def test_an_existing_collection_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     made = draft(tmp_path, "a.png")
     write_draft(made, tmp_path / "c")
     with pytest.raises(UserError, match="already holds a collection; choose another destination or give --overwrite"):
@@ -85,7 +85,7 @@ def test_an_existing_collection_is_replaced_only_when_asked(tmp_path: Path) -> N
     assert Collection.open(tmp_path / "c").column("images", "id") == ["b.png"]
 
 
-def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_collection_is_never_replaced(tmp_path: Path) -> None:
     made = draft(tmp_path / "in", "a.png")
     (tmp_path / "c").mkdir()
     (tmp_path / "c/thesis.txt").write_text("years of work")
@@ -94,7 +94,7 @@ def test_a_folder_of_something_else_is_never_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "c/thesis.txt").exists()
 
 
-def test_boxes_are_scaled_from_the_stated_size_to_the_stored_picture(tmp_path: Path) -> None:
+def test_boxes_are_scaled_from_the_annotated_size_to_the_picture(tmp_path: Path) -> None:
     """Stated 400 x 100 and stored 40 x 20: x shrinks to a tenth, y to a fifth."""
     made = draft(tmp_path, "a.png")
     made.images[0].size = (400, 100)
@@ -106,7 +106,7 @@ def test_boxes_are_scaled_from_the_stated_size_to_the_stored_picture(tmp_path: P
     assert (image["width"], image["height"]) == (40, 20)
 
 
-def test_boxes_stay_as_they_are_without_a_stated_size_and_are_cut_to_the_picture(tmp_path: Path) -> None:
+def test_boxes_without_an_annotated_size_are_clipped_and_not_scaled(tmp_path: Path) -> None:
     made = draft(tmp_path, "a.png")
     made.regions += [RegionRecord("in", "a.png", (1, 2, 3, 4)), RegionRecord("out", "a.png", (30, -5, 50, 10))]
     problems = Problems()
@@ -115,7 +115,7 @@ def test_boxes_stay_as_they_are_without_a_stated_size_and_are_cut_to_the_picture
     assert kinds(problems) == [("box reaches beyond its picture: cut", "out")]
 
 
-def test_boxes_of_an_image_without_a_picture_are_kept_in_its_stated_pixels(tmp_path: Path) -> None:
+def test_boxes_of_an_image_without_a_picture_stay_in_annotated_pixels(tmp_path: Path) -> None:
     made = Draft("made", [ImageRecord("a", None, size=(400, 100)), ImageRecord("b", None)])
     made.regions += [RegionRecord("r", "a", (1, 2, 3, 4)), RegionRecord("s", "b", (5, 6, 700, 800))]
     collection = write_draft(made, tmp_path / "c")
@@ -123,7 +123,7 @@ def test_boxes_of_an_image_without_a_picture_are_kept_in_its_stated_pixels(tmp_p
     assert collection.column("images", "width") == [400, None]
 
 
-def test_phrases_keep_their_words_when_blanks_around_a_caption_are_dropped(tmp_path: Path) -> None:
+def test_phrases_keep_their_words_when_spaces_around_a_caption_are_removed(tmp_path: Path) -> None:
     made = draft(tmp_path, "a.png")
     made.captions = [CaptionRecord("c", "  a red kite ", ("a.png",))]
     made.phrases = [PhraseRecord("p", "c", 4, 12), PhraseRecord("q", "c", -1, -1, text="the toy")]
@@ -144,7 +144,7 @@ def test_pictures_in_a_tar_are_read_at_their_offsets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("placing", ["link", "copy", "reference"])
-def test_pictures_open_however_they_are_placed(tmp_path: Path, placing: str) -> None:
+def test_pictures_open_for_every_placement(tmp_path: Path, placing: str) -> None:
     collection = write_draft(draft(tmp_path / "in", "x/a.png"), tmp_path / "c", placing=placing)  # type: ignore[arg-type]
     path = collection.pictures.path(0)
     assert path is not None
@@ -153,7 +153,7 @@ def test_pictures_open_however_they_are_placed(tmp_path: Path, placing: str) -> 
     assert (path.stat().st_nlink > 1) == (placing == "link")
 
 
-def test_ids_that_look_like_paths_never_leave_the_collection(tmp_path: Path) -> None:
+def test_ids_that_look_like_paths_stay_inside_the_collection(tmp_path: Path) -> None:
     made = Draft("made", [ImageRecord(i, picture(tmp_path / "in/a.png")) for i in ("../../a", "/etc/a", "b/../a")])
     collection = write_draft(made, tmp_path / "c")
     for row in range(3):
@@ -163,7 +163,7 @@ def test_ids_that_look_like_paths_never_leave_the_collection(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("placing", ["copy", "reference"])
-def test_arrays_the_reader_made_are_moved_in_even_when_pictures_are_referenced(tmp_path: Path, placing: str) -> None:
+def test_arrays_written_by_the_reader_are_moved_even_when_pictures_are_referenced(tmp_path: Path, placing: str) -> None:
     array = tmp_path / "scratch.npy"
     np.save(array, np.arange(6, dtype=np.float32).reshape(2, 3))
     made = Draft("made", [ImageRecord("a", None, feature_rows={"regions": 1})], features={"regions": [array]})
@@ -173,7 +173,7 @@ def test_arrays_the_reader_made_are_moved_in_even_when_pictures_are_referenced(t
     assert collection.features["regions"].take(np.array([0])).tolist() == [[3, 4, 5]]
 
 
-def test_metadata_of_mixed_types_is_kept_as_text_and_never_shadows_our_columns(tmp_path: Path) -> None:
+def test_metadata_of_mixed_types_is_stored_as_text_and_never_replaces_standard_columns(tmp_path: Path) -> None:
     made = draft(tmp_path, "a.png", "b.png")
     made.images[0].metadata = {"width": "wide", "year": 1999}
     made.images[1].metadata = {"year": "unknown"}
@@ -183,7 +183,7 @@ def test_metadata_of_mixed_types_is_kept_as_text_and_never_shadows_our_columns(t
     assert collection.metadata_columns == ("source.width", "year")
 
 
-def test_a_caption_with_half_a_surrogate_pair_is_mended(tmp_path: Path) -> None:
+def test_a_caption_with_half_a_surrogate_pair_is_repaired(tmp_path: Path) -> None:
     made = draft(tmp_path, "a.png")
     made.captions[0].text = "a dog \ud83d"
     problems = Problems()
@@ -191,7 +191,7 @@ def test_a_caption_with_half_a_surrogate_pair_is_mended(tmp_path: Path) -> None:
     assert kinds(problems) == [("broken character in a caption", "a.png#0")]
 
 
-def test_pairs_also_true_are_renumbered_when_an_image_is_skipped(tmp_path: Path) -> None:
+def test_true_pairs_are_renumbered_when_an_image_is_skipped(tmp_path: Path) -> None:
     made = draft(tmp_path, "a.png", "b.png", "c.png")
     made.also_true = np.array([[0, 0], [1, 1], [2, 2], [2, 1], [0, 2]])
     (tmp_path / "a.png").write_bytes(b"")
@@ -201,7 +201,7 @@ def test_pairs_also_true_are_renumbered_when_an_image_is_skipped(tmp_path: Path)
     ]  # fmt: skip
 
 
-def test_the_summary_counts_every_image_region_and_phrase_it_speaks_of(tmp_path: Path) -> None:
+def test_the_problem_summary_counts_images_regions_and_phrases(tmp_path: Path) -> None:
     made, problems = draft(tmp_path / "in", "a.png"), Problems()
     made.images += [ImageRecord(name, picture(tmp_path / "in" / name), "train") for name in ("b.png", "c.png")]
     made.regions += [RegionRecord(f"gone/{n}", "gone.png", (0, 0, 1, 1)) for n in range(4)]

@@ -54,21 +54,21 @@ def test_captions_are_added_at_the_end_and_nothing_else_changes(copy):
     assert "night" in [found.texts.strings[t] for t in found.matches.texts_of(5)]
 
 
-def test_doing_it_twice_changes_nothing(copy):
+def test_adding_the_same_captions_twice_changes_nothing(copy):
     first = add_new_captions(copy, [NewCaption("train-5", "night")]).collection
     again = add_new_captions(copy, [NewCaption("train-5", "night"), NewCaption("train-5", " night ")])
     assert (again.captions, again.duplicates) == (0, 2)
     assert again.collection.fingerprint == first.fingerprint
 
 
-def test_an_open_collection_goes_on_reading_its_own_state(copy):
+def test_an_open_collection_keeps_reading_its_own_revision(copy):
     opened = Collection.open(copy)
     for number in range(4):
         add_new_captions(copy, [NewCaption("train-5", f"night {number}")])
     assert len(opened.table("captions")) == len(Collection.open(copy).table("captions")) - 4
 
 
-def test_replaced_tables_go_when_nobody_can_have_them_open_any_more(copy):
+def test_replaced_tables_are_removed_after_the_waiting_time(copy):
     for number in range(4):
         add_new_captions(copy, [NewCaption("train-5", f"night {number}")])
         for file in copy.glob("*.parquet"):  # as if an hour had passed
@@ -78,7 +78,7 @@ def test_replaced_tables_go_when_nobody_can_have_them_open_any_more(copy):
     assert len(Collection.open(copy).table("regions")) == 18
 
 
-def test_earlier_states_can_be_had_again(copy):
+def test_earlier_states_can_be_restored(copy):
     before = Collection.open(copy)
     first = add_new_captions(copy, [NewCaption("train-5", "night"), NewCaption("dev-0", "fire")]).collection
     add_new_captions(copy, [NewCaption("train-1", "grass")])
@@ -95,7 +95,7 @@ def test_earlier_states_can_be_had_again(copy):
     assert add_new_captions(copy, [NewCaption("train-1", "grass")]).captions == 1
 
 
-def test_true_pairs_go_on_being_a_superset_of_matches(tmp_path):
+def test_true_pairs_stay_a_superset_of_matches(tmp_path):
     draft = Draft("true", [ImageRecord(name, None, "train") for name in "ab"], [CaptionRecord("c", "both", ("a",))])
     draft.also_true = np.array([[0, 0], [1, 0]])
     write_draft(draft, tmp_path / "collection")
@@ -105,7 +105,7 @@ def test_true_pairs_go_on_being_a_superset_of_matches(tmp_path):
     assert pairs(Collection.open(tmp_path / "collection"), "also_true") == [("a", "both"), ("b", "both")]
 
 
-def test_a_collection_without_any_caption_takes_one(tmp_path):
+def test_captions_can_be_added_to_a_collection_without_captions(tmp_path):
     write_draft(Draft("bare", [ImageRecord("a", None, "train")]), tmp_path / "collection")
     after = add_new_captions(tmp_path / "collection", [NewCaption("a", "first")]).collection
     assert pairs(after) == [("a", "first")]
@@ -122,26 +122,26 @@ def test_a_collection_without_any_caption_takes_one(tmp_path):
         ("x" * 1001, "has 1001 characters; at most 1000"),
     ],
 )
-def test_captions_that_are_none_are_refused_and_nothing_is_written(copy, text, message):
+def test_invalid_captions_are_refused_and_nothing_is_written(copy, text, message):
     before = Collection.open(copy)
     with pytest.raises(UserError, match=message):
         add_new_captions(copy, [NewCaption("train-5", "night"), NewCaption("train-1", text)])
     assert Collection.open(copy).manifest == before.manifest
 
 
-def test_an_unknown_image_is_named_with_the_nearest(copy):
+def test_an_unknown_image_is_refused_with_the_nearest_id(copy):
     with pytest.raises(UserError, match=r"no image 'train-55' and 1 more in .*; did you mean 'train-5'\?"):
         add_new_captions(copy, [NewCaption("train-55", "night"), NewCaption("x", "night")])
 
 
-def test_captions_are_written_on_one_line_without_what_cannot_be_stored():
+def test_captions_are_written_on_one_line_without_control_characters():
     assert clean_caption(" two\n\tdogs\x07 \ud83d run ") == "two dogs ? run"
     assert clean_caption("a \u202egod\u202c\u200b in\u00adside \ufeff") == "a god inside"
     assert [clean_caption(text) for text in ("7", "🐕", "犬", "$")] == ["7", "🐕", "犬", "$"]
     assert clean_caption("a man\u200c\u200ds 犬") == "a man\u200c\u200ds 犬"
 
 
-def test_writers_that_come_together_take_turns(copy):
+def test_concurrent_writers_wait_for_each_other(copy):
     def add(number: int) -> int:
         return add_new_captions(copy, [NewCaption("train-5", f"night {number}")]).captions
 
@@ -178,7 +178,7 @@ for number in range(10_000):
 """
 
 
-def test_a_process_that_is_killed_at_any_moment_leaves_whole_additions(copy):
+def test_a_process_killed_at_any_time_leaves_complete_additions(copy):
     moments = random.Random(0)
     for turn in range(4):
         process = subprocess.Popen(

@@ -11,7 +11,7 @@ from calligram.data.summary import sample_sheet, summarise_collection
 from calligram.data.write_collection import write_draft
 
 
-def test_a_summary_counts_what_is_there(tiny: Collection) -> None:
+def test_a_summary_has_the_counts_of_the_collection(tiny: Collection) -> None:
     found = summarise_collection(tiny)
     assert found.counts["images"] == 18
     assert found.images_in_split == {"train": 6, "dev": 6, "test": 6}
@@ -28,7 +28,7 @@ def test_a_summary_counts_what_is_there(tiny: Collection) -> None:
     assert ("train-0", "dev-0", "test-0") in found.same_pictures
 
 
-def test_a_summary_reads_as_lines(tiny: Collection) -> None:
+def test_a_summary_is_printed_as_lines(tiny: Collection) -> None:
     lines = summarise_collection(tiny).lines()
     assert lines[0] == "tiny: 18 images, 42 captions, 18 regions, 18 phrases"
     assert lines[1].startswith("splits: train 6 (14 captions), dev 6")
@@ -36,7 +36,7 @@ def test_a_summary_reads_as_lines(tiny: Collection) -> None:
     assert "the same picture: train-0 = dev-0 = test-0" in lines
 
 
-def test_a_summary_tells_of_problems_and_of_what_is_missing(tmp_path: Path) -> None:
+def test_a_summary_lists_problems_and_missing_parts(tmp_path: Path) -> None:
     Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
     made = Draft("made", [ImageRecord("a", PictureFile(tmp_path / "a.png")), ImageRecord("b", None)])
     made.images.append(ImageRecord("c", PictureFile(tmp_path / "none.png")))
@@ -60,7 +60,7 @@ def test_the_sample_sheet_is_the_same_for_the_same_seed(tmp_path: Path, tiny: Co
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-def test_the_sample_sheet_copes_without_pictures_and_captions(tmp_path: Path) -> None:
+def test_the_sample_sheet_works_without_pictures_and_captions(tmp_path: Path) -> None:
     long = "word " * 200
     images = [ImageRecord("a", None), ImageRecord("b", None)]
     made = Draft("made", images, [CaptionRecord("c", long, ("a",)), CaptionRecord("d", "x" * 300 + "\ny", ("b",))])

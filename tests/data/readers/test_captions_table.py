@@ -13,7 +13,7 @@ def table(folder, pictures, header: str, *rows: str) -> None:
     (folder / "captions.csv").write_text("\n".join([header, *rows]))
 
 
-def test_a_contradictory_cell_costs_itself_and_not_the_column(tmp_path, pictures, importer) -> None:
+def test_only_the_contradictory_cell_is_skipped_not_the_column(tmp_path, pictures, importer) -> None:
     table(
         tmp_path / "in", pictures, "file,caption,year,place",
         "a.png,one,1999,Oslo", "a.png,two,1998,Bergen", "b.png,three,2004,Rome", "c.png,,2005,Oslo", "d.png,four,,",
@@ -30,7 +30,9 @@ def test_a_contradictory_cell_costs_itself_and_not_the_column(tmp_path, pictures
 
 
 @pytest.mark.parametrize("third", ["Ann", "Cy"])
-def test_a_column_that_differs_in_half_of_the_images_is_one_of_captions(tmp_path, pictures, importer, third) -> None:
+def test_a_column_that_differs_in_half_of_the_images_becomes_caption_metadata(
+    tmp_path, pictures, importer, third
+) -> None:
     table(
         tmp_path / "in", pictures, "file,caption,by",
         "a.png,1,Ann", "a.png,2,Bo", "b.png,3,Ann", "b.png,4,Bo", "c.png,5,Ann", f"c.png,6,{third}", "d.png,,Bo",
@@ -44,7 +46,9 @@ def test_a_column_that_differs_in_half_of_the_images_is_one_of_captions(tmp_path
     assert lost == ["captions.csv line 8", "captions.csv line 9"]
 
 
-def test_a_column_that_differs_in_fewer_than_half_stays_with_the_images(tmp_path, pictures, importer) -> None:
+def test_a_column_that_differs_in_fewer_than_half_of_the_images_stays_image_metadata(
+    tmp_path, pictures, importer
+) -> None:
     names = [f"{n}.png" for n in range(5)]
     pictures(tmp_path / "in", *names)
     rows = [f"{name},{k} of {name},{2000 + (k if name < '2' else 0)}" for name in names for k in range(2)]
@@ -56,7 +60,7 @@ def test_a_column_that_differs_in_fewer_than_half_stays_with_the_images(tmp_path
     ]
 
 
-def test_what_is_equal_as_a_number_contradicts_nothing(tmp_path, pictures, importer) -> None:
+def test_values_that_are_equal_as_numbers_are_no_contradiction(tmp_path, pictures, importer) -> None:
     table(tmp_path / "in", pictures, "file,caption,n", "a.png,1,2", "a.png,2,2.0", "b.png,3,nan", "b.png,4,nan")
     assert not [kind for kind, _ in importer("folder", tmp_path / "in").problems if "contradictory" in kind]
 

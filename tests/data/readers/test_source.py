@@ -9,7 +9,7 @@ from calligram.data.draft import CaptionRecord, Draft, ImageRecord, Problems
 from calligram.data.readers.source import DEFAULT_SPLIT_SHARES, assign_missing_splits, canonical_split, split_by_hash
 
 
-def test_names_of_splits_are_made_one() -> None:
+def test_split_names_are_normalised() -> None:
     problems = Problems()
     names = ["train", "restval", "val", "Validation", " test ", None, ""]
     assert [canonical_split(n, "a", problems) for n in names] == ["train", "train", "dev", "dev", "test", None, None]
@@ -39,7 +39,7 @@ def test_images_of_one_person_share_a_hashed_split() -> None:
     assert len({r.split for r in draft.images}) > 1
 
 
-def test_a_draft_with_any_split_is_left_as_it_is() -> None:
+def test_a_draft_with_a_split_does_not_change() -> None:
     draft = Draft("some", [ImageRecord("a", None, "test"), ImageRecord("b", None)], [CaptionRecord("c", "x", ("a",))])
     assign_missing_splits(draft, (0.8, 0.1, 0.1), Problems())
     assert [r.split for r in draft.images] == ["test", None]
@@ -66,7 +66,7 @@ def test_every_split_of_a_small_collection_has_a_captioned_image(count: int) -> 
     assert [r.split for r in draft.images[count:]] == [split_by_hash(r.id) for r in draft.images[count:]]
 
 
-def test_train_is_filled_too_when_the_hash_leaves_it_empty() -> None:
+def test_train_gets_an_image_when_the_hash_leaves_it_empty() -> None:
     names = [name for name in (f"{n}.jpg" for n in range(200)) if split_by_hash(name) == "dev"][:3]
     draft = captioned(names)
     assign_missing_splits(draft, DEFAULT_SPLIT_SHARES, Problems())
@@ -80,7 +80,7 @@ def test_fewer_than_three_captioned_images_are_noted_and_left_to_the_hash() -> N
     assert [(p.kind, p.item) for p in problems.found] == [("too few captioned images to make splits", "few")]
 
 
-def test_a_person_moves_to_another_split_with_all_pictures() -> None:
+def test_all_pictures_of_a_person_move_to_the_same_split() -> None:
     draft = captioned([f"{n}.jpg" for n in range(9)])
     for number, record in enumerate(draft.images):
         record.identity = number % 3

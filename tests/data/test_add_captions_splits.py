@@ -31,7 +31,7 @@ def bare(tmp_path):
     return write_draft(Draft("bare", images(40)), tmp_path / "bare").folder
 
 
-def test_captioned_images_of_a_bare_collection_go_where_an_import_would_put_them(bare):
+def test_new_captions_of_a_collection_without_splits_assign_the_splits_of_an_import(bare):
     ids = [f"{n}.jpg" for n in range(30)]
     draft = Draft("whole", images(30), [CaptionRecord(i, i, (i,)) for i in ids])
     assign_missing_splits(draft, DEFAULT_SPLIT_SHARES, Problems())
@@ -45,7 +45,7 @@ def test_captioned_images_of_a_bare_collection_go_where_an_import_would_put_them
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_three_captions_are_enough_for_three_splits_at_once_or_one_by_one(bare, together):
+def test_three_captions_fill_three_splits_together_or_one_after_another(bare, together):
     same = [f"{n}.jpg" for n in range(40) if split_by_hash(f"{n}.jpg") == "train"][:4]
     for part in [same] if together else [[image] for image in same]:
         add_new_captions(bare, captions(*part))
@@ -53,7 +53,7 @@ def test_three_captions_are_enough_for_three_splits_at_once_or_one_by_one(bare, 
     assert Counter(found[image] for image in same) == {"train": 2, "dev": 1, "test": 1}
 
 
-def test_splits_go_with_the_captions_they_came_with(bare):
+def test_removing_captions_removes_their_splits(bare):
     before = Collection.open(bare)
     add_new_captions(bare, captions("0.jpg", "1.jpg", "2.jpg"))
     first = splits(bare)
@@ -69,7 +69,7 @@ def test_splits_go_with_the_captions_they_came_with(bare):
     assert caption_revisions(Collection.open(bare))[0].captions == earlier.captions
 
 
-def test_where_the_source_has_splits_new_ones_go_to_train(tmp_path):
+def test_newly_captioned_images_go_to_train_if_the_source_has_splits(tmp_path):
     draft = Draft("partly", [*images(20), ImageRecord("t", None, "test"), ImageRecord("d", None, "dev")])
     folder = write_draft(draft, tmp_path / "partly").folder
     for part in (["0.jpg"], [f"{n}.jpg" for n in range(1, 20)]):
@@ -87,7 +87,7 @@ def test_images_of_one_identity_stay_together(tmp_path):
     assert set(found.values()) == {"train", "dev", "test"}
 
 
-def test_a_split_that_is_named_counts(bare):
+def test_a_requested_split_is_used(bare):
     named = [NewCaption("0.jpg", "a", "test"), NewCaption("0.jpg", "b"), NewCaption("1.jpg", "c", "dev")]
     assert add_new_captions(bare, named).splits == {"test": 1, "dev": 1}
     assert add_new_captions(bare, [NewCaption("0.jpg", "d", "test")]).captions == 1
@@ -102,7 +102,7 @@ def test_a_split_that_is_named_counts(bare):
         ([NewCaption("n", "old", "dev")], r"'n' has this caption already and has no split"),
     ],
 )
-def test_splits_that_captions_cannot_bring_are_refused(tmp_path, new, message):
+def test_requested_splits_that_cannot_be_assigned_are_refused(tmp_path, new, message):
     draft = Draft("two", [ImageRecord("t", None, "test"), ImageRecord("n", None)], [CaptionRecord("c", "old", ("n",))])
     made = write_draft(draft, tmp_path / "two")
     with pytest.raises(UserError, match=message):

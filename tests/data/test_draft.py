@@ -17,24 +17,24 @@ def test_summary_counts_each_kind_and_names_the_first_items() -> None:
     ]
 
 
-def test_strict_refuses_the_first_skipped_item_and_says_which() -> None:
+def test_strict_refuses_the_first_skipped_item_by_name() -> None:
     problems = Problems(strict=True)
     with pytest.raises(UserError, match=r"unusable image: a\.jpg: the file is empty \(refused because of --strict"):
         problems.skip("unusable image", "a.jpg", "the file is empty")
 
 
-def test_strict_refuses_a_mended_item_too() -> None:
+def test_strict_refuses_a_repaired_item() -> None:
     with pytest.raises(UserError, match="without it the item is repaired and kept"):
         Problems(strict=True).repair("unknown split", "a.jpg")
 
 
-def test_strict_lets_notes_pass() -> None:
+def test_strict_accepts_noted_items() -> None:
     problems = Problems(strict=True)
     problems.note("animated", "a.gif")
     assert [p.skipped for p in problems.found] == [False]
 
 
-def test_rows_hold_every_field() -> None:
+def test_rows_have_every_field() -> None:
     problems = Problems()
     problems.repair("unknown split", "a.jpg", "'x'")
     assert problems.rows() == [{"kind": "unknown split", "item": "a.jpg", "detail": "'x'", "skipped": False}]

@@ -70,7 +70,7 @@ def test_captions_that_people_added_can_be_added_again_with_their_splits(caption
     assert splits_of(after) == {**wanted, "new.png": None}
 
 
-def test_captions_of_pictures_that_are_gone_are_kept_apart(captioned: Path) -> None:
+def test_captions_of_missing_pictures_are_kept_in_another_list(captioned: Path) -> None:
     (captioned / "in/c.png").unlink()
     made, said = again(captioned)
     assert said[1] == f"1 caption of images that are no longer there kept in {captioned}/c/added-by-hand.3.gone.csv"
@@ -78,7 +78,7 @@ def test_captions_of_pictures_that_are_gone_are_kept_apart(captioned: Path) -> N
     assert len(read_captions(made, captioned / "c/added-by-hand.3.csv", Problems()).captions) == 3
 
 
-def test_what_the_source_has_by_now_is_not_kept_and_its_splits_hold(captioned: Path) -> None:
+def test_captions_that_the_source_now_has_are_not_kept_and_its_splits_win(captioned: Path) -> None:
     (captioned / "in/captions.csv").write_text("file,caption,split\nb.png,bee,train\na.png,other,dev\n")
     made, said = again(captioned)
     assert said[0].startswith("3 captions added")
@@ -88,7 +88,7 @@ def test_what_the_source_has_by_now_is_not_kept_and_its_splits_hold(captioned: P
     assert (added.captions, added.duplicates) == (3, 0)
 
 
-def test_lists_come_along_and_are_never_written_over(captioned: Path) -> None:
+def test_lists_are_copied_and_never_overwritten(captioned: Path) -> None:
     (captioned / "c/taken-back.9.csv").write_text("image,caption\nd.png,taken back\n")
     again(captioned)
     first = (captioned / "c/added-by-hand.3.csv").read_text()
@@ -100,12 +100,12 @@ def test_lists_come_along_and_are_never_written_over(captioned: Path) -> None:
     assert sorted(f.name for f in captioned.iterdir()) == ["c", "in"]
 
 
-def test_captions_that_were_taken_back_are_not_kept(captioned: Path) -> None:
+def test_removed_captions_are_not_kept(captioned: Path) -> None:
     remove_last_captions(captioned / "c")
     assert again(captioned)[1][0].startswith("2 captions added")
 
 
-def test_a_replacement_that_fails_leaves_the_old_collection_whole(captioned: Path, monkeypatch) -> None:
+def test_a_failed_replacement_keeps_the_old_collection(captioned: Path, monkeypatch) -> None:
     before, rename = described(Collection.open(captioned / "c")), Path.rename
 
     def fails(path: Path, target: Path) -> Path:
@@ -120,7 +120,7 @@ def test_a_replacement_that_fails_leaves_the_old_collection_whole(captioned: Pat
     assert sorted(f.name for f in captioned.iterdir()) == ["c", "in"]
 
 
-def test_a_collection_that_cannot_be_read_is_set_aside(captioned: Path) -> None:
+def test_an_unreadable_collection_is_renamed_and_kept(captioned: Path) -> None:
     for table in (captioned / "c").glob("captions*.parquet"):
         table.write_bytes(b"damaged")
     made, said = again(captioned)
@@ -129,7 +129,7 @@ def test_a_collection_that_cannot_be_read_is_set_aside(captioned: Path) -> None:
     assert (captioned / "c.unreadable.1" / MANIFEST).is_file()
 
 
-def test_regions_that_were_added_must_be_found_again(tmp_path: Path) -> None:
+def test_added_regions_are_reported_as_lost(tmp_path: Path) -> None:
     import_collection("folder", source(tmp_path / "in", "a.png"), tmp_path / "c")
     row = {"id": "r", "image": 0, **dict.fromkeys(("x0", "y0"), 0.0), "x1": 9.0, "y1": 9.0, "source": "grid"}
     rows = pa.table({name: pa.array([row.get(name)], type_) for name, type_ in REGION_TYPES.items()})
@@ -142,7 +142,7 @@ def test_regions_that_were_added_must_be_found_again(tmp_path: Path) -> None:
     ]
 
 
-def test_a_writer_that_waited_holds_the_new_collection(captioned: Path) -> None:
+def test_a_writer_that_waited_gets_the_lock_of_the_new_collection(captioned: Path) -> None:
     """As when the page adds a caption just while the collection is replaced."""
     held: list[bool] = []
 

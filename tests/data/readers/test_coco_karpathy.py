@@ -41,14 +41,14 @@ def test_splits_and_all_captions_are_read(source, importer) -> None:
     assert made.problems == [("unknown split", "val2014/4.jpg")]
 
 
-def test_pictures_may_lie_flat_in_another_folder(source, pictures, importer, tmp_path) -> None:
+def test_pictures_can_be_in_one_flat_folder_elsewhere(source, pictures, importer, tmp_path) -> None:
     pictures(tmp_path / "flat", *(f"{n}.jpg" for n in range(5)))
     made = importer("karpathy", source / "dataset_coco.json", images=tmp_path / "flat")
     assert made.captions_of("val2014/3.jpg") == ["caption 3.0", "caption 3.1"]
     assert made.problems == [("unknown split", "val2014/4.jpg")]
 
 
-def test_bad_records_are_skipped_and_named(source, importer) -> None:
+def test_bad_records_are_skipped_and_reported(source, importer) -> None:
     def spoil(images) -> None:
         images[0]["filename"] = "gone.jpg"
         del images[1]["filename"]
@@ -68,7 +68,7 @@ def test_bad_records_are_skipped_and_named(source, importer) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", '{"images": 3}', '{"annotations": []}'])
-def test_json_of_another_kind_is_refused(source, importer, text: str) -> None:
+def test_json_of_another_structure_is_refused(source, importer, text: str) -> None:
     (source / "dataset_coco.json").write_text(text)
     with pytest.raises(UserError, match=r"must be a list of objects|nothing to import"):
         importer("karpathy", source)
@@ -76,5 +76,5 @@ def test_json_of_another_kind_is_refused(source, importer, text: str) -> None:
 
 def test_two_datasets_in_a_folder_are_refused(source, importer) -> None:
     (source / "dataset_flickr8k.json").write_text("{}")
-    with pytest.raises(UserError, match=r"it holds dataset_coco\.json, dataset_flickr8k\.json; name the file"):
+    with pytest.raises(UserError, match=r"it holds dataset_coco\.json, dataset_flickr8k\.json; give the file"):
         importer("karpathy", source)
