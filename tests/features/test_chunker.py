@@ -64,7 +64,7 @@ def test_damage_and_nothing_to_learn_are_said(tmp_path):
     (tmp_path / "chunker.json").write_text("{")
     with pytest.raises(UserError, match="does not hold a noun-phrase chunker"):
         Chunker.read(tmp_path)
-    with pytest.raises(UserError, match="no phrases to learn"):
+    with pytest.raises(UserError, match="no annotated phrases to train"):
         Chunker.train([("nothing here", [])])
 
 

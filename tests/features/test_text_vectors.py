@@ -139,10 +139,10 @@ def test_the_seed_decides(words):
 def test_words_come_from_a_file_with_its_most_frequent_ones(tmp_path):
     rows = {w: np.full(3, n + 1, dtype=np.float32) for n, w in enumerate(("The", "cat", "dog", "bird", "sits"))}
     write_vectors(rows, tmp_path / "words.txt")
-    words = WordVectors.read(tmp_path / "words.txt", ["dogs sits's"], more=2)
+    words = WordVectors.read(tmp_path / "words.txt", ["dogs sits's"], extra_words=2)
     assert words.known.words == ("cat", "sits", "the")
     assert words.vectors[:, 0].tolist() == [2, 5, 1]
-    with pytest.raises(UserError, match="none of the text's 1 words"):
+    with pytest.raises(UserError, match="none of the 1 words of the texts"):
         WordVectors.read(tmp_path / "words.txt", ["zebra"])
 
 

@@ -65,13 +65,13 @@ def test_a_word_as_written_goes_before_a_capitalised_one(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("v.txt", b"dog 1 2\n", "have 2 numbers each, not 3; ask for word vectors of 2"),
-        ("v.bin", b"2 2\n", "have 2 numbers each, not 3"),
-        ("v.bin", b"2 3\ndog 000011112222\n", "ends before its 2 words do"),
+        ("v.txt", b"dog 1 2\n", "have dimension 2, not 3; set the dimension of word vectors to 2"),
+        ("v.bin", b"2 2\n", "have dimension 2, not 3"),
+        ("v.bin", b"2 3\ndog 000011112222\n", "ends before its 2 words are complete"),
         ("v.bin", b"nonsense", "could not be read"),
         ("v.txt", b"dog 1 2 x\n", "could not be read"),
         ("v.txt.gz", b"not compressed", "could not be read"),
-        ("v.txt", b"horse 1 2 3\n", "have none of the vocabulary's 8 words"),
+        ("v.txt", b"horse 1 2 3\n", "have none of the 8 words of the vocabulary"),
         ("v.npy", b"", r"end in .txt, .vec or .bin, also with .gz; got v.npy"),
     ],
 )
@@ -100,7 +100,7 @@ def test_vectors_trained_here_put_words_used_alike_together_and_are_written_and_
     assert all(np.allclose(again[word], vectors[word], rtol=1e-4) for word in vectors)
     with pytest.raises(UserError, match="written as text"):
         write_vectors(vectors, tmp_path / "v.bin")
-    with pytest.raises(UserError, match="no word is seen 5 times in 1 texts"):
+    with pytest.raises(UserError, match="no word occurs 5 times in 1 texts"):
         train_vectors(["a dog"], 8, min_count=5)
 
 

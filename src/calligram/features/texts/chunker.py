@@ -1,4 +1,4 @@
-"""Noun phrases of free text, found by a small tagger learnt from annotated phrases."""
+"""Noun-phrase chunker: a small tagger that is trained on annotated phrases."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from calligram.errors import UserError
 WEIGHTS_FILE = "chunker.json"
 TAGS = ("O", "B", "I")
 """outside a phrase, at its beginning, inside it"""
+MIN_MEAN_WEIGHT = 0.02
+"""features whose averaged weights are all smaller are removed"""
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")
 
 
@@ -29,7 +31,7 @@ class PhraseSpan(NamedTuple):
 
 
 class ChunkingScores(NamedTuple):
-    """How spans that were found agree with those annotated, in percent."""
+    """Agreement of found spans with annotated spans, in percent."""
 
     precision: float
     recall: float
@@ -38,56 +40,58 @@ class ChunkingScores(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunker:
-    """Tags words one after the other by a linear score of the word, its neighbours and the tag before."""
+    """Tags words from left to right by a linear score of the word, its neighbours and the previous tags."""
 
     weights: Mapping[str, tuple[float, ...]]
-    """for each feature a weight of each of ``TAGS``"""
+    """for each feature, a weight for each of ``TAGS``"""
 
     @classmethod
     def train(cls, texts: Sequence[tuple[str, Sequence[PhraseSpan]]], *, epochs: int = 4, seed: int = 0) -> Chunker:
-        """From texts with the phrases in them; the same weights each time.
+        """Train an averaged perceptron (Collins, 2002) on texts with annotated phrases.
 
-        An averaged perceptron (Collins, 2002): the mean over all steps of weights that are changed only by mistakes.
+        Mistakes change the weights; the result is the mean of the weights over all steps. It depends only on the
+        arguments.
 
         Raises:
-            UserError: when there is nothing to learn from.
+            UserError: when the texts have no phrases.
         """
         tagged = [(words, tags) for words, tags in (_tagged(*text) for text in texts) if "B" in tags]
         if not tagged:
-            raise UserError("there are no phrases to learn noun phrases from")
-        learner = _Perceptron()
+            raise UserError("there are no annotated phrases to train the noun-phrase chunker on")
+        perceptron = _Perceptron()
         rng = np.random.default_rng(seed)
         for _ in range(epochs):
-            for place in rng.permutation(len(tagged)).tolist():
-                learner.see(*tagged[place])
-        return cls(learner.averaged())
+            for row in rng.permutation(len(tagged)).tolist():
+                perceptron.update(*tagged[row])
+        return cls(perceptron.averaged())
 
     def spans(self, text: str) -> list[PhraseSpan]:
-        """The noun phrases of a text, in order."""
+        """Return the noun phrases of a text, in order."""
         found: list[PhraseSpan] = []
         matches = list(_WORD.finditer(text))
         words = [match.group().lower() for match in matches]
-        before, two_before = "O", "O"
-        for place, match in enumerate(matches):
-            scores = _scores(self.weights, _features(words, place, before, two_before))
-            two_before, before = before, _best(scores, before)
-            if before == "B":
+        previous, before_previous = "O", "O"
+        for position, match in enumerate(matches):
+            scores = _scores(self.weights, _features(words, position, previous, before_previous))
+            before_previous, previous = previous, _best(scores, previous)
+            if previous == "B":
                 found.append(PhraseSpan(*match.span()))
-            elif before == "I":
+            elif previous == "I":
                 found[-1] = PhraseSpan(found[-1].start, match.end())
         return found
 
     def evaluate(self, texts: Iterable[tuple[str, Sequence[PhraseSpan]]]) -> ChunkingScores:
-        """Precision, recall and F1 of whole spans."""
-        right = found = annotated = 0
+        """Return precision, recall and F1 of whole spans."""
+        correct = found = annotated = 0
         for text, spans in texts:
-            mine, theirs = set(self.spans(text)), {PhraseSpan(*span) for span in spans}
-            right, found, annotated = right + len(mine & theirs), found + len(mine), annotated + len(theirs)
-        precision, recall = 100 * right / max(1, found), 100 * right / max(1, annotated)
+            predicted, expected = set(self.spans(text)), {PhraseSpan(*span) for span in spans}
+            correct += len(predicted & expected)
+            found, annotated = found + len(predicted), annotated + len(expected)
+        precision, recall = 100 * correct / max(1, found), 100 * correct / max(1, annotated)
         return ChunkingScores(precision, recall, 2 * precision * recall / max(1e-9, precision + recall))
 
     def save(self, folder: Path) -> str:
-        """Write the weights into ``folder``; returns the file's name."""
+        """Write the weights into ``folder``; return the name of the file."""
         content = {name: list(values) for name, values in sorted(self.weights.items())}
         (folder / WEIGHTS_FILE).write_text(
             json.dumps({"tags": TAGS, "weights": content}, ensure_ascii=False), encoding="utf-8"
@@ -96,35 +100,37 @@ class Chunker:
 
     @classmethod
     def read(cls, folder: Path) -> Chunker:
-        """From what ``save`` wrote."""
+        """Read what ``save`` wrote."""
         try:
             content = json.loads((folder / WEIGHTS_FILE).read_text(encoding="utf-8"))
             return cls({name: tuple(values) for name, values in content["weights"].items()})
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{folder / WEIGHTS_FILE} does not hold a noun-phrase chunker ({error})") from error
+            raise UserError(
+                f"{folder / WEIGHTS_FILE} does not hold a noun-phrase chunker ({error}); train the matcher again"
+            ) from error
 
 
 def annotated_captions(
-    collection: Collection, split: str, most: int | None = None
+    collection: Collection, split: str, max_captions: int | None = None
 ) -> list[tuple[str, list[PhraseSpan]]]:
-    """Captions of a split with the phrases annotated in them, evenly spread where only ``most`` are wanted."""
+    """Return captions of a split with their annotated phrases; at most ``max_captions``, evenly spaced."""
     pairing = collection.sentences(split)
-    wanted = {name: place for place, name in enumerate(pairing.texts.ids)}
+    caption_rows = {name: row for row, name in enumerate(pairing.texts.ids)}
     spans: dict[int, list[PhraseSpan]] = defaultdict(list)
     names = collection.column("captions", "id")
     columns = (collection.numbers("phrases", name).tolist() for name in ("caption", "start", "end"))
     for caption, start, end in zip(*columns, strict=True):
-        place = wanted.get(str(names[caption]))
-        if place is not None and start >= 0:
-            spans[place].append(PhraseSpan(start, end))
+        row = caption_rows.get(str(names[caption]))
+        if row is not None and start >= 0:
+            spans[row].append(PhraseSpan(start, end))
     chosen = sorted(spans)
-    if most is not None and len(chosen) > most:
-        chosen = [chosen[i] for i in np.linspace(0, len(chosen) - 1, most).astype(int).tolist()]
-    return [(pairing.texts.strings[place], sorted(spans[place])) for place in chosen]
+    if max_captions is not None and len(chosen) > max_captions:
+        chosen = [chosen[i] for i in np.linspace(0, len(chosen) - 1, max_captions).astype(int).tolist()]
+    return [(pairing.texts.strings[row], sorted(spans[row])) for row in chosen]
 
 
 class _Perceptron:
-    """Weights with their running sums, kept lazily: a sum is brought up to date only when its weight changes."""
+    """Weights and their sums over all steps; a sum is updated lazily, only when its weight changes."""
 
     def __init__(self) -> None:
         self.weights: dict[str, list[float]] = {}
@@ -132,19 +138,19 @@ class _Perceptron:
         self._changed: dict[str, int] = {}
         self._step = 0
 
-    def see(self, words: list[str], tags: list[str]) -> None:
-        """One text: every wrong tag moves the weights of its features."""
-        before, two_before = "O", "O"
-        for place, tag in enumerate(tags):
+    def update(self, words: list[str], tags: list[str]) -> None:
+        """Train on one text: every wrong tag changes the weights of its features."""
+        previous, before_previous = "O", "O"
+        for position, tag in enumerate(tags):
             self._step += 1
-            features = _features(words, place, before, two_before)
-            guess = _best(_scores(self.weights, features), before)
+            features = _features(words, position, previous, before_previous)
+            guess = _best(_scores(self.weights, features), previous)
             if guess != tag:
                 for name in features:
                     self._move(name, TAGS.index(tag), TAGS.index(guess))
-            # Guesses stand before the next word, as they will later, unless a beginning was missed: then nothing
-            # inside the phrase could be guessed.
-            two_before, before = before, guess if tag != "I" or guess != "O" else tag
+            # The next word uses the guess, as in prediction. Exception: if the beginning of a phrase was missed, the
+            # true tag is used, because otherwise no tag inside the phrase could be guessed.
+            before_previous, previous = previous, guess if tag != "I" or guess != "O" else tag
 
     def _move(self, name: str, up: int, down: int) -> None:
         weights = self.weights.setdefault(name, [0.0] * len(TAGS))
@@ -157,51 +163,51 @@ class _Perceptron:
         weights[down] -= 1
 
     def averaged(self) -> dict[str, tuple[float, ...]]:
-        """Mean weights, those that hardly ever counted left out."""
+        """Return the mean weights; features with small weights are left out."""
         found = {}
         for name, weights in self.weights.items():
             passed = self._step - self._changed[name]
             mean = [(s + passed * w) / self._step for s, w in zip(self._sums[name], weights, strict=True)]
-            if max(map(abs, mean)) >= 0.02:
+            if max(map(abs, mean)) >= MIN_MEAN_WEIGHT:
                 found[name] = tuple(round(value, 3) for value in mean)
         return found
 
 
 def _tagged(text: str, spans: Sequence[PhraseSpan]) -> tuple[list[str], list[str]]:
-    """Words in lower case and their tags."""
+    """Return the lower-case words of a text and their tags."""
     words, tags = [], []
     for match in _WORD.finditer(text):
-        around = next((s for s in spans if s[0] <= match.start() and match.end() <= s[1]), None)
+        phrase = next((s for s in spans if s[0] <= match.start() and match.end() <= s[1]), None)
         words.append(match.group().lower())
-        tags.append("O" if around is None else "B" if not words[:-1] or match.start() == around[0] else "I")
+        tags.append("O" if phrase is None else "B" if not words[:-1] or match.start() == phrase[0] else "I")
     return words, ["B" if tag == "I" and (not n or tags[n - 1] == "O") else tag for n, tag in enumerate(tags)]
 
 
-def _features(words: Sequence[str], place: int, before: str, two_before: str) -> tuple[str, ...]:
-    """What is known of a word when its tag is chosen."""
+def _features(words: Sequence[str], position: int, previous: str, before_previous: str) -> tuple[str, ...]:
+    """Return the features of a word; their names are keys of the saved weights."""
 
-    def at(distance: int) -> str:
-        there = place + distance
-        return words[there] if 0 <= there < len(words) else "<>"
+    def neighbour(distance: int) -> str:
+        index = position + distance
+        return words[index] if 0 <= index < len(words) else "<>"
 
-    word, last, coming = words[place], at(-1), at(1)
+    word, left, right = words[position], neighbour(-1), neighbour(1)
     return (
         "bias",
         f"w={word}",
         f"s={word[-3:]}",
         f"t={word[-2:]}",
-        f"w-1={last}",
-        f"w-2={at(-2)}",
-        f"w+1={coming}",
-        f"s+1={coming[-3:]}",
-        f"w+2={at(2)}",
-        f"p={before}",
-        f"pp={two_before}{before}",
-        f"p,w={before},{word}",
-        f"p,w+1={before},{coming}",
-        f"w-1,w={last},{word}",
-        f"w,w+1={word},{coming}",
-        f"p,s,s+1={before},{word[-2:]},{coming[-2:]}",
+        f"w-1={left}",
+        f"w-2={neighbour(-2)}",
+        f"w+1={right}",
+        f"s+1={right[-3:]}",
+        f"w+2={neighbour(2)}",
+        f"p={previous}",
+        f"pp={before_previous}{previous}",
+        f"p,w={previous},{word}",
+        f"p,w+1={previous},{right}",
+        f"w-1,w={left},{word}",
+        f"w,w+1={word},{right}",
+        f"p,s,s+1={previous},{word[-2:]},{right[-2:]}",
     )
 
 
@@ -213,7 +219,7 @@ def _scores(weights: Mapping[str, Sequence[float]], features: Iterable[str]) -> 
     return total
 
 
-def _best(scores: Sequence[float], before: str) -> str:
-    """The tag of highest score; a phrase cannot go on where none has begun."""
-    allowed = range(len(TAGS)) if before != "O" else range(len(TAGS) - 1)
+def _best(scores: Sequence[float], previous: str) -> str:
+    """Return the tag with the highest score; "I" cannot follow "O"."""
+    allowed = range(len(TAGS)) if previous != "O" else range(len(TAGS) - 1)
     return TAGS[max(allowed, key=lambda tag: scores[tag])]

@@ -1,4 +1,4 @@
-"""Principal components of vectors too many and too long to hold, by a randomised method."""
+"""PCA by a randomised method, and covariances, of data that arrives in batches and does not fit into memory."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from torch import Tensor
 Floats = NDArray[np.float32]
 
 OVERSAMPLING_RATIO = 0.25
-"""more directions than wanted, as a share: the last wanted ones come out better"""
+"""additional random directions, relative to the output dimension; they improve the last components"""
 MIN_VARIANCE_RATIO = 1e-7
-"""directions with less than this share of the first one's variance are noise of the arithmetic"""
+"""minimum variance of a component relative to the first one; smaller variances are rounding errors"""
 
 
 @dataclass(frozen=True)
 class PCA:
-    """Subtract the mean, then keep the directions of largest variance."""
+    """Subtracts the mean and projects to the directions of largest variance."""
 
     mean: Floats = field(repr=False)
     """(D,)"""
     components: Floats = field(repr=False)
-    """(kept, D), rounded to half precision, as they are saved"""
+    """(components, D), rounded to half precision, as they are saved"""
     explained: float
-    """share of the variance of what it was fitted on"""
+    """explained share of the variance of the training data"""
 
     @classmethod
     def fit(cls, blocks: Callable[[], Iterable[Floats]], dim: int, seed: int = 0) -> PCA:
-        """From two passes over blocks of rows (Halko et al., 2011).
+        """Fit by two passes over blocks of rows (Halko et al., 2011).
 
-        The first multiplies random directions by the covariance, the second finds the best directions within what that
-        spans. Memory grows with D times ``dim``, not with the number of rows. ``explained`` is exact for what is kept.
+        The first pass multiplies random directions by the covariance. The second pass finds the best directions in the
+        span of the result. Memory grows with D times ``dim``, not with the number of rows. ``explained`` is exact.
         """
         moments = _Moments.of(blocks(), lambda width: _random_directions(width, dim, seed))
         basis = np.linalg.qr(moments.times_covariance())[0]
@@ -46,23 +46,23 @@ class PCA:
         return cls(moments.mean, components.astype(np.float16).astype(np.float32), share)
 
     def __call__(self, rows: Floats) -> Floats:
-        """(N, D) -> (N, kept)."""
+        """Project rows (N, D) to (N, components)."""
         return np.asarray((rows - self.mean) @ self.components.T, dtype=np.float32)
 
 
 class _Moments:
-    """Sums over rows, as far as some directions show them."""
+    """Sums over rows, projected to some directions."""
 
     def __init__(self, directions: Floats, *, inner: bool) -> None:
         self.directions, self.inner = directions, inner
         self.count, self.squares = 0, 0.0
-        width, seen = directions.shape
+        width, count = directions.shape
         self.total = np.zeros(width)
-        self.product = np.zeros((seen if inner else width, seen), dtype=np.float32)
+        self.product = np.zeros((count if inner else width, count), dtype=np.float32)
 
     @classmethod
     def of(cls, blocks: Iterable[Floats], directions: Callable[[int], Floats], *, inner: bool = False) -> _Moments:
-        """Of all blocks; ``inner``: only how the directions vary together, instead of the covariance times them."""
+        """Sum over all blocks: the covariance times the directions, or with ``inner`` between the directions."""
         moments: _Moments | None = None
         for rows in blocks:
             moments = moments or cls(directions(rows.shape[1]), inner=inner)
@@ -71,8 +71,8 @@ class _Moments:
         return moments
 
     def add(self, rows: Floats) -> None:
-        seen = rows @ self.directions
-        self.product += (seen if self.inner else rows).T @ seen
+        projected = rows @ self.directions
+        self.product += (projected if self.inner else rows).T @ projected
         self.total += rows.sum(0, dtype=np.float64)
         self.squares += float(np.einsum("nd,nd->", rows, rows))
         self.count += len(rows)
@@ -86,13 +86,13 @@ class _Moments:
         return self.squares / self.count - float(((self.total / self.count) ** 2).sum())
 
     def times_covariance(self) -> Floats:
-        """The covariance times the directions."""
+        """Return the covariance times the directions."""
         product = self.product / np.float32(self.count)
         product -= np.outer(self.mean, self.mean @ self.directions)
         return np.asarray(product, dtype=np.float32)
 
     def covariance(self) -> Floats:
-        """Of the directions among each other."""
+        """Return the covariance between the directions."""
         centre = self.mean @ self.directions
         return np.asarray(self.product / self.count - np.outer(centre, centre), dtype=np.float32)
 
@@ -102,14 +102,11 @@ def _random_directions(width: int, dim: int, seed: int) -> Floats:
     return np.random.default_rng(seed).standard_normal((width, directions), dtype=np.float32)
 
 
-# Mean and covariance of data that come in batches.
-
-
 class Covariance:
     """Joint mean and covariance of two aligned lists of vectors, in double precision.
 
-    Memory depends on the sizes of the vectors and not on their number. Batches are joined by the update of Chan, Golub
-    and LeVeque: each is centred by its own mean first, so a mean far from zero costs no precision.
+    Memory depends on the dimensions of the vectors, not on their number. Batches are joined by the update of Chan,
+    Golub and LeVeque: each batch is centred by its own mean first, so that a large mean costs no precision.
     """
 
     def __init__(self) -> None:
@@ -119,7 +116,7 @@ class Covariance:
         self._products: Tensor | None = None
 
     def add(self, one: Tensor, two: Tensor) -> None:
-        """Take in a batch (N, D1) and (N, D2)."""
+        """Add a batch (N, D1) and (N, D2)."""
         if len(one) != len(two):
             raise ValueError(f"vectors must be aligned, got {len(one)} and {len(two)}")
         if not len(one):
@@ -140,18 +137,18 @@ class Covariance:
 
     @property
     def means(self) -> tuple[Tensor, Tensor]:
-        """Of both lists."""
-        mean, _ = self._known()
+        """Means of both lists."""
+        mean, _ = self._statistics()
         return mean[: self._first], mean[self._first :]
 
     @property
     def blocks(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Covariances of the first list, between both (D1, D2), and of the second."""
-        _, products = self._known()
-        whole, first = products / max(1, self.count - 1), self._first
-        return whole[:first, :first], whole[:first, first:], whole[first:, first:]
+        """Covariance of the first list, cross-covariance (D1, D2), and covariance of the second list."""
+        _, products = self._statistics()
+        joint, first = products / max(1, self.count - 1), self._first
+        return joint[:first, :first], joint[:first, first:], joint[first:, first:]
 
-    def _known(self) -> tuple[Tensor, Tensor]:
+    def _statistics(self) -> tuple[Tensor, Tensor]:
         if self._mean is None or self._products is None:
-            raise ValueError("no vectors were added; their covariance is not known")
+            raise ValueError("no vectors were added; add a batch before reading the covariance")
         return self._mean, self._products

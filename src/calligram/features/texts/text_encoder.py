@@ -1,4 +1,8 @@
-"""BERT-like encoders of ``transformers``: a state for each piece of a text."""
+"""BERT-like text encoders of ``transformers``: one state for each token of a text.
+
+``EncoderInput`` uses a frozen encoder as a text input: states of a collection are computed once and stored, states of a
+query are computed on the fly.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +32,25 @@ from calligram.features.transformers_models import (
 from calligram.files import parts_hash, tensor_parts
 from calligram.progress import Track, silent
 
+Ints = NDArray[np.int64]
+Halves = NDArray[np.float16]
+
+ENCODE_BATCH_TEXTS = 256
+
 
 class TextEncoder(nn.Module):
-    """A transformer over pieces of words, without the pooler that belongs to a task of its training."""
+    """A transformer encoder without the pooler, which belongs to a pretraining task."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        # Unused weights would be saved and never learn.
+        # The pooler would be saved, but never trained.
         if getattr(model, "pooler", None) is not None:
             model.pooler = None
         self.model = model
 
     @classmethod
     def load(cls, name: str) -> TextEncoder:
-        """From a folder or a hub name, with its trained weights in float32."""
+        """Load trained weights from a folder or by a hub name, in float32."""
         from transformers import AutoConfig, AutoModel
 
         try:
@@ -53,7 +62,7 @@ class TextEncoder(nn.Module):
 
     @classmethod
     def from_description(cls, description: str) -> TextEncoder:
-        """The same architecture with random weights."""
+        """Build the architecture of a ``description`` with random weights."""
         return cls(build_model(description))
 
     @property
@@ -63,21 +72,21 @@ class TextEncoder(nn.Module):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of architecture and weights."""
+        """Hash of architecture and weights."""
         return parts_hash(chain([self.description.encode()], tensor_parts(self.state_dict())), 12)
 
     @property
     def dim(self) -> int:
-        """Size of a state."""
+        """Dimension of a state."""
         return int(self.model.config.hidden_size)
 
     def save(self, folder: Path) -> None:
-        """Write it in the format that ``load`` reads."""
+        """Write the model in the format that ``load`` reads."""
         with quiet_transformers():
             self.model.save_pretrained(folder)
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """Numbers of pieces (N, W) and their mask -> states (N, W, dim)."""
+        """Encode token ids (N, W) with their mask into states (N, W, dim)."""
         with without_cudnn_attention(words):
             states: Tensor = self.model(input_ids=words, attention_mask=mask.long()).last_hidden_state
         return states
@@ -91,33 +100,25 @@ def _check_architecture(config: Any, name: str) -> None:
         )
 
 
-# A frozen text encoder's states as model input, computed once for a collection and on the fly for a query.
-
-Ints = NDArray[np.int64]
-Halves = NDArray[np.float16]
-
-ENCODE_BATCH_TEXTS = 256
-
-
 @dataclass(frozen=True)
 class EncoderInput:
-    """States (W, D) of a text's pieces by an encoder that is not trained."""
+    """Text input from a frozen encoder: the states (W, D) of a text's tokens."""
 
     kind: ClassVar[str] = "encoder"
 
     encoder: TextEncoder = field(repr=False, compare=False)
     pieces: WordPieces
     source: str
-    """where the encoder came from, for the record"""
+    """folder or hub name of the encoder, for information"""
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """The encoder's weights go beside the JSON, so that a run needs nothing else."""
+        """Write the encoder's weights into ``folder``, so that a run needs no other file."""
         self.encoder.save(folder / "text-encoder")
         return {"pieces": self.pieces.save(folder), "source": self.source}
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> EncoderInput:
-        """From what ``save`` wrote."""
+        """Read what ``save`` wrote."""
         encoder = TextEncoder.load(str(folder / "text-encoder")).eval()
         return cls(encoder, WordPieces.read(folder, content["pieces"]), content["source"])
 
@@ -126,34 +127,35 @@ class EncoderInput:
 
     @property
     def mask_token(self) -> int:
-        """There is no word left to hide."""
+        """Refuse: stored states have no tokens to replace."""
         raise UserError(
-            "the words of stored encodings cannot be hidden in training; use text.word_dropout=0 or text.train=true"
+            "word dropout cannot be applied to stored encodings; use text.word_dropout=0 or text.train=true"
         )
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """States (N, W, D) of a few texts and the mask of real pieces."""
+        """Encode a few texts: states (N, W, D) and the mask of real tokens."""
         return self.load(strings).take(np.arange(len(strings)))
 
     def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> StateRows:
-        """States of many texts, from the store in ``cache`` as far as they are there; without one, in memory.
+        """Encode many texts; states are read from the store in ``cache`` if they are there. Without it, in memory.
 
-        Texts of one length have one store, so nothing is padded: a text's states are the same whatever it came with.
+        Each text length has its own store and its own batches, so that nothing is padded and a text's states do not
+        depend on the other texts.
         """
         encoded = self.pieces.encode(strings)
-        lengths = np.array([len(numbers) for numbers in encoded], dtype=np.int64)
-        keys = [content_key(np.array(numbers, dtype=np.int64).tobytes()) for numbers in encoded]
+        lengths = np.array([len(ids) for ids in encoded], dtype=np.int64)
+        keys = [content_key(np.array(ids, dtype=np.int64).tobytes()) for ids in encoded]
         stores: dict[int, FeatureStore | MemoryFeatureStore] = {
-            n: MemoryFeatureStore() if cache is None else FeatureStore(cache, self._about(n))
+            n: MemoryFeatureStore() if cache is None else FeatureStore(cache, self._store_description(n))
             for n in np.unique(lengths).tolist()
         }
-        wanted = {k: numbers for k, numbers in zip(keys, encoded, strict=True) if k not in stores[len(numbers)]}
-        for batch in track(list(_by_length(wanted)), "encoding texts"):
-            states = self._run(torch.tensor([wanted[key] for key in batch]))
+        missing = {k: ids for k, ids in zip(keys, encoded, strict=True) if k not in stores[len(ids)]}
+        for batch in track(list(_batches_by_length(missing)), "encoding texts"):
+            states = self._run(torch.tensor([missing[key] for key in batch]))
             stores[states.shape[1]].append(batch, states)
         return StateRows(stores, keys, lengths)
 
-    def _about(self, pieces: int) -> dict[str, object]:
+    def _store_description(self, pieces: int) -> dict[str, object]:
         return {"text encoder": self.encoder.fingerprint, "pieces": pieces}
 
     @torch.no_grad()
@@ -174,24 +176,24 @@ class StateRows:
         return len(self._keys)
 
     def take(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """States (N, W, D) in single precision, zero where the mask says that there is no piece."""
+        """Return states (N, W, D) in single precision and their mask; padding is zero."""
         lengths = self.lengths[rows]
         mask = np.arange(int(lengths.max(initial=1))) < lengths[:, None]
         states: NDArray[np.float32] | None = None
         for length in np.unique(lengths).tolist():
-            places = np.flatnonzero(lengths == length)
-            found = self._stores[length].take([self._keys[row] for row in rows[places].tolist()])
+            same_length = np.flatnonzero(lengths == length)
+            found = self._stores[length].take([self._keys[row] for row in rows[same_length].tolist()])
             if states is None:
                 states = np.zeros((*mask.shape, found.shape[-1]), dtype=np.float32)
-            states[places, :length] = found
+            states[same_length, :length] = found
         assert states is not None, "a batch holds at least one text"
         return torch.from_numpy(states), torch.from_numpy(mask)
 
 
-def _by_length(wanted: Mapping[str, Sequence[int]]) -> Iterator[list[str]]:
-    """Keys in batches of equal length."""
+def _batches_by_length(texts: Mapping[str, Sequence[int]]) -> Iterator[list[str]]:
+    """Yield keys in batches of texts with equal length."""
     grouped: dict[int, list[str]] = {}
-    for key, numbers in wanted.items():
-        grouped.setdefault(len(numbers), []).append(key)
+    for key, ids in texts.items():
+        grouped.setdefault(len(ids), []).append(key)
     for keys in grouped.values():
         yield from (keys[start : start + ENCODE_BATCH_TEXTS] for start in range(0, len(keys), ENCODE_BATCH_TEXTS))

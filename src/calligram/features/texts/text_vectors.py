@@ -1,4 +1,4 @@
-"""A text as one vector of fixed size: mean of word vectors, tf-idf or Fisher vectors, fitted on training text."""
+"""Text input with one vector for each text: mean of word vectors, tf-idf or Fisher vectors."""
 
 from __future__ import annotations
 
@@ -28,52 +28,52 @@ TextVectorKind = Literal["mean", "tfidf", "gmm", "hglmm", "gmm+hglmm"]
 
 VECTORS_FILE = "text-vectors.safetensors"
 ENCODE_BATCH_TEXTS = 1024
-"""texts encoded at a time, and in a part of the store"""
+"""texts in one batch of the encoding, and in one part of the feature store"""
 
 
 SIMPLE_VECTORIZERS: Mapping[str, type[TfIdfVectorizer | MeanVectorizer]] = {
     "mean": MeanVectorizer,
     "tfidf": TfIdfVectorizer,
 }
-"""kinds that are no Fisher vectors"""
+"""vectorizers by kind; all other kinds are Fisher vectors"""
 
 
 @dataclass(frozen=True)
 class TextVectorSettings:
-    """How texts become vectors."""
+    """Settings of text vectors."""
 
     kind: Annotated[TextVectorKind, "mean of word vectors, tf-idf, or Fisher vectors of a mixture"] = "hglmm"
-    centres: Annotated[int, "of a mixture", (1, 10000)] = 30
-    pca: Annotated[int, "numbers that Fisher vectors are reduced to; 0 for all of them", (0, 1000000)] = 2000
-    tfidf_words: Annotated[int, "most frequent words that tf-idf counts", (1, 10000000)] = 3000
-    seed: Annotated[int, "of whatever is drawn", (0, 4294967295)] = 0
+    centres: Annotated[int, "number of centres of a mixture", (1, 10000)] = 30
+    pca: Annotated[int, "dimension of Fisher vectors after PCA; 0 for no PCA", (0, 1000000)] = 2000
+    tfidf_words: Annotated[int, "number of words in tf-idf vectors, most frequent first", (1, 10000000)] = 3000
+    seed: Annotated[int, "random seed of the fit", (0, 4294967295)] = 0
 
 
 class TextVectorizer(Protocol):
-    """From strings to vectors, with everything that was fitted."""
+    """Turns strings into vectors; holds all fitted values."""
 
     @property
     def known(self) -> KnownWords:
-        """Words it counts."""
+        """Words that it counts."""
         ...
 
     @property
     def dim(self) -> int:
-        """Size of a text's vector."""
+        """Dimension of a text's vector."""
         ...
 
     def encode(self, strings: Sequence[str]) -> Floats:
-        """(N, dim); zeros for a text without a known word."""
+        """Return vectors (N, dim); zeros for a text without a known word."""
         ...
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What ``restore`` needs besides the words."""
+        """Return the arrays that ``restore`` needs, in addition to the words."""
         ...
 
 
 @dataclass(frozen=True)
 class TextVectorInput:
-    """Text input: one vector for each text, and a mask of ones."""
+    """Text input with one vector for each text, and a mask of ones."""
 
     kind: ClassVar[str] = "text-vectors"
 
@@ -84,21 +84,21 @@ class TextVectorInput:
     def fit(
         cls, strings: Sequence[str], words: WordVectors | None, settings: TextVectorSettings, track: Track = silent
     ) -> TextVectorInput:
-        """Fit on training texts, and on them only. Tf-idf needs no word vectors.
+        """Fit on training texts only. Tf-idf needs no word vectors.
 
         Raises:
-            UserError: when word vectors are needed and not given.
+            UserError: when word vectors are needed, but not given.
         """
         if settings.kind == "tfidf":
             return cls(settings, TfIdfVectorizer.fit(strings, settings.tfidf_words))
         if words is None:
             raise UserError(
                 f'text vectors of kind {settings.kind} need word vectors: train some with "calligram words" and give '
-                "their file with --set text.words=FILE, or take --set text.vectors.kind=tfidf, which needs none"
+                "their file with --set text.words=FILE, or use --set text.vectors.kind=tfidf, which needs none"
             )
         if settings.kind == "mean":
             return cls(settings, MeanVectorizer(words))
-        coder = FisherVectorizer.fit(
+        vectorizer = FisherVectorizer.fit(
             strings,
             words,
             hybrid=[kind == "hglmm" for kind in settings.kind.split("+")],
@@ -107,10 +107,10 @@ class TextVectorInput:
             seed=settings.seed,
             track=track,
         )
-        return cls(settings, coder)
+        return cls(settings, vectorizer)
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Numbers go beside the JSON."""
+        """Write the arrays into ``folder`` and return settings and words."""
         save_file(
             {name: np.ascontiguousarray(a) for name, a in self.vectorizer.arrays().items()}, folder / VECTORS_FILE
         )
@@ -118,16 +118,16 @@ class TextVectorInput:
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> TextVectorInput:
-        """From what ``save`` wrote."""
+        """Read what ``save`` wrote."""
         settings, known = TextVectorSettings(**content["settings"]), KnownWords(tuple(content["words"]))
-        coder: type[TfIdfVectorizer | MeanVectorizer | FisherVectorizer] = SIMPLE_VECTORIZERS.get(
+        vectorizer: type[TfIdfVectorizer | MeanVectorizer | FisherVectorizer] = SIMPLE_VECTORIZERS.get(
             settings.kind, FisherVectorizer
         )
-        return cls(settings, coder.restore(known, load_file(folder / VECTORS_FILE)))
+        return cls(settings, vectorizer.restore(known, load_file(folder / VECTORS_FILE)))
 
     @property
     def dim(self) -> int:
-        """Size of a text's vector."""
+        """Dimension of a text's vector."""
         return self.vectorizer.dim
 
     def __len__(self) -> int:
@@ -135,27 +135,27 @@ class TextVectorInput:
 
     @property
     def mask_token(self) -> int:
-        """There is no word left to hide."""
-        raise UserError("the words of text vectors cannot be hidden in training; use text.word_dropout=0")
+        """Refuse: text vectors have no tokens to replace."""
+        raise UserError("word dropout cannot be applied to text vectors; use text.word_dropout=0")
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all that a text's vector depends on."""
+        """Hash of everything that a text's vector depends on."""
         parts = [json.dumps([self.settings.kind, self.vectorizer.known.words]).encode()]
         parts += [name.encode() + array.tobytes() for name, array in sorted(self.vectorizer.arrays().items())]
         return parts_hash(parts, 12)
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Vectors (N, dim) of a few texts, and ones (N, 1)."""
+        """Encode a few texts: vectors (N, dim) and a mask of ones (N, 1)."""
         return self.load(strings).take(np.arange(len(strings)))
 
     def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> TextVectorRows:
-        """Vectors of many texts, from the store in ``cache`` as far as they are there; without one, in memory."""
+        """Encode many texts; vectors are read from the store in ``cache`` if they are there. Without it, in memory."""
         store = MemoryFeatureStore() if cache is None else FeatureStore(cache, {"text vectors": self.fingerprint})
         keys = [content_key(string.encode("utf-8", "surrogatepass")) for string in strings]
-        wanted = list({key: string for key, string in zip(keys, strings, strict=True) if key not in store}.items())
-        for start in track(range(0, len(wanted), ENCODE_BATCH_TEXTS), "encoding texts"):
-            part = wanted[start : start + ENCODE_BATCH_TEXTS]
+        missing = list({key: string for key, string in zip(keys, strings, strict=True) if key not in store}.items())
+        for start in track(range(0, len(missing), ENCODE_BATCH_TEXTS), "encoding texts"):
+            part = missing[start : start + ENCODE_BATCH_TEXTS]
             store.append(
                 [key for key, _ in part], self.vectorizer.encode([string for _, string in part]).astype(np.float16)
             )
@@ -173,7 +173,7 @@ class TextVectorRows:
         return len(self._keys)
 
     def take(self, rows: Ints) -> tuple[Tensor, Tensor]:
-        """Vectors (N, dim) in single precision, and ones (N, 1)."""
+        """Return vectors (N, dim) in single precision and a mask of ones (N, 1)."""
         mask = torch.ones(len(rows), 1, dtype=torch.bool)
         if not len(rows):
             return torch.zeros(0, self._dim), mask

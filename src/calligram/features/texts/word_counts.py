@@ -1,4 +1,4 @@
-"""Texts as counts of known words: what every fixed-size text vector starts from."""
+"""Counts of known words, and the text vectors that follow from them directly: mean of word vectors, and tf-idf."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from calligram.features.texts.word_vectors import read_frequent_vectors, read_ve
 
 Floats = NDArray[np.float32]
 
-_INNER = re.compile(r"[-+'0-9]+")
+_WORD_SEPARATORS = re.compile(r"[-+'0-9]+")
 
 
 @dataclass(frozen=True)
 class KnownWords:
-    """Words by number. A word that is not known is split at ``- + '`` and digits; unknown parts are dropped."""
+    """Index of words. An unknown word is split at ``- + '`` and digits; unknown parts are dropped."""
 
     words: tuple[str, ...]
 
     @cached_property
     def number_of(self) -> dict[str, int]:
-        """Number of each word."""
+        """Column of each word."""
         return {word: number for number, word in enumerate(self.words)}
 
     def numbers(self, text: str) -> list[int]:
-        """Numbers of a text's known words, in order."""
+        """Return the columns of a text's known words, in order."""
         found: list[int] = []
         for word in tokenise(text):
             parts = [word] if word in self.number_of else split_word(word)
@@ -43,27 +43,27 @@ class KnownWords:
         return found
 
     def counts(self, strings: Sequence[str]) -> sp.csr_array:
-        """How often each text (row) has each word (column)."""
+        """Return the counts of each word (column) in each text (row)."""
         rows = [self.numbers(string) for string in strings]
-        places = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
-        columns = np.fromiter((number for row in rows for number in row), dtype=np.int64, count=int(places[-1]))
+        starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+        columns = np.fromiter((number for row in rows for number in row), dtype=np.int64, count=int(starts[-1]))
         ones = np.ones(len(columns), dtype=np.float32)
-        counts = sp.csr_array((ones, columns, places), shape=(len(rows), len(self.words)))
+        counts = sp.csr_array((ones, columns, starts), shape=(len(rows), len(self.words)))
         counts.sum_duplicates()
         return counts
 
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Known words and their vectors."""
+    """Known words with their vectors."""
 
     known: KnownWords
     vectors: Floats = field(repr=False)
     """(words, dim)"""
 
     @classmethod
-    def read(cls, file: Path, strings: Iterable[str], more: int = 50_000) -> WordVectors:
-        """From a file: the words of ``strings``, and the file's first ``more`` words, for queries to come.
+    def read(cls, file: Path, strings: Iterable[str], extra_words: int = 50_000) -> WordVectors:
+        """Read the vectors of the words of ``strings``, and of the file's first ``extra_words`` words, for queries.
 
         Raises:
             UserError: when the file cannot be read or has no word of the strings.
@@ -72,65 +72,64 @@ class WordVectors:
         seen = {part for string in strings for word in tokenise(string) for part in (word, *split_word(word))}
         wanted = read_vectors(file, seen, dim)
         if not wanted:
-            raise UserError(f"word vectors {file} have none of the text's {len(seen)} words")
-        found = {**read_frequent_vectors(file, more, dim), **wanted}
+            raise UserError(
+                f"word vectors {file} have none of the {len(seen)} words of the texts; give vectors of their language"
+            )
+        found = {**read_frequent_vectors(file, extra_words, dim), **wanted}
         words = sorted(found)
         return cls(KnownWords(tuple(words)), np.stack([found[word] for word in words]))
 
     @property
     def dim(self) -> int:
-        """Numbers per word."""
+        """Dimension of a word vector."""
         return int(self.vectors.shape[1])
 
 
 def split_word(word: str) -> list[str]:
-    """A word split at ``- + '`` and digits.
+    """Split a word at ``- + '`` and digits.
 
     >>> parts_of("dog's"), parts_of("2nd")
     (['dog', 's'], ['nd'])
     """
-    return [part for part in _INNER.split(word) if part]
-
-
-# The simplest text vectors: a mean of word vectors, and tf-idf.
+    return [part for part in _WORD_SEPARATORS.split(word) if part]
 
 
 @dataclass(frozen=True)
 class MeanVectorizer:
-    """The mean of a text's word vectors, each at length one."""
+    """Mean of a text's word vectors, each normalised to unit length."""
 
     words: WordVectors
 
     @property
     def known(self) -> KnownWords:
-        """Words it counts."""
+        """Words that it counts."""
         return self.words.known
 
     @property
     def dim(self) -> int:
-        """Size of a text's vector."""
+        """Dimension of a text's vector."""
         return self.words.dim
 
     def encode(self, strings: Sequence[str]) -> Floats:
-        """(N, dim); zeros for a text without a known word."""
+        """Return vectors (N, dim); zeros for a text without a known word."""
         counts = self.known.counts(strings)
         totals = np.asarray(counts.sum(axis=1), dtype=np.float32)
         means: Floats = counts @ unit_rows(self.words.vectors) / np.maximum(totals, 1)[:, None]
         return means
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What ``restore`` needs besides the words."""
+        """Return the arrays that ``restore`` needs, in addition to the words."""
         return {"vectors": self.words.vectors}
 
     @classmethod
     def restore(cls, known: KnownWords, arrays: Mapping[str, NDArray[Any]]) -> MeanVectorizer:
-        """The inverse of ``arrays``."""
+        """Build the vectorizer from the result of ``arrays``."""
         return cls(WordVectors(known, arrays["vectors"]))
 
 
 @dataclass(frozen=True)
 class TfIdfVectorizer:
-    """Counts of words, times log(texts / texts that have the word), at length one."""
+    """Tf-idf: counts of words times log(texts / texts with the word), normalised to unit length."""
 
     known: KnownWords
     idf: Floats = field(repr=False)
@@ -138,29 +137,29 @@ class TfIdfVectorizer:
 
     @classmethod
     def fit(cls, strings: Sequence[str], words: int) -> TfIdfVectorizer:
-        """The most frequent ``words`` of training texts."""
+        """Fit on training texts; keep the ``words`` most frequent words."""
         counts = Counter(word for string in strings for word in tokenise(string))
         known = KnownWords(tuple(sorted(counts, key=lambda word: (-counts[word], word))[:words]))
-        having = np.asarray((known.counts(strings) > 0).sum(axis=0))
-        return cls(known, np.log(len(strings) / np.maximum(having, 1)).astype(np.float32))
+        texts_with_word = np.asarray((known.counts(strings) > 0).sum(axis=0))
+        return cls(known, np.log(len(strings) / np.maximum(texts_with_word, 1)).astype(np.float32))
 
     @property
     def dim(self) -> int:
-        """Size of a text's vector."""
+        """Dimension of a text's vector."""
         return len(self.known.words)
 
     def encode(self, strings: Sequence[str]) -> Floats:
-        """(N, dim); zeros for a text without a known word."""
+        """Return vectors (N, dim); zeros for a text without a known word."""
         weighted = (self.known.counts(strings) @ sp.diags_array(self.idf)).toarray()
         return unit_rows(weighted.astype(np.float32))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """What ``restore`` needs besides the words."""
+        """Return the arrays that ``restore`` needs, in addition to the words."""
         return {"idf": self.idf}
 
     @classmethod
     def restore(cls, known: KnownWords, arrays: Mapping[str, NDArray[Any]]) -> TfIdfVectorizer:
-        """The inverse of ``arrays``."""
+        """Build the vectorizer from the result of ``arrays``."""
         return cls(known, arrays["idf"])
 
 

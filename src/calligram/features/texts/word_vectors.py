@@ -1,4 +1,4 @@
-"""Word vectors from files of GloVe, fastText and word2vec, and trained here."""
+"""Word vectors: files of GloVe, fastText and word2vec, and training by skip-gram."""
 
 from __future__ import annotations
 
@@ -22,26 +22,29 @@ FILE_ENDINGS = (".txt", ".vec", ".bin")
 
 
 class EmbeddingTable(NamedTuple):
-    """A vector for every word of a vocabulary."""
+    """Embeddings of all words of a vocabulary."""
 
     vectors: Tensor
     """(words, dim)"""
     found: int
-    """words whose vector comes from the file; the rest are random"""
+    """number of words with a vector from the file; the other vectors are random"""
 
 
 def pretrained_embeddings(
     vocabulary: Vocabulary, file: Path, dim: int, generator: Generator | None = None
 ) -> EmbeddingTable:
-    """Vectors of a file for a vocabulary's words; words it lacks are drawn with the spread of those it has.
+    """Return embeddings of a vocabulary from a file; missing words get random vectors of the same standard deviation.
 
     Raises:
-        UserError: when the file cannot be read, has vectors of another size, or has none of the words.
+        UserError: when the file cannot be read, has another dimension, or has none of the words.
     """
     known = read_vectors(file, set(vocabulary.words), dim)
     rows = [(number, known[word]) for number, word in enumerate(vocabulary.words) if word in known]
     if not rows:
-        raise UserError(f"word vectors {file} have none of the vocabulary's {len(vocabulary)} words")
+        raise UserError(
+            f"word vectors {file} have none of the {len(vocabulary)} words of the vocabulary; "
+            "give vectors of its language"
+        )
     numbers, found = torch.tensor([n for n, _ in rows]), torch.from_numpy(np.stack([v for _, v in rows]))
     table = torch.randn(len(vocabulary), dim, generator=generator) * found.std(correction=0)
     table[numbers] = found
@@ -50,7 +53,7 @@ def pretrained_embeddings(
 
 
 def read_vectors(file: Path, words: Collection[str], dim: int) -> dict[str, Floats]:
-    """The vectors of ``words``, read without holding the others; a capitalised entry serves where no other does."""
+    """Read only the vectors of ``words``; a capitalised entry is used if there is no lower-case one."""
     found: dict[str, Floats] = {}
     capitalised: dict[str, Floats] = {}
     for word, vector in _entries(file, dim, words):
@@ -62,7 +65,10 @@ def read_vectors(file: Path, words: Collection[str], dim: int) -> dict[str, Floa
 
 
 def read_frequent_vectors(file: Path, count: int, dim: int) -> dict[str, Floats]:
-    """The vectors of a file's first words, its most frequent ones, in lower case; the first spelling counts."""
+    """Read the vectors of the first ``count`` entries, which are the most frequent words, in lower case.
+
+    Of several spellings of a word, the first one is used.
+    """
     first: dict[str, Floats] = {}
     for word, vector in islice(_entries(file, dim, _AnyWord()), count):
         first.setdefault(word.lower(), vector)
@@ -70,7 +76,7 @@ def read_frequent_vectors(file: Path, count: int, dim: int) -> dict[str, Floats]
 
 
 def vector_size(file: Path) -> int:
-    """Numbers per word in a file.
+    """Return the dimension of the vectors in a file.
 
     Raises:
         UserError: when the file cannot be read.
@@ -87,9 +93,9 @@ def vector_size(file: Path) -> int:
 def train_vectors(
     texts: Iterable[str], dim: int = 300, *, epochs: int = 10, window: int = 5, min_count: int = 2, seed: int = 0
 ) -> dict[str, Floats]:
-    """Skip-gram vectors with negative sampling (word2vec), most frequent word first.
+    """Train skip-gram vectors with negative sampling (word2vec), most frequent word first.
 
-    One worker: several would race for the same vectors, and the same seed would not give the same result.
+    It uses one worker, because the result of several workers does not depend on the seed alone.
     """
     try:
         from gensim.models import Word2Vec
@@ -101,12 +107,12 @@ def train_vectors(
             sentences, vector_size=dim, window=window, min_count=min_count, sg=1, workers=1, seed=seed, epochs=epochs
         ).wv
     except RuntimeError as error:
-        raise UserError(f"no word is seen {min_count} times in {len(sentences)} texts; give more text") from error
+        raise UserError(f"no word occurs {min_count} times in {len(sentences)} texts; give more text") from error
     return {word: trained[word] for word in trained.index_to_key}
 
 
 def write_vectors(vectors: dict[str, Floats], file: Path) -> None:
-    """Write GloVe's text format, a word and its numbers per line; compressed when ``file`` ends in .gz."""
+    """Write GloVe's text format: a word and its vector on each line; compressed if ``file`` ends in .gz."""
     if _kind(file) == ".bin":
         raise UserError(f"word vectors are written as text; {file.name} must end in .txt, .vec or one of these and .gz")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +141,7 @@ def _unreadable(file: Path, error: Exception) -> UserError:
 
 
 class _AnyWord(frozenset[str]):
-    """Has every word."""
+    """A set that contains every word."""
 
     def __contains__(self, word: object) -> bool:
         return True
@@ -149,7 +155,7 @@ def _kind(file: Path) -> str:
 
 
 def _text(stream: IO[bytes], file: Path, dim: int, words: Collection[str]) -> Iterator[tuple[str, Floats]]:
-    """Lines of a word and its numbers; a first line of two numbers is fastText's header."""
+    """Read lines of a word and its vector; a first line of two numbers is fastText's header."""
     for number, line in enumerate(stream):
         fields = line.decode("utf-8", "replace").rstrip().split(" ")
         if number == 0 and len(fields) == 2:
@@ -157,30 +163,32 @@ def _text(stream: IO[bytes], file: Path, dim: int, words: Collection[str]) -> It
             continue
         if number == 0:
             _check_dim(len(fields) - 1, dim, file)
-        word = " ".join(fields[:-dim])  # some of GloVe's entries contain spaces
+        word = " ".join(fields[:-dim])  # some entries of GloVe contain spaces
         if word in words or word.lower() in words:
             yield word, np.array(fields[-dim:], dtype=np.float32)
 
 
 def _binary(stream: IO[bytes], file: Path, dim: int, words: Collection[str]) -> Iterator[tuple[str, Floats]]:
-    """A line with count and size, then for each word its letters, a space, and its numbers as float32."""
+    """Read a header line with count and dimension, then for each word its letters, a space and float32 values."""
     count, size = map(int, stream.readline().split())
     _check_dim(size, dim, file)
-    buffer, place = b"", 0
+    buffer, position = b"", 0
     for _ in range(count):
-        end = buffer.find(b" ", place)
+        end = buffer.find(b" ", position)
         while end < 0 or len(buffer) <= end + 4 * dim:
             more = stream.read(1 << 20)
             if not more:
-                raise EOFError(f"it ends before its {count} words do")
-            buffer, place = buffer[place:] + more, 0
+                raise EOFError(f"it ends before its {count} words are complete")
+            buffer, position = buffer[position:] + more, 0
             end = buffer.find(b" ")
-        word = buffer[place:end].lstrip(b"\n").decode("utf-8", "replace")
+        word = buffer[position:end].lstrip(b"\n").decode("utf-8", "replace")
         if word in words or word.lower() in words:
             yield word, np.frombuffer(buffer, "<f4", dim, end + 1).copy()
-        place = end + 1 + 4 * dim
+        position = end + 1 + 4 * dim
 
 
 def _check_dim(found: int, wanted: int, file: Path) -> None:
     if found != wanted:
-        raise UserError(f"word vectors {file} have {found} numbers each, not {wanted}; ask for word vectors of {found}")
+        raise UserError(
+            f"word vectors {file} have dimension {found}, not {wanted}; set the dimension of word vectors to {found}"
+        )

@@ -1,4 +1,4 @@
-"""Pieces of words: the tokenizers of ``transformers`` models, or a small one learnt from the captions."""
+"""Word pieces: the tokenizer of a ``transformers`` model, or a small one trained on the captions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 @dataclass(frozen=True)
 class WordPieces:
-    """A tokenizer of ``transformers``, saved with the matcher. Texts are cut to ``max_pieces`` with special ones."""
+    """Text input by a tokenizer of ``transformers``. Texts are truncated to ``max_pieces``, special tokens included."""
 
     kind: ClassVar[str] = "wordpieces"
 
@@ -33,7 +33,7 @@ class WordPieces:
 
     @classmethod
     def load_pretrained(cls, name: str, max_pieces: int = 64) -> WordPieces:
-        """From a folder or a hub name, not longer than the tokenizer's own limit."""
+        """Load a tokenizer from a folder or by a hub name; its own length limit applies too."""
         from transformers import AutoTokenizer
 
         try:
@@ -44,29 +44,29 @@ class WordPieces:
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int = 8000, min_count: int = 2, max_pieces: int = 64) -> WordPieces:
-        """Learn at most ``size`` lower-case pieces. Use training text only."""
+        """Train a tokenizer with at most ``size`` lower-case pieces, from training text only."""
         from tokenizers import BertWordPieceTokenizer
         from transformers import PreTrainedTokenizerFast
 
         pieces = train_pieces(texts, size, min_count)
-        learnt = BertWordPieceTokenizer({piece: number for number, piece in enumerate(pieces)}, lowercase=True)
+        trained = BertWordPieceTokenizer({piece: number for number, piece in enumerate(pieces)}, lowercase=True)
         pad, unknown, start, end, mask = SPECIAL_PIECES
         return cls(
             PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-                tokenizer_object=learnt._tokenizer, model_max_length=max_pieces,
+                tokenizer_object=trained._tokenizer, model_max_length=max_pieces,
                 pad_token=pad, unk_token=unknown, cls_token=start, sep_token=end, mask_token=mask,
             ),
             max_pieces,
         )  # fmt: skip
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """The tokenizer's files in a folder of their own."""
+        """Write the tokenizer into a subfolder."""
         self.tokenizer.save_pretrained(folder / TOKENIZER_FOLDER)
         return {"max_pieces": self.max_pieces}
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> WordPieces:
-        """From what ``save`` wrote."""
+        """Read what ``save`` wrote."""
         return cls.load_pretrained(str(folder / TOKENIZER_FOLDER), int(content["max_pieces"]))
 
     def __len__(self) -> int:
@@ -74,75 +74,75 @@ class WordPieces:
 
     @property
     def pad(self) -> int:
-        """Number of the piece that fills batches up; the mask tells it from real ones."""
+        """Id of the padding token; the mask separates it from real tokens."""
         return next((n for n in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if n is not None), 0)
 
     @property
     def mask_token(self) -> int:
-        """Number of the piece that hides a word in training; never the one that ends a text, as CLIP's unknown does."""
+        """Id of the token that replaces a word in word dropout; never the end token, as CLIP's unknown token is."""
         special = set(self.tokenizer.all_special_ids)
-        own = self.tokenizer.mask_token_id, self.tokenizer.unk_token_id, self.tokenizer.pad_token_id
+        candidates = self.tokenizer.mask_token_id, self.tokenizer.unk_token_id, self.tokenizer.pad_token_id
         plain = (n for n in range(len(self)) if n not in special)
-        return int(next(n for n in chain(own, plain) if n is not None and n != self.tokenizer.eos_token_id))
+        return int(next(n for n in chain(candidates, plain) if n is not None and n != self.tokenizer.eos_token_id))
 
     def encode(self, strings: Sequence[str]) -> list[list[int]]:
-        """Numbers of each text's pieces, with the special ones the model expects around them."""
+        """Return the token ids of each text, with the special tokens that the model expects."""
         if not len(strings):
             return []
         found = self.tokenizer(list(strings), truncation=True, max_length=self.max_pieces, padding=False)
         return [numbers or [self.pad] for numbers in found["input_ids"]]
 
-    def places(self, text: str) -> list[tuple[int, int] | None] | None:
-        """Where each piece that ``encode`` gives lies in the text; None for special ones.
+    def token_spans(self, text: str) -> list[tuple[int, int] | None] | None:
+        """Return the span of each token of ``encode`` in the text; None for special tokens.
 
-        None instead of a list where the tokenizer cannot tell: those of ``transformers`` that are not fast.
+        Returns None instead of a list if the tokenizer cannot give spans: only fast tokenizers can.
         """
         if not self.tokenizer.is_fast:
             return None
         found = self.tokenizer(
             text, truncation=True, max_length=self.max_pieces, padding=False, return_offsets_mapping=True
         )
-        places = [(start, end) if end > start else None for start, end in found["offset_mapping"]]
-        return places or [None]  # an empty text is the piece that fills up
+        spans = [(start, end) if end > start else None for start, end in found["offset_mapping"]]
+        return spans or [None]  # an empty text is one padding token
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Numbers (N, W) and the mask of real pieces."""
+        """Encode a few texts: token ids (N, W) and the mask of real tokens."""
         return self.load(strings).take(np.arange(len(strings)))
 
     def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> PieceRows:
-        """Texts encoded once, to be taken in batches."""
-        del cache, track  # quick enough to be done again
+        """Encode many texts once."""
+        del cache, track  # fast enough to be repeated
         return PieceRows(self.encode(strings), self.pad)
 
 
 class PieceRows:
-    """Encoded texts of different lengths, end to end in one array."""
+    """Encoded texts of different lengths, concatenated in one array."""
 
     def __init__(self, encoded: Sequence[Sequence[int]], pad: int) -> None:
         self.lengths = np.array([len(numbers) for numbers in encoded], dtype=np.int64)
         self._starts = np.cumsum(self.lengths) - self.lengths
-        self._numbers = np.fromiter((n for numbers in encoded for n in numbers), dtype=np.int32)
+        self._ids = np.fromiter((n for numbers in encoded for n in numbers), dtype=np.int32)
         self._pad = pad
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def take(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Numbers (N, W), padded to the longest of these, and their mask."""
+        """Return token ids (N, W), padded to the longest of these texts, and their mask."""
         lengths = self.lengths[rows]
-        places = np.arange(int(lengths.max(initial=1)))
-        mask = places < lengths[:, None]
-        numbers = np.full(mask.shape, self._pad, dtype=np.int64)
-        numbers[mask] = self._numbers[(self._starts[rows][:, None] + places)[mask]]
-        return torch.from_numpy(numbers), torch.from_numpy(mask)
+        positions = np.arange(int(lengths.max(initial=1)))
+        mask = positions < lengths[:, None]
+        ids = np.full(mask.shape, self._pad, dtype=np.int64)
+        ids[mask] = self._ids[(self._starts[rows][:, None] + positions)[mask]]
+        return torch.from_numpy(ids), torch.from_numpy(mask)
 
 
 def train_pieces(texts: Iterable[str], size: int, min_count: int) -> list[str]:
-    """Special pieces, single characters, then merges of the most frequent neighbours until there are ``size``.
+    """Return at most ``size`` pieces: special tokens, single characters, then merges of frequent neighbours.
 
-    Learnt as byte pairs over words that begin with a mark, and written as WordPiece writes them, with ``##`` inside a
-    word. The WordPiece trainer of ``tokenizers`` breaks ties by a hash that differs from run to run; a run that is
-    resumed must find the same pieces again.
+    The pieces are trained by byte-pair encoding over words with a start mark, and are written in the format of
+    WordPiece, with ``##`` inside a word. The WordPiece trainer of ``tokenizers`` is not used: it breaks ties by a hash
+    that differs from run to run, and a resumed run must find the same pieces.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
@@ -150,13 +150,13 @@ def train_pieces(texts: Iterable[str], size: int, min_count: int) -> list[str]:
     words = [
         f"{_WORD_START}{word}" for text in texts for word, _ in split.pre_tokenize_str(normalise.normalize_str(text))
     ]
-    learnt = Tokenizer(models.BPE())
-    learnt.train_from_iterator(
+    trained = Tokenizer(models.BPE())
+    trained.train_from_iterator(
         words, trainers.BpeTrainer(vocab_size=size, min_frequency=min_count, show_progress=False)
     )
-    numbered: dict[str, int] = learnt.get_vocab()
-    characters = sorted({c for piece in numbered for c in piece} - {_WORD_START})
-    merged = [p for p in sorted(numbered, key=numbered.__getitem__) if len(p) > 1]
-    known = dict.fromkeys((*SPECIAL_PIECES, *characters, *(f"##{c}" for c in characters)))
-    known |= dict.fromkeys(p[1:] if p.startswith(_WORD_START) else f"##{p}" for p in merged)
-    return list(known)[:size]
+    ids: dict[str, int] = trained.get_vocab()
+    characters = sorted({c for piece in ids for c in piece} - {_WORD_START})
+    merged = [p for p in sorted(ids, key=ids.__getitem__) if len(p) > 1]
+    pieces = dict.fromkeys((*SPECIAL_PIECES, *characters, *(f"##{c}" for c in characters)))
+    pieces |= dict.fromkeys(p[1:] if p.startswith(_WORD_START) else f"##{p}" for p in merged)
+    return list(pieces)[:size]
