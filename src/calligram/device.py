@@ -1,4 +1,9 @@
-"""Which kernels compute attention where hardly two batches have the same shape."""
+"""Switches for kernels on a GPU: attention without cuDNN, and ``torch.compile``.
+
+Operations over many small parts take as long as their reads and writes of memory. Compiled, several operations read and
+write once. The first call of a compiled function takes up to a minute, so compilation is off by default:
+``CALLIGRAM_COMPILE=1`` switches it on for a GPU, and ``use_compile`` anywhere.
+"""
 
 from __future__ import annotations
 
@@ -13,40 +18,35 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-ATTENTION_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-
-def without_cudnn_attention(tensor: Tensor) -> AbstractContextManager[None]:
-    """Attention without cuDNN, on an accelerator.
-
-    It plans for every shape that it has not seen, for a tenth of a second and more, to compute for a millisecond then.
-    """
-    return sdpa_kernel(ATTENTION_BACKENDS) if tensor.is_cuda else nullcontext()
-
-
-# Chains of small steps, compiled into few kernels where that is asked for.
-#
-# A step over many parts takes as long as it takes to read and write them; compiled, several steps read and write once.
-# Compiling takes up to a minute at first use, so it is not the default: ``CALLIGRAM_COMPILE=1`` asks for it on an
-# accelerator, and ``fusing`` anywhere.
-
 log = logging.getLogger(__name__)
 
 COMPILE_VARIABLE = "CALLIGRAM_COMPILE"
-"""in the environment: 1 to compile on an accelerator"""
+"""environment variable: 1 to compile on a GPU"""
+ATTENTION_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""all attention kernels but cuDNN's"""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def without_cudnn_attention(tensor: Tensor) -> AbstractContextManager[None]:
+    """Compute attention on a GPU without cuDNN.
+
+    cuDNN plans for 0.1 seconds or more for every new shape, and almost every batch has a new shape. The attention
+    itself takes a millisecond.
+    """
+    return sdpa_kernel(ATTENTION_BACKENDS) if tensor.is_cuda else nullcontext()
+
+
 class _CompileSwitch:
-    """Of the whole process: what is computed again for a gradient is computed by another thread, in the same way."""
+    """State of the whole process, because gradient checkpoints recompute in another thread."""
 
     on = os.environ.get(COMPILE_VARIABLE) == "1" and torch.cuda.is_available()
 
 
 @contextmanager
 def use_compile(on: bool = True) -> Iterator[None]:
-    """Compile what is ``fused``, or not, within a block, whatever the environment says."""
+    """Switch compilation on or off inside a block, whatever the environment variable is."""
     before, _CompileSwitch.on = _CompileSwitch.on, on
     try:
         yield
@@ -55,40 +55,42 @@ def use_compile(on: bool = True) -> Iterator[None]:
 
 
 def compile_enabled() -> bool:
-    """Whether what is ``fused`` is compiled now."""
+    """Whether functions with ``compile_if_enabled`` are compiled now."""
     return _CompileSwitch.on
 
 
-def compile_if_enabled(*changing: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Compile a function while ``fusing``; leave it as it is where it cannot be compiled, which is said once.
+def compile_if_enabled(*dynamic_axes: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function to be compiled while compilation is on.
+
+    A function that cannot be compiled runs as it is, with one warning.
 
     Args:
-        changing: of each tensor that it is given, in order, how many of its first axes differ in length from call to
-            call, so that it is not compiled for each of them.
+        dynamic_axes: for each tensor argument, in order, how many of its first axes change their length from call to
+            call. The function is not compiled again for each length.
     """
 
-    def wrapped(function: Callable[P, R]) -> Callable[P, R]:
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
         compiled: list[Callable[P, R]] = []
 
         @functools.wraps(function)
-        def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if not _CompileSwitch.on:
                 return function(*args, **kwargs)
             if not compiled:
                 compiled.append(torch.compile(function))
-            for tensor, axes in zip((each for each in args if isinstance(each, Tensor)), changing, strict=True):
+            for tensor, axes in zip((arg for arg in args if isinstance(arg, Tensor)), dynamic_axes, strict=True):
                 torch._dynamo.maybe_mark_dynamic(tensor, list(range(axes)))
             try:
                 return compiled[0](*args, **kwargs)
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # whatever compilers raise
+            except Exception as error:  # compilers raise many types
                 if compiled[0] is function:
                     raise
-                log.warning("%s cannot be compiled and runs step by step: %s", function.__name__, error)
+                log.warning("%s cannot be compiled and runs without compilation: %s", function.__name__, error)
                 compiled[0] = function
                 return function(*args, **kwargs)
 
-        return called
+        return call
 
-    return wrapped
+    return decorate

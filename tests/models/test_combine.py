@@ -123,7 +123,7 @@ def test_an_image_without_regions_has_the_sentence_distance():
 
 
 def test_a_share_over_one_is_refused():
-    with pytest.raises(ValueError, match=r"alpha is a share, 0 to 1, got 1\.5"):
+    with pytest.raises(ValueError, match=r"alpha must be from 0 to 1, got 1\.5"):
         weighted(alpha=1.5)
 
 
@@ -201,5 +201,5 @@ def test_an_ensemble_of_mmca_is_saved_with_all_of_it(tmp_path):
 def test_members_that_see_different_parts_are_refused():
     matcher, pictures = ensemble("mmca", "scan"), fed()[0]
     found = [m.encode_images(pictures) for m in matcher.members]
-    with pytest.raises(ValueError, match=r"different numbers of parts: \[5, 3\]"):
-        matcher._joined([found[0], Encoded(found[1].vectors, found[1].parts[:, :3], found[1].mask[:, :3])])
+    with pytest.raises(ValueError, match=r"the same number of parts, got \[5, 3\]"):
+        matcher._concatenate([found[0], Encoded(found[1].vectors, found[1].parts[:, :3], found[1].mask[:, :3])])

@@ -144,7 +144,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
     with pytest.raises(UserError, match="cosine of two vectors can be exported"):
         export.export_onnx(Matcher(), inputs, tmp_path / "out")
     (tmp_path / "there").mkdir()
-    with pytest.raises(UserError, match="is there already; choose another folder"):
+    with pytest.raises(UserError, match="exists already; choose another folder"):
         export.export_onnx(matcher, inputs, tmp_path / "there")
     unknown = EmbeddingMatcher()
     unknown.settings = None

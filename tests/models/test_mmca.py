@@ -242,5 +242,5 @@ def test_where_words_and_regions_look_is_mmca_eq_11_for_the_other_side_made_to_s
 
 
 def test_heads_that_do_not_divide_the_size_are_refused(matcher):
-    with pytest.raises(UserError, match=r"dim=12 cannot be cut into mmca\.heads=5 equal heads"):
+    with pytest.raises(UserError, match=r"dim=12 is not a multiple of mmca\.heads=5"):
         matcher(heads=5)

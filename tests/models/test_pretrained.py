@@ -92,7 +92,7 @@ def test_any_two_encoders_can_be_joined(tmp_path):
 
 
 def test_what_is_no_dual_encoder_is_named(tiny_bert):
-    with pytest.raises(UserError, match="is a bert model and no dual encoder"):
+    with pytest.raises(UserError, match="is a bert model and not a dual encoder"):
         load_pretrained(str(tiny_bert), 0)
     with pytest.raises(UserError, match=r"dual encoder 'nowhere/at-all' could not be loaded|dual encoder './x'"):
         load_pretrained("./x", 0)

@@ -87,7 +87,7 @@ def test_a_vector_over_all_shifts_is_the_mean_over_them():
     for row, length in enumerate((7, 3, 1)):
         alone = words[row : row + 1, :length]
         laid = [torch.nn.functional.pad(alone, (k, 9 - length - k)) for k in range(9 - length + 1)]
-        torch.testing.assert_close(found[row : row + 1], torch.stack([every._from_places(x) for x in laid]).mean(0))
+        torch.testing.assert_close(found[row : row + 1], torch.stack([every._from_positions(x) for x in laid]).mean(0))
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_position_shift_draws_places_in_training_and_left_alignment_does_not(mon
     seen = []
     for align in ("shift", "left"):
         made = network(replace(SMALL, align=align)).train()
-        monkeypatch.setattr(made, "_from_places", lambda places: seen.append(places) or places[:, :1].float())
+        monkeypatch.setattr(made, "_from_positions", lambda places: seen.append(places) or places[:, :1].float())
         for _ in range(60):
             made(words, mask)
     begins = [[int((p[row] > 0).nonzero()[0]) for p in seen] for row in range(3)]
@@ -146,5 +146,5 @@ def test_the_head_of_the_release_is_cut_at_zero_in_training_only():
     given = torch.randn(50, 4)
     assert (head(given) >= 0).all()
     assert (head.eval()(given) < 0).any()
-    with pytest.raises(ValueError, match="a head is paper or release"):
+    with pytest.raises(ValueError, match="kind must be paper or release"):
         ProjectionHead(4, 3, "linear")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from calligram.errors import UserError
+from calligram.models.load import use_training_statistics
 from calligram.models.matcher import Encoded
 from calligram.models.two_branch import (
     Branch,
@@ -15,7 +16,6 @@ from calligram.models.two_branch import (
     TwoBranchSimilarity,
     TwoBranchSimilaritySettings,
     distance_from_cosine,
-    use_training_statistics,
 )
 
 SHAPE = TwoBranchSettings(image_dim=5, text_dim=7, hidden=9, dim=6)
@@ -129,9 +129,9 @@ def test_one_item_has_no_statistics_and_training_ones_can_be_put_back():
 
 
 def test_wrong_shapes_are_refused():
-    with pytest.raises(ValueError, match="1 to 3 layers, got 4"):
+    with pytest.raises(ValueError, match="layers of a branch must be from 1 to 3, got 4"):
         TwoBranchEmbedding(replace(SHAPE, layers=4))
-    with pytest.raises(ValueError, match="1 to 3 layers follow the product, got 0"):
+    with pytest.raises(ValueError, match="layers after the product must be from 1 to 3, got 0"):
         TwoBranchSimilarity(TwoBranchSimilaritySettings(**vars(SHAPE), heads=0))
     with pytest.raises(ValueError, match="training or batch, got 'test'"):
         TwoBranchEmbedding(replace(SHAPE, statistics="test"))

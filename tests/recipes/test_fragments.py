@@ -132,7 +132,7 @@ def test_mmca_learns_with_a_frozen_encoder_and_refuses_heads_that_do_not_fit(sto
     matcher, inputs = Run.open(tmp_path / "run").load()
     assert matcher.settings.alpha == 0.5
     assert evaluate_retrieval(matcher, inputs, stored_tiny.sentences("train")).retrieval.t2i.r1 > 40  # chance: 1 in 6
-    with pytest.raises(UserError, match=r"dim=16 cannot be cut into mmca\.heads=5 equal heads"):
+    with pytest.raises(UserError, match=r"dim=16 is not a multiple of mmca\.heads=5"):
         run(stored_tiny, tmp_path / "other", *changes, "mmca.heads=5")
 
 

@@ -1,4 +1,4 @@
-"""A3VSE: regions and words, each attended to by what their own image or text is about as a whole."""
+"""A3VSE: multi-head attention over the parts of one item, with the mean of the parts as context."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 @dataclass(frozen=True)
 class A3VSESettings(PartSettings):
-    """Both sides, and what is between parts and vectors; sizes are the paper's (a3vse, Sec. 4.3)."""
+    """Settings of both towers and of the attention; the sizes are the paper's (a3vse, Sec. 4.3)."""
 
     dim: int = 512
-    """H, of each part"""
+    """H, size of each part"""
     hidden: int = 512
     bidirectional: bool = False
     cell: Literal["lstm", "gru"] = "lstm"
     attention: Literal["context", "mean"] = "context"
-    """by context, or the mean over parts as in the ablation (a3vse, Table 5)"""
+    """context attention, or the mean over parts as in the ablation (a3vse, Table 5)"""
     heads: int = 3
-    """K"""
+    """K, number of attention heads"""
     context: int = 512
     """K', size of the space in which context and parts are compared"""
     temperature: float | None = None
-    """lambda, a factor on what enters the softmax; None for one over the root of ``context``"""
+    """lambda, factor on the logits of the softmax; None for 1 / sqrt(``context``)"""
     merge: Literal["concat", "mean"] = "concat"
-    """what the heads' vectors become: one after the other, or their mean"""
+    """how the vectors of the heads become one vector: concatenated or averaged"""
 
 
 class ContextAttention(nn.Module):
-    """K attentions over parts, by how well each goes with the mean of all (a3vse, Eq. 1).
+    """K attention heads over parts; the context is the mean of all parts (a3vse, Eq. 1).
 
-    Head k gives part i the weight softmax_i(lambda a_ik), a_ik = tanh(P_k mean_j v_j) . tanh(Q_k v_i), and is the
-    weighted sum of the parts; softmax and mean are over real parts.
+    Head k gives part i the weight softmax_i(lambda a_ik) with a_ik = tanh(P_k mean_j v_j) . tanh(Q_k v_i). Its output
+    is the weighted sum of the parts. Softmax and mean are over real parts only.
 
-    The equation as printed has no free index i in a_ik, and a bracket that would put the sum over parts around both
-    factors; read so, every part of an image would weigh the same. It calls the weights both W_k and alpha and lists
-    W_k among the parameters, though its size is the number of parts: they are the weights, not parameters. Matrices
-    start as Xavier's and have no bias. Lambda is a constant that the paper does not give: one over the root of K', so
-    that logits have a size that does not depend on it. With 1 and a K' of 64 half of the attention starts, and stays,
-    on one cell of 49, and fewer captions are found.
+    Two errors in the printed equation are corrected. It has no free index i in a_ik, and its brackets put the sum over
+    parts around both factors; taken literally, all parts of an image have the same weight. It lists W_k among the
+    parameters, but the size of W_k is the number of parts: W_k are the attention weights.
+
+    Matrices are initialised with Xavier and have no bias. The paper does not give lambda. The default 1 / sqrt(K')
+    makes the size of the logits independent of K'. With lambda = 1 and K' = 64, half of the attention starts and stays
+    on one cell of 49, and recall is lower.
     """
 
     def __init__(self, dim: int, heads: int, context: int, temperature: float | None = None) -> None:
@@ -54,44 +55,44 @@ class ContextAttention(nn.Module):
         self.whole = nn.Linear(dim, heads * context, bias=False)
         self.parts = nn.Linear(dim, heads * context, bias=False)
         for layer in (self.whole, self.parts):
-            for head in layer.weight.chunk(heads):  # each as a matrix of its own
+            for head in layer.weight.chunk(heads):  # initialise each head as a separate matrix
                 nn.init.xavier_uniform_(head.data)
 
     def forward(self, parts: Tensor, real: Tensor) -> Tensor:
-        """Parts (N, R, D) and which are real -> (N, K, D), a vector for each head."""
+        """Map parts (N, R, D) and their mask to (N, K, D), one vector for each head."""
         return self.weights(parts, real) @ parts
 
     def weights(self, parts: Tensor, real: Tensor) -> Tensor:
-        """Of each part in each head, (N, K, R); zero where there is none."""
-        count, places = real.shape
+        """Attention weights (N, K, R) of each part in each head; zero for padding."""
+        count, positions = real.shape
         whole = torch.tanh(self.whole(mean_of_parts(parts, real))).view(count, self.heads, -1)
-        each = torch.tanh(self.parts(parts)).view(count, places, self.heads, -1)
+        each = torch.tanh(self.parts(parts)).view(count, positions, self.heads, -1)
         logits = torch.einsum("nkc,nrkc->nkr", whole, each).float() * self.temperature
         shares = logits.masked_fill(~real.unsqueeze(1), -torch.inf).softmax(-1)
-        # Without a single real part a softmax is of nothing.
+        # Softmax gives NaN for an item without a real part.
         return shares.nan_to_num(0.0).to(parts.dtype)
 
 
 class MeanAttention(nn.Module):
-    """The mean over real parts: one head that looks at all of them alike."""
+    """Mean over real parts: one head with uniform weights."""
 
     def forward(self, parts: Tensor, real: Tensor) -> Tensor:
-        """(N, R, D) -> (N, 1, D)."""
+        """Map (N, R, D) to (N, 1, D)."""
         return mean_of_parts(parts, real).unsqueeze(1)
 
 
 def mean_of_parts(parts: Tensor, real: Tensor) -> Tensor:
-    """The mean over real parts (N, D)."""
+    """Mean over real parts, (N, D)."""
     return (parts * real.unsqueeze(-1)).sum(1) / real.sum(1).clamp(min=1).unsqueeze(-1)
 
 
 class A3VSE(EmbeddingMatcher):
-    """Cosine of attended regions and attended words, each side with attention of its own (a3vse, Secs. 3.2 and 3.3).
+    """Cosine of attended regions and attended words; each tower has its own attention (a3vse, Secs. 3.2 and 3.3).
 
-    Regions, or the cells of a backbone's grid, pass one linear layer, from features as they are, without
-    normalisation; words pass a table and an LSTM. Each side's attention is a ``ContextAttention``. The paper leaves
-    open how K heads become one vector, which is theirs one after the other here (Eq. 1 writes a list), and the
-    LSTM's size and direction: H, and one way. Its cosine is of the whole, so that heads share one length.
+    Features of regions, or of the cells of a backbone's grid, pass one linear layer without normalisation. Words pass
+    an embedding table and an LSTM. The paper does not say how K heads become one vector; here they are concatenated
+    (Eq. 1 writes a list). It does not give the size and direction of the LSTM; here they are H and one direction. The
+    cosine is of the concatenated vectors, so that all heads share one norm.
     """
 
     settings: A3VSESettings
@@ -104,29 +105,29 @@ class A3VSE(EmbeddingMatcher):
         if isinstance(self.text, RecurrentText):
             for name, weights in self.text.recurrent.named_parameters():
                 nn.init.xavier_uniform_(weights) if "weight" in name else nn.init.zeros_(weights)
-        self.image_attention, self.text_attention = self._attention(), self._attention()
+        self.image_attention, self.text_attention = self._build_attention(), self._build_attention()
 
     @property
     def vector_size(self) -> int:
-        """That of all heads, where they stand one after the other."""
-        own = self.settings
-        return own.dim * (own.heads if own.merge == "concat" and own.attention == "context" else 1)
+        """Size of the concatenated heads, or of one head."""
+        settings = self.settings
+        return settings.dim * (settings.heads if settings.merge == "concat" and settings.attention == "context" else 1)
 
-    def _attention(self) -> ContextAttention | MeanAttention:
-        own = self.settings
-        if own.attention == "mean":
+    def _build_attention(self) -> ContextAttention | MeanAttention:
+        settings = self.settings
+        if settings.attention == "mean":
             return MeanAttention()
-        return ContextAttention(own.dim, own.heads, own.context, own.temperature)
+        return ContextAttention(settings.dim, settings.heads, settings.context, settings.temperature)
 
-    def _merged(self, heads: Tensor) -> Tensor:
+    def _merge_heads(self, heads: Tensor) -> Tensor:
         return heads.flatten(1) if self.settings.merge == "concat" else heads.mean(1)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Features (N, R, D) of regions or cells, or pixels (N, 3, H, W) for a backbone."""
+        """Encode features (N, R, D) of regions or cells, or pixels (N, 3, H, W) for a backbone."""
         features, real = image_parts(self.image, images, mask)
-        return Encoded(self._merged(self.image_attention(self.project(features), real)))
+        return Encoded(self._merge_heads(self.image_attention(self.project(features), real)))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Word numbers (N, W), or states (N, W, D)."""
+        """Encode word indices (N, W), or states (N, W, D)."""
         mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
-        return Encoded(self._merged(self.text_attention(text_parts(self.text, texts, mask), mask)))
+        return Encoded(self._merge_heads(self.text_attention(text_parts(self.text, texts, mask), mask)))

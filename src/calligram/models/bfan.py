@@ -1,4 +1,4 @@
-"""BFAN: attention both ways between regions and words, on the relevant ones alone."""
+"""BFAN: attention in both directions between regions and words, on relevant parts only."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ from calligram.models.scan import FragmentMatcher
 
 @dataclass(frozen=True)
 class BFANSettings(PartSettings):
-    """Both sides, and the focus."""
+    """Settings of both towers and of the focal attention."""
 
     focal: Literal["equal", "prob"] = "equal"
-    """parts are relevant that get more than the mean attention, or more than others weighed by their confidence"""
+    """which parts are relevant: more than the mean attention, or more than the confidence-weighted others"""
     norm: Norm = "clipped_l2norm"
-    """of products, over what looks"""
+    """norm of the products over the query parts"""
     temperature: float = 20.0
-    """factor on them before the softmax"""
+    """factor on the normalised products before the softmax"""
 
 
 class BFAN(FragmentMatcher):
-    """The mean relevance of words to the regions they focus on, plus that of regions to words: -2 .. 2 (bfan).
+    """Mean relevance of words to their focal regions, plus that of regions to words, in -2 .. 2 (bfan).
 
-    Departs from its release where attentions are all alike or of one part: all are kept, where it divides zero by zero.
+    Departs from its release when all attention weights are equal or there is one part: all parts are kept, where the
+    release divides zero by zero.
     """
 
     settings: BFANSettings
 
     @property
     def attention(self) -> AttentionSettings:
-        """Over the relevant parts."""
+        """Attention over the relevant parts."""
         return AttentionSettings(self.settings.norm, self.settings.temperature, self.settings.focal)
 
     @property
     def attends(self) -> frozenset[QuerySide]:
-        """Both sides."""
+        """Words and regions."""
         return frozenset(("words", "regions"))
 
-    def score_products(self, crossing: PartProducts) -> Tensor:
-        """Both directions, from the same products."""
-        how = self.attention
-        words, regions = similarity(crossing, how, "mean"), similarity(crossing.transposed(), how, "mean")
-        return words + (regions if crossing.aligned else regions.T)
+    def score_products(self, products: PartProducts) -> Tensor:
+        """Score both directions from the same products."""
+        attention = self.attention
+        words, regions = similarity(products, attention, "mean"), similarity(products.transposed(), attention, "mean")
+        return words + (regions if products.aligned else regions.T)

@@ -17,20 +17,20 @@ from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 @dataclass(frozen=True)
 class CCASettings:
-    """Sizes, and what was added before inverting."""
+    """Sizes and regularisation."""
 
     image_dim: int
     text_dim: int
     dim: int
-    """canonical directions that are kept"""
+    """number of canonical directions that are kept"""
     eta: float = 1e-4
-    """share of the largest variance that is added to every direction of images"""
+    """regularisation of the image covariance, as a share of its largest eigenvalue"""
     text_eta: float = 1e-4
-    """the same of texts"""
+    """regularisation of the text covariance, as a share of its largest eigenvalue"""
 
 
 class CanonicalDirections(NamedTuple):
-    """Canonical directions, the most correlated first."""
+    """Canonical directions, by descending correlation."""
 
     image: Tensor
     """(image_dim, dim)"""
@@ -43,8 +43,8 @@ class CanonicalDirections(NamedTuple):
 class CCA(EmbeddingMatcher):
     """Cosine of canonical projections weighted by their correlations: diag(r) W'(x - mean).
 
-    The baseline of two-branch, Table 2, in the normalised form it compares with: correlations to the power 1, then
-    length one. Nothing is trained; ``fit`` makes one in a pass over matching pairs.
+    The baseline of two-branch, Table 2, in the normalised form of that paper: correlations to the power 1, then length
+    one. There are no gradient steps; ``fit`` computes it in one pass over matching pairs.
     """
 
     settings: CCASettings
@@ -60,14 +60,14 @@ class CCA(EmbeddingMatcher):
     def fit(
         cls, batches: Iterable[tuple[Tensor, Tensor]], dim: int = 0, eta: float = 1e-4, text_eta: float | None = None
     ) -> CCA:
-        """From matching image vectors (N, image_dim) and text vectors (N, text_dim), a batch at a time.
+        """Fit to matching image vectors (N, image_dim) and text vectors (N, text_dim), batch by batch.
 
         Memory does not grow with the number of pairs, which the paper names as the weakness of CCA (Sec. 2).
 
         Args:
-            dim: directions to keep; 0 for all.
-            eta: share of the largest variance that is added to every direction.
-            text_eta: the same of texts; ``eta`` when None.
+            dim: number of directions to keep; 0 for all.
+            eta: regularisation of the image covariance, as a share of its largest eigenvalue.
+            text_eta: the same for the text covariance; ``eta`` when None.
         """
         covariance = Covariance()
         for images, texts in batches:
@@ -78,7 +78,7 @@ class CCA(EmbeddingMatcher):
     def from_covariance(
         cls, covariance: Covariance, dim: int = 0, eta: float = 1e-4, text_eta: float | None = None
     ) -> CCA:
-        """From covariances that are known, so that several ``eta`` cost one pass."""
+        """Compute a matcher from given covariances, so that several values of ``eta`` need one pass over the data."""
         text_eta = eta if text_eta is None else text_eta
         found = canonical_directions(*covariance.blocks, eta=eta, text_eta=text_eta)
         kept = min(dim or len(found.correlations), len(found.correlations))
@@ -92,13 +92,13 @@ class CCA(EmbeddingMatcher):
         return matcher.eval()
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Features (N, D), or (N, R, D) whose real parts are averaged."""
+        """Encode features (N, D), or (N, R, D) whose real parts are averaged."""
         if images.ndim == 3:
             images = pool_states(images, real_parts(images) if mask is None else mask, "mean")
         return Encoded(self.image(images))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Vectors (N, D)."""
+        """Encode vectors (N, D)."""
         del mask
         return Encoded(self.text(texts))
 
@@ -106,11 +106,11 @@ class CCA(EmbeddingMatcher):
 def canonical_directions(
     images: Tensor, between: Tensor, texts: Tensor, *, eta: float, text_eta: float
 ) -> CanonicalDirections:
-    """Solve CCA from covariances C_xx, C_xy and C_yy.
+    """Solve CCA from the covariances C_xx, C_xy and C_yy.
 
-    Both own covariances get (1e-8 + eta lambda_max) I, each with its eta. With Cholesky factors L L' of what results,
-    the singular values of L_x^-1 C_xy L_y'^-1 are the correlations r, and W_x = L_x'^-1 U, W_y = L_y'^-1 V satisfy
-    W'CW = I with signs that agree.
+    (1e-8 + eta lambda_max) I is added to C_xx and C_yy, each with its own eta. With their Cholesky factors L L', the
+    singular values of L_x^-1 C_xy L_y'^-1 are the correlations r. W_x = L_x'^-1 U and W_y = L_y'^-1 V satisfy W'CW = I,
+    with equal signs.
     """
     if min(eta, text_eta) < 0:
         raise ValueError(f"eta must not be negative, got {min(eta, text_eta)}")

@@ -1,4 +1,4 @@
-"""Several matchers as one."""
+"""Matchers that combine other matchers: sentences with phrases, and ensembles with the mean score."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from torch import Tensor, nn
 from calligram.features.images.backbones import Backbone, grid_cells
 from calligram.features.images.stored_input import real_parts
 from calligram.features.texts.text_encoder import TextEncoder
+from calligram.models.catalog import build
 from calligram.models.matcher import Encoded, Matcher, QuerySide, unit
-from calligram.models.two_branch import TwoBranchEmbedding
 
 
 @dataclass(frozen=True)
 class SentencePhraseSettings:
-    """Two matchers and the share of the second."""
+    """Two matchers and the weight of the second."""
 
     sentences: str
-    """the image-sentence matcher, as ``catalog.describe`` gives it, as JSON"""
+    """description of the image-sentence matcher, the output of ``catalog.describe`` as JSON"""
     phrases: str
-    """the region-phrase matcher, likewise"""
+    """description of the region-phrase matcher, in the same form"""
     alpha: float = 0.2
-    """share of the region-phrase score; the paper's value"""
+    """weight of the region-phrase score; the paper's value"""
 
 
 class SentencePhraseMatcher(Matcher):
-    """Image-sentence and region-phrase distance together (two-branch, Eq. 8).
+    """Weighted sum of the image-sentence distance and the region-phrase distance (two-branch, Eq. 8).
 
     D(x, y) = (1 - alpha) d(x, y) + alpha d_rp(x, y), where d_rp is the mean over the sentence's phrases of the distance
-    to the image's best region. Scores are minus distances, so the best region is the one of the highest score; matchers
-    whose score is no distance are combined alike. A sentence without a phrase, or an image without a region, has
-    d_rp = d.
+    to the image's best region. Scores are minus distances, so the best region has the highest score. Matchers with
+    other scores are combined in the same way. A sentence without phrases, or an image without regions, has d_rp = d.
     """
 
     reranks = True
@@ -42,31 +41,29 @@ class SentencePhraseMatcher(Matcher):
     settings: SentencePhraseSettings
 
     def __init__(self, settings: SentencePhraseSettings) -> None:
-        from calligram.models.catalog import build  # which lists this class too
-
         super().__init__()
         if not 0 <= settings.alpha <= 1:
-            raise ValueError(f"alpha is a share, 0 to 1, got {settings.alpha}")
+            raise ValueError(f"alpha must be from 0 to 1, got {settings.alpha}")
         self.settings = settings
         self.sentences = build(json.loads(settings.sentences))
         self.phrases = build(json.loads(settings.phrases))
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Whole pictures (N, 0) and their regions (N, 1:), as ``JoinedImages`` packs them: (N, 1 + R, D)."""
+        """Encode images (N, 1 + R, D) as ``JoinedImages`` packs them: the whole image first, then its regions."""
         real = real_parts(images[:, 1:]) if mask is None else mask[:, 1:]
         whole = self.sentences.encode_images(images[:, 0, : self.sentences.settings.image_dim]).vectors
         parts = _encode_parts(self.phrases.encode_images, images[:, 1:, : self.phrases.settings.image_dim], real)
         return Encoded(whole, parts, real)
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Sentences (N, 0) and their phrases (N, 1:), as ``JoinedTexts`` packs them: (N, 1 + P, D)."""
+        """Encode texts (N, 1 + P, D) as ``JoinedTexts`` packs them: the sentence first, then its phrases."""
         real = real_parts(texts[:, 1:]) if mask is None else mask[:, 1:]
         whole = self.sentences.encode_texts(texts[:, 0, : self.sentences.settings.text_dim]).vectors
         parts = _encode_parts(self.phrases.encode_texts, texts[:, 1:, : self.phrases.settings.text_dim], real)
         return Encoded(whole, parts, real)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Of aligned pairs, one after the other: their numbers of regions and phrases differ."""
+        """Score aligned pairs one by one, since the numbers of regions and phrases differ."""
         whole = self.sentences.score_pairs(Encoded(images.vectors), Encoded(texts.vectors))
         return torch.stack(
             [
@@ -76,7 +73,7 @@ class SentencePhraseMatcher(Matcher):
         )
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Of all pairs, an image at a time against the phrases of all texts."""
+        """Score all pairs, one image at a time against the phrases of all texts."""
         whole = self.sentences.score(Encoded(images.vectors), Encoded(texts.vectors))
         rows = [self._combine(own[None], images.rows(slice(i, i + 1)), texts) for i, own in enumerate(whole)]
         return torch.cat(rows) if rows else whole
@@ -97,82 +94,81 @@ class SentencePhraseMatcher(Matcher):
 
 @dataclass(frozen=True)
 class EnsembleSettings:
-    """Matchers fed the same inputs."""
+    """The ensemble members, which have the same inputs, and the networks that they share."""
 
     members: tuple[str, ...]
-    """each as ``catalog.describe`` gives it, as JSON; with a ``dim`` among its settings"""
+    """description of each ensemble member, the output of ``catalog.describe`` as JSON; its settings have a ``dim``"""
     backbone: str = ""
-    """architecture of a backbone that all of them share, as ``Backbone.description`` gives it; they are then fed its
-    cells as stored features"""
+    """architecture of the shared backbone, from ``Backbone.description``; ensemble members then receive its cells as
+    stored features. Empty for none"""
     encoder: str = ""
-    """architecture of a text encoder that they share, likewise; they are then fed its states"""
+    """architecture of the shared text encoder, from ``TextEncoder.description``; ensemble members then receive its
+    states. Empty for none"""
 
 
 class Ensemble(Matcher):
-    """The mean of several matchers' scores, as the tables of scan, bfan and vsrn have it (aoq, Table 1).
+    """Mean score of several matchers, as in the ensemble rows of scan, bfan and vsrn (aoq, Table 1).
 
-    Vectors stand side by side at length one, so that their cosine is the mean of the members' cosines; so do the parts
-    of members that have any. Members have networks of their own, or share what reads pixels and word pieces, which then
-    works once for all of them.
+    The vectors of the members are normalised and concatenated, so that their cosine is the mean of the members'
+    cosines. The parts of members with parts are concatenated too. Each member has its own networks, or all share one
+    backbone and one text encoder, which then run once.
     """
 
     scores_parts = True
     settings: EnsembleSettings
 
     def __init__(self, settings: EnsembleSettings) -> None:
-        from calligram.models.catalog import build  # which lists this class too
-
         super().__init__()
         if not settings.members:
             raise ValueError("an ensemble needs at least one member")
         self.settings = settings
         self.members = nn.ModuleList(build(json.loads(member)) for member in settings.members)
-        # Vectors side by side give the mean of cosines, which that of distances is not.
-        self.reranks = any(member.reranks or isinstance(member, TwoBranchEmbedding) for member in self._members())
+        # The cosine of concatenated vectors is the mean of the cosines, but not the mean of the distances.
+        self.reranks = any(member.reranks or member.scores_distance for member in self._members())
         if settings.backbone:
             self.image = Backbone.from_description(settings.backbone)
         if settings.encoder:
             self.text = nn.ModuleDict({"encoder": TextEncoder.from_description(settings.encoder)})
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """By every member."""
+        """Encode images with every member."""
         if self.settings.backbone and images.ndim > 3:
             images = grid_cells(self.image, images)
             mask = torch.ones(images.shape[:2], dtype=torch.bool, device=images.device)
-        return self._joined([member.encode_images(images, mask) for member in self._members()])
+        return self._concatenate([member.encode_images(images, mask) for member in self._members()])
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """By every member."""
+        """Encode texts with every member."""
         if self.settings.encoder and texts.ndim == 2:
             mask = torch.ones_like(texts, dtype=torch.bool) if mask is None else mask
             texts = self.text["encoder"](texts, mask)
-        return self._joined([member.encode_texts(texts, mask) for member in self._members()])
+        return self._concatenate([member.encode_texts(texts, mask) for member in self._members()])
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
-        """The mean of the members'."""
+        """Mean over the members."""
         return torch.stack([member.score_pairs(one, two) for member, one, two in self.by_member(images, texts)]).mean(0)
 
     def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
-        """The mean of the members'."""
-        sides = self.by_member(images, texts)
-        return torch.stack([member.score_some(one, two, rows, columns) for member, one, two in sides]).mean(0)
+        """Mean over the members."""
+        members = self.by_member(images, texts)
+        return torch.stack([member.score_some(one, two, rows, columns) for member, one, two in members]).mean(0)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        """The mean of the members'."""
+        """Mean over the members."""
         return torch.stack([member.score(one, two) for member, one, two in self.by_member(images, texts)]).mean(0)
 
     @property
     def vector_size(self) -> int:
-        """That of all members together."""
+        """Sum of the members' vector sizes."""
         return sum(member.vector_size for member in self._members())
 
     @property
     def attends(self) -> frozenset[QuerySide]:
-        """Whoever does in one of the members."""
+        """Union of the members' attending parts."""
         return frozenset[QuerySide]().union(*(member.attends for member in self._members()))
 
     def attention_weights(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
-        """The mean shares of the members that attend."""
+        """Mean attention weights of the members that attend."""
         found = [
             member.attention_weights(one, two) for member, one, two in self.by_member(images, texts) if member.attends
         ]
@@ -180,25 +176,25 @@ class Ensemble(Matcher):
         return words, regions
 
     def by_member(self, images: Encoded, texts: Encoded) -> Iterator[tuple[Matcher, Encoded, Encoded]]:
-        """Every member with what it gave of both sides, its vectors at length one."""
-        return zip(self._members(), self._own(images), self._own(texts), strict=True)
+        """Yield every member with its own encodings of images and texts, its vectors at length one."""
+        return zip(self._members(), self._split(images), self._split(texts), strict=True)
 
     def _members(self) -> list[Matcher]:
         return [member for member in self.members if isinstance(member, Matcher)]
 
-    def _joined(self, found: list[Encoded]) -> Encoded:
-        vectors = torch.cat([unit(e.vectors) for e in found], dim=-1)
-        # Others may give parts too, which only their training needs.
-        with_parts = [e for member, e in zip(self._members(), found, strict=True) if member.scores_parts]
+    def _concatenate(self, encodings: list[Encoded]) -> Encoded:
+        vectors = torch.cat([unit(e.vectors) for e in encodings], dim=-1)
+        # Other members may give parts that only their training objective uses.
+        with_parts = [e for member, e in zip(self._members(), encodings, strict=True) if member.scores_parts]
         parts = [e.parts for e in with_parts if e.parts is not None]
         if not parts:
             return Encoded(vectors)
         if any(p.shape[1] != parts[0].shape[1] for p in parts[1:]):
-            raise ValueError(f"members see different numbers of parts: {[p.shape[1] for p in parts]}")
+            raise ValueError(f"ensemble members must have the same number of parts, got {[p.shape[1] for p in parts]}")
         return Encoded(vectors, torch.cat(parts, dim=-1), with_parts[0].mask)
 
-    def _own(self, items: Encoded) -> list[Encoded]:
-        """What each member gave, but for the length of its vectors."""
+    def _split(self, items: Encoded) -> list[Encoded]:
+        """Split encodings into those of the members; vectors stay at length one."""
         members = self._members()
         vectors = torch.split(items.vectors, [member.vector_size for member in members], dim=-1)
         if items.parts is None:
@@ -211,14 +207,14 @@ class Ensemble(Matcher):
 
 
 def _real_parts(items: Encoded) -> Tensor:
-    """The parts that are there, (M, D)."""
+    """Real parts of all items, (M, D)."""
     assert items.parts is not None
     assert items.mask is not None
     return items.parts[items.mask]
 
 
 def _encode_parts(encode: object, parts: Tensor, real: Tensor) -> Tensor:
-    """Encode the real parts (N, K, D) and put zeros where there are none."""
+    """Encode the real parts (N, K, D); padding becomes zero."""
     assert callable(encode)
     found = encode(parts[real]).vectors if real.any() else parts.new_zeros(0, 1)
     out = found.new_zeros(*real.shape, found.shape[1])

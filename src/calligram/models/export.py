@@ -1,4 +1,7 @@
-"""Matchers as ONNX files, compared with the matcher through onnxruntime before they are left behind."""
+"""Export a matcher to ONNX: one graph for images and one for texts.
+
+Each file is run with onnxruntime and compared with the matcher. Files that differ are deleted.
+"""
 
 from __future__ import annotations
 
@@ -24,27 +27,70 @@ from calligram.files import move_folder
 from calligram.models.layers.networks import PaddedRecurrentText, RecurrentText
 from calligram.models.matcher import Matcher, unit
 
-# A matcher's two sides as modules from plain arrays to unit vectors, as other runtimes need them.
-
+MAX_DIFFERENCE = 1e-4
+"""largest accepted difference of any entry of a unit vector between ONNX and PyTorch"""
+MAX_EMBEDDED_WEIGHT_BYTES = 1 << 30
+"""larger weights go into a separate file: one ONNX file cannot hold more than twice as much"""
+NOT_EXPORTABLE: Mapping[str, str] = {
+    "regions": "regions of images",
+    "joined-images": "regions of images",
+    "text-vectors": "text vectors",
+    "joined-texts": "text vectors",
+}
+"""kinds of input that are computed outside of the networks, and their names in the error message"""
 SAMPLE_TEXTS = (
     "a man in a red shirt throws a ball to his dog by the sea",
     "snow",
     "two girls dance",
     "one, and another",
 )
+"""texts that the exported text graph is traced and compared with"""
+
+
+def export_onnx(matcher: Matcher, inputs: Inputs, out: Path) -> dict[str, Any]:
+    """Write ``image.onnx``, ``text.onnx``, ``inputs/`` and ``README.json`` into the new folder ``out``.
+
+    Vectors have length one, so that the score is a dot product.
+
+    Returns:
+        The content of ``README.json``.
+
+    Raises:
+        UserError: when the score is not a cosine, when an input is not computed by a network, when a graph differs from
+            the matcher by more than ``MAX_DIFFERENCE``, or when ``out`` exists. Then nothing is written.
+    """
+    if matcher.reranks:
+        raise UserError("only a matcher whose score is the cosine of two vectors can be exported; this one reranks")
+    for source in (inputs.images, inputs.texts):
+        if (what := NOT_EXPORTABLE.get(source.kind)) is not None:
+            raise UserError(
+                f"the input of this matcher is {what}, which no network computes and an ONNX graph cannot contain; "
+                "export a matcher that is trained on pixels or a backbone, and on words, word pieces or a text encoder"
+            )
+    if out.exists():
+        raise UserError(f"{out} exists already; choose another folder")
+    _check_packages()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as partial:
+        folder = Path(partial) / out.name
+        inputs.save(folder / "inputs")
+        about = _write_graphs(copy.deepcopy(matcher).cpu().eval(), inputs, folder)
+        (folder / "README.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        move_folder(folder, out)
+    return about
 
 
 class GraphInput(NamedTuple):
-    """One input of a graph; the first axis is the batch."""
+    """One input of an ONNX graph; its first axis is the batch."""
 
     name: str
     about: str
     longest: int = 0
-    """of the second axis, where it may change; 0 where it may not"""
+    """largest length of the second axis if it is dynamic; 0 if it is fixed"""
 
 
 class EncoderGraph(nn.Module):
-    """One side of a matcher."""
+    """The image encoder or the text encoder of a matcher as one module, from plain arrays to unit vectors."""
 
     inputs: tuple[GraphInput, ...]
 
@@ -52,29 +98,29 @@ class EncoderGraph(nn.Module):
         super().__init__()
         self.matcher = matcher
 
-    def reference(self, *given: Tensor) -> Tensor:
-        """What the graph must give."""
-        return self(*given)  # type: ignore[no-any-return]
+    def reference(self, *inputs: Tensor) -> Tensor:
+        """Output that the exported graph must reproduce."""
+        return self(*inputs)  # type: ignore[no-any-return]
 
     def samples(self) -> list[tuple[Tensor, ...]]:
-        """Random inputs, the first to build the graph from, the others of other shapes."""
+        """Random inputs of several shapes; the first one is used to trace the graph."""
         raise NotImplementedError
 
 
 class ImageGraph(EncoderGraph):
-    """Bytes of resized pictures (N, 3, H, W) to unit vectors, normalisation and all; or stored features (N, D)."""
+    """Resized images as bytes (N, 3, H, W), or stored features (N, D), to unit vectors; includes normalisation."""
 
     def __init__(self, matcher: Matcher, source: ImageInput) -> None:
         super().__init__(matcher)
         self.source = source
         self.backbone = copy.deepcopy(source.backbone).cpu().eval() if isinstance(source, BackboneInput) else None
         self.pixels = source.pixels if isinstance(source, BackboneInput) else source
-        pixels = GraphInput("pixels", "RGB bytes of pictures resized as the preparation says")
-        features = GraphInput("features", "features of pictures, averaged where a picture has several")
+        pixels = GraphInput("pixels", "RGB bytes of images, resized as inputs/inputs.json says")
+        features = GraphInput("features", "features of images; the mean if an image has several")
         self.inputs = (pixels if isinstance(self.pixels, PixelInput) else features,)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, dim)."""
+        """Return unit vectors (N, dim)."""
         images = self.pixels.finish(images)
         if self.backbone is not None:
             assert isinstance(self.source, BackboneInput)
@@ -90,102 +136,56 @@ class ImageGraph(EncoderGraph):
         dim = getattr(self.matcher.settings, "feature_dim", None)
         if dim is None:
             raise UserError(
-                "this matcher takes stored features of a shape that is not known; train on pixels to export"
+                "the shape of the stored features of this matcher is not known, so it cannot be exported; "
+                "train on pixels to export"
             )
         return [(torch.randn(n, dim, generator=random),) for n in (2, 1, 5)]
 
 
 class TextGraph(EncoderGraph):
-    """Numbers of words (N, W) and their mask to unit vectors, through a frozen encoder where there is one."""
+    """Word indices (N, W) and their mask to unit vectors, through a frozen text encoder if there is one."""
 
     def __init__(self, matcher: Matcher, source: TextInput) -> None:
         super().__init__(with_padded_text(matcher))
         self.source = source.pieces if isinstance(source, EncoderInput) else source
         self.encoder = copy.deepcopy(source.encoder).cpu().eval() if isinstance(source, EncoderInput) else None
-        self._original = [matcher]  # in a list, so that its weights are not this module's too
+        self._original = [matcher]  # inside a list, so that its weights are not registered here
         longest = int(self.source.load([" ".join(SAMPLE_TEXTS * 200)]).lengths.max())
         self.inputs = (
-            GraphInput("words", "numbers of words or pieces, as the preparation gives them", longest),
-            GraphInput("mask", "true where a number is real, false where it pads", longest),
+            GraphInput("words", "indices of words or word pieces, as inputs/inputs.json says", longest),
+            GraphInput("mask", "true for real words, false for padding", longest),
         )
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """(N, dim)."""
-        return unit(self.matcher.encode_texts(self._seen(words, mask), mask).vectors)
+        """Return unit vectors (N, dim)."""
+        return unit(self.matcher.encode_texts(self._encoder_states(words, mask), mask).vectors)
 
-    def _seen(self, words: Tensor, mask: Tensor) -> Tensor:
+    def _encoder_states(self, words: Tensor, mask: Tensor) -> Tensor:
         return words if self.encoder is None else self.encoder(words, mask)
 
-    def reference(self, *given: Tensor) -> Tensor:
-        """By the matcher itself."""
-        words, mask = given
-        return unit(self._original[0].encode_texts(self._seen(words, mask), mask).vectors)
+    def reference(self, *inputs: Tensor) -> Tensor:
+        """Output of the original matcher, with packed sequences."""
+        words, mask = inputs
+        return unit(self._original[0].encode_texts(self._encoder_states(words, mask), mask).vectors)
 
     def samples(self) -> list[tuple[Tensor, ...]]:
-        """Texts of several lengths whose inner words are random."""
+        """Texts of several lengths with random inner words."""
         words, mask = self.source.texts(SAMPLE_TEXTS)
-        last, places = mask.sum(1, keepdim=True) - 1, torch.arange(words.shape[1])
+        last, positions = mask.sum(1, keepdim=True) - 1, torch.arange(words.shape[1])
         drawn = torch.randint(4, max(5, len(self.source)), words.shape, generator=torch.Generator().manual_seed(0))
-        words = torch.where((places > 0) & (places < last), drawn, words)
+        words = torch.where((positions > 0) & (positions < last), drawn, words)
         width = int(last[1:].max()) + 1
         return [(words, mask), (words[1:, :width], mask[1:, :width]), (words[:1], mask[:1])]
 
 
 def with_padded_text(matcher: Matcher) -> Matcher:
-    """A copy whose recurrent text branches work on padded words."""
+    """Copy a matcher and replace its recurrent text towers by ones that work on padded words."""
     changed = copy.deepcopy(matcher)
     for name, module in matcher.named_modules():
         if isinstance(module, RecurrentText):
             parent, _, child = name.rpartition(".")
             setattr(changed.get_submodule(parent), child, PaddedRecurrentText(module))
     return changed.eval()
-
-
-MAX_DIFFERENCE = 1e-4
-"""largest difference of any entry of a unit vector"""
-MAX_EMBEDDED_WEIGHT_BYTES = 1 << 30
-"""weights past this many bytes go into a file beside the graph, since a graph's own file ends at twice as many"""
-
-NOT_EXPORTABLE: Mapping[str, str] = {
-    "regions": "regions of pictures",
-    "joined-images": "regions of pictures",
-    "text-vectors": "text vectors",
-    "joined-texts": "text vectors",
-}
-"""kinds of input that are made by other than networks"""
-
-
-def export_onnx(matcher: Matcher, inputs: Inputs, out: Path) -> dict[str, Any]:
-    """Write ``image.onnx``, ``text.onnx``, ``inputs/`` and ``README.json`` into the new folder ``out``.
-
-    Vectors come out at length one, so that a score is a dot product.
-
-    Returns:
-        What ``README.json`` says.
-
-    Raises:
-        UserError: when the score is more than a cosine, when an input is not made by a network, when a graph differs
-            from the matcher by more than ``TOLERANCE``, or when ``out`` is there. Nothing is left behind then.
-    """
-    if matcher.reranks:
-        raise UserError("only a matcher whose score is the cosine of two vectors can be exported; this one reranks")
-    for side in (inputs.images, inputs.texts):
-        if (what := NOT_EXPORTABLE.get(side.kind)) is not None:
-            raise UserError(
-                f"this matcher is fed {what}, which no network computes and a graph cannot contain; export one that is "
-                "trained on pictures (pixels or a backbone) and on words, pieces of words or a text encoder"
-            )
-    if out.exists():
-        raise UserError(f"{out} is there already; choose another folder")
-    _check_packages()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as partial:
-        folder = Path(partial) / out.name
-        inputs.save(folder / "inputs")
-        about = _write_graphs(copy.deepcopy(matcher).cpu().eval(), inputs, folder)
-        (folder / "README.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        move_folder(folder, out)
-    return about
 
 
 def _check_packages() -> None:
@@ -201,19 +201,19 @@ def _write_graphs(matcher: Matcher, inputs: Inputs, folder: Path) -> dict[str, A
     image, text = ImageGraph(matcher, inputs.images).eval(), TextGraph(matcher, inputs.texts).eval()
     return {
         "format": "calligram onnx",
-        "score": "dot product of an image's and a text's vector, which have length one; higher is better",
+        "score": "dot product of an image vector and a text vector, both of length one; higher is better",
         "image": _export_checked(image, folder / "image.onnx"),
         "text": _export_checked(text, folder / "text.onnx"),
-        "preparation": "inputs/inputs.json: how pictures become pixels and texts become numbers",
+        "preparation": "inputs/inputs.json: how images become pixels and texts become word indices",
     }
 
 
 def _export_checked(graph: EncoderGraph, file: Path) -> dict[str, Any]:
-    """Write a graph, run what was written on inputs of several shapes, and compare."""
+    """Write a graph, run the file on inputs of several shapes, and compare the outputs."""
     try:
         with torch.no_grad(), _silence_exporter():
             _export_graph(graph, file)
-    except Exception as error:  # the exporter raises all kinds for operators it does not know
+    except Exception as error:  # the exporter raises many types for operators it does not support
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         raise UserError(f"the {file.stem} encoder could not be exported to ONNX ({reason[0]})") from error
     samples = graph.samples()
@@ -224,25 +224,25 @@ def _export_checked(graph: EncoderGraph, file: Path) -> dict[str, Any]:
             f"{MAX_DIFFERENCE:.0e}; nothing was written"
         )
     inputs = {
-        given.name: _describe_input(given, tensor) for given, tensor in zip(graph.inputs, samples[0], strict=True)
+        entry.name: _describe_input(entry, tensor) for entry, tensor in zip(graph.inputs, samples[0], strict=True)
     }
     with torch.no_grad():
         output = {"type": "float32", "shape": ["batch", graph(*samples[0]).shape[1]]}
     return {"file": file.name, "inputs": inputs, "output": {"vectors": output}, "largest_difference": difference}
 
 
-def _describe_input(given: GraphInput, tensor: Tensor) -> dict[str, Any]:
-    shape = ["batch", "length"] if given.longest else ["batch", *tensor.shape[1:]]
-    limit = {"longest": given.longest} if given.longest else {}
-    return {"type": str(tensor.dtype).removeprefix("torch."), "shape": shape, **limit, "about": given.about}
+def _describe_input(entry: GraphInput, tensor: Tensor) -> dict[str, Any]:
+    shape = ["batch", "length"] if entry.longest else ["batch", *tensor.shape[1:]]
+    limit = {"longest": entry.longest} if entry.longest else {}
+    return {"type": str(tensor.dtype).removeprefix("torch."), "shape": shape, **limit, "about": entry.about}
 
 
 def _export_graph(graph: EncoderGraph, file: Path) -> None:
     sample = graph.samples()[0]
     batch = torch.export.Dim("batch")
     axes = [
-        {0: batch, 1: torch.export.Dim("length", min=2, max=given.longest)} if given.longest else {0: batch}
-        for given in graph.inputs
+        {0: batch, 1: torch.export.Dim("length", min=2, max=entry.longest)} if entry.longest else {0: batch}
+        for entry in graph.inputs
     ]
     torch.onnx.export(
         graph,
@@ -250,7 +250,7 @@ def _export_graph(graph: EncoderGraph, file: Path) -> None:
         file,
         dynamo=True,
         verbose=False,
-        input_names=[given.name for given in graph.inputs],
+        input_names=[entry.name for entry in graph.inputs],
         output_names=["vectors"],
         dynamic_shapes=tuple(axes),
         external_data=sum(p.nbytes for p in graph.parameters()) > MAX_EMBEDDED_WEIGHT_BYTES,
@@ -261,14 +261,14 @@ def _largest_difference(graph: EncoderGraph, sample: tuple[Tensor, ...], file: P
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    fed = {given.name: tensor.numpy() for given, tensor in zip(graph.inputs, sample, strict=True)}
+    arrays = {entry.name: tensor.numpy() for entry, tensor in zip(graph.inputs, sample, strict=True)}
     with torch.no_grad():
-        return float((torch.from_numpy(session.run(None, fed)[0]) - graph.reference(*sample)).abs().max())
+        return float((torch.from_numpy(session.run(None, arrays)[0]) - graph.reference(*sample)).abs().max())
 
 
 @contextlib.contextmanager
 def _silence_exporter() -> Iterator[None]:
-    """Keep the exporter's advice to its own developers off the screen."""
+    """Suppress the exporter's log messages, which are meant for its developers."""
     logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [log.level for log in logs]
     for log in logs:

@@ -1,4 +1,4 @@
-"""A matcher as it lies on disk, ready for use: a run folder, or a dual encoder of ``transformers``."""
+"""Load a trained matcher from a run folder, or a dual encoder of ``transformers``, for inference."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
 from calligram.files import file_parts, folder_parts, parts_hash, tensor_parts
 from calligram.models import catalog
 from calligram.models.matcher import Matcher
-from calligram.models.pretrained import load_dual_encoder
-from calligram.models.two_branch import use_training_statistics
 
 log = logging.getLogger(__name__)
 
@@ -36,27 +35,27 @@ WEIGHTS_FILE = "best.safetensors"
 
 @dataclass(frozen=True)
 class StoredMatcher:
-    """A matcher ready for inference, with everything a query needs."""
+    """A matcher in evaluation mode, with the inputs that prepare images and texts for it."""
 
     matcher: Matcher
     inputs: Inputs
     fingerprint: str
-    """a hash of weights, architecture and preprocessing: equal only where encodings are"""
+    """hash of weights, architecture and preprocessing; two matchers with equal fingerprints give equal encodings"""
     source: str
-    """what it was loaded from; a folder as an absolute path"""
+    """where it was loaded from: an absolute path, or a hub name"""
 
     def to(self, device: torch.device | str) -> StoredMatcher:
-        """The same, with the matcher and what prepares its inputs on a device."""
+        """Move the matcher and its inputs to a device."""
         self.matcher.to(device)
         self.inputs.to(device)
         return self
 
 
 def load_matcher(source: str | os.PathLike[str]) -> StoredMatcher:
-    """The matcher of a run folder, or of a dual encoder of ``transformers`` by folder or hub name.
+    """Load the matcher of a run folder, or a dual encoder of ``transformers`` by folder or hub name.
 
     Raises:
-        UserError: when there is none, or it has no checkpoint yet.
+        UserError: when there is no matcher, or the run has no checkpoint yet.
     """
     name = os.fspath(source)
     folder = Path(name).expanduser()
@@ -64,8 +63,8 @@ def load_matcher(source: str | os.PathLike[str]) -> StoredMatcher:
         matcher, inputs = load_from_run(folder)
         if use_training_statistics(matcher):
             log.warning(
-                "%s was measured with batch statistics (statistics=batch), which a single query does not have; "
-                "the statistics of its training are used instead",
+                "%s was evaluated with batch statistics (statistics=batch), which a single query does not have; "
+                "the training statistics are used instead",
                 folder,
             )
         return StoredMatcher(matcher, inputs, run_fingerprint(folder), str(folder.resolve()))
@@ -75,49 +74,67 @@ def load_matcher(source: str | os.PathLike[str]) -> StoredMatcher:
             '(it has no config.json); make a run with "calligram train"'
         )
     if not folder.is_dir() and (folder.is_absolute() or folder.parent.is_dir()):
-        # A dual encoder's hub name has one slash; without it, or where a folder is before it, a folder was meant.
+        # A hub name is OWNER/NAME. Without a slash, or when OWNER is an existing folder, the user means a folder.
         raise UserError(
             f'there is no folder {folder}; make a run with "calligram train", or give a hub name as OWNER/NAME'
         )
     if folder.is_dir():
         name = str(folder.resolve())
+    from calligram.models.pretrained import load_dual_encoder  # imports transformers, which run folders do not need
+
     matcher, inputs, _ = load_dual_encoder(name)
     return StoredMatcher(matcher.eval(), inputs, _hash_of_matcher(matcher, inputs), name)
 
 
+def use_training_statistics(matcher: nn.Module) -> bool:
+    """Make batch norm use its training statistics, so that an encoding does not depend on the rest of the batch.
+
+    Changes modules with ``statistics="batch"``, such as ``BranchNorm``.
+
+    Returns:
+        Whether any module was changed.
+    """
+    changed = [module for module in matcher.modules() if getattr(module, "statistics", None) == "batch"]
+    for norm in changed:
+        norm.statistics = "training"  # type: ignore[assignment]
+    return bool(changed)
+
+
 def load_from_run(folder: Path) -> tuple[Matcher, Inputs]:
-    """The best matcher of a run folder and its inputs."""
+    """Load the best matcher of a run folder, and its inputs."""
     check_run_folder(folder)
     return catalog.load(folder / MATCHER_FILE, folder / WEIGHTS_FILE), Inputs.read(folder / INPUTS_FOLDER)
 
 
 def read_run_file(folder: Path) -> dict[str, Any]:
-    """What a run folder says of its recipe, settings, collection and versions."""
+    """Read recipe, settings, collection and versions from the ``run.json`` of a run folder."""
     try:
         content: dict[str, Any] = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(
-            f"{folder / RUN_FILE} is damaged ({error}); put it back, or train anew into another folder"
+            f"{folder / RUN_FILE} is damaged ({error}); restore the file, or train again into another folder"
         ) from error
     return content
 
 
 def check_run_folder(folder: Path) -> None:
-    """Refuse a folder that is no run, or has no matcher yet."""
+    """Refuse a folder that is not a run, or that has no checkpoint yet."""
     if not (folder / RUN_FILE).is_file():
         raise UserError(f'{folder} is not a run (it has no {RUN_FILE}); make one with "calligram train"')
     if not (folder / WEIGHTS_FILE).is_file():
-        raise UserError(f"{folder} has no checkpoint yet; let it finish an epoch, or go on with --resume")
+        raise UserError(
+            f"{folder} has no checkpoint yet; wait until its first epoch ends, or continue it with --resume"
+        )
 
 
 def run_fingerprint(folder: Path) -> str:
-    """Of the files that inference reads; settings, metrics and dates do not count."""
+    """Hash the files of a run folder that inference reads. Settings, metrics and dates do not count."""
     files = (file_parts(folder / name, name) for name in (MATCHER_FILE, WEIGHTS_FILE))
     return parts_hash(chain(*files, folder_parts(folder / INPUTS_FOLDER)), 12)
 
 
 def _hash_of_matcher(matcher: Matcher, inputs: Inputs) -> str:
-    """Of what is in memory: a model from the hub may lie in any cache, in several files."""
+    """Hash a matcher in memory: the files of a hub model may be in any cache folder, and in several files."""
     described = json.dumps(catalog.describe(matcher), sort_keys=True).encode()
     with tempfile.TemporaryDirectory() as folder:
         inputs.save(Path(folder))

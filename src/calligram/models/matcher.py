@@ -1,4 +1,4 @@
-"""What every matcher is: two encoders and a score."""
+"""The interface of all matchers: an image encoder, a text encoder and a score."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 QuerySide = Literal["words", "regions"]
-"""who looks at the other's parts"""
+"""which parts attend to the parts of the other modality: words to regions, or regions to words"""
 
 
 class Encoded(NamedTuple):
-    """What a matcher keeps of N images or texts."""
+    """Encodings of N images or N texts."""
 
     vectors: Tensor
-    """(N, D) global embeddings as the network gives them; compared by cosine, the first stage of a search"""
+    """(N, D) global embeddings, not normalised; their cosine is the first-stage score of a search"""
     parts: Tensor | None = None
-    """(N, K, D) regions or words"""
+    """(N, K, D) embeddings of regions or words; None when the matcher has none"""
     mask: Tensor | None = None
-    """(N, K) True where a part is real"""
+    """(N, K) True for real parts, False for padding"""
 
     def rows(self, index: Tensor | slice) -> Encoded:
-        """Some of the items."""
+        """Select items by index."""
         return Encoded(*(None if t is None else t[index] for t in self))  # type: ignore[arg-type]
 
     def to(self, device: torch.device | str) -> Encoded:
-        """The same on another device."""
+        """Move all tensors to a device."""
         return Encoded(*(None if t is None else t.to(device) for t in self))  # type: ignore[arg-type]
 
 
 def stack(pieces: Sequence[Encoded]) -> Encoded:
-    """Join encodings along the items, padding parts to the longest."""
+    """Concatenate encodings along the items; parts are padded to the longest item."""
     vectors = torch.cat([p.vectors for p in pieces])
     if pieces[0].parts is None:
         return Encoded(vectors)
@@ -49,18 +49,21 @@ def stack(pieces: Sequence[Encoded]) -> Encoded:
 
 
 class Matcher(nn.Module):
-    """Scores images against texts. Higher is better; rows are images, columns are texts."""
+    """Scores images against texts. A higher score is a better match. Rows are images, columns are texts."""
 
     reranks: bool = True
-    """the score is more than the cosine of the vectors; by its settings, where a matcher can leave the rest out"""
+    """whether the score differs from the cosine of the vectors, so that a second stage can rerank with it; an instance
+    may override it"""
     scores_vectors: ClassVar[bool] = True
-    """the score depends on the vectors; where it does not, they are for a first search alone"""
+    """whether the score depends on the vectors; if not, the vectors serve the first stage of a search only"""
+    scores_distance: ClassVar[bool] = False
+    """whether the score is minus a distance of the vectors"""
     scores_parts: ClassVar[bool] = False
-    """the score needs parts, which are as long as ``settings.dim`` where there is one"""
+    """whether the score depends on the parts; their size is ``settings.dim``"""
     tile: ClassVar[int] = 4096
-    """pairs that ``score`` hands to ``score_pairs`` at a time"""
+    """number of pairs that ``score`` passes to ``score_pairs`` at a time"""
     settings: Any
-    """frozen dataclass the matcher was built from; saved with its weights"""
+    """frozen dataclass from which the matcher is built; it is saved with the weights"""
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode prepared images."""
@@ -72,19 +75,22 @@ class Matcher(nn.Module):
 
     @property
     def vector_size(self) -> int:
-        """Length of an item's vector."""
+        """Size of an item's vector."""
         return int(self.settings.dim)
 
     @property
     def attends(self) -> frozenset[QuerySide]:
-        """Who looks at the other's parts for the score; nobody where it compares one vector with another."""
+        """Which parts attend to the other modality in the score; empty when the score compares one vector with one
+        vector.
+        """
         return frozenset()
 
     def attention_weights(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
-        """Where aligned pairs look, as shares (N, R, W): each word at the regions, and each region at the words.
+        """Return the attention weights of aligned pairs: of each word over the regions, and of each region over the
+        words.
 
-        For matchers that attend. Both are given also where the score goes by one of them. Parts that are not real get
-        no share.
+        Only for matchers that attend. Both tensors are (N, R, W), with R regions and W words. Both are computed even if
+        the score uses one of them. Padding has weight zero.
         """
         raise NotImplementedError
 
@@ -93,9 +99,9 @@ class Matcher(nn.Module):
         raise NotImplementedError
 
     def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
-        """Score the pairs (rows[n], columns[n]): (N,), by tiles of ``score_pairs``.
+        """Score the pairs (rows[n], columns[n]): (N,), in tiles of ``score_pairs``.
 
-        Matchers that compute something for an item alone compute it here once, however many pairs it is in.
+        Subclasses override it to compute what depends on one item once, and not once for each of its pairs.
         """
         tiles = [
             self.score_pairs(images.rows(some), texts.rows(others))
@@ -104,7 +110,7 @@ class Matcher(nn.Module):
         return torch.cat(tiles)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Score every image with every text: (I, T), by tiles of ``score_pairs``."""
+        """Score every image with every text: (I, T), in tiles of ``score_pairs``."""
         columns = len(texts.vectors)
         pairs = torch.arange(len(images.vectors) * columns, device=images.vectors.device)
         found = Matcher.score_some(self, images, texts, pairs // columns, pairs % columns)
@@ -121,19 +127,24 @@ class EmbeddingMatcher(Matcher):
         return F.cosine_similarity(images.vectors.float(), texts.vectors.float(), dim=-1, eps=1e-8)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Cosine of all vectors, as one matrix product."""
+        """Cosine of all pairs, by one matrix product."""
         return cosines(images.vectors, texts.vectors)
 
 
 def cosines(rows: Tensor, columns: Tensor) -> Tensor:
-    """Cosine of every row's vector with every column's, (R, C), in float32.
+    """Cosine of every row vector with every column vector, (R, C), in float32.
 
-    Also where everything else is in half precision, whose steps are as large as what sets neighbours apart.
+    Autocast is switched off here: half precision rounds away the differences between close neighbours.
     """
     with torch.autocast(rows.device.type, enabled=False):
         return unit(rows) @ unit(columns).T
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Vectors at length one, in float32."""
+    """Normalise vectors to length one, in float32."""
     return F.normalize(vectors.float(), dim=-1, eps=1e-8)
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Convert half precision to float32, for sums and comparisons; float64 stays."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

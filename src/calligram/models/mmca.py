@@ -1,4 +1,4 @@
-"""MMCA: attention within images and within texts, and, for each pair, between all of their parts at once."""
+"""MMCA: self-attention within images and within texts, and for each pair attention over the parts of both."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ from calligram.models.layers.transformer_unit import NgramText, PreparedItems, P
 from calligram.models.matcher import Encoded, Matcher, QuerySide, cosines, unit
 
 MAX_STACKED_ITEMS = 2
-"""images or texts in a grid, on a CPU, that are stacked pair by pair: what ``looking`` prepares is not worth it"""
+"""on a CPU, grids with at most this many images or texts are scored pair by pair: preparing the items costs more"""
 
 
 @dataclass(frozen=True)
 class MMCASettings(PartSettings):
-    """Both sides and both modules; sizes are the paper's (mmca, Sec. 4.2)."""
+    """Settings of both towers and both modules; the sizes are the paper's (mmca, Sec. 4.2)."""
 
     dim: int = 256
     heads: int = 16
-    """of both Transformer units"""
+    """attention heads of both Transformer units"""
     filters: int = 256
-    """of each window of words"""
+    """filters of each n-gram size"""
     alpha: float = 0.2
     """weight of the cross-attention module; 0 leaves it out"""
     hide: float = 0.0
-    """share of regions left out in training"""
+    """share of regions that are dropped in training"""
 
 
 class PairModule(nn.Module):
-    """One Transformer unit over the stacked regions and words of a pair (mmca, Eqs. 8-14), then the pools of each side.
+    """One Transformer unit over the stacked regions and words of a pair (mmca, Eqs. 8-14), then pooling of each
+    modality.
 
-    i_1 is the mean over regions, c_1 what n-gram filters find in the words, and the score their cosine. For k regions,
-    n words, size d and as many filters, a pair takes 3 (k + n) d^2 multiplications for the output map and the inner
-    layers, 6 n d^2 + 3 d^2 for windows and the map that follows, and 4 k n d for attention; queries, keys, values, and
-    attention within an item, 3 (k + n) d^2 + 2 (k^2 + n^2) d, are shared by all pairs of the item. With 36 regions, 20
-    words and d of 256 that is 302 d^2 for a pair instead of 484.
+    i_1 is the mean over regions, c_1 the output of n-gram filters over words, and the score is their cosine. Cost in
+    multiplications for k regions, n words, size d and d filters: a pair takes 3 (k + n) d^2 for the output projection
+    and the feed-forward layers, 6 n d^2 + 3 d^2 for n-gram filters and their projection, and 4 k n d for attention.
+    Queries, keys, values and attention within an item take 3 (k + n) d^2 + 2 (k^2 + n^2) d; they are shared by all
+    pairs of the item. With 36 regions, 20 words and d = 256, a pair takes 302 d^2 instead of 484 d^2.
     """
 
     def __init__(self, dim: int, heads: int, filters: int) -> None:
@@ -51,11 +52,11 @@ class PairModule(nn.Module):
         self.ngrams = NgramText(dim, filters, dim)
 
     def prepare_items(self, items: Encoded) -> PreparedItems:
-        """What is computed once for each image or text, for all pairs."""
+        """Compute once per image or text what all of its pairs need, to score a full grid."""
         return self.unit.prepare_items(*_masked_parts(items))
 
     def project_items(self, items: Encoded) -> ProjectedItems:
-        """What is computed once for each image or text, for some pairs."""
+        """Compute queries, keys and values once per image or text, to score selected pairs."""
         return self.unit.project_items(*_masked_parts(items))
 
     def forward(self, images: PreparedItems, texts: PreparedItems) -> Tensor:
@@ -65,7 +66,7 @@ class PairModule(nn.Module):
         return _aligned_cosines(image.transpose(0, 1), text)
 
     def aligned(self, images: ProjectedItems, texts: ProjectedItems) -> Tensor:
-        """Those of aligned pairs, (N,)."""
+        """Cosines of i_1 and c_1 of aligned pairs, (N,)."""
         attended = self.unit.attend_stacked(images, texts)
         image, text = _aligned_vectors(self, attended, images.parts, texts.parts, images.mask, texts.mask)
         return _aligned_cosines(image, text)
@@ -73,13 +74,13 @@ class PairModule(nn.Module):
 
 @compile_if_enabled(2, 1, 1, 1)
 def _image_vectors(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
-    """i_1 (S, N, D) from what regions found in S texts."""
+    """i_1 (S, N, D) of N images with S texts."""
     return _mean_of_real(module.unit.merge_own(found, attended, parts), mask)
 
 
 @compile_if_enabled(3, 2, 2, 2)
 def _text_vectors(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
-    """c_1 (S, N, D) from what words found in S images."""
+    """c_1 (S, N, D) of N texts with S images."""
     return module.ngrams(module.unit.merge_own(found, attended, parts), mask)  # type: ignore[no-any-return]
 
 
@@ -87,14 +88,14 @@ def _text_vectors(module: PairModule, found: Tensor, attended: Tensor, parts: Te
 def _aligned_vectors(
     module: PairModule, attended: Tensor, regions: Tensor, words: Tensor, real: Tensor, spoken: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """i_1 and c_1 (N, D) of aligned pairs, from what their stacked parts made of each other."""
+    """i_1 and c_1 (N, D) of aligned pairs, from the attention output of their stacked parts."""
     parts = module.unit.feed_forward(torch.cat([regions, words], 1), attended)
     image, text = torch.split(parts, [regions.shape[1], words.shape[1]], 1)
     return _mean_of_real(image, real), module.ngrams(text, spoken)
 
 
 def _aligned_cosines(one: Tensor, two: Tensor) -> Tensor:
-    """Of vectors (..., D), in float32; lengths are divided by at the end, where there is one number for each pair."""
+    """Cosines of vectors (..., D) in float32; the division by the norms is last, where there is one number per pair."""
     one, two = one.float(), two.float()
     lengths = [torch.linalg.vector_norm(each, dim=-1).clamp(min=1e-8) for each in (one, two)]
     found: Tensor = (one * two).sum(-1) / (lengths[0] * lengths[1])
@@ -102,40 +103,41 @@ def _aligned_cosines(one: Tensor, two: Tensor) -> Tensor:
 
 
 def _masked_parts(items: Encoded) -> tuple[Tensor, Tensor]:
-    """Parts, zero where they only fill up, and which do not."""
+    """Parts with padding set to zero, and their mask."""
     assert items.parts is not None
     mask = items.parts.new_ones(items.parts.shape[:2], dtype=torch.bool) if items.mask is None else items.mask
     return items.parts.masked_fill(~mask.unsqueeze(-1), 0.0), mask
 
 
 def _sum_to_one(shares: Tensor, axis: int) -> Tensor:
-    """Shares that sum to one along an axis, or are zero."""
+    """Normalise weights to sum to one along an axis; all-zero weights stay zero."""
     return shares / shares.sum(axis, keepdim=True).clamp(min=torch.finfo(shares.dtype).tiny)
 
 
 def _mean_of_real(parts: Tensor, mask: Tensor) -> Tensor:
-    """Over the real parts of (..., N, K, D): (..., N, D)."""
+    """Mean over the real parts of (..., N, K, D): (..., N, D)."""
     weights = mask.to(parts.dtype) / mask.sum(-1, keepdim=True).clamp(min=1)
-    if torch.compiler.is_compiling():  # then this is one with the step before, and with its gradient
+    if torch.compiler.is_compiling():  # the compiler merges this sum with the step before it, and their gradients
         return (weights.unsqueeze(-1) * parts).sum(-2)
     return (weights.unsqueeze(-2) @ parts).squeeze(-2)
 
 
 def drop_regions(real: Tensor, hide: float) -> Tensor:
-    """Real parts (N, K) without a random share of them; of each item one stays."""
+    """Drop a random share of the real parts (N, K); each item keeps at least one."""
     chance = torch.rand(real.shape, device=real.device).masked_fill(~real, -1.0)
     return real & ((chance >= hide) | (chance == chance.amax(1, keepdim=True)))
 
 
 class MMCA(Matcher):
-    """S = i_0 . c_0 + alpha i_1 . c_1, of vectors at length one (mmca, Secs. 3.3-3.5).
+    """S = i_0 . c_0 + alpha i_1 . c_1, with vectors of length one (mmca, Secs. 3.3-3.5).
 
-    i_0 is the mean over regions after a Transformer unit, c_0 what n-gram filters find in the states of a BERT-like
-    encoder; both are an item's vector, by which a search finds what the pair module puts in order. That module sees
-    R and E, as its text says: regions after their linear layer, before the first unit, and states after a linear layer
-    of their own, which the paper does not mention but sizes of 768 and 256 need. It has filters of its own, since those
-    of c_0 are over states as large as the encoder's. Regions have no places, pieces such as [CLS] are words like
-    others, and a GRU may stand for the encoder.
+    i_0 is the mean over regions after a Transformer unit. c_0 is the output of n-gram filters over the states of a
+    BERT-like encoder. They are the vectors of the first search stage; the pair module reranks.
+
+    The pair module receives R and E, as the paper's text says: regions after their linear layer and before the first
+    unit, and states after a linear layer of their own. The paper does not mention the latter, but the sizes 768 and 256
+    need it. The module has its own n-gram filters, because those of c_0 have the size of the encoder's states. Regions
+    have no position encoding. Pieces such as [CLS] count as words. A GRU may replace the encoder.
     """
 
     scores_parts = True
@@ -145,8 +147,8 @@ class MMCA(Matcher):
         super().__init__()
         if settings.dim % settings.heads:
             raise UserError(
-                f"dim={settings.dim} cannot be cut into mmca.heads={settings.heads} equal heads; "
-                "take a dim that is a multiple of it"
+                f"dim={settings.dim} is not a multiple of mmca.heads={settings.heads}; "
+                "choose a dim that is a multiple of the number of heads"
             )
         self.settings = settings
         self.reranks = settings.alpha != 0
@@ -160,7 +162,7 @@ class MMCA(Matcher):
         self.pairs = PairModule(settings.dim, settings.heads, settings.filters)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Features (N, R, D) of regions or cells, or pixels (N, 3, H, W) for a backbone -> i_0 (mmca, Eq. 5) and R."""
+        """Encode features (N, R, D) of regions or cells, or pixels (N, 3, H, W), as i_0 (mmca, Eq. 5) and R."""
         features, real = image_parts(self.image, images, mask)
         if self.training and self.settings.hide:
             real = drop_regions(real, self.settings.hide)
@@ -168,13 +170,13 @@ class MMCA(Matcher):
         return Encoded(mean_of_parts(self.regions(parts, real), real), parts, real)
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Word numbers (N, W), or states (N, W, D) -> c_0 and E."""
+        """Encode word indices (N, W), or states (N, W, D), as c_0 and E."""
         mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
         states, parts = self._states(texts, mask)
         return Encoded(self.ngrams(states, mask), parts, mask)
 
     def _states(self, texts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """The encoder's states, and the same in the space of regions."""
+        """States of the encoder, and their projection to the size of regions."""
         branch = self.text
         if isinstance(branch, RecurrentText | PaddedRecurrentText):
             states = branch.states(texts, mask)
@@ -184,7 +186,7 @@ class MMCA(Matcher):
         return states, pool.project(states)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        """All pairs, the pair module in tiles."""
+        """Score all pairs; the pair module runs in tiles."""
         sizes = len(images.vectors), len(texts.vectors)
         scores = cosines(images.vectors, texts.vectors)
         if not self.settings.alpha:
@@ -197,27 +199,27 @@ class MMCA(Matcher):
         )
 
     def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
-        """Some pairs, in tiles; queries, keys and values of an item are computed once."""
+        """Score selected pairs in tiles; queries, keys and values of an item are computed once."""
         scores = (unit(images.vectors)[rows] * unit(texts.vectors)[columns]).sum(-1)
         if not self.settings.alpha:
             return scores
         return scores + self.settings.alpha * self._pair_cosines(images, texts, rows, columns)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Aligned pairs."""
+        """Score aligned pairs."""
         each = torch.arange(len(images.vectors), device=images.vectors.device)
         return self.score_some(images, texts, each, each)
 
     @property
     def attends(self) -> frozenset[QuerySide]:
-        """Both sides, where the pair module counts."""
+        """Words and regions, if the pair module is used."""
         return frozenset(("words", "regions")) if self.settings.alpha else frozenset()
 
     def attention_weights(self, images: Encoded, texts: Encoded) -> tuple[Tensor, Tensor]:
-        """Where aligned pairs look in the pair module (mmca, Eq. 11).
+        """Attention weights of aligned pairs in the pair module (mmca, Eq. 11).
 
-        Shares are the mean over heads of one softmax over all stacked parts, of which those of the other side are kept
-        and made to sum to one: a head that looks at its own side counts less.
+        Takes the mean over heads of the softmax over all stacked parts, keeps the weights on the other modality, and
+        normalises them to sum to one. So a head that attends to its own modality counts less.
         """
         one, two = self.pairs.project_items(images), self.pairs.project_items(texts)
         shares, regions = self.pairs.unit.attention_weights(one, two), one.mask.shape[1]
@@ -228,7 +230,7 @@ class MMCA(Matcher):
         )
 
     def _pair_cosines(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
-        """Cosines of i_1 and c_1 of some pairs."""
+        """Cosines of i_1 and c_1 of selected pairs."""
         pairs = self.pairs
         return score_some_in_tiles(
             images,
@@ -240,5 +242,7 @@ class MMCA(Matcher):
         )
 
     def _pair_products(self, regions: int, words: int) -> int:
-        """A sixth of what a backward pass holds for a pair: eight times all parts, and six times words for windows."""
+        """Cost of a pair for the tile size: a sixth of the numbers that a backward pass stores, 8 per part and 6 per
+        word for n-grams.
+        """
         return (8 * (regions + words) + 6 * words) * self.settings.dim // 6

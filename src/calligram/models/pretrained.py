@@ -18,72 +18,72 @@ from calligram.features.transformers_models import build_model, describe_archite
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 FULL_LENGTH_MODEL_TYPES = frozenset(("siglip",))
-"""model types that were trained on texts padded to full length without a mask, and read a text's vector off its end"""
+"""model types that are trained on texts padded to full length without a mask, with the vector at the last position"""
 
 
 @dataclass(frozen=True)
 class PretrainedSettings:
-    """What is built; weights come from a file."""
+    """Architecture; the weights come from a file."""
 
     architecture: str
-    """the model's configuration as JSON"""
+    """configuration of the model as JSON"""
     text_length: int = 0
-    """texts are padded to this many pieces and read without a mask; 0 for as long as they are"""
+    """number of word pieces to which texts are padded, without a mask; 0 for no padding beyond the batch"""
     pad: int = 0
-    """number of the piece that pads them"""
+    """index of the padding piece"""
 
 
 class Pretrained(EmbeddingMatcher):
-    """Cosine of the vectors of a dual encoder from transformers: CLIP, SigLIP and others.
+    """Cosine of the vectors of a dual encoder of transformers: CLIP, SigLIP and others.
 
-    Departs from their own score, which is scale * cosine + bias: the order is the same, and objectives have their own
-    temperature, so both are left out.
+    Departs from their own score, which is scale * cosine + bias: the ranking is the same, and objectives have their own
+    temperature, so scale and bias are left out.
     """
 
     settings: PretrainedSettings
 
     def __init__(self, settings: PretrainedSettings, model: nn.Module | None = None) -> None:
         """Args:
-        model: with trained weights; built with random ones when not given.
+        model: model with trained weights; None builds one with random weights.
         """
         super().__init__()
         self.settings = settings
         self.model: Any = _without_scale(build_model(settings.architecture) if model is None else model)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Normalised pixels (N, 3, H, W), or views of them (N, V, 3, H, W)."""
+        """Encode normalised pixels (N, 3, H, W), or views of them (N, V, 3, H, W)."""
         return Encoded(mean_over_views(self._from_pixels, images))
 
     def _from_pixels(self, images: Tensor) -> Tensor:
         return _vectors(self.model.get_image_features(pixel_values=images))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Numbers of pieces (N, W)."""
+        """Encode word piece indices (N, W)."""
         if self.settings.text_length:
-            texts, mask = self._full(texts, mask), None
+            texts, mask = self._pad_to_length(texts, mask), None
         elif mask is not None:
             mask = mask.long()
         return Encoded(_vectors(self.model.get_text_features(input_ids=texts, attention_mask=mask)))
 
-    def _full(self, texts: Tensor, mask: Tensor | None) -> Tensor:
+    def _pad_to_length(self, texts: Tensor, mask: Tensor | None) -> Tensor:
         if mask is not None:
             texts = texts.masked_fill(~mask, self.settings.pad)
         return F.pad(texts, (0, self.settings.text_length - texts.shape[1]), value=self.settings.pad)
 
 
 def load_pretrained(name: str, pad: int) -> tuple[Pretrained, float]:
-    """A dual encoder of a folder or a hub name, and the temperature it was trained with.
+    """Load a dual encoder from a folder or by hub name, and the temperature it was trained with.
 
     Args:
-        pad: number of its tokenizer's padding piece.
+        pad: index of the tokenizer's padding piece.
     """
     from transformers import AutoModel
 
     model = load_model(AutoModel, name, what="dual encoder")
     if not (hasattr(model, "get_image_features") and hasattr(model, "get_text_features")):
         raise UserError(
-            f"'{name}' is a {model.config.model_type} model and no dual encoder: it gives no vectors of images "
-            "and of texts; known to work: clip, siglip, align, altclip, chinese_clip, vision-text-dual-encoder"
+            f"'{name}' is a {model.config.model_type} model and not a dual encoder: it has no image vectors and no "
+            "text vectors; these types work: clip, siglip, align, altclip, chinese_clip, vision-text-dual-encoder"
         )
     scale = getattr(model, "logit_scale", None)
     temperature = 0.07 if scale is None else math.exp(-float(scale.detach()))
@@ -94,12 +94,12 @@ def load_pretrained(name: str, pad: int) -> tuple[Pretrained, float]:
 def load_dual_encoder(
     name: str, *, fit: str = "own", views: Literal["one", "flip", "ten"] = "one", max_pieces: int = 77
 ) -> tuple[Pretrained, Inputs, float]:
-    """A dual encoder with the inputs it was trained on, and its temperature.
+    """Load a dual encoder with the inputs it was trained on, and its temperature.
 
     Args:
-        fit: ``squash`` or ``crop``; ``own`` for the model's own way.
-        views: what is seen of a picture outside training.
-        max_pieces: longer texts are cut; the model may have a lower limit.
+        fit: how images are resized: ``squash``, ``crop``, or ``own`` for the way of the model.
+        views: views of an image outside training.
+        max_pieces: longer texts are truncated; the model may have a lower limit.
     """
     pieces = WordPieces.load_pretrained(name, max_pieces)
     matcher, temperature = load_pretrained(name, pieces.pad)
@@ -126,7 +126,7 @@ def _crops(name: str) -> bool:
 
 
 def max_text_pieces(config: Any) -> int:
-    """Longest text that a dual encoder reads, in pieces."""
+    """Longest text that a dual encoder accepts, in word pieces."""
     return int(getattr(config.text_config, "max_position_embeddings", None) or 64)
 
 
@@ -138,6 +138,6 @@ def _without_scale(model: nn.Module) -> nn.Module:
 
 
 def _vectors(found: Any) -> Tensor:
-    # Versions of transformers differ: the vectors themselves, or an output that has them.
+    # Some versions of transformers return the vectors, others an output object.
     vectors: Tensor = found if isinstance(found, Tensor) else found.pooler_output
     return vectors

@@ -1,4 +1,4 @@
-"""Tag matching: what a classifier sees in an image against the concepts that a text names; nothing is learnt."""
+"""Tag matching: class probabilities of an image against the concepts in a text. A baseline without training."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from calligram.models.matcher import Encoded, Matcher
 
 @dataclass(frozen=True)
 class TagSettings:
-    """Sizes."""
+    """Sizes and threshold."""
 
     image_dim: int
     text_dim: int
-    """concepts"""
+    """number of concepts"""
     least: float = 0.0
-    """smaller probabilities count as none"""
+    """smaller probabilities are set to zero"""
 
 
 class TagMatcher(Matcher):
-    """Scores r = s_g' q (a3vse, Sec. 4.2): probabilities s_g of an image's concepts, ones q for those of a text.
+    """Scores r = s_g' q (a3vse, Sec. 4.2): s_g are concept probabilities of the image, q is one for the text's
+    concepts.
 
-    The classifier is a layer over the backbone's vector, as it came with it.
+    The classifier is the pretrained classification layer of the backbone.
     """
 
     settings: TagSettings
@@ -37,21 +38,21 @@ class TagMatcher(Matcher):
         self.classifier = nn.Linear(settings.image_dim, settings.text_dim)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Features (N, D), or (N, R, D) whose real parts are averaged, to s_g (N, concepts)."""
+        """Map features (N, D), or (N, R, D) whose real parts are averaged, to s_g (N, concepts)."""
         if images.ndim == 3:
             images = pool_states(images, real_parts(images) if mask is None else mask, "mean")
         seen = torch.softmax(self.classifier(images).float(), dim=1)
         return Encoded(torch.where(seen >= self.settings.least, seen, 0.0))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """The queries q as they are."""
+        """Return the concept indicators q (N, concepts) unchanged."""
         del mask
         return Encoded(texts)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
-        """R of aligned pairs."""
+        """Score aligned pairs: r (N,)."""
         return (images.vectors * texts.vectors).sum(1)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        """R of every pair."""
+        """Score every pair: r (I, T)."""
         return images.vectors @ texts.vectors.T

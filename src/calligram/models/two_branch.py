@@ -1,4 +1,4 @@
-"""The embedding and the similarity network of the two-branch paper, for sentences and phrases alike."""
+"""The embedding network and the similarity network of the two-branch paper, for sentences and for phrases."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from calligram.models.layers.networks import RecurrentText
 from calligram.models.layers.part_towers import POOLINGS, pool_states
 from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, unit
 
-# The branches of two-branch networks, and the networks that may feed them.
-
 
 class Branch(nn.Module):
     """FC, ReLU, dropout, ..., FC, batch norm, length one (two-branch, Sec. 3.2.1); a single layer is FC, length one.
@@ -33,21 +31,21 @@ class Branch(nn.Module):
         self, features: int, hidden: int, dim: int, *, layers: int = 2, dropout: float = 0.0, statistics: str
     ) -> None:
         """Args:
-        layers: FC layers, 1 to 3; all but the last give ``hidden`` numbers.
+        layers: number of FC layers, 1 to 3; all but the last have ``hidden`` outputs.
         dropout: share of entries set to zero after every ReLU in training.
-        statistics: what batch norm uses outside training: ``training``, what it saw there; or ``batch``, the mean and
-            variance of what is encoded together, as the paper's tables did (footnote 3).
+        statistics: statistics of batch norm outside training: ``training`` for the running averages, or ``batch`` for
+            the mean and variance of the items that are encoded together, as in the paper's tables (footnote 3).
         """
         super().__init__()
         if not 1 <= layers <= 3:
-            raise ValueError(f"a branch has 1 to 3 layers, got {layers}")
+            raise ValueError(f"the number of layers of a branch must be from 1 to 3, got {layers}")
         sizes = [features, *[hidden] * (layers - 1), dim]
         self.layers = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
         self.dropout = nn.Dropout(dropout)
         self.norm = BranchNorm(dim, statistics) if layers > 1 else nn.Identity()
 
     def forward(self, features: Tensor) -> Tensor:
-        """(N, features) -> (N, dim) at length one."""
+        """Map (N, features) to (N, dim) at length one."""
         *first, last = self.layers
         for layer in first:
             features = self.dropout(layer(features).relu())
@@ -55,10 +53,10 @@ class Branch(nn.Module):
 
 
 class BranchNorm(nn.BatchNorm1d):
-    """Batch norm that may go on using the statistics of the batch after training (two-branch, footnote 3).
+    """Batch norm that can use the statistics of the batch also after training (two-branch, footnote 3).
 
-    With ``statistics="batch"`` an item's encoding depends on what it is encoded with, so such a matcher cannot answer
-    a single query; ``models.stored`` puts it back to ``training``, whose statistics are kept in either case.
+    With ``statistics="batch"`` the encoding of an item depends on the other items of the batch, so such a matcher
+    cannot answer a single query. ``models.load`` sets it to ``training``; the running averages are kept in both cases.
     """
 
     def __init__(self, dim: int, statistics: str = "training") -> None:
@@ -68,40 +66,28 @@ class BranchNorm(nn.BatchNorm1d):
         self.statistics = statistics
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """(N, dim)."""
+        """Normalise (N, dim)."""
         if self.training or self.statistics == "training":
             return super().forward(vectors)
         if len(vectors) < 2:
             raise UserError(
-                "this matcher normalises by the statistics of what is encoded together (statistics=batch), and one "
-                "item has none; encode at least two, or train with statistics=training"
+                "this matcher uses the batch norm statistics of the encoded items (statistics=batch), and one item "
+                "has none; encode at least two, or train with statistics=training"
             )
         return F.batch_norm(vectors, None, None, self.weight, self.bias, training=True, eps=self.eps)
 
 
-def use_training_statistics(matcher: nn.Module) -> bool:
-    """Make batch norm use what it saw in training from now on, so that an item alone is what it is among others.
-
-    Returns:
-        Whether anything was changed.
-    """
-    changed = [m for m in matcher.modules() if isinstance(m, BranchNorm) and m.statistics == "batch"]
-    for norm in changed:
-        norm.statistics = "training"
-    return bool(changed)
-
-
 class TextVectors(nn.Module):
-    """No network: texts are vectors already."""
+    """No text network: the inputs are vectors."""
 
     def forward(self, texts: Tensor, mask: Tensor | None) -> Tensor:
-        """(N, D) as it is."""
+        """Return (N, D) unchanged."""
         del mask
         return texts
 
 
 class PooledStates(nn.Module):
-    """States of words, given or by an encoder that is trained along, pooled into one vector."""
+    """Pooled word states, from the input or from a trained text encoder."""
 
     def __init__(self, encoder: TextEncoder | None, pooling: str) -> None:
         super().__init__()
@@ -110,61 +96,61 @@ class PooledStates(nn.Module):
         self.encoder, self.pooling = encoder, pooling
 
     def forward(self, texts: Tensor, mask: Tensor) -> Tensor:
-        """States (N, W, D), or numbers of pieces (N, W), and their mask -> (N, D)."""
+        """Map states (N, W, D), or word piece indices (N, W), and their mask to (N, D)."""
         return pool_states(texts if self.encoder is None else self.encoder(texts, mask), mask, self.pooling)
 
 
 def gru_text(words: int, word_dim: int, dim: int, *, bidirectional: bool, pooling: str) -> RecurrentText:
-    """A word table and a GRU whose states have ``dim`` numbers."""
+    """Word embeddings and a GRU with states of size ``dim``."""
     return RecurrentText(words, word_dim, dim, dim, bidirectional=bidirectional, pooling=pooling, dropout=0.0)
 
 
 @dataclass(frozen=True)
 class TwoBranchSettings:
-    """Shape of both branches; the sizes are the paper's for sentences (two-branch, Sec. 5.3)."""
+    """Settings of both branches; the sizes are the paper's for sentences (two-branch, Sec. 5.3)."""
 
     image_dim: int
-    """size of what the image branch is fed"""
+    """input size of the image branch"""
     text_dim: int
-    """size of what the text branch is fed; the GRU's state where there is one"""
+    """input size of the text branch; the GRU's state size if there is a GRU"""
     hidden: int = 2048
-    """size between the layers of a branch; 1024 for phrases (Sec. 4.3)"""
+    """size of the hidden layers of a branch; 1024 for phrases (Sec. 4.3)"""
     dim: int = 512
     """size of the joint space"""
     layers: int = 2
     """FC layers of each branch, 1 to 3; 1 is the linear variant"""
     text_layers: int = 0
-    """FC layers of the text branch where it has another number; 0 for the same"""
+    """FC layers of the text branch; 0 for the same number as ``layers``"""
     dropout: float = 0.5
-    """after each ReLU; 0 for phrases (Sec. 5.3)"""
+    """dropout after each ReLU; 0 for phrases (Sec. 5.3)"""
     statistics: Literal["training", "batch"] = "training"
-    """of batch norm outside training"""
+    """statistics of batch norm outside training"""
     image: Literal["features", "backbone"] = "features"
-    """stored features, or a backbone that is trained along"""
+    """stored features, or a backbone that is trained"""
     backbone: str = ""
-    """architecture of the backbone, as ``Backbone.description`` gives it"""
+    """architecture of the backbone, from ``Backbone.description``"""
     text: Literal["vectors", "states", "gru", "bert"] = "vectors"
-    """stored vectors, a frozen encoder's states, a word table and GRU, or an encoder that is trained along"""
+    """stored vectors, states of a frozen encoder, word embeddings and a GRU, or a text encoder that is trained"""
     encoder: str = ""
-    """architecture of the text encoder, as ``TextEncoder.description`` gives it"""
+    """architecture of the text encoder, from ``TextEncoder.description``"""
     vocabulary: int = 0
-    """words of the GRU's table"""
+    """number of words of the embedding table"""
     word_dim: int = 300
     bidirectional: bool = False
     pooling: Literal["last", "mean", "max", "cls"] = "mean"
-    """how the states of a text become its vector"""
+    """how the states of a text become one vector"""
 
 
 @dataclass(frozen=True)
 class TwoBranchSimilaritySettings(TwoBranchSettings):
-    """The same with layers after the element-wise product."""
+    """Settings of the branches and of the layers after the element-wise product."""
 
     heads: int = 3
     """FC layers after the product, 1 to 3; three gave the best results (Sec. 3.3)"""
 
 
 class TwoBranchMatcher(Matcher):
-    """Two branches that give unit vectors; gradients go on into the networks that feed them, where there are any."""
+    """Two branches with unit vectors as output; gradients also reach the trained networks below them."""
 
     settings: TwoBranchSettings
 
@@ -177,7 +163,9 @@ class TwoBranchMatcher(Matcher):
         self.text_branch = _branch(settings, settings.text_dim, settings.text_layers or settings.layers)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Features (N, D), or (N, R, D) whose real parts are averaged; or pixels (N, 3, H, W), or views of them."""
+        """Encode features (N, D), or (N, R, D) whose real parts are averaged, or pixels (N, 3, H, W), or views
+        of them.
+        """
         if self.settings.image == "backbone":
             images = mean_over_views(lambda pixels: self.image(pixels).vectors, images)
         elif images.ndim == 3:
@@ -185,7 +173,7 @@ class TwoBranchMatcher(Matcher):
         return Encoded(self.image_branch(images))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Vectors (N, D), states (N, W, D) or numbers of words (N, W)."""
+        """Encode vectors (N, D), states (N, W, D) or word indices (N, W)."""
         if mask is None:
             mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device)
         return Encoded(self.text_branch(self.text(texts, mask)))
@@ -195,18 +183,19 @@ class TwoBranchEmbedding(TwoBranchMatcher, EmbeddingMatcher):
     """Minus the Euclidean distance d(x, y) of unit vectors in the joint space (two-branch, Sec. 3.2)."""
 
     reranks = False
+    scores_distance = True
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Of aligned vectors."""
+        """Score aligned vectors."""
         return -distance_from_cosine((unit(images.vectors) * unit(texts.vectors)).sum(-1))
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Of all vectors, by one matrix product."""
+        """Score all pairs, by one matrix product."""
         return -distance_from_cosine(unit(images.vectors) @ unit(texts.vectors).T)
 
 
 class TwoBranchSimilarity(TwoBranchMatcher):
-    """A score by FC layers over the element-wise product of both branches (two-branch, Sec. 3.3)."""
+    """Score by FC layers over the element-wise product of both branches (two-branch, Sec. 3.3)."""
 
     reranks = True
     settings: TwoBranchSimilaritySettings
@@ -214,14 +203,14 @@ class TwoBranchSimilarity(TwoBranchMatcher):
     def __init__(self, settings: TwoBranchSimilaritySettings) -> None:
         super().__init__(settings)
         if not 1 <= settings.heads <= 3:
-            raise ValueError(f"1 to 3 layers follow the product, got {settings.heads}")
-        # The paper's three are 512 x 512, 512 x 256 and 256 x 1; fewer leave out the first.
+            raise ValueError(f"the number of layers after the product must be from 1 to 3, got {settings.heads}")
+        # The paper's three layers are 512 x 512, 512 x 256 and 256 x 1; fewer layers leave out the first ones.
         inner = [settings.dim, max(1, settings.dim // 2)][3 - settings.heads :] if settings.heads > 1 else []
         sizes = [settings.dim, *inner, 1]
         self.head = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
-        """The prediction p of Eq. 7 for aligned pairs: above zero where they are taken to match."""
+        """The prediction p of Eq. 7 for aligned pairs: positive means match."""
         fused = images.vectors * texts.vectors
         *first, last = self.head
         for layer in first:
@@ -230,9 +219,9 @@ class TwoBranchSimilarity(TwoBranchMatcher):
 
 
 def distance_from_cosine(cosines: Tensor) -> Tensor:
-    """Euclidean distance of unit vectors from their cosine.
+    """Euclidean distance of unit vectors, from their cosine.
 
-    Kept off zero, where the root has no finite slope: vectors that coincide pull no further.
+    The distance is kept above zero, where the gradient of the square root is infinite.
     """
     return (2 - 2 * cosines).clamp(min=1e-8).sqrt()
 

@@ -1,4 +1,4 @@
-"""VSE: an image branch and a text branch into one space (vse++, dual-path)."""
+"""VSE: an image tower and a text tower with a joint embedding space (vse++, dual-path)."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 @dataclass(frozen=True)
 class VSESettings:
-    """Shape of both branches."""
+    """Settings of both towers."""
 
     vocabulary: int
-    """number of words, special ones included"""
+    """number of words, including special words"""
     dim: int = 1024
     """size of the joint space"""
     image: Literal["cnn", "features", "backbone"] = "cnn"
     """a small CNN on pixels, a linear map of stored features, or a trained backbone"""
     backbone: str = ""
-    """architecture of the backbone, as ``Backbone.description`` gives it"""
+    """architecture of the backbone, from ``Backbone.description``"""
     feature_dim: int = 2048
     """size of stored features"""
     channels: tuple[int, ...] = (32, 64, 128, 256)
-    """width of the CNN's blocks"""
+    """channels of the CNN's stem and blocks"""
     head: HeadKind = "linear"
-    """what maps image features, and those of a text CNN, into the joint space"""
+    """projection of image features, and of text CNN features, to the joint space"""
     text: Literal["gru", "cnn", "bert", "states"] = "gru"
-    """word table and GRU or CNN, a trained BERT-like encoder, or a linear map of a frozen one's states"""
+    """word embeddings with a GRU or a CNN, a trained BERT-like encoder, or a linear map of a frozen encoder's states"""
     cnn: str = ""
-    """shape of the text CNN, as ``TextCNNSettings.description`` gives it"""
+    """architecture of the text CNN, from ``TextCNNSettings.description``"""
     encoder: str = ""
-    """architecture of the text encoder, as ``TextEncoder.description`` gives it"""
+    """architecture of the text encoder, from ``TextEncoder.description``"""
     state_dim: int = 0
-    """size of the frozen encoder's states"""
+    """size of the states of the frozen encoder"""
     word_dim: int = 300
     hidden: int = 1024
     """size of the GRU's state"""
     bidirectional: bool = False
     pooling: Literal["last", "mean", "max", "cls"] = "last"
-    """how a text's states become its vector"""
+    """how the states of a text become one vector"""
     dropout: float = 0.0
-    """share of word-vector entries set to zero in training"""
+    """share of word embedding entries set to zero in training"""
 
 
 class VSE(EmbeddingMatcher):
     """Cosine of an image vector and a text vector.
 
-    With a GRU and the linear head it is vse++'s: Xavier-uniform weights, zero bias. With a text CNN, a trained backbone
-    and a head of two layers it is the network of dual-path, whose image descriptor is Eq. 1 (dual-path, Eqs. 1 and 3).
-    Features with several parts per image are averaged first.
+    With a GRU and a linear head this is vse++: Xavier-uniform weights, zero bias. With a text CNN, a trained backbone
+    and a head of two layers this is the network of dual-path, whose image descriptor is Eq. 1 (dual-path, Eqs. 1 and
+    3). Features with several parts per image are averaged first.
     """
 
     settings: VSESettings
@@ -71,9 +71,9 @@ class VSE(EmbeddingMatcher):
         self.text = _text_network(settings)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Pixels (N, 3, H, W) or views of them (N, V, 3, H, W); or features (N, D) or (N, R, D).
+        """Encode pixels (N, 3, H, W), views of them (N, V, 3, H, W), or features (N, D) or (N, R, D).
 
-        Features may stand for pixels with a backbone too: what it would give while it is not trained.
+        With a backbone, features may replace pixels: the output of the backbone, precomputed while it is frozen.
         """
         if self.settings.image != "features" and images.ndim > 2:
             return Encoded(mean_over_views(self._from_pixels, images))
@@ -87,13 +87,13 @@ class VSE(EmbeddingMatcher):
         return self.project(seen.vectors if isinstance(seen, BackboneOutput) else seen)  # type: ignore[no-any-return]
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Word numbers (N, W), or states (N, W, D)."""
+        """Encode word indices (N, W), or states (N, W, D)."""
         mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
         return Encoded(self.text(texts, mask))
 
 
 def _image_network(settings: VSESettings) -> tuple[nn.Module, int]:
-    """What comes before the linear map, and the size of what it gives."""
+    """The network before the projection, and its output size."""
     if settings.image == "cnn":
         network = SmallCNN(settings.channels)
         return network, network.dim

@@ -1,4 +1,4 @@
-"""Pieces that matchers are built from."""
+"""Networks that matchers are built from: recurrent text networks, a small CNN, and projection heads."""
 
 from __future__ import annotations
 
@@ -9,107 +9,12 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-# Texts read by a recurrent network, packed or padded; both give the same.
-
-
-class RecurrentOutput(Protocol):
-    """What a recurrent network made of texts; its directions are averaged."""
-
-    @property
-    def states(self) -> Tensor:
-        """(N, W, hidden) of each word; what stands where there is none has no meaning."""
-
-    @property
-    def last(self) -> Tensor:
-        """(N, hidden) after the last word that a direction reads."""
-
-
-class PackedOutput:
-    """Reads words (N, W, D) without their padding."""
-
-    def __init__(self, network: nn.GRU | nn.LSTM, vectors: Tensor, lengths: Tensor) -> None:
-        self._network, self._places = network, vectors.shape[1]
-        packed = nn.utils.rnn.pack_padded_sequence(
-            vectors, lengths.squeeze(1).cpu(), batch_first=True, enforce_sorted=False
-        )
-        self._packed, last = network(packed)
-        self._last: Tensor = last if isinstance(network, nn.GRU) else last[0]
-
-    @property
-    def states(self) -> Tensor:
-        """By place."""
-        states: Tensor
-        states, _ = nn.utils.rnn.pad_packed_sequence(self._packed, batch_first=True, total_length=self._places)
-        if not self._network.bidirectional:
-            return states
-        return (states[..., : self._network.hidden_size] + states[..., self._network.hidden_size :]) / 2
-
-    @property
-    def last(self) -> Tensor:
-        """Of either direction."""
-        return self._last.mean(0)
-
-
-class PaddedOutput:
-    """Reads words (N, W, D) and then their padding.
-
-    Backwards, a text's own words are turned round first and its padding stays behind them, so that no state of a real
-    word has seen padding.
-    """
-
-    def __init__(self, network: nn.GRU | nn.LSTM, vectors: Tensor, lengths: Tensor) -> None:
-        self._lengths = lengths
-        self._runs = [_run_direction(network, vectors, "")]
-        if network.bidirectional:
-            self._runs.append(_run_direction(network, reverse_words(vectors, lengths), "_reverse"))
-
-    @property
-    def states(self) -> Tensor:
-        """By place."""
-        return average_directions(self._runs, self._lengths)
-
-    @property
-    def last(self) -> Tensor:
-        """Of either direction."""
-        return torch.stack([state_at(states, self._lengths - 1) for states in self._runs]).mean(0)
-
-
-def _run_direction(network: nn.GRU | nn.LSTM, vectors: Tensor, suffix: str) -> Tensor:
-    """The states (N, W, hidden) of one direction."""
-    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-    weights = [getattr(network, f"{name}{suffix}") for name in names]
-    start = vectors.new_zeros(1, len(vectors), network.hidden_size)
-    rest = (weights, True, 1, 0.0, network.training, False, True)
-    with warnings.catch_warnings():
-        # Both directions lie in one block of memory; half of it is copied, which is little beside the reading.
-        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
-        found = (
-            torch.gru(vectors, start, *rest)
-            if isinstance(network, nn.GRU)
-            else torch.lstm(vectors, (start, start), *rest)
-        )
-    return found[0]
-
-
-def average_directions(runs: list[Tensor], lengths: Tensor) -> Tensor:
-    """The states of a text's words in their order, averaged over the directions."""
-    return runs[0] if len(runs) == 1 else (runs[0] + reverse_words(runs[1], lengths)) / 2
-
-
-def reverse_words(states: Tensor, lengths: Tensor) -> Tensor:
-    """The first ``lengths`` (N, 1) places of (N, W, D) in reverse order, the others where they are."""
-    places = torch.arange(states.shape[1], device=states.device).unsqueeze(0)
-    order = torch.where(places < lengths, lengths - 1 - places, places)
-    return states.gather(1, order.unsqueeze(-1).expand(-1, -1, states.shape[2]))
-
-
-def state_at(states: Tensor, places: Tensor) -> Tensor:
-    """The states at one place each (N, 1) of (N, W, D)."""
-    return states.gather(1, places.unsqueeze(-1).expand(-1, -1, states.shape[2])).squeeze(1)
+HeadKind = Literal["linear", "paper", "release"]
+"""projection to the joint space: one FC layer, or a ``ProjectionHead`` of dual-path"""
 
 
 class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions with a shortcut; the first may halve the image."""
+    """Two 3 x 3 convolutions with a shortcut; the stride may halve the image."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -129,15 +34,16 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, C_in, H, W) -> (N, C, H / stride, W / stride)."""
+        """Map (N, C_in, H, W) to (N, C, H / stride, W / stride)."""
         return torch.relu(self.body(images) + self.shortcut(images))
 
 
 class SmallCNN(nn.Module):
-    """A small residual network for training from scratch: a stem and a block for every further entry of ``channels``.
+    """A small residual network for training from scratch: a stem, then one block for each further entry of
+    ``channels``.
 
-    The stem and every block halve the image. The last map is pooled by its maximum and its mean: what is there counts
-    wherever it stands, so that few pictures suffice to learn it.
+    The stem and every block halve the image. The output is the maximum and the mean over all cells, so that an object
+    counts at any position, and few images are enough to learn it.
     """
 
     def __init__(self, channels: tuple[int, ...]) -> None:
@@ -149,15 +55,48 @@ class SmallCNN(nn.Module):
         self.dim = 2 * channels[-1]
 
     def forward(self, images: Tensor) -> Tensor:
-        """(N, 3, H, W) -> (N, dim)."""
+        """Map (N, 3, H, W) to (N, dim)."""
         cells = self.blocks(self.stem(images))
         return torch.cat([cells.amax((2, 3)), cells.mean((2, 3))], dim=1)
 
 
-class RecurrentText(nn.Module):
-    """Word table and GRU or LSTM; a text's vector is the last state (vse++), or the mean or maximum over its words.
+class ProjectionHead(nn.Module):
+    """FC, batch norm, ReLU, FC (dual-path, Sec. III-A); or as its release has it, with batch norm after the last FC.
 
-    With ``hidden`` other than ``dim`` a linear map follows.
+    The release trains with a ReLU after the last batch norm and tests without it. Its text tower has a single FC layer.
+    Hidden sizes are the size of the joint space, as in the paper.
+    """
+
+    def __init__(self, features: int, dim: int, kind: str, *, layers: int = 2) -> None:
+        """Args:
+        layers: number of FC layers of the release's head.
+        """
+        super().__init__()
+        if kind not in ("paper", "release"):
+            raise ValueError(f"kind must be paper or release, got {kind!r}")
+        self.kind = kind
+        if kind == "paper":
+            self.layers = nn.Sequential(
+                nn.Linear(features, dim), nn.BatchNorm1d(dim), nn.ReLU(inplace=True), nn.Linear(dim, dim)
+            )
+            return
+        modules: list[nn.Module] = []
+        for number in range(layers):
+            modules += [nn.Linear(dim if number else features, dim, bias=False), nn.BatchNorm1d(dim)]
+            modules += [nn.ReLU(inplace=True)] if number + 1 < layers else []
+        self.layers = nn.Sequential(*modules)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map (N, features) to (N, dim)."""
+        vectors: Tensor = self.layers(features)
+        return torch.relu(vectors) if self.kind == "release" and self.training else vectors
+
+
+class RecurrentText(nn.Module):
+    """Word embeddings and a GRU or LSTM; the text vector is the last state (vse++), or the mean or maximum of the
+    states.
+
+    A linear map follows if ``hidden`` and ``dim`` differ.
     """
 
     def __init__(
@@ -173,7 +112,7 @@ class RecurrentText(nn.Module):
         cell: str = "gru",
     ) -> None:
         """Args:
-        cell: gru or lstm; its weights are named by it.
+        cell: gru or lstm; the names of the weights begin with it.
         """
         super().__init__()
         if cell not in ("gru", "lstm"):
@@ -181,7 +120,7 @@ class RecurrentText(nn.Module):
         if pooling not in ("last", "mean", "max"):
             raise ValueError(f"pooling must be last, mean or max, got {pooling!r}")
         self.words = nn.Embedding(words, word_dim, padding_idx=0)
-        # Departs from vse++'s +-0.1: words that start further apart are told apart much sooner.
+        # Departs from vse++'s +-0.1: with a larger initial spread, words become distinguishable much sooner.
         nn.init.normal_(self.words.weight, std=0.5)
         self.dropout = nn.Dropout(dropout)
         kind = nn.GRU if cell == "gru" else nn.LSTM
@@ -192,79 +131,39 @@ class RecurrentText(nn.Module):
 
     @property
     def recurrent(self) -> nn.GRU | nn.LSTM:
-        """What reads the words."""
+        """The GRU or LSTM."""
         return self.get_submodule(self.cell)  # type: ignore[return-value]
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """Word numbers (N, W) and their mask -> (N, dim); both directions are averaged."""
-        return self.project(self._pooled(words, mask))  # type: ignore[no-any-return]
+        """Map word indices (N, W) and their mask to (N, dim)."""
+        return self.project(self._pool(words, mask))  # type: ignore[no-any-return]
 
     def states(self, words: Tensor, mask: Tensor) -> Tensor:
-        """The same of each word, (N, W, dim), zero where there is none."""
-        return self.project(self._read(words, mask).states) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
+        """State of each word, (N, W, dim); zero for padding."""
+        return self.project(self._run(words, mask).states) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
 
-    def _pooled(self, words: Tensor, mask: Tensor) -> Tensor:
-        read = self._read(words, mask)
+    def _pool(self, words: Tensor, mask: Tensor) -> Tensor:
+        output = self._run(words, mask)
         if self.pooling == "last":
-            return read.last
-        states = read.states
+            return output.last
+        states = output.states
         lengths, real = mask.sum(1).clamp(min=1), mask.unsqueeze(-1)
         if self.pooling == "max":
             return states.masked_fill(~real, -torch.inf).amax(1)
         return (states * real).sum(1) / lengths.unsqueeze(1)
 
-    def _read(self, words: Tensor, mask: Tensor) -> RecurrentOutput:
+    def _run(self, words: Tensor, mask: Tensor) -> RecurrentOutput:
         vectors, lengths = self.dropout(self.words(words)), mask.sum(1, keepdim=True).clamp(min=1)
-        # An accelerator takes longer to unpack words, one copy for each place, than to read padding.
-        kind = PaddedOutput if vectors.is_cuda else PackedOutput
-        return kind(self.recurrent, vectors, lengths)
-
-
-# What follows a network's pooled features: from them to the joint space.
-
-HeadKind = Literal["linear", "paper", "release"]
-
-
-class ProjectionHead(nn.Module):
-    """FC, batch norm, ReLU, FC (dual-path, Sec. III-A); or as its release has it, with batch norm after the last FC.
-
-    The release trains with the ReLU that follows the last batch norm and tests with what comes before it; its text
-    branch has a single FC layer. Sizes between are the joint space's, as in the paper.
-    """
-
-    def __init__(self, features: int, dim: int, kind: str, *, layers: int = 2) -> None:
-        """Args:
-        layers: FC layers of the release's head.
-        """
-        super().__init__()
-        if kind not in ("paper", "release"):
-            raise ValueError(f"a head is paper or release, got {kind!r}")
-        self.kind = kind
-        if kind == "paper":
-            self.layers = nn.Sequential(
-                nn.Linear(features, dim), nn.BatchNorm1d(dim), nn.ReLU(inplace=True), nn.Linear(dim, dim)
-            )
-            return
-        made: list[nn.Module] = []
-        for number in range(layers):
-            made += [nn.Linear(dim if number else features, dim, bias=False), nn.BatchNorm1d(dim)]
-            made += [nn.ReLU(inplace=True)] if number + 1 < layers else []
-        self.layers = nn.Sequential(*made)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """(N, features) -> (N, dim)."""
-        vectors: Tensor = self.layers(features)
-        return torch.relu(vectors) if self.kind == "release" and self.training else vectors
-
-
-# The recurrent text branch on padded words, for runtimes that cannot pack sequences.
+        # On a GPU, unpacking takes one copy per position, which is slower than the recurrence over padding.
+        output = PaddedOutput if vectors.is_cuda else PackedOutput
+        return output(self.recurrent, vectors, lengths)
 
 
 class PaddedRecurrentText(nn.Module):
-    """Computes what a ``RecurrentText`` does, in evaluation mode, without packing.
+    """A ``RecurrentText`` without packed sequences, for evaluation in other runtimes such as ONNX.
 
-    Each direction of the GRU or LSTM runs over all places; backwards, a text's own words are turned round first and its
-    padding stays behind them, so that no state of a real word has seen padding.
+    Each direction of the GRU or LSTM runs over all positions. For the backward direction the words of each text are
+    reversed and the padding stays at the end. So the state of a real word never depends on padding.
     """
 
     def __init__(self, text: RecurrentText) -> None:
@@ -274,25 +173,25 @@ class PaddedRecurrentText(nn.Module):
         self.directions = nn.ModuleList(_one_direction(text.recurrent, suffix) for suffix in suffixes)
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """Word numbers (N, W) and their mask -> (N, dim)."""
+        """Map word indices (N, W) and their mask to (N, dim)."""
         lengths = mask.sum(1, keepdim=True).clamp(min=1)
-        return self.project(self._pooled(self._runs(words, lengths), mask, lengths))  # type: ignore[no-any-return]
+        return self.project(self._pool(self._runs(words, lengths), mask, lengths))  # type: ignore[no-any-return]
 
     def states(self, words: Tensor, mask: Tensor) -> Tensor:
-        """The same of each word, (N, W, dim), zero where there is none."""
+        """State of each word, (N, W, dim); zero for padding."""
         lengths = mask.sum(1, keepdim=True).clamp(min=1)
         return self.project(average_directions(self._runs(words, lengths), lengths)) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
 
     def _runs(self, words: Tensor, lengths: Tensor) -> list[Tensor]:
-        """The states of each direction, in the order in which it reads."""
+        """States of each direction, in the order of its steps."""
         vectors = self.words(words)
         runs = [self.directions[0](vectors)[0]]
         if len(self.directions) > 1:
             runs.append(self.directions[1](reverse_words(vectors, lengths))[0])
         return runs
 
-    def _pooled(self, runs: list[Tensor], mask: Tensor, lengths: Tensor) -> Tensor:
-        if self.pooling == "last":  # of either direction, the state after the text's last step
+    def _pool(self, runs: list[Tensor], mask: Tensor, lengths: Tensor) -> Tensor:
+        if self.pooling == "last":  # of each direction, the state after the last word
             return torch.stack([state_at(states, lengths - 1) for states in runs]).mean(0)
         states = average_directions(runs, lengths)
         real = mask.unsqueeze(-1)
@@ -306,3 +205,103 @@ def _one_direction(both: nn.GRU | nn.LSTM, suffix: str) -> nn.GRU | nn.LSTM:
     weights = {name: getattr(both, f"{name}{suffix}") for name in one.state_dict()}
     one.load_state_dict(weights)
     return one
+
+
+# Outputs of a recurrent network over packed or padded words. Both give the same numbers.
+
+
+class RecurrentOutput(Protocol):
+    """Output of a recurrent network over texts, averaged over its directions."""
+
+    @property
+    def states(self) -> Tensor:
+        """State of each word, (N, W, hidden); the values at padding are undefined."""
+
+    @property
+    def last(self) -> Tensor:
+        """State after the last step, (N, hidden)."""
+
+
+class PackedOutput:
+    """Runs a recurrent network over words (N, W, D) without their padding."""
+
+    def __init__(self, network: nn.GRU | nn.LSTM, vectors: Tensor, lengths: Tensor) -> None:
+        self._network, self._positions = network, vectors.shape[1]
+        packed = nn.utils.rnn.pack_padded_sequence(
+            vectors, lengths.squeeze(1).cpu(), batch_first=True, enforce_sorted=False
+        )
+        self._packed, last = network(packed)
+        self._last: Tensor = last if isinstance(network, nn.GRU) else last[0]
+
+    @property
+    def states(self) -> Tensor:
+        """State of each word."""
+        states: Tensor
+        states, _ = nn.utils.rnn.pad_packed_sequence(self._packed, batch_first=True, total_length=self._positions)
+        if not self._network.bidirectional:
+            return states
+        return (states[..., : self._network.hidden_size] + states[..., self._network.hidden_size :]) / 2
+
+    @property
+    def last(self) -> Tensor:
+        """Mean of the last states of all directions."""
+        return self._last.mean(0)
+
+
+class PaddedOutput:
+    """Runs a recurrent network over words (N, W, D) and their padding.
+
+    For the backward direction the words of each text are reversed and the padding stays at the end. So the state of a
+    real word never depends on padding.
+    """
+
+    def __init__(self, network: nn.GRU | nn.LSTM, vectors: Tensor, lengths: Tensor) -> None:
+        self._lengths = lengths
+        self._runs = [_run_direction(network, vectors, "")]
+        if network.bidirectional:
+            self._runs.append(_run_direction(network, reverse_words(vectors, lengths), "_reverse"))
+
+    @property
+    def states(self) -> Tensor:
+        """State of each word."""
+        return average_directions(self._runs, self._lengths)
+
+    @property
+    def last(self) -> Tensor:
+        """Mean of the last states of all directions."""
+        return torch.stack([state_at(states, self._lengths - 1) for states in self._runs]).mean(0)
+
+
+def _run_direction(network: nn.GRU | nn.LSTM, vectors: Tensor, suffix: str) -> Tensor:
+    """States (N, W, hidden) of one direction."""
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    weights = [getattr(network, f"{name}{suffix}") for name in names]
+    start = vectors.new_zeros(1, len(vectors), network.hidden_size)
+    rest = (weights, True, 1, 0.0, network.training, False, True)
+    with warnings.catch_warnings():
+        # PyTorch copies the weights of one direction out of their common block, which is cheap compared with the
+        # recurrence.
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+        found = (
+            torch.gru(vectors, start, *rest)
+            if isinstance(network, nn.GRU)
+            else torch.lstm(vectors, (start, start), *rest)
+        )
+    return found[0]
+
+
+def average_directions(runs: list[Tensor], lengths: Tensor) -> Tensor:
+    """States of the words in text order, averaged over the directions."""
+    return runs[0] if len(runs) == 1 else (runs[0] + reverse_words(runs[1], lengths)) / 2
+
+
+def reverse_words(states: Tensor, lengths: Tensor) -> Tensor:
+    """Reverse the first ``lengths`` (N, 1) words of (N, W, D); padding stays in place."""
+    positions = torch.arange(states.shape[1], device=states.device).unsqueeze(0)
+    order = torch.where(positions < lengths, lengths - 1 - positions, positions)
+    return states.gather(1, order.unsqueeze(-1).expand(-1, -1, states.shape[2]))
+
+
+def state_at(states: Tensor, index: Tensor) -> Tensor:
+    """Select one state per text from (N, W, D), by its index (N, 1)."""
+    return states.gather(1, index.unsqueeze(-1).expand(-1, -1, states.shape[2])).squeeze(1)

@@ -1,4 +1,4 @@
-"""Both sides of matchers that see an image as regions or cells of a grid, and a text as words."""
+"""Towers of matchers with parts: images as regions or grid cells, texts as words."""
 
 from __future__ import annotations
 
@@ -14,117 +14,59 @@ from calligram.features.texts.text_encoder import TextEncoder
 from calligram.models.layers.networks import PaddedRecurrentText, RecurrentText
 from calligram.models.matcher import Encoded
 
-# BERT-like encoders as the text branch of a matcher, trained or with their states given.
-
 POOLINGS = ("mean", "cls", "max")
-
-
-class PooledText(nn.Module):
-    """The states of a frozen encoder, pooled and mapped linearly."""
-
-    def __init__(self, state_dim: int, dim: int, pooling: str = "mean", dropout: float = 0.0) -> None:
-        """Args:
-        dropout: share of the pooled vector's entries set to zero in training.
-        """
-        super().__init__()
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling must be mean, cls or max, got {pooling!r}")
-        self.dropout = nn.Dropout(dropout)
-        self.project = nn.Linear(state_dim, dim)
-        self.pooling = pooling
-
-    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
-        """States (N, W, state_dim) and their mask -> (N, dim)."""
-        return self.project(self.dropout(pool_states(states, mask, self.pooling)))  # type: ignore[no-any-return]
-
-    def encode(self, states: Tensor, mask: Tensor) -> Encoded:
-        """The same with the pieces as parts (N, W, dim), in the space of the vectors."""
-        return Encoded(self(states, mask), self.project(self.dropout(states)), mask)
-
-
-class BertText(nn.Module):
-    """A transformer over pieces of words and a linear map; a text's vector is the mean over its pieces by default.
-
-    Built without trained weights: ``encoder.load_state_dict`` takes those of ``TextEncoder.load``.
-    """
-
-    def __init__(self, description: str, dim: int, pooling: str = "mean", dropout: float = 0.0) -> None:
-        """Args:
-        description: the architecture, as ``TextEncoder.description`` gives it.
-        dropout: of the pooled vector; the encoder keeps its own dropout.
-        """
-        super().__init__()
-        self.encoder = TextEncoder.from_description(description)
-        self.pool = PooledText(self.encoder.dim, dim, pooling, dropout)
-
-    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """Numbers of pieces (N, W) and their mask -> (N, dim)."""
-        return self.pool(self.encoder(words, mask), mask)  # type: ignore[no-any-return]
-
-    def encode(self, words: Tensor, mask: Tensor) -> Encoded:
-        """The same with the pieces as parts (N, W, dim), in the space of the vectors."""
-        return self.pool.encode(self.encoder(words, mask), mask)
-
-
-def pool_states(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
-    """One vector (N, D) of states (N, W, D): the first, or the mean or maximum over real ones."""
-    if pooling == "cls":
-        return states[:, 0]
-    real = mask.unsqueeze(-1)
-    if pooling == "max":
-        return states.masked_fill(~real, -torch.inf).amax(1)
-    return (states * real).sum(1) / real.sum(1).clamp(min=1)
+"""how the states of a text become one vector"""
 
 
 @dataclass(frozen=True)
 class PartSettings:
-    """Shape of both sides; the defaults are those of scan and bfan."""
+    """Settings of both towers; the defaults are those of scan and bfan."""
 
     vocabulary: int
-    """number of words, special ones included"""
+    """number of words, including special words"""
     dim: int = 1024
     """size of the joint space"""
     image: Literal["features", "backbone"] = "features"
     """stored features of regions or cells, or the cells of a trained backbone"""
     backbone: str = ""
-    """architecture of the backbone, as ``Backbone.description`` gives it"""
+    """architecture of the backbone, from ``Backbone.description``"""
     feature_dim: int = 2048
     """size of stored features"""
     text: Literal["gru", "bert", "states"] = "gru"
-    """word table and GRU, a trained BERT-like encoder, or a linear map of a frozen one's states"""
+    """word embeddings with a GRU, a trained BERT-like encoder, or a linear map of a frozen encoder's states"""
     encoder: str = ""
-    """architecture of the text encoder, as ``TextEncoder.description`` gives it"""
+    """architecture of the text encoder, from ``TextEncoder.description``"""
     state_dim: int = 0
-    """size of the frozen encoder's states"""
+    """size of the states of the frozen encoder"""
     word_dim: int = 300
     hidden: int = 1024
     """size of the GRU's state"""
     bidirectional: bool = True
-    """both directions are averaged"""
+    """two directions, whose states are averaged"""
     dropout: float = 0.0
-    """share of word-vector entries, or of an encoder's states, set to zero in training"""
+    """share of word embedding entries, or of encoder states, set to zero in training"""
 
 
 def image_tower(settings: PartSettings) -> tuple[nn.Module, nn.Linear]:
-    """What sees the picture, and the linear map of each part (Xavier-uniform, zero bias)."""
-    seen: nn.Module = nn.Identity()
+    """The image network, and the linear map of each part (Xavier-uniform, zero bias)."""
+    network: nn.Module = nn.Identity()
     size = settings.feature_dim
     if settings.image == "backbone":
         backbone = Backbone.from_description(settings.backbone)
-        seen, size = backbone, backbone.dim
+        network, size = backbone, backbone.dim
     project = nn.Linear(size, settings.dim)
     nn.init.xavier_uniform_(project.weight)
     nn.init.zeros_(project.bias)
-    return seen, project
+    return network, project
 
 
 def image_parts(branch: nn.Module, images: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Features of the parts (N, R, D) and which are real.
+    """Features of the parts (N, R, D) and their mask.
 
     Args:
-        images: features (N, R, D), zero throughout where a list of regions is filled up; vectors (N, D), one part each;
-            or pixels (N, 3, H, W) for a backbone, or (N, 2, 3, H, W) with their mirror images. Features may stand for
-            pixels too: what it would give while it is not trained.
+        images: features (N, R, D), all zero for padding; vectors (N, D), one part each; or pixels (N, 3, H, W) for a
+            backbone, or (N, 2, 3, H, W) with their mirror images. Features may replace pixels: the output of the
+            backbone, precomputed while it is frozen.
     """
     if images.ndim > 3:
         images = grid_cells(branch, images)
@@ -137,10 +79,10 @@ def image_parts(branch: nn.Module, images: Tensor, mask: Tensor | None = None) -
 def text_tower(
     settings: PartSettings, pooling: str = "mean", cell: str = "gru"
 ) -> RecurrentText | BertText | PooledText:
-    """What reads the text.
+    """The text network.
 
     Args:
-        cell: gru or lstm, where there is a table of words.
+        cell: gru or lstm, if there are word embeddings.
     """
     if settings.text == "states":
         return PooledText(settings.state_dim, settings.dim, pooling, settings.dropout)
@@ -153,10 +95,67 @@ def text_tower(
 
 
 def text_parts(branch: nn.Module, texts: Tensor, mask: Tensor) -> Tensor:
-    """The words or pieces (N, W, dim) of word numbers (N, W) or states (N, W, D)."""
+    """Words or word pieces (N, W, dim) of word indices (N, W) or states (N, W, D)."""
     if isinstance(branch, RecurrentText | PaddedRecurrentText):
         return branch.states(texts, mask)
     assert isinstance(branch, BertText | PooledText)
     parts = branch.encode(texts, mask).parts
     assert parts is not None
     return parts
+
+
+class PooledText(nn.Module):
+    """Pooled states of a frozen encoder, with a linear map."""
+
+    def __init__(self, state_dim: int, dim: int, pooling: str = "mean", dropout: float = 0.0) -> None:
+        """Args:
+        dropout: share of entries of the pooled vector set to zero in training.
+        """
+        super().__init__()
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling must be mean, cls or max, got {pooling!r}")
+        self.dropout = nn.Dropout(dropout)
+        self.project = nn.Linear(state_dim, dim)
+        self.pooling = pooling
+
+    def forward(self, states: Tensor, mask: Tensor) -> Tensor:
+        """Map states (N, W, state_dim) and their mask to (N, dim)."""
+        return self.project(self.dropout(pool_states(states, mask, self.pooling)))  # type: ignore[no-any-return]
+
+    def encode(self, states: Tensor, mask: Tensor) -> Encoded:
+        """Return vectors, and word pieces as parts (N, W, dim) in the same space."""
+        return Encoded(self(states, mask), self.project(self.dropout(states)), mask)
+
+
+class BertText(nn.Module):
+    """A BERT-like transformer over word pieces and a linear map; the text vector is the mean over pieces by default.
+
+    The weights are random: load trained ones into ``encoder`` from ``TextEncoder.load``.
+    """
+
+    def __init__(self, description: str, dim: int, pooling: str = "mean", dropout: float = 0.0) -> None:
+        """Args:
+        description: architecture, from ``TextEncoder.description``.
+        dropout: dropout of the pooled vector; the encoder has its own dropout.
+        """
+        super().__init__()
+        self.encoder = TextEncoder.from_description(description)
+        self.pool = PooledText(self.encoder.dim, dim, pooling, dropout)
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        """Map word piece indices (N, W) and their mask to (N, dim)."""
+        return self.pool(self.encoder(words, mask), mask)  # type: ignore[no-any-return]
+
+    def encode(self, words: Tensor, mask: Tensor) -> Encoded:
+        """Return vectors, and word pieces as parts (N, W, dim) in the same space."""
+        return self.pool.encode(self.encoder(words, mask), mask)
+
+
+def pool_states(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
+    """Pool states (N, W, D) to (N, D): the first state, or the mean or maximum over real ones."""
+    if pooling == "cls":
+        return states[:, 0]
+    real = mask.unsqueeze(-1)
+    if pooling == "max":
+        return states.masked_fill(~real, -torch.inf).amax(1)
+    return (states * real).sum(1) / real.sum(1).clamp(min=1)

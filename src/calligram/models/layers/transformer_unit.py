@@ -1,14 +1,15 @@
-"""One Transformer unit over parts of items, and the same unit over the stacked parts of pairs of items (mmca).
+"""The Transformer unit of mmca over the parts of one item, and over the stacked parts of a pair; and its n-gram
+filters.
 
-In one unit the queries, keys and values of stacked parts are those of each item, whatever it is stacked with. Of the
-attention, what an item's parts make of each other is the item's own too, but for its share: with Z the sum of exp
-of the logits, softmax over own and other parts is
+The queries, keys and values of stacked parts do not depend on the other item of the pair. The attention of an item's
+parts to each other does not either, except for its weight. Let Z be the sum of exp of the logits. The softmax over own
+and other parts gives
 
-    (Z_own attended_own + Z_other attended_other) / (Z_own + Z_other),
+    (Z_own attended_own + Z_other attended_other) / (Z_own + Z_other).
 
-so for a pair it is enough to look at the other item, with one more key that stands for all of the own parts: its
-logit is log Z_own, and its share of the softmax is the factor of attended_own. That key, and the mask of parts that
-only fill up, are columns that queries and keys are given, so that fused attention without a mask computes it all.
+So a pair needs only attention to the other item, with one more key that stands for all own parts. Its logit is log
+Z_own, and its softmax weight is the factor of attended_own. This key, and the mask of the padding, are extra columns of
+queries and keys. So one attention kernel without a mask computes everything.
 """
 
 from __future__ import annotations
@@ -22,127 +23,50 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from calligram.device import without_cudnn_attention
+from calligram.models.matcher import at_least_float32
 
-# What an item's parts make of each other, for attention that looks at other items: few steps forward, few back.
-#
-# Both steps have their gradients written out. Put together of PyTorch's own they are three times as many, each over
-# little, and an accelerator waits for the next to be started most of the time.
-
+NGRAM_SIZES = (1, 2, 3)
+"""words of the n-gram filters"""
 MASKED_LOGIT = -1e4
-"""logit of parts that are not real: exp of it is zero, and half precision has it"""
+"""logit of padding: its exp is zero, and half precision can represent it"""
 EXTRA_COLUMNS = 3
-"""of queries and keys beside a head's own: log Z_own in two pieces, and the mask"""
-
-
-class OwnSoftmax(Function):
-    """Softmax of logits (..., K), in their precision, and the logarithm of its denominator (..., 1) in a wide one."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Args:
-        bias: added to logits, in a wide precision; it has no gradient.
-        """
-        biased = logits + bias
-        shares = torch.softmax(biased, -1)
-        # From where the share is largest, and its logarithm most exact.
-        total = biased.amax(-1, keepdim=True) - shares.amax(-1, keepdim=True).log_()
-        ctx.save_for_backward(shares)
-        ctx.precision = logits.dtype
-        return shares.to(logits.dtype), total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, of_shares: Tensor, of_total: Tensor) -> tuple[Tensor, None]:
-        """P (g - sum P g) for the softmax, and P for the logarithm."""
-        (shares,) = ctx.saved_tensors
-        of_logits = torch._softmax_backward_data(of_shares.to(shares.dtype), shares, -1, shares.dtype)
-        return torch.addcmul(of_logits, shares, of_total).to(ctx.precision), None
-
-
-class AppendColumns(Function):
-    """Queries, keys and values with the columns by which attention to others knows own parts, and the mask.
-
-    A query has log Z_own in two columns, since half precision has eight or eleven bits and what is left over goes into
-    a second, and a one. A key has zeros there and the mask's logit; one more key, which stands for the own parts of
-    whoever looks, has ones and a zero. Values are zero there, but for a one in the first column of that last key.
-    Sizes are filled up to a multiple of 8.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, stacked: Tensor, total: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Args:
-            stacked: (3, N, H, K, S) queries, keys and values.
-            total: (N, H, K, 1) log Z_own, in a wide precision.
-            mask: (N, K) True where a part is real.
-
-        Returns:
-            Queries (N, K, H, E), keys and values (N, H, K + 1, E).
-        """
-        _, items, heads, places, size = stacked.shape
-        whole = size + EXTRA_COLUMNS + -(size + EXTRA_COLUMNS) % 8
-        queries = stacked.new_zeros(items, places, heads, whole)
-        by_head = queries.transpose(1, 2)
-        by_head[..., :size] = stacked[0]
-        by_head[..., size : size + 1] = total
-        by_head[..., size + 1 : size + 2] = total - by_head[..., size : size + 1]
-        queries[..., size + 2] = 1.0
-        seen = stacked.new_zeros(2, items, heads, places + 1, whole)
-        seen[..., :places, :size] = stacked[1:]
-        seen[0, :, :, :places, size + 2].masked_fill_(~mask.unsqueeze(1), MASKED_LOGIT)
-        seen[0, :, :, places, size : size + 2] = 1.0
-        seen[1, :, :, places, size] = 1.0
-        keys, values = seen
-        ctx.size, ctx.precision = size, total.dtype
-        return queries, keys, values
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, of_queries: Tensor, of_keys: Tensor, of_values: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Those of the head's own columns, and that of the first piece of log Z_own, which the second only rounds."""
-        size, by_head = ctx.size, of_queries.transpose(1, 2)
-        parts = by_head[..., :size], of_keys[:, :, :-1, :size], of_values[:, :, :-1, :size]
-        return torch.stack(parts), by_head[..., size : size + 1].to(ctx.precision), None
-
-
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """In single precision at least."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+"""extra columns of queries and keys: log Z_own in two pieces, and the mask"""
 
 
 class PreparedItems(NamedTuple):
-    """N items of K parts as a unit sees them, H heads of size S; nothing here depends on what they are stacked with."""
+    """N items of K parts, prepared for attention with any other items; H heads of size S."""
 
     parts: Tensor
     """(N, K, D)"""
     mask: Tensor
-    """(N, K) True where a part is real"""
+    """(N, K) True for real parts"""
     attended: Tensor
-    """(N, K, H, S) what each part makes of its own item's"""
+    """(N, K, H, S) output of the attention of each part to its own item"""
     queries: Tensor
-    """(N, K, H, E) with the columns"""
+    """(N, K, H, E) queries with the extra columns"""
     keys: Tensor
-    """(N, H, K + 1, E); the last stands for the own parts of whoever looks"""
+    """(N, H, K + 1, E); the last key stands for the own parts of the query's item"""
     values: Tensor
-    """(N, H, K + 1, E); the column after the head's own is one for the last key, and zero for others"""
+    """(N, H, K + 1, E); the first extra column is one for the last key and zero for the others"""
 
 
 class ProjectedItems(NamedTuple):
-    """N items of K parts with their queries, keys and values, to be stacked with others."""
+    """N items of K parts with their queries, keys and values, to be stacked with other items."""
 
     parts: Tensor
     """(N, K, D)"""
     mask: Tensor
-    """(N, K) True where a part is real"""
+    """(N, K) True for real parts"""
     projected: Tensor
-    """(N, K, 3 D) queries, with the root of their size taken off, keys and values, one after the other"""
+    """(N, K, 3 D) queries divided by the root of their size, keys, and values, concatenated"""
 
 
 class TransformerUnit(nn.Module):
     """Multi-head attention and two position-wise layers, each with a residual and layer norm (mmca, Eqs. 1-4).
 
-    As printed, projections have no bias and the inner layer is as wide as the outer. Eq. 11 prints the root of d where
-    Eq. 1 has d_k: it is d_k in both, the unit being "another Transformer unit". Dropout is not mentioned, and there is
-    none. Matrices start as Xavier's.
+    As printed, projections have no bias, and the inner layer has the size of the outer. Eq. 11 prints the root of d
+    where Eq. 1 has d_k; here both are d_k, because the text calls it "another Transformer unit". The paper does not
+    mention dropout, and there is none. Matrices are initialised with Xavier.
     """
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -159,88 +83,90 @@ class TransformerUnit(nn.Module):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, parts: Tensor, mask: Tensor) -> Tensor:
-        """Parts (N, K, D) and which are real -> (N, K, D), by attention to the same item's."""
-        query, key, value = self._heads(self._stacked(parts)).unbind(0)
+        """Map parts (N, K, D) and their mask to (N, K, D), by attention within each item."""
+        query, key, value = self._split_heads(self._project(parts)).unbind(0)
         with without_cudnn_attention(parts):
             attended = F.scaled_dot_product_attention(query, key, value, _mask_bias(mask, query.dtype), scale=1.0)
         return self.feed_forward(parts, _join_heads(attended))
 
     def prepare_items(self, parts: Tensor, mask: Tensor) -> PreparedItems:
-        """What is computed once for each item, whatever it is paired with."""
-        stacked = self._heads(self._stacked(parts)).contiguous()  # the one copy that all of what follows reads
+        """Compute once per item what all of its pairs need."""
+        stacked = self._split_heads(self._project(parts)).contiguous()  # one copy, read by all that follows
         query, key, value = stacked.unbind(0)
         shares, total = OwnSoftmax.apply(query @ key.mT, _mask_bias(mask, torch.float32))  # type: ignore[no-untyped-call]
-        # As attention gives what it finds, so that nothing is moved to be merged.
+        # The layout of the attention output, so that merging moves no data.
         attended = (shares @ value).transpose(1, 2).contiguous()
         queries, keys, values = AppendColumns.apply(stacked, total, mask)  # type: ignore[no-untyped-call]
         return PreparedItems(parts.to(value.dtype), mask, attended, queries, keys, values)
 
-    def attend(self, who: PreparedItems, seen: PreparedItems) -> Tensor:
-        """What the parts of ``who`` find in S other items, and the share of their own (S, N, K, H, E).
+    def attend(self, items: PreparedItems, context: PreparedItems) -> Tensor:
+        """Attention of the parts of ``items`` to S context items, and the weight of their own parts (S, N, K, H, E).
 
-        With ``merged`` this is the unit over the stacked parts of all pairs, for the parts of one side
-        (mmca, Eqs. 8-14).
+        With ``merge_own`` this is the unit over the stacked parts of all pairs, for the parts of one modality (mmca,
+        Eqs. 8-14).
         """
-        items, places = who.mask.shape
-        queries = who.queries.flatten(0, 1).transpose(0, 1).expand(len(seen.keys), -1, -1, -1)
-        found = F.scaled_dot_product_attention(queries, seen.keys, seen.values, scale=1.0)
-        return found.transpose(1, 2).view(len(seen.keys), items, places, self.heads, -1)
+        count, positions = items.mask.shape
+        queries = items.queries.flatten(0, 1).transpose(0, 1).expand(len(context.keys), -1, -1, -1)
+        found = F.scaled_dot_product_attention(queries, context.keys, context.values, scale=1.0)
+        return found.transpose(1, 2).view(len(context.keys), count, positions, self.heads, -1)
 
     def merge_own(self, found: Tensor, attended: Tensor, parts: Tensor) -> Tensor:
-        """What ``found`` gave, with what parts (N, K, D) made of their own items, to the end: (S, N, K, D)."""
-        # Split, not sliced: the gradient is then put together once instead of added up.
+        """Merge the output of ``attend`` with the attention of parts (N, K, D) to their own items, then feed forward:
+        (S, N, K, D).
+        """
+        # Split instead of slices: the backward pass then concatenates gradients instead of adding them.
         others, share, _ = torch.split(found, [self.size, 1, found.shape[-1] - self.size - 1], -1)
         both = torch.addcmul(others, share, attended)
         return self.feed_forward(parts, both.flatten(3))
 
     def project_items(self, parts: Tensor, mask: Tensor) -> ProjectedItems:
-        """What is computed once for each item that is stacked with others."""
-        projected = self._stacked(parts)
+        """Compute queries, keys and values once per item."""
+        projected = self._project(parts)
         return ProjectedItems(parts.to(projected.dtype), mask, projected)
 
     def attend_stacked(self, one: ProjectedItems, two: ProjectedItems) -> Tensor:
-        """What the stacked parts of aligned pairs make of each other, heads one after the other (N, K + L, D).
+        """Attention over the stacked parts of aligned pairs, heads concatenated (N, K + L, D).
 
-        With ``finished`` this is the unit over stacked parts (mmca, Eqs. 8-14). Attention within an item is computed
-        for each of its pairs: where an item is in few, that is less than to put it together from what is known of it.
+        With ``feed_forward`` this is the unit over stacked parts (mmca, Eqs. 8-14). Attention within an item is
+        computed for each of its pairs, which is cheaper than ``attend`` if the item is in few pairs.
         """
         with without_cudnn_attention(one.parts):
             return _join_heads(F.scaled_dot_product_attention(*self._split(one, two), scale=1.0))
 
     def attention_weights(self, one: ProjectedItems, two: ProjectedItems) -> Tensor:
-        """How much each stacked part of aligned pairs looks at each, the mean over heads (N, K + L, K + L)."""
+        """Attention weights between the stacked parts of aligned pairs, averaged over heads (N, K + L, K + L)."""
         query, key, _, bias = self._split(one, two)
         logits = at_least_float32(query @ key.mT)
         logits = logits if bias is None else logits + bias
         return torch.softmax(logits, -1).mean(1)
 
     def feed_forward(self, parts: Tensor, attended: Tensor) -> Tensor:
-        """Heads one after the other (..., K, D), through the output map, the residuals and the inner layers."""
+        """Apply the output projection, the residuals and the position-wise layers to concatenated heads (..., K, D)."""
         parts = _layer_norm(self.attended_norm, parts + self.out(attended))
         return _layer_norm(self.norm, parts + self.outer(F.relu(self.inner(parts), inplace=True)))
 
     def _split(self, one: ProjectedItems, two: ProjectedItems) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys and values of stacked parts, (N, H, K + L, S), and what is added to logits for the mask."""
+        """Queries, keys and values of stacked parts (N, H, K + L, S), and the mask as a bias on the logits."""
         mask, heads = torch.cat([one.mask, two.mask], 1), torch.cat([one.projected, two.projected], 1)
-        query, key, value = self._heads(heads).unbind(0)
-        # To look costs a CPU nothing, and a mask a fifth of the attention; an accelerator would have to wait.
+        query, key, value = self._split_heads(heads).unbind(0)
+        # On a CPU the check is free and a mask costs a fifth of the attention; a GPU would have to wait for the check.
         hidden = None if mask.device.type == "cpu" and bool(mask.all()) else _mask_bias(mask, query.dtype)
         return query, key, value, hidden
 
-    def _stacked(self, parts: Tensor) -> Tensor:
-        """Queries, with the root of their size taken off, keys and values, one after the other: (..., 3 D)."""
+    def _project(self, parts: Tensor) -> Tensor:
+        """Queries divided by the root of their size, keys, and values, concatenated: (..., 3 D)."""
         query, key, value = self.query.weight * self.size**-0.5, self.key.weight, self.value.weight
         return F.linear(parts, torch.cat([query, key, value]))
 
-    def _heads(self, stacked: Tensor) -> Tensor:
-        """(N, K, 3 D) as (3, N, H, K, S), nothing moved."""
+    def _split_heads(self, stacked: Tensor) -> Tensor:
+        """View (N, K, 3 D) as (3, N, H, K, S)."""
         return stacked.view(*stacked.shape[:2], 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
 
 
 def _layer_norm(norm: nn.LayerNorm, parts: Tensor) -> Tensor:
-    """Layer norm in the precision of the parts; its sums are in single precision all the same.
+    """Layer norm with an output in the precision of the parts; its sums are in float32.
 
-    Autocast would have the result in single precision too, which all that follows would read and write.
+    Under autocast the output would be float32, which makes all following operations slower.
     """
     with torch.autocast(parts.device.type, enabled=False):
         weight, bias = norm.weight.to(parts.dtype), norm.bias.to(parts.dtype)
@@ -253,24 +179,96 @@ def _join_heads(heads: Tensor) -> Tensor:
 
 
 def _mask_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """(N, 1, 1, K) zero for real parts, and what is never looked at for others."""
+    """(N, 1, 1, K) zero for real parts, ``MASKED_LOGIT`` for padding."""
     return (~mask * MASKED_LOGIT).to(dtype)[:, None, None]
 
 
-# Words in windows of one, two and three, the largest answer of each filter, and a linear map (mmca).
+class OwnSoftmax(Function):
+    """Softmax of logits (..., K) in their precision, and the logarithm of its denominator (..., 1) in float32.
 
-NGRAM_SIZES = (1, 2, 3)
+    The gradients of this function and of ``AppendColumns`` are written by hand. The same from PyTorch operations takes
+    three times as many small kernels, and a GPU then mostly waits for their launch.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Args:
+        bias: added to the logits, in float32; it has no gradient.
+        """
+        biased = logits + bias
+        shares = torch.softmax(biased, -1)
+        # Computed at the largest weight, where its logarithm is most precise.
+        total = biased.amax(-1, keepdim=True) - shares.amax(-1, keepdim=True).log_()
+        ctx.save_for_backward(shares)
+        ctx.precision = logits.dtype
+        return shares.to(logits.dtype), total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_shares: Tensor, of_total: Tensor) -> tuple[Tensor, None]:
+        """P (g - sum P g) for the softmax, and P for the logarithm."""
+        (shares,) = ctx.saved_tensors
+        of_logits = torch._softmax_backward_data(of_shares.to(shares.dtype), shares, -1, shares.dtype)
+        return torch.addcmul(of_logits, shares, of_total).to(ctx.precision), None
+
+
+class AppendColumns(Function):
+    """Append columns to queries, keys and values that carry the weight of own parts and the mask.
+
+    A query gets log Z_own in two columns and a one. Half precision has 8 or 11 bits, so the second column holds the
+    rounding error of the first. A key gets zeros and the logit of the mask. One more key, for the own parts of the
+    query's item, has ones and a zero. The values are zero in these columns, except for a one in the first column of
+    that last key. Sizes are padded to a multiple of 8.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, stacked: Tensor, total: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Args:
+            stacked: (3, N, H, K, S) queries, keys and values.
+            total: (N, H, K, 1) log Z_own, in float32.
+            mask: (N, K) True for real parts.
+
+        Returns:
+            Queries (N, K, H, E), keys and values (N, H, K + 1, E).
+        """
+        _, items, heads, positions, size = stacked.shape
+        width = size + EXTRA_COLUMNS + -(size + EXTRA_COLUMNS) % 8
+        queries = stacked.new_zeros(items, positions, heads, width)
+        by_head = queries.transpose(1, 2)
+        by_head[..., :size] = stacked[0]
+        by_head[..., size : size + 1] = total
+        by_head[..., size + 1 : size + 2] = total - by_head[..., size : size + 1]
+        queries[..., size + 2] = 1.0
+        keys_values = stacked.new_zeros(2, items, heads, positions + 1, width)
+        keys_values[..., :positions, :size] = stacked[1:]
+        keys_values[0, :, :, :positions, size + 2].masked_fill_(~mask.unsqueeze(1), MASKED_LOGIT)
+        keys_values[0, :, :, positions, size : size + 2] = 1.0
+        keys_values[1, :, :, positions, size] = 1.0
+        keys, values = keys_values
+        ctx.size, ctx.precision = size, total.dtype
+        return queries, keys, values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_queries: Tensor, of_keys: Tensor, of_values: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Gradients of the head's columns, and of the first piece of log Z_own; the second piece is a rounding
+        error.
+        """
+        size, by_head = ctx.size, of_queries.transpose(1, 2)
+        parts = by_head[..., :size], of_keys[:, :, :-1, :size], of_values[:, :, :-1, :size]
+        return torch.stack(parts), by_head[..., size : size + 1].to(ctx.precision), None
 
 
 class NgramText(nn.Module):
     """Uni-, bi- and trigram filters with ReLU, their maximum over a text's words, and a linear map (mmca, Eqs. 6, 7).
 
-    A window begins at each word and may reach beyond the last, where there are zeros: Eq. 6 has as many places as
-    there are words, and a text of one word has a bigram so. ReLU and bias follow the maximum, which they keep.
-    Eq. 7 prints layer norm where the text says length one: vectors are left as they are, and compared by cosine.
+    An n-gram starts at each word and may reach beyond the last word, where there are zeros: Eq. 6 has as many positions
+    as words, and so a text of one word has a bigram. ReLU and bias come after the maximum, which does not change the
+    result. Eq. 7 prints layer norm where the text says length one; here vectors are not normalised, and are compared by
+    cosine.
 
-    A filter's answer to a window is the sum of its answers to the window's words. One matrix product gives them all, so
-    no window is ever copied together.
+    The response of a filter to an n-gram is the sum of its responses to the words. One matrix product computes all of
+    them, so n-grams are never copied.
     """
 
     def __init__(self, dim_in: int, filters: int, dim: int) -> None:
@@ -281,31 +279,31 @@ class NgramText(nn.Module):
         nn.init.zeros_(self.project.bias)
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """Words (..., W, D_in) and which are real, as many or (..., W) to be repeated -> (..., dim)."""
+        """Map words (..., W, D_in) and their mask, or a mask (..., W) to be repeated, to (..., dim)."""
         absent, size = ~mask.unsqueeze(-1), words.shape[-1]
         weights = [piece for layer in self.windows for piece in torch.split(layer.weight, size, 1)]  # type: ignore[arg-type]
-        answers = F.linear(words.masked_fill(absent, 0.0), torch.cat(weights))
+        responses = F.linear(words.masked_fill(absent, 0.0), torch.cat(weights))
         if torch.compiler.is_compiling():
-            found = best_ngrams_compiled(answers, absent)
-        elif torch.is_grad_enabled() and answers.requires_grad:
-            found = BestNgrams.apply(answers, absent)  # type: ignore[no-untyped-call]
+            found = best_ngrams_compiled(responses, absent)
+        elif torch.is_grad_enabled() and responses.requires_grad:
+            found = BestNgrams.apply(responses, absent)  # type: ignore[no-untyped-call]
         else:
-            found = torch.cat([sums.amax(-2) for sums in _ngram_sums(answers, absent)], -1)
-        # A text without a single word has the answers to nothing, minus infinity, which ReLU makes zero.
+            found = torch.cat([sums.amax(-2) for sums in _ngram_sums(responses, absent)], -1)
+        # A text without words has responses of minus infinity, which ReLU maps to zero.
         biases = torch.cat([layer.bias for layer in self.windows])  # type: ignore[misc]
         return self.project(torch.relu(found + biases))  # type: ignore[no-any-return]
 
 
-def _split_by_ngram(answers: Tensor) -> list[list[Tensor]]:
-    """(..., W, 6 F) by window, and then by the word in the window: (..., W, F) each."""
-    pieces = iter(torch.split(answers, answers.shape[-1] // sum(NGRAM_SIZES), -1))
+def _split_by_ngram(responses: Tensor) -> list[list[Tensor]]:
+    """Split (..., W, 6 F) by n-gram size, then by the word within the n-gram: (..., W, F) each."""
+    pieces = iter(torch.split(responses, responses.shape[-1] // sum(NGRAM_SIZES), -1))
     return [[next(pieces) for _ in range(count)] for count in NGRAM_SIZES]
 
 
-def _ngram_sums(answers: Tensor, absent: Tensor) -> list[Tensor]:
-    """Answers to the windows that begin at each word (..., W, F), minus infinity where there is no word."""
+def _ngram_sums(responses: Tensor, absent: Tensor) -> list[Tensor]:
+    """Responses to the n-grams that start at each word (..., W, F); minus infinity for padding."""
     found = []
-    for first, *others in _split_by_ngram(answers):
+    for first, *others in _split_by_ngram(responses):
         total = first.masked_fill(absent, -torch.inf)
         for by, other in enumerate(others, 1):
             total[..., :-by, :] += other[..., by:, :]
@@ -313,10 +311,10 @@ def _ngram_sums(answers: Tensor, absent: Tensor) -> list[Tensor]:
     return found
 
 
-def best_ngrams_compiled(answers: Tensor, absent: Tensor) -> Tensor:
-    """What ``BestWindows`` gives, by steps that compilers know the gradients of, without changing anything in place."""
+def best_ngrams_compiled(responses: Tensor, absent: Tensor) -> Tensor:
+    """The output of ``BestNgrams`` from operations whose gradients the compiler knows, without in-place changes."""
     found = []
-    for first, *others in _split_by_ngram(answers):
+    for first, *others in _split_by_ngram(responses):
         for by, other in enumerate(others, 1):
             first = first + F.pad(other[..., by:, :], (0, 0, 0, min(by, other.shape[-2])))
         total = first.masked_fill(absent, -torch.inf)
@@ -325,35 +323,35 @@ def best_ngrams_compiled(answers: Tensor, absent: Tensor) -> Tensor:
 
 
 class BestNgrams(Function):
-    """The largest answer to a window of each filter.
+    """Largest response of each filter over all n-grams of a text.
 
-    Its gradient goes to the words of one window, the first of equals, and is written there; automatic differentiation
-    would go over all answers several times.
+    The gradient is written directly to the words of one n-gram, the first of equals. Automatic differentiation would
+    pass over all responses several times.
     """
 
     @staticmethod
-    def forward(ctx: Any, answers: Tensor, absent: Tensor) -> Tensor:
+    def forward(ctx: Any, responses: Tensor, absent: Tensor) -> Tensor:
         """Args:
-            answers: (..., W, 6 F) of all filters' pieces to single words: those of F unigrams, the first and the second
-                of F bigrams, and the three of trigrams.
-            absent: (..., W, 1) True where there is no word, as many or to be repeated.
+            responses: (..., W, 6 F) responses of each filter's weights to single words: F unigrams, the first and
+                second word of F bigrams, and the three words of F trigrams.
+            absent: (..., W, 1) True for padding; may be broadcast.
 
         Returns:
             (..., 3 F).
         """
-        found = [sums.max(-2) for sums in _ngram_sums(answers, absent)]
-        ctx.save_for_backward(*(places for _, places in found))
-        ctx.shape = answers.shape
+        found = [sums.max(-2) for sums in _ngram_sums(responses, absent)]
+        ctx.save_for_backward(*(positions for _, positions in found))
+        ctx.shape = responses.shape
         return torch.cat([best for best, _ in found], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_best: Tensor) -> tuple[Tensor, None]:
-        """The gradient at the words of the best window; nothing where it reaches beyond the last place."""
-        of_answers, last = of_best.new_zeros(ctx.shape), ctx.shape[-2] - 1
+        """Gradient at the words of the best n-gram; none beyond the last word."""
+        of_responses, last = of_best.new_zeros(ctx.shape), ctx.shape[-2] - 1
         given = torch.split(of_best, of_best.shape[-1] // len(NGRAM_SIZES), -1)
-        for pieces, places, gradient in zip(_split_by_ngram(of_answers), ctx.saved_tensors, given, strict=True):
+        for pieces, positions, gradient in zip(_split_by_ngram(of_responses), ctx.saved_tensors, given, strict=True):
             for by, piece in enumerate(pieces):
-                there = gradient.masked_fill(places > last - by, 0.0) if by else gradient
-                piece.scatter_(-2, (places + by).clamp_(max=last).unsqueeze(-2), there.unsqueeze(-2))
-        return of_answers, None
+                there = gradient.masked_fill(positions > last - by, 0.0) if by else gradient
+                piece.scatter_(-2, (positions + by).clamp_(max=last).unsqueeze(-2), there.unsqueeze(-2))
+        return of_responses, None

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from calligram.losses.contrastive import symmetric_info_nce
 from calligram.losses.ranking import bidirectional_ranking_loss
-from calligram.models.ensemble import Ensemble
 from calligram.models.matcher import Encoded, Matcher, unit
 from calligram.training.batches.batch import Batch
 from calligram.training.cuda_graphs import run_with_cuda_graphs, uses_cuda_graphs
 from calligram.training.distributed import gather, is_single_process
+
+if TYPE_CHECKING:  # an ensemble imports networks that other matchers do not need
+    from calligram.models.ensemble import Ensemble
 
 
 @dataclass
@@ -208,10 +211,9 @@ class EnsembleObjective(Objective):
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """The terms of every member, by its number from 1 on."""
-        assert isinstance(matcher, Ensemble)
         found: dict[str, Tensor] = {}
         self.measures = {}
-        members = zip(self.objectives, matcher.by_member(images, texts), strict=True)
+        members = zip(self.objectives, cast("Ensemble", matcher).by_member(images, texts), strict=True)
         for number, (objective, (member, one, two)) in enumerate(members, 1):
             assert isinstance(objective, Objective)
             own = objective.terms(member, batch, one, two)
