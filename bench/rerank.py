@@ -21,7 +21,7 @@ from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
 from calligram.features.texts.wordpieces import WordPieces
-from calligram.files import locked
+from calligram.files import lock_folder
 from calligram.models import catalog
 from calligram.models.load import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.mmca import MMCA, MMCASettings
@@ -89,7 +89,7 @@ def make_library(folder: Path) -> tuple[Path, list[str]]:
     captions = list(dict.fromkeys(collection.sentences("all").texts.strings))
     run, library = make_run(folder / "run", captions), folder / "library"
     centres = unit_vectors(QueryEncoder(load_matcher(run)).texts(captions))
-    with locked(library, "library"):
+    with lock_folder(library, "library"):
         fill(
             open_for_writing(library, LibraryMatchers.load(str(run), str(run)), folder, None, rebuild=False).writer,
             folder,

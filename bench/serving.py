@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from calligram.files import locked
+from calligram.files import lock_folder
 from calligram.models.load import load_matcher
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
@@ -190,7 +190,7 @@ def measured(row: Callable[[str, float, str], Row]) -> list[Row]:
         run, captions = make_run(folder)
         vectors = mixture(run, captions)
         library = folder / "library"
-        with locked(library, "library"):
+        with lock_folder(library, "library"):
             began = time.perf_counter()
             fill(
                 open_for_writing(library, LibraryMatchers.load(run), folder, None, rebuild=False).writer,
