@@ -14,7 +14,6 @@ from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile,
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation.attention import AttentionShares, attend, place_of, see_image, see_picture
-from calligram.features.texts.vocabulary import whitespace_word_spans
 from calligram.models import catalog
 from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.load import load_matcher
@@ -22,6 +21,7 @@ from calligram.models.vsrn import VSRN, VSRNSettings
 from calligram.recipes.catalog import find_recipe
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.text import whitespace_word_spans
 
 SMALL = (
     "batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "text.dropout=0", "text.blank=0",

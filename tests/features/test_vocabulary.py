@@ -4,7 +4,8 @@ import unicodedata
 
 import torch
 
-from calligram.features.texts.vocabulary import END, PAD, START, UNKNOWN, Vocabulary, tokenise, word_places
+from calligram.features.texts.vocabulary import END, PAD, START, UNKNOWN, Vocabulary
+from calligram.text import tokenise, word_spans
 
 
 def test_words_are_lower_case_without_punctuation():
@@ -16,7 +17,7 @@ def test_words_are_lower_case_without_punctuation():
 def test_accents_that_are_characters_of_their_own_belong_to_their_letters():
     apart = unicodedata.normalize("NFD", "L'été, un café")
     assert tokenise(apart) == tokenise("L'été, un café") == ["l'été", "un", "café"]
-    assert [apart[begin:end] for begin, end in word_places(apart)] == [
+    assert [apart[begin:end] for begin, end in word_spans(apart)] == [
         unicodedata.normalize("NFD", word) for word in ("L'été", "un", "café")
     ]
 

@@ -4,22 +4,15 @@ import pytest
 
 from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
 from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
-from calligram.features.texts.vocabulary import (
-    Vocabulary,
-    count_truncated_words,
-    token_spans,
-    token_word_indices,
-    tokenise,
-    whitespace_word_spans,
-    word_places,
-)
+from calligram.features.texts.vocabulary import Vocabulary, count_truncated_words, token_spans, token_word_indices
 from calligram.features.texts.wordpieces import WordPieces
+from calligram.text import tokenise, whitespace_word_spans, word_spans
 
 SENTENCE = "A dog's red-haired İstanbul, ’tis “snow”…"
 
 
 def test_places_are_those_of_the_words_that_are_encoded():
-    places = word_places(SENTENCE)
+    places = word_spans(SENTENCE)
     # The dotted letter is two in lower case, of which the second is an accent and belongs to the first.
     spelt = ["A", "dog's", "red", "haired", "İstanbul", "tis", "snow"]
     assert [SENTENCE[start:end] for start, end in places] == spelt

@@ -15,6 +15,7 @@ from PIL import Image
 from calligram.data.matches import Matches
 from calligram.errors import UserError
 from calligram.files import text_hash
+from calligram.text import caption_key
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -175,7 +176,7 @@ class Pairing:
 
         Without this, two images with the caption "a dog runs" are false negatives of each other in training.
         """
-        keys = [" ".join(string.lower().split()) for string in self.texts.strings]
+        keys = [caption_key(string) for string in self.texts.strings]
         _, first, inverse = np.unique(np.array(keys, dtype=object), return_index=True, return_inverse=True)
         order = np.argsort(first)
         place = np.empty_like(order)

@@ -17,9 +17,9 @@ from calligram.data.draft import Problem, summarise_problems
 from calligram.data.pictures import PictureError, font
 from calligram.files import content_hash
 from calligram.progress import Track, silent
+from calligram.text import HYPHENATED_WORD, caption_key
 
 Ints = NDArray[np.int64]
-_WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 # Layout of the sample sheet; lengths are in pixels.
 SHEET_COLUMNS = 4
@@ -108,7 +108,7 @@ def summarise_collection(collection: Collection, track: Track = silent) -> Colle
     matches = collection.numbers("matches", "image"), collection.numbers("matches", "caption")
     images = len(collection.table("images"))
     per_image = np.bincount(matches[0], minlength=images)
-    words = [_WORD.findall(text.lower()) for text in captions]
+    words = [HYPHENATED_WORD.findall(text.lower()) for text in captions]
     identity = collection.numbers("images", "identity")
     return CollectionSummary(
         name=collection.name,
@@ -125,7 +125,7 @@ def summarise_collection(collection: Collection, track: Track = silent) -> Colle
         without_captions=int((per_image == 0).sum()),
         without_picture=sum(path is None for path in collection.column("images", "path")),
         features={name: stored.row_shape for name, stored in collection.features.items()},
-        repeated_captions=len(captions) - len({" ".join(text.lower().split()) for text in captions}),
+        repeated_captions=len(captions) - len({caption_key(text) for text in captions}),
         same_pictures=find_same_pictures(collection, track),
         metadata=_metadata_counts(collection),
         problems=_problem_lines(collection),

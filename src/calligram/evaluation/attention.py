@@ -15,8 +15,9 @@ from calligram.errors import UserError
 from calligram.features.images.region_input import grid_part_boxes, stored_part_boxes
 from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
-from calligram.features.texts.vocabulary import token_spans, token_word_indices, whitespace_word_spans
+from calligram.features.texts.vocabulary import token_spans, token_word_indices
 from calligram.models.matcher import Encoded, Matcher, QuerySide
+from calligram.text import whitespace_word_spans
 
 Floats = NDArray[np.float32]
 LOW, HIGH = 0.36, 0.64

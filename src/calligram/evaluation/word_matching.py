@@ -17,9 +17,9 @@ from calligram.features.inputs import TextInput
 from calligram.features.joined_input import JoinedTextInput
 from calligram.features.pseudo.concepts import ConceptInput
 from calligram.features.texts.text_vectors import TextVectorInput
-from calligram.features.texts.vocabulary import SPECIAL_WORDS, Vocabulary, tokenise
-from calligram.features.texts.word_counts import KnownWords, split_word
-from calligram.text import without_stop_words
+from calligram.features.texts.vocabulary import SPECIAL_WORDS, Vocabulary
+from calligram.features.texts.word_counts import KnownWords
+from calligram.text import split_word, tokenise, without_stop_words
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from difflib import SequenceMatcher
 from xml.etree import ElementTree
 
 from calligram.data.draft import Problems
+from calligram.text import HYPHENATED_WORD
 
 Box = tuple[float, float, float, float]
 
@@ -20,7 +21,6 @@ Box = tuple[float, float, float, float]
 _OPENING = re.compile(r"\[/EN#(\w+)((?:/[^\s/\]]+)*)\s*")
 
 
-_WORD = re.compile(r"\w+(?:['’-]\w+)*")
 MIN_WORD_OVERLAP = 0.5
 """minimum word similarity (difflib's ratio) of two versions of one sentence"""
 
@@ -210,7 +210,7 @@ def _align_by_letters(caption: str, sentence: str, spans: Sequence[tuple[int, in
 
 def _align_by_words(caption: str, sentence: str, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int] | None]:
     """Align two texts by words; a replaced word (``blond``, ``blonde``) corresponds to its replacement."""
-    here, there = list(_WORD.finditer(caption)), list(_WORD.finditer(sentence))
+    here, there = list(HYPHENATED_WORD.finditer(caption)), list(HYPHENATED_WORD.finditer(sentence))
     steps = SequenceMatcher(
         None, [w[0].lower() for w in there], [w[0].lower() for w in here], autojunk=False
     ).get_opcodes()

@@ -16,8 +16,8 @@ from torch import Tensor
 from calligram.errors import UserError
 from calligram.features.pseudo.image_words import EMPTY_LABELS, MAX_HYPERNYM_STEPS, label_names, label_synset
 from calligram.features.pseudo.wordnet import WordNet, base_forms
-from calligram.features.texts.vocabulary import tokenise
 from calligram.progress import Track, silent
+from calligram.text import tokenise
 
 Ints = NDArray[np.int64]
 Expansion = Literal["none", "synonyms", "kinds"]

@@ -24,10 +24,9 @@ from calligram.data.pairing import Pairing, Visuals
 from calligram.errors import UserError
 from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
 from calligram.features.pseudo.wordnet import INSTALL_HINT, Synset, WordNet
-from calligram.features.texts.vocabulary import tokenise
 from calligram.features.transformers_models import load_model
 from calligram.progress import Track, silent
-from calligram.text import without_stop_words
+from calligram.text import tokenise, without_stop_words
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from calligram.data.collection import Collection
 from calligram.data.revision import images_with_proposals
 from calligram.errors import UserError, command
 from calligram.features.regions.proposers import Floats, limit_side
-from calligram.features.texts.vocabulary import tokenise
+from calligram.text import tokenise
 
 Ints = NDArray[np.int64]
 Attributes = Literal["none", "colour", "all"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +13,13 @@ import numpy as np
 
 from calligram.data.collection import Collection
 from calligram.errors import UserError
+from calligram.text import HYPHENATED_WORD_OR_MARK
 
 WEIGHTS_FILE = "chunker.json"
 TAGS = ("O", "B", "I")
 """outside a phrase, at its beginning, inside it"""
 MIN_MEAN_WEIGHT = 0.02
 """features whose averaged weights are all smaller are removed"""
-_WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")
 
 
 class PhraseSpan(NamedTuple):
@@ -68,7 +67,7 @@ class Chunker:
     def spans(self, text: str) -> list[PhraseSpan]:
         """Return the noun phrases of a text, in order."""
         found: list[PhraseSpan] = []
-        matches = list(_WORD.finditer(text))
+        matches = list(HYPHENATED_WORD_OR_MARK.finditer(text))
         words = [match.group().lower() for match in matches]
         previous, before_previous = "O", "O"
         for position, match in enumerate(matches):
@@ -176,7 +175,7 @@ class _Perceptron:
 def _tagged(text: str, spans: Sequence[PhraseSpan]) -> tuple[list[str], list[str]]:
     """Return the lower-case words of a text and their tags."""
     words, tags = [], []
-    for match in _WORD.finditer(text):
+    for match in HYPHENATED_WORD_OR_MARK.finditer(text):
         phrase = next((s for s in spans if s[0] <= match.start() and match.end() <= s[1]), None)
         words.append(match.group().lower())
         tags.append("O" if phrase is None else "B" if not words[:-1] or match.start() == phrase[0] else "I")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,38 +18,10 @@ from calligram.features.inputs import TextInput
 from calligram.features.texts.text_encoder import EncoderInput
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.progress import Track, silent
+from calligram.text import TextSpan, tokenise, whitespace_word_spans, word_spans
 
 SPECIAL_WORDS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNKNOWN = range(4)
-
-TextSpan = tuple[int, int]
-"""first character, and the character after the last"""
-
-# Words with inner apostrophes. Characters of scripts without spaces are words of their own. A combining accent belongs
-# to its letter.
-_LETTERS = r"(?:[^\W_][\u0300-\u036f]*)+"
-_WORD = re.compile(rf"[぀-ヿ㐀-鿿豈-﫿]|{_LETTERS}(?:['’]{_LETTERS})?")
-
-
-def tokenise(text: str) -> list[str]:
-    """Split a text into lower-case words; punctuation is dropped.
-
-    >>> tokenise("A dog's red ball, 2 cats.")
-    ['a', "dog's", 'red', 'ball', '2', 'cats']
-    """
-    return _WORD.findall(unicodedata.normalize("NFC", text).lower().replace("’", "'"))
-
-
-def word_places(text: str) -> list[tuple[int, int]]:
-    """Return the span of each word of ``tokenise`` in the text.
-
-    >>> word_places("A dog's ball")
-    [(0, 1), (2, 7), (8, 12)]
-    """
-    # A few letters become two characters in lower case, which would shift the positions after them.
-    origin = [position for position, letter in enumerate(text) for _ in letter.lower()]
-    found = _WORD.finditer(text.lower().replace("’", "'"))
-    return [(origin[match.start()], origin[match.end() - 1] + 1) for match in found]
 
 
 @dataclass(frozen=True)
@@ -102,7 +72,7 @@ class Vocabulary:
 
     def token_spans(self, text: str) -> list[TextSpan | None]:
         """Return the span of each token of ``encode`` in the text; None for the start and end tokens."""
-        return [None, *word_places(text)[: self.max_words], None]
+        return [None, *word_spans(text)[: self.max_words], None]
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Encode a few texts: word ids (N, W) and the mask of real words."""
@@ -131,20 +101,6 @@ class WordRows:
             ids[number, : lengths[number]] = self._rows[row]
         mask = np.arange(ids.shape[1]) < lengths[:, None]
         return torch.from_numpy(ids), torch.from_numpy(mask)
-
-
-def whitespace_word_spans(sentence: str) -> list[TextSpan]:
-    """Return the span of each word between spaces, without the punctuation around it."""
-    found = []
-    for match in re.finditer(r"\S+", sentence):
-        start, end = match.span()
-        while start < end and unicodedata.category(sentence[start])[0] in "PS":
-            start += 1
-        while start < end and unicodedata.category(sentence[end - 1])[0] in "PS":
-            end -= 1
-        if start < end:
-            found.append((start, end))
-    return found
 
 
 def token_spans(texts: TextInput, sentence: str) -> list[TextSpan | None] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +14,10 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from calligram.errors import UserError
-from calligram.features.texts.vocabulary import tokenise
 from calligram.features.texts.word_vectors import read_frequent_vectors, read_vectors, vector_size
+from calligram.text import split_word, tokenise
 
 Floats = NDArray[np.float32]
-
-_WORD_SEPARATORS = re.compile(r"[-+'0-9]+")
 
 
 @dataclass(frozen=True)
@@ -83,15 +80,6 @@ class WordVectors:
     def dim(self) -> int:
         """Dimension of a word vector."""
         return int(self.vectors.shape[1])
-
-
-def split_word(word: str) -> list[str]:
-    """Split a word at ``- + '`` and digits.
-
-    >>> parts_of("dog's"), parts_of("2nd")
-    (['dog', 's'], ['nd'])
-    """
-    return [part for part in _WORD_SEPARATORS.split(word) if part]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from calligram.errors import UserError, command
-from calligram.features.texts.vocabulary import PAD, Vocabulary, tokenise
+from calligram.features.texts.vocabulary import PAD, Vocabulary
 from calligram.files import replace_file
+from calligram.text import tokenise
 
 Floats = NDArray[np.float32]
 FILE_ENDINGS = (".txt", ".vec", ".bin")

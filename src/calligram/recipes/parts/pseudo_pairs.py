@@ -21,11 +21,11 @@ from calligram.errors import UserError
 from calligram.evaluation.encode import encode_images, encode_texts
 from calligram.features.pseudo.image_words import ImageWords, Naming
 from calligram.features.pseudo.region_words import Attributes, PseudoSentences, region_sentences
-from calligram.features.texts.vocabulary import tokenise
 from calligram.models.load import load_matcher
 from calligram.models.matcher import unit
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.settings import RunSettings
+from calligram.text import tokenise
 
 # The nearest texts of images, without those that are near to every image.
 

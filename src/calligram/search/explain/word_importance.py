@@ -13,8 +13,9 @@ from PIL import Image
 from calligram.errors import UserError
 from calligram.evaluation.attention import AttentionShares, EncodedPicture, attend, one_spaced, see_picture
 from calligram.features.inputs import Inputs
-from calligram.features.texts.vocabulary import count_truncated_words, whitespace_word_spans
+from calligram.features.texts.vocabulary import count_truncated_words
 from calligram.models.matcher import Matcher, stack
+from calligram.text import whitespace_word_spans
 
 Floats = NDArray[np.float32]
 BATCH = 128

@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from calligram.errors import UserError
-from calligram.search.filters.conditions import FORM, Kind, stored_name
+from calligram.search.filters.conditions import Kind, stored_name
 from calligram.search.filters.parser import storable
 from calligram.search.indexing.exif import FACTS, Value
+from calligram.text import NORMAL_FORM
 
 OWN: Mapping[str, Kind] = {
     **{"path": "text", "folder": "text", "name": "text", "source": "text", "bytes": "number"},
@@ -137,7 +138,7 @@ def stored_columns(columns: pa.Table, rows: int) -> pa.Table:
     for name, kind in kinds_of(columns).items():
         column = columns[name].cast(STORED[kind])
         if kind == "text":
-            column = pc.utf8_normalize(column, form=FORM)
+            column = pc.utf8_normalize(column, form=NORMAL_FORM)
         if kind == "number":
             column = pc.add(pc.if_else(pc.is_finite(column), column, None), 0.0)
         found[stored_name(name)] = column

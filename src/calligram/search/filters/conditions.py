@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 import operator
-import unicodedata
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
+
+from calligram.text import composed
 
 Kind = Literal["number", "text", "flag"]
 """what a column holds; dates are text in ISO order"""
@@ -23,8 +24,6 @@ Kind = Literal["number", "text", "flag"]
 Value: TypeAlias = float | str | bool
 """a value a column is compared with; numbers are floats, also where a column holds whole ones"""
 
-FORM: Literal["NFC"] = "NFC"
-"""an é may be one character or two that look the same, and file names have either; text is compared composed"""
 
 Sign = Literal["=", "!=", "<", "<=", ">", ">="]
 
@@ -41,7 +40,7 @@ COMPARES: Mapping[Sign, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """``column sign value``; text is composed (``FORM``), here and below, and compared by code points."""
+    """``column sign value``; text is in normal form C, here and below, and compared by code points."""
 
     column: str
     sign: Sign
@@ -125,7 +124,7 @@ def holds(condition: Condition, row: Mapping[str, object]) -> bool:
         case Either(parts):
             return any(holds(part, row) for part in parts)
     value = row.get(condition.column)
-    value = unicodedata.normalize(FORM, value) if isinstance(value, str) else value
+    value = composed(value) if isinstance(value, str) else value
     missing = value is None or (isinstance(value, float) and not math.isfinite(value))
     if isinstance(condition, Missing):
         return missing != condition.negated

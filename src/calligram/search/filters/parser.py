@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from collections.abc import Mapping
 from typing import NamedTuple, NoReturn, cast
 
 from calligram.errors import UserError, unknown
 from calligram.search.filters.conditions import (
-    FORM,
     Both,
     Comparison,
     Condition,
@@ -35,6 +33,7 @@ from calligram.search.filters.conditions import (
     holds,
     opposite,
 )
+from calligram.text import composed
 
 # The words of a condition, and how its mistakes are told.
 
@@ -217,7 +216,7 @@ class Reader:
         if isinstance(value, str) and not storable(value):
             self.refuse("the text has a character that UTF-8 cannot write")
         self.next += 1
-        return unicodedata.normalize(FORM, value) if isinstance(value, str) else value
+        return composed(value) if isinstance(value, str) else value
 
     def took(self, text: str) -> bool:
         """Step over a word, sign or mark if it is next."""

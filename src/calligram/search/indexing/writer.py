@@ -29,7 +29,7 @@ from calligram.search.library.manifest import MANIFEST, Manifest, SourceRecord, 
 from calligram.search.library.tables import Tables
 from calligram.search.query.cutoff import measure_scales, stored_scales, with_scales
 from calligram.search.query.encoder import QueryEncoder
-from calligram.search.query.keyword_fusion import composed
+from calligram.text import composed, indexed_words
 
 VERSION_GRACE_SECONDS = 600.0
 """for so long, a reader that has opened an earlier version of the library can still read it"""
@@ -352,4 +352,4 @@ def _facts(key: str, about: PictureFacts, content: Mapping[str, Any], kinds: dic
 def words_of(key: str, captions: tuple[str, ...]) -> str:
     """The text for full-text search: the words of the path without its suffix, and the captions."""
     path = re.sub(r"\.\w{1,5}$", "", composed(key))
-    return "\n".join((" ".join(re.findall(r"[^\W_]+", path)), *(composed(caption) for caption in captions)))
+    return "\n".join((" ".join(indexed_words(path)), *(composed(caption) for caption in captions)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import os
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +25,8 @@ from calligram.search.indexing.exif import Value
 from calligram.search.library.indexes import open_indexes
 from calligram.search.library.manifest import MANIFEST, Manifest, read_manifest
 from calligram.search.library.tables import KeywordHit, Tables
-from calligram.search.query.keyword_fusion import composed
 from calligram.search.vectors.index import Index
+from calligram.text import composed, keywords
 
 # What a library keeps of images for a second stage, from rows of its table to tensors.
 
@@ -226,7 +225,7 @@ class Library:
 
     def full_text(self, query: str, k: int, where: Condition | None = None) -> list[KeywordHit]:
         """The k items whose captions and file names match best by BM25, any of the words sufficing."""
-        words = " ".join(re.findall(r"\w+", composed(query)))
+        words = " ".join(keywords(composed(query)))
         if not words or k < 1:
             return []
         asked = k if where is None else 4 * k

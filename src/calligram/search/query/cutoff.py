@@ -43,9 +43,8 @@ from calligram.files import LOCK_FILE, try_lock
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from calligram.search.query.encoder import QueryEncoder, unit_vectors
-from calligram.search.query.keyword_fusion import WORD
 from calligram.search.query.query import Modality
-from calligram.text import STOP_WORDS
+from calligram.text import STOP_WORDS, keywords
 
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float32]
@@ -360,7 +359,7 @@ def trial_queries(captions: Sequence[Sequence[str]], seed: int = 0, trained: Seq
 
 def words_of(text: str) -> list[str]:
     """Lower-case words."""
-    return WORD.findall(text.lower())
+    return keywords(text.lower())
 
 
 def _one_of(captions: Sequence[list[str]], rng: np.random.Generator) -> list[str]:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.features.texts.vocabulary import tokenise
 from calligram.models.matcher import Encoded
 from calligram.search.filters.parser import Condition, parse
 from calligram.search.library.library import Library
@@ -23,7 +22,7 @@ from calligram.search.query.encoder import QueryEncoder, unit_vectors
 from calligram.search.query.query import ItemId, Modality, Query, Term, What, joined
 from calligram.search.query.rerank import Scored
 from calligram.search.vectors.index import Index
-from calligram.text import without_stop_words
+from calligram.text import tokenise, without_stop_words
 
 Floats = NDArray[np.float32]
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 
-from calligram.search.filters.conditions import FORM
+from calligram.text import composed, indexed_words, keywords
 
 SOFTENING = 60
 """added to ranks, from the paper: being first rather than tenth in one ranking must not outweigh the other"""
-WORD = re.compile(r"\w+")
 
 
 def reciprocal_ranks(rankings: Sequence[Sequence[str]]) -> list[str]:
@@ -31,15 +28,6 @@ def reciprocal_ranks(rankings: Sequence[Sequence[str]]) -> list[str]:
     return sorted(worth, key=lambda id_: -worth[id_])
 
 
-def composed(text: str) -> str:
-    r"""Text in which each letter with an accent is one character; as two, the accent would end the word.
-
-    >>> composed("cafe\u0301") == "caf\u00e9"
-    True
-    """
-    return unicodedata.normalize(FORM, text)
-
-
 def has_every_word(query: str, texts: Iterable[str]) -> bool:
     """Whether the texts together contain each word of the query, whole and in any case.
 
@@ -48,7 +36,5 @@ def has_every_word(query: str, texts: Iterable[str]) -> bool:
     >>> has_every_word("do", ["a dog"])
     False
     """
-    wanted = set(WORD.findall(composed(query).lower()))
-    return bool(wanted) and wanted <= {
-        word for text in texts for word in WORD.findall(composed(text).lower().replace("_", " "))
-    }
+    wanted = set(keywords(composed(query).lower()))
+    return bool(wanted) and wanted <= {word for text in texts for word in indexed_words(composed(text).lower())}

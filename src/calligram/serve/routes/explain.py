@@ -8,7 +8,6 @@ from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 
 from calligram.errors import UserError
-from calligram.features.texts.vocabulary import whitespace_word_spans
 from calligram.search.explain.library_localizer import LibraryLocalizer, LocatedPhrases
 from calligram.search.explain.localize import LocatedPhrase
 from calligram.search.explain.word_importance import WordImportances
@@ -18,6 +17,7 @@ from calligram.serve.guard import RefusedRequest, documented
 from calligram.serve.schema import AttentionAnswer, BoxAnswer, ExplainAnswer, Id, LocateAnswer, PhraseAnswer, WordAnswer
 from calligram.serve.service import Service, service_of
 from calligram.serve.settings import MAX_BOXES, MAX_QUERY, MAX_WORDS
+from calligram.text import whitespace_word_spans
 
 router = APIRouter(prefix="/api", tags=["items"])
 Here = Annotated[Service, Depends(service_of)]

@@ -17,6 +17,7 @@ from calligram.errors import UserError
 from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.losses.contrastive import logistic_loss
 from calligram.models.matcher import Matcher
+from calligram.text import caption_key
 from calligram.training.batches.batch import Batch
 from calligram.training.batches.pair_sampler import ExtraPairs, derived_seed
 from calligram.training.distributed import Processes
@@ -73,7 +74,7 @@ class PhrasePairs:
         background: overlap below which it is negative.
         """
         numbers: dict[str, int] = {}
-        text = [numbers.setdefault(" ".join(s.lower().split()), len(numbers)) for s in strings]
+        text = [numbers.setdefault(caption_key(s), len(numbers)) for s in strings]
         pairs = np.unique(np.stack([grounded.chains, np.array(text, dtype=np.int64)], axis=1), axis=0)
         chains, texts = pairs[:, 0], pairs[:, 1]
         count = len(grounded.chain_boxes)
