@@ -1,1 +1,1 @@
-"""Illustrated scenes with captions, boxes, identities and every true pair: a data set that needs no download."""
+"""Generated scenes with captions, boxes, identities and all true pairs: a data set without a download."""

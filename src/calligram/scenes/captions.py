@@ -1,4 +1,4 @@
-"""Sentences about a scene, each from a query that the scene fulfils."""
+"""Captions of a scene: sentences with a query that is true of the scene."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from calligram.scenes.people import PERSON_KINDS
 from calligram.scenes.phrases import NounPhrase, SceneCaption, SentenceBuilder, name_things, write_distinct
 from calligram.scenes.truth import SceneView, is_true
-
-# Ways to say what things do, how they lie, where and when.
 
 OUTDOOR_SETTINGS = ("park", "beach", "street", "snow", "desert", "farm", "lake", "forest")
 
@@ -44,7 +42,7 @@ PLACE_PHRASES: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
         ("inside", ("room",)),
     ),
 }
-"""for each setting, words and the settings they are true of"""
+"""phrases for each setting, with all settings that the phrase is true of"""
 
 OUTDOOR_PHRASES = (("outdoors", OUTDOOR_SETTINGS), ("outside", OUTDOOR_SETTINGS))
 
@@ -78,7 +76,7 @@ VERB_FORMS: Mapping[str, tuple[str, str, str]] = {
     "riding": ("riding", "rides", "ride"),
     "holding": ("holding", "holds", "hold"),
 }
-"""progressive, singular, plural"""
+"""verb forms: progressive, third person singular, plural"""
 
 RELATION_PHRASES: Mapping[str, tuple[str, ...]] = {
     "left of": ("to the left of", "on the left of", "left of"),
@@ -104,30 +102,30 @@ def write_captions(rng: random.Random, view: SceneView, count: int) -> list[Scen
 
 
 def write_caption(rng: random.Random, view: SceneView) -> SceneCaption:
-    """Write one caption. It may claim a wrong number where a general word covers more; the caller checks."""
+    """Write one caption. Its query can be false if a general noun covers more things than its number; check it."""
     groups = _group_things(rng, view)
     wanted = rng.choice((1, 1, 2, 2, 2, 3)) if len(groups) > 1 else 1
-    rich = rng.choice((0.0, 0.3, 0.6)) if wanted > 1 else rng.choice((0.2, 0.6, 1.0))
-    told = [name_things(rng, view.facts, group, rich) for group in groups[:wanted]]
+    detail = rng.choice((0.0, 0.3, 0.6)) if wanted > 1 else rng.choice((0.2, 0.6, 1.0))
+    phrases = [name_things(rng, view.facts, group, detail) for group in groups[:wanted]]
     sentence = SentenceBuilder()
     place, when = _place_phrase(rng, view, sentence, 0.75), _time_phrase(rng, view, sentence)
     form = rng.random()
     if form < 0.12:
-        _write_scene(sentence, told, view, when)
+        _write_scene(sentence, phrases, view, when)
         return sentence.finish()
     if place and form < 0.22:
         sentence.pieces += [place, ","]
         place = ""
-    if form < 0.36 and len(told) > 1:
-        _write_list(sentence, told)
+    if form < 0.36 and len(phrases) > 1:
+        _write_list(sentence, phrases)
     else:
-        _write_action(rng, sentence, told, view)
+        _write_action(rng, sentence, phrases, view)
     sentence.pieces += [words for words in (place, when) if words]
     return sentence.finish()
 
 
 def _group_things(rng: random.Random, view: SceneView) -> list[tuple[int, ...]]:
-    """Things to be named together: people mostly alone, other things by kind. The most striking come first."""
+    """Groups of things that one phrase names: people mostly one by one, other things mostly by kind."""
     by_kind: dict[str, list[int]] = {}
     for i, facts in enumerate(view.facts):
         by_kind.setdefault(facts["kind"], []).append(i)
@@ -136,14 +134,14 @@ def _group_things(rng: random.Random, view: SceneView) -> list[tuple[int, ...]]:
         alone = rng.random() < (0.75 if kind in PERSON_KINDS else 0.15)
         groups += [(i,) for i in things] if alone else [tuple(things)]
     rng.shuffle(groups)
-    # People first in most sentences, as in real captions.
+    # In most sentences people come first, as in real captions.
     if rng.random() < 0.75:
         groups.sort(key=lambda group: view.facts[group[0]]["kind"] not in PERSON_KINDS)
     return groups
 
 
-def _place_phrase(rng: random.Random, view: SceneView, sentence: SentenceBuilder, often: float) -> str:
-    if rng.random() > often:
+def _place_phrase(rng: random.Random, view: SceneView, sentence: SentenceBuilder, probability: float) -> str:
+    if rng.random() > probability:
         return ""
     choices = OUTDOOR_PHRASES if view.setting != "room" and rng.random() < 0.06 else PLACE_PHRASES[view.setting]
     words, sentence.settings = rng.choice(choices)
@@ -157,27 +155,29 @@ def _time_phrase(rng: random.Random, view: SceneView, sentence: SentenceBuilder)
     return rng.choice(TIME_PHRASES[view.time])
 
 
-def _write_scene(sentence: SentenceBuilder, told: Sequence[NounPhrase], view: SceneView, when: str) -> None:
-    """A park scene at night with a man and a dog."""
+def _write_scene(sentence: SentenceBuilder, phrases: Sequence[NounPhrase], view: SceneView, when: str) -> None:
+    """Write a sentence such as "a park scene at night with a man and a dog"."""
     sentence.settings = (view.setting,)
     sentence.pieces += [words for words in (f"a {SCENE_NAMES[view.setting]}", when, "with") if words]
-    _write_list(sentence, told)
+    _write_list(sentence, phrases)
 
 
-def _write_list(sentence: SentenceBuilder, told: Sequence[NounPhrase]) -> None:
-    """A man, a dog and a tree. Where a phrase has an "and" of its own, another word keeps them apart."""
-    nested = any(" and " in phrase.text for phrase in told[:-1])
-    for k, phrase in enumerate(told):
-        if k and k == len(told) - 1:
+def _write_list(sentence: SentenceBuilder, phrases: Sequence[NounPhrase]) -> None:
+    """Write a list such as "a man, a dog and a tree"; "along with" replaces "and" if a phrase contains "and"."""
+    nested = any(" and " in phrase.text for phrase in phrases[:-1])
+    for k, phrase in enumerate(phrases):
+        if k and k == len(phrases) - 1:
             sentence.pieces.append(", along with" if nested else "and")
         elif k:
             sentence.pieces.append(",")
         sentence.name(phrase)
 
 
-def _write_action(rng: random.Random, sentence: SentenceBuilder, told: Sequence[NounPhrase], view: SceneView) -> None:
-    """Someone does something, maybe near something else, with a third thing in view."""
-    subject, *others = told
+def _write_action(
+    rng: random.Random, sentence: SentenceBuilder, phrases: Sequence[NounPhrase], view: SceneView
+) -> None:
+    """Write a subject with an action, a second phrase with its relation to the subject, and further phrases."""
+    subject, *others = phrases
     there = rng.random() < 0.12
     if there:
         sentence.pieces.append("there are" if subject.plural else "there is")
@@ -195,7 +195,7 @@ def _write_action(rng: random.Random, sentence: SentenceBuilder, told: Sequence[
 
 
 def _add_pose(rng: random.Random, sentence: SentenceBuilder, view: SceneView, plain: bool) -> bool:
-    """Mostly say what the subject does, where it does anything."""
+    """Add the common pose of the subject in about half of the sentences; returns whether it was added."""
     subject = sentence.phrases[0]
     pose = _common_pose(view, subject)
     if not pose or pose == "riding" or rng.random() > 0.5:
@@ -208,7 +208,7 @@ def _add_pose(rng: random.Random, sentence: SentenceBuilder, view: SceneView, pl
 def _add_second_phrase(
     rng: random.Random, sentence: SentenceBuilder, other: NounPhrase, link: str, plain: bool
 ) -> None:
-    """Name the second thing after its relation to the subject, or merely as being there."""
+    """Add the second phrase, with its relation to the subject if there is one."""
     if not link and not plain:
         _add_extra_phrase(rng, sentence, other)
         return
@@ -227,9 +227,9 @@ def _add_extra_phrase(rng: random.Random, sentence: SentenceBuilder, phrase: Nou
     sentence.pieces.append(rng.choice(EXTRA_PHRASES))
 
 
-def _add_verb(sentence: SentenceBuilder, subject: NounPhrase, deed: str, plain: bool) -> None:
-    """Plain: a man running; otherwise by turns: a man is running, a man runs."""
-    progressive, one, many = VERB_FORMS[deed]
+def _add_verb(sentence: SentenceBuilder, subject: NounPhrase, action: str, plain: bool) -> None:
+    """Add a verb: "a man running" if ``plain``, otherwise "a man is running" or "a man runs"."""
+    progressive, one, many = VERB_FORMS[action]
     if plain:
         sentence.pieces.append(progressive)
     elif len(subject.text) % 2:
@@ -244,7 +244,7 @@ def _common_pose(view: SceneView, phrase: NounPhrase) -> str:
 
 
 def _choose_relation(rng: random.Random, view: SceneView, subject: NounPhrase, other: NounPhrase) -> str:
-    """A relation between all of the one and all of the other; what was staged comes first."""
+    """A relation between all things of both phrases; staged relations have priority. Empty if there is none."""
     common = set(VERB_FORMS) | set(RELATION_PHRASES)
     for i in subject.things:
         for j in other.things:

@@ -1,4 +1,7 @@
-"""Illustrated scenes as a collection: pictures, captions, boxes, identities, and every true pair."""
+"""Generate a collection of scenes: pictures, captions, boxes, identities, and all true pairs.
+
+Images are generated in blocks. A block has its own cast and is in one split, so that no person is in two splits.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +32,22 @@ from calligram.scenes.phrases import SceneCaption
 from calligram.scenes.truth import SceneQuery, SceneView, find_true_pairs
 from calligram.scenes.world import Scene, find_relations
 
-# One image with its captions: the work that is shared out among processes.
-
 SceneKind = Literal["scenes", "people"]
 
+
+PICTURES_PER_SHARD = 5000
 _JOBS_PER_CHUNK = 25
+_MIN_IMAGES_FOR_WORKERS = 400
+"""fewer images are generated in one process, because the start of workers would take longer"""
+
+
+_BLOCK_SIZES: dict[str, tuple[int, int]] = {"scenes": (10, 4), "people": (7, 2)}
+"""number of images in a block, and number of people in its cast"""
 
 
 @dataclass(frozen=True)
 class SceneJob:
-    """What to make: image ``index`` of a seed, with these people in it."""
+    """The description of one image to generate: image ``index`` of a seed, with the people who can be in it."""
 
     kind: SceneKind
     seed: int
@@ -50,43 +59,109 @@ class SceneJob:
 
 @dataclass(frozen=True)
 class GeneratedImage:
-    """An image as made: what is in it, what is said of it, and the picture as a PNG file."""
+    """A generated image: its scene, its captions, and the picture as PNG."""
 
     scene: Scene
     captions: tuple[SceneCaption, ...]
     picture: bytes
 
 
-def generate_image(order: SceneJob) -> GeneratedImage:
-    """Compose, describe and paint one image. Equal orders give equal bytes."""
-    rng = random.Random(f"{order.seed}/captions/{order.index}")
-    if order.kind == "people":
-        scene = compose_portrait(order.seed, order.index, order.cast[0])
-        captions = write_portrait_captions(rng, SceneView.of(scene), order.captions)
+def generate_scenes(
+    folder: Path,
+    *,
+    images: int = 2000,
+    seed: int = 0,
+    size: int = 128,
+    kind: SceneKind = "scenes",
+    captions: int | None = None,
+    splits: tuple[float, float, float] = (0.8, 0.1, 0.1),
+    overwrite: bool = False,
+    track: Track = silent,
+    report: Callable[[str], None] = lambda line: None,
+    workers: int | None = None,
+) -> Collection:
+    """Generate scenes and store them as a collection.
+
+    Image i of a seed does not depend on the number of images, the size or the number of processes. Only its split
+    depends on ``images``.
+
+    Args:
+        size: height of the pictures in pixels; scenes are square, portraits of people are 5:8.
+        kind: ``scenes`` with several things each, or ``people`` with one large person each, for person search.
+        captions: captions per image; when None, 5 for scenes and 2 for people.
+        splits: shares of train, dev and test.
+        report: called with lines about captions and regions that were added to a replaced collection.
+        workers: number of processes; the number of cores when None.
+
+    Raises:
+        UserError: when an argument is out of range or the destination exists.
+    """
+    folder = Path(folder)
+    captions = captions if captions is not None else (2 if kind == "people" else 5)
+    _check_arguments(folder, images, size, kind, captions, splits, overwrite)
+    workers = workers if workers is not None else (1 if images < _MIN_IMAGES_FOR_WORKERS else os.cpu_count() or 1)
+    if workers < 1:
+        raise UserError(f"workers must be at least 1, got {workers}")
+    cast = sample_collection_cast(kind, seed, images)
+    jobs = [SceneJob(kind, seed, i, cast_of_image(kind, i, cast), size, captions) for i in range(images)]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # The scratch folder is on the file system of the destination, so that the tars can be hard-linked.
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.scenes-", dir=folder.parent))
+    try:
+        generated = track(generate_images(jobs, workers), "drawing scenes", images)
+        draft = build_draft(generated, scratch, jobs, split_by_block(kind, images, splits))
+        draft.about["captions"] = captions
+        return write_draft(draft, folder, overwrite=overwrite, track=track, report=report)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _check_arguments(
+    folder: Path, images: int, size: int, kind: str, captions: int, splits: tuple[float, float, float], overwrite: bool
+) -> None:
+    """Check the arguments before the generation starts."""
+    if kind not in ("scenes", "people"):
+        raise unknown("kind of scenes", kind, ["scenes", "people"])
+    if images < 1:
+        raise UserError(f"images must be at least 1, got {images}")
+    if not 16 <= size <= 4096:
+        raise UserError(f"size must lie in 16..4096 pixels, got {size}")
+    if not 1 <= captions <= 20:
+        raise UserError(f"captions must lie in 1..20, got {captions}")
+    if len(splits) != 3 or min(splits) < 0 or abs(sum(splits) - 1) > 1e-6:
+        raise UserError(f"splits must be three shares that add up to 1, got {splits}")
+    if (folder / MANIFEST).is_file() and not overwrite:
+        raise UserError(f"{folder} already holds a collection; choose another destination or give --overwrite")
+
+
+def generate_images(jobs: Sequence[SceneJob], workers: int) -> Iterator[GeneratedImage]:
+    """Generate images in order, in this process or in several worker processes."""
+    if workers <= 1:
+        yield from map(generate_image, jobs)
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        yield from pool.map(generate_image, jobs, chunksize=_JOBS_PER_CHUNK)
+
+
+def generate_image(job: SceneJob) -> GeneratedImage:
+    """Generate the scene, the captions and the picture of one image. Equal jobs give equal bytes."""
+    rng = random.Random(f"{job.seed}/captions/{job.index}")
+    if job.kind == "people":
+        scene = compose_portrait(job.seed, job.index, job.cast[0])
+        captions = write_portrait_captions(rng, SceneView.of(scene), job.captions)
     else:
-        scene = compose_scene(order.seed, order.index, order.cast)
-        captions = write_captions(rng, SceneView.of(scene), order.captions)
-    picture = encode_png(paint_scene(scene, order.size))
-    # Figures are large and no longer needed; what remains travels between processes.
+        scene = compose_scene(job.seed, job.index, job.cast)
+        captions = write_captions(rng, SceneView.of(scene), job.captions)
+    picture = encode_png(paint_scene(scene, job.size))
+    # The figures are large and no longer needed, and the result is sent between processes.
     return GeneratedImage(replace(scene, figures=()), tuple(captions), picture)
 
 
-def generate_images(orders: Sequence[SceneJob], workers: int) -> Iterator[GeneratedImage]:
-    """Make images in order, in this process or in several."""
-    if workers <= 1:
-        yield from map(generate_image, orders)
-        return
-    with ProcessPoolExecutor(workers) as pool:
-        yield from pool.map(generate_image, orders, chunksize=_JOBS_PER_CHUNK)
-
-
-# Pictures as members of uncompressed tars, so that a collection is a few files and not thousands.
-
-PICTURES_PER_SHARD = 5000
-
-
 class TarShardWriter:
-    """Appends pictures to tars in a folder. Owner and time are left blank: equal pictures give equal tars."""
+    """Writes pictures to uncompressed tars, so that a collection has few files.
+
+    Owner and time of members are empty, so that equal pictures give equal tars.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -94,7 +169,7 @@ class TarShardWriter:
         self._count = 0
 
     def add(self, name: str, picture: bytes) -> TarMember:
-        """Store a picture; returns where it lies."""
+        """Append a picture; returns its position in the tar."""
         path = self._folder / f"pictures-{self._count // PICTURES_PER_SHARD:03d}.tar"
         if self._count % PICTURES_PER_SHARD == 0:
             self.close()
@@ -102,14 +177,14 @@ class TarShardWriter:
         assert self._tar is not None
         member = tarfile.TarInfo(name)
         member.size = len(picture)
-        # A USTAR header is one block; the data follow it.
+        # The data of a member follow its USTAR header, which is one block.
         start = self._tar.offset + tarfile.BLOCKSIZE
         self._tar.addfile(member, io.BytesIO(picture))
         self._count += 1
         return TarMember(path, name, start, len(picture))
 
     def close(self) -> None:
-        """Finish the tar that is being written."""
+        """Close the current tar."""
         if self._tar is not None:
             self._tar.close()
 
@@ -122,19 +197,16 @@ class TarShardWriter:
         self.close()
 
 
-# From images as made to the records of a collection.
-
-
 def build_draft(
-    made: Iterable[GeneratedImage], folder: Path, orders: Sequence[SceneJob], splits: Sequence[str]
+    generated: Iterable[GeneratedImage], folder: Path, jobs: Sequence[SceneJob], splits: Sequence[str]
 ) -> Draft:
-    """Write the pictures into tars in ``folder`` and describe everything in a draft."""
-    first = orders[0]
-    draft = Draft(f"{first.kind}-{len(orders)}-s{first.seed}")
+    """Write the pictures to tars in ``folder``, and return the records of all images as a draft."""
+    first = jobs[0]
+    draft = Draft(f"{first.kind}-{len(jobs)}-s{first.seed}")
     draft.about = {
         "generator": f"calligram {first.kind}",
         "seed": first.seed,
-        "images": len(orders),
+        "images": len(jobs),
         "size": first.size,
         "licence": "CC0-1.0",
     }
@@ -142,7 +214,7 @@ def build_draft(
     views: list[SceneView] = []
     queries: list[SceneQuery] = []
     with TarShardWriter(folder) as shards:
-        for row, one in enumerate(made):
+        for row, one in enumerate(generated):
             name = f"{prefix}-{row:06d}"
             draft.images.append(_image_record(name, one.scene, first.size))
             draft.images[-1].picture = shards.add(f"{name}.png", one.picture)
@@ -197,7 +269,7 @@ def _add_caption(draft: Draft, name: str, number: int, caption: SceneCaption, sc
 
 
 def _category(kind: str) -> str:
-    """The type of entity, in the words of Flickr30K Entities where it has them."""
+    """The type of entity, with the names of Flickr30K Entities where they exist."""
     if kind in PERSON_KINDS:
         return "people"
     if kind in ANIMALS:
@@ -205,38 +277,30 @@ def _category(kind: str) -> str:
     if kind in TREES:
         return "plants"
     general = GENERAL_NOUNS.get(kind, ())
-    return f"{general[0].one}s" if general else "other"
-
-
-# Who appears in which image, and which images belong to which split.
-#
-# Images come in blocks; a block has a cast of its own and lies in one split, so nobody appears in two splits.
-
-_BLOCK_SIZES: dict[str, tuple[int, int]] = {"scenes": (10, 4), "people": (7, 2)}
-"""images in a block, and people who appear in them"""
+    return f"{general[0].singular}s" if general else "other"
 
 
 def sample_collection_cast(kind: SceneKind, seed: int, images: int) -> list[Appearance]:
-    """Everyone who appears in a collection of so many images; an identity is a place in this list."""
+    """The people of a whole collection; an identity is a position in this list."""
     length, members = _BLOCK_SIZES[kind]
     return sample_cast(seed, -(-images // length) * members, detailed=kind == "people")
 
 
 def cast_of_image(kind: SceneKind, index: int, cast: list[Appearance]) -> tuple[CastMember, ...]:
-    """The cast of one image: its block's people, or for a portrait the one it shows."""
+    """The people for one image: the cast of its block, or the one person of a portrait."""
     length, members = _BLOCK_SIZES[kind]
     first = index // length * members
     if kind == "people":
-        # Four images of the first, three of the second.
+        # The first person of a block has four images, the second has three.
         who = first + (index % length) // 4
         return ((who, cast[who]),)
     return tuple((who, cast[who]) for who in range(first, first + members))
 
 
 def split_by_block(kind: SceneKind, images: int, splits: tuple[float, float, float]) -> list[str]:
-    """The split of each image: train, then dev, then test, cut between blocks.
+    """The split of each image: first train, then dev, then test, with whole blocks in each split.
 
-    With fewer blocks than splits the cut is between images, and people may appear on both sides of it.
+    With fewer blocks than splits, blocks are divided, and people can be in several splits.
     """
     length = _BLOCK_SIZES[kind][0]
     blocks = -(-images // length)
@@ -248,7 +312,7 @@ def split_by_block(kind: SceneKind, images: int, splits: tuple[float, float, flo
 
 
 def _proportional_counts(total: int, shares: tuple[float, float, float]) -> list[int]:
-    """Whole numbers in proportion, none of them zero where the share is not and there is enough."""
+    """Integers in proportion to the shares; a positive share gets at least one if the total is large enough."""
     exact = [share * total for share in shares]
     counts = [int(e + 1e-9) for e in exact]
     for _ in range(total - sum(counts)):
@@ -259,75 +323,3 @@ def _proportional_counts(total: int, shares: tuple[float, float, float]) -> list
             counts[counts.index(max(counts))] -= 1
             counts[k] = 1
     return counts
-
-
-_MIN_IMAGES_FOR_WORKERS = 400
-"""so many images are made before a second process has started"""
-
-
-def generate_scenes(
-    folder: Path,
-    *,
-    images: int = 2000,
-    seed: int = 0,
-    size: int = 128,
-    kind: SceneKind = "scenes",
-    captions: int | None = None,
-    splits: tuple[float, float, float] = (0.8, 0.1, 0.1),
-    overwrite: bool = False,
-    track: Track = silent,
-    report: Callable[[str], None] = lambda line: None,
-    workers: int | None = None,
-) -> Collection:
-    """Draw scenes and store them as a collection.
-
-    Image i of a seed is the same however many images, pixels or processes there are; only its split depends on
-    ``images``.
-
-    Args:
-        size: height of the pictures in pixels; scenes are square, people 5:8.
-        kind: ``scenes``, with several things in each; or ``people``, one large person in each, for person search.
-        captions: for each image; 5 for scenes and 2 for people when None.
-        splits: shares of train, dev and test.
-        report: is given lines on what was added to a collection that is replaced, and where it is kept.
-        workers: number of processes; as many as there are cores when None.
-
-    Raises:
-        UserError: when an argument is out of range or the destination is taken.
-    """
-    folder = Path(folder)
-    captions = captions if captions is not None else (2 if kind == "people" else 5)
-    _check_arguments(folder, images, size, kind, captions, splits, overwrite)
-    workers = workers if workers is not None else (1 if images < _MIN_IMAGES_FOR_WORKERS else os.cpu_count() or 1)
-    if workers < 1:
-        raise UserError(f"workers must be at least 1, got {workers}")
-    cast = sample_collection_cast(kind, seed, images)
-    orders = [SceneJob(kind, seed, i, cast_of_image(kind, i, cast), size, captions) for i in range(images)]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the destination, so that the collection gets its tars by hard link.
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.scenes-", dir=folder.parent))
-    try:
-        made = track(generate_images(orders, workers), "drawing scenes", images)
-        draft = build_draft(made, scratch, orders, split_by_block(kind, images, splits))
-        draft.about["captions"] = captions
-        return write_draft(draft, folder, overwrite=overwrite, track=track, report=report)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _check_arguments(
-    folder: Path, images: int, size: int, kind: str, captions: int, splits: tuple[float, float, float], overwrite: bool
-) -> None:
-    """Refuse what cannot be made before any time is spent on it."""
-    if kind not in ("scenes", "people"):
-        raise unknown("kind of scenes", kind, ["scenes", "people"])
-    if images < 1:
-        raise UserError(f"images must be at least 1, got {images}")
-    if not 16 <= size <= 4096:
-        raise UserError(f"size must lie in 16..4096 pixels, got {size}")
-    if not 1 <= captions <= 20:
-        raise UserError(f"captions must lie in 1..20, got {captions}")
-    if len(splits) != 3 or min(splits) < 0 or abs(sum(splits) - 1) > 1e-6:
-        raise UserError(f"splits must be three shares that add up to 1, got {splits}")
-    if (folder / MANIFEST).is_file() and not overwrite:
-        raise UserError(f"{folder} already holds a collection; choose another destination or give --overwrite")

@@ -1,4 +1,4 @@
-"""The kinds of things there are: how they are drawn, how large, in which colours and poses."""
+"""The kinds of things in scenes: their drawings, sizes, colours and poses, and the settings that have them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from calligram.scenes.world import Facts
 
 @dataclass(frozen=True)
 class ThingKind:
-    """What may vary in things of a kind. People are not here: they come from the cast."""
+    """The properties that things of a kind can have. People are not kinds of things: they come from the cast."""
 
     draw: Callable[[Facts], Figure]
     height: float
-    """share of the image's height, when near"""
+    """height of a near thing, in units of the image height"""
     row: str = "front"
     """where it stands: front, back (behind the others) or water"""
     colours: tuple[str, ...] = ()
     poses: tuple[str, ...] = ()
-    sized: bool = False
-    """whether it comes small and large"""
-    most: int = 1
-    """of how many a group may be"""
+    has_sizes: bool = False
+    """whether it can be small or large"""
+    max_group_size: int = 1
+    """maximum number of things in a group"""
 
 
 _COAT_COLOURS = ("brown", "black", "white")
@@ -119,6 +119,6 @@ SETTING_THINGS: Mapping[str, Mapping[str, float]] = {
     "forest": {"pine tree": 2, "leafy tree": 2, "tent": 3, "bird": 3, "dog": 2, "horse": 2, "bicycle": 2, "cat": 1},
     "room": {"cat": 4, "dog": 4, "ball": 4, "chair": 4},
 }
-"""which things a setting has, and how often"""
+"""the kinds of things in each setting, with sampling weights"""
 
 TIME_WEIGHTS: Mapping[str, float] = {"day": 0.5, "sunset": 0.25, "night": 0.25}

@@ -1,4 +1,4 @@
-"""Words for things: names, their plurals, and the kinds that each name covers."""
+"""Nouns for things: singular, plural, and the kinds of things that a noun is true of."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TREES = ("leafy tree", "pine tree", "palm tree")
 
 @dataclass(frozen=True)
 class Noun:
-    """A name in the singular and plural, and what it is true of."""
+    """A noun in the singular and plural, and the kinds of things that it is true of."""
 
-    one: str
-    many: str
+    singular: str
+    plural: str
     kinds: tuple[str, ...]
 
 
@@ -25,7 +25,7 @@ def _nouns(kind: str, *names: str) -> tuple[Noun, ...]:
 
 
 def _plural(name: str) -> str:
-    """The plural of a name, which may be two words.
+    """The plural of a noun, which may have several words.
 
     >>> [_plural(n) for n in ("dog", "bus", "woman", "lady", "sheep", "apartment block")]
     ['dogs', 'buses', 'women', 'ladies', 'sheep', 'apartment blocks']
@@ -79,7 +79,7 @@ SPECIFIC_NOUNS: Mapping[str, tuple[Noun, ...]] = {
     "tower": _nouns("tower", "apartment block", "tall building"),
     "barn": _nouns("barn", "barn"),
 }
-"""what a thing is usually called"""
+"""the usual nouns for each kind of thing"""
 
 _PERSON = Noun("person", "people", PERSON_KINDS)
 _CHILD = (Noun("child", "children", ("boy", "girl")), Noun("kid", "kids", ("boy", "girl")))
@@ -98,13 +98,13 @@ GENERAL_NOUNS: Mapping[str, tuple[Noun, ...]] = {
     **{kind: (_BUILDING,) for kind in _BUILDING.kinds},
     **{kind: (Noun("tree", "trees", TREES),) for kind in TREES},
 }
-"""vaguer names, true of other kinds as well"""
+"""more general nouns, which are true of several kinds"""
 
 NUMBER_WORDS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 
 
 def with_article(words: str) -> str:
-    """Put the indefinite article before words.
+    """Add the indefinite article.
 
     >>> with_article("orange ball"), with_article("red umbrella")
     ('an orange ball', 'a red umbrella')
@@ -113,7 +113,7 @@ def with_article(words: str) -> str:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """List words with commas and a last "and".
+    """Join words with commas and a final "and".
 
     >>> join_words(["a shirt", "shorts", "a hat"])
     'a shirt, shorts and a hat'

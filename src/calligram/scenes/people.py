@@ -1,4 +1,4 @@
-"""How a person looks: what stays the same from picture to picture."""
+"""The appearance of people, which is the same in all pictures of a person."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PERSON_KINDS = ("man", "woman", "boy", "girl")
 
 @dataclass(frozen=True)
 class Appearance:
-    """A person's body, hair and clothing. Empty strings mean: does not wear one."""
+    """Body, hair and clothing of a person. An empty string means that the person does not wear the item."""
 
     kind: str
     skin: int
@@ -33,7 +33,7 @@ class Appearance:
     beard: str = ""
 
     def facts(self) -> Facts:
-        """What a caption can say of the look. Skin is left out: captions do not speak of it."""
+        """Facts about the appearance that captions can mention. Captions do not mention skin."""
         named = {
             "kind": self.kind,
             "hair": self.hair,
@@ -55,14 +55,14 @@ class Appearance:
 
 
 def sample_appearance(rng: random.Random, *, detailed: bool = False) -> Appearance:
-    """Draw a look; ``detailed`` adds what only a large figure shows: patterns, bags, glasses."""
+    """Sample an appearance; ``detailed`` adds details that need a large figure: patterns, bags, glasses."""
     kind = rng.choice(PERSON_KINDS)
     female = kind in ("woman", "girl")
     dress = female and rng.random() < 0.35
     top = "dress" if dress else rng.choice(("shirt", "shirt", "jacket"))
     top_colour = rng.choice(CLOTHING_COLOURS)
     bottom = "" if dress else rng.choice(("trousers", "skirt") if female else ("trousers", "trousers", "shorts"))
-    # Trousers of the shirt's colour would read as one garment.
+    # With equal colours, shirt and trousers would look like one garment.
     bottom_colour = rng.choice([c for c in CLOTHING_COLOURS if c != top_colour]) if bottom else ""
     hat = rng.choice(("cap", "hat")) if rng.random() < 0.3 else ""
     extra = _details(rng, kind, top_colour, bottom_colour) if detailed else {}
@@ -94,19 +94,19 @@ def _details(rng: random.Random, kind: str, upper: str, lower: str) -> Facts:
 
 
 def sample_cast(seed: int, members: int, *, detailed: bool = False) -> list[Appearance]:
-    """Draw people who differ in look; member k is the same however many follow.
+    """Sample people with different appearances; person k does not depend on ``members``.
 
-    Once the looks run out, which takes tens of thousands of people, some will look alike.
+    With tens of thousands of people, the distinct appearances run out and some people are alike.
     """
     cast: list[Appearance] = []
     seen: set[tuple[tuple[str, str], ...]] = set()
     for member in range(members):
         rng = random.Random(f"{seed}/look/{detailed}/{member}")
         for _ in range(50):
-            look = sample_appearance(rng, detailed=detailed)
-            key = tuple(sorted(look.facts().items()))
+            appearance = sample_appearance(rng, detailed=detailed)
+            key = tuple(sorted(appearance.facts().items()))
             if key not in seen:
                 break
         seen.add(key)
-        cast.append(look)
+        cast.append(appearance)
     return cast

@@ -1,4 +1,4 @@
-"""When a caption is true of a scene, and every scene that each caption is true of."""
+"""The truth of captions: whether a caption is true of a scene, and all true pairs of a collection."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from numpy.typing import NDArray
 
 from calligram.scenes.world import Facts, Scene, find_relations
 
-# What a caption claims, apart from its words.
-
 Constraint = tuple[str, tuple[str, ...]]
-"""a fact's name, and the values it may have; a general word such as "vehicle" allows several"""
+"""name of a fact, and its allowed values; a general word such as "vehicle" allows several"""
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class ThingPattern:
-    """What one noun phrase says of what it names."""
+    """The claim of one noun phrase: constraints on a thing, and the number of such things."""
 
     constraints: tuple[Constraint, ...]
     count: int | None = None
-    """exactly so many things are like this; None: at least one is"""
+    """exact number of things that satisfy the constraints; None means at least one"""
 
 
 @dataclass(frozen=True)
 class SceneQuery:
-    """The claims of a caption: things that are there, how they lie to each other, where and when."""
+    """All claims of a caption: things, relations between them, settings and times of day."""
 
     patterns: tuple[ThingPattern, ...]
     links: tuple[tuple[int, str, int], ...] = ()
-    """(pattern, relation, pattern); with a count, the relation holds for each thing of the group"""
+    """(pattern, relation, pattern); for a pattern with a count, the relation holds for each thing of the group"""
     settings: tuple[str, ...] = ()
     times: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """For the captions table."""
+        """The query as JSON, for the table of captions."""
         return json.dumps(
             {
                 "things": [
@@ -52,13 +52,9 @@ class SceneQuery:
         )
 
 
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-
-
 @dataclass(frozen=True)
 class SceneView:
-    """A scene as truth sees it: facts and relations, no drawing."""
+    """The facts and relations of a scene, without its drawing."""
 
     setting: str
     time: str
@@ -67,29 +63,29 @@ class SceneView:
 
     @classmethod
     def of(cls, scene: Scene) -> SceneView:
-        """What captions can speak of in a scene."""
+        """The facts and relations of ``scene``."""
         facts = tuple(thing.facts for thing in scene.things)
         return cls(scene.setting, scene.time, facts, frozenset(find_relations(scene)))
 
 
 def fits_pattern(facts: Facts, pattern: ThingPattern) -> bool:
-    """Whether a thing is as the pattern says, its number aside."""
+    """Whether a thing satisfies the constraints of a pattern, without its count."""
     return all(facts.get(name) in allowed for name, allowed in pattern.constraints)
 
 
 def is_true(query: SceneQuery, view: SceneView) -> bool:
-    """Whether the scene has distinct things for every pattern, in the relations claimed."""
+    """Whether a query is true of a scene: distinct things fit all patterns and have the claimed relations."""
     if query.settings and view.setting not in query.settings:
         return False
     if query.times and view.time not in query.times:
         return False
     options: list[list[tuple[int, ...]]] = []
     for pattern in query.patterns:
-        like = [i for i, facts in enumerate(view.facts) if fits_pattern(facts, pattern)]
+        fitting = [i for i, facts in enumerate(view.facts) if fits_pattern(facts, pattern)]
         if pattern.count is None:
-            options.append([(i,) for i in like])
-        elif len(like) == pattern.count:
-            options.append([tuple(like)])
+            options.append([(i,) for i in fitting])
+        elif len(fitting) == pattern.count:
+            options.append([tuple(fitting)])
         else:
             return False
     return _assign(query, view, options, [])
@@ -98,7 +94,7 @@ def is_true(query: SceneQuery, view: SceneView) -> bool:
 def _assign(
     query: SceneQuery, view: SceneView, options: list[list[tuple[int, ...]]], chosen: list[tuple[int, ...]]
 ) -> bool:
-    """Search for distinct things, pattern by pattern."""
+    """Search for an assignment of distinct things to the patterns, one pattern after another."""
     if len(chosen) == len(options):
         return all((i, name, j) in view.relations for a, name, b in query.links for i in chosen[a] for j in chosen[b])
     taken = {i for group in chosen for i in group}
@@ -108,10 +104,10 @@ def _assign(
 
 
 class TruePairFinder:
-    """Finds the scenes a caption is true of, among many, without trying each.
+    """Finds all scenes that a query is true of, without testing each scene.
 
-    Facts are held as columns of codes over all things; a pattern is a few comparisons of whole columns. Only scenes
-    that have a thing for every pattern are then searched exactly.
+    Each constraint is a boolean column over all things of all scenes, and a pattern combines columns. Only scenes with
+    a fitting thing for every pattern are then tested exactly.
     """
 
     def __init__(self, views: Sequence[SceneView]) -> None:
@@ -119,7 +115,7 @@ class TruePairFinder:
         self._scene_of = np.repeat(np.arange(len(views)), [len(v.facts) for v in views])
         self._settings = np.array([v.setting for v in views])
         self._times = np.array([v.time for v in views])
-        self._known: dict[ThingPattern, Bools] = {}
+        self._scenes_with_pattern: dict[ThingPattern, Bools] = {}
         self._columns: dict[Constraint, Bools] = {}
 
     @cached_property
@@ -127,27 +123,27 @@ class TruePairFinder:
         return [facts for view in self._views for facts in view.facts]
 
     def scenes_of(self, query: SceneQuery) -> Ints:
-        """Rows of the scenes that the query is true of, ascending."""
-        likely = np.ones(len(self._views), dtype=bool)
+        """Rows of the scenes that the query is true of, in ascending order."""
+        candidates = np.ones(len(self._views), dtype=bool)
         if query.settings:
-            likely &= np.isin(self._settings, query.settings)
+            candidates &= np.isin(self._settings, query.settings)
         if query.times:
-            likely &= np.isin(self._times, query.times)
+            candidates &= np.isin(self._times, query.times)
         for pattern in query.patterns:
-            likely &= self._having(pattern)
-        rows = np.flatnonzero(likely)
+            candidates &= self._scenes_with(pattern)
+        rows = np.flatnonzero(candidates)
         if len(query.patterns) == 1 and not query.links:
             return rows
         return np.array([row for row in rows.tolist() if is_true(query, self._views[row])], dtype=np.int64)
 
-    def _having(self, pattern: ThingPattern) -> Bools:
-        if pattern not in self._known:
-            like = np.ones(len(self._scene_of), dtype=bool)
+    def _scenes_with(self, pattern: ThingPattern) -> Bools:
+        if pattern not in self._scenes_with_pattern:
+            fitting = np.ones(len(self._scene_of), dtype=bool)
             for constraint in pattern.constraints:
-                like &= self._allowed(constraint)
-            counts = np.bincount(self._scene_of[like], minlength=len(self._views))
-            self._known[pattern] = counts > 0 if pattern.count is None else counts == pattern.count
-        return self._known[pattern]
+                fitting &= self._allowed(constraint)
+            counts = np.bincount(self._scene_of[fitting], minlength=len(self._views))
+            self._scenes_with_pattern[pattern] = counts > 0 if pattern.count is None else counts == pattern.count
+        return self._scenes_with_pattern[pattern]
 
     def _allowed(self, constraint: Constraint) -> Bools:
         if constraint not in self._columns:
@@ -158,7 +154,7 @@ class TruePairFinder:
 
 
 def find_true_pairs(views: Sequence[SceneView], queries: Sequence[SceneQuery]) -> Ints:
-    """Every true pair as (N, 2) rows of scene and caption, by scene and then by caption."""
+    """All true pairs as rows (scene, caption), (N, 2), sorted by scene and then by caption."""
     finder = TruePairFinder(views)
     found = [finder.scenes_of(query) for query in queries]
     captions = np.repeat(np.arange(len(queries)), [len(rows) for rows in found])

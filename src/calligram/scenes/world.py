@@ -1,4 +1,4 @@
-"""What the generator knows of a scene: its things, where they are, and how they hang together."""
+"""The ground truth of a scene: its things, their positions, and the relations between them."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ from calligram.scenes.drawing.figure import Box, Figure
 
 Facts = dict[str, str]
 
+_LIVING_KINDS = frozenset({"man", "woman", "boy", "girl", "dog", "cat", "horse", "cow", "sheep"})
+
 
 @dataclass(frozen=True)
 class Thing:
-    """One thing in a scene. Positions are shares of the image's height, from its top left corner."""
+    """One thing in a scene. Coordinates start at the top left corner and are in units of the image height."""
 
     facts: Facts
-    """what captions can say: ``kind``, ``colour``, ``size``, ``pose``, clothing"""
+    """properties that captions can mention: ``kind``, ``colour``, ``size``, ``pose``, clothing"""
     box: Box
-    """the tight box around all that is drawn of it, not cut by the image's edge"""
+    """tight box around the figure, not clipped to the image"""
     ground: float
-    """height of the point where it stands; for what flies, hangs or is held, its own lower edge"""
+    """y of the point where it stands; for a flying, hanging or held thing, its lower edge"""
     depth: float
-    """painting order: higher is nearer"""
+    """drawing order: higher is nearer"""
     standing: bool = True
-    """whether it stands on the ground, so that in front and behind make sense"""
+    """whether it stands on the ground; "in front of" and "behind" are defined only for such things"""
     identity: int | None = None
+    """number of the person in the cast; None for other things"""
 
     @property
     def kind(self) -> str:
-        """The most specific name."""
+        """The most specific kind of the thing."""
         return self.facts["kind"]
 
 
 @dataclass(frozen=True)
 class PlacedFigure:
-    """A thing's drawing and where it goes."""
+    """The figure of a thing and its position in the image."""
 
     figure: Figure
     x: float
@@ -43,7 +46,7 @@ class PlacedFigure:
     flip: bool
     depth: float
     shadow: float = 0.0
-    """half width of the shadow on the ground, none when zero"""
+    """half of the width of the shadow on the ground; no shadow when zero"""
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,15 @@ class Scene:
     time: str
     things: tuple[Thing, ...]
     staged_relations: tuple[tuple[int, str, int], ...] = ()
-    """relations that were staged (holding, riding, on); those of mere position follow from the boxes"""
+    """relations created by the layout (holding, riding, on); positional relations follow from the boxes"""
     width: float = 1.0
-    """of the image, in units of its height"""
+    """width of the image, in units of its height"""
     backdrop: str = ""
-    """seed of what nobody mentions: clouds, tufts, pebbles"""
+    """seed of details that no caption mentions: clouds, grass, pebbles"""
     figures: tuple[PlacedFigure, ...] = field(default=(), compare=False)
 
     def facts(self, relations: list[tuple[int, str, int]]) -> str:
-        """Everything known about the scene as JSON."""
+        """All facts about the scene as JSON."""
         things = [
             {**t.facts, **({} if t.identity is None else {"identity": t.identity}), "box": [round(v, 4) for v in t.box]}
             for t in self.things
@@ -71,15 +74,8 @@ class Scene:
         return json.dumps(known, ensure_ascii=False)
 
 
-# How things lie to each other, read off their boxes.
-
-RELATIONS = ("holding", "riding", "on", "left of", "right of", "next to", "in front of", "behind", "under")
-
-_LIVING_KINDS = frozenset({"man", "woman", "boy", "girl", "dog", "cat", "horse", "cow", "sheep"})
-
-
 def find_relations(scene: Scene) -> list[tuple[int, str, int]]:
-    """Every relation that holds in a scene, staged or by position, as (thing, relation, thing)."""
+    """All relations in a scene, staged and positional, as (thing, relation, thing)."""
     found = list(scene.staged_relations)
     bound = {frozenset((i, j)) for i, _, j in scene.staged_relations}
     for i, a in enumerate(scene.things):
@@ -109,7 +105,7 @@ def _relations_by_position(a: Thing, b: Thing) -> list[str]:
 
 
 def _is_under(a: Thing, tree: Thing, overlap: float) -> bool:
-    """Someone stands at the trunk, below the crown."""
+    """Whether ``a`` is a person or an animal at the trunk of ``tree``, below the crown."""
     if a.kind not in _LIVING_KINDS or tree.kind not in ("leafy tree", "palm tree"):
         return False
     high = tree.box[3] - tree.box[1]

@@ -1,1 +1,1 @@
-"""Polygons of people, animals, objects and places, and how a scene becomes pixels."""
+"""Drawings of people, animals, objects and backdrops as polygons, and the rendering of a scene."""

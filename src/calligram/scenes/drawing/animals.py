@@ -1,15 +1,16 @@
-"""Animals, all looking to the right, with their height about one."""
+"""Drawings of animals. They face right, and their height is about one."""
 
 from __future__ import annotations
 
 from calligram.scenes.drawing.figure import PALETTE, RGB, Figure, Point, darker, lighter
 from calligram.scenes.world import Facts
 
-_INK = (30, 26, 28)
+_INK, _BEAK = (30, 26, 28), (255, 160, 20)
+"""colours of outlines and eyes, and of beaks"""
 
 
 def _legs(figure: Figure, xs: tuple[float, float], top: float, width: float, colour: RGB, running: bool) -> None:
-    """Two pairs of legs; a running animal stretches them forward and back."""
+    """Draw two pairs of legs; a running animal stretches them forward and backward."""
     back, front = xs
     far = darker(colour, 0.3)
     if running:
@@ -130,7 +131,7 @@ def draw_cow(facts: Facts) -> Figure:
 
 
 def draw_sheep(facts: Facts) -> Figure:
-    """A sheep: a cloud of wool on thin legs."""
+    """A sheep with round wool and thin legs."""
     figure, wool = Figure(), PALETTE[facts["colour"]]
     face = (70, 60, 58) if facts["colour"] == "white" else (222, 196, 170)
     _legs(figure, (-0.28, 0.24), 0.3, 0.1, face, False)
@@ -146,11 +147,6 @@ def draw_sheep(facts: Facts) -> Figure:
     figure.disc(0.52, 0.72, 0.028, (250, 250, 250))
     figure.disc(0.525, 0.72, 0.014, _INK)
     return figure
-
-
-# Birds: flying, perched, and ducks.
-
-_INK, _BEAK = (30, 26, 28), (255, 160, 20)
 
 
 def draw_bird(facts: Facts) -> Figure:

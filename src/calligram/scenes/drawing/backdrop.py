@@ -1,6 +1,6 @@
-"""What lies behind the things: sky and ground, so that setting and time of day are plain to see.
+"""Drawings of backdrops: the sky and the ground, which show the setting and the time of day.
 
-Coordinates are those of the image: x to the right, y down, both in units of its height.
+Coordinates are image coordinates: x to the right, y down, both in units of the image height.
 """
 
 from __future__ import annotations
@@ -10,13 +10,106 @@ from collections.abc import Callable, Mapping
 
 from calligram.scenes.drawing.figure import RGB, Figure, apply_light, darker, lighter, mix
 
-# The ground of each setting, drawn below and around the horizon.
+HORIZON = 0.52
+"""y of the line between sky and ground"""
+
 
 _LEFT, _RIGHT, _END = -0.1, 1.1, 1.05
+_SKY_COLOURS: dict[str, tuple[RGB, RGB]] = {
+    "day": ((88, 176, 242), (206, 236, 252)),
+    "sunset": ((120, 70, 140), (255, 168, 72)),
+    "night": ((8, 10, 38), (36, 44, 98)),
+}
+
+
+def draw_backdrop(setting: str, time: str, seed: str) -> Figure:
+    """Draw a setting at a time of day; ``seed`` determines the random details."""
+    rng = random.Random(seed)
+    sky = Figure()
+    _draw_sky(sky, time, rng)
+    ground = Figure()
+    _GROUND_PAINTERS[setting](ground, rng, HORIZON)
+    ground.shapes = [
+        (points, apply_light(colour, time) if time != "night" else _dim(colour)) for points, colour in ground.shapes
+    ]
+    if setting == "room":
+        _draw_window(ground, time)
+        return ground
+    sky.shapes += ground.shapes
+    return sky
+
+
+def _draw_sky(sky: Figure, time: str, rng: random.Random) -> None:
+    top, low = _SKY_COLOURS[time]
+    bands = 24
+    for k in range(bands):
+        y = k * (HORIZON + 0.06) / bands
+        sky.rectangle(-0.1, y, 1.1, y + 0.06, mix(top, low, k / (bands - 1)))
+    x, y = rng.uniform(0.12, 0.88), rng.uniform(0.09, 0.2)
+    if time == "day":
+        sky.disc(x, y, 0.085, (255, 240, 150))
+        sky.disc(x, y, 0.068, (255, 222, 60))
+    elif time == "sunset":
+        sky.disc(x, HORIZON - 0.09, 0.16, (255, 190, 80))
+        sky.disc(x, HORIZON - 0.09, 0.12, (255, 118, 52))
+    else:
+        for _ in range(30):
+            sky.disc(rng.random(), rng.uniform(0.0, HORIZON), rng.uniform(0.003, 0.007), (250, 248, 220))
+        sky.disc(x, y, 0.075, (248, 244, 214))
+        sky.disc(x + 0.035, y - 0.02, 0.062, mix(top, low, 0.3))
+        return
+    for _ in range(rng.randint(1, 3)):
+        _draw_cloud(sky, rng, (255, 255, 255) if time == "day" else (250, 150, 130))
+
+
+def _draw_cloud(sky: Figure, rng: random.Random, colour: RGB) -> None:
+    x, y, s = rng.random(), rng.uniform(0.06, 0.3), rng.uniform(0.6, 1.2)
+    for dx, dy, r in ((-0.07, 0.0, 0.04), (0.0, -0.025, 0.055), (0.07, 0.0, 0.042)):
+        sky.disc(x + dx * s, y + dy * s, r * s, colour)
+    sky.rectangle(x - 0.08 * s, y, x + 0.08 * s, y + 0.04 * s, colour)
+
+
+def _draw_window(room: Figure, time: str) -> None:
+    """Draw a window in the wall that shows the time of day."""
+    x, y, half = 0.5, 0.22, 0.19
+    frame = apply_light((250, 246, 238), time)
+    room.rectangle(x - half - 0.02, y - 0.16, x + half + 0.02, y + 0.16, frame)
+    top, low = _SKY_COLOURS[time]
+    for k in range(7):
+        room.rectangle(x - half, y - 0.14 + 0.04 * k, x + half, y - 0.1 + 0.04 * k, mix(top, low, k / 6))
+    if time == "night":
+        for dx, dy in ((-0.12, -0.07), (-0.05, 0.06), (0.03, -0.09), (0.14, 0.08), (-0.15, 0.1)):
+            room.disc(x + dx, y + dy, 0.006, (250, 248, 220))
+        room.disc(x + 0.1, y - 0.05, 0.04, (248, 244, 214))
+    else:
+        room.disc(
+            x + 0.1, y - 0.04 if time == "day" else y + 0.06, 0.045, (255, 222, 60) if time == "day" else (255, 118, 52)
+        )
+    room.rectangle(x - 0.008, y - 0.14, x + 0.008, y + 0.14, frame)
+    room.rectangle(x - half, y - 0.008, x + half, y + 0.008, frame)
+    for side in (-1, 1):
+        edge = x + side * (half + 0.01)
+        cloth = apply_light((190, 70, 80), time)
+        room.polygon(
+            (
+                (edge, y - 0.19),
+                (edge + side * 0.08, y - 0.19),
+                (edge + side * 0.09, y + 0.2),
+                (edge + side * 0.03, y + 0.2),
+            ),
+            cloth,
+        )
+        room.rectangle(edge + side * 0.045 - 0.004, y - 0.19, edge + side * 0.045 + 0.004, y + 0.2, darker(cloth, 0.15))
+    room.rectangle(x - half - 0.1, y - 0.2, x + half + 0.1, y - 0.185, lighter(frame, 0.1))
+
+
+def _dim(colour: RGB) -> RGB:
+    """The colour of the ground at night: darker than the things on it, which stay recognizable."""
+    return mix(apply_light(colour, "night"), (10, 14, 50), 0.46)
 
 
 def _plain(figure: Figure, top: float, colour: RGB, bands: int = 4) -> None:
-    """Level ground that grows a little lighter towards the viewer."""
+    """Draw flat ground that becomes lighter towards the viewer."""
     step = (_END - top) / bands
     for k in range(bands):
         figure.rectangle(_LEFT, top + k * step, _RIGHT, _END, lighter(colour, 0.06 * k))
@@ -165,7 +258,7 @@ def draw_farm(figure: Figure, rng: random.Random, horizon: float) -> None:
 
 
 def draw_lake(figure: Figure, rng: random.Random, horizon: float) -> None:
-    """Mountains, a sheet of blue water and a green shore."""
+    """Mountains, blue water and a green shore."""
     _peaks(figure, rng, horizon, (112, 124, 152), (246, 248, 252))
     figure.rectangle(_LEFT, horizon - 0.02, _RIGHT, 0.8, (66, 150, 210))
     figure.rectangle(_LEFT, horizon - 0.025, _RIGHT, horizon, (84, 134, 96))
@@ -181,7 +274,7 @@ def draw_lake(figure: Figure, rng: random.Random, horizon: float) -> None:
 
 
 def draw_forest(figure: Figure, rng: random.Random, horizon: float) -> None:
-    """A wall of dark trunks and crowns, and a dark floor with ferns."""
+    """A dense row of dark trunks and crowns, and a dark floor with ferns."""
     figure.rectangle(_LEFT, 0.27, _RIGHT, horizon + 0.06, (34, 84, 58))
     for k in range(12):
         figure.disc((k + rng.random()) / 12, 0.27 + rng.uniform(-0.03, 0.04), rng.uniform(0.06, 0.09), (34, 84, 58))
@@ -214,15 +307,6 @@ def draw_room(figure: Figure, rng: random.Random, horizon: float) -> None:
         figure.rectangle(x - 0.04, 0.155, x + 0.04, 0.285, (170, 206, 190))
 
 
-HORIZON = 0.52
-"""where sky and ground meet"""
-
-_SKY_COLOURS: dict[str, tuple[RGB, RGB]] = {
-    "day": ((88, 176, 242), (206, 236, 252)),
-    "sunset": ((120, 70, 140), (255, 168, 72)),
-    "night": ((8, 10, 38), (36, 44, 98)),
-}
-
 _GROUND_PAINTERS: Mapping[str, Callable[[Figure, random.Random, float], None]] = {
     "park": draw_park,
     "beach": draw_beach,
@@ -234,89 +318,3 @@ _GROUND_PAINTERS: Mapping[str, Callable[[Figure, random.Random, float], None]] =
     "forest": draw_forest,
     "room": draw_room,
 }
-
-
-def draw_backdrop(setting: str, time: str, seed: str) -> Figure:
-    """Draw a setting at a time of day; details follow from ``seed``."""
-    rng = random.Random(seed)
-    sky = Figure()
-    _draw_sky(sky, time, rng)
-    ground = Figure()
-    _GROUND_PAINTERS[setting](ground, rng, HORIZON)
-    ground.shapes = [
-        (points, apply_light(colour, time) if time != "night" else _dim(colour)) for points, colour in ground.shapes
-    ]
-    if setting == "room":
-        _draw_window(ground, time)
-        return ground
-    sky.shapes += ground.shapes
-    return sky
-
-
-def _dim(colour: RGB) -> RGB:
-    """Ground at night: darker than the things on it, which stay recognizable."""
-    return mix(apply_light(colour, "night"), (10, 14, 50), 0.46)
-
-
-def _draw_sky(sky: Figure, time: str, rng: random.Random) -> None:
-    top, low = _SKY_COLOURS[time]
-    bands = 24
-    for k in range(bands):
-        y = k * (HORIZON + 0.06) / bands
-        sky.rectangle(-0.1, y, 1.1, y + 0.06, mix(top, low, k / (bands - 1)))
-    x, y = rng.uniform(0.12, 0.88), rng.uniform(0.09, 0.2)
-    if time == "day":
-        sky.disc(x, y, 0.085, (255, 240, 150))
-        sky.disc(x, y, 0.068, (255, 222, 60))
-    elif time == "sunset":
-        sky.disc(x, HORIZON - 0.09, 0.16, (255, 190, 80))
-        sky.disc(x, HORIZON - 0.09, 0.12, (255, 118, 52))
-    else:
-        for _ in range(30):
-            sky.disc(rng.random(), rng.uniform(0.0, HORIZON), rng.uniform(0.003, 0.007), (250, 248, 220))
-        sky.disc(x, y, 0.075, (248, 244, 214))
-        sky.disc(x + 0.035, y - 0.02, 0.062, mix(top, low, 0.3))
-        return
-    for _ in range(rng.randint(1, 3)):
-        _draw_cloud(sky, rng, (255, 255, 255) if time == "day" else (250, 150, 130))
-
-
-def _draw_cloud(sky: Figure, rng: random.Random, colour: RGB) -> None:
-    x, y, s = rng.random(), rng.uniform(0.06, 0.3), rng.uniform(0.6, 1.2)
-    for dx, dy, r in ((-0.07, 0.0, 0.04), (0.0, -0.025, 0.055), (0.07, 0.0, 0.042)):
-        sky.disc(x + dx * s, y + dy * s, r * s, colour)
-    sky.rectangle(x - 0.08 * s, y, x + 0.08 * s, y + 0.04 * s, colour)
-
-
-def _draw_window(room: Figure, time: str) -> None:
-    """A window in the wall through which one sees what time it is."""
-    x, y, half = 0.5, 0.22, 0.19
-    frame = apply_light((250, 246, 238), time)
-    room.rectangle(x - half - 0.02, y - 0.16, x + half + 0.02, y + 0.16, frame)
-    top, low = _SKY_COLOURS[time]
-    for k in range(7):
-        room.rectangle(x - half, y - 0.14 + 0.04 * k, x + half, y - 0.1 + 0.04 * k, mix(top, low, k / 6))
-    if time == "night":
-        for dx, dy in ((-0.12, -0.07), (-0.05, 0.06), (0.03, -0.09), (0.14, 0.08), (-0.15, 0.1)):
-            room.disc(x + dx, y + dy, 0.006, (250, 248, 220))
-        room.disc(x + 0.1, y - 0.05, 0.04, (248, 244, 214))
-    else:
-        room.disc(
-            x + 0.1, y - 0.04 if time == "day" else y + 0.06, 0.045, (255, 222, 60) if time == "day" else (255, 118, 52)
-        )
-    room.rectangle(x - 0.008, y - 0.14, x + 0.008, y + 0.14, frame)
-    room.rectangle(x - half, y - 0.008, x + half, y + 0.008, frame)
-    for side in (-1, 1):
-        edge = x + side * (half + 0.01)
-        cloth = apply_light((190, 70, 80), time)
-        room.polygon(
-            (
-                (edge, y - 0.19),
-                (edge + side * 0.08, y - 0.19),
-                (edge + side * 0.09, y + 0.2),
-                (edge + side * 0.03, y + 0.2),
-            ),
-            cloth,
-        )
-        room.rectangle(edge + side * 0.045 - 0.004, y - 0.19, edge + side * 0.045 + 0.004, y + 0.2, darker(cloth, 0.15))
-    room.rectangle(x - half - 0.1, y - 0.2, x + half + 0.1, y - 0.185, lighter(frame, 0.1))

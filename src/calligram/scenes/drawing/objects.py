@@ -1,11 +1,17 @@
-"""Balls, furniture, things people hold, and other small things."""
+"""Drawings of objects, furniture, trees, buildings and vehicles. Their height is about one, and vehicles face right."""
 
 from __future__ import annotations
 
 from calligram.scenes.drawing.figure import PALETTE, RGB, Figure, darker, lighter
 from calligram.scenes.world import Facts
 
+# Colours.
 _WOOD, _STRING = (150, 96, 52), (120, 110, 110)
+_TRUNK = (112, 72, 42)
+_WINDOW = (190, 228, 245)
+_LEAVES: dict[str, RGB] = {"green": (38, 140, 52), "orange": (230, 120, 30), "pink": (245, 160, 195)}
+_TYRE, _HUB, _GLASS = (32, 32, 36), (190, 194, 200), (186, 226, 246)
+_LAMP = (255, 240, 150)
 
 
 def draw_ball(facts: Facts) -> Figure:
@@ -18,7 +24,7 @@ def draw_ball(facts: Facts) -> Figure:
 
 
 def draw_balloon(facts: Facts) -> Figure:
-    """A balloon on its string; the origin is where it is held."""
+    """A balloon on its string; the origin is the point where a hand holds it."""
     figure, paint = Figure(), PALETTE[facts["colour"]]
     figure.limb(((0, 0), (0.05, 0.3), (0.0, 0.55)), 0.025, _STRING)
     figure.polygon(((-0.06, 0.5), (0.06, 0.5), (0, 0.6)), darker(paint))
@@ -37,7 +43,7 @@ def draw_umbrella(facts: Facts) -> Figure:
 
 
 def draw_kite(facts: Facts) -> Figure:
-    """A kite high on its string; the origin is where it is held."""
+    """A kite on a long string; the origin is the point where a hand holds it."""
     figure, paint = Figure(), PALETTE[facts["colour"]]
     figure.limb(((0, 0), (0.16, 0.34), (0.3, 0.6)), 0.016, (235, 235, 235))
     figure.limb(((0.24, 0.56), (0.14, 0.5), (0.2, 0.42)), 0.03, darker(paint, 0.2))
@@ -47,7 +53,7 @@ def draw_kite(facts: Facts) -> Figure:
 
 
 def draw_bench(facts: Facts) -> Figure:
-    """A bench with a back; the anchor ``seat`` is where one sits."""
+    """A bench with a back; the anchor ``seat`` is the point where a person sits."""
     figure, paint = Figure(), PALETTE[facts["colour"]]
     dark = darker(paint, 0.3)
     for x in (-0.85, 0.85):
@@ -61,7 +67,7 @@ def draw_bench(facts: Facts) -> Figure:
 
 
 def draw_chair(facts: Facts) -> Figure:
-    """An armchair; the anchor ``seat`` is where one sits."""
+    """An armchair; the anchor ``seat`` is the point where a person sits."""
     figure, paint = Figure(), PALETTE[facts["colour"]]
     for x in (-0.4, 0.4):
         figure.limb(((x, 0.1), (x, 0.03)), 0.08, _WOOD)
@@ -89,7 +95,7 @@ def draw_cactus(facts: Facts) -> Figure:
 
 
 def draw_snowman(facts: Facts) -> Figure:
-    """A snowman with a carrot nose, in a hat of the fact ``colour``."""
+    """A snowman with a carrot nose and a hat in the colour of the fact ``colour``."""
     figure, cloth = Figure(), PALETTE[facts["colour"]]
     snow, edge = (252, 252, 255), (200, 212, 230)
     for y, r in ((0.24, 0.26), (0.56, 0.19), (0.8, 0.14)):
@@ -114,13 +120,6 @@ def draw_tent(facts: Facts) -> Figure:
     figure.polygon(((-0.2, 0.72), (-0.48, 0.0), (0.12, 0.0)), (50, 40, 44))
     figure.limb(((-0.2, 1.0), (-0.2, 1.06)), 0.03, _WOOD)
     return figure
-
-
-# Trees and buildings, with their height about one.
-
-_TRUNK = (112, 72, 42)
-_WINDOW = (190, 228, 245)
-_LEAVES: dict[str, RGB] = {"green": (38, 140, 52), "orange": (230, 120, 30), "pink": (245, 160, 195)}
 
 
 def draw_leafy_tree(facts: Facts) -> Figure:
@@ -219,12 +218,6 @@ def draw_barn(facts: Facts) -> Figure:
     return figure
 
 
-# Vehicles, all driving to the right, with their height about one.
-
-_TYRE, _HUB, _GLASS = (32, 32, 36), (190, 194, 200), (186, 226, 246)
-_LAMP = (255, 240, 150)
-
-
 def _wheel(figure: Figure, x: float, r: float) -> None:
     figure.disc(x, r, r, _TYRE)
     figure.disc(x, r, r * 0.5, _HUB)
@@ -266,7 +259,7 @@ def draw_bus(facts: Facts) -> Figure:
 
 
 def draw_truck(facts: Facts) -> Figure:
-    """A truck: a coloured cabin before a large pale box."""
+    """A truck with a coloured cabin and a large pale box behind it."""
     figure, paint = Figure(), PALETTE[facts["colour"]]
     box = (232, 232, 226) if facts["colour"] != "white" else (120, 124, 130)
     figure.rectangle(-0.95, 0.26, 0.36, 1.0, box)
@@ -298,7 +291,7 @@ def draw_tractor(facts: Facts) -> Figure:
 
 
 def draw_bicycle(facts: Facts) -> Figure:
-    """A bicycle seen from its side; the anchor ``seat`` is its saddle."""
+    """A bicycle from the side; the anchor ``seat`` is its saddle."""
     figure, paint = Figure(), PALETTE[facts["colour"]]
     for x in (-0.5, 0.5):
         ring = Figure()
@@ -307,7 +300,7 @@ def draw_bicycle(facts: Facts) -> Figure:
             ring.shapes[0][0],
             [(x + (px - x) * 0.8, 0.34 + (py - 0.34) * 0.8) for px, py in ring.shapes[0][0]],
         )
-        # A ring of quads, so that the ground shows through the wheel.
+        # The wheel is a ring of quadrilaterals, so that the ground is visible through it.
         for k in range(len(outer)):
             figure.polygon((outer[k - 1], outer[k], inner[k], inner[k - 1]), _TYRE)
         for dx, dy in ((0.28, 0), (0, 0.28), (0.2, 0.2), (0.2, -0.2)):

@@ -10,7 +10,7 @@ from calligram.scenes.people import PERSON_KINDS
 from calligram.scenes.truth import SceneView
 
 
-def test_captions_have_articles_spaces_and_stops_in_order(captions):
+def test_captions_have_correct_articles_spaces_and_full_stops(captions):
     for _, caption in captions:
         text = caption.text
         assert not re.search(r"\ba [aeiou]|\ban [^aeiou]", text, re.IGNORECASE), text
@@ -36,13 +36,13 @@ def test_spans_are_whole_noun_phrases(captions):
             assert words == words.strip(" ,.")
 
 
-def test_a_span_names_the_things_it_points_to(scenes, captions):
+def test_a_span_names_the_things_that_it_refers_to(scenes, captions):
     for row, caption in captions:
         for span in caption.spans:
             words = caption.text[span.start : span.end].lower()
             kind = scenes[row].things[span.things[0]].kind
             names = [noun for noun in (*SPECIFIC_NOUNS[kind], *GENERAL_NOUNS.get(kind, ()))]
-            assert any((n.many if len(span.things) > 1 else n.one) in words for n in names), (words, kind)
+            assert any((n.plural if len(span.things) > 1 else n.singular) in words for n in names), (words, kind)
 
 
 def test_captions_of_a_scene_differ(scenes):
@@ -51,7 +51,7 @@ def test_captions_of_a_scene_differ(scenes):
         assert len(set(texts)) == 5
 
 
-def test_as_many_captions_as_asked_for_even_where_little_can_be_said(scenes):
+def test_the_requested_number_of_captions_is_written_even_for_a_plain_scene(scenes):
     barest = min(scenes, key=lambda s: len(s.things))
     assert len(write_captions(random.Random(0), SceneView.of(barest), 20)) == 20
 
@@ -62,5 +62,5 @@ def test_there_are_words_for_every_kind_setting_and_time():
     assert set(TIME_PHRASES) == set(TIME_WEIGHTS)
 
 
-def test_words_for_a_place_are_true_of_it():
+def test_phrases_for_a_place_are_true_of_it():
     assert all(setting in true_of for setting, words in PLACE_PHRASES.items() for _, true_of in words)

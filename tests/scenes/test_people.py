@@ -20,14 +20,14 @@ def test_each_person_has_three_or_four_images_in_one_split(people):
     assert all(len({splits[i] for i in np.flatnonzero(identity == who)}) == 1 for who in set(identity.tolist()))
 
 
-def test_images_are_upright_with_one_person_filling_them(people):
+def test_images_have_portrait_format_and_one_large_person(people):
     assert people.pictures.open(0).size == (40, 64)
     regions = people.table("regions").to_pylist()
     assert [r["image"] for r in regions] == list(range(140))
     assert np.mean([r["y1"] - r["y0"] for r in regions]) > 0.7 * 64
 
 
-def test_two_captions_tell_the_look_and_are_true_of_all_images_of_the_person(people):
+def test_captions_describe_the_appearance_and_are_true_of_all_images_of_the_person(people):
     assert len(people.table("captions")) == 280
     by_image, by_person = people.sentences("all"), people.identities("all")
     everything = (np.arange(140), np.arange(280))
@@ -36,13 +36,13 @@ def test_two_captions_tell_the_look_and_are_true_of_all_images_of_the_person(peo
     assert true.sum() < 1.5 * len(by_person.matches)
 
 
-def test_two_thousand_people_all_look_different():
+def test_two_thousand_people_have_different_appearances():
     cast = sample_collection_cast("people", 0, 7000)
     assert len(cast) == 2000
     assert len({tuple(sorted(look.facts().items())) for look in cast}) == 2000
 
 
-def test_a_person_looks_the_same_however_many_follow():
+def test_an_appearance_does_not_depend_on_the_number_of_people():
     assert sample_collection_cast("people", 4, 700)[:20] == sample_collection_cast("people", 4, 70)
 
 

@@ -28,14 +28,14 @@ def visible_box(thing, size, width=1.0):
 
 
 @pytest.mark.parametrize("size", [64, 128, 300])
-def test_boxes_are_those_of_what_is_drawn_within_a_pixel(scenes, size):
+def test_boxes_equal_the_boxes_of_the_drawn_pixels_within_a_pixel(scenes, size):
     for scene in scenes[:25]:
         for thing, painted in zip(scene.things, scene.figures, strict=True):
             alone = paint_alone([painted], size, BLANK)
             assert np.abs(drawn_box(alone) - visible_box(thing, size)).max() <= 1.0, thing
 
 
-def test_boxes_of_portraits_are_exact_too():
+def test_boxes_of_portraits_are_exact():
     cast = sample_collection_cast("people", 0, 40)
     for i in range(40):
         scene = compose_portrait(0, i, cast_of_image("people", i, cast)[0])
@@ -43,7 +43,7 @@ def test_boxes_of_portraits_are_exact_too():
         assert np.abs(drawn_box(alone) - visible_box(scene.things[0], 128, scene.width)).max() <= 1.0
 
 
-def test_nothing_important_lies_outside_the_image_or_is_hidden(scenes):
+def test_things_are_inside_the_image_and_visible(scenes):
     for scene in scenes:
         for thing, painted in zip(scene.things, scene.figures, strict=True):
             x0, y0, x1, y1 = visible_box(thing, 128)
@@ -58,7 +58,7 @@ def test_nothing_important_lies_outside_the_image_or_is_hidden(scenes):
 
 
 @pytest.mark.parametrize("kind", THING_KINDS)
-def test_a_kind_is_drawn_about_its_foot_in_every_colour_and_pose(kind):
+def test_every_kind_is_drawn_at_its_foot_in_every_colour_and_pose(kind):
     known = THING_KINDS[kind]
     for colour, pose in itertools.product(known.colours or ("green",), known.poses or ("standing",)):
         facts = {**sample_facts(random.Random(0), kind), "colour": colour, "pose": pose}
@@ -69,7 +69,7 @@ def test_a_kind_is_drawn_about_its_foot_in_every_colour_and_pose(kind):
         assert right > -0.3
 
 
-def test_people_can_be_drawn_in_every_pose_with_anything_in_their_hands():
+def test_people_can_be_drawn_in_every_pose_with_every_held_object():
     for look in sample_collection_cast("people", 1, 30):
         for pose in POSES:
             for held in ("", "balloon", "ball"):
@@ -79,7 +79,7 @@ def test_people_can_be_drawn_in_every_pose_with_anything_in_their_hands():
 
 
 @pytest.mark.parametrize("size", [16, 33, 64, 200, 512])
-def test_scenes_are_drawn_at_any_size_and_look_alike(scenes, size):
+def test_scenes_look_alike_at_every_size(scenes, size):
     image = paint_scene(scenes[3], size)
     assert image.size == (size, size)
     small = np.asarray(image.resize((16, 16), 4)).astype(float)
@@ -108,18 +108,18 @@ def test_relations_follow_from_boxes():
     assert names(bird, house) == set()
 
 
-def test_someone_at_the_trunk_is_under_the_tree():
+def test_a_person_at_the_trunk_is_under_the_tree():
     assert "under" in names(thing(0.4, 0.6, 0.5, 0.9, "man"), thing(0.25, 0.2, 0.65, 0.75, "leafy tree"))
 
 
-def test_things_that_are_held_are_in_the_hand_and_nothing_else():
+def test_a_held_thing_has_only_the_relation_holding():
     scene = Scene(
         "park", "day", (thing(0.1, 0.4, 0.3, 0.9, "man"), thing(0.3, 0.2, 0.4, 0.6, "balloon")), ((0, "holding", 1),)
     )
     assert find_relations(scene) == [(0, "holding", 1)]
 
 
-def test_painted_things_do_not_change_with_the_order_of_painting_elsewhere():
+def test_drawn_things_do_not_depend_on_the_drawing_order_of_others():
     figure = THING_KINDS["ball"].draw({"colour": "red"})
     left, right = PlacedFigure(figure, 0.2, 0.9, 0.2, False, 0.9), PlacedFigure(figure, 0.8, 0.9, 0.2, False, 0.9)
     assert paint_alone([left, right], 64, BLANK).tobytes() == paint_alone([right, left], 64, BLANK).tobytes()

@@ -29,7 +29,7 @@ def test_the_same_seed_gives_the_same_bytes_with_one_process_or_two(tmp_path):
     assert contents(first) != contents(other)
 
 
-def test_an_image_is_the_same_however_many_there_are(made, tmp_path):
+def test_an_image_does_not_depend_on_the_number_of_images(made, tmp_path):
     fewer = generate_scenes(tmp_path / "fewer", images=12, seed=3, size=64)
     assert [fewer.pictures.read(i) for i in range(12)] == [made.pictures.read(i) for i in range(12)]
     assert fewer.column("captions", "text") == made.column("captions", "text")[:60]
@@ -45,7 +45,7 @@ def test_boxes_scale_with_the_pictures(made, tmp_path):
     assert larger.pictures.open(0).size == (160, 160)
 
 
-def test_pictures_lie_in_one_tar_and_nothing_is_left_beside_it(made):
+def test_pictures_are_in_one_tar_and_no_temporary_files_are_left(made):
     assert made.manifest["shards"] == ["shards/0000-pictures-000.tar"]
     assert [p.name for p in made.folder.parent.iterdir()] == ["scenes"]
     assert made.pictures.open(59).size == (64, 64)
@@ -61,14 +61,14 @@ def test_every_image_has_its_captions_phrases_and_regions(made):
     assert not made.has("problems")
 
 
-def test_phrases_point_to_regions_of_their_own_image(made):
+def test_phrases_refer_to_regions_of_their_own_image(made):
     image_of_caption = dict(zip(made.column("matches", "caption"), made.column("matches", "image"), strict=True))
     phrase_caption, region_image = made.column("phrases", "caption"), made.column("regions", "image")
     for pair in made.table("groundings").to_pylist():
         assert image_of_caption[phrase_caption[pair["phrase"]]] == region_image[pair["region"]]
 
 
-def test_the_full_relevance_contains_every_match_and_more(made):
+def test_true_pairs_contain_every_match_and_more(made):
     pairing = made.sentences("all")
     everything = (np.arange(60), np.arange(300))
     matched, true = pairing.matches.target(*everything) > 0, pairing.also_true.target(*everything) > 0
@@ -87,7 +87,7 @@ def test_people_appear_in_several_images_but_in_one_split(made):
     assert all(len({splits[i] for i in images}) == 1 for images in seen.values())
 
 
-def test_a_person_looks_the_same_in_every_image(made):
+def test_a_person_has_the_same_appearance_in_every_image(made):
     looks: dict[int, set[str]] = {}
     poses: dict[int, set[str]] = {}
     for facts in made.column("images", "facts"):
@@ -100,7 +100,7 @@ def test_a_person_looks_the_same_in_every_image(made):
     assert max(len(found) for found in poses.values()) >= 3
 
 
-def test_metadata_say_what_the_generator_knows(made):
+def test_metadata_have_the_facts_of_the_generator(made):
     assert made.metadata_columns == ("setting", "time", "things", "people", "facts")
     assert made.name == "scenes-60-s3"
     assert made.manifest["about"]["licence"] == "CC0-1.0"
@@ -114,7 +114,7 @@ def test_metadata_say_what_the_generator_knows(made):
     "images, expected",
     [(2000, (1600, 200, 200)), (100, (80, 10, 10)), (50, (30, 10, 10)), (12, (10, 1, 1)), (1, (1, 0, 0))],
 )
-def test_splits_are_cut_between_blocks_where_there_are_enough(images, expected):
+def test_splits_have_whole_blocks_if_there_are_enough(images, expected):
     names = split_by_block("scenes", images, (0.8, 0.1, 0.1))
     assert tuple(names.count(s) for s in ("train", "dev", "test")) == expected
 
@@ -134,12 +134,12 @@ def test_a_share_of_zero_gives_no_images():
         ({"workers": 0}, "workers must be at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_made_is_refused(tmp_path, wrong, message):
+def test_invalid_arguments_are_refused(tmp_path, wrong, message):
     with pytest.raises(UserError, match=message):
         generate_scenes(tmp_path / "refused", **wrong)
     assert not any(tmp_path.iterdir())
 
 
-def test_a_taken_destination_is_refused_before_anything_is_drawn(made):
+def test_an_existing_destination_is_refused_before_the_generation(made):
     with pytest.raises(UserError, match="already holds a collection"):
         generate_scenes(made.folder, images=10**9)

@@ -37,7 +37,7 @@ def literally_true(query, scene):
     return False
 
 
-def test_relevance_equals_trying_every_caption_on_every_scene(scenes, captions):
+def test_true_pairs_equal_a_test_of_every_caption_on_every_scene(scenes, captions):
     views = [SceneView.of(scene) for scene in scenes]
     queries = [caption.query for _, caption in captions]
     expected = [
@@ -68,28 +68,28 @@ def test_two_phrases_need_two_things():
     assert is_true(SceneQuery((A_DOG, animal)), view(BROWN, BLACK))
 
 
-def test_a_relation_is_sought_among_all_things_that_fit():
+def test_a_relation_can_hold_for_any_fitting_thing():
     query = SceneQuery((A_MAN, A_DOG), ((0, "next to", 1),))
     assert is_true(query, view(MAN, BROWN, BLACK, relations=[(0, "next to", 2)]))
     assert not is_true(query, view(MAN, BROWN, BLACK, relations=[(2, "next to", 0)]))
 
 
-def test_a_relation_of_a_group_holds_for_each_of_it():
+def test_a_relation_of_a_group_holds_for_each_thing():
     query = SceneQuery((A_MAN, replace(A_DOG, count=2)), ((0, "next to", 1),))
     assert not is_true(query, view(MAN, BROWN, BLACK, relations=[(0, "next to", 1)]))
     assert is_true(query, view(MAN, BROWN, BLACK, relations=[(0, "next to", 1), (0, "next to", 2)]))
 
 
 @pytest.mark.parametrize("change", ["setting", "time", "relations"])
-def test_a_caption_that_tells_of_it_is_false_once_it_changes(scenes, captions, change):
-    told = {"setting": "settings", "time": "times", "relations": "links"}[change]
+def test_a_caption_is_false_after_a_claimed_setting_time_or_relation_changes(scenes, captions, change):
+    claimed = {"setting": "settings", "time": "times", "relations": "links"}[change]
     other = {"setting": "elsewhere", "time": "never", "relations": frozenset()}[change]
-    telling = [(row, c) for row, c in captions if getattr(c.query, told)]
-    assert len(telling) > 30
-    assert not any(is_true(c.query, replace(SceneView.of(scenes[row]), **{change: other})) for row, c in telling)
+    claiming = [(row, c) for row, c in captions if getattr(c.query, claimed)]
+    assert len(claiming) > 30
+    assert not any(is_true(c.query, replace(SceneView.of(scenes[row]), **{change: other})) for row, c in claiming)
 
 
-def test_a_caption_is_false_once_a_fact_it_tells_is_changed_everywhere(scenes, captions):
+def test_a_caption_is_false_after_a_claimed_fact_changes_everywhere(scenes, captions):
     for row, caption in captions:
         scene = SceneView.of(scenes[row])
         for pattern in caption.query.patterns:
@@ -98,7 +98,7 @@ def test_a_caption_is_false_once_a_fact_it_tells_is_changed_everywhere(scenes, c
                 assert not is_true(caption.query, replace(scene, facts=changed)), (caption.text, name)
 
 
-def test_a_caption_with_a_number_is_false_once_there_is_one_more(scenes, captions):
+def test_a_caption_with_a_number_is_false_after_one_more_thing_is_added(scenes, captions):
     counted = [(row, c, p) for row, c in captions for p in c.query.patterns if p.count]
     assert counted
     for row, caption, pattern in counted:
