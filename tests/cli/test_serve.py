@@ -16,11 +16,14 @@ from calligram.errors import UserError
     ("options", "message"),
     [
         ({}, "is not a library"),
-        ({"host": "0.0.0.0"}, "0.0.0.0 can be reached by others; protect it with --token"),
-        ({"host": "0.0.0.0", "open_": True, "collection": Path("c")}, "may write into the collection; protect it"),
+        ({"host": "0.0.0.0"}, "other machines can reach 0.0.0.0; protect it with --token"),
+        (
+            {"host": "0.0.0.0", "open_": True, "collection": Path("c")},
+            "could write into the collection; protect it with --token",
+        ),
         ({"host": "nowhere.invalid", "open_": True}, "cannot listen on nowhere.invalid"),
-        ({"token": "abc"}, "a token has 8 to 200 characters"),
-        ({"budget": 0.0}, "a budget is more than 0 and at most 10000 milliseconds, got 0"),
+        ({"token": "abc"}, "the token has 3 characters; give one of 8 to 200 characters"),
+        ({"budget": 0.0}, "a budget of 0 milliseconds is out of range; give more than 0 and at most 10000"),
         ({"device": "gpu"}, "unknown device 'gpu'"),
     ],
 )

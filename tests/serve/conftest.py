@@ -25,8 +25,9 @@ from calligram.recipes.parts.run import train_recipe
 from calligram.scenes.generate import generate_scenes
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
+from calligram.serve.guard import COOKIE_NAME, cookie_value
 from calligram.serve.server import LibraryServer
-from calligram.serve.settings import COOKIE, Address, ServerSettings
+from calligram.serve.settings import Address, ServerSettings
 
 SMALL = ["epochs=1", "batch=8", "dim=16", "image.size=16", "image.channels=4", "text.hidden=8", "text.word_dim=8"]
 SMALL_PHRASES = [
@@ -245,7 +246,7 @@ def attending_page(browser, attending):
 @pytest.fixture
 def captioning_page(browser, captioning):
     """Another, for the server that takes captions, logged in."""
-    cookie = {"name": COOKIE, "value": ServerSettings(token=TOKEN).cookie(), "url": captioning.url}
+    cookie = {"name": COOKIE_NAME, "value": cookie_value(ServerSettings(token=TOKEN)), "url": captioning.url}
     with _watched(browser, captioning.url, cookie) as opened:
         yield opened
 

@@ -13,6 +13,9 @@ import httpx
 import pytest
 from PIL import Image
 
+from calligram.serve.guard import cookie_value, host_name, is_admitted, is_own_host, is_token
+from calligram.serve.settings import ServerSettings
+
 
 def bomb(width: int, height: int) -> bytes:
     """A PNG of about a megabyte that unpacks to ``width * height * 3`` bytes."""
@@ -177,3 +180,41 @@ def test_sixty_four_clients_at_once_are_all_answered(served, client):
     with ThreadPoolExecutor(64) as pool:
         statuses = [status for found in pool.map(one, range(64)) for status in found]
     assert statuses == [200] * 256
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("localhost", "localhost"),
+        ("Localhost:8000", "localhost"),
+        ("127.0.0.1:80", "127.0.0.1"),
+        ("[::1]:80", "::1"),
+        ("[::1]", "::1"),
+        ("::1", "::1"),
+        ("", ""),
+    ],
+)
+def test_the_name_is_read_out_of_a_host_header(header, name):
+    assert host_name(header) == name
+
+
+def test_addresses_need_no_name_and_names_must_be_known():
+    here, anywhere = ServerSettings(), ServerSettings(hosts=frozenset({"pictures.example"}), any_address=True)
+    assert is_own_host("127.0.0.5:80", here)
+    assert not is_own_host("10.0.0.1", here)
+    assert is_own_host("10.0.0.1", anywhere)
+    assert is_own_host("Pictures.Example:443", anywhere)
+    assert not is_own_host("localhost.example", anywhere)
+
+
+def test_the_token_or_the_cookie_opens_and_nothing_else_does():
+    settings = ServerSettings(token="a long token")
+    assert is_admitted("Bearer a long token", "", settings)
+    assert is_admitted("bearer a long token", "", settings)
+    assert is_admitted("", cookie_value(settings), settings)
+    assert not is_admitted("", "a long token", settings)
+    assert not is_admitted(f"Bearer {cookie_value(settings)}", "", settings)
+    assert not is_admitted("", cookie_value(ServerSettings(token="another token")), settings)
+    assert not is_admitted("", "", settings)
+    assert is_admitted("", "", ServerSettings())
+    assert not is_token("", ServerSettings())

@@ -1,9 +1,12 @@
-"""The searcher behind the routes: faults, changes of the library, and its overview."""
+"""The searcher behind the routes: its faults, new versions of its library, and the threads that it runs in."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi.testclient import TestClient
@@ -11,11 +14,11 @@ from PIL import Image
 
 from calligram.errors import UserError
 from calligram.search.indexing.run import index_source
-from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.query.searcher import Searcher
+from calligram.serve.guard import QueueFullError, WorkTimeoutError
 from calligram.serve.server import create_app
-from calligram.serve.service import overview
+from calligram.serve.service import WorkerThreads
 from calligram.serve.settings import ServerSettings
 
 
@@ -47,7 +50,7 @@ def test_a_library_that_cannot_be_read_any_more_is_told_while_the_old_state_serv
         raise UserError("the matcher has changed")
 
     monkeypatch.setattr(searcher, "refreshed", fail)
-    with client(searcher, refresh=0.01) as asking:
+    with client(searcher, refresh_seconds=0.01) as asking:
         problem = None
         while problem is None:
             problem = asking.get("/api/health").json()["problem"]
@@ -57,7 +60,7 @@ def test_a_library_that_cannot_be_read_any_more_is_told_while_the_old_state_serv
 
 def test_a_search_that_takes_too_long_is_given_up(searcher, monkeypatch):
     monkeypatch.setattr(searcher, "images", lambda *_, **__: time.sleep(0.3))
-    with client(searcher, timeout=0.05) as asking:
+    with client(searcher, timeout_seconds=0.05) as asking:
         answer = asking.get("/api/search", params={"q": "a dog"})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
@@ -69,7 +72,7 @@ def test_pictures_indexed_later_are_found_without_a_restart(served_run, tmp_path
     pictures.mkdir()
     Image.new("RGB", (50, 40), "red").save(pictures / "red.png")
     index_source(matchers, pictures, library)
-    with client(Searcher.open(library), refresh=0.05) as growing:
+    with client(Searcher.open(library), refresh_seconds=0.05) as growing:
         assert growing.get("/api/stats").json()["stats"]["items"] == 1
         Image.new("RGB", (50, 40), "blue").save(pictures / "blue.jpg")
         index_source(matchers, pictures, library)
@@ -84,13 +87,66 @@ def test_pictures_indexed_later_are_found_without_a_restart(served_run, tmp_path
         assert growing.get("/api/thumbnail", params={"id": found["blue.jpg"]}).status_code == 200
 
 
-def test_sizes_and_places_are_columns_but_nothing_to_choose_from(served_run, tmp_path):
-    for number, (side, turn) in enumerate([(40, 20), (50, 30)] * 6):
-        (tmp_path / "photos" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (side, turn), (20 * number, 9, 9)).save(
-            tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
-        )
-    index_source(LibraryMatchers.load(served_run / "run"), tmp_path / "photos", tmp_path / "library")
-    library = Library.open(tmp_path / "library")
-    assert set(overview(library).facets) == {"folder"}
-    assert {"width", "height", "bytes", "latitude", "longitude"} <= set(library.kinds)
+def alone(coroutine):
+    """Run in a thread of its own: Playwright leaves an event loop running in the one that tests share."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
+
+
+def test_no_more_work_runs_at_a_time_than_there_are_threads():
+    workers, running, most = WorkerThreads(2, 100, 10, "test"), [], []
+
+    def work() -> None:
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.pop()
+
+    async def all_of_it() -> None:
+        await asyncio.gather(*(workers.run(work) for _ in range(20)))
+
+    alone(all_of_it())
+    workers.close()
+    assert max(most) == 2
+
+
+def test_a_full_queue_refuses_and_has_room_again_later():
+    workers, free = WorkerThreads(1, 1, 10, "test"), threading.Event()
+
+    async def crowd() -> int:
+        first, second = (asyncio.ensure_future(workers.run(free.wait)) for _ in range(2))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError):
+            await workers.run(free.wait)
+        free.set()
+        await asyncio.gather(first, second)
+        return await workers.run(lambda: 7)
+
+    assert alone(crowd()) == 7
+    workers.close()
+
+
+def test_work_that_takes_too_long_is_given_up_and_its_place_is_kept_until_it_ends():
+    workers, free = WorkerThreads(1, 0, 0.05, "test"), threading.Event()
+
+    async def late() -> str:
+        with pytest.raises(WorkTimeoutError):
+            await workers.run(free.wait)
+        with pytest.raises(QueueFullError):
+            await workers.run(str)
+        free.set()
+        while True:
+            try:
+                return await workers.run(lambda: "again")
+            except QueueFullError:
+                await asyncio.sleep(0.01)
+
+    assert alone(late()) == "again"
+    workers.close()
+
+
+def test_errors_of_the_work_are_those_of_the_caller():
+    workers = WorkerThreads(1, 1, 1, "test")
+    with pytest.raises(ZeroDivisionError):
+        alone(workers.run(lambda: 1 // 0))
+    workers.close()

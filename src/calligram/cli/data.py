@@ -186,6 +186,6 @@ def serve_here(library: Path, port: int) -> None:
     """Serve to this machine until Ctrl-C."""
     from calligram.serve.settings import Address, ServerSettings
 
-    with open_server(library, Address("127.0.0.1", port).or_any(), ServerSettings()) as server:
+    with open_server(library, Address("127.0.0.1", port).or_any_port(), ServerSettings()) as server:
         console.print(f"[bold]6.[/] search them: [bold]{server.address.url}[/]  (Ctrl-C ends it)", soft_wrap=True)
         server.run()

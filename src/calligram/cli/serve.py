@@ -10,72 +10,79 @@ import typer
 from calligram.cli.screen import console, waiting
 from calligram.errors import UserError
 
-if TYPE_CHECKING:  # importing it takes seconds, and help should not
+if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.serve.server import LibraryServer
     from calligram.serve.settings import Address, ServerSettings
 
 
 def serve(
     library: Annotated[Path, typer.Argument(help='Folder of a library, made by "calligram index".')],
-    host: Annotated[str, typer.Option(help="Address to listen on; another than loopback needs --token or --open.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Addresses other than loopback need --token or --open.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free port.")] = 8000,
     token: Annotated[
         str | None,
         typer.Option(
-            envvar="CALLIGRAM_TOKEN", help="Asked of everyone; better given in the environment.", metavar="TOKEN"
+            envvar="CALLIGRAM_TOKEN",
+            help="Token of 8 or more characters that every client must give. The environment variable is safer.",
+            metavar="TOKEN",
         ),
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Let everyone in who can reach the address.")] = False,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Give access without a token to everyone who can reach the address.")
+    ] = False,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="A name that this machine goes by; may be repeated.", metavar="NAME")
+        list[str] | None, typer.Option(help="Another name of this machine; may be repeated.", metavar="NAME")
     ] = None,
     collection: Annotated[
         Path | None,
-        typer.Option(help="Propose images of this collection on a page of its own, and write their captions into it."),
+        typer.Option(
+            help="Suggest images of this collection on the page /caption.html, and store their captions in it."
+        ),
     ] = None,
     budget: Annotated[
         float | None,
         typer.Option(
-            "--budget-ms", help="Let a second stage order as many candidates as this many milliseconds allow."
+            "--budget-ms", help="Time limit in milliseconds: the second stage compares as many candidates as fit."
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="Where queries are encoded: cpu, cuda or cuda:1.")] = "cpu",
 ) -> None:
-    """Serve a library: the search page, and JSON under /api. Ctrl-C ends it."""
+    """Serve the search page of a library, and a JSON API under /api. Ctrl-C stops it."""
     from calligram.serve.settings import Address, ServerSettings
 
     address = Address(host, port)
-    if not (address.loopback or token or open_):
+    if not (address.is_loopback or token or open_):
         raise UserError(
-            f"{host} can be reached by others; protect it with --token, or let everyone in with --open, "
+            f"other machines can reach {host}; protect it with --token, give everyone access with --open, "
             "or leave --host at 127.0.0.1"
         )
-    if collection is not None and not (address.loopback or token):
+    if collection is not None and not (address.is_loopback or token):
         raise UserError(
-            "with --collection whoever reaches the server may write into the collection; protect it with --token"
+            "with --collection, everyone who can reach the server could write into the collection; protect it with "
+            "--token"
         )
     settings = ServerSettings(
         token=token,
-        hosts=address.names(allow_host or []),
-        anywhere=not address.loopback,
+        hosts=address.host_names(allow_host or []),
+        any_address=not address.is_loopback,
         collection=collection,
         budget_ms=budget,
     )
     with open_server(library, address, settings, device) as server:
-        note = ", and asks for the token" if token else ""
-        console.print(f"[bold]{server.address.url}[/] serves the page{note}; Ctrl-C ends it", soft_wrap=True)
+        note = " and asks for the token" if token else ""
+        console.print(f"[bold]{server.address.url}[/] serves the page{note}; Ctrl-C stops it", soft_wrap=True)
         if collection is not None:
             console.print(f"{server.address.url}/caption.html takes captions for {collection}", soft_wrap=True)
         server.run()
 
 
 def open_server(library: Path, address: Address, settings: ServerSettings, device: str = "cpu") -> LibraryServer:
-    """Open a library at an address.
+    """Open a library and a socket at an address.
 
     Raises:
-        UserError: when that cannot be done, or the server is not installed.
+        UserError: if either cannot be opened, or the packages of the server are not installed.
     """
     with waiting(f"opening {library}"):
         try:

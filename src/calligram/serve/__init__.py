@@ -1,1 +1,1 @@
-"""A library over HTTP: JSON, pictures, metrics, and the search page. Needs ``calligram[serve]``."""
+"""The HTTP server of a library: a JSON API, pictures, metrics and the search page. Needs ``calligram[serve]``."""

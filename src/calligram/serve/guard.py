@@ -1,9 +1,11 @@
-"""What every request passes: Host, Origin and token are checked, bodies limited, answers given safe headers."""
+"""Checks of every request and its answer: access, size of the body, uploaded pictures, errors and safe headers."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import io
+import ipaddress
 import logging
 import secrets
 import time
@@ -23,74 +25,17 @@ from calligram.data.pictures import PictureError, decode
 from calligram.errors import UserError
 from calligram.serve.metrics import Metrics
 from calligram.serve.schema import ErrorAnswer
-from calligram.serve.settings import COOKIE, ServerSettings
-from calligram.serve.workers import BusyError, LateError
-
-# Whatever goes wrong is answered in one form: a status, a reason, and for our own faults an id.
-
-
-class RefusedRequest(Exception):  # noqa: N818 - it is an answer, not a fault
-    """A request that goes no further, with the status and the reason it is told."""
-
-    def __init__(self, status: int, reason: str):
-        super().__init__(reason)
-        self.status, self.reason = status, reason
-
-
-def answer(status: int, reason: str, number: str | None = None) -> JSONResponse:
-    """The one form."""
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(status)
-    return JSONResponse({"error": reason, "id": number}, status, headers)
-
-
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What a route's description says of refusals, beside those that any request can meet."""
-    return {status: {"model": ErrorAnswer} for status in (401, 403, 421, 500, *statuses)}
-
-
-def install(app: FastAPI) -> None:
-    """Turn exceptions into answers."""
-
-    @app.exception_handler(RefusedRequest)
-    async def refused(request: Request, error: RefusedRequest) -> JSONResponse:
-        return answer(error.status, error.reason)
-
-    @app.exception_handler(UserError)
-    async def user_error(request: Request, error: UserError) -> JSONResponse:
-        return answer(400, str(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return answer(422, "; ".join(_say(fault) for fault in error.errors()[:3]))
-
-    @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
-        response = answer(error.status_code, str(error.detail))
-        response.headers.update(error.headers or {})
-        return response
-
-    @app.exception_handler(BusyError)
-    async def busy(request: Request, error: BusyError) -> JSONResponse:
-        return answer(503, "too many searches are waiting; try again in a second")
-
-    @app.exception_handler(LateError)
-    async def late(request: Request, error: LateError) -> JSONResponse:
-        return answer(503, "the search took too long and was given up; ask for less, or try again later")
-
-
-def _say(fault: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in fault["loc"][1:])
-    message = str(fault["msg"])
-    return f"{where}: {message[:1].lower()}{message[1:]}" if where else message
-
+from calligram.serve.settings import ServerSettings
 
 log = logging.getLogger("calligram.serve")
 
-SAFE = ("GET", "HEAD", "OPTIONS")
-FORM_SLACK = 65_536
-"""bytes of a form besides the picture in it"""
-UNGUARDED = ("/api/health", "/api/login", "/api/openapi.json")
-HEADERS = {
+COOKIE_NAME = "calligram"
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+PUBLIC_PATHS = ("/api/health", "/api/login", "/api/openapi.json")
+"""paths of the API that need no token"""
+FORM_OVERHEAD_BYTES = 65_536
+"""bytes of a form in addition to its picture"""
+SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob:; object-src 'none'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'",
@@ -99,91 +44,220 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
+UPLOAD_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+"""the only decoders that may read uploads"""
+MEDIA_TYPES = {
+    "JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif", "BMP": "image/bmp",
+    "AVIF": "image/avif", "TIFF": "image/tiff",
+}  # fmt: skip
+
+
+# Errors: every answer has a status and a reason, and an id of the log entry if the server is at fault.
+
+
+class RefusedRequest(Exception):  # noqa: N818 - it is an answer, not a fault
+    """A request that is answered with an error status and a reason."""
+
+    def __init__(self, status: int, reason: str):
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+class QueueFullError(Exception):
+    """Too many requests are waiting for a thread."""
+
+
+class WorkTimeoutError(Exception):
+    """The work took longer than the time limit."""
+
+
+def error_answer(status: int, reason: str, log_id: str | None = None) -> JSONResponse:
+    """An error as JSON."""
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(status)
+    return JSONResponse({"error": reason, "id": log_id}, status, headers)
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The error statuses of a route for the OpenAPI description; those that every route has are added."""
+    return {status: {"model": ErrorAnswer} for status in (401, 403, 421, 500, *statuses)}
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Turn exceptions into answers."""
+
+    @app.exception_handler(RefusedRequest)
+    async def refused(request: Request, error: RefusedRequest) -> JSONResponse:
+        return error_answer(error.status, error.reason)
+
+    @app.exception_handler(UserError)
+    async def user_error(request: Request, error: UserError) -> JSONResponse:
+        return error_answer(400, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return error_answer(422, "; ".join(_describe(fault) for fault in error.errors()[:3]))
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        response = error_answer(error.status_code, str(error.detail))
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(QueueFullError)
+    async def queue_full(request: Request, error: QueueFullError) -> JSONResponse:
+        return error_answer(503, "too many requests are waiting; try again in a second")
+
+    @app.exception_handler(WorkTimeoutError)
+    async def timed_out(request: Request, error: WorkTimeoutError) -> JSONResponse:
+        return error_answer(503, "the request took too long and was stopped; ask for less, or try again later")
+
+
+def _describe(fault: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in fault["loc"][1:])
+    message = str(fault["msg"])
+    return f"{where}: {message[:1].lower()}{message[1:]}" if where else message
+
+
+# The middleware.
 
 
 class Guard:
-    """The outermost layer of the application; written against ASGI because it wraps every single answer."""
+    """The outermost layer of the application. It uses ASGI directly, because it wraps every answer."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics):
         self._app, self._settings, self._metrics = app, settings, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or pass on and measure."""
+        """Refuse a request, or forward it and measure its time."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 0
+        started, status = time.perf_counter(), 0
 
-        async def noting(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in SECURITY_HEADERS.items():
                     headers.setdefault(name, value)
             await send(message)
 
         self._metrics.in_flight += 1
         try:
-            check(scope, self._settings)
-            await self._app(scope, self._limited(scope, receive), noting)
+            check_access(scope, self._settings)
+            await self._app(scope, self._limited(scope, receive), send_with_headers)
         except RefusedRequest as refusal:
-            await answer(refusal.status, refusal.reason)(scope, receive, noting)
+            await error_answer(refusal.status, refusal.reason)(scope, receive, send_with_headers)
         except Exception:
-            number = secrets.token_hex(4)
-            log.exception("request %s failed: %s %s", number, scope["method"], scope["path"])
+            log_id = secrets.token_hex(4)
+            log.exception("request %s failed: %s %s", log_id, scope["method"], scope["path"])
             if status:
-                raise  # the answer has begun, and the connection can only be broken off
-            await answer(500, "the server failed; its log says why under this id", number)(scope, receive, noting)
+                raise  # the answer has started, so the connection can only be closed
+            reason = "the server failed; its log has an entry with this id"
+            await error_answer(500, reason, log_id)(scope, receive, send_with_headers)
         finally:
             self._metrics.in_flight -= 1
-            self._metrics.answered(scope["method"], _route(scope), status, time.perf_counter() - began)
+            self._metrics.count_answer(scope["method"], _route(scope), status, time.perf_counter() - started)
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """Count the bytes of the body, whatever its header claims, and do not wait for it for ever."""
-        limit = self._settings.upload_bytes + FORM_SLACK
+        """Limit the bytes of the body, whatever its header claims, and the time in which it must arrive."""
+        limit = self._settings.upload_bytes + FORM_OVERHEAD_BYTES
         claimed = Headers(scope=scope).get("content-length", "0")
-        deadline, seen = time.monotonic() + self._settings.timeout, 0
+        seconds = self._settings.timeout_seconds
+        deadline, received = time.monotonic() + seconds, 0
 
         async def limited() -> Message:
-            nonlocal seen
+            nonlocal received
             if claimed.isdigit() and int(claimed) > limit:
-                raise HTTPException(413, too_large(self._settings))
+                raise HTTPException(413, _too_many_bytes(self._settings))
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, deadline - time.monotonic()))
             except TimeoutError:
-                raise HTTPException(408, f"the body did not arrive in {self._settings.timeout:g} seconds") from None
-            seen += len(message.get("body", b""))
-            if seen > limit:
-                raise HTTPException(413, too_large(self._settings))
+                raise HTTPException(408, f"the body did not arrive in {seconds:g} seconds; send it again") from None
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise HTTPException(413, _too_many_bytes(self._settings))
             return message
 
-        # Without a body, waiting means waiting for the client to leave, and that has no limit.
-        return limited if scope["method"] not in SAFE else receive
+        # Without a body, receive() waits until the client disconnects, and that must not time out.
+        return limited if scope["method"] not in SAFE_METHODS else receive
 
 
-def too_large(settings: ServerSettings) -> str:
-    """Say what a picture may weigh, which is the most that anything may."""
-    return f"a picture, or whatever is sent, may have at most {settings.upload_bytes / 1e6:g} MB; send less"
+def _too_many_bytes(settings: ServerSettings) -> str:
+    return f"a request may have at most {settings.upload_bytes / 1e6:g} MB; send a smaller picture"
 
 
-def check(scope: Scope, settings: ServerSettings) -> None:
-    """Let a request pass or raise ``Refused``."""
+def _route(scope: Scope) -> str:
+    """The pattern of the route. The path itself would make too many labels of metrics."""
+    route = getattr(scope.get("route"), "path", "")
+    return route if route.startswith(("/api", "/metrics")) else "page"
+
+
+# Access: Host, Origin and token.
+
+
+def check_access(scope: Scope, settings: ServerSettings) -> None:
+    """Raise ``RefusedRequest`` unless Host, Origin and token are accepted."""
     headers = Headers(scope=scope)
     host = headers.get("host", "")
-    if not settings.knows_host(host):
-        raise RefusedRequest(421, f"this server does not go by the name {host!r}; allow it with --allow-host")
-    if scope["method"] not in SAFE and not _from_here(headers, host):
+    if not is_own_host(host, settings):
+        raise RefusedRequest(421, f"{host!r} is not a name of this server; allow it with --allow-host")
+    if scope["method"] not in SAFE_METHODS and not _same_origin(headers, host):
         raise RefusedRequest(403, "requests from other sites are refused: Origin and Host differ")
     path = scope["path"]
-    guarded = (path.startswith("/api/") or path == "/metrics") and path not in UNGUARDED
-    cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
-    if guarded and not settings.admits(headers.get("authorization", ""), cookie):
+    protected = (path.startswith("/api/") or path == "/metrics") and path not in PUBLIC_PATHS
+    cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE_NAME, "")
+    if protected and not is_admitted(headers.get("authorization", ""), cookie, settings):
         raise RefusedRequest(401, 'a token is needed: send it as "Authorization: Bearer TOKEN", or log in on the page')
 
 
-def _from_here(headers: Headers, host: str) -> bool:
-    """Browsers name the page that asks in Origin; other programs send none."""
+def is_own_host(header: str, settings: ServerSettings) -> bool:
+    """Whether a Host header names this server.
+
+    A page on another site can let its own name point to a loopback address and read what is served there (DNS
+    rebinding). It cannot choose the name that the browser then sends. Addresses are no names, so they are safe.
+    """
+    name = host_name(header)
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return name in settings.hosts
+    return settings.any_address or address.is_loopback
+
+
+def host_name(header: str) -> str:
+    """The name in ``name``, ``name:port`` or ``[address]:port``, in lower case."""
+    header = header.strip().lower()
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.rpartition(":")[0] if header.count(":") == 1 else header
+
+
+def is_admitted(authorization: str, cookie: str, settings: ServerSettings) -> bool:
+    """Whether no token is set, or the request has the token or the cookie of the page."""
+    if settings.token is None:
+        return True
+    scheme, _, given = authorization.partition(" ")
+    return (scheme.lower() == "bearer" and is_token(given.strip(), settings)) or _equal(cookie, cookie_value(settings))
+
+
+def is_token(given: str, settings: ServerSettings) -> bool:
+    """Whether this is the token; takes the same time however much of it is right."""
+    return settings.token is not None and _equal(given, settings.token)
+
+
+def cookie_value(settings: ServerSettings) -> str:
+    """The cookie that the page gets for the token. Nobody can compute the token from it."""
+    return hmac.new((settings.token or "").encode(), b"calligram page", "sha256").hexdigest()
+
+
+def _equal(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def _same_origin(headers: Headers, host: str) -> bool:
+    """Whether the request comes from our page or from a program. Only browsers send Origin."""
     origin = headers.get("origin")
     if origin is None:
         return headers.get("sec-fetch-site", "none") in ("none", "same-origin")
@@ -193,53 +267,41 @@ def _from_here(headers: Headers, host: str) -> bool:
         return False
 
 
-def _route(scope: Scope) -> str:
-    """The route's pattern, never the path itself: labels of metrics must be few."""
-    route = getattr(scope.get("route"), "path", "")
-    return route if route.startswith(("/api", "/metrics")) else "page"
+# Pictures.
 
 
-# Pictures that come from outside: limited before they are decoded.
-
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-"""the only decoders that bytes of strangers may reach"""
-TYPES = {
-    "JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif", "BMP": "image/bmp",
-    "AVIF": "image/avif", "TIFF": "image/tiff",
-}  # fmt: skip
-
-
-def read_picture(content: bytes, settings: ServerSettings) -> Image.Image:
-    """Decode an upload.
+def read_upload(content: bytes, settings: ServerSettings) -> Image.Image:
+    """Decode an uploaded picture.
 
     Raises:
-        Refused: when it has too many pixels (its header tells, so a bomb is never unpacked) or is no picture.
+        RefusedRequest: if it has too many pixels (by its header, so a decompression bomb is never decoded), or is not
+            a picture.
     """
     if not content:
-        raise RefusedRequest(400, "the picture is empty")
+        raise RefusedRequest(400, "the picture is empty; send the bytes of a picture file")
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
+        with Image.open(io.BytesIO(content), formats=UPLOAD_FORMATS) as opened:
             width, height = opened.size
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
         if isinstance(error, Image.DecompressionBombError):
-            raise RefusedRequest(413, _too_many(settings)) from None
-        raise RefusedRequest(415, f"this is not a picture we can read; known: {', '.join(FORMATS)}") from None
+            raise RefusedRequest(413, _too_many_pixels(settings)) from None
+        raise RefusedRequest(415, f"this is not a picture; accepted formats: {', '.join(UPLOAD_FORMATS)}") from None
     if width * height > settings.upload_pixels:
-        raise RefusedRequest(413, _too_many(settings))
+        raise RefusedRequest(413, _too_many_pixels(settings))
     try:
         return decode(content)
     except PictureError as error:
         raise RefusedRequest(415, f"the picture cannot be read: {error}") from None
 
 
-def content_type(picture: bytes) -> str:
-    """The type of a stored picture by its bytes; a name may lie, and a browser must not guess."""
+def media_type(picture: bytes) -> str:
+    """The media type of a stored picture by its content. The file name may be wrong, and browsers must not guess."""
     try:
         with Image.open(io.BytesIO(picture)) as opened:
-            return TYPES.get(opened.format or "", "application/octet-stream")
-    except Exception:  # what cannot be opened is still the owner's file, and may be fetched
+            return MEDIA_TYPES.get(opened.format or "", "application/octet-stream")
+    except Exception:  # a file that cannot be opened may still be downloaded
         return "application/octet-stream"
 
 
-def _too_many(settings: ServerSettings) -> str:
+def _too_many_pixels(settings: ServerSettings) -> str:
     return f"a picture may have at most {settings.upload_pixels / 1e6:g} megapixels; send a smaller one"

@@ -1,4 +1,4 @@
-"""What is asked and what is answered, as the OpenAPI description shows it."""
+"""Requests and answers of the API, as the OpenAPI description shows them."""
 
 from __future__ import annotations
 
@@ -8,90 +8,102 @@ from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from calligram.serve.settings import (
-    MAX_BUDGET,
-    MAX_CAPTION,
-    MAX_DEPTH,
-    MAX_ID,
-    MAX_K,
-    MAX_QUERY,
-    MAX_TERMS,
-    MAX_TOKEN,
-    MAX_WHERE,
+    MAX_BUDGET_MS,
+    MAX_CAPTION_REQUEST_CHARACTERS,
+    MAX_CONDITION_CHARACTERS,
+    MAX_HITS,
+    MAX_ID_CHARACTERS,
+    MAX_QUERY_CHARACTERS,
+    MAX_QUERY_TERMS,
+    MAX_RERANKED_CANDIDATES,
+    MAX_TOKEN_CHARACTERS,
 )
 
-Text = Annotated[str, StringConstraints(max_length=MAX_QUERY)]
-Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID)]
-Value = str | int | float | bool | None
+QueryText = Annotated[str, StringConstraints(max_length=MAX_QUERY_CHARACTERS)]
+Id = Annotated[str, StringConstraints(min_length=1, max_length=MAX_ID_CHARACTERS)]
+MetadataValue = str | int | float | bool | None
+
+
+# Search.
 
 
 class SearchRequest(BaseModel):
-    """A query: everything that is wanted, less everything in ``minus``, each at its weight."""
+    """A query: the weighted sum of its terms. The terms in ``minus`` and ``unlike`` are subtracted."""
 
     model_config = ConfigDict(extra="forbid")
 
-    q: Text = Field("", description="What to look for, in words.")
-    plus: list[Text] = Field([], max_length=MAX_TERMS, description="More wanted terms, as TEXT or WEIGHT:TEXT.")
-    minus: list[Text] = Field([], max_length=MAX_TERMS, description="Unwanted terms, as TEXT or WEIGHT:TEXT.")
-    like: list[Id] = Field([], max_length=MAX_TERMS, description="Items to be like, as ID.")
-    unlike: list[Id] = Field([], max_length=MAX_TERMS, description="Items to be unlike, as ID.")
-    k: int = Field(48, ge=1, le=MAX_K, description="How many hits at most.")
-    where: str = Field("", max_length=MAX_WHERE, description="A condition on the metadata, as year >= 2020.")
-    find: Literal["images", "captions"] = Field("images", description="What the hits are.")
-    all: bool = Field(False, description="Also hits that are no good match.")
-    hybrid: bool | None = Field(
-        None, description="Join words found in captions and names; null leaves it to the library."
+    q: QueryText = Field("", description="Text to search for.")
+    plus: list[QueryText] = Field(
+        [], max_length=MAX_QUERY_TERMS, description="More texts to search for, as TEXT or WEIGHT:TEXT."
     )
-    depth: int | None = Field(None, ge=1, le=MAX_DEPTH, description="How many candidates are re-ranked.")
+    minus: list[QueryText] = Field(
+        [], max_length=MAX_QUERY_TERMS, description="Texts to subtract, as TEXT or WEIGHT:TEXT."
+    )
+    like: list[Id] = Field([], max_length=MAX_QUERY_TERMS, description="Ids of items to search for.")
+    unlike: list[Id] = Field([], max_length=MAX_QUERY_TERMS, description="Ids of items to subtract.")
+    k: int = Field(48, ge=1, le=MAX_HITS, description="Maximum number of hits.")
+    where: str = Field(
+        "", max_length=MAX_CONDITION_CHARACTERS, description="A condition on the metadata, such as year >= 2020."
+    )
+    find: Literal["images", "captions"] = Field("images", description="Kind of the hits.")
+    all: bool = Field(False, description="Also return hits that are not a good match.")
+    hybrid: bool | None = Field(
+        None,
+        description="Combine with a keyword search in captions and file names; null: the default of the library.",
+    )
+    depth: int | None = Field(
+        None, ge=1, le=MAX_RERANKED_CANDIDATES, description="Number of candidates that the second stage compares."
+    )
     budget_ms: float | None = Field(
         None,
         gt=0,
-        le=MAX_BUDGET,
-        description="Milliseconds that the answer may take: as many candidates are re-ranked as fit; not with depth.",
+        le=MAX_BUDGET_MS,
+        description="Time limit in milliseconds: the second stage compares as many candidates as fit. "
+        "It cannot be combined with depth.",
     )
 
 
 class ImageSearchRequest(SearchRequest):
-    """The same with a picture, which is one of the wanted terms."""
+    """A query with a picture, which is one of the terms to search for."""
 
     image: UploadFile = Field(description="A picture: JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF.")
 
 
-class LoginRequest(BaseModel):
-    """The token, once; a cookie stands for it afterwards."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    token: str = Field(max_length=MAX_TOKEN)
-
-
 class HitAnswer(BaseModel):
-    """One thing found."""
+    """One image or caption that was found."""
 
     id: str
     score: float
     rank: int = Field(ge=1)
     path: str | None
-    text: str | None = Field(None, description="Of a caption.")
+    text: str | None = Field(None, description="Text of a caption; null for images.")
 
 
 class SearchAnswer(BaseModel):
-    """Hits, best first."""
+    """Hits in descending order of their score."""
 
     hits: list[HitAnswer]
-    below: int = Field(ge=0, description="Candidates left out because they are no good match; all=true brings them.")
-    milliseconds: dict[str, float] = Field(description="Where the time went: encode, search, rerank.")
-    depth: int = Field(ge=0, description="Candidates that a second stage compared with the query; 0 where none did.")
-    took: float = Field(description="Milliseconds, all in all.")
+    below: int = Field(
+        ge=0, description="Number of candidates that are not a good match and were left out; all=true returns them."
+    )
+    milliseconds: dict[str, float] = Field(description="Time of each stage: encode, search, rerank.")
+    depth: int = Field(
+        ge=0, description="Number of candidates that the second stage compared; 0 without a second stage."
+    )
+    took: float = Field(description="Total time in milliseconds.")
 
 
 class BrowseAnswer(BaseModel):
-    """Pictures without a query."""
+    """Images without a query."""
 
     hits: list[HitAnswer]
 
 
+# Items.
+
+
 class ItemAnswer(BaseModel):
-    """A picture and what is known of it."""
+    """An image with its captions and metadata."""
 
     id: str
     name: str
@@ -100,70 +112,79 @@ class ItemAnswer(BaseModel):
     width: int
     height: int
     captions: list[str]
-    metadata: dict[str, Value]
+    metadata: dict[str, MetadataValue]
 
 
 class BoxAnswer(BaseModel):
-    """A part of a picture."""
+    """A box in an image."""
 
     box: tuple[float, float, float, float] = Field(
-        description="Left, top, right and bottom, in pixels of a picture of the given width and height."
+        description="Left, top, right and bottom in pixels, for the given width and height of the image."
     )
-    score: float = Field(description="Higher is better; comparable within a picture only.")
+    score: float = Field(description="Higher is better; comparable within one image only.")
     rank: int = Field(ge=1)
 
 
 class PhraseAnswer(BaseModel):
-    """A noun phrase and where it is."""
+    """A noun phrase and its boxes."""
 
-    start: int = Field(ge=0, description="Its first character in the text, counting Unicode's code points.")
-    end: int = Field(ge=1, description="The character after its last.")
+    start: int = Field(ge=0, description="Index of its first character in the text, in Unicode code points.")
+    end: int = Field(ge=1, description="Index after its last character.")
     text: str
-    boxes: list[BoxAnswer] = Field(description="Best first; none where no telling word of the phrase is known.")
+    boxes: list[BoxAnswer] = Field(
+        description="Best first; empty if the localizer knows none of its words, stop words aside."
+    )
 
 
 class LocateAnswer(BaseModel):
-    """The noun phrases of a text, in its order; a text without any is one phrase."""
+    """The noun phrases of a text in its order. A text without a noun phrase is one phrase."""
 
-    width: int = Field(ge=1, description="Of the picture, upright.")
-    height: int = Field(ge=1)
+    width: int = Field(ge=1, description="Width of the upright image in pixels.")
+    height: int = Field(ge=1, description="Height of the upright image in pixels.")
     phrases: list[PhraseAnswer]
-    unknown: list[str] = Field(description="Words of the phrases that the localizer has never seen.")
-    proposals: int = Field(ge=1, description="Boxes that were compared.")
-    milliseconds: dict[str, float] = Field(description="Where the time went: look, rank.")
+    unknown: list[str] = Field(description="Words of the phrases that are not in the localizer's vocabulary.")
+    proposals: int = Field(ge=1, description="Number of boxes that were compared.")
+    milliseconds: dict[str, float] = Field(description="Time of each stage: look, rank.")
 
 
 class WordAnswer(BaseModel):
-    """A word of a text."""
+    """A word of a text and its importance."""
 
     word: str
-    start: int = Field(ge=0, description="Its first character in the text, counting Unicode's code points.")
-    end: int = Field(ge=1, description="The character after its last.")
-    weight: float = Field(description="What the score loses without it; below zero where it gains.")
+    start: int = Field(ge=0, description="Index of its first character in the text, in Unicode code points.")
+    end: int = Field(ge=1, description="Index after its last character.")
+    weight: float = Field(
+        description="Score of the whole text minus the score without the word; negative if the word lowers the score."
+    )
 
 
 class AttentionAnswer(BaseModel):
-    """Who looks where, in shares of one."""
+    """Attention between words and regions. The attention of a word over all regions sums to 1."""
 
     boxes: list[tuple[float, float, float, float]] | None = Field(
-        description="Left, top, right and bottom of each region in shares of the picture; null where not known."
+        description="Left, top, right and bottom of each region as shares of the image; null if they are unknown."
     )
     words: list[list[float] | None] = Field(
-        description="Of each word, how much it looks at each region; null for a word that was cut off."
+        description="For each word, its attention to each region; null for a word that was truncated."
     )
-    regions: list[list[float]] = Field(description="Of each region, how much it looks at each word.")
-    rest: list[float] = Field(description="Of each region, what is left for the ends of the text and punctuation.")
-    scored: list[Literal["words", "regions"]] = Field(description="Whose looks the score goes by.")
+    regions: list[list[float]] = Field(description="For each region, its attention to each word.")
+    rest: list[float] = Field(
+        description="For each region, its attention to punctuation and to the tokens that mark the ends of the text."
+    )
+    scored: list[Literal["words", "regions"]] = Field(description="The directions of attention that the score uses.")
 
 
 class ExplainAnswer(BaseModel):
-    """What each word has to do with a picture's score."""
+    """The importance of each word for the score of an image."""
 
-    score: float = Field(description="Of the picture with the whole text.")
+    score: float = Field(description="Score of the image with the whole text.")
     words: list[WordAnswer] = Field(description="In the order of the text.")
     attention: AttentionAnswer | None = Field(
-        description="Null for a matcher that compares one vector of the picture with one of the text."
+        description="Null for a matcher that compares one vector of the image with one vector of the text."
     )
+
+
+# Captions.
 
 
 class CaptionRequest(BaseModel):
@@ -171,62 +192,75 @@ class CaptionRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    id: Id = Field(description="Of the image, as suggestions give it.")
-    text: str = Field(max_length=MAX_CAPTION, description="What the picture shows, in a sentence.")
+    id: Id = Field(description="Id of the image, as in the suggestions.")
+    text: str = Field(
+        max_length=MAX_CAPTION_REQUEST_CHARACTERS, description="A sentence that describes what the image shows."
+    )
 
 
 class CaptionAnswer(BaseModel):
-    """What became of a caption."""
+    """Whether a caption was added."""
 
-    added: bool = Field(description="False where the image has this caption already.")
+    added: bool = Field(description="False if the image has this caption already.")
 
 
 class SuggestedAnswer(BaseModel):
     """An image to caption."""
 
     id: str
-    why: str
+    why: str = Field(description="Why the image was chosen.")
 
 
 class SuggestionsAnswer(BaseModel):
-    """Images to caption next, the most telling first."""
+    """Images to caption next, the most useful first."""
 
     state: Literal["working", "ready", "failed"]
-    said: str = Field(description="What is being done while working, or what went wrong.")
-    captioned: int = Field(ge=0, description="Images that have captions.")
-    left: int = Field(ge=0, description="Images that have none, those proposed among them.")
+    said: str = Field(description="The present step while working, or the error.")
+    captioned: int = Field(ge=0, description="Number of images that have captions.")
+    left: int = Field(ge=0, description="Number of images without captions, including the suggested ones.")
     suggestions: list[SuggestedAnswer]
 
 
-class FacetValue(BaseModel):
-    """One value of a column, and how many items have it."""
+# The library and the server.
 
-    value: Value
+
+class FacetValue(BaseModel):
+    """One value of a column, and the number of items with it."""
+
+    value: MetadataValue
     count: int
 
 
 class StatsAnswer(BaseModel):
-    """The library: what is in it, and what it can be filtered by."""
+    """What the library contains and how it can be filtered."""
 
-    stats: dict[str, Any] = Field(description="Counts and names, as the library gives them.")
-    facets: dict[str, list[FacetValue]] = Field(description="The commonest values of columns worth a filter.")
-    examples: list[str] = Field(description="Captions that read like queries.")
-    columns: dict[str, str] = Field(description="Every column that a condition may name, and its kind.")
+    stats: dict[str, Any] = Field(description="Counts and names.")
+    facets: dict[str, list[FacetValue]] = Field(description="The most frequent values of columns to filter by.")
+    examples: list[str] = Field(description="Captions that can serve as example queries.")
+    columns: dict[str, str] = Field(description="Name and type of every column that a condition may use.")
     limits: dict[str, int]
-    localizer: bool = Field(description="Whether phrases can be found within pictures.")
+    localizer: bool = Field(description="Whether phrases can be localized in images.")
     captioning: bool = Field(description="Whether captions can be written into a collection.")
 
 
 class HealthAnswer(BaseModel):
-    """Whether the server can answer, and what it had to say about the library since."""
+    """Whether the server answers."""
 
     status: Literal["ok"]
     version: str
-    problem: str | None = Field(None, description="Why a newer state of the library could not be taken up.")
+    problem: str | None = Field(None, description="Why a newer version of the library could not be opened.")
+
+
+class LoginRequest(BaseModel):
+    """The token. The answer sets a cookie that replaces it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str = Field(max_length=MAX_TOKEN_CHARACTERS)
 
 
 class ErrorAnswer(BaseModel):
     """Why a request was refused."""
 
     error: str
-    id: str | None = Field(None, description="Of the log's entry, where the fault is the server's.")
+    id: str | None = Field(None, description="Id of the log entry, if the server is at fault.")

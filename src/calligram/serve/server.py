@@ -1,4 +1,4 @@
-"""A server from its first socket to its last answer."""
+"""The application, and the server that runs it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from starlette.staticfiles import StaticFiles
 
 import calligram
 from calligram.search.query.searcher import Searcher
-from calligram.serve import guard
-from calligram.serve.guard import Guard
-from calligram.serve.routes import about, captions, explain, items, search
+from calligram.serve.guard import Guard, install_error_handlers
+from calligram.serve.routes import captions, explain, items, search, status
 from calligram.serve.service import Service
 from calligram.serve.settings import Address, ServerSettings
 
-# The application: routes, guards and the page, around a searcher.
-
-STATIC = Path(__file__).parent / "static"
+STATIC_FOLDER = Path(__file__).parent / "static"
+BACKLOG_CONNECTIONS = 512
+MAX_CONNECTIONS = 1000
+"""further connections are answered with 503, so that slow clients do not use up all memory"""
+KEEP_ALIVE_SECONDS = 15
+SHUTDOWN_SECONDS = 10
+"""time to finish requests in progress after SIGTERM"""
 
 
 def create_app(searcher: Searcher, settings: ServerSettings | None = None) -> FastAPI:
-    """Serve ``searcher``; by default to this machine only, which is what the Host header must then say."""
+    """The application around ``searcher``. By default, the Host header must name this machine."""
     service = Service(searcher, settings or ServerSettings())
 
     @contextlib.asynccontextmanager
@@ -41,30 +44,23 @@ def create_app(searcher: Searcher, settings: ServerSettings | None = None) -> Fa
     app = FastAPI(
         title="Calligram",
         version=calligram.__version__,
-        description="Search a library of pictures by words, by pictures, or by both.",
+        description="Search a library of pictures by texts, by pictures, or by both.",
         openapi_url="/api/openapi.json",
         docs_url=None,  # its scripts come from another host
         redoc_url=None,
         lifespan=lifespan,
     )
     app.state.service = service
-    guard.install(app)
-    for router in (search.router, items.router, explain.router, captions.router, about.router):
+    install_error_handlers(app)
+    for router in (search.router, items.router, explain.router, captions.router, status.router):
         app.include_router(router)
-    app.mount("/", StaticFiles(directory=STATIC, html=True))
+    app.mount("/", StaticFiles(directory=STATIC_FOLDER, html=True))
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
     return app
 
 
-BACKLOG = 512
-CONNECTIONS = 1000
-"""beyond these, new ones are told to come back: slow clients must not pile up"""
-FAREWELL = 10
-"""seconds that answers under way are given after SIGTERM"""
-
-
 class LibraryServer:
-    """A library at an address. The socket is taken first, so that a taken port is told before models are loaded."""
+    """A server of one library. It opens its socket first, so that a taken port is reported before models are loaded."""
 
     def __init__(self, searcher: Searcher, listening: socket.socket, address: Address, settings: ServerSettings):
         self._socket = listening
@@ -74,10 +70,10 @@ class LibraryServer:
             log_level="warning",
             access_log=False,
             server_header=False,
-            backlog=BACKLOG,
-            limit_concurrency=CONNECTIONS,
-            timeout_keep_alive=15,
-            timeout_graceful_shutdown=FAREWELL,
+            backlog=BACKLOG_CONNECTIONS,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
         self._server = uvicorn.Server(config)
 
@@ -85,7 +81,7 @@ class LibraryServer:
     def open(
         cls, library: Path, address: Address, settings: ServerSettings, *, device: str | torch.device = "cpu"
     ) -> LibraryServer:
-        """Open the library and take the address."""
+        """Open the socket, then the library."""
         listening = address.listen()
         try:
             return cls(Searcher.open(library, device=device), listening, address, settings)
@@ -94,8 +90,8 @@ class LibraryServer:
             raise
 
     def __enter__(self) -> LibraryServer:
-        # Connections queue from now on, so an address that was printed can be used at once.
-        self._socket.listen(BACKLOG)
+        # Connections are queued from now on, so the address can be used as soon as it is printed.
+        self._socket.listen(BACKLOG_CONNECTIONS)
         return self
 
     def __exit__(

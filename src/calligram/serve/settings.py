@@ -1,8 +1,7 @@
-"""Who may ask the server, and how much."""
+"""Limits and settings of the server, and the address that it listens on."""
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import os
 import socket
@@ -12,112 +11,72 @@ from pathlib import Path
 
 from calligram.errors import UserError
 
-MAX_K = 500
-MAX_DEPTH = 1000
-MAX_BUDGET = 10_000
-"""milliseconds that one may ask a search to take"""
-MAX_QUERY = 1000
+MAX_HITS = 500
+MAX_RERANKED_CANDIDATES = 1000
+MAX_BUDGET_MS = 10_000
+MAX_QUERY_CHARACTERS = 1000
 """characters of one term of a query"""
-MAX_TERMS = 16
-"""terms of one kind: plus, minus or like"""
-MAX_BOXES = 20
-"""of one phrase"""
-MAX_WORDS = 64
-"""of a text whose words are weighed: each is encoded without one of them"""
-MAX_CAPTION = 10_000
-"""characters that are looked at; what is kept of them must be shorter, which is said kindly"""
-MAX_WHERE = 4000
-MAX_ID = 1000
-MAX_TOKEN = 200
-MIN_TOKEN = 8
-COOKIE = "calligram"
+MAX_QUERY_TERMS = 16
+"""terms of one kind: plus, minus, like or unlike"""
+MAX_BOXES_PER_PHRASE = 20
+MAX_EXPLAINED_WORDS = 64
+"""words of a text to explain: the text is encoded once without each of them"""
+MAX_CAPTION_REQUEST_CHARACTERS = 10_000
+"""characters that are parsed; the limit of a stored caption is lower, and its error message is more helpful"""
+MAX_CONDITION_CHARACTERS = 4000
+MAX_ID_CHARACTERS = 1000
+MIN_TOKEN_CHARACTERS = 8
+MAX_TOKEN_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What the verb decides; the limits above hold for every server."""
+    """Settings of one server. The limits above hold for every server."""
 
     token: str | None = None
-    """asked for by everything but the page itself and ``/api/health``"""
+    """needed for everything except the page itself and ``/api/health``; None: no token is needed"""
     hosts: frozenset[str] = frozenset({"localhost"})
-    """names that the Host header may give, besides addresses"""
-    anywhere: bool = False
-    """addresses other than loopback may be in the Host header"""
+    """names that the Host header may contain, in addition to addresses"""
+    any_address: bool = False
+    """whether the Host header may contain addresses other than loopback"""
     collection: Path | None = None
-    """what captions are written into, by everyone who may ask; nowhere if None"""
+    """collection into which every client may write captions; None: captions cannot be written"""
     budget_ms: float | None = None
-    """milliseconds that an answer may take where a request says nothing of depth or budget; None for a fixed depth"""
+    """time limit of a search if a request gives neither depth nor budget; None: a fixed depth"""
     upload_bytes: int = 20_000_000
     upload_pixels: int = 50_000_000
     workers: int = field(default_factory=lambda: max(2, min(8, os.cpu_count() or 1)))
     """searches that run at the same time"""
-    waiting: int = 256
-    """searches that may wait for a worker before others are told to come back"""
-    timeout: float = 30.0
-    """seconds for a body to arrive, and for a search to be answered"""
-    refresh: float = 2.0
-    """seconds between looks at the library's manifest"""
+    max_waiting: int = 256
+    """searches that may wait for a thread; further ones are refused"""
+    timeout_seconds: float = 30.0
+    """for the body of a request to arrive, and for a search to finish"""
+    refresh_seconds: float = 2.0
+    """time between checks for a new version of the library"""
 
     def __post_init__(self) -> None:
-        """Refuse a token that could be guessed, and a time that is none."""
-        if self.budget_ms is not None and not 0 < self.budget_ms <= MAX_BUDGET:
-            raise UserError(f"a budget is more than 0 and at most {MAX_BUDGET} milliseconds, got {self.budget_ms:g}")
-        if self.token is not None and not MIN_TOKEN <= len(self.token) <= MAX_TOKEN:
-            raise UserError(f"a token has {MIN_TOKEN} to {MAX_TOKEN} characters, this one has {len(self.token)}")
-
-    def knows_host(self, header: str) -> bool:
-        """Whether a Host header names this server.
-
-        A page on another site can point its own name at a loopback address and read what is served there, but it
-        cannot choose the name that the browser then sends. Addresses need no name, so they are safe.
-        """
-        name = host_name(header)
-        try:
-            address = ipaddress.ip_address(name)
-        except ValueError:
-            return name in self.hosts
-        return self.anywhere or address.is_loopback
-
-    def admits(self, authorization: str, cookie: str) -> bool:
-        """Whether a request may pass: no token is set, or it brings the token or the page's cookie."""
-        if self.token is None:
-            return True
-        scheme, _, given = authorization.partition(" ")
-        return (scheme.lower() == "bearer" and self.is_token(given.strip())) or _same(cookie, self.cookie())
-
-    def is_token(self, given: str) -> bool:
-        """Compare in a time that does not tell how much of it was right."""
-        return self.token is not None and _same(given, self.token)
-
-    def cookie(self) -> str:
-        """What the page gets for the token: as good as it here, and of no use anywhere else."""
-        return hmac.new((self.token or "").encode(), b"calligram page", "sha256").hexdigest()
-
-
-def host_name(header: str) -> str:
-    """The name in ``name``, ``name:port`` or ``[address]:port``, in lower case."""
-    header = header.strip().lower()
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.rpartition(":")[0] if header.count(":") == 1 else header
-
-
-def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(), wanted.encode())
-
-
-# Where a server listens, and who can reach it there.
+        """Refuse a budget out of range and a token that is easy to guess."""
+        if self.budget_ms is not None and not 0 < self.budget_ms <= MAX_BUDGET_MS:
+            raise UserError(
+                f"a budget of {self.budget_ms:g} milliseconds is out of range; "
+                f"give more than 0 and at most {MAX_BUDGET_MS}"
+            )
+        if self.token is not None and not MIN_TOKEN_CHARACTERS <= len(self.token) <= MAX_TOKEN_CHARACTERS:
+            raise UserError(
+                f"the token has {len(self.token)} characters; give one of {MIN_TOKEN_CHARACTERS} to "
+                f"{MAX_TOKEN_CHARACTERS} characters"
+            )
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens."""
+    """Host and port that a server listens on."""
 
     host: str
     port: int
 
     @property
-    def loopback(self) -> bool:
+    def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
@@ -126,41 +85,41 @@ class Address:
 
     @property
     def url(self) -> str:
-        """What to open in a browser on this machine."""
-        anywhere = self.host in ("0.0.0.0", "::")
-        name = socket.gethostname() if anywhere else self.host
+        """The URL to open in a browser on this machine."""
+        every_address = self.host in ("0.0.0.0", "::")
+        name = socket.gethostname() if every_address else self.host
         return f"http://{f'[{name}]' if ':' in name else name}:{self.port}"
 
-    def or_any(self) -> Address:
-        """This address, or one with another port where this one is taken."""
+    def or_any_port(self) -> Address:
+        """This address, or the same host with any free port if this port is taken."""
         try:
             self.listen().close()
         except UserError:
             return replace(self, port=0)
         return self
 
-    def names(self, more: Iterable[str]) -> frozenset[str]:
-        """Names that a Host header may give: this machine's own where others reach it, and those that were allowed."""
-        own = set() if self.loopback else {self.host, socket.gethostname(), socket.getfqdn()}
+    def host_names(self, more: Iterable[str]) -> frozenset[str]:
+        """Names that a Host header may contain: ``more``, and the names of this machine if others can reach it."""
+        own = set() if self.is_loopback else {self.host, socket.gethostname(), socket.getfqdn()}
         return frozenset(name.lower() for name in {"localhost", *own, *more})
 
     def listen(self) -> socket.socket:
-        """Take the address.
+        """Open a listening socket.
 
         Raises:
-            UserError: when it is not ours or already taken.
+            UserError: if the address is not of this machine or is taken.
         """
         try:
             family, kind, protocol, _, where = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
-            # Named because asyncio sends without delay only where it reads TCP here; 40 ms an answer otherwise.
+            # asyncio sets TCP_NODELAY only if the socket names TCP; without it, each answer takes 40 ms more.
             listening = socket.socket(family, kind, protocol)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(where)
-            listening.listen(1)  # only now is it ours: two sockets may be bound to one address until one listens
+            listening.listen(1)  # two sockets may be bound to one address until one of them listens
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UserError(
                 f"cannot listen on {self.host} port {self.port} ({reason}); give another with --host or --port, "
-                "or --port 0 for any free one"
+                "or --port 0 for any free port"
             ) from error
         return listening

@@ -1,4 +1,4 @@
-"""Routes that search."""
+"""Routes that search and browse."""
 
 from __future__ import annotations
 
@@ -12,110 +12,118 @@ from PIL import Image
 from calligram.search.filters.parser import parse
 from calligram.search.library.library import Library
 from calligram.search.query.query import WEIGHTED, ItemId, Term
-from calligram.search.query.query import Query as Terms
+from calligram.search.query.query import Query as SearchQuery
 from calligram.search.query.rerank import TimeBudget
 from calligram.search.query.searcher import DEPTH, Results, Searcher
-from calligram.serve.guard import RefusedRequest, documented, read_picture
+from calligram.serve.guard import RefusedRequest, error_responses, read_upload
+from calligram.serve.overview import SAMPLE_ITEMS
 from calligram.serve.schema import BrowseAnswer, HitAnswer, ImageSearchRequest, SearchAnswer, SearchRequest
-from calligram.serve.service import SAMPLE, Service, service_of
-from calligram.serve.settings import MAX_K, MAX_WHERE
+from calligram.serve.service import Service, service_of
+from calligram.serve.settings import MAX_CONDITION_CHARACTERS, MAX_HITS
 
 router = APIRouter(prefix="/api", tags=["search"])
-Here = Annotated[Service, Depends(service_of)]
+CurrentService = Annotated[Service, Depends(service_of)]
 
 
-@router.get("/search", response_model=SearchAnswer, responses=documented(400, 404, 422, 503))
-async def search(here: Here, ask: Annotated[SearchRequest, Query()]) -> Response:
-    """Find pictures or captions by words, by items, or by both."""
-    results = await here.search(lambda searcher: run(searcher, ask, None, here.settings.budget_ms))
-    return respond(here, results)
+@router.get("/search", response_model=SearchAnswer, responses=error_responses(400, 404, 422, 503))
+async def search(service: CurrentService, request: Annotated[SearchRequest, Query()]) -> Response:
+    """Find images or captions by texts, by items, or by both."""
+    results = await service.search(lambda searcher: run_search(searcher, request, None, service.settings.budget_ms))
+    return respond(service, results)
 
 
-@router.post("/search", response_model=SearchAnswer, responses=documented(400, 404, 408, 413, 415, 422, 503))
+@router.post("/search", response_model=SearchAnswer, responses=error_responses(400, 404, 408, 413, 415, 422, 503))
 async def search_by_image(
-    here: Here, ask: Annotated[ImageSearchRequest, Form(media_type="multipart/form-data")]
+    service: CurrentService, request: Annotated[ImageSearchRequest, Form(media_type="multipart/form-data")]
 ) -> Response:
-    """Find pictures or captions by a picture that is sent along, and words if you like."""
-    content = await ask.image.read()
+    """Find images or captions by an uploaded picture, alone or with texts."""
+    content = await request.image.read()
 
     def work(searcher: Searcher) -> Results:
-        return run(searcher, ask, read_picture(content, here.settings), here.settings.budget_ms)
+        picture = read_upload(content, service.settings)
+        return run_search(searcher, request, picture, service.settings.budget_ms)
 
-    return respond(here, await here.search(work))
+    return respond(service, await service.search(work))
 
 
-@router.get("/browse", responses=documented(400, 422, 503))
+@router.get("/browse", responses=error_responses(400, 422, 503))
 async def browse(
-    here: Here,
-    k: Annotated[int, Query(ge=1, le=MAX_K)] = SAMPLE,
-    where: Annotated[str, Query(max_length=MAX_WHERE)] = "",
+    service: CurrentService,
+    k: Annotated[int, Query(ge=1, le=MAX_HITS, description="Maximum number of images.")] = SAMPLE_ITEMS,
+    where: Annotated[
+        str,
+        Query(max_length=MAX_CONDITION_CHARACTERS, description="A condition on the metadata, such as year >= 2020."),
+    ] = "",
 ) -> BrowseAnswer:
-    """Pictures without a query: a sample of the library, or some of those for which a condition holds."""
+    """Images without a query: a sample of the library, or images that satisfy a condition."""
 
-    def look(library: Library) -> list[HitAnswer]:
-        ids = pick(library, where, k) if where.strip() else here.overview(library).sample[:k]
+    def read(library: Library) -> list[HitAnswer]:
+        ids = filtered_ids(library, where, k) if where.strip() else service.overview(library).sample[:k]
         items = library.items(ids)
         return [
             HitAnswer(id=item.id, score=0.0, rank=rank, path=None if item.path is None else str(item.path), text=None)
             for rank, item in enumerate(items, 1)
         ]
 
-    return BrowseAnswer(hits=await here.read(look))
+    return BrowseAnswer(hits=await service.read(read))
 
 
-def pick(library: Library, where: str, k: int) -> list[str]:
-    """Ids for which the condition holds, in the order of a fixed direction: any order would do, if it stays."""
+def filtered_ids(library: Library, where: str, k: int) -> list[str]:
+    """Ids of items that satisfy a condition, ordered by a fixed random vector, so that the order never changes."""
     direction = np.random.default_rng(0).normal(size=(1, library.images.dim)).astype(np.float32)
     direction /= np.linalg.norm(direction)
     return [found.id for found in library.images.search(direction, k, parse(where, library.kinds))[0]]
 
 
-def run(searcher: Searcher, ask: SearchRequest, picture: Image.Image | None, budget_ms: float | None = None) -> Results:
-    """Ask the searcher; its words about what is wrong with a query are the answer's.
+def run_search(
+    searcher: Searcher, request: SearchRequest, picture: Image.Image | None, budget_ms: float | None = None
+) -> Results:
+    """Search by a request and an uploaded picture.
 
     Args:
-        budget_ms: of requests that say nothing of depth or budget.
+        budget_ms: time limit in milliseconds if the request gives neither depth nor budget.
     """
-    query = terms(ask, picture)
-    find = searcher.images if ask.find == "images" else searcher.texts
-    depth = wanted_depth(ask, budget_ms)
-    return find(query, ask.k, where=ask.where.strip() or None, all=ask.all, hybrid=ask.hybrid, depth=depth)
+    query = search_query(request, picture)
+    find = searcher.images if request.find == "images" else searcher.texts
+    depth = rerank_depth(request, budget_ms)
+    where = request.where.strip() or None
+    return find(query, request.k, where=where, all=request.all, hybrid=request.hybrid, depth=depth)
 
 
-def wanted_depth(ask: SearchRequest, budget_ms: float | None) -> int | TimeBudget:
-    """How many candidates are re-ranked, or how long it may take."""
-    if ask.depth is not None and ask.budget_ms is not None:
+def rerank_depth(request: SearchRequest, budget_ms: float | None) -> int | TimeBudget:
+    """The number of candidates that are reranked, or the time for it."""
+    if request.depth is not None and request.budget_ms is not None:
         raise RefusedRequest(
-            400, "give depth, how many candidates are re-ranked, or budget_ms, which chooses it; not both"
+            400, "depth and budget_ms are both given; give depth for a number of candidates, or budget_ms, not both"
         )
-    if ask.depth is not None:
-        return ask.depth
-    chosen = ask.budget_ms or budget_ms
+    if request.depth is not None:
+        return request.depth
+    chosen = request.budget_ms or budget_ms
     return DEPTH if chosen is None else TimeBudget.of_milliseconds(chosen)
 
 
-def terms(ask: SearchRequest, picture: Image.Image | None) -> Terms:
-    """What is wanted and what is not, with weights. Texts stay texts: a request cannot name a file."""
-    found = [Term(ask.q)] if ask.q.strip() else []
-    found += [] if picture is None else [Term(picture)]
-    found += [Term(ItemId(id)) for id in ask.like]
-    found += [weighted(text) for text in ask.plus]
-    if not found:
+def search_query(request: SearchRequest, picture: Image.Image | None) -> SearchQuery:
+    """The weighted terms of a request. Its texts are never read as paths, so a request cannot open files."""
+    terms = [Term(request.q)] if request.q.strip() else []
+    terms += [] if picture is None else [Term(picture)]
+    terms += [Term(ItemId(id)) for id in request.like]
+    terms += [weighted_term(text) for text in request.plus]
+    if not terms:
         raise RefusedRequest(400, "the query is empty; give q, plus, like or a picture to search for")
-    found += [Term(ItemId(id), -1.0) for id in ask.unlike]
-    found += [weighted(text, -1.0) for text in ask.minus]
-    return Terms(tuple(found))
+    terms += [Term(ItemId(id), -1.0) for id in request.unlike]
+    terms += [weighted_term(text, -1.0) for text in request.minus]
+    return SearchQuery(tuple(terms))
 
 
-def weighted(text: str, sign: float = 1.0) -> Term:
-    """``2:dog`` as on the command line, or just ``dog``."""
+def weighted_term(text: str, sign: float = 1.0) -> Term:
+    """The term of ``2:dog``, with a weight as on the command line, or of ``dog``."""
     found = WEIGHTED.fullmatch(text.strip())
     return Term(found["rest"], sign * float(found["weight"])) if found else Term(text, sign)
 
 
-def respond(here: Service, results: Results) -> Response:
-    """Hits as JSON, and the stages' times where browsers and benchmarks look for them."""
-    here.metrics.searched(results.timings)
+def respond(service: Service, results: Results) -> Response:
+    """Hits as JSON, with the times of the stages in the header ``Server-Timing``."""
+    service.metrics.count_search(results.timings)
     times = {stage: round(1000 * seconds, 3) for stage, seconds in results.timings.items()}
     hits = [
         HitAnswer(id=hit.id, score=hit.score, rank=hit.rank, path=hit.path, text=getattr(hit, "text", None) or None)

@@ -81,7 +81,7 @@ def test_without_a_localizer_the_answer_says_how_to_get_one(served_run, tmp_path
     index_source(LibraryMatchers.load(served_run / "run"), served_run / "scenes", out)
     searcher = Searcher.open(out)
     asked = {"id": searcher.library.sample(1)[0], "text": "a dog"}
-    app = create_app(searcher, ServerSettings(refresh=0.05))
+    app = create_app(searcher, ServerSettings(refresh_seconds=0.05))
     with TestClient(app, base_url="http://localhost") as client:
         answer = client.get("/api/locate", params=asked)
         assert answer.status_code == 409

@@ -9,7 +9,7 @@ from calligram.data.pictures import decode
 from calligram.models.load import load_matcher
 from calligram.search.explain.word_importance import explain
 from calligram.search.query.searcher import Searcher
-from calligram.serve.settings import MAX_WORDS
+from calligram.serve.settings import MAX_EXPLAINED_WORDS
 
 SENTENCE = "A little girl, in a red hat."
 
@@ -38,9 +38,9 @@ def test_words_come_back_with_what_the_score_loses_without_them(served, library_
 @pytest.mark.parametrize(
     ("terms", "status", "reason"),
     [
-        ({"text": " "}, 400, "give 2 to 64, got 0"),
-        ({"text": "dog"}, 400, "give 2 to 64, got 1"),
-        ({"text": "a " * (MAX_WORDS + 1)}, 400, "give 2 to 64, got 65"),
+        ({"text": " "}, 400, "the text has 0 words; give 2 to 64"),
+        ({"text": "dog"}, 400, "the text has 1 words; give 2 to 64"),
+        ({"text": "a " * (MAX_EXPLAINED_WORDS + 1)}, 400, "the text has 65 words; give 2 to 64"),
         ({}, 422, "text: field required"),
         ({"text": "x" * 1001}, 422, "text: string should have at most 1000 characters"),
         (
@@ -85,4 +85,4 @@ def test_a_matcher_of_single_vectors_has_no_attention(served, item):
 
 
 def test_as_many_words_as_are_taken_are_weighed(served, item):
-    assert len(explained(served, item, "a " * MAX_WORDS)["words"]) == MAX_WORDS
+    assert len(explained(served, item, "a " * MAX_EXPLAINED_WORDS)["words"]) == MAX_EXPLAINED_WORDS

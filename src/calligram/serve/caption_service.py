@@ -1,4 +1,4 @@
-"""Where captions are written: a collection, the images proposed for it, and what was written since."""
+"""Captioning through the server: suggests images of a collection and writes their captions into it."""
 
 from __future__ import annotations
 
@@ -21,78 +21,77 @@ from calligram.serve.guard import RefusedRequest
 log = logging.getLogger("calligram.serve")
 T = TypeVar("T")
 
-ROUND = 50
-"""images that are proposed at a time"""
+SUGGESTIONS_PER_ROUND = 50
 
 
 class SuggestionRound(NamedTuple):
-    """What was proposed, or how far that has come."""
+    """The suggested images, or the progress of choosing them."""
 
     state: Literal["working", "ready", "failed"]
     chosen: tuple[Suggestion, ...] = ()
     captioned: int = 0
-    """images that have captions now, of those that training learns from"""
+    """training images that have captions now"""
     left: int = 0
-    """images that have none"""
-    said: str = ""
-    """what is being done, or what went wrong"""
+    """training images without captions"""
+    message: str = ""
+    """the present step, or the error"""
 
 
-class CaptionDesk:
-    """Proposes images of a collection in a thread of its own, and writes their captions down."""
+class CaptionService:
+    """Suggests images of one collection, in a background thread, and writes captions into the collection."""
 
     def __init__(self, folder: Path) -> None:
         self._collection = Collection.open(folder)
         self._rows = {str(name): row for row, name in enumerate(self._collection.column("images", "id"))}
         self._lock = threading.Lock()
         self._round: SuggestionRound | None = None
-        self._working: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
 
-    def proposed(self, library: Library) -> SuggestionRound:
-        """The images of this round that have no caption yet; the first to ask begins a round."""
+    def suggestions(self, library: Library) -> SuggestionRound:
+        """The images of this round that have no caption yet. The first call starts a round."""
         with self._lock:
             now = self._round
         if now is None:
-            return self.begin(library)
+            return self.start_round(library)
         if now.state != "ready":
             return now
         try:
-            captioned = set(self._open().numbers("matches", "image").tolist())
+            captioned = set(self._reopen().numbers("matches", "image").tolist())
         except UserError as error:
             raise _unusable(error) from None
-        rest = tuple(s for s in now.chosen if s.row not in captioned)
-        done = len(now.chosen) - len(rest)
-        return now._replace(chosen=rest, captioned=now.captioned + done, left=now.left - done)
+        remaining = tuple(s for s in now.chosen if s.row not in captioned)
+        done = len(now.chosen) - len(remaining)
+        return now._replace(chosen=remaining, captioned=now.captioned + done, left=now.left - done)
 
-    def begin(self, library: Library) -> SuggestionRound:
-        """Propose anew, with what was captioned meanwhile; nothing where that is under way."""
+    def start_round(self, library: Library) -> SuggestionRound:
+        """Choose images again, with the captions that were added since. Does nothing while a round is being chosen."""
         with self._lock:
-            if self._working is None or not self._working.is_alive():
-                self._round = SuggestionRound("working", said="loading the matcher")
-                self._working = threading.Thread(target=self._propose, args=(library,), daemon=True, name="suggest")
-                self._working.start()
+            if self._thread is None or not self._thread.is_alive():
+                self._round = SuggestionRound("working", message="loading the matcher")
+                self._thread = threading.Thread(target=self._suggest, args=(library,), daemon=True, name="suggest")
+                self._thread.start()
             assert self._round is not None
             return self._round
 
     def write(self, image: str, text: str) -> bool:
-        """Add a caption; False where the image has it already.
+        """Add a caption; False if the image has this caption already.
 
         Raises:
-            UserError: when it is empty or too long.
-            Refused: when there is no such image, or the collection cannot be read any more.
+            UserError: if the caption is empty or too long.
+            RefusedRequest: if there is no such image, or the collection can no longer be read.
         """
         self._row(image)
         text = clean_caption(text)
         try:
             added = add_new_captions(self._collection.folder, [NewCaption(image, text)])
-        except UserError as error:  # the image is known and the caption is one, so it is the collection
+        except UserError as error:  # image and caption are valid, so the collection is the problem
             raise _unusable(error) from None
         with self._lock:
             self._collection = added.collection
         return added.captions > 0
 
-    def picture(self, image: str) -> bytes:
-        """A picture of the collection, small, as JPEG."""
+    def thumbnail(self, image: str) -> bytes:
+        """A small JPEG of an image of the collection."""
         row = self._row(image)
         try:
             return thumbnail(self._collection.pictures.open(row), self._collection.pictures.read(row))
@@ -104,24 +103,26 @@ class CaptionDesk:
             raise RefusedRequest(404, f"the collection has no image {image!r}")
         return self._rows[image]
 
-    def _open(self) -> Collection:
-        """The collection as it is now; other programs may write into it too."""
+    def _reopen(self) -> Collection:
+        """The present state of the collection; other programs may write into it too."""
         now = Collection.open(self._collection.folder)
         with self._lock:
             if now.manifest.get("revision") != self._collection.manifest.get("revision"):
                 self._collection = now
             return self._collection
 
-    def _propose(self, library: Library) -> None:
+    def _suggest(self, library: Library) -> None:
         try:
             stored = load_recorded(library.folder, "matcher", library.manifest.matcher)
-            found = suggest_images(stored.matcher, stored.inputs, self._open(), ROUND, track=self._track)
+            found = suggest_images(
+                stored.matcher, stored.inputs, self._reopen(), SUGGESTIONS_PER_ROUND, track=self._track
+            )
             ended = SuggestionRound("ready", found.chosen, found.captioned, found.candidates)
         except UserError as error:
-            ended = SuggestionRound("failed", said=str(error))
+            ended = SuggestionRound("failed", message=str(error))
         except Exception:
-            log.exception("images could not be proposed")
-            ended = SuggestionRound("failed", said="the server failed; its log says why")
+            log.exception("images could not be suggested")
+            ended = SuggestionRound("failed", message="the server failed; see its log")
         with self._lock:
             self._round = ended
 
@@ -129,11 +130,11 @@ class CaptionDesk:
         for done, item in enumerate(items):
             of = f", {done} of {total}" if total else ""
             with self._lock:
-                self._round = SuggestionRound("working", said=f"{label}{of}")
+                self._round = SuggestionRound("working", message=f"{label}{of}")
             yield item
 
 
 def _unusable(error: UserError) -> RefusedRequest:
-    """What is wrong is for those who run the server, not for those who ask it."""
+    """Log the details for the operator of the server, and give clients a general message."""
     log.error("the collection cannot be used: %s", error)
-    return RefusedRequest(500, "the collection of this server cannot be used; its log says why")
+    return RefusedRequest(500, "the collection of this server cannot be used; see the log of the server")

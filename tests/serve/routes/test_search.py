@@ -98,48 +98,6 @@ def test_conditions_narrow_a_search(served):
         assert about["split"] != "dev"
 
 
-def test_an_item_is_described(served, first):
-    item = served.client.get("/api/item", params={"id": first["id"]}).json()
-    assert item["id"] == first["id"]
-    assert (item["width"], item["height"]) == (64, 64)
-    assert len(item["captions"]) == 5
-    assert {"setting", "time", "split"} <= set(item["metadata"])
-
-
-def test_thumbnails_are_jpegs_that_need_not_be_sent_twice(served, first):
-    answer = served.client.get("/api/thumbnail", params={"id": first["id"]})
-    assert answer.headers["content-type"] == "image/jpeg"
-    assert "max-age" in answer.headers["cache-control"]
-    with Image.open(io.BytesIO(answer.content)) as picture:
-        assert picture.format == "JPEG"
-    again = served.client.get(
-        "/api/thumbnail", params={"id": first["id"]}, headers={"If-None-Match": answer.headers["etag"]}
-    )
-    assert (again.status_code, again.content) == (304, b"")
-
-
-def test_pictures_come_as_they_are_stored_and_can_do_nothing(served, first):
-    answer = served.client.get("/api/image", params={"id": first["id"]})
-    assert answer.headers["content-type"] == "image/png"
-    assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
-    assert answer.headers["content-disposition"].startswith("inline")
-    with Image.open(io.BytesIO(answer.content)) as picture:
-        assert picture.size == (64, 64)
-    saved = served.client.get("/api/image", params={"id": first["id"], "download": True})
-    assert re.fullmatch(r"attachment; filename\*=UTF-8''scene-\d+\.png", saved.headers["content-disposition"])
-
-
-def test_the_library_is_described_with_what_it_can_be_filtered_by(served):
-    answer = served.client.get("/api/stats").json()
-    assert answer["stats"]["items"] == 60
-    assert sum(entry["count"] for entry in answer["facets"]["time"]) == 60
-    assert {entry["value"] for entry in answer["facets"]["split"]} == {"train", "dev", "test"}
-    things = [entry["value"] for entry in answer["facets"]["things"]]
-    assert things == sorted(things)
-    assert answer["columns"]["things"] == "number"
-    assert answer["examples"]
-
-
 def test_the_library_can_be_looked_at_without_a_query(served):
     some = served.client.get("/api/browse", params={"k": 10}).json()["hits"]
     assert len({hit["id"] for hit in some}) == 10
@@ -153,22 +111,6 @@ def test_what_is_no_good_match_is_left_out_and_counted(served):
     everything = served.hits(q="quantum tax law", k=20, all=True, hybrid=False)
     assert len(kept["hits"]) + kept["below"] >= len(everything)
     assert len(everything) == 20
-
-
-def test_metrics_are_text_that_prometheus_reads(served):
-    served.hits(q="a boat")
-    answer = served.client.get("/metrics")
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    line = re.compile(r'(# (HELP|TYPE) .+|[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [0-9.e+-]+)')
-    assert all(line.fullmatch(text) for text in answer.text.splitlines())
-    count = re.search(r'requests_total\{method="GET",route="/api/search",status="200"\} (\d+)', answer.text)
-    assert count
-    assert int(count[1]) >= 1
-    assert re.search(r"^calligram_items 60$", answer.text, re.MULTILINE)
-
-
-def test_health_says_that_it_answers(served):
-    assert served.client.get("/api/health").json()["status"] == "ok"
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,7 @@ from PIL import Image
 
 from calligram.data.add_captions import NewCaption, add_new_captions, caption_revisions
 from calligram.data.collection import Collection
-from calligram.search.indexing.run import index_source
-from calligram.search.library.library import Library
-from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.query.searcher import Searcher
-from calligram.serve.caption_desk import CaptionDesk
 from calligram.serve.server import create_app
 from calligram.serve.settings import ServerSettings
 
@@ -153,15 +149,6 @@ def test_without_a_collection_nothing_is_written_or_proposed(served):
     assert served.client.get("/api/stats").json()["captioning"] is False
 
 
-def test_a_collection_with_nothing_left_to_caption_says_so(library_folder, served_run):
-    desk, library = CaptionDesk(served_run / "scenes"), Library.open(library_folder)
-    until = time.monotonic() + 60
-    while (found := desk.proposed(library)).state == "working" and time.monotonic() < until:
-        time.sleep(0.05)
-    assert found.state == "failed"
-    assert "has a caption; there is none to propose" in found.said
-
-
 def test_a_collection_whose_tables_are_gone_is_the_fault_of_the_server(library_folder, few_captions, tmp_path):
     shutil.copytree(few_captions, tmp_path / "collection")
     app = create_app(Searcher.open(library_folder), ServerSettings(collection=tmp_path / "collection"))
@@ -172,19 +159,8 @@ def test_a_collection_whose_tables_are_gone_is_the_fault_of_the_server(library_f
         answer = client.post("/api/captions", json={"id": "scene 9", "text": "a dog"})
         assert (answer.status_code, answer.json()["error"]) == (
             500,
-            "the collection of this server cannot be used; its log says why",
+            "the collection of this server cannot be used; see the log of the server",
         )
         assert client.post("/api/captions", json={"id": "scene 9", "text": " "}).status_code == 400
         (tmp_path / "collection" / "collection.json").unlink()
         assert client.get("/api/suggestions").status_code == 500
-
-
-def test_a_caption_that_was_written_is_found_once_the_collection_is_indexed_again(served_run, few_captions, tmp_path):
-    shutil.copytree(few_captions, tmp_path / "collection")
-    models, library = LibraryMatchers.load(served_run / "run"), tmp_path / "library"
-    index_source(models, tmp_path / "collection", library)
-    add_new_captions(tmp_path / "collection", [NewCaption("scene 25", "an unmistakable caption")])
-    index_source(models, tmp_path / "collection", library)
-    opened = Library.open(library)
-    (found,) = opened.full_text("unmistakable", 5)
-    assert opened.item(found.id).captions[-1] == "an unmistakable caption"
