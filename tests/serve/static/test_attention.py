@@ -96,8 +96,8 @@ def test_a_chosen_region_shows_its_words_until_it_is_let_go(opened):
     assert lights(page) == {n: float(n == 9) for n in range(16)}
     best = QUERY.split()[max(range(7), key=shares.__getitem__)]
     said = page.inner_text("#looks-at")
-    assert f"looks at {best} {100 * max(shares):.0f}%" in said
-    assert f"punctuation get {100 * looks['rest'][9]:.0f}%" in said
+    assert f"attends to {best} {100 * max(shares):.0f}%" in said
+    assert f"ends of the text get {100 * looks['rest'][9]:.0f}%" in said
     assert page.locator(".part[aria-pressed='true']").count() == 1
     page.locator("#weighed .looks").nth(0).hover()  # a word has its turn, then the region comes back
     assert page.locator("#weighed .asked").count() == 0
@@ -118,7 +118,7 @@ def test_it_goes_without_a_mouse(opened):
     assert page.evaluate("document.activeElement.firstChild.textContent") == "brown"
     page.keyboard.press("Enter")
     assert page.get_attribute("#weighed .looks >> nth=1", "aria-pressed") == "true"
-    assert "looks most" in page.locator("#weighed .looks").nth(1).inner_text()
+    assert "attends most to" in page.locator("#weighed .looks").nth(1).inner_text()
     # One stop for all regions, and arrows between them.
     assert page.locator(".part[tabindex='0']").count() == 1
     page.locator(".part[tabindex='0']").focus()
@@ -172,7 +172,7 @@ def test_a_matcher_of_single_vectors_shows_words_alone(page, served):
 
 @pytest.mark.parametrize(
     ("opened", "server", "said"),
-    [("attending_page", "attending", ", 60 of 60 compared closely"), ("page", "served", "")],
+    [("attending_page", "attending", ", 60 of 60 reranked"), ("page", "served", "")],
 )
 def test_the_page_says_how_many_were_compared(opened, server, said, request):
     page, url = request.getfixturevalue(opened), request.getfixturevalue(server).url

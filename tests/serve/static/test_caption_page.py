@@ -68,7 +68,7 @@ def test_others_are_proposed_when_asked_for(captioning_page, captioning):
     page.locator(".todo input").first.fill("one more")
     page.locator(".todo button").first.click()
     page.wait_for_selector(".todo .saved")
-    page.click("#anew")
+    page.click("#suggest-again")
     page.wait_for_selector(".todo .saved", state="detached")
     page.wait_for_selector(".todo input")
     assert first not in [item.get_attribute("data-id") for item in items.all()]

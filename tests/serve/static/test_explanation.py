@@ -35,7 +35,7 @@ def test_captions_are_weighed_by_their_button_and_one_word_is_not(page, served, 
     page.goto(f"{served.url}/?q=dog&all=1&item={item}")
     page.wait_for_selector(".captions")
     assert page.locator("#explanation").is_hidden()
-    page.click(f".weigh[aria-label={json.dumps('Weigh the words: ' + captions[1])}]")
+    page.click(f".weigh[aria-label={json.dumps('Explain the words: ' + captions[1])}]")
     page.wait_for_selector("#explanation:not([hidden]) .weighs")
     page.locator("#weighed").evaluate("e => e.querySelectorAll('.visually-hidden').forEach(told => told.remove())")
     assert page.locator("#weighed").evaluate("e => e.textContent") == captions[1]

@@ -104,7 +104,7 @@ def test_waiting_is_shown_and_can_be_left(page, served, item):
     page.route("**/api/locate?*", lambda route: None)
     page.fill("#locate-text", "a dog")
     page.press("#locate-text", "Enter")
-    page.wait_for_selector("#locate-status:has-text('Looking')")
+    page.wait_for_selector("#locate-status:has-text('Searching')")
     assert "looking" in page.get_attribute("#detail", "class")
     page.keyboard.press("Escape")
     assert page.inner_text("#locate-status") == ""
@@ -115,7 +115,7 @@ def test_waiting_is_shown_and_can_be_left(page, served, item):
 def test_what_goes_wrong_is_told_beside_the_field(page, served, item):
     look_at(page, served, item)
     asked(page, "a zebra")
-    assert "never seen: zebra" in page.inner_text("#locate-status")
+    assert "Unknown words: zebra" in page.inner_text("#locate-status")
     assert page.locator("#boxes .found").count() == 0
     page.route("**/api/locate?*", lambda route: route.abort())
     page.press("#locate-text", "Enter")

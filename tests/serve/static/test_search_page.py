@@ -131,7 +131,7 @@ def test_a_dropped_picture_is_searched_by(page, served):
     assert not page.is_visible("#drop")
     assert page.locator("#held img").count() == 1
     page.reload()
-    page.wait_for_selector("text=The picture of this search is gone")
+    page.wait_for_selector("text=The picture of this search is not available")
 
 
 def test_a_pasted_picture_is_searched_by(page, served):
@@ -192,7 +192,7 @@ def test_filters_narrow_what_is_shown(page, served):
     assert served.client.get("/api/item", params={"id": first}).json()["metadata"]["time"] == "night"
     page.fill("#where", "setting = 'nowhere'")
     page.press("#where", "Enter")
-    page.wait_for_selector("text=The filters leave nothing.")
+    page.wait_for_selector("text=Nothing satisfies the filters.")
     page.click("text=Remove the filters")
     tiles(page).first.wait_for()
     assert "f.time" not in page.url

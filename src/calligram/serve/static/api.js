@@ -1,4 +1,4 @@
-// Everything that is asked of the server.
+// Requests to the server.
 
 export class Refusal extends Error {
   constructor(status, reason, id) {
@@ -42,7 +42,7 @@ export async function search(terms, picture, signal) {
   return answer;
 }
 
-// Pictures without a query: a sample, or those that the filters leave.
+// Pictures without a query: a sample, or pictures that satisfy the filters.
 export async function browse(terms, signal) {
   const wanted = new URLSearchParams({ k: terms.get("k"), where: terms.get("where") ?? "" });
   const answer = await (await ask(`api/browse?${wanted}`, { signal })).json();
@@ -58,14 +58,14 @@ export async function locate(id, text, k, signal) {
   return (await ask(`api/locate?${new URLSearchParams({ id, text, k })}`, { signal })).json();
 }
 
-// What each word of a text has to do with a picture's score.
+// The importance of each word of a text for the score of a picture.
 export async function explain(id, text, signal) {
   return (await ask(`api/explain?${new URLSearchParams({ id, text })}`, { signal })).json();
 }
 
-// Images that a caption would teach most; `anew` proposes others.
-export async function suggestions(anew = false) {
-  return (await ask("api/suggestions", anew ? { method: "POST" } : {})).json();
+// Images whose captions would help training most; `again` chooses others.
+export async function suggestions(again = false) {
+  return (await ask("api/suggestions", again ? { method: "POST" } : {})).json();
 }
 
 export async function caption(id, text) {

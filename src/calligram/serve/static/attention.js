@@ -1,30 +1,30 @@
-// Where words look in a picture, and which words a region of it looks at: light on the picture, and buttons over it.
+// Attention between words and regions: light on the picture, and a button on each region.
 
 import { h, svg } from "./dom.js";
 import { place } from "./locate.js";
 
-const SPREAD = 3; // a word that looks nowhere in particular shows at one in so many of full light, as on printed sheets
-const TOLD = 3; // words of a region that its button names
-const NAMED = 6; // and those that are written out
-const OUTLINED = 3; // boxes of a word that get an outline, where they overlap
+const FULL_LIGHT = 3; // multiple of uniform attention that is drawn at full light, as on printed sheets
+const LABEL_WORDS = 3; // words in the label of a region's button
+const TEXT_WORDS = 6; // words in the sentence about a region
+const OUTLINED_BOXES = 3; // boxes of a word that get an outline, if regions overlap
 
 const percent = (share) => `${Math.round(100 * share)}%`;
 const area = ([x0, y0, x1, y1]) => (x1 - x0) * (y1 - y0);
 const middle = ([x0, y0, x1, y1]) => [(x0 + x1) / 2, (y0 + y1) / 2];
 
-// How bright each region is, 0 to 1.
+// The brightness of each region, 0 to 1.
 function light(shares) {
-  const largest = Math.max(...shares, SPREAD / shares.length);
+  const largest = Math.max(...shares, FULL_LIGHT / shares.length);
   return shares.map((share) => share / largest);
 }
 
-// Whether regions lie over each other, as boxes do and cells do not.
+// Whether regions overlap: boxes do, and the cells of a grid do not.
 function overlap(boxes) {
   const [x0, y0, x1, y1] = [0, 1, 2, 3].map((side) => Math[side < 2 ? "min" : "max"](...boxes.map((box) => box[side])));
   return boxes.reduce((sum, box) => sum + area(box), 0) > 1.01 * area([x0, y0, x1, y1]);
 }
 
-// Of what a button in this direction would be, how far it is; nothing for what lies elsewhere.
+// The distance to a region in the direction of an arrow key; infinite for regions in other directions.
 function distance(from, to, key) {
   const [dx, dy] = [to[0] - from[0], to[1] - from[1]];
   const [along, aside] = { ArrowLeft: [-dx, dy], ArrowRight: [dx, dy], ArrowUp: [-dy, dx], ArrowDown: [dy, dx] }[key];
@@ -32,7 +32,7 @@ function distance(from, to, key) {
 }
 
 export class Attention {
-  // words: elements of the sentence and what they say; tell: where it is said in words.
+  // words: the words and their elements in the sentence; tell: shows a sentence about the attention.
   constructor({ element, looks, parts }, attention, words, tell) {
     Object.assign(this, { stage: element, overlay: looks, parts, words, tell });
     Object.assign(this, { boxes: attention.boxes, shares: attention.words, regions: attention.regions, rest: attention.rest });
@@ -40,7 +40,7 @@ export class Attention {
     this.order = this.boxes.map((_, number) => number).sort((a, b) => area(this.boxes[b]) - area(this.boxes[a]));
     this.overlap = overlap(this.boxes);
     this.buttons = this.boxes.map((box, number) => this.button(box, number));
-    // Small regions lie above large ones, or they could not be pointed at.
+    // Small regions are drawn above large ones, so that all of them can be pointed at.
     parts.replaceChildren(...this.order.map((number) => this.buttons[number]));
     parts.hidden = false;
     if (this.buttons.length) this.buttons[this.order[0]].tabIndex = 0;
@@ -48,12 +48,12 @@ export class Attention {
     words.forEach((word, number) => this.follow(word.element, number));
   }
 
-  // In words, for those who cannot see it.
-  static told({ boxes, words }, number) {
+  // The attention of a word as text, for screen readers.
+  static describe({ boxes, words }, number) {
     const shares = words[number];
-    if (!shares) return "not read";
+    if (!shares) return "not used by the matcher";
     const best = shares.indexOf(Math.max(...shares));
-    return `looks most ${place(boxes[best], 1, 1)}, ${percent(shares[best])}`;
+    return `attends most to a region ${place(boxes[best], 1, 1)}, ${percent(shares[best])}`;
   }
 
   most(region, count = this.words.length) {
@@ -63,7 +63,7 @@ export class Attention {
   }
 
   button(box, number) {
-    const name = `Region ${place(box, 1, 1)}: ${this.most(number, TOLD)}`;
+    const name = `Region ${place(box, 1, 1)}: ${this.most(number, LABEL_WORDS)}`;
     const button = h("button", { type: "button", class: "part", tabindex: "-1", "aria-pressed": "false", "aria-label": name,
       onclick: () => this.hold({ region: number }), onkeydown: (event) => this.move(event, number) });
     const [x0, y0, x1, y1] = box;
@@ -71,21 +71,21 @@ export class Attention {
     return button;
   }
 
-  // One stop for the tabulator; arrows go to the region beside, and the page keys to smaller and larger ones, since
-  // regions may have one middle.
+  // All regions are one stop of the Tab key. Arrow keys move to the neighbouring region. Page keys move to smaller and
+  // larger ones, because regions may have the same centre.
   move(event, number) {
     const by = { PageDown: 1, PageUp: -1 }[event.key];
     if ((!by && !event.key.startsWith("Arrow")) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
-    event.stopPropagation(); // else they would go to the next picture
-    const next = by ? this.order[this.order.indexOf(number) + by] : this.beside(number, event.key);
+    event.stopPropagation(); // otherwise they would open the next picture
+    const next = by ? this.order[this.order.indexOf(number) + by] : this.neighbour(number, event.key);
     if (next === undefined) return;
     this.buttons[number].tabIndex = -1;
     this.buttons[next].tabIndex = 0;
     this.buttons[next].focus();
   }
 
-  beside(number, key) {
+  neighbour(number, key) {
     const far = this.boxes.map((box) => distance(middle(this.boxes[number]), middle(box), key));
     const nearest = Math.min(...far);
     return nearest === Infinity ? undefined : far.indexOf(nearest);
@@ -109,7 +109,7 @@ export class Attention {
     return Boolean(this.shares[number]);
   }
 
-  // A click keeps it, which is also how a finger does it; another lets it go.
+  // A click or a touch keeps a word or region selected; another one deselects it.
   hold(what) {
     const same = this.held && this.held.word === what.word && this.held.region === what.region;
     this.held = same ? null : what;
@@ -131,14 +131,14 @@ export class Attention {
       this.tell("");
     } else if (shares.length) {
       this.shine(this.boxes.map((_, number) => Number(number === what.region)));
-      this.tell(`The region ${place(this.boxes[what.region], 1, 1)} looks at ${this.most(what.region, NAMED)}. The ends of the text and punctuation get ${percent(this.rest[what.region])}.`);
+      this.tell(`The region ${place(this.boxes[what.region], 1, 1)} attends to ${this.most(what.region, TEXT_WORDS)}. Punctuation and the ends of the text get ${percent(this.rest[what.region])}.`);
     } else {
       this.shine(light(this.shares[what.word]));
-      this.tell(`“${this.words[what.word].word}” ${Attention.told({ boxes: this.boxes, words: this.shares }, what.word)}.`);
+      this.tell(`“${this.words[what.word].word}” ${Attention.describe({ boxes: this.boxes, words: this.shares }, what.word)}.`);
     }
   }
 
-  // Dark where nothing is looked at, warm where much is. The brightest is drawn last: where regions overlap it counts.
+  // Dark for low attention, warm light for high. The brightest region is drawn last, so that it is visible where regions overlap.
   shine(bright) {
     const order = bright.map((_, number) => number).sort((a, b) => bright[a] - bright[b]);
     const drawn = (number, kind) => {
@@ -151,7 +151,7 @@ export class Attention {
     const whole = { width: "100%", height: "100%" };
     const mask = (id) => svg("mask", { id }, svg("rect", whole), ...order.map((number) => drawn(number, "region")));
     const over = (id) => svg("rect", { ...whole, class: id, mask: `url(#${id})` });
-    const lines = this.overlap ? order.slice(-OUTLINED).map((number) => drawn(number, "outlined")) : [];
+    const lines = this.overlap ? order.slice(-OUTLINED_BOXES).map((number) => drawn(number, "outlined")) : [];
     this.overlay.replaceChildren(mask("unlit"), mask("lit"), over("unlit"), over("lit"), ...lines);
   }
 

@@ -1,27 +1,27 @@
-// Pictures that a caption would teach most, each with a field to write it in.
+// Pictures whose captions would help training most, each with a field for its caption.
 
 import * as api from "./api.js";
 import { $, h, number, several } from "./dom.js";
 import { asksToken } from "./login.js";
 import { toggleTheme } from "./page.js";
 
-const WAIT = 700; // milliseconds between looks at a round under way
-const login = asksToken(() => fields().length || begin()); // what was typed stays
+const POLL_MILLISECONDS = 700; // between requests while pictures are chosen
+const login = asksToken(() => fields().length || begin()); // text that was typed stays
 let asked = 0;
 let round = { suggestions: [], captioned: 0, left: 0 };
 let saved = 0;
 
 const fields = () => [...$("todo").querySelectorAll("input:not([disabled])")];
 
-async function begin(anew = false) {
+async function begin(again = false) {
   const mine = ++asked;
   $("notice").hidden = $("more").hidden = true;
   try {
-    round = await api.suggestions(anew);
+    round = await api.suggestions(again);
     while (round.state === "working") {
       $("todo").replaceChildren();
-      $("status").textContent = `Looking for pictures to caption: ${round.said}`;
-      await new Promise((go) => setTimeout(go, WAIT));
+      $("status").textContent = `Choosing pictures to caption: ${round.said}`;
+      await new Promise((go) => setTimeout(go, POLL_MILLISECONDS));
       if (mine !== asked) return;
       round = await api.suggestions();
     }
@@ -34,10 +34,10 @@ async function begin(anew = false) {
 
 function draw() {
   saved = 0;
-  if (round.state === "failed") return say("No pictures can be proposed", round.said);
+  if (round.state === "failed") return say("No pictures can be suggested", round.said);
   $("todo").replaceChildren(...round.suggestions.map(entry));
   tell();
-  if (!round.suggestions.length) say("All of these are captioned", "Propose others, or search with what the library knows.");
+  if (!round.suggestions.length) say("All suggested pictures have captions", "Suggest others to continue.");
   $("more").hidden = false;
   if (matchMedia("(hover: hover)").matches) fields()[0]?.focus();
 }
@@ -45,7 +45,7 @@ function draw() {
 function tell() {
   const rest = fields().length;
   $("status").textContent = `${saved ? "Saved. " : ""}${several(rest, "picture", "pictures")} to caption`;
-  $("about").textContent = `${number(round.captioned + saved)} captioned · ${number(round.left - saved)} not`;
+  $("about").textContent = `${number(round.captioned + saved)} with captions · ${number(round.left - saved)} without`;
 }
 
 function entry(suggestion, place) {
@@ -65,7 +65,7 @@ function entry(suggestion, place) {
 async function write(event, id, field, error) {
   event.preventDefault();
   const text = field.value;
-  field.readOnly = true; // Enter twice is one caption
+  field.readOnly = true; // pressing Enter twice sends one caption
   error.textContent = "";
   field.removeAttribute("aria-invalid");
   try {
@@ -86,7 +86,7 @@ async function write(event, id, field, error) {
   saved += 1;
   tell();
   if (next) next.focus();
-  else $("anew").focus();
+  else $("suggest-again").focus();
 }
 
 function walk(event) {
@@ -106,9 +106,9 @@ function refused(error) {
   $("status").textContent = "";
   $("todo").replaceChildren();
   if (error.status === 401) return login();
-  say("No pictures can be proposed", error.message);
+  say("No pictures can be suggested", error.message);
 }
 
-$("anew").addEventListener("click", () => begin(true));
+$("suggest-again").addEventListener("click", () => begin(true));
 toggleTheme($("theme"));
 begin();

@@ -1,23 +1,23 @@
-// One picture: large, with what is known of it.
+// The view of one picture: large, with its captions and metadata.
 
 import * as api from "./api.js";
 import { h, icon, svg } from "./dom.js";
 import { Explanation } from "./explanation.js";
 import { Locate } from "./locate.js";
 
-const LONG = 140;
+const MAX_VALUE_CHARACTERS = 140; // longer values are folded
 const FILTERED = new Set(["folder"]);
 
-const weight = (bytes) => (bytes < 1e6 ? `${Math.max(1, Math.round(bytes / 1e3))} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
+const fileSize = (bytes) => (bytes < 1e6 ? `${Math.max(1, Math.round(bytes / 1e3))} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
 
 export class Detail {
   constructor(dialog, { close, step, more, address, follow }) {
     this.dialog = dialog;
     this.actions = { close, step, more, address, follow };
     this.id = null;
-    this.locate = null; // where the library has a localizer
+    this.locate = null; // set if the library has a localizer
     this.explanation = null;
-    this.words = ""; // what is looked for in pictures, from one to the next
+    this.words = ""; // the text to locate, kept from one picture to the next
     dialog.addEventListener("cancel", (event) => {
       event.preventDefault();
       close();
@@ -48,7 +48,7 @@ export class Detail {
     if (this.dialog.open) this.dialog.close();
   }
 
-  // Boxes belong to the picture they were found in; the words may be wanted in the next one too.
+  // Boxes belong to one picture; the text is kept for the next one.
   forget() {
     if (this.locate?.field.value.trim()) this.words = this.locate.field.value;
     this.locate?.clear();
@@ -74,7 +74,7 @@ export class Detail {
       const parts = [this.head(item.name, hit), this.buttons(id), this.locate?.element, this.explanation.element, this.captions(item), this.facts(item, about)];
       const focused = side.contains(document.activeElement);
       side.replaceChildren(...parts.filter(Boolean));
-      if (focused) side.querySelector("button").focus(); // else keys would go nowhere
+      if (focused) side.querySelector("button").focus(); // otherwise keys would have no target
     } catch (error) {
       if (error.name !== "AbortError") side.append(h("p", { class: "error", role: "alert" }, error.message));
     }
@@ -82,11 +82,11 @@ export class Detail {
 
   head(name, hit) {
     const close = h("button", { type: "button", class: "quiet", "aria-label": "Close", title: "Close (Esc)", onclick: this.actions.close }, icon("close"));
-    const found = hit ? h("p", { class: "found" }, `number ${hit.rank}, score ${hit.score.toFixed(3)}`) : null;
+    const found = hit ? h("p", { class: "found" }, `rank ${hit.rank}, score ${hit.score.toFixed(3)}`) : null;
     return h("header", {}, h("div", {}, h("h2", { id: "detail-name" }, name), found), close);
   }
 
-  // The overlay has the picture's own pixels as its units, so boxes are drawn as they are stored.
+  // The units of the overlay are pixels of the picture, so boxes need no conversion.
   stage(id, neighbours) {
     const overlay = svg("svg", { id: "overlay", "aria-hidden": "true" }, svg("g", { id: "boxes" }), svg("g", { id: "attention" }));
     const image = h("img", { alt: "", src: api.thumbnail(id) });
@@ -102,7 +102,7 @@ export class Detail {
     const fill = (item) => {
       measure(item.width || 320, item.height || 320);
       image.alt = item.captions[0] ?? item.name;
-      // The thumbnail stays until the original is there, and where a browser cannot show it.
+      // The thumbnail stays until the original is loaded, and if the browser cannot show the original.
       const original = new Image();
       original.addEventListener("load", () => { image.src = original.src; });
       original.src = api.picture(id);
@@ -123,7 +123,7 @@ export class Detail {
 
   captions(item) {
     if (!item.captions.length) return null;
-    const links = item.captions.map((text) => h("li", {}, this.link({ q: text }, text, "Find pictures of this"), this.explanation.button(text), this.locate?.button(text)));
+    const links = item.captions.map((text) => h("li", {}, this.link({ q: text }, text, "Find pictures for this text"), this.explanation.button(text), this.locate?.button(text)));
     return h("section", { class: "captions" }, h("h3", {}, item.captions.length === 1 ? "Caption" : "Captions"), h("ul", {}, links));
   }
 
@@ -140,9 +140,9 @@ export class Detail {
   }
 
   value(name, value, about) {
-    if (name === "bytes") return weight(value);
+    if (name === "bytes") return fileSize(value);
     const text = String(value);
-    if (text.length > LONG) return h("details", {}, h("summary", {}, `${text.slice(0, 40)}…`), text);
+    if (text.length > MAX_VALUE_CHARACTERS) return h("details", {}, h("summary", {}, `${text.slice(0, 40)}…`), text);
     if (!(name in about.facets) && !FILTERED.has(name)) return text;
     return this.link({ filters: { [name]: [text] }, where: "" }, text, `Only ${name} ${text}`);
   }

@@ -1,4 +1,4 @@
-// Elements are made here and nowhere else: strings become text nodes, so no answer can become markup.
+// All elements are created here. Strings become text nodes, so that no answer of the server can become markup.
 
 export const $ = (id) => document.getElementById(id);
 

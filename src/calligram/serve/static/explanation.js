@@ -1,37 +1,37 @@
-// Why a picture was found: the weight of each word of a text, drawn behind the word, and where the word looks.
+// Why a picture was found: the importance of each word of a text, as a colour behind the word, and its attention.
 
 import * as api from "./api.js";
 import { Attention } from "./attention.js";
 import { h, icon } from "./dom.js";
 
-const MOST = 64; // words, as the server takes them
-const TELLING = 3;
+const MAX_WORDS = 64; // the limit of the server
+const EMPHASIZED_WORDS = 3;
 
 const signed = (weight) => `${weight < 0 ? "−" : "+"}${Math.abs(weight).toFixed(3)}`;
 
-// Words are weighed by leaving out one at a time, so there must be two.
-export function weighable(text) {
+// Words are explained by leaving out one at a time, so there must be two.
+export function explainable(text) {
   const words = text.split(/\s+/u).filter((word) => /[\p{L}\p{N}]/u.test(word)).length;
-  return words >= 2 && words <= MOST;
+  return words >= 2 && words <= MAX_WORDS;
 }
 
 export class Explanation {
   constructor(id, text, stage) {
     this.id = id;
     this.stage = stage;
-    this.attention = null; // where the matcher has any, and its regions have a place
+    this.attention = null; // set if the matcher has attention and the boxes of its regions are known
     this.said = h("p", { class: "said", role: "status", id: "explanation-status" });
     this.sentence = h("p", { class: "weighed", id: "weighed" });
-    this.looks = h("p", { class: "said looks-at", id: "looks-at" }); // not read out: words and regions say it themselves
-    this.element = h("section", { id: "explanation", class: "explanation", hidden: true, "aria-label": "Words that count" },
-      h("h3", {}, "Words that count"), this.sentence, this.looks, this.said);
-    if (weighable(text)) this.ask(text);
+    this.looks = h("p", { class: "said looks-at", id: "looks-at" }); // not for screen readers: the labels of words and regions contain it
+    this.element = h("section", { id: "explanation", class: "explanation", hidden: true, "aria-label": "Word importance" },
+      h("h3", {}, "Word importance"), this.sentence, this.looks, this.said);
+    if (explainable(text)) this.ask(text);
   }
 
-  // A caption's button.
+  // The button of a caption.
   button(text) {
-    if (!weighable(text)) return null;
-    return h("button", { type: "button", class: "quiet weigh", "aria-label": `Weigh the words: ${text}`, title: "Weigh the words", onclick: () => this.ask(text) }, icon("weigh"));
+    if (!explainable(text)) return null;
+    return h("button", { type: "button", class: "quiet weigh", "aria-label": `Explain the words: ${text}`, title: "Explain the words", onclick: () => this.ask(text) }, icon("weigh"));
   }
 
   leave() {
@@ -41,7 +41,7 @@ export class Explanation {
     this.attention = null;
   }
 
-  // Whether a word or a region stays lit, which Esc lets go.
+  // Whether a word or a region is selected; Esc deselects it.
   get holds() {
     return Boolean(this.attention?.held);
   }
@@ -65,11 +65,11 @@ export class Explanation {
 
   draw(text, { score, words, attention }) {
     const looks = attention?.boxes ? attention : null;
-    const characters = Array.from(text); // the server counts code points, strings here count halves of some
+    const characters = Array.from(text); // the server counts code points, JavaScript counts UTF-16 units
     const most = Math.max(...words.map((word) => Math.abs(word.weight))) || 1;
-    const telling = new Set([...words].filter((word) => word.weight > 0).sort((a, b) => b.weight - a.weight).slice(0, TELLING));
+    const telling = new Set([...words].filter((word) => word.weight > 0).sort((a, b) => b.weight - a.weight).slice(0, EMPHASIZED_WORDS));
     const parts = [];
-    const elements = words.map((word, number) => this.word(word, most, telling.has(word), looks ? Attention.told(looks, number) : ""));
+    const elements = words.map((word, number) => this.word(word, most, telling.has(word), looks ? Attention.describe(looks, number) : ""));
     let at = 0;
     words.forEach((word, number) => {
       parts.push(characters.slice(at, word.start).join(""), elements[number]);
@@ -81,8 +81,8 @@ export class Explanation {
       const spoken = words.map(({ word }, number) => ({ word, element: elements[number] }));
       this.attention = new Attention(this.stage, looks, spoken, (said) => { this.looks.textContent = said; });
     }
-    const more = looks ? " Point at a word to see where it looks, or choose a place in the picture to see its words." : "";
-    this.say(`Score ${score.toFixed(3)}. Without a red word it falls, without a blue one it rises.${more}`);
+    const more = looks ? " Point at a word to see its attention, or select a region of the picture to see its words." : "";
+    this.say(`Score ${score.toFixed(3)}. Red words raise it, blue words lower it.${more}`);
   }
 
   word({ word, weight }, most, telling, looking) {

@@ -1,8 +1,8 @@
-// Filters: values to choose from, and a condition to write.
+// Filters: values to select, and a condition to type.
 
 import { h, number } from "./dom.js";
 
-const FIRST = 10;
+const FIRST_VALUES = 10; // values that are shown before "more"
 const opened = new Set();
 
 export function show(panel, about, state, go, refusal) {
@@ -20,9 +20,9 @@ export function show(panel, about, state, go, refusal) {
 function facet(name, values, state, go) {
   const chosen = state.filters[name] ?? [];
   const known = new Set(values.map((entry) => String(entry.value)));
-  // A value from the address may be none of the commonest.
+  // A value from the address may not be in the list of frequent values.
   const all = [...values, ...chosen.filter((value) => !known.has(value)).map((value) => ({ value, count: null }))];
-  const shown = opened.has(name) ? all : all.filter((entry, at) => at < FIRST || chosen.includes(String(entry.value)));
+  const shown = opened.has(name) ? all : all.filter((entry, at) => at < FIRST_VALUES || chosen.includes(String(entry.value)));
   const buttons = shown.map((entry) => h("li", {}, value(name, entry, chosen, state, go)));
   const list = h("ul", {}, buttons);
   if (shown.length < all.length) {

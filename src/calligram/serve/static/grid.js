@@ -1,4 +1,4 @@
-// What was found: pictures as tiles, captions as lines; arrow keys walk over both.
+// The results: pictures as tiles, captions as lines. Arrow keys move through both.
 
 import { thumbnail } from "./api.js";
 import { h } from "./dom.js";
@@ -22,7 +22,7 @@ function tile(hit, top, address) {
 
 function line(hit, address) {
   const href = address({ q: hit.text, plus: [], minus: [], like: [], picture: null, find: "images", all: false });
-  return h("a", { class: "word", href, tabindex: "-1", title: "Find pictures of this" },
+  return h("a", { class: "word", href, tabindex: "-1", title: "Find pictures for this text" },
     hit.text ?? hit.id, h("small", {}, score(hit)));
 }
 
@@ -54,7 +54,7 @@ export function focus(list, id) {
   wanted?.focus();
 }
 
-// One tile is a stop of the Tab key; the arrows move it.
+// The results are one stop of the Tab key. Arrow keys move the focus.
 export function walk(list, event) {
   const entries = [...list.querySelectorAll("a")];
   const at = entries.indexOf(document.activeElement);

@@ -1,15 +1,15 @@
-// Phrases in a picture: a text goes in, its noun phrases come back in the colours of their boxes.
+// Phrase localization: the noun phrases of a text and their boxes, in the same colours.
 
 import * as api from "./api.js";
 import { h, icon, svg } from "./dom.js";
 
-const COLOURS = 7; // as in detail.css; after the last one they begin again, and the numbers still differ
-const BOXES = 3;
-const NEAR = 0.06;
+const COLOURS = 7; // as in detail.css; they repeat after the last one, and the numbers still differ
+const BOXES_PER_PHRASE = 3;
+const MIN_TAG_DISTANCE = 0.06; // as a share of the picture
 
 const area = ([x0, y0, x1, y1]) => (x1 - x0) * (y1 - y0);
 
-// Where a box lies, in words, for those who cannot see it.
+// The position of a box as text, for screen readers.
 export function place([x0, y0, x1, y1], width, height) {
   const [x, y] = [(x0 + x1) / 2 / width, (y0 + y1) / 2 / height];
   const parts = [y < 0.36 ? "upper" : y > 0.64 ? "lower" : "", x < 0.36 ? "left" : x > 0.64 ? "right" : ""].filter(Boolean);
@@ -19,8 +19,8 @@ export function place([x0, y0, x1, y1], width, height) {
 export class Locate {
   constructor(dialog, { id, text, overlay, tags, measure }) {
     Object.assign(this, { dialog, id, overlay, tags, measure });
-    this.shown = []; // of each phrase: its words and its boxes
-    this.held = null; // the phrase that was clicked
+    this.shown = []; // for each phrase: its text and its boxes
+    this.held = null; // the selected phrase
     this.field = h("input", { id: "locate-text", type: "text", maxlength: 1000, value: text, enterkeyhint: "search",
       "aria-label": "Find in this picture", placeholder: "a phrase or a sentence", autocomplete: "off" });
     this.field.addEventListener("focus", () => this.field.select());
@@ -34,7 +34,7 @@ export class Locate {
     this.element = h("section", { class: "locate", id: "locate" }, h("h3", {}, "Find in this picture"), form, this.sentence, this.said);
   }
 
-  // A caption's button.
+  // The button of a caption.
   button(text) {
     return h("button", { type: "button", class: "quiet where-is", "aria-label": `Show in the picture: ${text}`, title: "Show in the picture", onclick: () => {
       this.field.value = text;
@@ -59,7 +59,7 @@ export class Locate {
     this.dialog.classList.remove("located", "looking");
   }
 
-  // As clear, from the keyboard or the button: what was focused may be gone, and Esc must have somewhere to go.
+  // Clear, and move the focus if its element was removed, so that Esc still works.
   leave() {
     const inside = this.sentence.contains(document.activeElement) || document.activeElement === this.wipe;
     this.clear();
@@ -75,12 +75,12 @@ export class Locate {
     this.asking?.abort();
     if (!text.trim()) return this.clear();
     const mine = (this.asking = new AbortController());
-    if (matchMedia("(hover: none)").matches) this.field.blur(); // a keyboard of glass would hide the picture
+    if (matchMedia("(hover: none)").matches) this.field.blur(); // the on-screen keyboard would hide the picture
     this.dialog.classList.add("looking");
     this.wipe.hidden = false;
-    this.say("Looking at the picture…", "waiting");
+    this.say("Searching in the picture…", "waiting");
     try {
-      const answer = await api.locate(this.id, text, BOXES, mine.signal);
+      const answer = await api.locate(this.id, text, BOXES_PER_PHRASE, mine.signal);
       if (this.asking !== mine) return;
       this.asking = undefined;
       this.draw(text, answer);
@@ -97,7 +97,7 @@ export class Locate {
     this.measure(width, height);
     this.shown = [];
     this.held = null;
-    const characters = Array.from(text); // the server counts code points, strings here count halves of some
+    const characters = Array.from(text); // the server counts code points, JavaScript counts UTF-16 units
     const parts = [];
     let at = 0;
     phrases.forEach((phrase, number) => {
@@ -109,7 +109,7 @@ export class Locate {
     parts.push(characters.slice(at).join(""));
     this.sentence.replaceChildren(...parts);
     this.sentence.hidden = false;
-    // Small boxes lie above large ones, or they could not be pointed at.
+    // Small boxes are drawn above large ones, so that all of them can be pointed at.
     const best = (boxes) => Math.max(0, ...boxes.map((box) => Number(box.dataset.area)));
     const groups = [...this.shown].sort((a, b) => best(b.boxes) - best(a.boxes));
     this.overlay.replaceChildren(...groups.flatMap((one) => one.boxes));
@@ -122,10 +122,10 @@ export class Locate {
 
   tell(phrases, unknown) {
     const found = phrases.filter((phrase) => phrase.boxes.length).length;
-    const lost = unknown.length ? `The localizer has never seen: ${unknown.join(", ")}.` : "";
-    if (!found) this.say(`Nothing to look for. ${lost}`, "error");
+    const lost = unknown.length ? `Unknown words: ${unknown.join(", ")}.` : "";
+    if (!found) this.say(`No phrase can be located. ${lost}`, "error");
     else if (lost) this.say(lost);
-    else this.say(found === 1 ? "The best box; dashed are the next." : `${found} phrases; point at one to see it alone.`);
+    else this.say(found === 1 ? "Solid line: the best box. Dashed lines: the next best." : `${found} phrases; point at one to see it alone.`);
   }
 
   phrase(text, { boxes }, number, width, height) {
@@ -157,15 +157,15 @@ export class Locate {
     });
   }
 
-  // Numbers keep their size however large the picture is shown; those that would lie upon another stand beside it.
+  // Numbers have a fixed size. A number that would cover another one is placed next to it.
   tag({ boxes }, number, phrases, width, height) {
     if (!boxes.length) return null;
     const corner = ([x0, y0]) => [x0 / width, y0 / height];
     const [x, y] = corner(boxes[0].box);
     const before = phrases.slice(0, number).filter((other) => other.boxes.length).map((other) => corner(other.boxes[0].box));
-    const beside = before.filter(([left, top]) => Math.abs(left - x) < NEAR && Math.abs(top - y) < NEAR).length;
+    const offset = before.filter(([left, top]) => Math.abs(left - x) < MIN_TAG_DISTANCE && Math.abs(top - y) < MIN_TAG_DISTANCE).length;
     const tag = h("span", { class: `tag c${number % COLOURS}` }, String(number + 1));
-    for (const [name, value] of [["--x", x], ["--y", y], ["--beside", beside]]) tag.style.setProperty(name, value);
+    for (const [name, value] of [["--x", x], ["--y", y], ["--offset", offset]]) tag.style.setProperty(name, value);
     return tag;
   }
 
@@ -175,7 +175,7 @@ export class Locate {
     element.addEventListener("click", () => this.hold(number));
   }
 
-  // A click keeps a phrase lit, which is also how a finger does it.
+  // A click or a touch keeps a phrase selected.
   hold(number) {
     this.held = this.held === number ? null : number;
     this.light(this.held ?? null);

@@ -1,9 +1,9 @@
-// The dialog that asks for the token, on every page of the server.
+// The login dialog of every page.
 
 import * as api from "./api.js";
 import { $ } from "./dom.js";
 
-// Returns a function that opens it; `admitted` is called once the token was right, here or in another tab.
+// Returns a function that opens it. `admitted` is called after a login, here or in another tab.
 export function asksToken(admitted) {
   const done = () => {
     $("login").close();

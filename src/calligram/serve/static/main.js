@@ -1,4 +1,4 @@
-// The page: state comes from the address, everything shown follows from it.
+// The search page. Its state is in the address, and everything on the page follows from it.
 
 import * as api from "./api.js";
 import { $, h, icon, number, several } from "./dom.js";
@@ -6,18 +6,18 @@ import { Detail } from "./detail.js";
 import * as filters from "./filters.js";
 import * as grid from "./grid.js";
 import { asksToken } from "./login.js";
-import { isQuery, read, split, spoken, terms, write } from "./state.js";
+import { isQuery, read, split, queryText, terms, write } from "./state.js";
 import { takePictures, toggleTheme } from "./page.js";
 
-const PAGE = 48;
-const pictures = new Map(); // pictures that were dropped here, by the number in the address
+const PAGE_HITS = 48;
+const pictures = new Map(); // uploaded pictures, by their number in the address
 let state = read();
 let about = { stats: {}, facets: {}, columns: {}, limits: {} };
 let found = { hits: [], below: 0 };
-let shownFor = null; // the search that the results belong to
-let wanted = PAGE;
+let shownFor = null; // the state that the results belong to
+let wanted = PAGE_HITS;
 let asking = null;
-let written = ""; // what was put into the search box last
+let written = ""; // the last text that the page put into the search box
 
 const login = asksToken(begin);
 const address = (changes = {}) => write({ ...state, item: null, ...changes });
@@ -43,7 +43,7 @@ function render() {
   const key = JSON.stringify(rest);
   drawHead();
   if (key !== shownFor) {
-    wanted = PAGE;
+    wanted = PAGE_HITS;
     ask(key);
   }
   if (item) openItem(item);
@@ -57,9 +57,9 @@ function render() {
 function drawHead() {
   document.body.classList.toggle("home", !isQuery(state) && !narrowed());
   document.body.classList.toggle("unasked", !isQuery(state));
-  if (state.q !== written) $("query").value = written = state.q; // what is being typed stays
-  document.title = isQuery(state) ? `${spoken(state) || "Like a picture"} · Calligram` : "Calligram";
-  $("query").placeholder = state.picture || state.like.length ? "…and add words" : "Describe a picture";
+  if (state.q !== written) $("query").value = written = state.q; // text that is being typed stays
+  document.title = isQuery(state) ? `${queryText(state) || "Similar pictures"} · Calligram` : "Calligram";
+  $("query").placeholder = state.picture || state.like.length ? "Add words" : "Describe a picture";
   drawHeld();
   drawChips();
   for (const button of document.querySelectorAll("[data-find]")) {
@@ -97,7 +97,7 @@ function drawChips() {
   }
   if (state.where) chips.push(chip(state.where, "filter", { where: "" }));
   if (isQuery(state)) {
-    chips.push(h("li", {}, h("button", { type: "button", class: "chip add", title: "Or write: - and what is not wanted", onclick: leaveOut }, "− leave out…")));
+    chips.push(h("li", {}, h("button", { type: "button", class: "chip add", title: "Or type a minus sign and a word", onclick: leaveOut }, "− leave out…")));
   }
   $("chips").replaceChildren(...chips);
 }
@@ -117,7 +117,7 @@ async function ask(key) {
   shownFor = key;
   $("notice").hidden = $("more").hidden = true;
   if (state.picture && !pictures.has(state.picture)) {
-    return say("The picture of this search is gone", "It was never kept. Drop it here again to repeat the search.");
+    return say("The picture of this search is not available", "The server does not store it. Drop it here again to repeat the search.");
   }
   const mine = (asking = new AbortController());
   $("results").setAttribute("aria-busy", "true");
@@ -144,12 +144,12 @@ function drawFound() {
   grid.show($("results"), hits, isQuery(state) ? state.find : "images", address);
   const [one, many] = state.find === "captions" ? ["caption", "captions"] : ["picture", "pictures"];
   const all = state.find === "captions" ? about.stats.captions : about.stats.items;
-  const compared = found.depth ? `, ${number(found.depth)} of ${number(all ?? found.depth)} compared closely` : "";
+  const compared = found.depth ? `, ${number(found.depth)} of ${number(all ?? found.depth)} reranked` : "";
   $("status").replaceChildren(...(isQuery(state)
     ? [h("b", {}, hits.length ? several(hits.length, one, many) : `No ${many}`), ` in ${Math.round(found.waited)} ms${compared}`]
-    : [narrowed() ? "Pictures under these filters" : "From the library"]));
+    : [narrowed() ? "Pictures that satisfy the filters" : "A sample of the library"]));
   if (!hits.length && below) {
-    say("No good match", `Nothing here is close to what you describe. ${several(below, one, many)} came nearest.`,
+    say("No good match", `Nothing in the library matches your description well. ${several(below, one, many)} came nearest.`,
       h("button", { type: "button", class: "plain", id: "anyway", onclick: () => go({ all: true }) }, "Show all anyway"));
   } else if (!hits.length) sayNothing(many);
   drawMore(many);
@@ -158,8 +158,8 @@ function drawFound() {
 }
 
 function sayNothing(many) {
-  if (!about.stats.items) return say("The library is empty", "Put pictures into it with “calligram index”.");
-  say(`No ${many}`, narrowed() ? "The filters leave nothing." : "Nothing was found.",
+  if (!about.stats.items) return say("The library is empty", "Add pictures with “calligram index”.");
+  say(`No ${many}`, narrowed() ? "Nothing satisfies the filters." : "Nothing was found.",
     narrowed() ? h("button", { type: "button", class: "plain", onclick: () => go({ filters: {}, where: "" }) }, "Remove the filters") : null);
 }
 
@@ -170,13 +170,13 @@ function drawMore(many) {
   const parts = [];
   if (full) {
     parts.push(h("button", { type: "button", class: "plain", id: "show-more", onclick: () => {
-      wanted = Math.min(most, wanted + PAGE);
+      wanted = Math.min(most, wanted + PAGE_HITS);
       ask(shownFor);
     } }, `More ${many}`));
   } else if (hits.length && below) {
-    parts.push(`${number(below)} others are no good match.`, h("button", { type: "button", class: "plain", onclick: () => go({ all: true }) }, "Show them"));
+    parts.push(`${number(below)} others are not a good match.`, h("button", { type: "button", class: "plain", onclick: () => go({ all: true }) }, "Show them"));
   } else if (hits.length && state.all) {
-    parts.push("Shown with what is no good match.", h("button", { type: "button", class: "plain", onclick: () => go({ all: false }) }, "Only good matches"));
+    parts.push("This list includes results that are not a good match.", h("button", { type: "button", class: "plain", onclick: () => go({ all: false }) }, "Show only good matches"));
   }
   $("more").replaceChildren(...parts);
   $("more").hidden = !parts.length;
@@ -193,8 +193,8 @@ function drawRefusal(error) {
     filters.show($("filters"), about, state, go, error.message);
   }
   const again = h("button", { type: "button", class: "plain", onclick: () => ask(shownFor) }, "Try again");
-  if (error.status >= 500 || error.status === 0) say("That did not work", error.id ? `${error.message} (${error.id})` : error.message, again);
-  else say(faulty ? "The condition cannot be read" : "That cannot be searched", error.message);
+  if (error.status >= 500 || error.status === 0) say("The search failed", error.id ? `${error.message} (${error.id})` : error.message, again);
+  else say(faulty ? "The condition is not valid" : "The query is not valid", error.message);
 }
 
 function say(title, text, ...buttons) {

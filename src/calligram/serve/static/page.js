@@ -1,9 +1,9 @@
-// What the page does besides searching: taking pictures in, and its colours.
+// Uploads by button, paste and drop, and the colour theme.
 
 import { icon } from "./dom.js";
 
 export function takePictures({ file, pick, take }) {
-  // Systems do not know every picture's type, so where none is one by its type the server says what it thinks of it.
+  // Systems do not know the type of every picture file. If no file has an image type, the server checks the first one.
   const first = (files) => [...(files ?? [])].find((one) => one.type.startsWith("image/")) ?? files?.[0];
   pick.addEventListener("click", () => file.click());
   file.addEventListener("change", () => {
@@ -17,18 +17,18 @@ export function takePictures({ file, pick, take }) {
     event.preventDefault();
     take(pasted);
   });
-  // dragenter and dragleave fire for every element on the way; the depth says whether the page is left.
+  // dragenter and dragleave fire for every element; at depth 0 the pointer has left the page.
   let depth = 0;
-  const carries = (event) => event.dataTransfer?.types.includes("Files");
+  const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
   const mark = (by) => {
     depth = by === 0 ? 0 : Math.max(0, depth + by);
     document.body.classList.toggle("dropping", depth > 0);
   };
-  addEventListener("dragenter", (event) => carries(event) && mark(1));
-  addEventListener("dragleave", (event) => carries(event) && mark(-1));
-  addEventListener("dragover", (event) => carries(event) && event.preventDefault());
+  addEventListener("dragenter", (event) => hasFiles(event) && mark(1));
+  addEventListener("dragleave", (event) => hasFiles(event) && mark(-1));
+  addEventListener("dragover", (event) => hasFiles(event) && event.preventDefault());
   addEventListener("drop", (event) => {
-    if (!carries(event)) return;
+    if (!hasFiles(event)) return;
     event.preventDefault();
     mark(0);
     const dropped = first(event.dataTransfer.files);
@@ -44,7 +44,7 @@ export function toggleTheme(button) {
     else document.documentElement.dataset.theme = theme;
     localStorage.setItem("theme", theme);
     button.replaceChildren(icon(theme));
-    button.title = button.ariaLabel = `Colours: ${theme === "auto" ? "as the system" : theme}`;
+    button.title = button.ariaLabel = `Colours: ${theme === "auto" ? "system setting" : theme}`;
   };
   const kept = localStorage.getItem("theme");
   apply(THEMES.includes(kept) ? kept : "auto");

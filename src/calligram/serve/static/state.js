@@ -1,4 +1,4 @@
-// The search is the address: it can be kept, sent, and gone back to.
+// The state of a search is in the address, so that it can be saved, shared and reached by the back button.
 
 const LISTS = ["plus", "minus", "like"];
 
@@ -35,7 +35,7 @@ export function isQuery(state) {
   return Boolean(state.q || state.plus.length || state.like.length || state.picture);
 }
 
-// "two dogs - person + snow": what follows a minus is left out, what follows a plus is wanted too.
+// "two dogs - person + snow": terms after a minus sign are subtracted, terms after a plus sign are added.
 export function split(typed) {
   const parts = typed.trim().split(/(?:^|\s+)([-+−])\s*(?=\S)/u);
   const found = { q: parts[0].trim(), plus: [], minus: [] };
@@ -46,15 +46,15 @@ export function split(typed) {
   return found;
 }
 
-// The search in words, for the title of the window.
-export function spoken(state) {
+// The query as text, for the title of the window.
+export function queryText(state) {
   return [state.q, ...state.plus.map((t) => `+ ${t}`), ...state.minus.map((t) => `− ${t}`)].filter(Boolean).join(" ");
 }
 
 const quoted = (text) => `'${String(text).replaceAll("'", "''")}'`;
 const column = (name) => `\`${name.replaceAll("`", "``")}\``;
 
-// The chosen values and the typed condition as one condition of the library's grammar.
+// The selected values and the typed condition as one condition in the syntax of the library.
 export function condition(state, kinds) {
   const parts = Object.entries(state.filters).map(([name, values]) => {
     const written = values.map((value) => (kinds[name] === "text" ? quoted(value) : value));
@@ -64,7 +64,7 @@ export function condition(state, kinds) {
   return parts.join(" and ");
 }
 
-// What the server is asked; the picture travels beside it.
+// The parameters of a request; an uploaded picture is sent separately.
 export function terms(state, k, kinds) {
   const out = new URLSearchParams();
   if (state.q) out.set("q", state.q);
