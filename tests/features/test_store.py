@@ -31,7 +31,7 @@ def rows(count: int, start: int = 0) -> np.ndarray:
     return np.arange(start, start + count, dtype=np.float16)[:, None].repeat(3, 1)
 
 
-def test_rows_are_found_again_by_content_over_several_parts(tmp_path):
+def test_rows_are_found_by_content_key_in_several_parts(tmp_path):
     store = FeatureStore(tmp_path, {"a": 1})
     store.append(["x", "y"], rows(2))
     store.append(["z"], rows(1, 7))
@@ -46,7 +46,7 @@ def test_other_settings_have_another_store(tmp_path):
     assert len(FeatureStore(tmp_path, {"a": 2})) == 0
 
 
-def test_a_part_that_was_cut_short_does_not_count_and_damage_is_said(tmp_path):
+def test_an_incomplete_part_is_ignored_and_damage_is_reported(tmp_path):
     store = FeatureStore(tmp_path, {})
     store.append(["x"], rows(1))
     (store.folder / "000001.npy").write_bytes(b"half a fi")
@@ -59,7 +59,7 @@ def test_a_part_that_was_cut_short_does_not_count_and_damage_is_said(tmp_path):
         FeatureStore(tmp_path, {})
 
 
-def test_features_are_computed_once_and_only_for_new_pictures(tiny_draft, tmp_path, monkeypatch):
+def test_features_are_computed_once_and_only_for_new_images(tiny_draft, tmp_path, monkeypatch):
     (tmp_path / "pictures").mkdir()
     draft = tiny_draft(tmp_path / "pictures")
     collection = write_draft(draft, tmp_path / "collection")
@@ -72,7 +72,7 @@ def test_features_are_computed_once_and_only_for_new_pictures(tiny_draft, tmp_pa
     train, test = (collection.sentences(s).visuals for s in ("train", "test"))
     found = source.load(train).take(np.arange(6))
     assert sum(ran) == 6
-    # The pictures of the test split are the same bytes under other names.
+    # The images of the test split are the same bytes under other names.
     again = source.load(test).take(np.arange(6))
     assert sum(ran) == 6
     assert torch.equal(found, again)
@@ -80,7 +80,7 @@ def test_features_are_computed_once_and_only_for_new_pictures(tiny_draft, tmp_pa
     torch.testing.assert_close(alone[0], found[2].float(), rtol=1e-2, atol=1e-2)
 
 
-def test_extraction_killed_with_signal_9_goes_on_where_it_was(tiny_draft, tmp_path):
+def test_an_extraction_killed_with_signal_9_continues(tiny_draft, tmp_path):
     (tmp_path / "pictures").mkdir()
     collection = write_draft(tiny_draft(tmp_path / "pictures", repeats=8), tmp_path / "collection")
     script = """

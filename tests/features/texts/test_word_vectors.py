@@ -38,7 +38,7 @@ def written(folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", [".txt", ".txt.gz", ".vec", ".bin", ".bin.gz"])
-def test_every_format_gives_the_same_table(tmp_path, kind):
+def test_every_format_gives_the_same_embeddings(tmp_path, kind):
     table = pretrained_embeddings(VOCABULARY, written(tmp_path, kind), 3, torch.Generator().manual_seed(0))
     assert table.found == 3
     assert table.vectors[4:7].tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
@@ -48,7 +48,7 @@ def test_every_format_gives_the_same_table(tmp_path, kind):
     assert torch.equal(table.vectors, again.vectors)
 
 
-def test_words_that_are_missing_are_drawn_with_the_spread_of_the_others(tmp_path):
+def test_missing_words_get_random_vectors_of_the_same_spread(tmp_path):
     names = [f"w{n}" for n in range(400)]
     random = np.random.default_rng(0).normal(scale=3, size=(200, 20)).astype(np.float32)
     write_vectors(dict(zip(names[:200], random, strict=True)), tmp_path / "v.txt")
@@ -57,7 +57,7 @@ def test_words_that_are_missing_are_drawn_with_the_spread_of_the_others(tmp_path
     assert vectors[204:].std() == pytest.approx(3, rel=0.1)
 
 
-def test_a_word_as_written_goes_before_a_capitalised_one(tmp_path):
+def test_a_lower_case_entry_is_preferred_to_a_capitalised_one(tmp_path):
     (tmp_path / "v.txt").write_text("Dog 9 9\ndog 1 2\n")
     assert read_vectors(tmp_path / "v.txt", {"dog"}, 2)["dog"].tolist() == [1, 2]
 
@@ -75,18 +75,18 @@ def test_a_word_as_written_goes_before_a_capitalised_one(tmp_path):
         ("v.npy", b"", r"end in .txt, .vec or .bin, also with .gz; got v.npy"),
     ],
 )
-def test_files_that_do_not_fit_are_named(tmp_path, name, content, message):
+def test_unsuitable_files_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
         pretrained_embeddings(VOCABULARY, tmp_path / name, 3)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_a_missing_file_is_named_in_the_error(tmp_path):
     with pytest.raises(UserError, match=r"nowhere\.txt could not be read: .* train some with \"calligram words"):
         pretrained_embeddings(VOCABULARY, tmp_path / "nowhere.txt", 3)
 
 
-def test_vectors_trained_here_put_words_used_alike_together_and_are_written_and_read(tmp_path):
+def test_trained_vectors_of_similar_words_are_close_and_are_written_and_read(tmp_path):
     pytest.importorskip("gensim")
     draw = np.random.default_rng(0)
     animals, colours = ("dog", "cat", "horse"), ("red", "green", "blue")
@@ -104,7 +104,7 @@ def test_vectors_trained_here_put_words_used_alike_together_and_are_written_and_
         train_vectors(["a dog"], 8, min_count=5)
 
 
-def test_the_verb_gives_the_same_vectors_for_the_same_seed_in_any_process(tiny, tmp_path):
+def test_the_command_gives_the_same_vectors_for_the_same_seed_in_any_process(tiny, tmp_path):
     pytest.importorskip("gensim")
     command = ["words", str(tiny.folder), "one.txt", "--dim", "4", "--epochs", "1"]
     done = subprocess.run(

@@ -21,16 +21,16 @@ def wordnet(tiny_wordnet):
     [
         ("unicycle", "none", {"unicycle"}),
         ("unicycle", "synonyms", {"unicycle", "monocycle"}),
-        ("whippet", "kinds", {"whippet", "hound", "hunting dog", "dog", "animal"}),  # a thing is five steps away
+        ("whippet", "kinds", {"whippet", "hound", "hunting dog", "dog", "animal"}),  # "thing" is five steps away
         ("hunting dog, chaser", "synonyms", {"hunting dog", "chaser"}),
         ("background", "kinds", set()),
     ],
 )
-def test_words_that_ask_for_a_label(wordnet, label, expansion, words):
+def test_names_of_a_label_follow_the_expansion(wordnet, label, expansion, words):
     assert set(concept_names(label, expansion, wordnet)) == words
 
 
-def test_without_wordnet_its_own_names_ask_for_a_label():
+def test_without_wordnet_a_label_has_only_its_own_names():
     assert concept_names("unicycle, one-wheeler", "synonyms", None) == ("unicycle", "one wheeler")
 
 
@@ -47,7 +47,7 @@ def test_without_wordnet_its_own_names_ask_for_a_label():
         ("", "kinds", []),
     ],
 )
-def test_a_text_asks_for_the_concepts_it_names(wordnet, text, expansion, concepts):
+def test_a_text_contains_the_concepts_that_it_names(wordnet, text, expansion, concepts):
     found = ConceptInput.from_labels(LABELS, expansion, wordnet)
     assert found.named_concepts(text) == concepts
     queries, mask = found.texts([text, "a whippet"])
@@ -58,7 +58,7 @@ def test_a_text_asks_for_the_concepts_it_names(wordnet, text, expansion, concept
     assert mask.shape == (2, 1)
 
 
-def test_queries_need_no_wordnet_once_it_is_saved(wordnet, tmp_path):
+def test_a_saved_input_needs_no_wordnet(wordnet, tmp_path):
     made = ConceptInput.from_labels(("child", "man"), "synonyms", wordnet)
     again = ConceptInput.read(tmp_path, json.loads(json.dumps(made.save(tmp_path))))
     assert again == made

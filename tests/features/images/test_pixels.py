@@ -12,7 +12,7 @@ from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 
 
-def test_squash_keeps_all_and_crop_keeps_the_middle():
+def test_squash_keeps_the_whole_image_and_crop_keeps_the_centre():
     wide = Image.fromarray(np.repeat(np.arange(120, dtype=np.uint8)[None, :, None], 40, 0).repeat(3, 2))
     squashed, cropped = (PixelInput(40, fit).resize(wide) for fit in ("squash", "crop"))
     assert squashed.shape == cropped.shape == (3, 40, 40)
@@ -21,7 +21,7 @@ def test_squash_keeps_all_and_crop_keeps_the_middle():
 
 
 @pytest.mark.parametrize("size", [(96, 96), (500, 375), (577, 1301), (2048, 1000), (31, 900), (289, 290)])
-def test_resizing_with_a_reduced_image_at_hand_equals_pillow(size):
+def test_resizing_a_reduced_image_equals_pillow(size):
     drawn = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     image, pixels = Image.fromarray(drawn), PixelInput(size=48)
     wanted = np.asarray(image.resize((48, 48), Image.Resampling.BICUBIC, reducing_gap=3.0)).transpose(2, 0, 1)
@@ -29,7 +29,7 @@ def test_resizing_with_a_reduced_image_at_hand_equals_pillow(size):
     assert np.array_equal(pixels.resize(image, pixels.reduce(image)), wanted)
 
 
-def test_normalisation_is_that_of_the_definition():
+def test_normalisation_follows_the_definition():
     pixels = torch.randint(0, 256, (2, 3, 4, 4), dtype=torch.uint8)
     source = PixelInput(4, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     found = source.finish(pixels)
@@ -37,7 +37,7 @@ def test_normalisation_is_that_of_the_definition():
         torch.testing.assert_close(found[:, c], (pixels[:, c] / 255 - mean) / std)
 
 
-def test_images_decoded_on_demand_equal_those_kept_in_memory(tiny):
+def test_images_decoded_on_demand_equal_those_in_memory(tiny):
     visuals = tiny.sentences("train").visuals
     kept, asked = PixelInput(20).load(visuals), PixelInput(20).load(visuals, budget=0)
     rows = np.array([3, 0, 5])
@@ -50,7 +50,7 @@ def test_augmentation_without_strength_changes_nothing():
     assert torch.equal(Augment()(images), images)
 
 
-def test_stored_features_lose_entries_and_parts_but_never_all_parts():
+def test_dropout_removes_entries_and_regions_but_never_all_regions():
     rows = torch.ones(200, 6, 50)
     assert torch.equal(Augment().features(rows), rows)
     dropped = Augment(dropout=0.25).features(rows)
@@ -58,10 +58,10 @@ def test_stored_features_lose_entries_and_parts_but_never_all_parts():
     assert 0.2 < float((dropped == 0).float().mean()) < 0.3
     hidden = Augment(region_dropout=0.9).features(rows)
     there = hidden.any(-1)
-    assert torch.equal(hidden, there.unsqueeze(-1) * rows)  # a part is there whole, or not
+    assert torch.equal(hidden, there.unsqueeze(-1) * rows)  # a region is kept or dropped as a whole
     assert there.any(1).all()
     assert float(there.float().mean()) < 0.35
-    assert torch.equal(Augment(region_dropout=0.9).features(rows[:, 0]), rows[:, 0])  # vectors have no parts
+    assert torch.equal(Augment(region_dropout=0.9).features(rows[:, 0]), rows[:, 0])  # vectors have no regions
 
 
 def test_a_flip_mirrors_and_a_crop_stays_inside():
@@ -80,7 +80,7 @@ def test_a_flip_mirrors_and_a_crop_stays_inside():
     assert (span > 0.5).all()
 
 
-def test_jitter_keeps_pictures_in_range():
+def test_jitter_keeps_images_in_range():
     changed = Augment(jitter=0.4)(torch.rand(8, 3, 6, 6))
     assert changed.min() >= 0
     assert changed.max() <= 1
@@ -93,7 +93,7 @@ def test_inputs_are_saved_and_read_back(tmp_path, images):
     assert Inputs.read(tmp_path) == inputs
 
 
-def test_damaged_inputs_and_missing_features_are_said(tmp_path, tiny):
+def test_damaged_inputs_and_missing_features_are_reported(tmp_path, tiny):
     (tmp_path / "inputs.json").write_text("{")
     with pytest.raises(UserError, match="does not hold the inputs of a matcher"):
         Inputs.read(tmp_path)
@@ -116,5 +116,5 @@ def test_views_are_averaged_and_only_outside_training():
     expected = (encode(images) + encode(images.flip(-1))) / 2
     torch.testing.assert_close(mean_over_views(encode, flip.finish(pixels)), expected)
     torch.testing.assert_close(mean_over_views(encode, images), encode(images))
-    # The first of the ten is the upper left corner at 7/8 of the size, enlarged.
+    # The first of the ten views is the upper left corner at 7/8 of the size, enlarged.
     assert torch.allclose(ten.finish(pixels)[:, 0, :, 0, 0], images[:, :, 0, 0], atol=1e-5)

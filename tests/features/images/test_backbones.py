@@ -1,4 +1,4 @@
-"""Backbones of several families, tiny and random, saved to disk and loaded as a user's would be."""
+"""Tiny random backbones of several model families, saved to disk and loaded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def folder(request, tmp_path_factory):
     return target
 
 
-def test_every_family_gives_a_vector_and_a_grid(folder):
+def test_every_model_family_gives_a_vector_and_a_grid(folder):
     backbone = Backbone.load(str(folder)).eval()
     found = backbone(torch.randn(2, 3, 32, 32))
     assert found.vectors.shape == (2, backbone.dim)
@@ -48,7 +48,7 @@ def test_every_family_gives_a_vector_and_a_grid(folder):
     assert torch.isfinite(found.vectors).all()
 
 
-def test_an_architecture_is_rebuilt_from_its_description_and_weights(folder):
+def test_a_backbone_is_rebuilt_from_its_description_and_weights(folder):
     backbone = Backbone.load(str(folder)).eval()
     again = Backbone.from_description(backbone.description).eval()
     again.load_state_dict(backbone.state_dict())
@@ -57,14 +57,14 @@ def test_an_architecture_is_rebuilt_from_its_description_and_weights(folder):
     assert again.fingerprint == backbone.fingerprint
 
 
-def test_a_saved_backbone_loads_as_itself(folder, tmp_path):
+def test_a_saved_backbone_loads_unchanged(folder, tmp_path):
     backbone = Backbone.load(str(folder)).eval()
     backbone.save(tmp_path / "again")
     assert Backbone.load(str(tmp_path / "again")).fingerprint == backbone.fingerprint
 
 
-def test_patches_keep_their_places():
-    """A grid of a model that looks at patches alone has the patch's own values in its cell."""
+def test_grid_cells_keep_the_positions_of_patches():
+    """A model without attention between patches changes only the grid cell of the changed patch."""
     import transformers as t
 
     torch.manual_seed(0)
@@ -77,7 +77,7 @@ def test_patches_keep_their_places():
     assert change.argmax().item() == 1 * 4 + 3
 
 
-def test_preprocessing_is_read_from_beside_the_weights(tmp_path):
+def test_preprocessing_is_read_from_the_folder_of_the_weights(tmp_path):
     content = {
         "image_mean": [0.1, 0.2, 0.3],
         "image_std": [1, 1, 1],
@@ -90,12 +90,12 @@ def test_preprocessing_is_read_from_beside_the_weights(tmp_path):
     assert pixel_input(str(tmp_path), size=48).size == 48
 
 
-def test_what_is_no_backbone_is_said(tmp_path):
+def test_a_folder_without_a_backbone_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"could not be loaded .*folder or a hub name of a vision model"):
         Backbone.load(str(tmp_path))
 
 
-def test_the_real_mobilenet_tells_photographs_apart(assets):
+def test_mobilenet_gives_different_vectors_for_different_photographs(assets):
     backbone = Backbone.load(str(assets / "models" / "mobilenet_v2_1.0_224")).eval()
     assert backbone.dim == 1280
     assert pixel_input(str(assets / "models" / "mobilenet_v2_1.0_224")).std == (0.5, 0.5, 0.5)

@@ -1,4 +1,4 @@
-"""EdgeBoxes, selective search and windows on drawings whose objects are known."""
+"""EdgeBoxes, selective search and sliding windows on drawings with known objects, and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from calligram.features.regions.proposers import (
     SlidingWindows,
     limit_side,
     load_proposer,
+    non_maximum_suppression,
     source_name,
 )
 
@@ -30,7 +31,7 @@ def drawing(width=240, height=180):
 
 
 @pytest.mark.parametrize("name", PROPOSERS)
-def test_a_method_gives_ranked_boxes_inside_the_picture_and_the_same_ones_again(name):
+def test_a_method_gives_ranked_boxes_inside_the_image_and_is_deterministic(name):
     image = drawing()
     found = load_proposer(name, 50)(image).keep_top(50, image)
     assert 1 <= len(found.boxes) <= 50
@@ -47,7 +48,7 @@ def test_the_object_is_among_the_first_boxes(name):
 
 
 @pytest.mark.parametrize("name", PROPOSERS)
-def test_boxes_of_a_large_picture_are_in_its_own_pixels(name):
+def test_boxes_of_a_large_image_are_in_its_own_pixels(name):
     large = drawing().resize((1200, 900))
     found = load_proposer(name, 100)(large)
     target = np.array([OBJECT], dtype=np.float32) * 5
@@ -56,26 +57,26 @@ def test_boxes_of_a_large_picture_are_in_its_own_pixels(name):
 
 @pytest.mark.parametrize("name", PROPOSERS)
 @pytest.mark.parametrize("size", [(1, 1), (3, 2), (200, 5)])
-def test_pictures_with_nothing_in_them_are_no_trouble(name, size):
+def test_empty_images_are_accepted(name, size):
     image = Image.new("RGB", size, "blue")
     assert load_proposer(name, 10)(image).keep_top(10, image).boxes.shape[1] == 4
 
 
-def test_edge_boxes_of_pure_noise_take_no_minutes():
+def test_edge_boxes_are_fast_on_pure_noise():
     noise = np.random.default_rng(0).integers(0, 256, (375, 500, 3)).astype(np.uint8)
     began = time.perf_counter()
     load_proposer("edgeboxes", 200)(Image.fromarray(noise))
     assert time.perf_counter() - began < 10
 
 
-def test_windows_begin_with_the_whole_picture_and_there_are_enough():
+def test_the_first_window_is_the_whole_image_and_there_are_hundreds():
     found = SlidingWindows(300)(Image.new("RGB", (200, 100)))
     assert found.boxes[0].tolist() == [0, 0, 200, 100]
     assert len(found.boxes) == 300
     assert len(np.unique(found.boxes, axis=0)) == 300
 
 
-def test_boxes_are_cut_to_the_picture_and_empty_ones_dropped():
+def test_boxes_are_clipped_to_the_image_and_empty_ones_dropped():
     image = Image.new("RGB", (10, 10))
     boxes = np.array([[-5, -5, 5, 5], [3, 3, 3.5, 9], [20, 20, 30, 30], [1, 1, 9, 9]], dtype=np.float32)
     kept = Proposals(boxes, np.array([4, 3, 2, 1], np.float32), ("a", "b", "c", "d")).keep_top(5, image)
@@ -84,14 +85,14 @@ def test_boxes_are_cut_to_the_picture_and_empty_ones_dropped():
     assert kept.scores.tolist() == [4, 1]
 
 
-def test_small_pictures_are_not_enlarged():
+def test_small_images_are_not_enlarged():
     image = drawing()
     assert limit_side(image, 500) == (image, 1.0)
     small, factor = limit_side(image, 120)
     assert (small.size, factor) == ((120, 90), 2.0)
 
 
-def test_names_that_mean_nothing_are_refused():
+def test_unknown_names_of_methods_are_refused():
     with pytest.raises(UserError, match="unknown proposals 'edgebox'; did you mean 'edgeboxes'"):
         load_proposer("edgebox", 10)
     with pytest.raises(UserError, match="top must be at least 1, got 0"):
@@ -105,7 +106,46 @@ def test_a_source_is_named_after_the_method_or_the_file():
 
 
 @pytest.mark.parametrize(("module", "name"), [("cv2", "edgeboxes"), ("onnxruntime", "some.onnx")])
-def test_what_to_install_is_said_where_the_extra_is_missing(monkeypatch, module, name):
+def test_a_missing_extra_is_reported_with_the_package_to_install(monkeypatch, module, name):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=r"pip install calligram\[regions\]"):
         load_proposer(name, 10)(drawing())
+
+
+def overlap(a, b):
+    width = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
+    height = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+    both = width * height
+    return both / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - both)
+
+
+def naive(boxes, scores, threshold, classes):
+    kept = []
+    for i in sorted(range(len(boxes)), key=lambda i: (-scores[i], i)):
+        if all(
+            overlap(boxes[i], boxes[j]) <= threshold or (classes is not None and classes[i] != classes[j]) for j in kept
+        ):
+            kept.append(i)
+    return kept
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("with_classes", [False, True])
+def test_non_maximum_suppression_equals_the_greedy_loop(seed, with_classes):
+    rng = np.random.default_rng(seed)
+    start = rng.uniform(0, 30, (60, 2))
+    boxes = np.concatenate([start, start + rng.uniform(5, 25, (60, 2))], axis=1).astype(np.float32)
+    scores = rng.integers(0, 20, 60).astype(np.float32)  # with ties
+    classes = rng.integers(0, 3, 60) if with_classes else None
+    assert non_maximum_suppression(boxes, scores, 0.4, classes).tolist() == naive(boxes, scores, 0.4, classes)
+
+
+def test_non_maximum_suppression_of_no_boxes_is_empty():
+    assert len(non_maximum_suppression(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), 0.5)) == 0
+
+
+def test_equal_boxes_of_two_classes_are_both_kept():
+    boxes = np.array([[0, 0, 2, 2], [0, 0, 2, 2]], dtype=np.float32)
+    scores = np.array([0.5, 0.6], dtype=np.float32)
+    assert non_maximum_suppression(boxes, scores, 0.5).tolist() == [1]
+    assert non_maximum_suppression(boxes, scores, 0.5, np.array([3, 4])).tolist() == [1, 0]

@@ -1,4 +1,4 @@
-"""ROI-align against a transcription that looks up one point at a time."""
+"""ROI-align against a plain implementation that samples one point at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def interpolated(plane, y, x):
 
 
 def literal(plane, box, bins, samples):
-    """One box on one plane, by the definition: the mean over evenly spread points of each bin."""
+    """Pool one box on one plane by the definition: the mean over evenly spaced points of each bin."""
     height, width = plane.shape
     x0, y0, x1, y1 = (float(v) for v in box)
     out = torch.zeros(bins, bins, dtype=torch.float64)
@@ -57,14 +57,14 @@ def test_roi_align_is_the_mean_of_bilinear_samples(bins, samples):
                 torch.testing.assert_close(found[n, r, d], literal(grid[n, d], boxes[n, r], bins, samples))
 
 
-def test_pooling_is_the_mean_of_the_aligned_bins():
+def test_roi_pool_is_the_mean_of_roi_align():
     torch.manual_seed(1)
     grid, boxes = torch.randn(2, 5, 7, 7, dtype=torch.float64), random_boxes(2, 6)
     torch.testing.assert_close(roi_pool(grid, boxes, 14), roi_align(grid, boxes, 7, 2).mean((3, 4)))
 
 
-def test_the_whole_picture_of_a_plane_that_rises_evenly_has_its_middle_value():
-    """0, 1, 2, 3 along the width: the mean is 1.5, whatever the height."""
+def test_the_mean_of_a_linear_map_over_the_whole_image_is_its_central_value():
+    """0, 1, 2, 3 along the width: the mean is 1.5 for any height."""
     grid = torch.arange(4.0).expand(1, 1, 3, 4)
     assert roi_pool(grid, torch.tensor([[[0.0, 0.0, 1.0, 1.0]]])).item() == pytest.approx(1.5)
 
@@ -75,12 +75,12 @@ def test_a_box_of_exactly_one_cell_sampled_at_its_centre_gives_that_cell():
     torch.testing.assert_close(roi_pool(grid, box, points=1)[0, 0], grid[0, :, 2, 1])
 
 
-def test_weights_sum_to_one_even_outside():
+def test_axis_weights_sum_to_one_even_outside_the_image():
     start, end = torch.tensor([-0.5, 0.0, 0.9]), torch.tensor([0.1, 1.0, 1.7])
     torch.testing.assert_close(axis_weights(start, end, 6, 3, 2).sum(-1), torch.ones(3, 3))
 
 
-def test_gradients_reach_map_and_boxes():
+def test_gradients_reach_the_feature_map_and_the_boxes():
     torch.manual_seed(2)
     grid = torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
     boxes = torch.tensor([[[0.11, 0.23, 0.71, 0.83], [0.3, 0.2, 0.93, 0.57]]], dtype=torch.float64, requires_grad=True)

@@ -13,7 +13,7 @@ TEXTS = ["a red dog runs", "the dog plays with a well known ball"]
 @pytest.mark.parametrize(
     "words", [Vocabulary.build(TEXTS, 1), TextVectorInput.fit(TEXTS, None, TextVectorSettings(kind="tfidf"))]
 )
-def test_words_that_were_never_seen_are_told_in_their_order(words):
+def test_unknown_words_are_listed_in_order(words):
     unknown = UnknownWords(words)
     assert unknown("A striped zebra and a red DOG") == ["striped", "zebra", "and"]
     assert unknown.of_all(["a zebra", "the dog", "a striped zebra"]) == ["zebra", "striped"]
@@ -23,13 +23,13 @@ def test_words_that_were_never_seen_are_told_in_their_order(words):
     assert not unknown.lost("a striped dog")
 
 
-def test_text_vectors_know_a_word_by_its_parts():
+def test_text_vectors_know_a_word_whose_part_is_known():
     vectors = TextVectorInput.fit(TEXTS, None, TextVectorSettings(kind="tfidf"))
     assert UnknownWords(vectors)("the dog's zebra") == ["zebra"]
     assert UnknownWords(Vocabulary.build(TEXTS, 1))("the dog's zebra") == ["dog's", "zebra"]
 
 
-def test_pieces_of_words_know_everything():
+def test_word_pieces_know_every_word():
     unknown = UnknownWords(WordPieces.train(TEXTS, min_count=1, max_pieces=12))
     assert unknown("a striped zebra") == []
     assert not unknown.lost("zebra")

@@ -38,7 +38,7 @@ def photographs(assets, tmp_path_factory):
     return collection
 
 
-def test_recall_is_what_these_methods_reach_on_photographs(photographs, assets):
+def test_recall_on_photographs_is_as_high_as_measured(photographs, assets):
     yolox = load_proposer(str(assets / "models" / "yolox_nano.onnx"), 100)
     after = add_regions(photographs, ExtractionTask(load_proposer("edgeboxes", 100), "edgeboxes", 100)).collection
     after = add_regions(after, ExtractionTask(yolox, "yolox", 100)).collection
@@ -49,7 +49,7 @@ def test_recall_is_what_these_methods_reach_on_photographs(photographs, assets):
     assert union.recall[100] > detector.recall[100]
 
 
-def test_a_detector_names_what_the_captions_speak_of(photographs, assets):
+def test_a_detector_finds_the_classes_that_captions_mention(photographs, assets):
     yolox = load_proposer(str(assets / "models" / "yolox_nano.onnx"), 36)
     words = {"person": ("man", "woman", "boy", "girl", "people", "child", "person"), "dog": ("dog", "puppy")}
     pairing = photographs.sentences("test")

@@ -11,7 +11,7 @@ def in_blocks(rows, size=37):
     return lambda: (rows[start : start + size] for start in range(0, len(rows), size))
 
 
-def test_it_spans_what_an_exact_decomposition_spans():
+def test_components_span_the_same_space_as_an_exact_decomposition():
     random = np.random.default_rng(0)
     rows = (random.normal(size=(400, 60)) * 0.8 ** np.arange(60) + 3).astype(np.float32)
     exact, ours = decomposition.PCA(10).fit(rows), PCA.fit(in_blocks(rows), 10)
@@ -21,7 +21,7 @@ def test_it_spans_what_an_exact_decomposition_spans():
     np.testing.assert_allclose(ours(rows).mean(0), 0, atol=1e-3)
 
 
-def test_a_slow_spectrum_loses_little():
+def test_a_slowly_decaying_spectrum_loses_little_variance():
     random = np.random.default_rng(0)
     rows = (random.normal(size=(500, 200)) / np.sqrt(1 + np.arange(200))).astype(np.float32)
     exact, ours = decomposition.PCA(60).fit(rows), PCA.fit(in_blocks(rows), 60)
@@ -34,7 +34,7 @@ def test_components_are_orthonormal():
     np.testing.assert_allclose(components @ components.T, np.eye(8), atol=2e-3)
 
 
-def test_there_are_no_more_components_than_the_rows_span():
+def test_there_are_at_most_as_many_components_as_the_rank():
     rows = np.random.default_rng(0).normal(size=(5, 30)).astype(np.float32)
     fitted = PCA.fit(in_blocks(rows), 20)
     assert fitted.components.shape == (4, 30)

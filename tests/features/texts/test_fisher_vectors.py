@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from calligram.features.texts.fisher_vectors import encode_fisher, power_normalise
+from calligram.features.texts.fisher_vectors import IcaProjection, encode_fisher, power_normalise
 from calligram.features.texts.mixture import Mixture
 
 
 def slow_fisher(words, points, posteriors, mixture):
-    """The formulas, summed word by word."""
+    """The formulas with plain loops over words."""
     count, dim = mixture.centres.shape
     first, second = np.zeros((count, dim)), np.zeros((count, dim))
     for k in range(count):
@@ -43,7 +43,7 @@ def random_mixture(random, count=3, dim=4):
     return Mixture(priors, centres.astype(np.float32), scales.astype(np.float32), random.random((count, dim)) < 0.5)
 
 
-def test_fisher_vectors_are_those_of_the_formulas():
+def test_fisher_vectors_follow_the_formulas():
     random = np.random.default_rng(0)
     mixture, points = random_mixture(random), random.normal(size=(9, 4)).astype(np.float32)
     posteriors = mixture.posteriors(points)
@@ -73,9 +73,55 @@ def test_power_normalisation_by_hand():
     np.testing.assert_allclose(found, np.array([[2, -3, 0], [0, 0, 0]]) / math.sqrt(13), rtol=1e-6)
 
 
-def test_what_a_single_gaussian_expects_of_its_own_data_is_nothing():
+def test_the_gradient_of_a_gaussian_is_zero_on_its_own_data():
     data = np.random.default_rng(0).normal(size=(5000, 3)).astype(np.float32)
     mixture = Mixture(np.ones(1, np.float32), data.mean(0)[None], data.std(0)[None], np.zeros((1, 3), dtype=np.bool_))
     counts = sp.csr_array(np.ones((1, 5000), np.float32))
     found = encode_fisher(counts, data, np.ones((5000, 1), np.float32), mixture)
     assert found == pytest.approx(0, abs=1e-2)
+
+
+def sources(random, count=3000):
+    """Return independent heavy-tailed sources, and a linear mixture of them."""
+    hidden = random.laplace(size=(count, 10)) ** 3
+    return hidden, (hidden @ random.normal(size=(10, 10))).astype(np.float32)
+
+
+def test_points_have_length_ten_for_vectors_of_any_length():
+    random = np.random.default_rng(0)
+    _, vectors = sources(random)
+    space = IcaProjection.fit(vectors)
+    points = space(vectors)
+    np.testing.assert_allclose(np.linalg.norm(points, axis=1), 10, rtol=1e-5)
+    np.testing.assert_allclose(space(7 * vectors), points, rtol=1e-3, atol=1e-3)
+
+
+def test_components_are_applied_without_centring():
+    _, vectors = sources(np.random.default_rng(0))
+    space = IcaProjection.fit(vectors)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    through = unit @ space.unmixing.T
+    np.testing.assert_allclose(
+        space(vectors), 10 * through / np.linalg.norm(through, axis=1, keepdims=True), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_independent_components_are_separated():
+    hidden, vectors = sources(np.random.default_rng(1))
+    directions = hidden / np.linalg.norm(hidden, axis=1, keepdims=True)
+    correlation = np.abs(np.corrcoef(IcaProjection.fit(vectors)(vectors).T, directions.T)[:10, 10:])
+    assert sorted(correlation.argmax(1)) == list(range(10))
+    assert correlation.max(1).min() > 0.9
+    assert np.sort(correlation, 1)[:, -2].max() < 0.3
+
+
+def test_the_result_depends_on_the_seed():
+    _, vectors = sources(np.random.default_rng(0))
+    np.testing.assert_array_equal(IcaProjection.fit(vectors, 3).unmixing, IcaProjection.fit(vectors, 3).unmixing)
+
+
+def test_few_words_in_many_dimensions_give_few_components():
+    vectors = np.random.default_rng(0).normal(size=(12, 50)).astype(np.float32)
+    space = IcaProjection.fit(np.concatenate([vectors, vectors]))
+    assert space.unmixing.shape == (11, 50)
+    assert np.isfinite(space(vectors)).all()

@@ -12,7 +12,7 @@ from calligram.features.texts.wordpieces import PieceRows, WordPieces, train_pie
 TEXTS = ["A red disc", "the round thing is blue and the round thing is red", "", "discs"]
 
 
-def test_batches_are_padded_to_their_longest_and_masked(tiny_bert):
+def test_batches_are_padded_to_the_longest_text_and_masked(tiny_bert):
     pieces = WordPieces.load_pretrained(str(tiny_bert))
     rows = pieces.load(TEXTS)
     assert len(rows) == 4
@@ -27,7 +27,7 @@ def test_batches_are_padded_to_their_longest_and_masked(tiny_bert):
     assert torch.equal(together[0][whole[0]], numbers[1])
 
 
-def test_long_texts_are_cut_and_keep_their_end(tiny_bert):
+def test_long_texts_are_truncated_and_keep_their_end_token(tiny_bert):
     pieces = WordPieces.load_pretrained(str(tiny_bert), max_pieces=6)
     assert max(pieces.load(TEXTS).lengths) == 6
     assert {numbers[-1] for numbers in pieces.encode(TEXTS)} == {pieces.tokenizer.sep_token_id}
@@ -35,7 +35,7 @@ def test_long_texts_are_cut_and_keep_their_end(tiny_bert):
 
 
 @pytest.mark.parametrize("model", ["tiny_bert", "tiny_clip", "tiny_siglip"])
-def test_saved_with_a_matcher_it_needs_its_origin_no_more(model, request, tmp_path):
+def test_a_saved_tokenizer_does_not_need_its_original_folder(model, request, tmp_path):
     pieces = WordPieces.load_pretrained(str(request.getfixturevalue(model)), max_pieces=7)
     Inputs(PixelInput(), pieces).save(tmp_path / "inputs")
     (tmp_path / "inputs").rename(tmp_path / "moved")
@@ -45,7 +45,7 @@ def test_saved_with_a_matcher_it_needs_its_origin_no_more(model, request, tmp_pa
     assert all(torch.equal(one, two) for one, two in zip(again.texts(TEXTS), pieces.texts(TEXTS), strict=True))
 
 
-def test_pieces_learnt_from_captions_spell_words_never_seen():
+def test_pieces_trained_on_captions_encode_new_words():
     pieces = WordPieces.train(["a red disc", "a blue disc"] * 3, size=60, min_count=1)
     spelt = pieces.tokenizer.convert_ids_to_tokens(pieces.encode(["A RED discusses"])[0])
     assert spelt[:3] == ["[CLS]", "a", "red"]
@@ -54,29 +54,29 @@ def test_pieces_learnt_from_captions_spell_words_never_seen():
     assert pieces.mask_token == pieces.tokenizer.mask_token_id
 
 
-def test_learning_twice_gives_the_same_pieces_though_many_are_equally_frequent():
+def test_training_twice_gives_the_same_pieces_despite_equal_frequencies():
     texts = [f"{a}{b} {b}{a}" for a in "abcdefgh" for b in "xyzuvw"]
     assert len({tuple(train_pieces(texts, 90, 1)) for _ in range(10)}) == 1
 
 
-def test_pieces_by_hand():
-    """Of aab, aab and ab: a b is seen three times, then a ab twice, then the word's beginning before aab twice."""
+def test_pieces_equal_those_computed_by_hand():
+    """In aab, aab and ab, the pair a b occurs three times; then a ab and the word start before aab occur twice."""
     found = train_pieces(["aab aab ab"], 100, 2)
     assert found[5:9] == ["a", "b", "##a", "##b"]
     assert found[9:] == ["##ab", "##aab", "aab"]
 
 
-def test_a_hidden_word_does_not_end_the_text(tiny_clip):
+def test_the_mask_token_is_not_the_end_token(tiny_clip):
     pieces = WordPieces.load_pretrained(str(tiny_clip))
     assert pieces.tokenizer.unk_token_id == pieces.tokenizer.eos_token_id
     assert pieces.mask_token not in pieces.tokenizer.all_special_ids
 
 
-def test_a_tokenizer_that_is_not_there_is_named():
+def test_a_missing_tokenizer_is_named_in_the_error():
     with pytest.raises(UserError, match=r"tokenizer '/nowhere' could not be loaded \(there is no such folder\)"):
         WordPieces.load_pretrained("/nowhere")
 
 
-def test_no_rows_make_an_empty_batch():
+def test_no_rows_give_an_empty_batch():
     numbers, mask = PieceRows([], 0).take(np.array([], dtype=np.int64))
     assert numbers.shape == mask.shape == (0, 1)

@@ -19,7 +19,7 @@ def source(tiny_bert):
     return EncoderInput(TextEncoder.load(str(tiny_bert)).eval(), WordPieces.load_pretrained(str(tiny_bert)), "tiny")
 
 
-def test_states_are_the_encoders_in_half_precision(source, tmp_path):
+def test_states_equal_those_of_the_encoder_in_half_precision(source, tmp_path):
     states, mask = source.load(TEXTS, tmp_path).take(np.arange(4))
     words, real = source.pieces.texts(TEXTS)
     with torch.no_grad():
@@ -29,7 +29,7 @@ def test_states_are_the_encoders_in_half_precision(source, tmp_path):
     assert not states[~mask].any()
 
 
-def test_a_query_is_encoded_as_the_collection_was(source, tmp_path):
+def test_a_query_is_encoded_like_the_collection(source, tmp_path):
     rows = source.load(TEXTS, tmp_path)
     for row, text in enumerate(TEXTS):
         stored, _ = rows.take(np.array([row]))
@@ -46,7 +46,7 @@ def test_each_text_is_encoded_once(source, tmp_path, monkeypatch):
     assert sum(seen) == 4
 
 
-def test_another_encoder_has_its_own_store(source, tiny_bert, tmp_path):
+def test_another_encoder_has_another_store(source, tiny_bert, tmp_path):
     other = EncoderInput(TextEncoder.load(str(tiny_bert)).eval(), source.pieces, "other")
     with torch.no_grad():
         next(other.encoder.parameters()).add_(1)
@@ -55,22 +55,22 @@ def test_another_encoder_has_its_own_store(source, tiny_bert, tmp_path):
     assert not torch.equal(first, second)
 
 
-def test_saved_and_read_it_gives_the_same(source, tmp_path):
+def test_a_saved_input_gives_the_same_result_after_reading(source, tmp_path):
     Inputs(PixelInput(16), source).save(tmp_path)
     back = Inputs.read(tmp_path).texts
     assert isinstance(back, EncoderInput)
     torch.testing.assert_close(back.texts(TEXTS)[0], source.texts(TEXTS)[0])
 
 
-def test_what_reads_texts_and_sees_pictures_goes_to_a_device(source, tiny_classifier):
+def test_frozen_networks_of_both_inputs_move_to_a_device(source, tiny_classifier):
     seen = BackboneInput(Backbone.load(str(tiny_classifier)), PixelInput(32), "tiny")
     inputs = Inputs(seen, source)
     assert inputs.to("meta") is inputs
     for network in (seen.backbone, source.encoder):
         assert {p.device.type for p in network.parameters()} == {"meta"}
-    Inputs(PixelInput(32), source.pieces).to("meta")  # with nothing to move
+    Inputs(PixelInput(32), source.pieces).to("meta")  # no network to move
 
 
-def test_words_cannot_be_hidden(source):
+def test_word_dropout_is_refused(source):
     with pytest.raises(UserError, match=r"use text\.word_dropout=0 or text\.train=true"):
         _ = source.mask_token

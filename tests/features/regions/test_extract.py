@@ -1,4 +1,4 @@
-"""Regions of a whole collection: incremental, replaced, resumed after a real kill."""
+"""Extraction for a collection: incremental, with replacement, and resumed after a kill."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from calligram.features.regions.region_features import RegionPooling, roi_pool
 
 
 class Counting:
-    """Windows that remember how many pictures they saw."""
+    """Sliding windows that count their calls."""
 
     def __init__(self, most=5):
         self.windows, self.calls = SlidingWindows(most), 0
@@ -53,7 +53,7 @@ def backbone(tmp_path_factory):
     return str(folder)
 
 
-def test_only_images_without_these_regions_are_looked_at(copy):
+def test_only_images_without_these_regions_are_processed(copy):
     first = Counting()
     added = add_regions(copy, ExtractionTask(first, "grid", 5), "test")
     assert (added.images, added.regions, added.earlier, first.calls) == (6, 30, 0, 6)
@@ -66,7 +66,7 @@ def test_only_images_without_these_regions_are_looked_at(copy):
     assert len(images_with_proposals(added.collection, "grid")) == 18
 
 
-def test_other_settings_replace(copy):
+def test_regions_with_other_settings_are_replaced(copy):
     after = add_regions(copy, ExtractionTask(Counting(), "grid", 5)).collection
     added = add_regions(after, ExtractionTask(Counting(), "grid", 3), "dev")
     assert (added.images, added.earlier) == (6, 0)
@@ -74,7 +74,7 @@ def test_other_settings_replace(copy):
     assert added.collection.column("regions", "source").count("truth") == 18
 
 
-def test_rows_say_what_was_found(copy):
+def test_rows_contain_boxes_scores_and_attributes(copy):
     after = add_regions(copy, ExtractionTask(EdgeBoxes(4), "edges", 4), "train").collection
     rows = [r for r in after.table("regions").to_pylist() if r["source"] == "edges"]
     assert rows[0]["id"] == "train-0/edges/0"
@@ -84,7 +84,7 @@ def test_rows_say_what_was_found(copy):
     assert "red" in words
 
 
-def test_features_are_pooled_from_the_backbones_map(copy, backbone):
+def test_features_are_pooled_from_the_feature_map_of_the_backbone(copy, backbone):
     pooling = RegionPooling.load(backbone, 64)
     after = add_regions(copy, ExtractionTask(SlidingWindows(3), "grid", 5, pooling)).collection
     stored = after.features["grid"]
@@ -102,7 +102,7 @@ def test_features_are_pooled_from_the_backbones_map(copy, backbone):
     assert real_parts(rows.take(np.arange(2))).tolist() == [[True] * 3 + [False] * 2] * 2
 
 
-def test_unreadable_pictures_are_counted_and_tried_again(copy):
+def test_unreadable_images_are_counted_and_tried_again(copy):
     path = copy.pictures.path(2)
     content = path.read_bytes()
     path.unlink()
@@ -116,7 +116,7 @@ def test_unreadable_pictures_are_counted_and_tried_again(copy):
     assert (added.images, added.bad) == (1, [])
 
 
-def test_a_failure_in_the_middle_keeps_finished_chunks(copy, monkeypatch):
+def test_a_failure_keeps_finished_chunks(copy, monkeypatch):
     monkeypatch.setattr(extract, "CHUNK_IMAGES", 4)
 
     def one_thing(found):
@@ -154,7 +154,7 @@ extract.add_regions(Collection.open(sys.argv[1]), extract.ExtractionTask(Slow(5)
 """
 
 
-def test_a_killed_run_goes_on_and_ends_as_one_that_was_not(copy, tmp_path):
+def test_a_killed_run_continues_and_gives_the_same_result(copy, tmp_path):
     shutil.copytree(copy.folder, tmp_path / "whole")
     process = subprocess.Popen([sys.executable, "-c", SLOW, str(copy.folder)])
     deadline = time.monotonic() + 180
@@ -183,7 +183,7 @@ def test_a_run_that_died_after_storing_does_not_store_twice(copy, monkeypatch):
     assert len(again.collection.table("regions")) == 18 + 18 * 5
 
 
-def test_two_processes_do_not_do_the_same_work(copy):
+def test_a_second_process_is_refused(copy):
     with (
         scratch_folder(copy.folder, "grid", "k"),
         pytest.raises(UserError, match=r"process .* is looking for the regions 'grid'"),
@@ -192,7 +192,7 @@ def test_two_processes_do_not_do_the_same_work(copy):
         pass
 
 
-def test_damaged_chunks_are_done_again(tmp_path):
+def test_damaged_chunks_are_removed(tmp_path):
     (tmp_path / "000000.npz").write_bytes(b"PK nothing")
     assert len(finished_images(tmp_path, np.zeros(0, np.int64))) == 0
     assert not list(tmp_path.iterdir())

@@ -41,7 +41,7 @@ def test_a_text_is_one_vector_with_a_mask_of_ones(source):
     assert source.load(TEXTS).lengths.tolist() == [1] * 5
 
 
-def test_saved_and_read_it_gives_the_same(source, tmp_path):
+def test_a_saved_input_gives_the_same_result_after_reading(source, tmp_path):
     Inputs(PixelInput(16), source).save(tmp_path)
     assert not [file for file in tmp_path.iterdir() if file.suffix not in (".json", ".safetensors")]
     back = Inputs.read(tmp_path).texts
@@ -51,7 +51,7 @@ def test_saved_and_read_it_gives_the_same(source, tmp_path):
     assert torch.equal(back.texts(TEXTS)[0], source.texts(TEXTS)[0])
 
 
-def test_a_query_is_encoded_as_the_collection_was(source, tmp_path):
+def test_a_query_is_encoded_like_the_collection(source, tmp_path):
     rows = source.load(TEXTS, tmp_path)
     for row, text in enumerate(TEXTS):
         torch.testing.assert_close(rows.take(np.array([row])), source.texts([text]), rtol=1e-3, atol=1e-5)
@@ -65,7 +65,7 @@ def test_a_text_is_encoded_once(source, tmp_path, monkeypatch):
     assert sorted(seen) == sorted({*TEXTS, "blue snow"})
 
 
-def test_other_fitted_numbers_have_their_own_store(words, tmp_path):
+def test_another_fit_has_another_store(words, tmp_path):
     first = fitted("mean", words)
     second = fitted("mean", WordVectors(words.known, words.vectors + 1))
     assert not torch.equal(
@@ -81,11 +81,11 @@ def test_a_text_without_a_known_word_gives_zeros(source, text):
     assert mask.all()
 
 
-def test_no_text_gives_no_vector(source):
+def test_no_texts_give_no_vectors(source):
     assert source.texts([])[0].shape == (0, source.dim)
 
 
-def test_an_unknown_word_is_split_and_what_stays_unknown_is_dropped():
+def test_an_unknown_word_is_split_and_unknown_parts_are_dropped():
     known = KnownWords(("dog", "s", "t", "don't"))
     assert [known.words[n] for n in known.numbers("Dog's don't 3t-xx Shirt 9")] == ["dog", "s", "don't", "t"]
 
@@ -96,7 +96,7 @@ def test_the_mean_vector_is_the_mean_of_unit_vectors(words):
     np.testing.assert_allclose(fitted("mean", words).texts(["red zebra snow, red"])[0][0], expected, atol=1e-3)
 
 
-def test_tf_idf_by_hand():
+def test_tf_idf_equals_values_computed_by_hand():
     source = TextVectorInput.fit(["a dog", "a cat", "a a dog"], None, TextVectorSettings("tfidf"))
     vectors = dict(zip(source.vectorizer.known.words, source.texts(["a dog cat cat"])[0][0].tolist(), strict=True))
     dog, cat = np.log(3 / 2), 2 * np.log(3)
@@ -110,19 +110,19 @@ def test_tf_idf_keeps_the_most_frequent_words():
     assert source.vectorizer.known.words == ("b", "a")
 
 
-def test_fisher_vectors_have_two_numbers_for_each_centre_and_dimension(words):
+def test_fisher_vectors_have_two_values_for_each_centre_and_dimension(words):
     assert fitted("hglmm", words, pca=0).dim == 2 * 2 * 4
     assert fitted("gmm+hglmm", words, pca=0).dim == 2 * 2 * 2 * 4
     assert fitted("hglmm", words, pca=3).dim == 3
 
 
-def test_both_mixtures_joined_are_each_at_length_one(words):
+def test_each_of_two_concatenated_mixtures_has_unit_length(words):
     both, gmm, hglmm = (fitted(kind, words, pca=0).texts(TEXTS)[0] for kind in ("gmm+hglmm", "gmm", "hglmm"))
     assert torch.equal(both, torch.cat([gmm, hglmm], dim=1))
     torch.testing.assert_close(hglmm.norm(dim=1), torch.ones(5), rtol=1e-3, atol=1e-3)
 
 
-def test_only_words_of_the_training_text_are_fitted_on(words):
+def test_only_words_of_the_training_text_are_used_in_the_fit(words):
     more = WordVectors(
         KnownWords((*WORDS, "zebra")), np.concatenate([words.vectors, np.full((1, 4), 9, dtype=np.float32)])
     )
@@ -131,12 +131,12 @@ def test_only_words_of_the_training_text_are_fitted_on(words):
     assert fitted("hglmm", more).texts(["zebra"])[0].any()
 
 
-def test_the_seed_decides(words):
+def test_the_result_depends_on_the_seed(words):
     first, again, other = (fitted("hglmm", words, seed=seed) for seed in (0, 0, 1))
     assert first.fingerprint == again.fingerprint != other.fingerprint
 
 
-def test_words_come_from_a_file_with_its_most_frequent_ones(tmp_path):
+def test_words_are_read_from_a_file_with_its_most_frequent_words(tmp_path):
     rows = {w: np.full(3, n + 1, dtype=np.float32) for n, w in enumerate(("The", "cat", "dog", "bird", "sits"))}
     write_vectors(rows, tmp_path / "words.txt")
     words = WordVectors.read(tmp_path / "words.txt", ["dogs sits's"], extra_words=2)
@@ -146,11 +146,11 @@ def test_words_come_from_a_file_with_its_most_frequent_ones(tmp_path):
         WordVectors.read(tmp_path / "words.txt", ["zebra"])
 
 
-def test_what_needs_word_vectors_says_so():
+def test_missing_word_vectors_are_reported():
     with pytest.raises(UserError, match='need word vectors: train some with "calligram words"'):
         TextVectorInput.fit(TEXTS, None, TextVectorSettings("mean"))
 
 
-def test_words_cannot_be_hidden(source):
+def test_word_dropout_is_refused(source):
     with pytest.raises(UserError, match=r"text\.word_dropout=0"):
         _ = source.mask_token

@@ -1,4 +1,4 @@
-"""Attention over shapes that differ from batch to batch leaves out the kernels that plan, and puts them back."""
+"""Attention over changing shapes disables the kernels of cuDNN, which plan for each shape, and enables them again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from calligram.device import without_cudnn_attention
 
 
-def test_on_an_accelerator_attention_is_without_cudnn_and_only_here():
+def test_on_an_accelerator_cudnn_attention_is_disabled_and_restored():
     before = torch.backends.cuda.cudnn_sdp_enabled()
     with without_cudnn_attention(SimpleNamespace(is_cuda=True)):
         assert not torch.backends.cuda.cudnn_sdp_enabled()

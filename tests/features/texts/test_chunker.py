@@ -18,7 +18,7 @@ TEXTS = [
 
 
 def spans_of(text):
-    """The first two words, and the last three before the full stop."""
+    """Return the spans of the first two words, and of the last three words before the full stop."""
     words = text.split()
     first, last = " ".join(words[:2]), " ".join(words[-4:-1])
     return [PhraseSpan(0, len(first)), PhraseSpan(text.rindex(last), text.rindex(last) + len(last))]
@@ -29,23 +29,23 @@ def chunker():
     return Chunker.train([(text, spans_of(text)) for text in TEXTS], epochs=3)
 
 
-def test_phrases_of_texts_never_seen_are_found(chunker):
+def test_phrases_of_new_texts_are_found(chunker):
     text = "The horse is near a small ball ."
     assert [text[s.start : s.end] for s in chunker.spans(text)] == ["The horse", "a small ball"]
     assert chunker.evaluate([(text, spans_of(text))]) == (100, 100, 100)
 
 
-def test_words_never_seen_are_judged_by_their_neighbours(chunker):
+def test_new_words_are_tagged_by_their_neighbours(chunker):
     text = "a zebra chases the red kite ."
     assert [text[s.start : s.end] for s in chunker.spans(text)] == ["a zebra", "the red kite"]
 
 
-def test_nothing_is_found_in_nothing(chunker):
+def test_an_empty_text_has_no_phrases(chunker):
     assert chunker.spans("") == []
     assert chunker.spans("  \n") == []
 
 
-def test_agreement_counts_whole_spans(chunker):
+def test_scores_count_whole_spans(chunker):
     text = "the dog chases a red hat ."
     wrong = [PhraseSpan(0, 7), PhraseSpan(15, 20), PhraseSpan(21, 24)]
     found = chunker.evaluate([(text, wrong)])
@@ -54,13 +54,13 @@ def test_agreement_counts_whole_spans(chunker):
     assert found.f1 == pytest.approx(40)
 
 
-def test_it_is_read_back_and_learnt_alike(chunker, tmp_path):
+def test_reading_and_training_again_give_the_same_chunker(chunker, tmp_path):
     chunker.save(tmp_path)
     assert Chunker.read(tmp_path) == chunker
     assert Chunker.train([(text, spans_of(text)) for text in TEXTS], epochs=3) == chunker
 
 
-def test_damage_and_nothing_to_learn_are_said(tmp_path):
+def test_a_damaged_file_and_missing_phrases_are_reported(tmp_path):
     (tmp_path / "chunker.json").write_text("{")
     with pytest.raises(UserError, match="does not hold a noun-phrase chunker"):
         Chunker.read(tmp_path)
@@ -68,7 +68,7 @@ def test_damage_and_nothing_to_learn_are_said(tmp_path):
         Chunker.train([("nothing here", [])])
 
 
-def test_captions_of_a_collection_come_with_their_spans(tiny):
+def test_captions_of_a_collection_have_their_annotated_spans(tiny):
     found = annotated_captions(tiny, "train")
     assert len(found) == 6
     assert all(text[s.start : s.end].endswith("disc") for text, (s,) in found)

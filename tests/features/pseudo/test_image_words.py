@@ -9,7 +9,7 @@ from calligram.features.images.backbones import Backbone
 from calligram.features.pseudo.image_words import ImageWords, LabelClassifier, WordClassifier
 
 
-def test_a_classifier_gives_the_models_own_probabilities(tiny_classifier):
+def test_the_classifier_gives_the_probabilities_of_the_model(tiny_classifier):
     from transformers import AutoModelForImageClassification
 
     backbone = Backbone.load(str(tiny_classifier)).eval()
@@ -29,7 +29,7 @@ def test_a_backbone_without_a_classifier_is_refused(tiny_classifier, tmp_path):
         LabelClassifier.load(str(tmp_path), backbone)
 
 
-def test_labels_of_an_image_are_those_it_is_sure_of(tiny, tiny_classifier, tiny_wordnet, tmp_path, monkeypatch):
+def test_labels_of_an_image_are_those_with_high_probability(tiny, tiny_classifier, tiny_wordnet, tmp_path, monkeypatch):
     (tmp_path / "corpora").mkdir()
     (tmp_path / "corpora" / "wordnet").symlink_to(tiny_wordnet)
     monkeypatch.setenv("NLTK_DATA", str(tmp_path))
@@ -45,7 +45,7 @@ def test_labels_of_an_image_are_those_it_is_sure_of(tiny, tiny_classifier, tiny_
     assert sorted(own) == ["disc", "gizmo", "unicycle", "whippet"]
 
 
-def test_learnt_words_agree_with_a_literal_ridge_regression():
+def test_the_word_classifier_equals_a_plain_ridge_regression():
     rng = np.random.default_rng(0)
     vectors, new = rng.normal(size=(12, 5)), rng.normal(size=(4, 5))
     words = ["dog", "cat", "snow", "rare", "the"]
@@ -66,11 +66,11 @@ def test_learnt_words_agree_with_a_literal_ridge_regression():
         assert best == [word for word in sorted(more, key=lambda w: -more[w])[:2] if more[word] > 0]
 
 
-def test_learnt_words_follow_the_pictures(tiny, tiny_classifier):
+def test_predicted_words_depend_on_the_image(tiny, tiny_classifier):
     words = ImageWords.load(str(tiny_classifier))
     train = tiny.sentences("train")
     said = words.predicted_words(train.visuals, train, max_words=3, ridge=1e-6, min_images=2)
     assert {"warm", "colour"} <= set(said[0].split()) & set(said[3].split())
-    assert "snow" not in " ".join(said)  # said of one image alone
+    assert "snow" not in " ".join(said)  # occurs in the captions of one image only
     with pytest.raises(UserError, match="there are none; remove 'learnt'"):
         words.predicted_words(train.visuals, tiny.sparse(0.0).sentences("train"), 3, 1.0)

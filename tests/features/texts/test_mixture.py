@@ -1,4 +1,4 @@
-"""The fast fit against expectation maximisation written out entry by entry."""
+"""The fast fit of mixtures against EM with plain loops, and weighted medians."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from calligram.features.texts import mixture
 from calligram.features.texts.mixture import MIN_SPREAD, SortedColumns, fit_mixture, initial_mixture, maximisation_step
 
 
@@ -28,7 +29,7 @@ def slow_posteriors(data, priors, m, s, mu, var, laplace):
 
 
 def slow_step(data, g, *, hybrid):
-    """Weighted medians, mean distances, means and variances; Laplacian where its weighted log likelihood is greater."""
+    """Compute medians, mean distances, means, variances, and where a Laplacian has the greater log likelihood."""
     count, dim = g.shape[1], data.shape[1]
     m, s, mu, var = (np.zeros((count, dim)) for _ in range(4))
     laplace = np.zeros((count, dim), dtype=bool)
@@ -51,7 +52,7 @@ def slow_step(data, g, *, hybrid):
 
 
 def opened(mixture):
-    """Priors, medians, mean distances, means, variances, and where it is Laplacian."""
+    """Return priors, medians, mean distances, means, variances, and where the density is Laplacian."""
     centres, scales = mixture.centres, mixture.scales
     return mixture.priors, centres, scales, centres, scales**2, mixture.laplace
 
@@ -64,7 +65,7 @@ def compare(mixture, priors, m, s, mu, var, laplace):
 
 
 def mixed_data(seed=0, count=120, dim=3):
-    """Two clouds; the dimensions of each are Gaussian or Laplacian, the last one constant in the second cloud."""
+    """Two clusters with Gaussian and Laplacian dimensions; the last one is constant in the second cluster."""
     random = np.random.default_rng(seed)
     first = np.stack([random.normal(-2, 1, count), random.laplace(1, 0.5, count), random.normal(0, 2, count)], 1)
     second = np.stack([random.laplace(3, 1, count), random.normal(2, 0.5, count), np.zeros(count)], 1)
@@ -72,7 +73,7 @@ def mixed_data(seed=0, count=120, dim=3):
 
 
 @pytest.mark.parametrize("hybrid", [True, False])
-def test_a_step_is_that_of_the_plain_loop(hybrid):
+def test_an_em_step_equals_the_plain_loop(hybrid):
     data = mixed_data()
     start = initial_mixture(data, 3, hybrid=hybrid, seed=1)
     g = start.posteriors(data)
@@ -83,7 +84,7 @@ def test_a_step_is_that_of_the_plain_loop(hybrid):
 
 
 @pytest.mark.parametrize("hybrid", [True, False])
-def test_a_whole_fit_is_that_of_the_plain_loop(hybrid):
+def test_a_whole_fit_equals_the_plain_loop(hybrid):
     data = mixed_data(seed=3, count=60)
     start = initial_mixture(data, 2, hybrid=hybrid, seed=0)
     now = opened(start)
@@ -92,7 +93,7 @@ def test_a_whole_fit_is_that_of_the_plain_loop(hybrid):
     compare(fit_mixture(data, 2, hybrid=hybrid, seed=0), *now)
 
 
-def test_it_starts_from_vectors_and_the_spread_of_all():
+def test_the_initial_centres_are_vectors_with_the_spread_of_all():
     data = mixed_data()
     start = initial_mixture(data, 4, hybrid=True, seed=0)
     assert all((data == centre).all(1).any() for centre in start.centres)
@@ -102,7 +103,7 @@ def test_it_starts_from_vectors_and_the_spread_of_all():
     assert 0 < start.laplace.mean() < 1
 
 
-def test_each_dimension_becomes_what_it_is():
+def test_each_dimension_gets_the_density_of_its_data():
     random = np.random.default_rng(0)
     data = np.stack([random.normal(size=4000), random.laplace(size=4000)], 1).astype(np.float32)
     mixture = fit_mixture(data, 1, hybrid=True)
@@ -111,7 +112,7 @@ def test_each_dimension_becomes_what_it_is():
     np.testing.assert_allclose(mixture.centres, [[0, 0]], atol=0.05)
 
 
-def test_one_gaussian_centre_is_mean_and_deviation():
+def test_one_gaussian_centre_is_the_mean_and_standard_deviation():
     data = mixed_data()
     mixture = fit_mixture(data, 1, hybrid=False)
     assert mixture.priors.tolist() == [1]
@@ -119,7 +120,7 @@ def test_one_gaussian_centre_is_mean_and_deviation():
     np.testing.assert_allclose(mixture.scales[0], data.std(0), rtol=1e-4)
 
 
-def test_no_spread_is_under_the_floor():
+def test_no_spread_is_below_the_minimum():
     data = np.repeat(np.array([[1, 2], [5, 6]], dtype=np.float32), 20, axis=0)
     for hybrid in (True, False):
         mixture = fit_mixture(data, 2, hybrid=hybrid)
@@ -128,15 +129,45 @@ def test_no_spread_is_under_the_floor():
         assert np.isfinite(mixture.posteriors(data)).all()
 
 
-def test_more_centres_than_vectors_stay_finite():
+def test_more_centres_than_vectors_give_finite_values():
     data = np.array([[1, 2], [5, 6]], dtype=np.float32)
     mixture = fit_mixture(data, 5, hybrid=True)
     assert np.isfinite(mixture.posteriors(data)).all()
     assert (mixture.priors > 0).all()
 
 
-def test_the_seed_decides():
+def test_the_result_depends_on_the_seed():
     data = mixed_data()
     first, again, other = (fit_mixture(data, 3, hybrid=True, seed=seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first.centres, again.centres)
     assert not np.array_equal(first.centres, other.centres)
+
+
+def slow_median(values, weights):
+    """Return the smallest value such that the values up to it have half of the weight."""
+    total, so_far = sum(map(float, weights)), 0.0
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        so_far += float(weight)
+        if so_far >= total / 2:
+            return value
+    raise AssertionError
+
+
+@pytest.mark.parametrize("block", [1, 3, 16, 512])
+@pytest.mark.parametrize("sharp", [0.3, 30])
+def test_weighted_medians_equal_those_of_a_plain_loop(monkeypatch, block, sharp):
+    monkeypatch.setattr(mixture, "SORT_BLOCK_ENTRIES", block)
+    random = np.random.default_rng(0)
+    data = random.normal(size=(61, 4)).astype(np.float32)
+    data[:, 3] = data[:, 3].round()
+    logits = sharp * random.normal(size=(61, 5))
+    weights = np.exp(logits - logits.max(1, keepdims=True))
+    weights = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+    expected = [[slow_median(data[:, d], weights[:, k]) for d in range(4)] for k in range(5)]
+    np.testing.assert_array_equal(SortedColumns(data).medians(weights), np.array(expected, dtype=np.float32))
+
+
+def test_weighted_medians_equal_those_computed_by_hand():
+    data = np.array([[3], [1], [2], [9]], dtype=np.float32)
+    weights = np.array([[0.25, 0, 1], [0.25, 0, 0], [0.25, 0.1, 0], [0.25, 0.9, 0]], dtype=np.float32)
+    assert SortedColumns(data).medians(weights).tolist() == [[2], [9], [3]]
