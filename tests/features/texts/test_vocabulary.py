@@ -66,7 +66,7 @@ def test_word_spans_are_those_of_the_encoded_words():
     spelt = ["A", "dog's", "red", "haired", "İstanbul", "tis", "snow"]
     assert [SENTENCE[start:end] for start, end in spans] == spelt
     assert len(spans) == len(tokenise(SENTENCE))
-    assert token_word_indices(places, whitespace_word_spans(SENTENCE)) == [0, 1, 2, 2, 3, 4, 5]
+    assert token_word_indices(spans, whitespace_word_spans(SENTENCE)) == [0, 1, 2, 2, 3, 4, 5]
 
 
 def test_a_vocabulary_adds_start_and_end_tokens_and_truncates_long_texts():
@@ -95,8 +95,8 @@ def test_word_pieces_lie_in_their_words_frozen_or_not(tiny_bert, sentence):
     assert parts[-1] is None
     assert token_spans(EncoderInput(TextEncoder.load(str(tiny_bert)), pieces, "bert"), sentence) == parts
     spelt = pieces.tokenizer.convert_ids_to_tokens(pieces.encode([sentence])[0])
-    for piece, place in zip(spelt[1:-1], parts[1:-1], strict=True):
-        assert piece in ("[UNK]", sentence[place[0] : place[1]], f"##{sentence[place[0] : place[1]]}")
+    for piece, span in zip(spelt[1:-1], parts[1:-1], strict=True):
+        assert piece in ("[UNK]", sentence[span[0] : span[1]], f"##{sentence[span[0] : span[1]]}")
 
 
 def test_word_pieces_belong_to_their_word_and_punctuation_to_none(tiny_bert):
