@@ -12,7 +12,7 @@ from torch import Tensor
 
 from calligram.data.matches import Matches
 from calligram.evaluation.mine import TILE_BYTES, aligned, best_by_cosine, product
-from calligram.models.matcher import unit
+from calligram.vectors import unit_length
 
 Row = dict[str, object]
 SIZES = {"cuda": ((29_000, 145_000, 2048), (113_287, 566_435, 2048)), "cpu": ((2_000, 10_000, 1024),)}
@@ -30,9 +30,9 @@ def mining(row: Callable[[str, float, str], Row]) -> list[Row]:
 def _measured(row: Callable[[str, float, str], Row], device: str, images: int, texts: int, dim: int) -> list[Row]:
     random = torch.Generator(device).manual_seed(0)
     # Captions lie about their image, so that there are lists worth keeping and positives to leave out.
-    one = unit(torch.randn(images, dim, device=device, generator=random))
+    one = unit_length(torch.randn(images, dim, device=device, generator=random))
     owner = torch.arange(texts, device=device) % images
-    two = unit(torch.randn(texts, dim, device=device, generator=random) / dim**0.5 + one[owner])
+    two = unit_length(torch.randn(texts, dim, device=device, generator=random) / dim**0.5 + one[owner])
     matches = Matches(owner.cpu().numpy(), np.arange(texts), (images, texts))
     tile = TILE_BYTES[device]
     step = max(1, tile // (4 * texts))

@@ -30,12 +30,13 @@ from torch import Tensor, nn
 from calligram.device import use_compile
 from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.models.layers import score_tiles
-from calligram.models.matcher import Encoded, unit
+from calligram.models.matcher import Encoded
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.training.batches.batch import Batch
 from calligram.training.cuda_graphs import use_cuda_graphs
 from calligram.training.objectives.candidates import RetrieveRerankObjective
 from calligram.training.objectives.objective import RankingObjective
+from calligram.vectors import unit_length
 
 Row = dict[str, object]
 Rows = Callable[[str, float, str], Row]
@@ -127,7 +128,9 @@ def scoring(
         matcher.score(images, part)
         ours = timed(device, lambda: matcher.score(images, texts), sizes.times)
         theirs = share * timed_best(device, lambda: layer.grid(images, part, sizes.stacked), 2)
-        expected = unit(images.vectors) @ unit(part.vectors).T + 0.2 * layer.grid(images, part, sizes.stacked)
+        expected = unit_length(images.vectors) @ unit_length(part.vectors).T + 0.2 * layer.grid(
+            images, part, sizes.stacked
+        )
         apart = {"": float((matcher.score(images, part) - expected).abs().max())}
     found = [row(f"{name}: scoring", ours, "s")]
     ways = {"": ours}
@@ -250,7 +253,9 @@ def stepper(
                 terms = objective(matcher, batch)
             else:
                 images, texts = matcher.encode_images(features), matcher.encode_texts(states, mask)
-                scores = unit(images.vectors) @ unit(texts.vectors).T + 0.2 * layer.grid(images, texts, count**2)
+                scores = unit_length(images.vectors) @ unit_length(texts.vectors).T + 0.2 * layer.grid(
+                    images, texts, count**2
+                )
                 terms = {"ranking": bidirectional_ranking_loss(scores, target, margin=0.2, top_k=1) / count}
         loss = torch.stack(list(terms.values())).sum()
         optimizer.zero_grad(set_to_none=True)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from calligram.models.layers.score_tiles import truncate_parts
 from calligram.models.layers.transformer_unit import TransformerUnit
-from calligram.models.matcher import Encoded, unit
+from calligram.models.matcher import Encoded
 from calligram.models.mmca import MMCA
+from calligram.vectors import unit_length
 
 
 class Layer(nn.Module):
@@ -31,7 +32,7 @@ class Layer(nn.Module):
         both, count = self.layer(parts, src_key_padding_mask=~mask), images.shape[1]
         weights = real.to(both.dtype) / real.sum(-1, keepdim=True)
         image = (weights.unsqueeze(1) @ both[:, :count]).squeeze(1)
-        return (unit(image) * unit(self.pools(both[:, count:], spoken))).sum(-1)
+        return (unit_length(image) * unit_length(self.pools(both[:, count:], spoken))).sum(-1)
 
     def grid(self, images: Encoded, texts: Encoded, tile: int) -> Tensor:
         """All pairs (I, T), so many at a time."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.files import (
+from calligram.files import (  # fmt: skip
     LOCK_FILE,
     content_hash,
     folder_parts,
@@ -29,7 +29,7 @@ from calligram.files import (
     text_hash,
     try_lock,
     wait_for_lock,
-)  # fmt: skip
+)
 
 HOLD = """
 import sys, time

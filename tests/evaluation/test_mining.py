@@ -11,8 +11,9 @@ from calligram.data.negatives import NegativeLists
 from calligram.errors import NotFiniteError, UserError
 from calligram.evaluation.encode import EncodedPairing
 from calligram.evaluation.mine import mine_negatives, mine_pairing, top
-from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, unit
+from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher
 from calligram.models.vse import VSE, VSESettings
+from calligram.vectors import unit_length
 
 
 class Product(Matcher):
@@ -68,7 +69,7 @@ def test_top_is_topk(columns, k):
 
 def test_bf16_lists_are_fp32s_except_for_near_ties():
     sides, matches = encoded(60, 400, 256), Matches(np.arange(60), np.arange(60), (60, 400))
-    scores = (unit(sides.images.vectors) @ unit(sides.texts.vectors).T).numpy()
+    scores = (unit_length(sides.images.vectors) @ unit_length(sides.texts.vectors).T).numpy()
     exact, rounded = (
         mine_negatives(EmbeddingMatcher(), sides, matches, texts=20, precision=p)[0] for p in ("fp32", "bf16")
     )

@@ -10,12 +10,13 @@ from calligram.models.a3vse import A3VSESettings
 from calligram.models.bfan import BFANSettings
 from calligram.models.cca import CCASettings
 from calligram.models.ensemble import Ensemble, EnsembleSettings, SentencePhraseMatcher, SentencePhraseSettings
-from calligram.models.matcher import Encoded, Matcher, unit
+from calligram.models.matcher import Encoded, Matcher
 from calligram.models.mmca import MMCASettings
 from calligram.models.scan import SCANSettings
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
 from calligram.models.vse import VSESettings
 from calligram.models.vsrn import VSRNSettings
+from calligram.vectors import unit_length
 
 SENTENCES = TwoBranchSettings(image_dim=5, text_dim=7, hidden=9, dim=6)
 PHRASES = {
@@ -175,8 +176,8 @@ def test_an_ensemble_has_the_mean_score_and_the_mean_cosine_of_its_members(names
     torch.testing.assert_close(matcher.score_pairs(one, two.rows(slice(0, 4))), scores.diagonal())
     rows, columns = torch.tensor([3, 0, 3, 1]), torch.tensor([5, 2, 0, 1])
     torch.testing.assert_close(matcher.score_some(one, two, rows, columns), scores[rows, columns])
-    cosines = sum(unit(i.vectors) @ unit(t.vectors).T for _, i, t in alone) / len(names)
-    torch.testing.assert_close(unit(one.vectors) @ unit(two.vectors).T, cosines)
+    cosines = sum(unit_length(i.vectors) @ unit_length(t.vectors).T for _, i, t in alone) / len(names)
+    torch.testing.assert_close(unit_length(one.vectors) @ unit_length(two.vectors).T, cosines)
 
 
 def test_an_ensemble_reranks_only_where_its_score_is_more_than_the_cosine_of_its_vectors():
@@ -184,7 +185,7 @@ def test_an_ensemble_reranks_only_where_its_score_is_more_than_the_cosine_of_its
     matcher, (pictures, words, mask) = ensemble("vse", "a3vse"), fed()
     assert not matcher.reranks
     one, two = matcher.encode_images(pictures), matcher.encode_texts(words, mask)
-    torch.testing.assert_close(matcher.score(one, two), unit(one.vectors) @ unit(two.vectors).T)
+    torch.testing.assert_close(matcher.score(one, two), unit_length(one.vectors) @ unit_length(two.vectors).T)
     by_distance = described(SENTENCES)
     assert Ensemble(EnsembleSettings((by_distance, by_distance))).reranks  # the mean of distances is no cosine
 

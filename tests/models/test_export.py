@@ -19,9 +19,10 @@ from calligram.features.texts.wordpieces import WordPieces
 from calligram.models import export
 from calligram.models.a3vse import A3VSE, A3VSESettings
 from calligram.models.layers.text_cnn import TextCNNSettings
-from calligram.models.matcher import EmbeddingMatcher, Matcher, unit
+from calligram.models.matcher import EmbeddingMatcher, Matcher
 from calligram.models.pretrained import load_pretrained
 from calligram.models.vse import VSE, VSESettings
+from calligram.vectors import unit_length
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -85,9 +86,9 @@ def assert_same(matcher: Matcher, inputs: Inputs, folder) -> None:
     matcher.eval()
     with torch.no_grad():
         seen = inputs.images.finish(inputs.images.images(pictures))
-        torch.testing.assert_close(one, unit(matcher.encode_images(seen).vectors), rtol=0, atol=1e-4)
+        torch.testing.assert_close(one, unit_length(matcher.encode_images(seen).vectors), rtol=0, atol=1e-4)
         torch.testing.assert_close(
-            two, unit(matcher.encode_texts(*inputs.texts.texts(TEXTS)).vectors), rtol=0, atol=2e-3
+            two, unit_length(matcher.encode_texts(*inputs.texts.texts(TEXTS)).vectors), rtol=0, atol=2e-3
         )
     torch.testing.assert_close(two.norm(dim=1), torch.ones(3))
     torch.testing.assert_close(one.norm(dim=1), torch.ones(3))

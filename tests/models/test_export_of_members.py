@@ -16,9 +16,10 @@ from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog, export
 from calligram.models.ensemble import Ensemble, EnsembleSettings
-from calligram.models.matcher import Matcher, unit
+from calligram.models.matcher import Matcher
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.vse import VSE, VSESettings
+from calligram.vectors import unit_length
 
 TEXTS = ["a red disc", "the round thing is blue", "snow"]
 WORDS = Vocabulary.build(TEXTS, min_count=1)
@@ -63,8 +64,8 @@ def test_members_whose_scores_are_cosines_are_exported_side_by_side(tmp_path):
     with torch.no_grad():
         images = matcher.encode_images(inputs.images.finish(inputs.images.images(pictures)))
         texts = matcher.encode_texts(words, mask)
-        torch.testing.assert_close(one, unit(images.vectors), rtol=0, atol=1e-4)
-        torch.testing.assert_close(two, unit(texts.vectors), rtol=0, atol=1e-4)
+        torch.testing.assert_close(one, unit_length(images.vectors), rtol=0, atol=1e-4)
+        torch.testing.assert_close(two, unit_length(texts.vectors), rtol=0, atol=1e-4)
         torch.testing.assert_close(one @ two.T, matcher.score(images, texts), rtol=0, atol=2e-4)
 
 

@@ -11,10 +11,11 @@ from calligram.models import catalog
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.layers import score_tiles
-from calligram.models.matcher import Encoded, unit
+from calligram.models.matcher import Encoded
 from calligram.models.scan import SCAN, SCANSettings
 from calligram.models.vse import VSE, VSESettings
 from calligram.models.vsrn import VSRN, RegionReasoning, VSRNSettings
+from calligram.vectors import unit_length
 
 SIDES = {"vocabulary": 30, "dim": 12, "feature_dim": 5, "word_dim": 6, "hidden": 12}
 WORDS = torch.tensor([[1, 5, 6, 7, 2], [1, 9, 2, 0, 0]])
@@ -124,7 +125,7 @@ def test_vectors_are_means_of_parts_at_length_one():
     assert texts.parts.norm(dim=-1)[MASK].sub(1).abs().max() < 1e-5
     torch.testing.assert_close(texts.vectors[1], texts.parts[1, :3].mean(0))
     states = matcher.text.states(WORDS, MASK)
-    torch.testing.assert_close(unit(states[0, 1]), texts.parts[0, 1])
+    torch.testing.assert_close(unit_length(states[0, 1]), texts.parts[0, 1])
 
 
 def test_a_backbones_cells_are_the_parts_trained_or_stored():
@@ -210,8 +211,8 @@ def test_an_ensemble_scores_the_mean_and_its_vectors_the_mean_cosine():
     alone = [(m.encode_images(features), m.encode_texts(WORDS, MASK)) for m in members]
     scores = [m.score(*sides) for m, sides in zip(members, alone, strict=True)]
     torch.testing.assert_close(matcher.score(one, two), torch.stack(scores).mean(0))
-    cosines = torch.stack([unit(i.vectors) @ unit(t.vectors).T for i, t in alone]).mean(0)
-    torch.testing.assert_close(unit(one.vectors) @ unit(two.vectors).T, cosines)
+    cosines = torch.stack([unit_length(i.vectors) @ unit_length(t.vectors).T for i, t in alone]).mean(0)
+    torch.testing.assert_close(unit_length(one.vectors) @ unit_length(two.vectors).T, cosines)
     with pytest.raises(ValueError, match="at least one member"):
         Ensemble(EnsembleSettings(()))
 

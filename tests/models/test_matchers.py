@@ -15,7 +15,7 @@ from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.cca import CCA, CCASettings
 from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.layers.text_cnn import TextCNNSettings
-from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, cosines, stack, unit
+from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, cosines, stack
 from calligram.models.mmca import MMCASettings
 from calligram.models.pretrained import Pretrained, PretrainedSettings
 from calligram.models.scan import SCAN, SCANSettings
@@ -23,6 +23,7 @@ from calligram.models.tags import TagMatcher, TagSettings
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
 from calligram.models.vse import VSESettings
 from calligram.models.vsrn import VSRN, VSRNSettings
+from calligram.vectors import unit_length
 
 SIDES = {"vocabulary": 30, "dim": 12, "feature_dim": 5, "word_dim": 6, "hidden": 12}
 MEMBERS = (SCAN(SCANSettings(**SIDES)), BFAN(BFANSettings(**SIDES)), VSRN(VSRNSettings(**SIDES, layers=1)))
@@ -163,7 +164,7 @@ def test_stacking_pads_parts_and_keeps_masks():
 
 
 def test_unit_vectors_of_zero_stay_zero():
-    assert torch.equal(unit(torch.zeros(1, 3)), torch.zeros(1, 3))
+    assert torch.equal(unit_length(torch.zeros(1, 3)), torch.zeros(1, 3))
 
 
 def test_wrong_descriptions_are_named():

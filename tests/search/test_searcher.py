@@ -14,12 +14,12 @@ from PIL import Image
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.models.load import load_matcher
-from calligram.models.matcher import unit
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.query.cutoff import ScoreScale, ScoreScales
 from calligram.search.query.query import ItemId, Query, Term
 from calligram.search.query.searcher import Searcher
+from calligram.vectors import unit_length
 
 PLAIN = {"hybrid": False, "all": True}
 
@@ -37,7 +37,7 @@ def world(tiny, write_run, tmp_path_factory):
     with torch.no_grad():
         pictures = [pairing.visuals.open(row) for row in range(len(ids))]
         rows = stored.inputs.images.finish(stored.inputs.images.images(pictures))
-        images = unit(stored.matcher.encode_images(rows).vectors).numpy()
+        images = unit_length(stored.matcher.encode_images(rows).vectors).numpy()
     return SimpleNamespace(
         folder=folder, library=folder / "library", searcher=searcher, stored=stored, tiny=tiny, ids=ids,
         images=images, pictures=pictures, pairing=pairing,
@@ -46,7 +46,7 @@ def world(tiny, write_run, tmp_path_factory):
 
 @torch.no_grad()
 def text_vector(world, text: str) -> np.ndarray:
-    return unit(world.stored.matcher.encode_texts(*world.stored.inputs.texts.texts([text])).vectors).numpy()[0]
+    return unit_length(world.stored.matcher.encode_texts(*world.stored.inputs.texts.texts([text])).vectors).numpy()[0]
 
 
 def check(hits, ids, scores) -> None:

@@ -13,7 +13,6 @@ from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.losses.adversarial import DOMAIN_PAIRS
-from calligram.models.matcher import unit
 from calligram.models.vse import VSE, VSESettings
 from calligram.training.batches.batch import Batches
 from calligram.training.batches.pair_sampler import PairSampler
@@ -21,6 +20,7 @@ from calligram.training.batches.pseudo_pairs import PseudoPairBatch, PseudoPairB
 from calligram.training.distributed import Processes
 from calligram.training.objectives.objective import InfoNCEObjective, RankingObjective
 from calligram.training.objectives.pseudo_pairs import Adversary, AdversaryTerms, PseudoPairObjective
+from calligram.vectors import unit_length
 
 
 def pseudo_of(collection, images) -> Pairing:
@@ -134,7 +134,7 @@ def test_the_loss_is_a3vse_eqs_3_and_9_with_margins_and_weights_of_the_paper(fee
     @torch.no_grad()
     def vectors(one):
         images, texts = model.encode_images(one.images), model.encode_texts(one.texts, one.text_mask)
-        return unit(images.vectors).double(), unit(texts.vectors).double()
+        return unit_length(images.vectors).double(), unit_length(texts.vectors).double()
 
     def literal_eq_2(images, texts, target, margin):
         total, pairs = 0.0, 0

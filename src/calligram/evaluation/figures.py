@@ -33,8 +33,9 @@ from calligram.evaluation.encode import EncodedPairing, encode_pairing, load_pai
 from calligram.evaluation.retrieval import overlap_of
 from calligram.evaluation.suggest import Suggestion
 from calligram.features.inputs import Inputs
-from calligram.models.matcher import Matcher, unit
+from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
+from calligram.vectors import unit_length, unit_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,8 +141,7 @@ def correlation(vectors: NDArray[np.floating]) -> Features:
     """
     centred = np.asarray(vectors, dtype=np.float64)
     centred = centred - centred.mean(axis=1, keepdims=True)
-    length = np.linalg.norm(centred, axis=1, keepdims=True)
-    centred = centred / np.where(length > 0, length, 1)
+    centred = unit_rows(centred)
     found: Features = np.clip(centred @ centred.T, -1, 1)
     np.fill_diagonal(found, 1)
     return found
@@ -275,7 +275,7 @@ def draw_map(encoded: EncodedPairing, matches: Matches, target: Path, title: str
     _, first = np.unique(image, return_index=True)
     image, text = image[first][:MOST], text[first][:MOST]
     vectors = [
-        unit(side.vectors).cpu().numpy()[rows] for side, rows in ((encoded.images, image), (encoded.texts, text))
+        unit_length(side.vectors).cpu().numpy()[rows] for side, rows in ((encoded.images, image), (encoded.texts, text))
     ]
     places = lay_out(np.concatenate(vectors))
     one, two = places[: len(image)], places[len(image) :]

@@ -18,8 +18,9 @@ from calligram.data.pairing import Pairing
 from calligram.errors import NotFiniteError, UserError
 from calligram.evaluation.encode import EncodedPairing, Precision, encode_pairing, load_pairing
 from calligram.features.inputs import Inputs
-from calligram.models.matcher import Matcher, unit
+from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
+from calligram.vectors import unit_length
 
 TILE_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
 """scores held at a time, by kind of device"""
@@ -97,7 +98,7 @@ def mine_negatives(
         if precision != "fp32":
             raise UserError("--precision bf16 is for matchers that score by the cosine; leave it out for this one")
         return _by_scores(matcher, encoded, excluded, texts, images, tile, track)
-    one, two = unit(encoded.images.vectors), unit(encoded.texts.vectors)
+    one, two = unit_length(encoded.images.vectors), unit_length(encoded.texts.vectors)
     for side in (one, two):
         if not bool(torch.isfinite(side).all()):
             raise NotFiniteError("some encodings are not finite; they cannot be ranked")

@@ -26,8 +26,9 @@ from calligram.evaluation.ranking import Direction, mean_of, relevant_ranks, sum
 from calligram.evaluation.rerank import RerankReport, TwoStageScores, check_depth, rerank_candidates
 from calligram.features.inputs import Inputs
 from calligram.models.ensemble import Ensemble
-from calligram.models.matcher import Matcher, unit
+from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
+from calligram.vectors import unit_length
 
 Floats = NDArray[np.floating]
 Look = Callable[[EncodedPairing, Floats], None]
@@ -239,7 +240,7 @@ def each_alone(
 def within_each(encoded: EncodedPairing, matches: Matches) -> dict[str, Direction]:
     """``within`` of images and of texts, where some share a partner."""
     sides = (("i2i", encoded.images.vectors, matches), ("t2t", encoded.texts.vectors, matches.T))
-    found = {name: within(unit(vectors).cpu().numpy(), own) for name, vectors, own in sides}
+    found = {name: within(unit_length(vectors).cpu().numpy(), own) for name, vectors, own in sides}
     return {name: direction for name, direction in found.items() if direction is not None}
 
 

@@ -15,8 +15,9 @@ from calligram.data.pairing import Pairing
 from calligram.errors import NotFiniteError, UserError
 from calligram.evaluation.encode import encode_images, encode_texts
 from calligram.features.inputs import Inputs
-from calligram.models.matcher import Encoded, Matcher, unit
+from calligram.models.matcher import Encoded, Matcher
 from calligram.progress import Track, silent
+from calligram.vectors import unit_length
 
 # A few items that stand for all: greedy weighted facility location over unit vectors.
 
@@ -303,5 +304,5 @@ def _best_of_others(matcher: Matcher, images: Encoded, texts: Encoded | None, ow
 
 def _from_mean(vectors: Tensor) -> Tensor:
     """Directions from the mean direction, at length one."""
-    directions = unit(vectors)
-    return unit(directions - directions.mean(0)) if len(vectors) > 1 else directions
+    directions = unit_length(vectors)
+    return unit_length(directions - directions.mean(0)) if len(vectors) > 1 else directions

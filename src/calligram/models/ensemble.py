@@ -13,7 +13,8 @@ from calligram.features.images.backbones import Backbone, grid_cells
 from calligram.features.images.stored_input import real_parts
 from calligram.features.texts.text_encoder import TextEncoder
 from calligram.models.catalog import build
-from calligram.models.matcher import Encoded, Matcher, QuerySide, unit
+from calligram.models.matcher import Encoded, Matcher, QuerySide
+from calligram.vectors import unit_length
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class Ensemble(Matcher):
         return [member for member in self.members if isinstance(member, Matcher)]
 
     def _concatenate(self, encodings: list[Encoded]) -> Encoded:
-        vectors = torch.cat([unit(e.vectors) for e in encodings], dim=-1)
+        vectors = torch.cat([unit_length(e.vectors) for e in encodings], dim=-1)
         # Other members may give parts that only their training objective uses.
         with_parts = [e for member, e in zip(self._members(), encodings, strict=True) if member.scores_parts]
         parts = [e.parts for e in with_parts if e.parts is not None]

@@ -25,7 +25,8 @@ from calligram.features.inputs import ImageInput, Inputs, TextInput
 from calligram.features.texts.text_encoder import EncoderInput
 from calligram.files import move_folder
 from calligram.models.layers.networks import PaddedRecurrentText, RecurrentText
-from calligram.models.matcher import Matcher, unit
+from calligram.models.matcher import Matcher
+from calligram.vectors import unit_length
 
 MAX_DIFFERENCE = 1e-4
 """largest accepted difference of any entry of a unit vector between ONNX and PyTorch"""
@@ -125,7 +126,7 @@ class ImageGraph(EncoderGraph):
         if self.backbone is not None:
             assert isinstance(self.source, BackboneInput)
             images = self.source.extract(self.backbone, images)
-        return unit(self.matcher.encode_images(images).vectors)
+        return unit_length(self.matcher.encode_images(images).vectors)
 
     def samples(self) -> list[tuple[Tensor, ...]]:
         """Random bytes or features."""
@@ -158,7 +159,7 @@ class TextGraph(EncoderGraph):
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
         """Return unit vectors (N, dim)."""
-        return unit(self.matcher.encode_texts(self._encoder_states(words, mask), mask).vectors)
+        return unit_length(self.matcher.encode_texts(self._encoder_states(words, mask), mask).vectors)
 
     def _encoder_states(self, words: Tensor, mask: Tensor) -> Tensor:
         return words if self.encoder is None else self.encoder(words, mask)
@@ -166,7 +167,7 @@ class TextGraph(EncoderGraph):
     def reference(self, *inputs: Tensor) -> Tensor:
         """Output of the original matcher, with packed sequences."""
         words, mask = inputs
-        return unit(self._original[0].encode_texts(self._encoder_states(words, mask), mask).vectors)
+        return unit_length(self._original[0].encode_texts(self._encoder_states(words, mask), mask).vectors)
 
     def samples(self) -> list[tuple[Tensor, ...]]:
         """Texts of several lengths with random inner words."""

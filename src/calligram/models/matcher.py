@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calligram.vectors import unit_length
+
 QuerySide = Literal["words", "regions"]
 """which parts attend to the parts of the other modality: words to regions, or regions to words"""
 
@@ -137,12 +139,7 @@ def cosines(rows: Tensor, columns: Tensor) -> Tensor:
     Autocast is switched off here: half precision rounds away the differences between close neighbours.
     """
     with torch.autocast(rows.device.type, enabled=False):
-        return unit(rows) @ unit(columns).T
-
-
-def unit(vectors: Tensor) -> Tensor:
-    """Normalise vectors to length one, in float32."""
-    return F.normalize(vectors.float(), dim=-1, eps=1e-8)
+        return unit_length(rows) @ unit_length(columns).T
 
 
 def at_least_float32(values: Tensor) -> Tensor:

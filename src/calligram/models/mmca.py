@@ -14,7 +14,8 @@ from calligram.models.layers.networks import PaddedRecurrentText, RecurrentText
 from calligram.models.layers.part_towers import BertText, PartSettings, PooledText, image_parts, image_tower, text_tower
 from calligram.models.layers.score_tiles import score_in_tiles, score_some_in_tiles
 from calligram.models.layers.transformer_unit import NgramText, PreparedItems, ProjectedItems, TransformerUnit
-from calligram.models.matcher import Encoded, Matcher, QuerySide, cosines, unit
+from calligram.models.matcher import Encoded, Matcher, QuerySide, cosines
+from calligram.vectors import unit_length
 
 MAX_STACKED_ITEMS = 2
 """on a CPU, grids with at most this many images or texts are scored pair by pair: preparing the items costs more"""
@@ -200,7 +201,7 @@ class MMCA(Matcher):
 
     def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
         """Score selected pairs in tiles; queries, keys and values of an item are computed once."""
-        scores = (unit(images.vectors)[rows] * unit(texts.vectors)[columns]).sum(-1)
+        scores = (unit_length(images.vectors)[rows] * unit_length(texts.vectors)[columns]).sum(-1)
         if not self.settings.alpha:
             return scores
         return scores + self.settings.alpha * self._pair_cosines(images, texts, rows, columns)

@@ -19,7 +19,8 @@ from calligram.models.layers.cross_attention import (
 )
 from calligram.models.layers.part_towers import PartSettings, image_parts, image_tower, text_parts, text_tower
 from calligram.models.layers.score_tiles import score_in_tiles, score_some_in_tiles
-from calligram.models.matcher import Encoded, Matcher, QuerySide, unit
+from calligram.models.matcher import Encoded, Matcher, QuerySide
+from calligram.vectors import unit_length
 
 
 class FragmentMatcher(Matcher):
@@ -94,7 +95,7 @@ def _sum_to_one(weights: Tensor) -> Tensor:
 
 
 def _encode_parts(parts: Tensor, real: Tensor) -> Encoded:
-    parts = unit(parts) * real.unsqueeze(-1)
+    parts = unit_length(parts) * real.unsqueeze(-1)
     return Encoded(parts.sum(1) / real.sum(1, keepdim=True).clamp(min=1), parts, real)
 
 

@@ -17,7 +17,8 @@ from calligram.features.images.stored_input import real_parts
 from calligram.features.texts.text_encoder import TextEncoder
 from calligram.models.layers.networks import RecurrentText
 from calligram.models.layers.part_towers import POOLINGS, pool_states
-from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, unit
+from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher
+from calligram.vectors import unit_length
 
 
 class Branch(nn.Module):
@@ -49,7 +50,7 @@ class Branch(nn.Module):
         *first, last = self.layers
         for layer in first:
             features = self.dropout(layer(features).relu())
-        return F.normalize(self.norm(last(features)).float(), dim=-1, eps=1e-8)
+        return unit_length(self.norm(last(features)))
 
 
 class BranchNorm(nn.BatchNorm1d):
@@ -187,11 +188,11 @@ class TwoBranchEmbedding(TwoBranchMatcher, EmbeddingMatcher):
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """Score aligned vectors."""
-        return -distance_from_cosine((unit(images.vectors) * unit(texts.vectors)).sum(-1))
+        return -distance_from_cosine((unit_length(images.vectors) * unit_length(texts.vectors)).sum(-1))
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Score all pairs, by one matrix product."""
-        return -distance_from_cosine(unit(images.vectors) @ unit(texts.vectors).T)
+        return -distance_from_cosine(unit_length(images.vectors) @ unit_length(texts.vectors).T)
 
 
 class TwoBranchSimilarity(TwoBranchMatcher):

@@ -16,7 +16,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -27,6 +26,7 @@ from calligram.features.pseudo.wordnet import INSTALL_HINT, Synset, WordNet
 from calligram.features.transformers_models import load_model
 from calligram.progress import Track, silent
 from calligram.text import tokenise, without_stop_words
+from calligram.vectors import unit_length, unit_rows
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class ImageWords:
         """
         rows = _captioned_images(captioned)
         candidates = captioned.visuals.select(rows)
-        theirs, own = (F.normalize(self.vectors(images), dim=1) for images in (candidates, visuals))
+        theirs, own = (unit_length(self.vectors(images), 1e-12) for images in (candidates, visuals))
         candidate_rows = {id: row for row, id in enumerate(candidates.ids)}
         captions = [captioned.texts.strings[captioned.matches.texts_of(image)[0]] for image in rows.tolist()]
         found = []
@@ -168,7 +168,7 @@ class WordClassifier:
         target = np.zeros((len(caption_words), len(known)))
         for row, words in enumerate(caption_words):
             target[row, [column[word] for word in set(words) if word in column]] = 1
-        unit = _unit(vectors)
+        unit = unit_rows(vectors, 1e-12)
         centre = unit.mean(0) if len(unit) else np.zeros(vectors.shape[1])
         centred = unit - centre
         solved = np.linalg.solve(centred @ centred.T + ridge * np.eye(len(centred)), target - target.mean(0))
@@ -176,14 +176,9 @@ class WordClassifier:
 
     def predict(self, vectors: Doubles, max_words: int) -> list[list[str]]:
         """Return for each image the words whose predicted frequency exceeds the mean most, best first."""
-        excess = (_unit(vectors) - self.centre) @ self.weights
+        excess = (unit_rows(vectors, 1e-12) - self.centre) @ self.weights
         order = np.argsort(-excess, axis=1, kind="stable")[:, :max_words]
         return [[self.words[number] for number in row if excess[image, number] > 0] for image, row in enumerate(order)]
-
-
-def _unit(vectors: Doubles) -> Doubles:
-    length = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.asarray(vectors / np.maximum(length, 1e-12), dtype=np.float64)
 
 
 @dataclass(frozen=True)

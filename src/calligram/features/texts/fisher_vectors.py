@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from calligram.features.texts.mixture import Floats, Mixture, fit_mixture
 from calligram.features.texts.pca import PCA
-from calligram.features.texts.word_counts import KnownWords, WordVectors, unit_rows
+from calligram.features.texts.word_counts import KnownWords, WordVectors
 from calligram.progress import Track, silent
+from calligram.vectors import unit_rows
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from calligram.errors import UserError
 from calligram.features.texts.word_vectors import read_frequent_vectors, read_vectors, vector_size
 from calligram.text import split_word, tokenise
+from calligram.vectors import unit_rows
 
 Floats = NDArray[np.float32]
 
@@ -149,9 +150,3 @@ class TfIdfVectorizer:
     def restore(cls, known: KnownWords, arrays: Mapping[str, NDArray[Any]]) -> TfIdfVectorizer:
         """Build the vectorizer from the result of ``arrays``."""
         return cls(known, arrays["idf"])
-
-
-def unit_rows(rows: Floats) -> Floats:
-    """Rows at length one; zeros stay."""
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return (rows / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)

@@ -16,7 +16,7 @@ from calligram.errors import UserError
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
 from calligram.losses.instance import CLASSES_PER_CHUNK
-from calligram.models.matcher import Matcher, unit
+from calligram.models.matcher import Matcher
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.settings import Optimisation, StagedSettings
 from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers
@@ -25,6 +25,7 @@ from calligram.training.batches.pair_sampler import PairSampler
 from calligram.training.loop import Feed, Stage
 from calligram.training.objectives.instance import ClassLabels, InstanceObjective, pseudo_classes
 from calligram.training.objectives.objective import InfoNCEObjective, JointObjective, Objective, RankingObjective
+from calligram.vectors import unit_length
 
 
 class PairSettings(Protocol):
@@ -194,6 +195,6 @@ def classifier(
             features = image_features(sides, "classifier.start=images")
             vectors = copy.deepcopy(matcher).train().encode_images(features).vectors
             of_class = torch.zeros_like(made.classes)
-            of_class.index_add_(0, torch.from_numpy(classes.images), unit(vectors - vectors.mean(0)))
-            made.classes.copy_(unit(of_class))
+            of_class.index_add_(0, torch.from_numpy(classes.images), unit_length(vectors - vectors.mean(0)))
+            made.classes.copy_(unit_length(of_class))
     return made

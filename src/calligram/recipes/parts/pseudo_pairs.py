@@ -22,10 +22,10 @@ from calligram.evaluation.encode import encode_images, encode_texts
 from calligram.features.pseudo.image_words import ImageWords, Naming
 from calligram.features.pseudo.region_words import Attributes, PseudoSentences, region_sentences
 from calligram.models.load import load_matcher
-from calligram.models.matcher import unit
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.settings import RunSettings
 from calligram.text import tokenise
+from calligram.vectors import unit_length
 
 # The nearest texts of images, without those that are near to every image.
 
@@ -43,7 +43,7 @@ def csls_nearest_texts(images: Tensor, texts: Tensor, count: int, *, near: int =
     parallel data", 2018). That of the image is the same for all its texts, and left out. Without that of the text a few
     texts would be found for most images.
     """
-    images, texts = unit(images), unit(texts)
+    images, texts = unit_length(images), unit_length(texts)
     near, count = min(near, len(images)), min(count, len(texts))
     best = images.new_full((len(images), count), -torch.inf)
     found = torch.zeros_like(best, dtype=torch.int64)

@@ -17,6 +17,7 @@ from calligram.search.filters.conditions import Kind, stored_name
 from calligram.search.filters.parser import storable
 from calligram.search.indexing.exif import FACTS, Value
 from calligram.text import NORMAL_FORM
+from calligram.vectors import unit_rows
 
 OWN: Mapping[str, Kind] = {
     **{"path": "text", "folder": "text", "name": "text", "source": "text", "bytes": "number"},
@@ -156,7 +157,7 @@ def checked_ids(ids: Sequence[str]) -> list[str]:
     return list(ids)
 
 
-def unit(vectors: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
+def checked_vectors(vectors: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
     """Vectors (N, D) at length one.
 
     Raises:
@@ -165,8 +166,8 @@ def unit(vectors: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
     vectors = np.asarray(vectors, dtype=np.float32)
     if vectors.ndim != 2 or vectors.shape[1] != dim:
         raise UserError(f"the index holds vectors of {dim} dimensions; got an array of shape {vectors.shape}")
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    bad = np.flatnonzero(~np.isfinite(lengths[:, 0]) | (lengths[:, 0] < 1e-12))
+    lengths = np.linalg.norm(vectors, axis=1)
+    bad = np.flatnonzero(~np.isfinite(lengths) | (lengths < 1e-12))
     if len(bad):
-        raise UserError(f"vector {bad[0]} has length {lengths[bad[0], 0]}; vectors must be finite and not zero")
-    return np.asarray(vectors / lengths, dtype=np.float32)
+        raise UserError(f"vector {bad[0]} has length {lengths[bad[0]]}; vectors must be finite and not zero")
+    return unit_rows(vectors)

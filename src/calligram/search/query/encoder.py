@@ -27,10 +27,11 @@ from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import ImageInput
 from calligram.features.texts.vocabulary import count_truncated_words
 from calligram.models.load import StoredMatcher
-from calligram.models.matcher import Encoded, unit
+from calligram.models.matcher import Encoded
 from calligram.search.library.library import Item
 from calligram.search.library.manifest import Manifest
 from calligram.search.library.matchers import load_recorded
+from calligram.vectors import unit_length
 
 # Where the regions of a library's pictures lie that its matcher kept.
 
@@ -152,7 +153,7 @@ def load_encoders(
 
 def unit_vectors(encoded: Encoded) -> Floats:
     """The vectors at length one."""
-    vectors = unit(encoded.vectors).cpu().numpy()
+    vectors = unit_length(encoded.vectors).cpu().numpy()
     if not np.isfinite(vectors).all():
         raise NotFiniteError("the matcher's vectors are not finite; it cannot be searched with")
     return np.ascontiguousarray(vectors, dtype=np.float32)

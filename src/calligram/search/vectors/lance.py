@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from calligram.errors import UserError
 from calligram.extras import lancedb
 from calligram.progress import Track, silent
-from calligram.search.filters.columns import checked_ids, stored_columns, unit
+from calligram.search.filters.columns import checked_ids, checked_vectors, stored_columns
 from calligram.search.filters.conditions import Condition, lance_literal, to_lance
 from calligram.search.vectors.exact import Nearest
 from calligram.search.vectors.index import VectorHit
@@ -167,7 +167,7 @@ class LanceIndex:
 
     def add(self, ids: Sequence[str], vectors: NDArray[np.float32], columns: pa.Table) -> None:
         """Add items or replace them whole; columns that are not given are missing."""
-        given, flat = checked_ids(ids), unit(vectors, self.dim).astype(np.float16)
+        given, flat = checked_ids(ids), checked_vectors(vectors, self.dim).astype(np.float16)
         if len(flat) != len(given):
             raise UserError(f"{len(given)} ids with {len(flat)} vectors; there must be one vector for each id")
         stored = stored_columns(columns, len(given))
@@ -206,7 +206,7 @@ class LanceIndex:
 
     def search(self, vectors: NDArray[np.float32], k: int, where: Condition | None = None) -> list[list[VectorHit]]:
         """The k nearest items of each query, exactly."""
-        queries = unit(vectors, self.dim)
+        queries = checked_vectors(vectors, self.dim)
         if k < 1:
             raise UserError(f"k must be at least 1, got {k}")
         return self._read().search(queries, k, where)

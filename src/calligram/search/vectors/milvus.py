@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from calligram.errors import UserError
 from calligram.progress import Track, silent
-from calligram.search.filters.columns import checked_ids, stored_columns, unit
+from calligram.search.filters.columns import checked_ids, checked_vectors, stored_columns
 from calligram.search.filters.conditions import STAND_INS, Condition, milvus_literal, second_name, to_milvus
 from calligram.search.vectors.index import VectorHit
 
@@ -187,7 +187,7 @@ class MilvusIndex:
 
     def add(self, ids: Sequence[str], vectors: NDArray[np.float32], columns: pa.Table) -> None:
         """Add items or replace them whole; columns that are not given are missing."""
-        given, flat = checked_ids(ids), unit(vectors, self.dim)
+        given, flat = checked_ids(ids), checked_vectors(vectors, self.dim)
         if len(flat) != len(given):
             raise UserError(f"{len(given)} ids with {len(flat)} vectors; there must be one vector for each id")
         fields = fields_of(stored_columns(columns, len(given)), len(given))
@@ -210,7 +210,7 @@ class MilvusIndex:
 
     def search(self, vectors: NDArray[np.float32], k: int, where: Condition | None = None) -> list[list[VectorHit]]:
         """The k nearest items of each query, at most 16,384."""
-        queries = unit(vectors, self.dim)
+        queries = checked_vectors(vectors, self.dim)
         if k < 1:
             raise UserError(f"k must be at least 1, got {k}")
         asked: dict[str, Any] = {"filter": to_milvus(where) if where is not None else "", "limit": min(k, MOST)}

@@ -20,6 +20,7 @@ from calligram.serve.overview import SAMPLE_ITEMS
 from calligram.serve.schema import BrowseAnswer, HitAnswer, ImageSearchRequest, SearchAnswer, SearchRequest
 from calligram.serve.service import Service, service_of
 from calligram.serve.settings import MAX_CONDITION_CHARACTERS, MAX_HITS
+from calligram.vectors import unit_rows
 
 router = APIRouter(prefix="/api", tags=["search"])
 CurrentService = Annotated[Service, Depends(service_of)]
@@ -71,8 +72,7 @@ async def browse(
 def filtered_ids(library: Library, where: str, k: int) -> list[str]:
     """Ids of items that satisfy a condition, ordered by a fixed random vector, so that the order never changes."""
     direction = np.random.default_rng(0).normal(size=(1, library.images.dim)).astype(np.float32)
-    direction /= np.linalg.norm(direction)
-    return [found.id for found in library.images.search(direction, k, parse(where, library.kinds))[0]]
+    return [found.id for found in library.images.search(unit_rows(direction), k, parse(where, library.kinds))[0]]
 
 
 def run_search(

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from calligram.data.matches import Matches
 from calligram.losses.instance import CLASSES_PER_CHUNK, InstanceLossAndError, instance_loss_and_error
-from calligram.models.matcher import Encoded, Matcher, unit
+from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
 from calligram.training.objectives.objective import Objective
+from calligram.vectors import unit_length
 
 Ints = NDArray[np.int64]
 
@@ -63,7 +64,7 @@ class InstanceObjective(Objective):
         if not self.scale:
             return instance_loss_and_error(self.dropout(vectors), self.classes, groups, chunk=self.chunk)
         return instance_loss_and_error(
-            self.scale * self.dropout(unit(vectors)), unit(self.classes), groups, chunk=self.chunk
+            self.scale * self.dropout(unit_length(vectors)), unit_length(self.classes), groups, chunk=self.chunk
         )
 
 

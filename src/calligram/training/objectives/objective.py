@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from calligram.losses.contrastive import symmetric_info_nce
 from calligram.losses.ranking import bidirectional_ranking_loss
-from calligram.models.matcher import Encoded, Matcher, unit
+from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
 from calligram.training.cuda_graphs import run_with_cuda_graphs, uses_cuda_graphs
 from calligram.training.distributed import gather, is_single_process
+from calligram.vectors import unit_length
 
 if TYPE_CHECKING:  # an ensemble imports networks that other matchers do not need
     from calligram.models.ensemble import Ensemble
@@ -31,7 +32,7 @@ class VectorSpread:
     @classmethod
     def of(cls, images: Encoded, texts: Encoded) -> VectorSpread:
         """Measure detached vectors."""
-        one, two = (1 - unit(e.vectors.detach()).mean(0).square().sum() for e in (images, texts))
+        one, two = (1 - unit_length(e.vectors.detach()).mean(0).square().sum() for e in (images, texts))
         return cls(one, two)
 
 

@@ -18,10 +18,11 @@ from calligram.losses.adversarial import (
     reversal_strength,
     reverse_gradient,
 )
-from calligram.models.matcher import Matcher, unit
+from calligram.models.matcher import Matcher
 from calligram.training.batches.batch import Batch
 from calligram.training.batches.pseudo_pairs import PseudoPairBatch
 from calligram.training.objectives.objective import Objective
+from calligram.vectors import unit_length
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Adversary(nn.Module):
             progress: share of training that is done, which the strength of the reversal follows.
         """
         strength = reversal_strength(progress, self.steepness)
-        seen = {name: reverse_gradient(unit(v).to(v.dtype), strength) for name, v in domains.items()}
+        seen = {name: reverse_gradient(unit_length(v).to(v.dtype), strength) for name, v in domains.items()}
         terms: dict[str, Tensor] = {}
         errors: dict[str, list[Tensor]] = {}
         for pair, weight in self.weights.items():

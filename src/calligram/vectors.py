@@ -1,0 +1,31 @@
+"""Vectors at unit length (L2-normalised), for tensors and for rows of numpy arrays."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+MIN_TENSOR_LENGTH = 1e-8
+"""shorter vectors are divided by this length, which keeps gradients finite; zero stays zero"""
+
+Number = TypeVar("Number", np.float32, np.float64)
+
+
+def unit_length(vectors: Tensor, min_length: float = MIN_TENSOR_LENGTH) -> Tensor:
+    """Normalise vectors (..., D) to length one, in float32."""
+    return F.normalize(vectors.float(), dim=-1, eps=min_length)
+
+
+def unit_rows(rows: NDArray[Number], min_length: float = 0.0) -> NDArray[Number]:
+    """Normalise the rows of an array (N, D) to length one, in the type of the array.
+
+    Args:
+        rows: zero rows stay zero.
+        min_length: rows that are shorter are divided by this length.
+    """
+    lengths = np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), min_length)
+    return (rows / np.where(lengths > 0, lengths, 1)).astype(rows.dtype, copy=False)
