@@ -238,7 +238,7 @@ def _extended_tables(before: Collection, new_captions: Sequence[tuple[int, NewCa
     )
     made = {"captions": pa.concat_tables([captions, added], promote_options="default")}
     made["matches"] = pa.concat_tables([before.table("matches"), pairs])
-    if before.has("also_true"):  # it is not known of which other images a new caption is true
+    if before.has("also_true"):  # other images that a new caption is true of are not known
         made["also_true"] = pa.concat_tables([before.table("also_true"), pairs])
     return made
 

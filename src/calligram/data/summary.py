@@ -75,7 +75,7 @@ class CollectionSummary:
     """one line for each kind of problem"""
 
     def lines(self) -> list[str]:
-        """The statistics as text, one per line, without those that the collection does not have."""
+        """The statistics as text, one per line; statistics of missing parts are left out."""
         shown = {name: count for name, count in self.counts.items() if name not in ("matches", "groundings")}
         splits = [
             f"{name or 'without a split'} {count:,} ({self.captions_in_split.get(name, 0):,} captions)"

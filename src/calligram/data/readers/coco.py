@@ -88,8 +88,8 @@ def _read_coco_file(draft: Draft, file: Path, found: PictureIndex, problems: Pro
 def read_karpathy(source: ImportSource, problems: Problems) -> Draft:
     """Read the given JSON file, or the only ``dataset*.json`` in the given folder: captions and the usual splits.
 
-    All captions are kept. Some COCO images have six or seven, of which much published work uses five. ``restval`` is
-    part of train.
+    All captions are kept. Some COCO images have six or seven; much published work uses five. ``restval`` is part of
+    train.
     """
     file = _karpathy_file(source.path)
     found = find_pictures(file.parent, source.images, KARPATHY_IMAGE_FOLDERS, problems)
