@@ -15,7 +15,7 @@ from calligram.data.caption_file import read_captions
 from calligram.data.collection import MANIFEST, Collection
 from calligram.data.draft import Problems
 from calligram.data.readers.catalog import import_collection
-from calligram.data.revision import NewRegions, store_regions, writing
+from calligram.data.revision import NewRegions, store_regions, write_lock
 from calligram.data.write_tables import REGION_TYPES
 
 
@@ -147,11 +147,11 @@ def test_a_writer_that_waited_gets_the_lock_of_the_new_collection(captioned: Pat
     held: list[bool] = []
 
     def write() -> None:
-        with writing(captioned / "c"):
+        with write_lock(captioned / "c"):
             held.append((captioned / "c/.lock").exists())
 
     waiting = threading.Thread(target=write)
-    with writing(captioned / "c"):
+    with write_lock(captioned / "c"):
         shutil.copytree(captioned / "c", captioned / "next", ignore=shutil.ignore_patterns(".lock"))
         waiting.start()
         time.sleep(0.1)  # so that it waits for the lock of the collection that is about to go

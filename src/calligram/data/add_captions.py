@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from calligram.data.collection import ADDED_REVISION, ADDED_TIME, SPLIT_REVISION, SPLITS, Collection
 from calligram.data.readers.source import key_to_move, split_by_hash, split_key
-from calligram.data.revision import next_revision, remove_old_tables, replace_manifest, write_new_tables, writing
+from calligram.data.revision import next_revision, remove_old_tables, replace_manifest, write_lock, write_new_tables
 from calligram.errors import UserError
 
 # Splits of images that had none until people captioned them: what is captioned must be of use to training.
@@ -101,7 +101,7 @@ def add_new_captions(folder: Path, captions: Sequence[NewCaption]) -> AddedCapti
             empty or too long.
     """
     cleaned = [new._replace(text=clean_caption(new.text)) for new in captions]
-    with writing(folder):
+    with write_lock(folder):
         before = Collection.open(folder)
         rows = _image_rows(before, [new.image for new in cleaned])
         new_captions = _without_duplicates(before, cleaned, rows)
@@ -150,7 +150,7 @@ def remove_last_captions(folder: Path, keep: Callable[[CaptionRevision], None] |
     Raises:
         UserError: when no captions were added since the import.
     """
-    with writing(folder):
+    with write_lock(folder):
         before = Collection.open(folder)
         earlier = caption_revisions(before)
         if not earlier:

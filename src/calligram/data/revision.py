@@ -30,7 +30,7 @@ PROPOSAL_TYPES = {"source": pa.string(), "image": pa.int32(), "count": pa.int32(
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def write_lock(folder: Path) -> Iterator[None]:
     """Lock the collection for writing; other writers wait, also when the collection is replaced meanwhile."""
     with wait_for_lock(folder / LOCK_FILE):
         yield
@@ -145,7 +145,7 @@ def images_with_proposals(collection: Collection, source: str) -> Ints:
 
 def store_regions(folder: Path, new: NewRegions) -> Collection:
     """Add the regions to the collection in ``folder``."""
-    with writing(folder):
+    with write_lock(folder):
         before = Collection.open(folder)
         known = proposal_record(before, new.source)
         kept = known if known is not None and known["settings"] == dict(new.settings) else None

@@ -23,7 +23,7 @@ from calligram.data.collection import FORMAT, MANIFEST, VERSION, Collection
 from calligram.data.draft import Draft, ImageRecord, PictureFile, Problems, TarMember
 from calligram.data.pictures import PictureError, Probe, probe
 from calligram.data.readers.captions_table import TABLE_SUFFIXES
-from calligram.data.revision import manifest_section, next_revision, writing
+from calligram.data.revision import manifest_section, next_revision, write_lock
 from calligram.data.write_tables import CheckedDraft, FilePlacement, FilePlacer, build_tables
 from calligram.errors import UserError, command
 from calligram.files import move_folder, sync_file
@@ -152,7 +152,7 @@ def install_collection(partial: Path, folder: Path) -> list[str]:
             folder.rmdir()  # it is empty: ``refuse_existing`` refuses any other folder
         move_folder(partial, folder)
         return []
-    with writing(
+    with write_lock(
         folder
     ):  # another process adds captions either before this, to the old one, or after it, to the new one
         carried = _carry_over(folder, partial)
