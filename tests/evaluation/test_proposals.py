@@ -9,7 +9,7 @@ from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation.proposals import (
     NEVER,
-    BoxesInImages,
+    ImageBoxes,
     first_hits,
     phrase_targets,
     proposal_recall,
@@ -28,7 +28,7 @@ def overlap(a, b):
 def random_boxes(rng, count, images):
     start = rng.uniform(0, 20, (count, 2))
     boxes = np.concatenate([start, start + rng.uniform(4, 20, (count, 2))], axis=1).astype(np.float32)
-    return BoxesInImages(boxes, rng.integers(0, images, count))
+    return ImageBoxes(boxes, rng.integers(0, images, count))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -46,8 +46,8 @@ def test_recall_is_that_of_the_literal_loops(seed):
 
 def test_an_overlap_of_exactly_a_half_counts():
     """Boxes of 2 and 1 units, one inside the other: IoU 1/2."""
-    target = BoxesInImages(np.array([[0, 0, 2, 1]], np.float32), np.array([3]))
-    proposals = BoxesInImages(np.array([[5, 5, 6, 6], [0, 0, 1, 1]], np.float32), np.array([3, 3]))
+    target = ImageBoxes(np.array([[0, 0, 2, 1]], np.float32), np.array([3]))
+    proposals = ImageBoxes(np.array([[5, 5, 6, 6], [0, 0, 1, 1]], np.float32), np.array([3, 3]))
     assert first_hits(target, proposals).tolist() == [2]
     assert first_hits(target, proposals, 0.51).tolist() == [NEVER]
 
