@@ -88,4 +88,4 @@ def _batch(pairs: int, share: int, features: int, device: str) -> Batch:
         drawn,
         (pairs, pairs),
     )
-    return batch.each(lambda tensor: tensor.to(device))
+    return batch.map_tensors(lambda tensor: tensor.to(device))

@@ -149,5 +149,5 @@ def test_what_cannot_be_exported_is_refused(tmp_path):
         export.export_onnx(matcher, inputs, tmp_path / "there")
     unknown = EmbeddingMatcher()
     unknown.settings = None
-    with pytest.raises(UserError, match="stored features of a shape that is not known"):
+    with pytest.raises(UserError, match="shape of the stored features of this matcher is not known"):
         export.export_onnx(unknown, Inputs(StoredInput("x"), WORDS), tmp_path / "out")

@@ -102,7 +102,7 @@ def test_a_run_is_not_taken_up_with_other_pseudo_pairs(spoken_tiny, first, corpu
     run(spoken_tiny, tmp_path / "again", *changes)
     run(spoken_tiny, tmp_path / "again", *changes, resume=True)
     corpus.write_bytes(gzip.compress(b"here nothing lies"))
-    with pytest.raises(UserError, match="was started with other pseudo pairs: what they are made from has changed"):
+    with pytest.raises(UserError, match="was started with other pseudo pairs: their source has changed"):
         run(spoken_tiny, tmp_path / "again", *changes, resume=True)
 
 

@@ -64,7 +64,7 @@ def test_a_batch_without_a_match_and_a_matcher_without_parts():
     images = Encoded(regions[:, 0], regions, torch.ones(2, 4, dtype=torch.bool))
     none = batch(torch.full((2, 3), -1, dtype=torch.int8))
     assert writer.terms(Matcher(), none, images, images)["captions"] == 0
-    with pytest.raises(ValueError, match="written from parts"):
+    with pytest.raises(ValueError, match="caption decoder needs parts"):
         writer.terms(Matcher(), none, Encoded(regions[:, 0]), images)
 
 

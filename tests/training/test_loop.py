@@ -123,7 +123,7 @@ def test_a_finished_run_resumes_to_its_own_result(tiny, tmp_path):
 
 def test_a_run_is_not_overwritten_and_not_resumed_with_other_settings(tiny, tmp_path):
     run(tiny, tmp_path / "run", "epochs=1")
-    with pytest.raises(UserError, match="already holds a run; give --resume"):
+    with pytest.raises(UserError, match="already contains a run; continue it with --resume"):
         run(tiny, tmp_path / "run", "epochs=1")
     with pytest.raises(UserError, match=r"started with other settings: epochs was 1, now 2"):
         run(tiny, tmp_path / "run", "epochs=2", resume=True)
@@ -185,7 +185,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_do(tiny, tmp_p
 def test_parts_can_have_their_own_rate_and_unknown_parts_are_named(tiny, tmp_path):
     start = run(tiny, tmp_path / "fixed", "epochs=1", "optim.parts=image:0", "average=0")
     assert start["rsum"] > 0
-    with pytest.raises(UserError, match="has no part 'imge'; it has: image"):
+    with pytest.raises(UserError, match="has no module 'imge'; it has: image"):
         run(tiny, tmp_path / "typo", "epochs=1", "optim.parts=imge:0.1")
     assert not (tmp_path / "typo").exists()
 

@@ -191,16 +191,16 @@ def test_losses_that_derive_no_pairs_need_fewer_items(fed, options):
     objective, drawn = OfflineObjective(options), next(iter(less.epoch(0)))
     assert not options.derived
     assert torch.isfinite(sum(objective(matcher, drawn).values()))
-    with pytest.raises(ValueError, match="needs offline negatives"):
+    with pytest.raises(ValueError, match="needs batches with offline negatives"):
         OfflineObjective()(matcher, drawn)
 
 
 def test_batches_without_offline_negatives_are_refused(fed):
     train, matcher, _, batches = fed
     plain = Batches(train, batches.inputs, PairSampler(train.matches, 3, 0))
-    with pytest.raises(ValueError, match="needs offline negatives"):
+    with pytest.raises(ValueError, match="needs batches with offline negatives"):
         OfflineObjective()(matcher, next(iter(plain.epoch(0))))
-    with pytest.raises(ValueError, match="only the offline quintuplet"):
+    with pytest.raises(ValueError, match="accepted with kind=offline-quintuplet only"):
         OfflineTerms("adaptive", online=False)
 
 

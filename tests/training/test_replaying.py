@@ -78,7 +78,9 @@ class Trained:
         target = torch.full((images, texts), -1)
         target[torch.arange(images), torch.arange(images) % texts] = 1
         groups = torch.arange(images), torch.arange(texts)
-        return Batch(features, states, mask, target, target.T.contiguous(), *groups).each(lambda t: t.to(self.device))
+        return Batch(features, states, mask, target, target.T.contiguous(), *groups).map_tensors(
+            lambda t: t.to(self.device)
+        )
 
     def loss(self, on, seed=1, **sizes):
         batch = self.batch(seed=seed, **sizes)
@@ -172,20 +174,20 @@ def test_between_a_replay_and_its_gradient_others_run_as_they_are():
     found.step(True, words=8)
     turns = cuda_graphs._GRAPHS[found.objective]
     for on in (False, True):
-        before = turns.turn
+        before = turns.replays
         one, two = (found.loss(on, words=8, seed=seed)[1] for seed in (1, 2))
-        assert turns.turn - before == on
+        assert turns.replays - before == on
         for p in found.learning():
             p.grad = None
         (one + 2 * two).backward()
         sums.append([p.grad.clone() for p in found.learning()])
     alike(*sums)
     left = found.loss(True, words=8)  # no gradient is ever asked of it
-    before = turns.turn
+    before = turns.replays
     del left
     gc.collect()
     found.loss(True, words=8)
-    assert turns.turn == before + 1
+    assert turns.replays == before + 1
 
 
 @pytest.mark.usefixtures("stepped")
@@ -195,7 +197,7 @@ def test_a_gradient_that_is_asked_for_too_late_is_refused():
     old = found.loss(True)[1]
     old.backward(retain_graph=True)
     new = found.loss(True)[1]
-    with pytest.raises(RuntimeError, match="after another turn; unset CALLIGRAM_GRAPHS"):
+    with pytest.raises(RuntimeError, match="not possible with CUDA graphs; unset CALLIGRAM_GRAPHS"):
         old.backward()
     new.backward()
 
@@ -259,7 +261,8 @@ def test_what_cannot_be_recorded_or_replayed_runs_step_by_step_and_says_so_once(
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             same(found.step(True, words=8), found.step(False, words=8))
-    assert [r.message for r in caplog.records] == ["RankingObjective cannot be replayed and runs step by step: no room"]
+    (record,) = caplog.records
+    assert record.message == "RankingObjective cannot use CUDA graphs and runs without them: no room"
     assert found.recorded == 0
 
 

@@ -57,7 +57,7 @@ def test_epochs_differ_and_repeat():
 def test_too_little_to_learn_from_is_said():
     with pytest.raises(UserError, match="at least 2 matching pairs, this split has 1"):
         PairSampler(Matches([0], [0], (3, 3)), 4, seed=0)
-    with pytest.raises(UserError, match="2 different texts to tell apart; this split has 3 and 1"):
+    with pytest.raises(UserError, match="2 different texts; this split has 3 and 1"):
         PairSampler(Matches([0, 1, 2], [1, 1, 1], (3, 3)), 4, seed=0)
     with pytest.raises(UserError, match=r"at least 2 images .*; this split has 1 and 2"):
         PairSampler(Matches([1, 1], [0, 1], (3, 3)), 4, seed=0)

@@ -243,5 +243,5 @@ def test_both_batches_and_all_discriminators_learn(feeds):
 
 def test_batches_without_pseudo_pairs_are_refused(feeds):
     own, _, _ = feeds()
-    with pytest.raises(ValueError, match="needs pseudo pairs"):
+    with pytest.raises(ValueError, match="needs batches with pseudo pairs"):
         PseudoPairObjective(InfoNCEObjective(), InfoNCEObjective())(matcher().float(), next(iter(own.epoch(0))))

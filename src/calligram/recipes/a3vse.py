@@ -42,7 +42,7 @@ from calligram.recipes.parts.settings import (
 from calligram.recipes.parts.towers import ImageSettings, TextSettings
 from calligram.training.batches.pair_sampler import PairSampler, derived_seed
 from calligram.training.batches.pseudo_pairs import PseudoPairBatches, RepeatedPasses
-from calligram.training.loop import Feed, Stage
+from calligram.training.loop import BatchSource, Stage
 from calligram.training.objectives.pseudo_pairs import Adversary, AdversaryTerms, PseudoPairObjective
 
 # Settings of the A3VSE paper, where it gives them (a3vse, Sec. 4.3).
@@ -152,7 +152,7 @@ def plan(settings: A3VSERecipe, collection: Collection, around: RunContext) -> P
     steps = settings.steps
     own = pair_batches(settings, train, inputs, around)
     if pseudo is None:
-        feed: Feed = RepeatedPasses(own, steps) if steps else own
+        feed: BatchSource = RepeatedPasses(own, steps) if steps else own
         return Plan(
             matcher, inputs, _stages(settings, feed, extra), settings.loop(), dev_depth=settings.measured(matcher)
         )
@@ -206,7 +206,7 @@ def _model(settings: A3VSERecipe) -> MatcherSettings:
 
 
 def _stages(
-    settings: A3VSERecipe, feed: Feed, extra: ExtraObjectives = (), margin: float | None = None
+    settings: A3VSERecipe, feed: BatchSource, extra: ExtraObjectives = (), margin: float | None = None
 ) -> tuple[Stage, ...]:
     """The triplet loss after a warm-up with all negatives (a3vse, Eq. 2), or InfoNCE."""
     optim = settings.optim

@@ -1,4 +1,4 @@
-"""A run's metrics as a picture."""
+"""Figures of a run's metrics, and metrics for TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from calligram.training.runs import Run
 
 
 def draw_curves(folder: Path, target: Path | None = None) -> Path:
-    """Draw the training loss and the dev recalls over the steps, into ``curves.png`` of the run if not elsewhere.
+    """Draw the training loss and the dev recalls over the steps, to ``curves.png`` in the run folder or to ``target``.
 
-    Where an objective measures classification errors, their means of each epoch are drawn too (dual-path, Fig. 8).
+    If an objective measures classification errors, their means per epoch are drawn too (dual-path, Fig. 8).
     """
     from matplotlib.figure import Figure
 
@@ -49,9 +49,9 @@ def draw_curves(folder: Path, target: Path | None = None) -> Path:
 
 
 def draw_comparison(runs: Mapping[str, Path], target: Path) -> Path:
-    """Draw the dev R@1 of several runs over their epochs, both directions side by side (aoq, Fig. 4).
+    """Draw the dev R@1 of several runs over their epochs, one panel for each direction (aoq, Fig. 4).
 
-    Epochs are counted through all stages; of a run in rounds the last round's alone, as the paper draws them.
+    Epochs are counted over all stages; for a run with rounds over the last round only, as in the paper.
     """
     from matplotlib.figure import Figure
 
@@ -70,14 +70,14 @@ def draw_comparison(runs: Mapping[str, Path], target: Path) -> Path:
 
 
 def last_round_metrics(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, float]]:
-    """Dev metrics of each epoch: of all stages, or of the last round's where names begin with ``round 1, ``."""
+    """Dev metrics of each epoch: of all stages, or of the last round if stage names begin with ``round 1, ``."""
     dev = [row for row in rows if "dev" in row]
     last = dev[-1]["stage"].partition(",")[0] if dev else ""
     return [row["dev"] for row in dev if not last.startswith("round ") or row["stage"].partition(",")[0] == last]
 
 
 def errors_by_epoch(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Every term named ``..._error``: the last step of each epoch it was logged in, and its mean over them."""
+    """For every term named ``..._error`` and every epoch: the last logged step, and the mean over the logged steps."""
     found: dict[str, dict[tuple[str, int], list[tuple[int, float]]]] = {}
     for row in rows:
         for name in row:
@@ -90,13 +90,11 @@ def errors_by_epoch(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[i
     }
 
 
-# Metrics for TensorBoard, where it is installed.
-
 log = logging.getLogger(__name__)
 
 
 class TensorBoardWriter:
-    """Writes scalars to ``tensorboard/`` of a run; does nothing without the ``tensorboard`` extra."""
+    """Writes scalars to ``tensorboard/`` in a run folder; does nothing without the ``tensorboard`` extra."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -110,7 +108,7 @@ class TensorBoardWriter:
         self._open: Any = None
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Scalars at a step; on the first call after a resume, later steps of an earlier process are hidden."""
+        """Add scalars at a step; the first call after a resume hides later steps of the earlier process."""
         if self._writer is None:
             return
         if self._open is None:
@@ -119,6 +117,6 @@ class TensorBoardWriter:
             self._open.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Flush."""
+        """Flush and close."""
         if self._open is not None:
             self._open.close()

@@ -1,9 +1,9 @@
-"""Several processes that train one matcher: each encodes its share of a batch, all see the whole.
+"""Distributed training of one matcher: each process encodes its share of a batch, and all use the whole batch.
 
-Every process computes the loss of the whole batch from gathered encodings. The gather passes back the sum of all
-processes' gradients and parameters get the mean over processes; together this is the gradient that one process would
-get from the joined batch, for encoders, pair scores and training-only weights alike. Batch normalisation is the
-exception: it uses each process's own share.
+Every process computes the loss of the whole batch from gathered encodings. The backward pass of the gather sums the
+gradients of all processes, and parameters get the mean over processes. Together this is the gradient of one process
+with the joined batch, for encoders, pair scores and training-only weights. Batch normalisation is the exception: it
+uses the share of each process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-# Its functions take the group of the time of the import as a default and so keep it, and its threads, alive for good;
-# optimizers import it, after the group is made. Imported before, it holds none, and leaving a group ends it.
+# The functions of this module have the process group at import time as a default argument, and so keep it and its
+# threads alive. Optimizers import the module after the group is created. Imported here, before that, it keeps no group.
 import torch.distributed.nn.functional
 import torch.nn.functional as F
 from numpy.typing import NDArray
@@ -36,28 +36,28 @@ def _leave_group() -> None:
 
 @dataclass(frozen=True)
 class Processes:
-    """This process's place among all of them."""
+    """Rank of this process and the number of processes."""
 
     rank: int = 0
     count: int = 1
 
     @classmethod
     def join(cls) -> Processes:
-        """Join the group that ``torchrun`` announced in the environment, or stand alone."""
+        """Join the group that ``torchrun`` set in the environment; without it this is the only process."""
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count > 1 and not dist.is_initialized():
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-            # A thread of the group that still lets go of a tensor when the interpreter ends aborts the process.
+            # A thread of the group that frees a tensor while the interpreter ends aborts the process.
             atexit.register(_leave_group)
         return cls(int(os.environ.get("RANK", "0")), count)
 
     @property
     def first(self) -> bool:
-        """Whether this process writes files and prints."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def share(self, rows: Ints) -> Ints:
-        """This process's contiguous part of the rows of a batch."""
+        """Contiguous share of this process of the rows of a batch."""
         return np.array_split(rows, self.count)[self.rank]
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -73,14 +73,14 @@ class Processes:
             parameter.grad /= self.count
 
     def broadcast_weights(self, modules: Iterable[nn.Module]) -> None:
-        """Give every process the first one's weights."""
+        """Copy the weights of the first process to all processes."""
         if self.count > 1:
             for module in modules:
                 for tensor in (*module.parameters(), *module.buffers()):
                     dist.broadcast(tensor.data, 0)
 
     def broadcast_number(self, value: float) -> float:
-        """The first process's number, in all of them."""
+        """Return the number of the first process in all processes."""
         if self.count == 1:
             return value
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -104,21 +104,19 @@ class _Gather(torch.autograd.Function):
 
 
 def is_single_process() -> bool:
-    """Whether this is the only process."""
+    """Whether there is one process only."""
     return not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
 
 
 def gather(encoded: Encoded) -> Encoded:
-    """The encodings of all processes, in order, with gradients back to each; unchanged in a single process."""
+    """Concatenate the encodings of all processes in order, with gradients to each; unchanged with a single process."""
     if is_single_process():
         return encoded
     return Encoded(*(None if t is None else _gather_rows(t) for t in encoded))  # type: ignore[arg-type]
 
 
 def own_rows(count: int) -> tuple[slice, int]:
-    """Which rows of a whole batch this process encoded, as ``Processes.share`` cut them, and how many processes there
-    are.
-    """
+    """Rows of a whole batch that this process encoded, as in ``Processes.share``, and the number of processes."""
     if is_single_process():
         return slice(0, count), 1
     rows = Processes(dist.get_rank(), dist.get_world_size()).share(np.arange(count))
@@ -127,7 +125,7 @@ def own_rows(count: int) -> tuple[slice, int]:
 
 
 def _gather_rows(tensor: Tensor) -> Tensor:
-    """Join along the first axis; shares may differ in length, and in the second axis where texts do."""
+    """Concatenate along the first axis; shares may differ in their length, and in the second axis for texts."""
     shape = torch.tensor(tensor.shape[:2], device=tensor.device)
     shapes = [torch.empty_like(shape) for _ in range(dist.get_world_size())]
     dist.all_gather(shapes, shape)

@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop, and the detector that stops a failed run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from calligram.errors import NotFiniteError, UserError
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
-from calligram.training.batches.batch import Batch
+from calligram.training.batches.batch import Batch, BatchSource
 from calligram.training.batches.pair_sampler import derived_seed
 from calligram.training.curves import TensorBoardWriter
 from calligram.training.distributed import Processes
@@ -23,7 +23,6 @@ from calligram.training.objectives.objective import VectorSpread
 from calligram.training.runs import Run, optimizer_tensors, restore_optimizer
 from calligram.training.stages import (
     Evaluate,
-    Feed,
     Loop,
     Precision,
     Stage,
@@ -32,51 +31,14 @@ from calligram.training.stages import (
     parameter_groups,
 )
 
-# Stops a run that has gone wrong, and says what to do.
+log = logging.getLogger(__name__)
+
+__all__ = ["BatchSource", "Evaluate", "Loop", "Precision", "Stage", "train"]
 
 NOT_FINITE_ADVICE = (
     "lower the learning rate (--set lr=...), clip gradients (--set optim.clip=1), or use --set precision=fp32"
 )
-
-
-def _list_terms(names: list[str], terms: Mapping[str, float]) -> str:
-    return ", ".join(f"{name}={terms[name]}" for name in names)
-
-
-class CollapseDetector:
-    """Looks at the loss of every step and at the spread of the vectors.
-
-    Networks start with vectors close together, so spread is judged only after ``patience`` steps, and only when it
-    stayed under ``least`` for as many: hard negatives from the start push everything onto one point, where the loss
-    rests at twice the margin and never moves again.
-    """
-
-    def __init__(self, least: float = 1e-4, patience: int = 100) -> None:
-        self.least, self.patience, self._below, self._seen = least, patience, 0, 0
-
-    def check(self, step: int, terms: Mapping[str, float], spread: VectorSpread | None) -> None:
-        """Raise when the loss is not finite or the embeddings have collapsed."""
-        broken = [name for name, value in terms.items() if not math.isfinite(value)]
-        if broken:
-            raise UserError(
-                f"the loss is not finite at step {step} ({_list_terms(broken, terms)}); {NOT_FINITE_ADVICE}"
-            )
-        if spread is None:
-            return
-        self._seen += 1
-        side, least = min((("images", float(spread.images)), ("texts", float(spread.texts))), key=lambda s: s[1])
-        self._below = self._below + 1 if least < self.least else 0
-        if self._seen >= self.patience and self._below >= self.patience:
-            raise UserError(
-                f"the embeddings collapsed: at step {step} all {side} have the same vector (spread {least:.1e}). "
-                "Hard negatives too early do this; warm up with all negatives (--set warmup_epochs=2), "
-                "or lower the learning rate (--set lr=...)"
-            )
-
-
-log = logging.getLogger(__name__)
-
-__all__ = ["Evaluate", "Feed", "Loop", "Precision", "Stage", "train"]
+"""what to do after a loss that is not finite; part of error messages"""
 
 
 def train(
@@ -89,17 +51,17 @@ def train(
     processes: Processes = Processes(),  # noqa: B008  frozen
     track: Track = silent,
 ) -> dict[str, float]:
-    """Train through all stages and leave the best and the last state in ``run``; go on where an earlier call stopped.
+    """Train through all stages and save the best and the last state in ``run``; continue where an earlier call stopped.
 
-    Randomness in a step depends on (seed, stage, epoch, step) alone, so a run that was killed and resumed takes the
-    same steps as one that was not.
+    The randomness of a step depends on (seed, stage, epoch, step) only, so a run that was killed and resumed takes the
+    same steps as an uninterrupted one.
 
     Returns:
         The dev metrics of the best epoch.
     """
     device = next(matcher.parameters()).device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        return _Trainer(matcher, stages, run, evaluate, loop, processes, track).go()
+        return _Trainer(matcher, stages, run, evaluate, loop, processes, track).train()
 
 
 class _Trainer:
@@ -123,10 +85,10 @@ class _Trainer:
         self.collapse_detector = CollapseDetector()
         self.step = 0
         self.best: dict[str, float] = {}
-        self.spent, self.began = 0.0, time.perf_counter()
-        self.curves = TensorBoardWriter(run.folder) if processes.first else None
+        self.spent, self.start_time = 0.0, time.perf_counter()
+        self.tensorboard = TensorBoardWriter(run.folder) if processes.first else None
 
-    def go(self) -> dict[str, float]:
+    def train(self) -> dict[str, float]:
         self.processes.broadcast_weights([self.matcher, *(s.objective.to(self.device) for s in self.stages)])
         restored = self.run.load_state()
         tensors, position = restored if restored else ({}, {"stage": 0, "epoch": 0, "batch": 0})
@@ -135,15 +97,15 @@ class _Trainer:
         for number in range(int(position["stage"]), len(self.stages)):
             resumed = number == position["stage"]
             self._run_stage(number, tensors if resumed else {}, position if resumed else {"epoch": 0, "batch": 0})
-        if self.curves:
-            self.curves.close()
+        if self.tensorboard:
+            self.tensorboard.close()
         if self.processes.first:
             self.run.finish(self._seconds())
         return self.best
 
     def _seconds(self) -> float:
-        """Time spent, that of earlier calls included."""
-        return self.spent + time.perf_counter() - self.began
+        """Training time in seconds, including earlier calls."""
+        return self.spent + time.perf_counter() - self.start_time
 
     def _restore(self, tensors: Mapping[str, Mapping[str, Tensor]], position: Mapping[str, Any]) -> None:
         log.info("resuming at step %d", position["step"])
@@ -181,24 +143,24 @@ class _Trainer:
         stage.objective.train()
         total = len(stage.batches)
         label = f"{stage.name} {epoch + 1}/{stage.epochs}"
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         batches = stage.batches.epoch(derived_seed(number, epoch), start)
-        for place, batch in enumerate(self.track(batches, label, total - start), start):
-            # The middle of the step: at its start a rising rate, at its end a falling one, would be zero.
-            progress = (epoch * total + place + 0.5) / (stage.epochs * total)
-            self._set_rate(stage, optimizer, progress)
+        for step, batch in enumerate(self.track(batches, label, total - start), start):
+            # The middle of the step: a warm-up would be zero at its start, a decay at its end.
+            progress = (epoch * total + step + 0.5) / (stage.epochs * total)
+            self._set_lr(stage, optimizer, progress)
             stage.objective.set_progress(progress)
-            torch.manual_seed(derived_seed(self.loop.seed, "step", number, epoch, place, self.processes.rank))
+            torch.manual_seed(derived_seed(self.loop.seed, "step", number, epoch, step, self.processes.rank))
             terms = self._backward(stage, batch)
-            stepped = (place + 1) % stage.accumulate == 0 or place + 1 == total
+            stepped = (step + 1) % stage.accumulate == 0 or step + 1 == total
             if stepped:
                 self._update(stage, optimizer)
-                self._report(stage, epoch, terms, optimizer, (place - start + 1) / (time.perf_counter() - began))
-            # Gradients on their way to a step are not part of the state, so it is saved between steps only.
-            if self.loop.save_steps and stepped and self.step % self.loop.save_steps == 0 and place + 1 < total:
-                self._save(number, epoch, place + 1, optimizer)
+                self._report(stage, epoch, terms, optimizer, (step - start + 1) / (time.perf_counter() - start_time))
+            # Accumulated gradients are not part of the saved state, so it is saved between optimizer steps only.
+            if self.loop.save_steps and stepped and self.step % self.loop.save_steps == 0 and step + 1 < total:
+                self._save(number, epoch, step + 1, optimizer)
 
-    def _set_rate(self, stage: Stage, optimizer: torch.optim.Optimizer, progress: float) -> None:
+    def _set_lr(self, stage: Stage, optimizer: torch.optim.Optimizer, progress: float) -> None:
         for group in optimizer.param_groups:
             group["lr"] = stage.lr * group["factor"] * stage.schedule(progress)
 
@@ -207,8 +169,8 @@ class _Trainer:
             terms: dict[str, Tensor] = stage.objective(self.matcher, batch)
             loss = torch.stack(list(terms.values())).sum() / stage.accumulate
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        shown = {**terms, **stage.objective.measures}
-        return {"loss": loss.detach() * stage.accumulate, **{k: v.detach() for k, v in shown.items()}}
+        logged = {**terms, **stage.objective.measures}
+        return {"loss": loss.detach() * stage.accumulate, **{k: v.detach() for k, v in logged.items()}}
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.loop.precision == "fp32":
@@ -231,7 +193,7 @@ class _Trainer:
     def _report(
         self, stage: Stage, epoch: int, terms: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, rate: float
     ) -> None:
-        # Reading a number off an accelerator waits for it, so most steps are only looked at now and then.
+        # Reading a number from a GPU waits for it, so only every ``log_steps``-th step is checked.
         if self.device.type != "cpu" and self.step % self.loop.log_steps:
             return
         values = {name: float(value) for name, value in terms.items()}
@@ -240,8 +202,8 @@ class _Trainer:
             row = {"step": self.step, "stage": stage.name, "epoch": epoch, **values}
             row |= {"lr": max(g["lr"] for g in optimizer.param_groups), "steps_per_second": round(rate, 3)}
             self.run.log(row)
-            if self.curves:
-                self.curves.add(self.step, {f"train/{k}": v for k, v in values.items()})
+            if self.tensorboard:
+                self.tensorboard.add(self.step, {f"train/{k}": v for k, v in values.items()})
 
     def _end_epoch(self, number: int, epoch: int, optimizer: torch.optim.Optimizer) -> None:
         stage = self.stages[number]
@@ -257,8 +219,8 @@ class _Trainer:
                 self.loop.select_by,
                 metrics.get(self.loop.select_by, math.nan),
             )
-            if self.curves:
-                self.curves.add(self.step, {f"dev/{k}": v for k, v in metrics.items()})
+            if self.tensorboard:
+                self.tensorboard.add(self.step, {f"dev/{k}": v for k, v in metrics.items()})
         value = self.processes.broadcast_number(metrics.get(self.loop.select_by, math.nan))
         if math.isnan(value):
             raise UserError(f"evaluation gave no '{self.loop.select_by}'; it gave: {', '.join(sorted(metrics))}")
@@ -270,7 +232,7 @@ class _Trainer:
         self._save(number + last, 0 if last else epoch + 1, 0, None if last else optimizer)
 
     def _evaluate(self) -> dict[str, float]:
-        own = {k: v.clone() for k, v in self.matcher.state_dict().items()} if self.average else {}
+        weights = {k: v.clone() for k, v in self.matcher.state_dict().items()} if self.average else {}
         if self.average:
             self.matcher.load_state_dict(self.average.weights)
         self.matcher.eval()
@@ -282,7 +244,7 @@ class _Trainer:
                 f"the matcher's scores are not finite at step {self.step} ({error}); {NOT_FINITE_ADVICE}"
             ) from error
         if self.average:
-            self.matcher.load_state_dict(own)
+            self.matcher.load_state_dict(weights)
         return metrics
 
     def _save(self, stage: int, epoch: int, batch: int, optimizer: torch.optim.Optimizer | None) -> None:
@@ -292,7 +254,7 @@ class _Trainer:
         if optimizer is not None:
             tensors["optimizer"] = optimizer_tensors(optimizer)
         if stage < len(self.stages):
-            # Between two stages too: the next one's objective may share weights with the last one's.
+            # Also between two stages: the objective of the next stage may share weights with that of the last.
             tensors["objective"] = self.stages[stage].objective.state_dict()
         if self.average:
             tensors["average"] = self.average.weights
@@ -302,3 +264,39 @@ class _Trainer:
             "average_steps": self.average.steps if self.average else 0, "scaler": self.scaler.state_dict(),
         }  # fmt: skip
         self.run.save_state(self.step, tensors, position)
+
+
+def _list_terms(names: list[str], terms: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={terms[name]}" for name in names)
+
+
+class CollapseDetector:
+    """Checks the loss and the spread of the vectors at every step.
+
+    Networks start with vectors close together. So the run stops only after ``patience`` steps, and only if the spread
+    was below ``min_spread`` in the last ``patience`` steps. Hard negatives from the start move all vectors to one
+    point, where the loss stays at twice the margin.
+    """
+
+    def __init__(self, min_spread: float = 1e-4, patience: int = 100) -> None:
+        self.min_spread, self.patience, self._below, self._checked = min_spread, patience, 0, 0
+
+    def check(self, step: int, terms: Mapping[str, float], spread: VectorSpread | None) -> None:
+        """Raise an error if the loss is not finite or the embeddings have collapsed."""
+        broken = [name for name, value in terms.items() if not math.isfinite(value)]
+        if broken:
+            raise UserError(
+                f"the loss is not finite at step {step} ({_list_terms(broken, terms)}); {NOT_FINITE_ADVICE}"
+            )
+        if spread is None:
+            return
+        self._checked += 1
+        modality, smallest = min((("images", float(spread.images)), ("texts", float(spread.texts))), key=lambda s: s[1])
+        self._below = self._below + 1 if smallest < self.min_spread else 0
+        if self._checked >= self.patience and self._below >= self.patience:
+            raise UserError(
+                f"the embeddings collapsed: at step {step} all {modality} have the same vector "
+                f"(spread {smallest:.1e}). Hard negatives from the start cause this; warm up with all negatives "
+                "(--set warmup_epochs=2), "
+                "or lower the learning rate (--set lr=...)"
+            )

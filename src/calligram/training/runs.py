@@ -1,4 +1,4 @@
-"""The folder of a run: settings, metrics, the best matcher, and the state to go on from after a kill."""
+"""The run folder: settings, metrics, the best matcher, and the state from which training continues after a kill."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder. All files are replaced whole, so a kill leaves the old or the new one."""
+    """A run folder. Every file is replaced atomically, so a kill leaves the old file or the new one."""
 
     folder: Path
 
     @classmethod
     def create(cls, folder: Path, about: Mapping[str, object]) -> Run:
-        """Start a run, or take one up again; ``check`` says whether that may be done."""
+        """Create a run, or open one to resume; ``check`` decides whether that is allowed."""
         if not (folder / RUN_FILE).is_file():
             folder.mkdir(parents=True, exist_ok=True)
             replace_json(folder / RUN_FILE, about, indent=1)
@@ -50,17 +50,17 @@ class Run:
     def check(
         folder: Path, about: Mapping[str, object], *, resume: bool, defaults: Mapping[str, object] | None = None
     ) -> None:
-        """Refuse a folder that is in use, or to resume a run that had other settings.
+        """Refuse a folder that is in use, and refuse to resume a run with other settings.
 
         Args:
-            defaults: what holds for a run that says nothing of it, since it began before there was such a setting.
+            defaults: values for entries that the run does not have, because it is older than the setting.
         """
         if not (folder / RUN_FILE).is_file():
             if folder.is_file() or (folder.exists() and any(folder.iterdir())):
-                raise UserError(f"{folder} exists and is not a run; choose another --out")
+                raise UserError(f"{folder} exists and is not a run folder; choose another --out")
             return
         if not resume:
-            raise UserError(f"{folder} already holds a run; give --resume to go on with it, or another --out")
+            raise UserError(f"{folder} already contains a run; continue it with --resume, or choose another --out")
         before = _merge_settings(defaults or {}, read_run_file(folder))
         for key in ("recipe", "settings", "collection", "content", "teachers"):
             if before.get(key) != json.loads(json.dumps(about.get(key))):
@@ -71,16 +71,16 @@ class Run:
 
     @staticmethod
     def check_source_hash(folder: Path, what: str, now: str) -> None:
-        """Refuse to resume a run that noted another hash of what it learns from; one that noted none goes on."""
+        """Refuse to resume a run whose training data had another hash; a run without a hash may continue."""
         if (folder / RUN_FILE).is_file() and read_run_file(folder).get(what, now) != now:
             raise UserError(
-                f"{folder} was started with other {what}: what they are made from has changed, or another machine "
-                "made them; put it back as it was, or choose another --out"
+                f"{folder} was started with other {what}: their source has changed, or they were made on another "
+                "machine; restore the source, or choose another --out"
             )
 
     @classmethod
     def open(cls, folder: Path) -> Run:
-        """A finished or stopped run that has a matcher."""
+        """Open a run that has a matcher."""
         check_run_folder(folder)
         return cls(folder)
 
@@ -90,21 +90,21 @@ class Run:
         return read_run_file(self.folder)
 
     def finish(self, seconds: float) -> None:
-        """Record the time spent training, over all calls."""
+        """Record the training time over all calls."""
         about = {**self.about, "seconds": round(seconds, 1)}
         replace_json(self.folder / RUN_FILE, about, indent=1)
 
     def describe(self, matcher: Matcher, inputs: Inputs) -> None:
-        """Store what a matcher is and what it is fed."""
+        """Save the description of a matcher and its inputs."""
         replace_text(self.folder / MATCHER_FILE, json.dumps(catalog.describe(matcher), indent=1) + "\n")
         inputs.save(self.folder / INPUTS_FOLDER)
 
     def load(self) -> tuple[Matcher, Inputs]:
-        """The best matcher and its inputs."""
+        """Load the best matcher and its inputs."""
         return load_from_run(self.folder)
 
     def save_best(self, weights: Mapping[str, Tensor]) -> None:
-        """Store the weights that scored best on dev."""
+        """Save the weights with the best dev result."""
         _save_tensors(weights, self.folder / WEIGHTS_FILE)
 
     def log(self, row: Mapping[str, object]) -> None:
@@ -113,7 +113,7 @@ class Run:
             file.write(json.dumps(row) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All lines of metrics."""
+        """Read all lines of metrics."""
         file = self.folder / METRICS_FILE
         lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
         return [json.loads(line) for line in lines]
@@ -121,7 +121,7 @@ class Run:
     def save_state(
         self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], position: Mapping[str, object]
     ) -> None:
-        """Store everything training needs to go on from ``step``: named groups of tensors and a JSON position."""
+        """Save the state to continue from ``step``: named groups of tensors, and the position as JSON."""
         states = self.folder / "state"
         target, partial = states / f"{step:09d}", states / f".{step:09d}.partial"
         for leftover in (target, partial):
@@ -139,7 +139,7 @@ class Run:
                 shutil.rmtree(old)
 
     def load_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None:
-        """The latest state, with metrics cut back to where it was taken; None when there is none."""
+        """Load the latest state and truncate the metrics to it; None if there is none."""
         pointer = self.folder / "state" / "LATEST"
         if not pointer.is_file():
             (self.folder / METRICS_FILE).unlink(missing_ok=True)
@@ -152,7 +152,7 @@ class Run:
 
 
 def load_run(folder: str | os.PathLike[str]) -> tuple[Matcher, Inputs]:
-    """The best matcher of a run folder and the inputs it is fed."""
+    """Load the best matcher of a run folder, and its inputs."""
     return Run.open(Path(folder)).load()
 
 
@@ -162,7 +162,7 @@ def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
 
 
 def _merge_settings(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of both, nested ones too; ``above`` counts where both have one."""
+    """Merge nested settings; the values of ``above`` win."""
     nested = {
         k: _merge_settings(below[k], v)
         for k, v in above.items()
@@ -180,7 +180,7 @@ def _changed_settings(before: object, now: object) -> str:
 
 
 def _flatten_settings(settings: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
-    """Nested settings as a user writes them: ``text.blank``."""
+    """Flatten nested settings to dotted keys, such as ``text.hidden``."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         found |= _flatten_settings(value, f"{inside}{key}.") if isinstance(value, dict) else {f"{inside}{key}": value}
@@ -188,7 +188,7 @@ def _flatten_settings(settings: Mapping[str, Any], inside: str = "") -> dict[str
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimiser's state as named tensors: ``number.name`` for each parameter."""
+    """State of an optimiser as named tensors: ``number.name`` for each parameter."""
     state = optimizer.state_dict()["state"]
     return {
         f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)
@@ -198,7 +198,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what ``optimizer_tensors`` took; learning rates come from the schedule."""
+    """Restore the output of ``optimizer_tensors``; learning rates come from the schedule."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         number, name = key.split(".", 1)
@@ -206,7 +206,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Te
     whole = optimizer.state_dict()
     whole["state"] = state
     optimizer.load_state_dict(whole)
-    # Files keep no order of axes in memory, and fused optimizers want that of the parameters.
+    # Files do not keep the memory layout, and fused optimizers need the layout of the parameters.
     for parameter, own in optimizer.state.items():
         for name, value in own.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:

@@ -22,7 +22,7 @@ from calligram.recipes.parts.settings import Optimisation, StagedSettings
 from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers
 from calligram.training.batches.batch import Batches
 from calligram.training.batches.pair_sampler import PairSampler
-from calligram.training.loop import Feed, Stage
+from calligram.training.loop import BatchSource, Stage
 from calligram.training.objectives.instance import ClassLabels, InstanceObjective, pseudo_classes
 from calligram.training.objectives.objective import InfoNCEObjective, JointObjective, Objective, RankingObjective
 from calligram.vectors import unit_length
@@ -96,7 +96,7 @@ class PairLoss:
 def plan_pair_stages(
     loss: PairLoss,
     epochs: int,
-    batches: Feed,
+    batches: BatchSource,
     optim: Optimisation,
     lr: float,
     frozen: tuple[str, ...] = (),

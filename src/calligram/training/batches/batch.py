@@ -1,4 +1,4 @@
-"""What an objective is handed: distinct images and texts with their targets, on the device."""
+"""Batches: the distinct images and texts of some pairs with their targets, on the device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """One row per distinct item. With several processes, items are this process's share and targets the whole
-    batch's.
+    """One row per distinct item. With several processes, the items are the share of this process, and the targets are
+    those of the whole batch.
     """
 
     images: Tensor
@@ -35,30 +35,41 @@ class Batch:
     image_target: Tensor
     """(I, T): +1 match, -1 negative, 0 ignored"""
     text_target: Tensor
-    """(T, I)"""
+    """(T, I): the same with texts as anchors"""
     image_groups: Tensor
-    """(I,) class labels: items connected by matches share one"""
+    """(I,) class labels: items that are connected by matches share one"""
     text_groups: Tensor
-    """(T,)"""
+    """(T,) class labels of texts"""
     drawn: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.int64))
-    """(N, 2k) what a sampler drew, as rows of images and texts by turns: a matching pair, then what goes with it; -1
-    for none"""
+    """(N, 2k) rows that a sampler drew, images and texts in turn: a matching pair, then its negatives; -1 for none"""
     paired_counts: tuple[int, int] | None = None
-    """how many of the images and of the texts are in matching pairs; they come first, and what was drawn beside them
-    after, with a target of 0. None for all"""
+    """number of images and of texts in matching pairs. They come first; drawn negatives follow, with target 0. None for
+    all"""
     image_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """(I,) which images of the pairing these are"""
+    """(I,) rows of the images in the pairing"""
     text_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """(T,)"""
+    """(T,) rows of the texts in the pairing"""
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """The same with every tensor changed."""
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Apply a function to every tensor."""
         changed: dict[str, Any] = {k: change(v) for k, v in vars(self).items() if isinstance(v, Tensor)}
         return replace(self, **changed)
 
 
+class BatchSource(Protocol):
+    """A source of batches whose epochs can start at any step."""
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        ...
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """Batches of an epoch from step ``start`` on, the same for the same arguments."""
+        ...
+
+
 class Batches:
-    """Draws batches of a pairing: decoding and padding run one batch ahead of the device."""
+    """Batches of a pairing; decoding and padding run one batch ahead of the device."""
 
     def __init__(
         self,
@@ -75,15 +86,13 @@ class Batches:
         track: Track = silent,
     ) -> None:
         """Args:
-        blank: share of words that are hidden.
-        ignore_also_true: pairs that are true without being annotated become neither positives nor negatives.
-        classes: labels of all images and texts, in place of the groups that matches connect; -1 for none.
+        word_dropout: share of words that are replaced by the mask token.
+        ignore_also_true: pairs that are true but not annotated are neither positives nor negatives.
+        classes: labels of all images and texts instead of the groups that matches connect; -1 for none.
         """
         self.pairing, self.inputs, self.sampler, self.augment = pairing, inputs, sampler, augment
         self.word_dropout = word_dropout
-        self._mask_token = (
-            inputs.texts.mask_token if word_dropout else 0
-        )  # asked once: some tokenizers are slow to tell
+        self._mask_token = inputs.texts.mask_token if word_dropout else 0  # read once: it is slow for some tokenizers
         self.device, self.processes = torch.device(device), processes or Processes()
         self._also_true = pairing.also_true if ignore_also_true else None
         self._images = inputs.images.load(pairing.visuals, track)
@@ -94,18 +103,18 @@ class Batches:
         return len(self.sampler)
 
     def with_sampler(self, sampler: PairSampler) -> Batches:
-        """Batches of another sampler, over what was loaded for these."""
+        """Batches of another sampler over the same loaded items."""
         other = copy(self)
         other.sampler = sampler
         return other
 
     @property
     def groups(self) -> int:
-        """Number of classes that ``Batch.image_groups`` and ``Batch.text_groups`` come from."""
+        """Number of classes of ``Batch.image_groups`` and ``Batch.text_groups``."""
         return int(max(self._image_groups.max(initial=-1), self._text_groups.max(initial=-1))) + 1
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Batches of one epoch from ``start`` on."""
+        """Batches of one epoch from step ``start`` on."""
         drawn = self.sampler.epoch(number)[start:]
         with ThreadPoolExecutor(1) as ahead:
             coming = ahead.submit(self._host, drawn[0]) if drawn else None
@@ -139,11 +148,11 @@ class Batches:
             torch.from_numpy(images),
             torch.from_numpy(texts),
         )
-        # Pinned here, in the thread that runs ahead, so that the copy to the device need not wait.
-        return host.each(Tensor.pin_memory) if self.device.type == "cuda" else host
+        # Pinned here, in the background thread, so that the copy to the device is asynchronous.
+        return host.map_tensors(Tensor.pin_memory) if self.device.type == "cuda" else host
 
     def _on_device(self, host: Batch, seed: int) -> Batch:
-        batch = host.each(lambda tensor: tensor.to(self.device, non_blocking=True))
+        batch = host.map_tensors(lambda tensor: tensor.to(self.device, non_blocking=True))
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(derived_seed(seed, self.processes.rank))
@@ -152,7 +161,7 @@ class Batches:
         return replace(batch, images=images, texts=texts)
 
     def _drop_words(self, texts: Tensor, mask: Tensor) -> Tensor:
-        """Hide words at random; the first and the last of a text are marks of its ends and stay."""
+        """Replace random words by the mask token; the first and the last of a text mark its ends and stay."""
         inner = mask.clone()
         inner[:, 0] = False
         inner[torch.arange(len(mask), device=mask.device), mask.sum(1) - 1] = False
@@ -161,13 +170,13 @@ class Batches:
 
 
 def _append_drawn(own: Ints, drawn: Ints) -> Ints:
-    """Distinct rows: those of pairs, then others that were drawn; -1 is none."""
+    """Distinct rows: first those of pairs, then the drawn ones; -1 is none."""
     others = np.setdiff1d(drawn, own)
     return np.concatenate([own, others[others >= 0]])
 
 
 def _positions(rows: Ints, items: Ints) -> Ints:
-    """Where each row stands among distinct ``items``; -1 stays."""
+    """Position of each row among the distinct ``items``; -1 stays -1."""
     order = np.argsort(items)
     place = order[np.searchsorted(items, np.maximum(rows, items.min()), sorter=order)]
     return np.where(rows >= 0, place, -1)

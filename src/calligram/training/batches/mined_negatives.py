@@ -1,4 +1,4 @@
-"""Offline hard negatives in batches: drawn for each pair from lists that were mined over a whole split."""
+"""Batches with offline hard negatives, drawn for each pair from lists that are mined over a whole split."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ RankDistribution = Literal["uniform", "normal"]
 _Draw = Callable[[Ints], Ints]
 
 MAX_DRAWS = 20
-"""draws after which two negatives that still match each other are not used together"""
+"""number of draws after which two negatives that still match each other are not used together"""
 NORMAL_DEVIATIONS = 3.0
-"""of the normal distribution of ranks, between the ends of a list and its middle"""
+"""standard deviations of the normal distribution of ranks between the middle and the end of a list"""
 
 
 class OfflineSampler(PairSampler):
-    """Batches of ``PairSampler``, each pair (i, t) with offline negatives (aoq, Sec. 3.2).
+    """Batches of ``PairSampler`` in which each pair (i, t) has offline negatives (aoq, Sec. 3.2).
 
     A batch is (N, 6): i, t, i_off, t_off, then an image of t_off and a text of i_off. i_off and t_off are drawn from
-    the lists of t and i, again while they match each other, and so are the two derived from them. -1 stands for what
-    there is not: a pair without negatives, or whose negatives all match each other. The release draws both from the
-    same rank, and does not draw again. Without ``derived`` a batch is (N, 4), and there is less to encode.
+    the lists of t and i. They are drawn again while they match each other, and so are the two items derived from them.
+    -1 stands for a missing item: the pair has no negatives, or all of them match each other. The release draws both
+    from the same rank, and does not draw again. Without ``derived`` a batch is (N, 4), and there is less to encode.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class OfflineSampler(PairSampler):
         per_image: bool = False,
     ) -> None:
         """Args:
-        negatives: lists in the order of the items of ``matches``; None where ``take`` gives them later.
-        distribution: of the drawn ranks: uniform, or normal about the middle of a list, which leaves out most of
-            its top, where negatives may be false ones (aoq, supplement; its parameters are not given).
-        excluded: pairs that are no negatives; ``matches`` when None.
+        negatives: lists in the order of the items of ``matches``; None if ``set_negatives`` gives them later.
+        distribution: distribution of the drawn ranks: uniform, or normal around the middle of a list. Normal leaves out
+            most of the top of the list, where false negatives may be (aoq, supplement; its parameters are not given).
+        excluded: pairs that are not negatives; ``matches`` when None.
         """
         super().__init__(matches, batch, seed, texts=texts, per_image=per_image)
         self.distribution, self.derived = distribution, derived
@@ -63,20 +63,20 @@ class OfflineSampler(PairSampler):
         self._texts, self._images = _RankedLists(negatives.texts), _RankedLists(negatives.images)
 
     def epoch(self, number: int) -> list[Ints]:
-        """The batches of one epoch, each (N, 6) or (N, 4)."""
+        """Batches of one epoch, each (N, 6) or (N, 4)."""
         batches = super().epoch(number)
         rng = np.random.default_rng(derived_seed(self.seed, "offline", number))
         drawn = self.draw(np.concatenate(batches), rng)
         return np.split(drawn, np.cumsum([len(pairs) for pairs in batches])[:-1])
 
     def draw(self, pairs: Ints, rng: np.random.Generator) -> Ints:
-        """Negatives beside pairs (N, 2): (N, 6) or (N, 4)."""
+        """Draw negatives for pairs (N, 2): (N, 6) or (N, 4)."""
         image, text = self._draw_non_matching(
             lambda of: self._images.draw(pairs[of, 1], self.distribution, rng),
             lambda of: self._texts.draw(pairs[of, 0], self.distribution, rng),
             len(pairs),
         )
-        # A text's own negative still counts where no image can be found that does not match it.
+        # The negative text still counts if every drawn image matches it.
         image = np.where(self._matching(image, text), -1, image)
         if not self.derived:
             return np.stack([pairs[:, 0], pairs[:, 1], image, text], axis=1)
@@ -88,7 +88,7 @@ class OfflineSampler(PairSampler):
         return np.stack([pairs[:, 0], pairs[:, 1], image, text, image_of, text_of], axis=1)
 
     def _draw_non_matching(self, images: _Draw, texts: _Draw, count: int) -> tuple[Ints, Ints]:
-        """Draw both, and both again where they match each other."""
+        """Draw images and texts, and draw again those that match each other."""
         image, text = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         again = np.arange(count)
         for _ in range(MAX_DRAWS):
@@ -112,10 +112,10 @@ class _RankedLists:
         self._lists, self._lengths = lists, (np.asarray(lists) >= 0).sum(1)
 
     def draw(self, anchors: Ints, distribution: RankDistribution, rng: np.random.Generator) -> Ints:
-        """One candidate of each anchor's list; -1 where it is empty."""
+        """Draw one candidate of each anchor's list; -1 if it is empty."""
         position = rng.random(len(anchors))
         if distribution == "normal":
-            # The inverse of a normal distribution that is cut off at both ends of the list.
+            # Inverse of a normal distribution that is truncated at both ends of the list.
             outside = ndtr(-NORMAL_DEVIATIONS)
             position = 0.5 + ndtri(outside + position * (1 - 2 * outside)) / (2 * NORMAL_DEVIATIONS)
         length = self._lengths[anchors]
@@ -126,14 +126,14 @@ class _RankedLists:
 
 
 class PartnerSampler:
-    """Draws a random partner of an item."""
+    """Draws a random matching partner of an item."""
 
     def __init__(self, matches: Matches) -> None:
         rows, self._columns = matches.pairs()
         self._starts = np.searchsorted(rows, np.arange(matches.shape[0] + 1))
 
     def draw(self, items: Ints, rng: np.random.Generator) -> Ints:
-        """A column for each row of the relation in ``items``; -1 for -1, and for rows without any."""
+        """Draw a matching column for each row in ``items``; -1 for -1, and for rows without matches."""
         chance = rng.random(len(items))
         known = np.maximum(items, 0)
         count = np.where(items >= 0, self._starts[known + 1] - self._starts[known], 0)

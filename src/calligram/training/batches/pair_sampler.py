@@ -1,4 +1,4 @@
-"""Which pairs share a batch."""
+"""Samplers of matching pairs: which pairs share a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ints = NDArray[np.int64]
 
 
 def derived_seed(*parts: int | str) -> int:
-    """A seed from its parts: the same everywhere, and unrelated for different parts.
+    """Derive a seed from its parts: reproducible on all machines, and unrelated for different parts.
 
     All randomness of a run is drawn from (seed, stage, epoch, step), so that a resumed run needs no saved random state.
     """
@@ -25,16 +25,17 @@ def derived_seed(*parts: int | str) -> int:
 class PairSampler:
     """Batches of distinct images, each with ``texts`` of its texts.
 
-    An epoch goes over the images in rounds, each image at most once in a round with texts it did not have before, until
-    every matching pair has come once. Images with more texts than others are left over for late, small rounds; those
-    are joined, so a batch there may name an image twice. ``Batches`` lays out each distinct image and text once.
+    An epoch goes over the images in rounds. Each round has an image at most once, with texts that it has not had
+    before, until every matching pair has come once. Images with more texts than others remain for late, small rounds.
+    These are joined, so a batch there may contain an image twice. ``Batches`` encodes each distinct image and text
+    once.
     """
 
     def __init__(self, matches: Matches, batch: int, seed: int, *, texts: int = 1, per_image: bool = False) -> None:
         """Args:
-        batch: images in a batch, over all processes.
-        texts: how many texts of an image come with it.
-        per_image: an epoch is a single round over the images instead of all pairs.
+        batch: number of images in a batch, over all processes.
+        texts: number of texts that come with an image.
+        per_image: an epoch is one round over the images instead of all pairs.
         """
         if batch < 2:
             raise UserError(f"batch must be at least 2 images, got {batch}")
@@ -48,17 +49,18 @@ class PairSampler:
         images, distinct = (int((count > 0).sum()) for count in matches.counts())
         if min(images, distinct) < 2:
             raise UserError(
-                f"training needs at least 2 images and 2 different texts to tell apart; this split has {images} and "
-                f"{distinct}"
+                f"training needs at least 2 images and 2 different texts; this split has {images} and {distinct}"
             )
 
     def __len__(self) -> int:
-        """Batches in an epoch. A last batch under half the size is left out; the next epoch shuffles anew."""
+        """Batches in an epoch. A last batch of less than half the size is left out; the next epoch has another
+        order.
+        """
         full, rest = divmod(self._turns, self.batch)
         return max(1, full + (rest >= self.batch / 2))
 
     def epoch(self, number: int) -> list[Ints]:
-        """The batches of one epoch, each (N, 2) rows of images and texts."""
+        """Batches of one epoch, each (N, 2) rows of images and texts."""
         rng = np.random.default_rng(derived_seed(self.seed, "batches", number))
         visual, text = self.matches.pairs()
         shuffled = rng.permutation(len(visual))
@@ -79,7 +81,7 @@ class PairSampler:
 
 
 def _rank_within_label(labels: Ints, count: int) -> Ints:
-    """For each entry: how many entries of the same label stand before it."""
+    """For each entry, the number of earlier entries with the same label."""
     by_label = np.argsort(labels, kind="stable")
     counts = np.bincount(labels, minlength=count)
     place = np.empty(len(labels), dtype=np.int64)
@@ -87,17 +89,15 @@ def _rank_within_label(labels: Ints, count: int) -> Ints:
     return place
 
 
-# Neighbourhood sampling: batches in which a target has more than one positive.
-
 ExtraPairs = Literal["none", "neighbours", "random"]
 
 
 class NeighbourhoodSampler(PairSampler):
-    """Batches of ``PairSampler`` with further pairs (two-branch, Sec. 3.2.3).
+    """Batches of ``PairSampler`` with extra pairs, so that an anchor has several positives (two-branch, Sec. 3.2.3).
 
-    ``neighbours`` gives every image that came with one text a second one of its own, and every text that came with one
-    of its images a second image, where there are any. ``random`` is the control (Sec. 4.4): as many further pairs of
-    other images. An epoch has the same number of batches in all cases.
+    ``neighbours`` adds a second text for every image with one text in the batch, and a second image for every text with
+    one image, where there are any. ``random`` is the control (Sec. 4.4): the same number of extra pairs of other
+    images. An epoch has the same number of batches in all cases.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class NeighbourhoodSampler(PairSampler):
         self._all = np.stack(matches.pairs(), axis=1)
 
     def epoch(self, number: int) -> list[Ints]:
-        """The batches of one epoch, each (N, 2) rows of images and texts."""
+        """Batches of one epoch, each (N, 2) rows of images and texts."""
         batches = super().epoch(number)
         if self.extra == "none":
             return batches
@@ -128,10 +128,11 @@ class NeighbourhoodSampler(PairSampler):
 
 
 def second_partners(pairs: Ints, matches: Matches, rng: np.random.Generator) -> Ints:
-    """A second, random partner for every item of the first column that stands in one pair only and has several.
+    """Draw a second partner for every item of the first column that is in one pair of the batch and has several
+    partners.
 
     Args:
-        pairs: (N, 2) matching items, numbered as rows and columns of ``matches``.
+        pairs: (N, 2) matching items, as rows and columns of ``matches``.
     """
     items, first, count = np.unique(pairs[:, 0], return_index=True, return_counts=True)
     rows, columns = matches.pairs()
@@ -139,7 +140,7 @@ def second_partners(pairs: Ints, matches: Matches, rng: np.random.Generator) -> 
     partners = starts[items + 1] - starts[items]
     wanted = (count == 1) & (partners > 1)
     items, first, partners = items[wanted], first[wanted], partners[wanted]
-    # Pairs are sorted by item and partner, so a partner's place among its item's is found by bisection.
+    # Pairs are sorted by item and partner, so bisection finds the rank of a partner.
     width = matches.shape[1]
     place = np.searchsorted(rows * width + columns, items * width + pairs[first, 1]) - starts[items]
     other = (place + rng.integers(1, partners)) % partners

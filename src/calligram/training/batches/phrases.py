@@ -1,4 +1,4 @@
-"""Mini-batches of regions and phrases as numbers: which triplets and pairs are drawn (two-branch, Algorithm 1)."""
+"""Batches of regions and phrases: which triplets and pairs are drawn (two-branch, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ NEGATIVE_IOU = 0.3
 
 @dataclass(frozen=True)
 class PhrasePairs:
-    """Every pair of a truth region and a phrase of a split, and the proposals around it.
+    """Every pair of a truth region and a phrase of a split, with the proposals that overlap it.
 
-    Regions are numbered: first the truth region of each chain, then the proposals. Phrases that read the same are one
-    text, so that "a man" is never a negative of itself; a phrase said twice of one region is one pair.
+    Regions are numbered: first the truth region of each chain, then the proposals. Equal phrases are one text, so that
+    "a man" is never a negative of itself. A phrase that occurs twice for one region is one pair.
     """
 
     chains: Ints
-    """(P,) chain, and so truth region, of each pair"""
+    """(P,) chain of each pair, which is also its truth region"""
     texts: Ints
     """(P,) text of each pair"""
     texts_of: tuple[Ints, ...]
@@ -49,11 +49,11 @@ class PhrasePairs:
     positives: tuple[Ints, ...]
     """for each chain its truth region, then the proposals that match it"""
     negatives: tuple[Ints, ...]
-    """for each chain the proposals of its image that are background to it"""
+    """for each chain the proposals of its image that are background"""
     chain_of_region: Ints
-    """the chain that a region matches best, and for a region that matches none a number of its own"""
+    """the chain that a region matches best; a region that matches none has a unique number"""
     strings: tuple[str, ...]
-    """the texts"""
+    """the distinct texts"""
 
     def __len__(self) -> int:
         return len(self.chains)
@@ -69,9 +69,9 @@ class PhrasePairs:
     ) -> PhrasePairs:
         """Args:
         strings: words of each phrase of ``grounded``.
-        proposals: those of the same images.
-        match: overlap with a truth region from which a proposal is positive.
-        background: overlap below which it is negative.
+        proposals: region proposals of the same images.
+        match: smallest IoU with a truth region of a positive.
+        background: IoU with a truth region below which a proposal is negative.
         """
         numbers: dict[str, int] = {}
         text = [numbers.setdefault(caption_key(s), len(numbers)) for s in strings]
@@ -104,22 +104,22 @@ def _label_proposals(
 
 @dataclass(frozen=True)
 class DrawnTriplets:
-    """One mini-batch: numbers of regions and texts, and what is positive and negative in either direction."""
+    """One batch: rows of regions and texts, and their targets in both directions."""
 
     regions: Ints
-    """(I,)"""
+    """(I,) rows of regions"""
     texts: Ints
-    """(T,)"""
+    """(T,) rows of texts"""
     image_target: Targets
-    """(I, T): +1 positive, -1 negative, 0 neither, with regions as anchors"""
+    """(I, T): +1 positive, -1 negative, 0 ignored, with regions as anchors"""
     text_target: Targets
-    """(T, I), with texts as anchors"""
+    """(T, I): the same with texts as anchors"""
 
     def triplets(self, top_k: int | None, *, both_ways: bool = True) -> int:
-        """Number of triplets, of which ``top_k`` are kept for every anchor and positive (two-branch, Sec. 4.5).
+        """Number of triplets, with at most ``top_k`` for each anchor and positive (two-branch, Sec. 4.5).
 
         Args:
-            both_ways: count those of region anchors too, not of phrase anchors alone.
+            both_ways: count triplets with region anchors too, not only those with phrase anchors.
         """
         total = 0
         for target in (self.image_target, self.text_target)[0 if both_ways else 1 :]:
@@ -143,16 +143,16 @@ def draw_triplets(
     extra: ExtraPairs = "none",
     candidates: int | None = None,
 ) -> DrawnTriplets:
-    """Triplets for the embedding network (two-branch, Algorithm 1, upper half), from a set of pairs.
+    """Draw triplets for the embedding network from a set of pairs (two-branch, Algorithm 1, upper half).
 
-    Rows and columns that begin the targets are the pairs themselves, one of each for a pair, so that an anchor has the
-    negatives of its own pair and no others. Which K triplets have the highest loss is for the objective to say.
+    The first rows and columns of the targets are the pairs, one row and one column for each pair, so that an anchor has
+    the negatives of its own pair only. The objective selects the K triplets with the highest loss.
 
     Args:
-        chosen: the set of 100.
+        chosen: rows of the pairs; the paper's sets have 100.
         augment: step 2, a random positive region instead of the truth region.
-        extra: step 3c, or as many triplets of other random pairs instead (Sec. 4.4).
-        candidates: how many random regions of those that are negative a phrase is compared with; all when None.
+        extra: step 3c, or the same number of triplets of other random pairs (Sec. 4.4).
+        candidates: number of random negative regions for each phrase; all when None.
     """
     regions = _draw_positive_regions(pairs, chosen, rng) if augment else pairs.chains[chosen]
     second_texts, second_regions = _second_positives(pairs, chosen, regions, rng, augment=augment)
@@ -178,8 +178,8 @@ def draw_triplets(
     image_target[: len(every), : len(chosen)] = _text_negatives(pairs, every, chosen)
     for row, found in enumerate(background):
         text_target[row, len(anchors) + len(more) + np.searchsorted(shared, found)] = -1
-    # A second positive adds triplets to its anchor. The other direction is marked too, for neighbourhoods to be seen,
-    # and adds none there: a row without negatives has no triplets.
+    # A second positive adds triplets to its anchor. The other direction is marked too, for the neighbourhoods. It adds
+    # no triplets there, because a row without negatives has none.
     own = np.arange(len(every))
     at_rows = np.concatenate([own, also, len(every) + np.arange(len(more))])
     at_columns = np.concatenate([own, len(every) + np.arange(len(also)), more])
@@ -199,7 +199,7 @@ def _draw_up_to(regions: Ints, count: int | None, rng: np.random.Generator) -> I
 
 
 def _text_negatives(pairs: PhrasePairs, anchors: Ints, chosen: Ints) -> Targets:
-    """Step 3a: -1 for every phrase of the set that is not in the chain of an anchor's, once for each distinct text."""
+    """Step 3a: -1 for every phrase of the set that is not in the anchor's chain, once for each distinct text."""
     texts = pairs.texts[chosen]
     first = np.zeros(len(texts), dtype=bool)
     first[np.unique(texts, return_index=True)[1]] = True
@@ -210,9 +210,9 @@ def _text_negatives(pairs: PhrasePairs, anchors: Ints, chosen: Ints) -> Targets:
 def _second_positives(
     pairs: PhrasePairs, chosen: Ints, regions: Ints, rng: np.random.Generator, *, augment: bool
 ) -> tuple[Ints, Ints]:
-    """Step 3c: for each pair a further text and a further region where its region or its text has one partner only.
+    """Step 3c: for each pair a second text and a second region, if its region or its text has one partner only.
 
-    -1 where none is needed or there is none. Of several pairs with the same region, or text, none needs one.
+    -1 if none is needed or none exists. Pairs that share their region, or their text, need none.
     """
     texts, chains = pairs.texts[chosen], pairs.chains[chosen]
     second_texts, second_regions = np.full(len(chosen), -1, dtype=np.int64), np.full(len(chosen), -1, dtype=np.int64)
@@ -225,17 +225,17 @@ def _second_positives(
 
 
 def _draw_other(items: Ints, item: int, rng: np.random.Generator) -> int:
-    """A random one of the items, not ``item`` itself; -1 where there is none."""
+    """Draw one of the items other than ``item``; -1 if there is none."""
     others = items[items != item]
     return int(rng.choice(others)) if len(others) else -1
 
 
 def draw_pairs(pairs: PhrasePairs, chosen: Ints, rng: np.random.Generator, *, augment: bool = True) -> DrawnTriplets:
-    """Pairs for the similarity network (two-branch, Algorithm 1, lower half), from a set of pairs.
+    """Draw pairs for the similarity network from a set of pairs (two-branch, Algorithm 1, lower half).
 
-    With ``augment`` every region that matches the truth region is a positive of the phrase, otherwise the truth region
-    alone; each positive comes with one random negative region of the same image. Phrases whose image has no negative
-    are left out, so that both kinds are equally many.
+    With ``augment`` every region that matches the truth region is a positive of the phrase, otherwise only the truth
+    region. Each positive comes with one random negative region of the same image. Phrases of an image without negatives
+    are left out, so that there are as many positives as negatives.
     """
     rows: list[Ints] = []
     signs: list[tuple[int, int, int]] = []
@@ -255,13 +255,11 @@ def draw_pairs(pairs: PhrasePairs, chosen: Ints, rng: np.random.Generator, *, au
     return DrawnTriplets(regions, pairs.texts[chosen], np.ascontiguousarray(text_target.T), text_target)
 
 
-# Batches of regions and phrases for the loop, and the objective over pairs that were drawn in balance.
-
 DrawFunction = Callable[[PhrasePairs, Ints, np.random.Generator], DrawnTriplets]
 
 
 class PhraseBatches:
-    """All pairs of a split, shuffled into sets; what is drawn for a set is a batch (two-branch, Algorithm 1)."""
+    """All pairs of a split, shuffled into sets; a batch is drawn from each set (two-branch, Algorithm 1)."""
 
     def __init__(
         self,
@@ -280,11 +278,11 @@ class PhraseBatches:
     ) -> None:
         """Args:
         truth: features of the truth region of each chain.
-        proposals: features of the proposals, in the order in which ``pairs`` numbers them.
+        proposals: features of the proposals, in the order of ``pairs``.
         texts: the strings of ``pairs``.
         draw: ``draw_triplets`` or ``draw_pairs``, with its options.
-        size: pairs in a set.
-        sets: how many sets make an epoch; all of them when None.
+        size: number of pairs in a set.
+        sets: number of sets in an epoch; all when None.
         """
         if len(pairs) < 2:
             raise UserError(f"training needs at least 2 pairs of a region and a phrase, this split has {len(pairs)}")
@@ -295,28 +293,28 @@ class PhraseBatches:
         self.device, self.processes = torch.device(device), processes or Processes()
 
     def __len__(self) -> int:
-        """Sets in an epoch; pairs that do not fill a set wait for the next shuffle."""
+        """Sets in an epoch; pairs that do not fill a set are left out until the next shuffle."""
         return self._sets
 
     def drawn(self, number: int, step: int) -> DrawnTriplets:
-        """The batch of one step, as numbers."""
+        """Draw the rows and targets of one step."""
         order = np.random.default_rng(derived_seed(self.seed, "sets", number)).permutation(len(self.pairs))
         chosen = order[step * self.size : (step + 1) * self.size]
         return self.draw(self.pairs, chosen, np.random.default_rng(derived_seed(self.seed, "draws", number, step)))
 
     def mean_size(self, count: Callable[[DrawnTriplets], int], sets: int = 20) -> float:
-        """Triplets or pairs in a batch, over the first sets."""
+        """Mean number of triplets or pairs in a batch, over the first sets."""
         return float(np.mean([count(self.drawn(0, step)) for step in range(min(sets, len(self)))]))
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """Batches of an epoch from ``start`` on; the next is prepared while the network works on this one."""
+        """Batches of an epoch from step ``start`` on; the next one is prepared in the background."""
         with ThreadPoolExecutor(1) as ahead:
             coming = ahead.submit(self._host, number, start) if start < len(self) else None
             for step in range(start, len(self)):
                 assert coming is not None
                 host = coming.result()
                 coming = ahead.submit(self._host, number, step + 1) if step + 1 < len(self) else None
-                yield host.each(lambda tensor: tensor.to(self.device))
+                yield host.map_tensors(lambda tensor: tensor.to(self.device))
 
     def _host(self, number: int, step: int) -> Batch:
         drawn = self.drawn(number, step)
@@ -333,7 +331,7 @@ class PhraseBatches:
         )
 
     def take(self, regions: Ints) -> Tensor:
-        """Features of regions as ``PhrasePairs`` numbers them."""
+        """Features of regions, by their numbers in ``PhrasePairs``."""
         count = len(self._truth)
         is_truth = regions < count
         one, two = self._truth.take(regions[is_truth]), self._proposals.take(regions[~is_truth] - count)
@@ -342,13 +340,14 @@ class PhraseBatches:
 
 
 class DrawnPairsObjective(Objective):
-    """Logistic regression over exactly the pairs of a batch (two-branch, Eq. 7), which were drawn in equal numbers.
+    """Logistic regression over exactly the pairs of a batch, which has as many positives as negatives (two-branch, Eq.
+    7).
 
     Departs from the paper's sum: divided by the number of pairs.
     """
 
     def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
-        """One term."""
+        """Return one term."""
         images, texts = self.encode(matcher, batch)
         of_text, of_image = batch.text_target.nonzero(as_tuple=True)
         scores = matcher.score_pairs(images.rows(of_image), texts.rows(of_text))

@@ -1,4 +1,6 @@
-"""Training in two stages, as a search goes: the vectors' own loss, and the matcher's scores for candidates alone."""
+"""Training for retrieve-and-rerank search: a loss of the vectors, and a loss of the matcher's scores of candidates
+only.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +18,21 @@ from calligram.training.objectives.objective import Objective
 class RetrieveRerankObjective(Objective):
     """A loss of a matcher's scores and, with a weight, the same loss of the cosines of its vectors.
 
-    For matchers whose scores are more than that cosine. The vectors find what the scores then put in order, so both
-    learn; and where the scores of all pairs of a batch cost too much, those of ``candidates`` are computed alone: for
-    each image its ``candidates`` nearest texts that do not match it, by the cosine, for each text its nearest images
-    likewise, and all matching pairs. To the scores' loss all other pairs are neither matches nor negatives. With as
-    many candidates as items it is the loss of all pairs.
+    For matchers whose score differs from that cosine. In a search the vectors retrieve what the scores rerank, so both
+    are trained. If scoring all pairs of a batch costs too much, only candidate pairs are scored: all matching pairs,
+    for each image the ``candidates`` negative texts with the highest cosine, and for each text the ``candidates``
+    negative images with the highest cosine. All other pairs are ignored in the loss of the scores. With as many
+    candidates as items, this is the loss of all pairs.
 
-    Each of the two losses has weights of its own, such as InfoNCE's temperature: cosines and scores differ in range.
+    Each of the two losses has its own parameters, such as the temperature of InfoNCE, because cosines and scores have
+    different ranges.
     """
 
     def __init__(self, objective: Objective, candidates: int = 0, first_stage: float | None = None) -> None:
         """Args:
-        objective: over pairs; it may look at a batch's grid through ``score`` and the targets alone.
-        candidates: 0 for the scores of all pairs.
-        first_stage: weight of the vectors' loss; None for 1 with candidates and 0 without.
+        objective: objective over pairs; it may use ``score`` and the targets of a batch only.
+        candidates: number of candidates per item; 0 scores all pairs.
+        first_stage: weight of the loss of the vectors; None for 1 with candidates and 0 without.
         """
         super().__init__()
         self.candidates = candidates
@@ -43,7 +46,7 @@ class RetrieveRerankObjective(Objective):
         return not self.candidates and self.second.graph_safe
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
-        """The objective's terms, and those of the vectors by ``first_``."""
+        """Terms of the objective, and of the vectors with the prefix ``first_``."""
         found = {}
         if self.first is not None:
             own = self.first.terms(EmbeddingMatcher(), batch, images, texts)
@@ -59,11 +62,12 @@ class RetrieveRerankObjective(Objective):
 
 @torch.no_grad()
 def candidate_mask(images: Tensor, texts: Tensor, image_target: Tensor, text_target: Tensor, count: int) -> Tensor:
-    """(I, T) whether a pair matches, or is among the ``count`` nearest negatives of its image or of its text.
+    """(I, T) whether a pair matches, or is among the ``count`` hardest negatives of its image or of its text.
 
     Args:
         images: (I, D) vectors, compared by cosine with ``texts``, (T, D).
-        image_target: (I, T), +1 match, -1 negative, 0 ignored, of images; ``text_target``, (T, I), of texts.
+        image_target: (I, T), +1 match, -1 negative, 0 ignored, with images as anchors; ``text_target``, (T, I), with
+            texts as anchors.
     """
     found = cosines(images, texts)
     by_image = _hardest_negatives(found, image_target, count)
@@ -72,25 +76,25 @@ def candidate_mask(images: Tensor, texts: Tensor, image_target: Tensor, text_tar
 
 
 def _hardest_negatives(scores: Tensor, target: Tensor, count: int) -> Tensor:
-    """(A, C) whether an entry is among the ``count`` best-scored negatives of its row."""
+    """(A, C) whether an entry is among the ``count`` negatives of its row with the highest score."""
     best = scores.masked_fill(target >= 0, -torch.inf).topk(min(count, scores.shape[1]), dim=1).indices
     return torch.zeros_like(target, dtype=torch.bool).scatter(1, best, True) & (target < 0)
 
 
 class _CandidateScorer(Matcher):
-    """A matcher that scores some pairs of a grid; the others get zero, and must not be looked at."""
+    """A matcher that scores candidate pairs only; all others get zero and must not be used."""
 
     def __init__(self, matcher: Matcher, near: Tensor) -> None:
         super().__init__()
         self.matcher, self.near = matcher, near
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
-        """The grid of the first items of the batch, or of all."""
+        """Score all pairs of the first items of the batch, or of all items."""
         near = self.near[: len(images.vectors), : len(texts.vectors)]
         rows, columns = near.nonzero(as_tuple=True)
         found = self.matcher.score_some(images, texts, rows, columns)
         return found.new_zeros(near.shape).index_put((rows, columns), found)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
-        """Whatever pairs are asked for."""
+        """Score any aligned pairs."""
         return self.matcher.score_pairs(images, texts)

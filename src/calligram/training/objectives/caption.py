@@ -1,4 +1,4 @@
-"""Writing an image's captions from its regions: VSRN's second objective, whose network is used in training only."""
+"""The caption decoder of VSRN: captions from regions, as a second objective in training only."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from calligram.training.objectives.objective import Objective
 class CaptionObjective(Objective):
     """Minus the log probability of an image's captions, summed over words and averaged over pairs (vsrn).
 
-    A GRU reads the regions, another writes the words: at each it attends to the regions by its state and is told the
-    word before. Departs from the release, which divides its hinge by nothing and this by the batch, by the mean over
-    pairs, as all objectives here are; and in ending at a caption's own end instead of one place later.
+    One GRU encodes the regions, another decodes the words. At each word the decoder attends to the regions by its state
+    and receives the previous word. Departs from the release in two ways. It is the mean over pairs, as all objectives
+    here; the release sums its hinge loss and divides this loss by the batch size. And it ends at the end of each
+    caption instead of one position later.
     """
 
     def __init__(
@@ -34,8 +35,8 @@ class CaptionObjective(Objective):
         mask_token: int | None = None,
     ) -> None:
         """Args:
-        dim: of the regions that the matcher gives as parts in training.
-        blank: number of hidden words, which are not to be written.
+        dim: size of the regions, which the matcher returns as parts in training.
+        mask_token: index of dropped words, which are not predicted; None for none.
         """
         super().__init__()
         self.squeeze = nn.Linear(dim, hidden)
@@ -51,10 +52,10 @@ class CaptionObjective(Objective):
         self.mask_token = mask_token
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
-        """One term. Each process writes the captions it holds, of all images, and counts for as many as there are."""
+        """Return one term. Each process decodes its own captions, and the mean is over those of all processes."""
         del matcher, texts
         if images.parts is None or images.mask is None:
-            raise ValueError("captions are written from parts, which this matcher does not give")
+            raise ValueError("the caption decoder needs parts, and this matcher has none")
         match = batch.image_target > 0
         own, processes = own_rows(match.shape[1])
         image, text = match[:, own].nonzero(as_tuple=True)
@@ -62,42 +63,42 @@ class CaptionObjective(Objective):
         return {"captions": processes * total / match.sum().clamp(min=1)}
 
     def loss(self, regions: Tensor, real: Tensor, words: Tensor, mask: Tensor) -> Tensor:
-        """Minus the log probability of all words of N captions, given N images' regions (real ones first)."""
+        """Minus the log probability of all words of N captions, given the regions of N images (real ones first)."""
         if not len(words):
             return regions.sum() * 0.0
-        seen, _ = self.reader(self.dropout(self.squeeze(regions)))
+        encoded, _ = self.reader(self.dropout(self.squeeze(regions)))
         last = (real.sum(1) - 1).clamp(min=0)
-        state = seen[torch.arange(len(seen), device=seen.device), last]
-        # The longest first: captions that have ended are then the last rows, and no longer written.
+        state = encoded[torch.arange(len(encoded), device=encoded.device), last]
+        # Longest first: captions that have ended are then the last rows and are cut off.
         counts = mask[:, 1:].sum(1)
         order = counts.argsort(descending=True, stable=True)
         words, mask = words[order], mask[order]
-        states = self._write(seen[order], real[order], state[order], words[:, :-1], counts[order].tolist())
+        states = self._decode(encoded[order], real[order], state[order], words[:, :-1], counts[order].tolist())
         target = words[:, 1:].T[mask[:, 1:].T]
         if self.mask_token is not None:
             wanted = target != self.mask_token
             states, target = states[wanted], target[wanted]
         return F.cross_entropy(self.out(states), target, reduction="sum")
 
-    def _write(self, seen: Tensor, real: Tensor, state: Tensor, before: Tensor, counts: list[int]) -> Tensor:
-        """The states after each word, (words, H): of all captions after the first, then after the second, and so on.
+    def _decode(self, encoded: Tensor, real: Tensor, state: Tensor, before: Tensor, counts: list[int]) -> Tensor:
+        """Decoder states, (words, H): of all captions at the first word, then at the second, and so on.
 
         Args:
-            counts: words that are to be written of each caption, falling.
+            counts: number of words of each caption, descending.
         """
-        hidden = seen.shape[-1]
-        # The layer over (region, state) side by side, of which the regions' half is the same at every word.
-        of_regions = F.linear(seen, self.attend.weight[:, :hidden], self.attend.bias)
-        # In the precision of what they meet, once and not at every word.
-        weight, told = self.attend.weight[:, hidden:].to(seen.dtype), self.words(before).to(seen.dtype)
+        hidden = encoded.shape[-1]
+        # The attention layer takes (region, state); the product with the regions is the same at every word.
+        of_regions = F.linear(encoded, self.attend.weight[:, :hidden], self.attend.bias)
+        # Converted to the right precision once, and not at every word.
+        weight, previous = self.attend.weight[:, hidden:].to(encoded.dtype), self.words(before).to(encoded.dtype)
         states = []
-        for place in range(counts[0]):
-            going = bisect.bisect_left(counts, -place, key=operator.neg)
-            if going < len(state):
-                seen, real, state, of_regions = seen[:going], real[:going], state[:going], of_regions[:going]
+        for step in range(counts[0]):
+            active = bisect.bisect_left(counts, -step, key=operator.neg)
+            if active < len(state):
+                encoded, real, state, of_regions = encoded[:active], real[:active], state[:active], of_regions[:active]
             logits = self.weigh(torch.tanh(of_regions + F.linear(state, weight).unsqueeze(1))).squeeze(-1)
             weights = torch.softmax(logits.masked_fill(~real, torch.finfo(logits.dtype).min), dim=1)
-            context = (weights.unsqueeze(1) @ seen).squeeze(1)
-            state = self.writer(torch.cat([told[:going, place], context], dim=1), state)
+            context = (weights.unsqueeze(1) @ encoded).squeeze(1)
+            state = self.writer(torch.cat([previous[:active, step], context], dim=1), state)
             states.append(state)
         return torch.cat(states) if states else state[:0]

@@ -1,4 +1,4 @@
-"""Learning to score as another matcher does, from what it makes of the same training items."""
+"""Distillation: train a student to reproduce the scores of a teacher on the same training items."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from calligram.training.objectives.objective import InfoNCEObjective
 
 
 class Teacher:
-    """A matcher that is not trained, with all training items as it encodes them, in half precision.
+    """A frozen matcher with its encodings of all training items, in half precision.
 
-    Items are encoded once, as its own inputs show them: without the changes that training makes to a student's.
+    Items are encoded once with the inputs of the teacher, without the student's augmentation.
     """
 
     def __init__(self, matcher: Matcher, images: Encoded, texts: Encoded) -> None:
@@ -24,24 +24,24 @@ class Teacher:
 
     @torch.no_grad()
     def scores(self, images: Tensor, texts: Tensor) -> Tensor:
-        """Of all pairs of these items, (I, T), by their rows in the training pairing."""
+        """Scores (I, T) of all pairs of the given items, by their rows in the training pairing."""
         return self.matcher.score(_select_rows(self.images, images), _select_rows(self.texts, texts)).float()
 
 
 class DistillationObjective(InfoNCEObjective):
-    """The divergence of a batch's scores from a teacher's, with a learnt temperature for those that learn."""
+    """Divergence of a batch's scores from a teacher's scores; the temperature of the student is learnt."""
 
     def __init__(self, teacher: Teacher, teacher_temperature: float = 0.05, temperature: float = 0.07) -> None:
         """Args:
-        teacher_temperature: what the teacher's scores are divided by; the smaller, the more its first candidates count.
-        temperature: of the scores that learn, at the start.
+        teacher_temperature: divisor of the teacher's scores; a smaller one gives more weight to its best candidates.
+        temperature: initial divisor of the student's scores.
         """
         super().__init__(temperature)
         self.teacher_temperature = teacher_temperature
-        self._teacher = [teacher]  # in a list: its weights are neither trained nor saved with this
+        self._teacher = [teacher]  # inside a list: its weights are neither trained nor saved here
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
-        """One term."""
+        """Return one term."""
         wanted = self._teacher[0].scores(batch.image_rows, batch.text_rows)
         found = symmetric_kl_divergence(
             matcher.score(images, texts),
@@ -59,7 +59,7 @@ def _to_half(items: Encoded, *, parts: bool) -> Encoded:
 
 
 def _select_rows(items: Encoded, rows: Tensor) -> Encoded:
-    """Some of the items in single precision, with parts up to the last real one."""
+    """Select items, in float32 and with parts up to the last real one."""
     some = items.rows(rows)
     if some.mask is not None:
         some = truncate_parts(some, max(1, int(used_lengths(some.mask).max())))

@@ -1,4 +1,4 @@
-"""The instance loss as an objective, and which class each image and text belongs to."""
+"""The instance loss as an objective, and the class labels of images and texts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Ints = NDArray[np.int64]
 
 
 class InstanceObjective(Objective):
-    """Classify images and texts as the group they belong to, by shared weights (dual-path, Eqs. 5-8).
+    """Classify images and texts into their groups with shared weights (dual-path, Eqs. 5-8).
 
-    The classifier is used in training only, so it is this objective's and not the matcher's. Departs from the paper
-    where ``scale`` is given: cosines times the scale instead of inner products.
+    The classifier is used in training only, so it belongs to this objective and not to the matcher. Departs from the
+    paper if ``scale`` is given: cosines times the scale instead of inner products.
     """
 
     def __init__(
@@ -37,19 +37,19 @@ class InstanceObjective(Objective):
         chunk: int | None = CLASSES_PER_CHUNK,
     ) -> None:
         """Args:
-        weights: of the image term and of the text term, lambda 2 and 3 of Eq. 9.
+        weights: weights of the image term and of the text term, lambda 2 and 3 of Eq. 9.
         dropout: share of a vector's entries set to zero before the classifier.
-        scale: of cosines; 0 for inner products.
-        chunk: classes whose logits are held at a time.
+        scale: factor on the cosines; 0 for inner products.
+        chunk: number of classes whose logits are in memory at a time.
         """
         super().__init__()
-        # W_share; a random start as the paper's for other layers (its reference 52).
+        # W_share; initialised as the other layers of the paper (its reference 52).
         self.classes = nn.Parameter(nn.init.xavier_normal_(torch.empty(classes, dim)))
         self.dropout = nn.Dropout(dropout)
         self.weights, self.scale, self.chunk = weights, scale, chunk
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
-        """L_visual and L_textual, one for each weight that is not zero."""
+        """L_visual and L_textual, for each weight that is not zero."""
         del matcher
         sides = (("image", images, batch.image_groups), ("text", texts, batch.text_groups))
         found = {
@@ -69,14 +69,14 @@ class InstanceObjective(Objective):
 
 
 class ClassLabels(NamedTuple):
-    """The class of each image and of each text; -1 for a text that images of several classes share."""
+    """Class of each image and of each text; -1 for a text that belongs to images of several classes."""
 
     images: Ints
     texts: Ints
 
     @classmethod
     def of(cls, matches: Matches, images: Ints) -> ClassLabels:
-        """From the class of each image: a text has the class that all of its images share."""
+        """Derive text classes from image classes: a text has the class that all of its images share."""
         visual, text = matches.pairs()
         lowest = np.full(matches.shape[1], np.iinfo(np.int64).max)
         highest = np.full(matches.shape[1], -1)
@@ -86,7 +86,7 @@ class ClassLabels(NamedTuple):
 
 
 def pseudo_classes(features: NDArray[np.float32], count: int, seed: int) -> Ints:
-    """The cluster of each image by K-means of image features (dual-path, Table IV)."""
+    """Cluster the images by K-means of their features (dual-path, Table IV)."""
     from sklearn.cluster import KMeans
 
     return KMeans(count, n_init=1, random_state=seed % 2**32).fit(features).labels_.astype(np.int64)  # type: ignore[no-any-return]

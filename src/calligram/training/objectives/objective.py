@@ -1,4 +1,4 @@
-"""What training minimises: named terms over a batch. Weights used only in training live here."""
+"""Objectives: losses of a batch as named terms, with the weights that only training uses."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from calligram.training.cuda_graphs import run_with_cuda_graphs, uses_cuda_graph
 from calligram.training.distributed import gather, is_single_process
 from calligram.vectors import unit_length
 
-if TYPE_CHECKING:  # an ensemble imports networks that other matchers do not need
+if TYPE_CHECKING:  # importing ensembles would import networks that other matchers do not need
     from calligram.models.ensemble import Ensemble
 
 
 @dataclass
 class VectorSpread:
-    """How far apart the vectors of a batch lie: 1 minus the squared length of their mean. Zero is a collapse."""
+    """Spread of the vectors of a batch: 1 minus the squared length of the mean unit vector. Zero is a collapse."""
 
     images: Tensor
     texts: Tensor
 
     @classmethod
     def of(cls, images: Encoded, texts: Encoded) -> VectorSpread:
-        """Measure detached vectors."""
+        """Measure the spread of detached vectors."""
         one, two = (1 - unit_length(e.vectors.detach()).mean(0).square().sum() for e in (images, texts))
         return cls(one, two)
 
 
 class Objective(nn.Module):
-    """A loss as named terms; their sum is minimised."""
+    """A loss as named terms; training minimises their sum."""
 
     spread: VectorSpread | None = None
-    """of the last batch, for the collapse detector"""
+    """spread of the last batch, for the collapse detector"""
     progress: float = 0.0
-    """share of the stage that is done at this step, which the loop says"""
+    """share of the stage that is done, 0 .. 1; set by the training loop"""
 
     def __init__(self) -> None:
         super().__init__()
         self.measures: dict[str, Tensor] = {}
-        """of the last batch, logged beside the terms and not minimised; names of errors end in ``_error``"""
+        """measures of the last batch, which are logged and not minimised; names of error rates end in ``_error``"""
         self._names: list[str] = []
 
     def set_progress(self, progress: float) -> None:
-        """Say how much of the stage is done, to this objective and to those it is made of.
+        """Set the progress of this objective and of all objectives inside it.
 
-        It depends on epoch and step alone, so that a run that was killed goes on with the same.
+        Progress depends on epoch and step only, so that a resumed run has the same values.
         """
         for module in self.modules():
             if isinstance(module, Objective):
@@ -61,41 +61,41 @@ class Objective(nn.Module):
 
     @property
     def graph_safe(self) -> bool:
-        """Whether terms never wait for the device, look at nothing of a batch but items and targets, and have no
-        measures: then an accelerator may record them.
+        """Whether the terms can be captured in a CUDA graph: they never wait for the device, use only items and targets
+        of a batch, and have no measures.
         """
         return False
 
     def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
-        """Terms of one batch."""
+        """Return the terms of one batch."""
         if self.graph_safe and is_single_process() and uses_cuda_graphs(batch.images):
             return self._forward_with_graphs(matcher, batch)
         return self.terms(matcher, batch, *self.encode(matcher, batch))
 
     def _forward_with_graphs(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
-        """The same, from encoders to terms by steps that are recorded when a shape comes again."""
+        """The same with CUDA graphs, from encoders to terms; a graph is captured when a shape comes again."""
 
-        def work(images: Tensor, texts: Tensor, mask: Tensor, of_images: Tensor, of_texts: Tensor) -> Tensor:
-            own = replace(
-                batch, images=images, texts=texts, text_mask=mask, image_target=of_images, text_target=of_texts
+        def compute(images: Tensor, texts: Tensor, mask: Tensor, image_target: Tensor, text_target: Tensor) -> Tensor:
+            changed = replace(
+                batch, images=images, texts=texts, text_mask=mask, image_target=image_target, text_target=text_target
             )
-            terms = self.terms(matcher, own, *self.encode(matcher, own))
+            terms = self.terms(matcher, changed, *self.encode(matcher, changed))
             assert self.spread is not None
             self._names = list(terms)
             return torch.stack([t.float() for t in (*terms.values(), self.spread.images, self.spread.texts)])
 
-        given = batch.images, batch.texts, batch.text_mask, batch.image_target, batch.text_target
-        found = run_with_cuda_graphs(self, [matcher], work, given, (False, True, True, False, False))
+        inputs = batch.images, batch.texts, batch.text_mask, batch.image_target, batch.text_target
+        found = run_with_cuda_graphs(self, [matcher], compute, inputs, (False, True, True, False, False))
         *terms, images, texts = found.unbind()
         self.spread = VectorSpread(images.detach(), texts.detach())
         return dict(zip(self._names, terms, strict=True))
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
-        """Terms of a batch that has been encoded, by this or by another objective."""
+        """Return the terms of a batch from its encodings."""
         raise NotImplementedError
 
     def encode(self, matcher: Matcher, batch: Batch) -> tuple[Encoded, Encoded]:
-        """Both sides of the whole batch, gathered from all processes."""
+        """Encode images and texts of the whole batch, gathered from all processes."""
         images = gather(matcher.encode_images(batch.images))
         texts = gather(matcher.encode_texts(batch.texts, batch.text_mask))
         self.spread = VectorSpread.of(images, texts)
@@ -103,9 +103,9 @@ class Objective(nn.Module):
 
 
 class RankingObjective(Objective):
-    """Bidirectional triplet hinge, by default over all negatives (vse++'s sum), with ``top_k=1`` the hardest.
+    """Bidirectional triplet hinge, by default over all negatives (vse++'s sum), with ``top_k=1`` over the hardest.
 
-    With a margin of 1 and one negative for each anchor it is Eq. 4 of the dual-path paper (dual-path, Eq. 4), which
+    With a margin of 1 and one negative per anchor this is Eq. 4 of the dual-path paper (dual-path, Eq. 4). The paper
     does not say which negative; its release takes the hardest of some for images and a random one for texts.
 
     Departs from the papers' sum: divided by the number of positive pairs, so that the learning rate does not depend on
@@ -114,18 +114,18 @@ class RankingObjective(Objective):
 
     def __init__(self, margin: float = 0.2, top_k: int | None = None, *, draw: bool = False) -> None:
         """Args:
-        draw: a random negative for each anchor instead.
+        draw: use a random negative for each anchor instead.
         """
         super().__init__()
         self.margin, self.top_k, self.draw = margin, top_k, draw
 
     @property
     def graph_safe(self) -> bool:
-        """With the hardest negatives, of which there are as many in every batch."""
+        """With the hardest negatives, whose number is the same in every batch."""
         return self.top_k == 1 and not self.draw
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
-        """One term."""
+        """Return one term."""
         scores = matcher.score(images, texts)
         image_target, text_target = batch.image_target, batch.text_target
         if self.draw:
@@ -135,7 +135,7 @@ class RankingObjective(Objective):
 
 
 class InfoNCEObjective(Objective):
-    """Symmetric InfoNCE with a learnt temperature, kept in 0.01 .. 1."""
+    """Symmetric InfoNCE with a learnt temperature, limited to 0.01 .. 1."""
 
     def __init__(self, temperature: float = 0.07, learn: bool = True) -> None:
         super().__init__()
@@ -143,41 +143,41 @@ class InfoNCEObjective(Objective):
 
     @property
     def graph_safe(self) -> bool:
-        """Here, if not in what is derived from it."""
+        """For this class, not for subclasses."""
         return type(self) is InfoNCEObjective
 
     @property
     def temperature(self) -> Tensor:
-        """What scores are divided by."""
+        """Divisor of the scores."""
         return self.log_scale.clamp(0.0, math.log(100)).neg().exp()
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
-        """One term."""
+        """Return one term."""
         scores = matcher.score(images, texts)
         loss = symmetric_info_nce(scores, batch.image_target, batch.text_target, temperature=self.temperature)
         return {"info_nce": loss}
 
 
 class JointObjective(Objective):
-    """A weighted sum of objectives over the same encodings, such as ranking and instance loss (dual-path, Eq. 9)."""
+    """Weighted sum of objectives over the same encodings, such as ranking and instance loss (dual-path, Eq. 9)."""
 
     def __init__(self, *parts: tuple[float, Objective]) -> None:
         """Args:
-        parts: objectives with their weights; those of weight zero are left out.
+        parts: objectives with their weights; objectives of weight zero are left out.
         """
         super().__init__()
         self.weights = [weight for weight, _ in parts if weight]
         self.parts = nn.ModuleList(objective for weight, objective in parts if weight)
         if not self.weights:
-            raise ValueError("all weights are zero; there is nothing to minimise")
+            raise ValueError("all weights are zero, so there is nothing to minimise; give at least one weight")
 
     @property
     def graph_safe(self) -> bool:
-        """As far as all parts are."""
+        """If all objectives are."""
         return all(isinstance(part, Objective) and part.graph_safe for part in self.parts)
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
-        """The terms of all parts."""
+        """Return the terms of all objectives."""
         found: dict[str, Tensor] = {}
         self.measures = {}
         for weight, part in zip(self.weights, self.parts, strict=True):
@@ -188,30 +188,27 @@ class JointObjective(Objective):
 
 
 def keep_one_negative(target: Tensor) -> Tensor:
-    """The target (A, C) with a random one of each row's negatives, the others ignored."""
+    """Keep one random negative in each row of a target (A, C); the other negatives become ignored."""
     chance = torch.rand(target.shape, device=target.device).masked_fill(target >= 0, -1.0)
     drawn = torch.zeros_like(target, dtype=torch.bool).scatter(1, chance.argmax(1, keepdim=True), True)
     return torch.where((target < 0) & ~drawn, torch.zeros_like(target), target)
 
 
-# Training the members of an ensemble side by side, in one run.
-
-
 class EnsembleObjective(Objective):
-    """The sum of what each member of an ensemble minimises on its own.
+    """Sum of the separate losses of ensemble members.
 
-    Members see the same batches and nothing of each other, so that each learns what it would learn alone.
+    All members are trained on the same batches and independently, so that each learns as if it were alone.
     """
 
     def __init__(self, objectives: Sequence[Objective]) -> None:
         """Args:
-        objectives: one for each member.
+        objectives: one for each ensemble member.
         """
         super().__init__()
         self.objectives = nn.ModuleList(objectives)
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
-        """The terms of every member, by its number from 1 on."""
+        """Return the terms of every member, with its number from 1 on as a prefix."""
         found: dict[str, Tensor] = {}
         self.measures = {}
         members = zip(self.objectives, cast("Ensemble", matcher).by_member(images, texts), strict=True)

@@ -1,4 +1,4 @@
-"""Losses over pairs with their offline hard negatives, which ``OfflineSampler`` brings with them."""
+"""Losses over pairs with offline hard negatives from ``OfflineSampler``."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ OfflineLoss = Literal["offline-triplet", "offline-quintuplet", "adaptive"]
 
 @dataclass(frozen=True)
 class OfflineTerms:
-    """Which loss, and what Table 3 and the supplement of aoq change in it."""
+    """Which loss, and its variants in Table 3 and the supplement of aoq."""
 
     kind: OfflineLoss = "adaptive"
     margin: float = 0.2
-    """gamma_1, of online negatives"""
+    """gamma_1, margin of online negatives"""
     offline_margin: float = 0.0
-    """gamma_2, of offline ones"""
+    """gamma_2, margin of offline negatives"""
     alpha: float = 0.3
     beta: float = 1.5
     online: bool = True
     """False is "OnlyOffline": Eq. 4 without its online term"""
     derive: Literal["offline", "online"] = "offline"
-    """``online`` is "OnlineQuin": the pairs that share nothing with (i, t) come from online negatives"""
+    """``online`` is "OnlineQuin": the derived pairs, which do not contain i or t, come from online negatives"""
     against: Literal["offline", "positive"] = "offline"
-    """``positive`` is "w/o OfflineAdap": weights know nothing of offline negatives"""
+    """``positive`` is "w/o OfflineAdap": adaptive weights without offline negatives"""
     squared: bool = False
     """the squared hinge of Sec. 3.3"""
 
@@ -44,14 +44,14 @@ class OfflineTerms:
 
     def __post_init__(self) -> None:
         if not self.online and self.kind != "offline-quintuplet":
-            raise ValueError("without the online term there is only the offline quintuplet loss")
+            raise ValueError("online=False is accepted with kind=offline-quintuplet only")
 
 
 class OfflineObjective(Objective):
     """The offline triplet, offline quintuplet or adaptive loss (aoq, Eqs. 3-5) over the pairs of a batch.
 
-    Online negatives are the hardest of the batch's own pairs; items that were drawn as offline negatives are not among
-    them. Only pairs that a term needs are scored beside the batch's grid.
+    Online negatives are the hardest among the items of matching pairs; drawn offline negatives are not among them.
+    Besides all pairs of these items, only the pairs that a term needs are scored.
 
     Departs from the paper's sum: divided by the number of pairs, as ``RankingObjective`` is.
     """
@@ -61,8 +61,8 @@ class OfflineObjective(Objective):
         self.options = terms
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
-        """The online, offline and derived terms that the loss has."""
-        # A product of vectors costs little, and offline margins of 0 want more than eight bits.
+        """Return the online, offline and derived terms of the loss."""
+        # A product of vectors is cheap, and offline margins of 0 need more than eight bits.
         full = contextlib.nullcontext() if matcher.reranks else torch.autocast(batch.drawn.device.type, enabled=False)
         with full:
             scores = self.scores(matcher, batch, images, texts)
@@ -80,10 +80,10 @@ class OfflineObjective(Objective):
         )
 
     def scores(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> PairScores:
-        """What the losses of ``losses.quintuplet`` take, from a batch of drawn rows, (N, 6) or (N, 4)."""
+        """Scores for the losses of ``losses.quintuplet``, from a batch of drawn rows, (N, 6) or (N, 4)."""
         derives = self.options.derived
         if batch.drawn.shape[1] < (6 if derives else 4):
-            raise ValueError("this objective needs offline negatives; take batches of an OfflineSampler")
+            raise ValueError("this objective needs batches with offline negatives; use an OfflineSampler")
         height, width = batch.paired_counts or batch.image_target.shape
         target = batch.image_target[:height, :width]
         image, text, image_off, text_off, *others = batch.drawn.unbind(1)
@@ -104,7 +104,7 @@ class HardestNegatives:
     """Online hard negatives of N pairs."""
 
     scores: Tensor
-    """(N, 2) S(i, t_on) and S(i_on, t); minus infinity where there is none"""
+    """(N, 2) S(i, t_on) and S(i_on, t); minus infinity for none"""
     rows: tuple[Tensor, Tensor]
     """(N,) each: i_on and t_on"""
 
@@ -112,7 +112,7 @@ class HardestNegatives:
 def hardest_negatives(
     grid: Tensor, image_target: Tensor, text_target: Tensor, image: Tensor, text: Tensor
 ) -> HardestNegatives:
-    """t_on = argmax S(i, c) over the batch's texts that do not match i, and i_on likewise (aoq, Sec. 3.1)."""
+    """t_on = argmax S(i, c) over the texts of the batch that do not match i; i_on in the same way (aoq, Sec. 3.1)."""
     by_image = grid.masked_fill(image_target >= 0, -torch.inf).max(1)
     by_text = grid.T.masked_fill(text_target >= 0, -torch.inf).max(1)
     scores = torch.stack([by_image.values[image], by_text.values[text]], dim=1)
@@ -122,7 +122,7 @@ def hardest_negatives(
 def derived_online(grid: Tensor, target: Tensor, image_on: Tensor, text_on: Tensor) -> Tensor:
     """S(i_on, t_on), and S of an image of t_on with a text of i_on: "OnlineQuin" (aoq, Table 3), (N, 2).
 
-    There is nothing to re-draw in a batch, so pairs that are no negatives count as missing.
+    A batch has nothing to draw again, so pairs that are not negatives count as missing.
     """
     matching = (target > 0).int()
     image_of, text_of = matching.argmax(0)[text_on], matching.argmax(1)[image_on]
@@ -131,7 +131,7 @@ def derived_online(grid: Tensor, target: Tensor, image_on: Tensor, text_on: Tens
 
 
 def _score_columns(matcher: Matcher, images: Encoded, texts: Encoded, wanted: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Scores of aligned lists of pairs, a column each; minus infinity where one of a pair is missing."""
+    """Scores of aligned lists of pairs, one column each; minus infinity if an item of the pair is missing."""
     image, text = (torch.cat(side) for side in zip(*wanted, strict=True))
     found = matcher.score_pairs(images.rows(image.clamp(min=0)), texts.rows(text.clamp(min=0)))
     found = found.masked_fill((image < 0) | (text < 0), -torch.inf)

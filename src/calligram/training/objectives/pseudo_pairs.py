@@ -1,4 +1,4 @@
-"""What is learnt from annotated and pseudo pairs together, and the discriminators that only training needs."""
+"""Training on annotated pairs and pseudo pairs together, with domain discriminators that only training uses."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from calligram.vectors import unit_length
 
 @dataclass(frozen=True)
 class AdversaryTerms:
-    """Weights of the six domain losses, two of a kind (a3vse, Eqs. 5-7); the defaults are the paper's (Sec. 4.3)."""
+    """Weights of the six domain losses, two of each kind (a3vse, Eqs. 5-7); the defaults are the paper's (Sec. 4.3)."""
 
     intra: tuple[float, float] = (0.2, 0.1)
-    """of images and pseudo images, and of texts and pseudo-sentences"""
+    """images against pseudo images, and texts against pseudo-sentences"""
     cross: tuple[float, float] = (0.5, 0.5)
-    """of images and texts, and of pseudo images and pseudo-sentences"""
+    """images against texts, and pseudo images against pseudo-sentences"""
     trans: tuple[float, float] = (0.3, 0.3)
-    """of images and pseudo-sentences, and of pseudo images and texts"""
+    """images against pseudo-sentences, and pseudo images against texts"""
     steepness: float = 10.0
-    """eta, of how the reversal sets in"""
+    """eta, steepness of the increase of the gradient reversal"""
     hidden: int = 512
     """size of a discriminator's hidden layer; 0 for a linear one"""
 
     def weights(self) -> dict[tuple[Domain, Domain], float]:
-        """By pair of domains."""
+        """Weights by pair of domains."""
         of_kind: Mapping[DomainPairKind, tuple[float, float]] = {
             "intra": self.intra,
             "cross": self.cross,
@@ -52,11 +52,11 @@ class AdversaryTerms:
 
 
 class Adversary(nn.Module):
-    """Six discriminators, each of two of the four domains, behind gradient reversal (a3vse, Eqs. 4-8).
+    """Six discriminators, each for two of the four domains, behind gradient reversal (a3vse, Eqs. 4-8).
 
-    Those of weight zero are not there. The paper does not say what a discriminator is: one hidden layer with ReLU. It
-    sees vectors at length one, as scores do; by their length alone domains could be told apart, and no score would
-    change. Weights are on the discriminators' own losses as well, as Eq. 10 has it.
+    Discriminators of weight zero are left out. The paper does not give the architecture of a discriminator; here it has
+    one hidden layer with ReLU. Its input is unit vectors, as in the scores: otherwise domains could be distinguished by
+    length alone, and no score would change. The weights also apply to the discriminators' own losses, as in Eq. 10.
     """
 
     def __init__(self, dim: int, terms: AdversaryTerms = AdversaryTerms()) -> None:  # noqa: B008  frozen
@@ -68,17 +68,19 @@ class Adversary(nn.Module):
         )
 
     def forward(self, domains: Mapping[Domain, Tensor], progress: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The three terms and the errors of their discriminators, from the vectors (N, D) of each domain.
+        """Return the three terms and the error rates of their discriminators, from the vectors (N, D) of each domain.
 
         Args:
-            progress: share of training that is done, which the strength of the reversal follows.
+            progress: share of training that is done, which sets the strength of the reversal.
         """
         strength = reversal_strength(progress, self.steepness)
-        seen = {name: reverse_gradient(unit_length(v).to(v.dtype), strength) for name, v in domains.items()}
+        reversed_vectors = {name: reverse_gradient(unit_length(v).to(v.dtype), strength) for name, v in domains.items()}
         terms: dict[str, Tensor] = {}
         errors: dict[str, list[Tensor]] = {}
         for pair, weight in self.weights.items():
-            first, second = (self.discriminators[_pair_name(pair)](seen[domain]).squeeze(-1) for domain in pair)
+            first, second = (
+                self.discriminators[_pair_name(pair)](reversed_vectors[domain]).squeeze(-1) for domain in pair
+            )
             kind = DOMAIN_PAIR_KINDS[pair]
             loss = weight * domain_loss(first, second)
             terms[kind] = terms[kind] + loss if kind in terms else loss
@@ -87,7 +89,7 @@ class Adversary(nn.Module):
 
 
 def discriminator(dim: int, hidden: int) -> nn.Module:
-    """From vectors to the logit of being of the first domain."""
+    """A network from vectors to the logit of the first domain."""
     if not hidden:
         return nn.Linear(dim, 1)
     return nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, 1))
@@ -100,8 +102,8 @@ def _pair_name(pair: tuple[Domain, Domain]) -> str:
 class PseudoPairObjective(Objective):
     """beta L(annotated) + (1 - beta) L(pseudo) + L_adv (a3vse, Eqs. 3 and 9).
 
-    The discriminators are used in training only, so they are this objective's and not the matcher's. Eq. 3 as printed
-    encodes its sentences by the image side; the text side is meant.
+    The discriminators are used in training only, so they belong to this objective and not to the matcher. Eq. 3 as
+    printed encodes its sentences with the image encoder; the text encoder is meant.
     """
 
     def __init__(
@@ -115,30 +117,32 @@ class PseudoPairObjective(Objective):
         """Args:
         beta: weight of annotated pairs.
         adversary: None for no adversarial terms.
-        span: the part of all training that this objective's stage covers.
+        span: start and end of this objective's stage, as shares of all training.
         """
         super().__init__()
         self.annotated, self.pseudo, self.adversary = annotated, pseudo, adversary
         self.beta, self.span = beta, span
 
     def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
-        """The terms of both batches, those of pseudo pairs by ``pseudo_``, and of the three kinds of alignment."""
+        """Return the terms of both batches, those of pseudo pairs with the prefix ``pseudo_``, and the three
+        adversarial terms.
+        """
         if not isinstance(batch, PseudoPairBatch) or batch.pseudo is None:
-            raise ValueError("this objective needs pseudo pairs beside the others; take batches of WeakBatches")
-        own = self.annotated.encode(matcher, batch)
+            raise ValueError("this objective needs batches with pseudo pairs; use PseudoPairBatches")
+        annotated = self.annotated.encode(matcher, batch)
         self.spread = self.annotated.spread
-        beside = self.pseudo.encode(matcher, batch.pseudo)
-        found = {name: self.beta * term for name, term in self.annotated.terms(matcher, batch, *own).items()}
-        weak = self.pseudo.terms(matcher, batch.pseudo, *beside)
-        found |= {f"pseudo_{name}": (1 - self.beta) * term for name, term in weak.items()}
+        pseudo = self.pseudo.encode(matcher, batch.pseudo)
+        found = {name: self.beta * term for name, term in self.annotated.terms(matcher, batch, *annotated).items()}
+        pseudo_terms = self.pseudo.terms(matcher, batch.pseudo, *pseudo)
+        found |= {f"pseudo_{name}": (1 - self.beta) * term for name, term in pseudo_terms.items()}
         self.measures = dict(self.annotated.measures)
         if self.adversary is not None:
             start, end = self.span
             domains: dict[Domain, Tensor] = {
-                "image": own[0].vectors,
-                "pseudo_image": beside[0].vectors,
-                "text": own[1].vectors,
-                "pseudo_text": beside[1].vectors,
+                "image": annotated[0].vectors,
+                "pseudo_image": pseudo[0].vectors,
+                "text": annotated[1].vectors,
+                "pseudo_text": pseudo[1].vectors,
             }
             terms, errors = self.adversary(domains, start + (end - start) * self.progress)
             found |= terms

@@ -1,4 +1,4 @@
-"""What the two-branch networks minimise."""
+"""Objectives of the two-branch networks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NeighbourhoodWeights = tuple[float, float, float, float]
 
 
 class NeighbourhoodObjective(Objective):
-    """Ranking both ways and within each modality (two-branch, Eq. 6).
+    """Ranking in both directions and within each modality (two-branch, Eq. 6).
 
     Departs from the paper's sum: divided by the number of positive pairs, as ``RankingObjective`` is.
     """
@@ -30,13 +30,15 @@ class NeighbourhoodObjective(Objective):
         """
         super().__init__()
         if not any(weights):
-            raise ValueError("all four weights are zero; there is nothing to minimise")
+            raise ValueError("all four weights are zero, so there is nothing to minimise; give at least one weight")
         self.weights, self.margin, self.top_k = weights, margin, top_k
 
     def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
-        """A term for every weight that is not zero."""
+        """Return a term for every weight that is not zero."""
         if matcher.reranks:
-            raise ValueError("neighbourhoods need a matcher that can score images with images")
+            raise ValueError(
+                "the neighbourhood loss needs a matcher that can score images with images; this one reranks"
+            )
         images, texts = self.encode(matcher, batch)
         image_weight, text_weight = self.weights[2:]
         terms = neighbourhood_ranking(
@@ -54,7 +56,7 @@ class NeighbourhoodObjective(Objective):
 
 
 def _modality(matcher: Matcher, items: Encoded, target: Tensor, groups: Tensor) -> NeighbourhoodScores:
-    """Scores and neighbourhoods of one modality; they need only the vectors, which both modalities have."""
+    """Scores and neighbourhoods within one modality; they need only the vectors."""
     return NeighbourhoodScores(matcher.score(items, items), neighbours(target, groups))
 
 
@@ -66,14 +68,14 @@ class LogisticObjective(Objective):
 
     def __init__(self, negatives: Literal["texts", "images"] = "texts") -> None:
         """Args:
-        drawn: the side that is replaced to make a negative pair: another text for the image as with sentences
-            (Sec. 5.1), or another image or region for the text as with phrases (Algorithm 1).
+        negatives: item that is replaced to make a negative pair: another text for the image as with sentences (Sec.
+            5.1), or another image or region for the text as with phrases (Algorithm 1).
         """
         super().__init__()
         self.negatives = negatives
 
     def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
-        """One term."""
+        """Return one term."""
         images, texts = self.encode(matcher, batch)
         if self.negatives == "texts":
             of_image, of_text, target = balanced_pairs(batch.image_target)
@@ -84,9 +86,9 @@ class LogisticObjective(Objective):
 
 
 def balanced_pairs(target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """All positive pairs of ``target`` (A, C), then a random negative of the same row for each.
+    """All positive pairs of ``target`` (A, C), then one random negative of the same row for each.
 
-    Rows without a negative are left out, so that both kinds come in equal numbers.
+    Rows without negatives are left out, so that there are as many negatives as positives.
 
     Returns:
         Rows, columns, and +1 or -1.
