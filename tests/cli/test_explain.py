@@ -158,7 +158,7 @@ def test_an_image_of_a_collection_is_explained_by_its_stored_features(stored_tin
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("p.png", "dog"), "give at least two, got 1"),
+        (("p.png", "dog"), "give at least two words, got 1"),
         (("q.png", "a dog"), "q.png"),
         (("p.png", "a dog", "--out", "e.gif"), "must end in .png"),
     ],

@@ -200,9 +200,9 @@ def test_a_cutoff_is_learnt_from_captions_when_there_are_enough_images(tiny_draf
 def state(searcher: Searcher) -> bytes:
     """Everything a search could have changed: weights, buffers, scales, and which objects there are."""
     encoder = searcher._encoders[0]
-    weights = {name: value.numpy().tobytes() for name, value in encoder._matcher.state_dict().items()}
+    weights = {name: value.numpy().tobytes() for name, value in encoder.matcher.state_dict().items()}
     return pickle.dumps(
-        (weights, encoder._matcher.training, searcher.scales, sorted(vars(searcher)), len(searcher.library))
+        (weights, encoder.matcher.training, searcher.scales, sorted(vars(searcher)), len(searcher.library))
     )
 
 

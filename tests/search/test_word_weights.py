@@ -7,12 +7,12 @@ from PIL import Image
 
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
-from calligram.features.texts.vocabulary import Vocabulary
+from calligram.features.texts.vocabulary import Vocabulary, whitespace_word_spans
 from calligram.models.load import load_matcher
 from calligram.models.two_branch import TwoBranchSimilarity, TwoBranchSimilaritySettings
 from calligram.search.explain import word_importance
 from calligram.search.explain.drawing import draw_words
-from calligram.search.explain.word_importance import WordImportance, WordImportances, explain, leave_one_out, words_of
+from calligram.search.explain.word_importance import WordImportance, WordImportances, explain, leave_one_out
 
 PICTURE = Image.effect_noise((40, 30), 80).convert("RGB")
 SENTENCE = "a red disc, the round thing is blue and  black."
@@ -38,7 +38,7 @@ def slowly(matcher, inputs, words: list[str], punctuation: list[str]) -> list[fl
 @pytest.mark.parametrize("batch", [3, 128])
 @torch.no_grad()
 def test_a_words_weight_is_what_the_score_loses_without_it(small_run, batch, monkeypatch):
-    monkeypatch.setattr(word_importance, "BATCH", batch)
+    monkeypatch.setattr(word_importance, "BATCH_SENTENCES", batch)
     stored = load_matcher(small_run)
     found = explain(stored.matcher, stored.inputs, PICTURE, SENTENCE)
     words = ["a", "red", "disc", "the", "round", "thing", "is", "blue", "and", "black"]
@@ -66,7 +66,7 @@ def test_rounding_gives_a_word_no_weight():
     """A text side that passes a word over scores the same but for the last digits."""
     found = leave_one_out("dog the sea", lambda texts: np.array([-5.0, -5.2, -5.0000005, -4.9999995], dtype=np.float32))
     assert [word.weight for word in found.words] == [pytest.approx(0.2), 0, 0]
-    assert [word.word for word in found.telling()] == ["dog"]
+    assert [word.word for word in found.most_important()] == ["dog"]
 
 
 @torch.no_grad()
@@ -100,17 +100,17 @@ def test_by_hand():
     )
     assert found.score == 7
     assert [(word.word, word.weight) for word in found.words] == [("dog", 4.0 - 1), ("not", -1.0), ("cat", 4.0)]
-    assert [word.word for word in found.telling(1)] == ["cat"]
+    assert [word.word for word in found.most_important(1)] == ["cat"]
 
 
 def test_words_are_what_stands_between_spaces_without_punctuation():
     text = " «Où»  est-ce?  — o'clock, नमस्ते… $5 "
-    assert [text[start:end] for start, end in words_of(text)] == ["Où", "est-ce", "o'clock", "नमस्ते", "5"]
+    assert [text[start:end] for start, end in whitespace_word_spans(text)] == ["Où", "est-ce", "o'clock", "नमस्ते", "5"]
 
 
 @pytest.mark.parametrize("sentence", ["", "  ", "dog", "dog !"])
 def test_fewer_than_two_words_cannot_be_weighed(sentence):
-    with pytest.raises(UserError, match="at least two, got"):
+    with pytest.raises(UserError, match="at least two words, got"):
         leave_one_out(sentence, lambda texts: np.zeros(len(texts), dtype=np.float32))
 
 

@@ -53,8 +53,8 @@ def explain(
         from calligram.models.load import load_matcher
         from calligram.recipes.parts.run import device_named
         from calligram.search.explain.drawing import draw_attention
-        from calligram.search.explain.localize import refuse_regions
         from calligram.search.explain.word_importance import explain_picture
+        from calligram.search.library.matchers import refuse_regions
 
         stored = load_matcher(run)
         refuse_regions(stored.inputs, stored.source)
@@ -143,7 +143,7 @@ def _print(found: WordImportances) -> None:
     from calligram.evaluation.attention import place_of
 
     most = max(abs(word.weight) for word in found.words) or 1.0
-    telling, looks = found.telling(), found.attention
+    telling, looks = found.most_important(), found.attention
     boxes = None if looks is None else looks.boxes
     table = Table()
     for heading in ("word", "weight", "", *(() if boxes is None else ("looks most at",))):

@@ -9,6 +9,7 @@ import typer
 
 from calligram.cli.screen import bars, console, waiting
 from calligram.errors import UserError, command
+from calligram.extras import import_lancedb_for_command
 
 if TYPE_CHECKING:
     from calligram.search.indexing.run import IndexReport
@@ -62,6 +63,7 @@ def index(
     if run is None or source is None or out is None:
         raise UserError('give RUN, SOURCE and --out LIBRARY, as in "calligram index runs/vse photos --out library"')
     with waiting("loading") as waits:
+        import_lancedb_for_command()
         from calligram.recipes.parts.run import device_named
         from calligram.search.indexing.run import index_source, stage_source
         from calligram.search.indexing.shards import Shard

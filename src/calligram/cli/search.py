@@ -12,6 +12,7 @@ from rich.table import Table
 
 from calligram.cli.screen import console, errors, waiting
 from calligram.errors import UserError
+from calligram.extras import import_lancedb_for_command
 
 if TYPE_CHECKING:  # importing it takes seconds, and help should not
     from calligram.search.query.query import Query
@@ -65,6 +66,7 @@ def search(
         raise UserError("give --depth, how many candidates are ordered, or --budget-ms, which chooses it; not both")
     _check(library, where, staged=depth is not None or budget is not None)
     with waiting("loading") as waits:
+        import_lancedb_for_command()
         from calligram.search.query.rerank import TimeBudget
 
         budgeted = None if budget is None else TimeBudget.of_milliseconds(budget)

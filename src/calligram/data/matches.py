@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import connected_components
+
+if TYPE_CHECKING:  # a search imports this module and needs no scipy
+    from scipy.sparse import csr_matrix
 
 Ints = NDArray[np.int64]
 
@@ -26,6 +28,8 @@ class Matches:
         for name, index, size in (("visual", visual, shape[0]), ("text", text, shape[1])):
             if index.size and (index.min() < 0 or index.max() >= size):
                 raise ValueError(f"{name} indices must lie in 0..{size - 1}, got {index.min()}..{index.max()}")
+        from scipy.sparse import csr_matrix
+
         self._rows = csr_matrix((np.ones(len(visual), dtype=np.int32), (visual, text)), shape=shape)
         self._rows.sum_duplicates()
         self._rows.data[:] = 1
@@ -128,6 +132,9 @@ class Matches:
 
         Labels are numbered in the order of the visual items, then of texts that match nothing.
         """
+        from scipy.sparse import csr_matrix
+        from scipy.sparse.csgraph import connected_components
+
         v, t = self.shape
         visual, text = self.pairs()
         graph = csr_matrix((np.ones(len(visual)), (visual, text + v)), shape=(v + t, v + t))

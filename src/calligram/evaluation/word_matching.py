@@ -14,12 +14,9 @@ from calligram.data.matches import Matches
 from calligram.evaluation.ranking import relevant_ranks
 from calligram.evaluation.retrieval import Retrieval, measure_retrieval
 from calligram.features.inputs import TextInput
-from calligram.features.joined_input import JoinedTextInput
-from calligram.features.pseudo.concepts import ConceptInput
-from calligram.features.texts.text_vectors import TextVectorInput
 from calligram.features.texts.vocabulary import SPECIAL_WORDS, Vocabulary
 from calligram.features.texts.word_counts import KnownWords
-from calligram.text import split_word, tokenise, without_stop_words
+from calligram.text import tokenise, without_stop_words
 
 
 @dataclass(frozen=True)
@@ -81,15 +78,7 @@ class UnknownWords:
     """Tells them; none for a matcher that reads pieces of words."""
 
     def __init__(self, text: TextInput) -> None:
-        if isinstance(text, JoinedTextInput):
-            text = text.sentences
-        self._parted = isinstance(text, TextVectorInput)
-        self._known: frozenset[str] | None = None
-        self._concepts = text if isinstance(text, ConceptInput) else None
-        if isinstance(text, Vocabulary):
-            self._known = frozenset(text.words)
-        elif isinstance(text, TextVectorInput):
-            self._known = frozenset(text.vectorizer.known.words)
+        self._knows = text.is_known
 
     def __call__(self, text: str) -> list[str]:
         """In the order of the text."""
@@ -102,14 +91,6 @@ class UnknownWords:
     def lost(self, text: str) -> bool:
         """Whether a text has no word that says what is meant and is known."""
         return not without_stop_words(word for word in tokenise(text) if self._knows(word))
-
-    def _knows(self, word: str) -> bool:
-        if self._concepts is not None:
-            return bool(self._concepts.named_concepts(word))
-        if self._known is None:
-            return True
-        # Text vectors look up the parts of a word that they do not know whole.
-        return word in self._known or (self._parted and any(part in self._known for part in split_word(word)))
 
 
 # How much two bodies of text share their words.

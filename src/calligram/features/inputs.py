@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from calligram.data.pairing import Visuals
 from calligram.errors import UserError, unknown
 from calligram.lazy import Catalog
 from calligram.progress import Track, silent
 
 if TYPE_CHECKING:
+    from calligram.data.pairing import Visuals
     from calligram.features.images.pixels import Augment
     from calligram.features.texts.chunker import Chunker
 
@@ -93,6 +93,10 @@ class TextInput(Saveable, Protocol):
         """Return the size of the vocabulary."""
         ...
 
+    def is_known(self, word: str) -> bool:
+        """Whether a lower-case word has a token or vector of its own; always true for inputs that split words."""
+        ...
+
     def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> TextRows:
         """Encode many texts once; slow encodings are stored in ``cache``."""
         ...
@@ -133,15 +137,15 @@ class Inputs:
 
     def to(self, device: torch.device | str) -> Inputs:
         """Move the frozen networks of both inputs to a device."""
-        from calligram.features.images.backbones import BackboneInput
-        from calligram.features.joined_input import JoinedImageInput
-        from calligram.features.texts.text_encoder import EncoderInput
-
-        whole = self.images.whole if isinstance(self.images, JoinedImageInput) else self.images
-        if isinstance(whole, BackboneInput):
-            whole.backbone.to(device)
-        if isinstance(self.texts, EncoderInput):
-            self.texts.encoder.to(device)
+        # By their kind: importing every class of input here would slow down each start of a search.
+        images: Any = self.images
+        texts: Any = self.texts
+        if images.kind == "joined-images":
+            images = images.whole
+        if images.kind == "backbone":
+            images.backbone.to(device)
+        if texts.kind == "encoder":
+            texts.encoder.to(device)
         return self
 
     def save(self, folder: Path) -> None:

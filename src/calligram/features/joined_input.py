@@ -129,6 +129,10 @@ class JoinedTextInput:
     def __len__(self) -> int:
         return len(self.sentences)
 
+    def is_known(self, word: str) -> bool:
+        """Whether the input of the sentences knows a word."""
+        return self.sentences.is_known(word)
+
     @property
     def mask_token(self) -> int:
         """Refuse: text vectors have no tokens to replace."""

@@ -73,6 +73,10 @@ class ConceptInput:
     def __len__(self) -> int:
         return len(self.names)
 
+    def is_known(self, word: str) -> bool:
+        """Whether a word names a concept."""
+        return bool(self.named_concepts(word))
+
     @property
     def mask_token(self) -> int:
         """Refuse: concepts have no tokens to replace."""

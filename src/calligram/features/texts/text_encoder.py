@@ -125,6 +125,10 @@ class EncoderInput:
     def __len__(self) -> int:
         return len(self.pieces)
 
+    def is_known(self, word: str) -> bool:
+        """Return True: every word is split into known pieces."""
+        return True
+
     @property
     def mask_token(self) -> int:
         """Refuse: stored states have no tokens to replace."""

@@ -133,6 +133,10 @@ class TextVectorInput:
     def __len__(self) -> int:
         return len(self.vectorizer.known.words)
 
+    def is_known(self, word: str) -> bool:
+        """Whether a word has a vector, whole or in one of its parts."""
+        return bool(self.vectorizer.known.numbers(word))
+
     @property
     def mask_token(self) -> int:
         """Refuse: text vectors have no tokens to replace."""

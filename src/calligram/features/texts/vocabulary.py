@@ -65,6 +65,10 @@ class Vocabulary:
         """Id of each word."""
         return {word: number for number, word in enumerate(self.words)}
 
+    def is_known(self, word: str) -> bool:
+        """Whether a word has a number of its own."""
+        return word in self.number_of
+
     def encode(self, text: str) -> list[int]:
         """Return the word ids of a text."""
         inner = [self.number_of.get(word, UNKNOWN) for word in tokenise(text)]

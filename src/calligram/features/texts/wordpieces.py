@@ -77,6 +77,10 @@ class WordPieces:
         """Id of the padding token; the mask separates it from real tokens."""
         return next((n for n in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id) if n is not None), 0)
 
+    def is_known(self, word: str) -> bool:
+        """Return True: every word is split into known pieces."""
+        return True
+
     @property
     def mask_token(self) -> int:
         """Id of the token that replaces a word in word dropout; never the end token, as CLIP's unknown token is."""

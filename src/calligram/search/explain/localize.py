@@ -142,15 +142,6 @@ def region_side(inputs: Inputs) -> RegionInput:
     return inputs.images
 
 
-def refuse_regions(inputs: Inputs, source: str) -> None:
-    """Refuse a matcher of regions where whole pictures are scored: it has never seen any."""
-    if isinstance(inputs.images, RegionInput):
-        raise UserError(
-            f"{source} finds phrases within pictures and cannot score whole ones; give it to calligram localize, or "
-            "to calligram index as --localizer beside a matcher of whole pictures"
-        )
-
-
 def _best(boxes: Floats, scores: Floats, k: int, apart: float | None) -> list[BoxHit]:
     hits: list[BoxHit] = []
     kept = np.zeros((0, 4), dtype=np.float32)

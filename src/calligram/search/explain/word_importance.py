@@ -1,8 +1,10 @@
-"""Which words of a sentence a matcher goes by: each is left out in turn, and the score's fall is its weight."""
+"""Word importance: the decrease of the score when a word is left out, and the attention of each word."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,22 +12,37 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from calligram.data.collection import MANIFEST, Collection
 from calligram.errors import UserError
-from calligram.evaluation.attention import AttentionShares, EncodedPicture, attend, one_spaced, see_picture
-from calligram.features.inputs import Inputs
+from calligram.evaluation.attention import (
+    AttentionShares,
+    EncodedPicture,
+    attend,
+    attended,
+    one_spaced,
+    row_of,
+    see_picture,
+    words_and_parts,
+)
+from calligram.features.images.region_input import grid_part_boxes, stored_part_boxes
+from calligram.features.images.stored_input import StoredInput
+from calligram.features.inputs import ImageInput, Inputs
 from calligram.features.texts.vocabulary import count_truncated_words
-from calligram.models.matcher import Matcher, stack
+from calligram.models.matcher import Encoded, Matcher, stack
+from calligram.search.library.library import Item
+from calligram.search.query.encoder import QueryEncoder, on_device
 from calligram.text import whitespace_word_spans
 
 Floats = NDArray[np.float32]
-BATCH = 128
-"""sentences encoded at a time"""
-NOISE = 2e-6
-"""what single precision cannot tell from nothing, as a share of the score or of 1, whichever is more"""
+BATCH_SENTENCES = 128
+ROUNDING_ERROR = 2e-6
+"""differences below it count as zero: a share of the score, or of 1 where that is more"""
+OPEN_COLLECTIONS = 8
+"""collections that stay open, for the boxes of their regions"""
 
 
 class WordImportance(NamedTuple):
-    """A word of a sentence, and by how much the score falls without it."""
+    """A word of a sentence, and the decrease of the score without it."""
 
     word: str
     start: int
@@ -33,68 +50,71 @@ class WordImportance(NamedTuple):
     end: int
     """the character after its last"""
     weight: float
-    """below zero where the sentence fits better without it"""
+    """negative where the score is higher without the word"""
 
 
 class WordImportances(NamedTuple):
-    """The score of a picture and a sentence, and what each word has to do with it."""
+    """The score of a picture and a sentence, and the importance of each word."""
 
     score: float
     words: list[WordImportance]
     attention: AttentionShares | None = None
-    """who looks where; None for a matcher that compares one vector of the picture with one of the sentence"""
+    """None for a matcher that compares one vector of the picture with one of the sentence"""
 
-    def telling(self, count: int = 3) -> list[WordImportance]:
-        """The words of most weight, most first; those that speak for the picture only."""
+    def most_important(self, count: int = 3) -> list[WordImportance]:
+        """The words with the largest positive weights, largest first."""
         return [word for word in sorted(self.words, key=lambda w: -w.weight) if word.weight > 0][:count]
 
 
 def leave_one_out(sentence: str, score: Callable[[Sequence[str]], Floats]) -> WordImportances:
     """Leave out each word in turn (dual-path, Fig. 11): its weight is s(all words) - s(all words but this one).
 
-    Words are what stands between spaces, without the commas and full stops around it, which stay. The paper takes out
-    words that its text branch does not know beforehand; here they stay, with the weight that leaving them out shows:
-    zero where the text side passes them over, rounding of the scores apart.
+    Words are separated by spaces. Commas and full stops around a word stay in the sentence. The paper first removes
+    the words that its text branch does not know. Here they stay, and have the weight zero where the text tower ignores
+    them, except for rounding.
 
     Args:
-        score: of the picture with each of some sentences.
+        sentence: of at least two words.
+        score: returns the score of the picture with each of some sentences.
 
     Raises:
-        UserError: for fewer than two words, since nothing would be left.
+        UserError: for fewer than two words, because no word would be left.
     """
     spans = whitespace_word_spans(sentence)
     if len(spans) < 2:
-        raise UserError(f"words are weighed by leaving out one at a time; give at least two, got {len(spans)}")
+        raise UserError(
+            f"the importance of a word is measured by leaving it out; give at least two words, got {len(spans)}"
+        )
     texts = [sentence, *(sentence[:start] + sentence[end:] for start, end in spans)]
     whole, *rest = (float(value) for value in score([one_spaced(text) for text in texts]))
     return WordImportances(
         whole,
         [
-            WordImportance(sentence[start:end], start, end, _fall(whole, less))
+            WordImportance(sentence[start:end], start, end, _decrease(whole, less))
             for (start, end), less in zip(spans, rest, strict=True)
         ],
     )
 
 
-def _fall(whole: float, less: float) -> float:
-    fall = whole - less
-    return 0.0 if abs(fall) <= NOISE * max(1.0, abs(whole)) else fall
+def _decrease(whole: float, less: float) -> float:
+    decrease = whole - less
+    return 0.0 if abs(decrease) <= ROUNDING_ERROR * max(1.0, abs(whole)) else decrease
 
 
 def explain(matcher: Matcher, inputs: Inputs, image: Image.Image, sentence: str) -> WordImportances:
-    """Weigh the words of a sentence for a picture, and say where they look; the picture is encoded once.
+    """The importance and the attention of each word of a sentence, for one picture.
 
-    See also: ``explain_seen`` for an image of a collection, ``Searcher.explain`` for a picture of a library.
+    See also: ``explain_picture`` for a picture that is encoded already, ``Searcher.explain`` for an item of a library.
     """
     return explain_picture(matcher, inputs, see_picture(matcher, inputs, image), sentence)
 
 
 @torch.no_grad()
 def explain_picture(matcher: Matcher, inputs: Inputs, seen: EncodedPicture, sentence: str) -> WordImportances:
-    """The same for a picture that has been encoded; all sentences go in few batches.
+    """The importance and the attention of each word of a sentence, for an encoded picture.
 
-    Of a sentence that is longer than the matcher reads, what is read is weighed: without a word of it, one more would
-    be read.
+    A sentence that is too long for the matcher is truncated first: otherwise, leaving out a word would let the matcher
+    read one more word at the end.
     """
     if cut := count_truncated_words(inputs.texts, sentence):
         sentence = sentence[: max((end for _, end in whitespace_word_spans(sentence)[:-cut]), default=0)]
@@ -103,10 +123,53 @@ def explain_picture(matcher: Matcher, inputs: Inputs, seen: EncodedPicture, sent
 
     def score(sentences: Sequence[str]) -> Floats:
         pieces = []
-        for first in range(0, len(sentences), BATCH):
-            words, mask = inputs.texts.texts(sentences[first : first + BATCH])
+        for first in range(0, len(sentences), BATCH_SENTENCES):
+            words, mask = inputs.texts.texts(sentences[first : first + BATCH_SENTENCES])
             pieces.append(matcher.encode_texts(words.to(device), mask.to(device)))
         found: Floats = matcher.score(seen.encoded, stack(pieces))[0].float().cpu().numpy()
         return found
 
     return leave_one_out(sentence, score)._replace(attention=attend(matcher, inputs, seen, sentence))
+
+
+@torch.inference_mode()
+def item_attention(encoder: QueryEncoder, image: Encoded, item: Item, text: str) -> AttentionShares | None:
+    """The attention between an item of a library and a text; None for a matcher without attention.
+
+    Args:
+        encoder: of the matcher.
+        image: the item's encoding.
+        item: of the library.
+        text: any text.
+    """
+    if not encoder.matcher.attends or image.parts is None:
+        return None
+    with encoder.tokenizer_lock:
+        parts = words_and_parts(encoder.inputs, text)
+    if parts is None:
+        return None
+    boxes = part_boxes(encoder.inputs.images, item, image.parts.shape[1])
+    picture = EncodedPicture(on_device(image, encoder.device), boxes)
+    return attended(encoder.matcher, picture, encoder.texts([one_spaced(text)]), parts)
+
+
+def part_boxes(images: ImageInput, item: Item, count: int) -> Floats | None:
+    """Boxes (count, 4) of the parts of an item in shares of the picture; None where they are not known.
+
+    Grid cells follow from the size of the picture. The boxes of stored features are read from the collection that the
+    item came from.
+    """
+    if not isinstance(images, StoredInput):
+        return grid_part_boxes(images, (item.width, item.height), count)
+    root = str(item.metadata["source"])
+    try:
+        collection = _open_collection(root, (Path(root) / MANIFEST).stat().st_mtime_ns)
+        return stored_part_boxes(images, collection, row_of(collection, str(item.metadata["path"])))
+    except (UserError, OSError):  # the collection was moved or changed: importance and attention need no boxes
+        return None
+
+
+@lru_cache(OPEN_COLLECTIONS)
+def _open_collection(root: str, mtime: int) -> Collection:
+    """A collection that is opened again when its manifest changes, because regions may have been added."""
+    return Collection.open(root)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calligram.errors import UserError, command
+from calligram.features.inputs import Inputs
 from calligram.files import lock_folder
 from calligram.models.load import StoredMatcher, load_matcher
-from calligram.search.explain.localize import refuse_regions, region_side
 from calligram.search.library.manifest import MANIFEST, Manifest, MatcherRecord, read_manifest
 
 PathLike = str | os.PathLike[str]
@@ -64,6 +64,8 @@ class LibraryMatchers:
             refuse_regions(one.inputs, one.source)
         third = load_matcher(localizer) if localizer is not None else None
         if third is not None:
+            from calligram.search.explain.localize import region_side
+
             region_side(third.inputs)
         return cls(first, second, third)
 
@@ -106,6 +108,19 @@ class LibraryMatchers:
         if self.localizer is not None:
             words += ["--localizer", self.localizer.source]
         return command(*words, "--rebuild")
+
+
+def refuse_regions(inputs: Inputs, source: str) -> None:
+    """Refuse a matcher of regions where whole pictures are scored.
+
+    Raises:
+        UserError: when the matcher's image input is regions.
+    """
+    if inputs.images.kind == "regions":
+        raise UserError(
+            f"{source} finds phrases within pictures and cannot score whole ones; give it to calligram localize, or "
+            "to calligram index as --localizer together with a matcher of whole pictures"
+        )
 
 
 def load_recorded(library: Path, role: str, model: MatcherRecord) -> StoredMatcher:

@@ -118,8 +118,8 @@ class QueryPlanner(NamedTuple):
         shares = whole.shares({asked: self.scales.between(asked, found).spread for asked in whole.modalities})
         vectors, encoded = self._vectors(whole)
         vector, length = joined(vectors, shares)
-        unknown = tuple(dict.fromkeys(self.encoder.unknown(whole.words)))
-        cut = sum(self.encoder.unread(str(term.what)) for term in whole.terms if term.modality == "text")
+        unknown = tuple(dict.fromkeys(self.encoder.unknown_words(whole.words)))
+        cut = sum(self.encoder.truncated_words(str(term.what)) for term in whole.terms if term.modality == "text")
         return EncodedQuery(whole, found, shares, vector, length, condition, unknown, encoded, cut)
 
     def _vectors(self, query: Query) -> tuple[Floats, Encoded | None]:

@@ -7,13 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded
-from calligram.search.explain.word_importance import WordImportances, leave_one_out
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import PathLike
 from calligram.search.library.tables import KeywordHit
@@ -23,6 +22,9 @@ from calligram.search.query.encoder import QueryEncoder, load_encoders, unit_vec
 from calligram.search.query.keyword_fusion import has_every_word, reciprocal_ranks
 from calligram.search.query.query import ItemId, Modality, Query, Term, What
 from calligram.search.query.rerank import Reranker, Scored, StageCosts, TimeBudget, candidates
+
+if TYPE_CHECKING:
+    from calligram.search.explain.word_importance import WordImportances
 
 DEPTH = 100
 """candidates that a second stage orders, and at least as many are joined with what words find"""
@@ -230,6 +232,8 @@ class Searcher:
         Raises:
             UserError: for an image that is not there, and for a text of fewer than two words.
         """
+        from calligram.search.explain.word_importance import item_attention, leave_one_out
+
         first, second = self._encoders
         item = self.library.item(id)
         if item.gone:
@@ -237,7 +241,7 @@ class Searcher:
         if second is not None:
             kept = self.library.parts([id])
             found = leave_one_out(text, lambda texts: second.scores(kept, second.texts(texts))[0])
-            return found._replace(attention=second.attended(kept, item, text))
+            return found._replace(attention=item_attention(second, kept, item, text))
         vector = self.library.images.vectors([id])[0]
         return leave_one_out(text, lambda texts: unit_vectors(first.texts(texts)) @ vector)
 

@@ -64,7 +64,12 @@ class Snapshot:
         """The k nearest items of each query (Q, D) of length one."""
         allowed = None if where is None else self._that_hold(where)
         return [
-            [VectorHit(*pair) for pair in zip(self._ids.take(pa.array(rows)).to_pylist(), scores.tolist(), strict=True)]
+            [
+                VectorHit(*pair)
+                for pair in zip(
+                    self._ids.take(pa.array(rows.tolist(), pa.int64())).to_pylist(), scores.tolist(), strict=True
+                )
+            ]
             for rows, scores in self._nearest.search(queries, k, allowed)
         ]
 
