@@ -40,7 +40,7 @@ def make_run(folder: Path) -> Path:
     """A run of the default vse, barely trained."""
     recipe, small = RECIPES["vse"], generate_scenes(folder / "small", images=60, size=64)
     settings = resolve(recipe.defaults, ["epochs=1", "batch=16"])
-    run_recipe(recipe, settings, small, folder / "run", around=RunContext(device_named("cpu")))
+    run_recipe(recipe, settings, small, folder / "run", context=RunContext(device_named("cpu")))
     return folder / "run"
 
 

@@ -33,8 +33,9 @@ from calligram.features.images.backbones import Backbone, BackboneInput, pixel_i
 from calligram.features.store import FeatureStore
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 from calligram.progress import silent
-from calligram.recipes.parts.run import ASSETS, commit, device_named
+from calligram.recipes.parts.run import commit, device_named
 from calligram.scenes.generate import generate_scenes
+from calligram.studies.claims import ASSETS
 
 RESULTS = Path(__file__).parent.parent / "results" / "bench.json"
 DEMO = Path(__file__).parent.parent / "demo" / "run"

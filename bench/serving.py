@@ -47,8 +47,8 @@ def make_run(folder: Path) -> tuple[Path, list[str]]:
     """A matcher that was barely trained, and captions to search with."""
     collection = generate_scenes(folder / "scenes", images=400, size=32)
     recipe = RECIPES["vse"]
-    around = RunContext(device_named("cpu"))
-    run_recipe(recipe, resolve(recipe.defaults, SETTINGS), collection, folder / "run", around=around)
+    context = RunContext(device_named("cpu"))
+    run_recipe(recipe, resolve(recipe.defaults, SETTINGS), collection, folder / "run", context=context)
     return folder / "run", list(dict.fromkeys(collection.sentences("all").texts.strings))
 
 

@@ -13,8 +13,9 @@ from rows import Row, row
 
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import ASSETS, RunContext, device_named
+from calligram.recipes.parts.run import RunContext, device_named
 from calligram.scenes.generate import generate_scenes
+from calligram.studies.claims import ASSETS
 from calligram.training.loop import Stage, train
 from calligram.training.runs import Run
 

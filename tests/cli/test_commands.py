@@ -201,7 +201,7 @@ def test_scenes_are_drawn(calligram, tmp_path):
         (["evaluate", "{run}", "{tiny}", "--precision", "bf16"], "--precision bf16 is for matchers that compare"),
         (["train", "vse", "{tiny}", "--out", "/proc/nowhere/x", "--set", "epochs=1"], "/proc/nowhere"),
         (["import", "flikr8k", "x", "y"], "unknown format 'flikr8k'; did you mean 'flickr8k'?"),
-        (["reproduce", "vse", "{tiny}"], "no claims are listed for paper 'vse'"),
+        (["reproduce", "vse", "{tiny}"], "there is no study of paper 'vse'"),
         (["report", "--results", "nowhere"], "nowhere is not a folder of results"),
         (["list", "vsee"], "did you mean 'vse'?"),
     ],

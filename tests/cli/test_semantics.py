@@ -79,5 +79,5 @@ def test_a_collection_without_splits_is_told_what_to_do_and_can_be_spoken_of_as_
     collection = write_draft(draft, tmp_path / "collection")
     refused = CliRunner().invoke(app, ["semantics", str(collection.folder)])
     assert "unknown split 'train'; known: all. Give a captions file a column 'split'" in str(refused.exception)
-    asked = ["semantics", str(collection.folder), "--split", "all", "--set", "pseudo.of=all", "--json"]
+    asked = ["semantics", str(collection.folder), "--split", "all", "--set", "pseudo.images=all", "--json"]
     assert json.loads(CliRunner().invoke(app, asked).output)["images"] == len(draft.images)

@@ -24,8 +24,9 @@ from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.text import whitespace_word_spans
 
 SMALL = (
-    "batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "text.dropout=0", "text.blank=0",
-    "average=0", "lr=0.01", "epochs=4", "optim.schedule=constant",
+    "batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "text.dropout=0",
+    "text.word_dropout=0",
+    "ema_decay=0", "lr=0.01", "epochs=4", "optim.schedule=constant",
 )  # fmt: skip
 SENTENCE = "a red disc, the  round-red thing!"
 
@@ -33,7 +34,7 @@ SENTENCE = "a red disc, the  round-red thing!"
 def trained(collection, out, *changes):
     recipe = find_recipe("fragments")
     settings = resolve(recipe.defaults, [*SMALL, *changes])
-    run_recipe(recipe, settings, collection, out, around=RunContext(torch.device("cpu")))
+    run_recipe(recipe, settings, collection, out, context=RunContext(torch.device("cpu")))
     stored = load_matcher(out)
     return stored.matcher, stored.inputs
 

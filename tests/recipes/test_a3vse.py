@@ -17,8 +17,8 @@ from calligram.training.objectives.pseudo_pairs import PseudoPairObjective
 from calligram.training.runs import Run
 
 SMALL = (
-    "image.features=colour", "batch=4", "dim=8", "average=0", "text.word_dim=6", "text.hidden=8", "epochs=2",
-    "a3vse.context=6", "a3vse.heads=2", "adversary.hidden=5", "pseudo.source=finder", "sparse.images=0.5",
+    "image.features=colour", "batch=4", "dim=8", "ema_decay=0", "text.word_dim=6", "text.hidden=8", "epochs=2",
+    "a3vse.context=6", "a3vse.heads=2", "adversary.hidden=5", "pseudo.region_source=finder", "sparse.images=0.5",
 )  # fmt: skip
 COLOURS = ("red", "green", "blue", "yellow", "white", "black")
 
@@ -33,16 +33,17 @@ def planned(collection, *changes):
 
 
 def run(collection, out, *changes, resume=False):
-    around = RunContext(torch.device("cpu"))
-    return run_recipe(RECIPES["a3vse"], settings_of(*changes), collection, out, resume=resume, around=around)
+    context = RunContext(torch.device("cpu"))
+    return run_recipe(RECIPES["a3vse"], settings_of(*changes), collection, out, resume=resume, context=context)
 
 
 def test_pseudo_pairs_teach_what_the_captions_do_not_say(spoken_tiny, tmp_path):
     """Two captioned images know two colours; the detector knows all six, by the same words."""
-    changes = ("sparse.images=0.17", "dim=32", "text.word_dim=16", "text.hidden=32", "text.dropout=0", "text.blank=0",
+    changes = ("sparse.images=0.17", "dim=32", "text.word_dim=16", "text.hidden=32", "text.dropout=0",
+               "text.word_dropout=0",
                "lr=0.01", "epochs=12", "steps=8", "batch=6", "adversary.weight=0.1")  # fmt: skip
     with_them = run(spoken_tiny, tmp_path / "with", *changes)
-    without = run(spoken_tiny, tmp_path / "without", *changes, "pseudo.of=none")
+    without = run(spoken_tiny, tmp_path / "without", *changes, "pseudo.images=none")
     assert with_them["rsum"] > 1.3 * without["rsum"]
     weights = load_file(tmp_path / "with" / "best.safetensors")
     assert not [name for name in weights if "discriminator" in name or "adversary" in name]
@@ -74,7 +75,7 @@ def test_the_papers_preset_is_the_triplet_loss_with_its_margins_beta_and_weights
         assert sorted(objective.adversary.weights.values()) == [0.1, 0.2, 0.3, 0.3, 0.5, 0.5]
         assert objective.adversary.steepness == 10
     pseudo = settings_of("preset=paper").pseudo
-    assert (pseudo.label_least, pseudo.naming, pseudo.attributes) == (0.3, "own", "all")
+    assert (pseudo.min_label_score, pseudo.naming, pseudo.attributes) == (0.3, "own", "all")
     assert (warm.objective.span, hard.objective.span) == ((0.0, 0.25), (0.25, 1.0))
     assert warm.objective.adversary is hard.objective.adversary
     assert isinstance(planned(spoken_tiny).stages[0].objective.annotated, InfoNCEObjective)
@@ -91,7 +92,7 @@ def test_table_5_is_settings(spoken_tiny):
         terms = objective(plan.matcher, next(iter(plan.stages[0].batches.epoch(0))))
         assert set(terms) - {"info_nce", "pseudo_info_nce"} == kinds
     assert planned(spoken_tiny, "adversary.weight=0").stages[0].objective.adversary is None
-    assert not isinstance(planned(spoken_tiny, "pseudo.of=none").stages[0].objective, PseudoPairObjective)
+    assert not isinstance(planned(spoken_tiny, "pseudo.images=none").stages[0].objective, PseudoPairObjective)
     assert planned(spoken_tiny, "a3vse.attention=mean").matcher.settings.attention == "mean"
 
 
@@ -99,11 +100,15 @@ def test_without_images_to_speak_of_it_says_so_and_trains_on_captions_alone(spok
     with caplog.at_level(logging.INFO, logger="calligram"):
         best = run(spoken_tiny, tmp_path / "run", "sparse.images=1", "steps=3")
     assert best["rsum"] > 0
-    said = [record.message for record in caplog.records if "no pseudo pairs and no adversarial terms" in record.message]
+    said = [
+        record.message
+        for record in caplog.records
+        if "training without pseudo pairs and adversarial terms" in record.message
+    ]
     assert len(said) == 1
     assert len(planned(spoken_tiny, "sparse.images=1", "steps=3").stages[0].batches) == 3
     # Or captioned images are spoken of as well.
-    plan = planned(spoken_tiny, "sparse.images=1", "pseudo.of=all", "batch=50")
+    plan = planned(spoken_tiny, "sparse.images=1", "pseudo.images=all", "batch=50")
     (batch,) = plan.stages[0].batches.epoch(0)
     assert len(batch.images) == len(batch.pseudo.images) == 12
 
@@ -117,7 +122,7 @@ def test_too_few_pseudo_pairs_are_left_out(spoken_tiny, caplog):
 
 @pytest.mark.parametrize("where", [("warm-up", 0), ("ranking", 0), ("ranking", 1)])
 def test_a_run_that_was_killed_takes_the_same_steps(spoken_tiny, tmp_path, monkeypatch, where):
-    changes = ("epochs=3", "loss=ranking", "warmup_epochs=1", "average=0.9", "save_steps=1", "steps=5")
+    changes = ("epochs=3", "loss=ranking", "warmup_epochs=1", "ema_decay=0.9", "save_steps=1", "steps=5")
     run(spoken_tiny, tmp_path / "whole", *changes)
     count = []
 
@@ -152,7 +157,7 @@ CNN = ("text.network=cnn", "text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.
         ("vse", ()),
         ("dual-path", CNN),
         ("two-branch", ()),
-        ("vsrn", ("vsrn.layers=1", "vsrn.writer=8")),
+        ("vsrn", ("vsrn.layers=1", "vsrn.decoder_dim=8")),
         ("scan", ("adversary.weight=0",)),
         ("mmca", ("mmca.heads=2", "mmca.filters=8")),
     ],
@@ -165,8 +170,8 @@ def test_other_matchers_learn_from_pseudo_pairs_too(matcher, changes, spoken_tin
 
 
 def test_settings_that_do_not_go_together_are_refused(spoken_tiny):
-    for changes in ((), ("pseudo.source=missing",)):  # before pseudo-sentences are made
-        with pytest.raises(UserError, match=r"matcher=scan scores without its vectors.* take adversary.weight=0"):
+    for changes in ((), ("pseudo.region_source=missing",)):  # before pseudo-sentences are made
+        with pytest.raises(UserError, match=r"matcher=scan does not score by vectors.* take adversary.weight=0"):
             planned(spoken_tiny, "matcher=scan", *changes)
     assert planned(spoken_tiny, "matcher=scan", "sparse.images=1").stages
     with pytest.raises(UserError, match="pseudo_batch must be at least 2"):

@@ -17,8 +17,9 @@ from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 
 SMALL = (
-    "batch=6", "texts=1", "dim=8", "average=0", "image.size=16", "image.channels=4", "image.crop=1", "text.word_dim=6",
-    "text.hidden=8", "text.min_count=1", "epochs=2", "warmup_epochs=1", "hard.texts=6", "hard.images=3",
+    "batch=6", "texts=1", "dim=8", "ema_decay=0", "image.size=16", "image.channels=4", "image.crop=1",
+    "text.word_dim=6", "text.hidden=8", "text.min_count=1", "epochs=2", "warmup_epochs=1", "mined.texts=6",
+    "mined.images=3",
 )  # fmt: skip
 
 
@@ -27,8 +28,8 @@ def settings_of(*changes):
 
 
 def run(collection, out, *changes, resume=False):
-    around = RunContext(torch.device("cpu"))
-    return run_recipe(RECIPES["aoq"], settings_of(*changes), collection, out, resume=resume, around=around)
+    context = RunContext(torch.device("cpu"))
+    return run_recipe(RECIPES["aoq"], settings_of(*changes), collection, out, resume=resume, context=context)
 
 
 def test_two_rounds_learn_and_keep_what_the_first_one_found(tiny, tmp_path):
@@ -60,7 +61,7 @@ def test_the_second_round_begins_from_scratch_or_goes_on(tiny, tmp_path, monkeyp
         return real(self, number, epoch, start, optimizer)
 
     monkeypatch.setattr(_Trainer, "_run_epoch", watched)
-    run(tiny, tmp_path / "scratch", "average=0.9")
+    run(tiny, tmp_path / "scratch", "ema_decay=0.9")
     same = at_start["round 1, warm-up", 0], at_start["round 2, warm-up", 0]
     assert all(torch.equal(same[0][name], same[1][name]) for name in same[0])
     run(tiny, tmp_path / "on", "fine_tune=true")
@@ -70,7 +71,7 @@ def test_the_second_round_begins_from_scratch_or_goes_on(tiny, tmp_path, monkeyp
 
 @pytest.mark.parametrize("where", [("round 2, warm-up", 0), ("round 2, adaptive", 0), ("round 2, adaptive", 1)])
 def test_a_run_that_was_killed_takes_the_same_steps(tiny, tmp_path, monkeypatch, where):
-    changes = ("epochs=3", "average=0.9", "save_steps=1")
+    changes = ("epochs=3", "ema_decay=0.9", "save_steps=1")
     run(tiny, tmp_path / "whole", *changes)
 
     def dies(self, number, epoch, optimizer, real=_Trainer._end_epoch):
@@ -96,7 +97,7 @@ def test_negatives_of_a_folder_or_of_a_teacher_make_one_round(tiny, tmp_path):
     mine_pairing(matcher, inputs, train, texts=6, images=3).save(tmp_path / "lists")
     drawn = []
     sparse = settings_of(f"negatives={tmp_path / 'lists'}", "sparse.images=0.5")
-    with pytest.raises(UserError, match=r"other items .*; give negatives=RUN \(a run .*\), or leave negatives out"):
+    with pytest.raises(UserError, match=r"other items .*; give negatives= a run folder .*, or leave negatives out"):
         RECIPES["aoq"].plan(sparse, sparse.sparse.of(tiny), RunContext())
     for number, negatives in enumerate(("lists", "teacher")):
         changes = (f"negatives={tmp_path / negatives}", "loss=offline-triplet")
@@ -116,7 +117,7 @@ def test_who_mined_may_not_have_seen_captions_that_are_removed(tiny, tmp_path):
     run(tiny, tmp_path / "miner", "loss=online")
     run(tiny, tmp_path / "own lists", "epochs=2")
     for name in ("miner", "own lists"):
-        with pytest.raises(UserError, match=r"negatives=.* was trained on .* captions of images that are removed in"):
+        with pytest.raises(UserError, match=r"negatives=.* was trained on .* captions that .* leaves out"):
             run(tiny, tmp_path / "run", f"negatives={tmp_path / name}", "sparse.images=0.5")
     run(tiny, tmp_path / "sparse", "loss=online", "sparse.images=0.5")
     run(tiny, tmp_path / "run", f"negatives={tmp_path / 'sparse'}", "sparse.images=0.5")
@@ -132,7 +133,7 @@ def test_table_3_is_settings(tiny):
         plan = RECIPES["aoq"].plan(settings_of(*changes), tiny, RunContext())
         options = plan.stages[-1].objective.options
         assert {name: getattr(options, name) for name in wanted} == wanted
-    plan = RECIPES["aoq"].plan(settings_of("hard.spread=normal"), tiny, RunContext())
+    plan = RECIPES["aoq"].plan(settings_of("mined.spread=normal"), tiny, RunContext())
     sampler = plan.stages[-1].batches.sampler
     assert isinstance(sampler, OfflineSampler)
     assert sampler.distribution == "normal"
@@ -148,7 +149,7 @@ CNN = ("text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.length=8")
         ("scan", ("image.features=colour",)),
         ("mmca", ("image.features=colour", "mmca.heads=2", "mmca.filters=4", "candidates=2")),
         ("bfan", ("image.features=colour",)),
-        ("vsrn", ("image.features=colour", "vsrn.layers=1", "vsrn.writer=8")),
+        ("vsrn", ("image.features=colour", "vsrn.layers=1", "vsrn.decoder_dim=8")),
         ("mmca", ("image.features=colour", "mmca.heads=2", "mmca.filters=8")),
     ],
 )
@@ -172,21 +173,21 @@ def test_a3vse_has_the_sizes_and_rates_of_its_own_recipe():
     found, own = resolve(RECIPES["aoq"].defaults, ["matcher=a3vse"]), RECIPES["a3vse"].defaults
     for key in ("batch", "texts", "epoch_of", "lr", "dim"):
         assert getattr(found, key) == getattr(own, key), key
-    for key in ("word_dim", "hidden", "bidirectional", "dropout", "hidden_words"):
+    for key in ("word_dim", "hidden", "bidirectional", "dropout", "effective_word_dropout"):
         assert getattr(found.text, key) == getattr(own.text, key), key
 
 
 def test_mmca_has_the_rates_of_fragments_at_the_size_of_its_paper():
     found, own = resolve(RECIPES["aoq"].defaults, ["matcher=mmca"]), RECIPES["fragments"].defaults
-    assert (found.lr, found.batch, found.epochs, found.average) == (own.lr, own.batch, own.epochs, own.average)
+    assert (found.lr, found.batch, found.epochs, found.ema_decay) == (own.lr, own.batch, own.epochs, own.ema_decay)
     assert (found.dim, found.dim % found.mmca.heads) == (256, 0)
 
 
 def test_settings_that_do_not_go_together_are_refused(tiny, tmp_path):
     for changes, message in (
         (("warmup_epochs=2",), "warmup_epochs=2 leaves none of epochs=2"),
-        (("online=false",), "online=false is for loss=offline-quintuplet"),
-        (("fine_tune=true", "negatives=x"), "fine_tune goes on from the first round"),
+        (("online=false",), "online=false needs loss=offline-quintuplet"),
+        (("fine_tune=true", "negatives=x"), "fine_tune continues from the first round"),
     ):
         with pytest.raises(UserError, match=message):
             settings_of(*changes)
@@ -199,7 +200,7 @@ def test_rows_of_a_study_learn_from_another_rows_run(tiny, tmp_path):
     study = Study("paper", rows, (Claim("taught beats base", "taught", "base"),), compared=(("base", "taught"),))
     (verdict,) = reproduce_study(
         study, tiny, results=tmp_path / "results", runs=tmp_path / "runs", seeds=1, changes=SMALL,
-        around=RunContext(torch.device("cpu")),
+        context=RunContext(torch.device("cpu")),
     )  # fmt: skip
     assert verdict.verdict != "not run"
     (together,) = (tmp_path / "results" / "pictures").glob("paper-base-compared-*.png")

@@ -20,14 +20,14 @@ from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 
 SMALL = (
-    "batch=6", "dim=16", "mmca.heads=4", "mmca.filters=16", "candidates=3", "average=0", "lr=0.01", "precision=fp32",
+    "batch=6", "dim=16", "mmca.heads=4", "mmca.filters=16", "candidates=3", "ema_decay=0", "lr=0.01", "precision=fp32",
     "optim.schedule=constant", "epochs=1",
 )  # fmt: skip
 STORED = (
-    "image.features=colour", "image.train=false", "image.views=one", "text.train=false", "text.blank=0",
+    "image.features=colour", "image.train=false", "image.views=one", "text.train=false", "text.word_dropout=0",
     "text.word_dim=8", "text.hidden=16", "text.min_count=1",
 )  # fmt: skip
-OFFLINE = ("offline.epochs=2", "offline.batch=4", "offline.hard.texts=6", "offline.hard.images=3")
+OFFLINE = ("offline.epochs=2", "offline.batch=4", "offline.mined.texts=6", "offline.mined.images=3")
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +49,13 @@ def planned(collection, *changes):
 
 def run(collection, out, *changes, resume=False):
     settings = resolve(RECIPES["best"].defaults, [*SMALL, *changes])
-    around = RunContext(torch.device("cpu"))
-    return run_recipe(RECIPES["best"], settings, collection, out, resume=resume, around=around)
+    context = RunContext(torch.device("cpu"))
+    return run_recipe(RECIPES["best"], settings, collection, out, resume=resume, context=context)
 
 
 @pytest.mark.parametrize("members", ["mmca", "mmca,mmca", "mmca,scan,vse"])
 def test_members_learn_side_by_side_and_the_run_is_self_contained(spoken_tiny, tmp_path, members):
-    best = run(spoken_tiny, tmp_path / "run", *STORED, f"members={members}", "epochs=10")
+    best = run(spoken_tiny, tmp_path / "run", *STORED, f"ensemble_members={members}", "epochs=10")
     assert best["t2i_r1"] > 25  # chance is 1 in 12, and each colour has two images
     matcher, inputs = Run.open(tmp_path / "run").load()
     assert evaluate_retrieval(matcher, inputs, spoken_tiny.sentences("test")).retrieval.t2i.queries == 26
@@ -70,7 +70,7 @@ def test_members_learn_side_by_side_and_the_run_is_self_contained(spoken_tiny, t
 
 def test_a_member_learns_what_it_would_learn_alone(stored_tiny, tmp_path):
     """Gradients of an ensemble's member are those of its own objective: members see nothing of each other."""
-    plan = planned(stored_tiny, *STORED, "members=mmca,scan", "instance=0.5")
+    plan = planned(stored_tiny, *STORED, "ensemble_members=mmca,scan", "instance=0.5")
     batch = next(plan.stages[0].batches.epoch(0))
     torch.stack(list(plan.stages[0].objective(plan.matcher, batch).values())).sum().backward()
     joint = [
@@ -89,7 +89,15 @@ def test_a_member_learns_what_it_would_learn_alone(stored_tiny, tmp_path):
 
 @pytest.mark.parametrize("shared", ["false", "true"])
 def test_networks_are_trained_end_to_end_one_for_each_member_or_one_for_all(tiny, networks, tmp_path, shared):
-    run(tiny, tmp_path / "run", *networks, f"shared={shared}", "members=mmca,vse", "image.crop=1", "image.jitter=0")
+    run(
+        tiny,
+        tmp_path / "run",
+        *networks,
+        f"shared={shared}",
+        "ensemble_members=mmca,vse",
+        "image.crop=1",
+        "image.jitter=0",
+    )
     matcher, inputs = Run.open(tmp_path / "run").load()
     names = [name for name, _ in matcher.named_parameters() if "model." in name]
     one = {name.partition(".model.")[0] for name in names}
@@ -102,7 +110,7 @@ def test_networks_are_trained_end_to_end_one_for_each_member_or_one_for_all(tiny
 
 @pytest.mark.parametrize("shared", ["false", "true"])
 def test_members_start_from_the_same_networks_which_learn_more_slowly(tiny, networks, shared):
-    plan = planned(tiny, *networks, f"shared={shared}", "members=mmca,mmca")
+    plan = planned(tiny, *networks, f"shared={shared}", "ensemble_members=mmca,mmca")
     assert sorted(plan.stages[0].lr_scale.values()) == ([0.1, 0.3] if shared == "true" else [0.1, 0.1, 0.3, 0.3])
     if shared == "false":
         one, two = plan.matcher.members
@@ -122,7 +130,7 @@ def test_dev_is_measured_by_candidates_or_by_all_pairs(stored_tiny, tmp_path):
 
 
 def test_a_library_searches_by_joined_vectors_and_orders_by_all_members(stored_tiny, tmp_path):
-    run(stored_tiny, tmp_path / "run", *STORED, "members=mmca,scan")
+    run(stored_tiny, tmp_path / "run", *STORED, "ensemble_members=mmca,scan")
     models = LibraryMatchers.load(tmp_path / "run")
     index_source(models, stored_tiny.folder, tmp_path / "library")
     library, encoder = Library.open(tmp_path / "library"), QueryEncoder(models.matcher)
@@ -133,7 +141,15 @@ def test_a_library_searches_by_joined_vectors_and_orders_by_all_members(stored_t
 
 
 def test_the_last_stage_draws_negatives_that_the_run_mined_and_counts_where_it_is_better(stored_tiny, tmp_path):
-    run(stored_tiny, tmp_path / "run", *STORED, *OFFLINE, "members=mmca,vse", "offline.epochs=5", "instance=0.1")
+    run(
+        stored_tiny,
+        tmp_path / "run",
+        *STORED,
+        *OFFLINE,
+        "ensemble_members=mmca,vse",
+        "offline.epochs=5",
+        "instance=0.1",
+    )
     rows = Run.open(tmp_path / "run").metrics()
     assert list(dict.fromkeys(row["stage"] for row in rows)) == ["infonce", "offline"]
     last = [row for row in rows if row["stage"] == "offline" and "loss" in row][-1]
@@ -143,7 +159,15 @@ def test_the_last_stage_draws_negatives_that_the_run_mined_and_counts_where_it_i
 
 @pytest.mark.parametrize("where", [("infonce", 1), ("offline", 0), ("offline", 1)])
 def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, tmp_path, monkeypatch, where):
-    changes = (*STORED, *OFFLINE, "members=mmca,vse", "epochs=2", "average=0.9", "save_steps=1", "instance=0.1")
+    changes = (
+        *STORED,
+        *OFFLINE,
+        "ensemble_members=mmca,vse",
+        "epochs=2",
+        "ema_decay=0.9",
+        "save_steps=1",
+        "instance=0.1",
+    )
     run(stored_tiny, tmp_path / "whole", *changes)
 
     def dies(self, number, epoch, optimizer, real=_Trainer._end_epoch):
@@ -166,8 +190,8 @@ def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, tmp_path, monke
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ((*STORED, "members=mmca,scna"), "unknown member 'scna'; did you mean 'scan'"),
-        ((*STORED, "members="), "members= names no matcher"),
+        ((*STORED, "ensemble_members=mmca,scna"), "unknown ensemble member 'scna'; did you mean 'scan'"),
+        ((*STORED, "ensemble_members="), "ensemble_members= names no matcher"),
         ((*STORED, "shared=true"), "shared=true is for networks that are trained"),
         (("image.backbone=x",), r"give --set text\.encoder="),
         ((), "give --set text"),

@@ -12,8 +12,8 @@ from calligram.studies import reproduce as reproducing
 from calligram.studies.catalog import STUDIES
 from calligram.studies.claims import Claim, Row, Study, judge
 from calligram.studies.report import write_report
-from calligram.studies.reproduce import judged, reproduce_study, with_rows_found
-from calligram.studies.results import Result, append, read_results, recorded_command
+from calligram.studies.reproduce import judge_claims, reproduce_study, with_row_folder
+from calligram.studies.results import Result, append_result, read_results, recorded_command, results_of_rows
 
 SMALL = (
     "batch=6", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8", "text.min_count=1",
@@ -64,7 +64,7 @@ def test_rows_of_studies_are_valid_before_anything_is_run(paper):
 
 
 def test_a_claim_about_rows_that_are_not_there_is_refused():
-    with pytest.raises(ValueError, match="compares rows that are not there"):
+    with pytest.raises(ValueError, match="compares rows that do not exist"):
         Study("p", (Row("a", "vse"),), (Claim("a beats b", "a", "b"),))
 
 
@@ -77,7 +77,7 @@ def test_rows_are_run_once_and_the_budget_is_kept(tiny, tmp_path):
     said: list[str] = []
     options = {"results": tmp_path / "results", "runs": tmp_path / "runs", "changes": SMALL, "say": said.append}
     reproduce_study(STUDY, tiny, budget_minutes=0, **options)
-    assert "budget is spent" in said[-1]
+    assert "budget is used up" in said[-1]
     assert read_results(tmp_path / "results") == []
     verdicts = reproduce_study(STUDY, tiny, seeds=2, **options)
     lines = read_results(tmp_path / "results")
@@ -94,7 +94,9 @@ def test_rows_are_run_once_and_the_budget_is_kept(tiny, tmp_path):
     assert len(read_results(tmp_path / "results")) == 4
     assert not said
     stored = [json.loads(line) for line in (tmp_path / "results" / "claims.jsonl").read_text().splitlines()]
-    assert [s["verdict"] for s in stored] == [v.verdict for v in judged(STUDY, "tiny", tmp_path / "results", SMALL)]
+    assert [s["verdict"] for s in stored] == [
+        v.verdict for v in judge_claims(STUDY, "tiny", tmp_path / "results", SMALL)
+    ]
     pictures = tmp_path / "results" / "pictures"
     pictures.mkdir(exist_ok=True)
     for name in ("paper-new-compared-tiny.png", "paper-levels-tiny.png", "paper-new-tiny-0-curves.png"):
@@ -129,22 +131,22 @@ def test_a_row_that_was_stopped_while_it_was_measured_is_not_trained_again(tiny,
 def test_rows_that_build_on_others_are_given_their_runs(tmp_path):
     (tmp_path / "old").mkdir()
     with pytest.raises(UserError, match="row 'old' has no run in"):
-        with_rows_found("sentences=row:old", lambda name: tmp_path / name)
+        with_row_folder("sentences=row:old", lambda name: tmp_path / name)
     (tmp_path / "old" / "best.safetensors").touch()
-    assert with_rows_found("sentences=row:old", lambda name: tmp_path / name) == f"sentences={tmp_path / 'old'}"
-    assert with_rows_found("alpha=0.2", lambda name: tmp_path / name) == "alpha=0.2"
+    assert with_row_folder("sentences=row:old", lambda name: tmp_path / name) == f"sentences={tmp_path / 'old'}"
+    assert with_row_folder("alpha=0.2", lambda name: tmp_path / name) == "alpha=0.2"
 
 
-def test_a_metric_that_was_not_measured_is_not_judged(tmp_path):
+def test_a_metric_that_was_not_measured_is_not_judge_claims(tmp_path):
     plain = {"r1": 1.0}
     for name, t2t in (("new", {"r1": 5.0}), ("old", None)):
-        append(
+        append_result(
             tmp_path / "x.jsonl",
             Result("vse", {"top_k": None} if name == "old" else {}, 0, "c", "test", plain, plain, 1.0, 1.0, "h", "c",
                    "x", t2t=t2t, study=f"paper: {name}"),
         )  # fmt: skip
     study = Study("paper", STUDY.rows, (Claim("closer", "new", "old", metric="t2t.r1"), Claim("r1", "new", "old")))
-    found = judged(study, "c", tmp_path)
+    found = judge_claims(study, "c", tmp_path)
     assert [v.verdict for v in found] == ["not run", "one seed"]
     assert found[0].numbers["new"] == [5.0]
 
@@ -186,11 +188,11 @@ def test_rows_of_several_levels_and_maps_of_rows_are_drawn(tiny, tmp_path):
     (folder,) = (tmp_path / "runs").glob("paper-half-*")
     assert {file.name for file in folder.glob("found*.png")} == {"found.png", "found-texts.png", "found-images.png"}
     assert not any("found" in name for line in read_results(results) for name in line.pictures)
-    with pytest.raises(ValueError, match="rows to be shown together are not there"):
+    with pytest.raises(ValueError, match="rows of a table or figure do not exist"):
         Study("p", rows, (), mapped=("none",))
 
 
-def test_overlap_is_measured_judged_and_drawn(tiny, tmp_path):
+def test_overlap_is_measured_judge_claims_and_drawn(tiny, tmp_path):
     study = Study("paper", STUDY.rows[:2], (Claim("further apart", "new", "old", metric="overlap"),))
     results = tmp_path / "results"
     found = reproduce_study(study, tiny, seeds=1, results=results, runs=tmp_path / "runs", changes=SMALL)
@@ -208,11 +210,22 @@ def test_results_survive_the_file_and_damage_is_said(tmp_path):
     result = Result(
         "vse", {"epochs": 3}, 0, "c", "test", {"r1": 1.0}, {"r1": 2.0}, 30.0, 5.0, "cpu", "abc", "calligram x"
     )
-    append(tmp_path / "a.jsonl", result)
+    append_result(tmp_path / "a.jsonl", result)
     assert read_results(tmp_path) == [result]
     (tmp_path / "b.jsonl").write_text('{"recipe": "vse"}\n')
     with pytest.raises(UserError, match=r"b\.jsonl, line 1 is not a result"):
         read_results(tmp_path)
+
+
+def test_results_with_old_names_of_settings_belong_to_their_rows(tmp_path):
+    row = Row("new", "vse", ("ema_decay=0.5", "text.word_dropout=0.3"))
+    study = Study("paper", (row,), ())
+    result = Result(
+        "vse", {"average": 0.5, "text.blank": 0.3}, 0, "c", "test", {}, {}, 30.0, 5.0, "cpu", "abc", "calligram x",
+        study="paper: new",
+    )  # fmt: skip
+    append_result(tmp_path / "a.jsonl", result)
+    assert list(results_of_rows(study, "c", tmp_path)["new"]) == [0]
 
 
 def test_other_settings_and_protocols_are_other_rows(tmp_path):
@@ -228,7 +241,7 @@ def test_other_settings_and_protocols_are_other_rows(tmp_path):
         (0, "test", 2, 300.0),
         (0, "dev", 1, 50.0),
     ):
-        append(
+        append_result(
             tmp_path / "a.jsonl",
             Result("vse", seed=seed, split=split, rsum=rsum, seconds=1, hardware="cpu", commit="c", command="x",
                    folds=folds, **shared),

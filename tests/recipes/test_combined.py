@@ -22,7 +22,7 @@ TFIDF = "text.vectors.kind=tfidf"
 
 def run(recipe, collection, out, *changes, resume=False):
     settings = resolve(RECIPES[recipe].defaults, changes)
-    return run_recipe(RECIPES[recipe], settings, collection, out, resume=resume, around=RunContext())
+    return run_recipe(RECIPES[recipe], settings, collection, out, resume=resume, context=RunContext())
 
 
 def with_features(tiny_draft, folder):
@@ -54,7 +54,7 @@ def members(looked_at, tmp_path_factory):
     folder = tmp_path_factory.mktemp("members")
     small = ("hidden=32", "dim=16", "lr=0.01", "dropout=0", TFIDF)
     run("two-branch", looked_at, folder / "sentences", *small, "batch=14", "epochs=10", "image.features=colours")
-    regions = ("region.proposals=grid", "region.backbone=", "region.size=32", "chunks=0")
+    regions = ("region.proposals=grid", "region.backbone=", "region.size=32", "chunker_captions=0")
     run("two-branch-phrases", looked_at, folder / "phrases", *small, *regions, "epochs=2", "set_size=4")
     return folder
 
@@ -147,5 +147,7 @@ def test_images_without_regions_are_said_before_a_run_is_begun(members, tiny_dra
 
 def test_a_method_for_new_pictures_that_is_not_there_is_refused_before_training(looked_at, tmp_path):
     with pytest.raises(UserError, match="unknown proposals 'nothere'"):
-        run("two-branch-phrases", looked_at, tmp_path / "run", "region.proposals=grid", "region.finder=nothere", TFIDF)
+        run(
+            "two-branch-phrases", looked_at, tmp_path / "run", "region.proposals=grid", "region.proposer=nothere", TFIDF
+        )
     assert not (tmp_path / "run").exists()

@@ -7,7 +7,16 @@ import pytest
 
 from calligram.errors import UserError
 from calligram.recipes.catalog import RECIPES, find_recipe
-from calligram.recipes.parts.config import as_plain, changed, from_plain, resolve, settings_fields
+from calligram.recipes.parts.config import (
+    RENAMED_SETTINGS,
+    as_plain,
+    changed,
+    from_plain,
+    resolve,
+    settings_fields,
+    translate_run,
+    with_present_changes,
+)
 
 
 @dataclass(frozen=True)
@@ -63,8 +72,8 @@ def test_wrong_settings_say_what_is_accepted(change, message):
         ("image.crop=2", "setting image.crop takes a number from 0.01 to 1, got '2'"),
         ("image.size=-5", "setting image.size takes a whole number from 0 to 4096"),
         ("image.channels=0", "setting image.channels takes whole numbers separated by commas from 1"),
-        ("image.channels=", "image.channels needs at least one width"),
-        ("average=2", "setting average takes a number from 0 to"),
+        ("image.channels=", "image.channels needs at least one number of channels"),
+        ("ema_decay=2", "setting ema_decay takes a number from 0 to"),
         ("warmup_epochs=-1", "setting warmup_epochs takes"),
         ("seed=99999999999999999999999", "setting seed takes"),
         ("text.train=true", "text.train=true needs a text.encoder"),
@@ -96,7 +105,7 @@ def test_settings_survive_json_and_differences_are_listed():
 def test_every_setting_of_every_recipe_is_described_and_epochs_and_seed_are_there(name):
     fitted_at_once = name in ("cca", "combined", "ensemble", "tags")
     found = settings_fields(RECIPES[name].defaults)
-    assert not [f.key for f in found if not f.about]
+    assert not [f.key for f in found if not f.description]
     keys = {f.key for f in found}
     assert "seed" in keys
     assert fitted_at_once or keys & {"epochs", "first.epochs"}
@@ -105,3 +114,33 @@ def test_every_setting_of_every_recipe_is_described_and_epochs_and_seed_are_ther
 def test_an_unknown_recipe_suggests_the_nearest():
     with pytest.raises(UserError, match="unknown recipe 'vsee'; did you mean 'vse'"):
         find_recipe("vsee")
+
+
+def test_the_old_name_of_a_setting_is_refused_with_its_present_name(tmp_path):
+    recipes = [recipe.defaults for recipe in RECIPES.values()]
+    present = {setting.key for defaults in recipes for setting in settings_fields(defaults)}
+    assert set(RENAMED_SETTINGS.values()) <= present
+    assert not set(RENAMED_SETTINGS) & present
+    with pytest.raises(UserError, match=r"setting image\.hide is now called image\.region_dropout"):
+        resolve(RECIPES["vse"].defaults, ["image.hide=0.2"])
+    file = tmp_path / "settings.toml"
+    file.write_text("[first.optim]\nparts = []\n")
+    with pytest.raises(UserError, match=r"setting first\.optim\.parts is now called first\.optim\.lr_scale"):
+        resolve(RECIPES["dual-path"].defaults, [], file)
+
+
+def test_settings_written_under_old_names_are_translated():
+    old = {"average": 0.5, "text": {"blank": 0.2, "hidden": 8}, "optim": {"parts": ["image:0.1"]}, "seed": 3}
+    settings = from_plain(RECIPES["vse"].defaults, old)
+    assert (settings.ema_decay, settings.text.word_dropout, settings.text.hidden) == (0.5, 0.2, 8)
+    assert (settings.optim.lr_scale, settings.seed) == (("image:0.1",), 3)
+    assert translate_run({"recipe": "vse", "settings": old}) == {
+        "recipe": "vse",
+        "settings": {
+            "ema_decay": 0.5,
+            "text": {"word_dropout": 0.2, "hidden": 8},
+            "optim": {"lr_scale": ["image:0.1"]},
+            "seed": 3,
+        },
+    }
+    assert with_present_changes(("average=0", "epochs=2")) == ("ema_decay=0", "epochs=2")

@@ -10,13 +10,13 @@ import torch
 from calligram.errors import UserError
 from calligram.evaluation.encode import encode_pairing, load_pairing
 from calligram.recipes.catalog import RECIPES
-from calligram.recipes.distil import teacher_of
+from calligram.recipes.distil import load_teacher
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 
-SMALL = ("batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "average=0", "lr=0.01")
+SMALL = ("batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "ema_decay=0", "lr=0.01")
 STORED = "image.features=colour"
 CPU = RunContext(torch.device("cpu"))
 
@@ -24,21 +24,21 @@ CPU = RunContext(torch.device("cpu"))
 def run(recipe, collection, out, *changes, resume=False):
     chosen = RECIPES[recipe]
     settings = resolve(chosen.defaults, [*SMALL, *changes])
-    return run_recipe(chosen, settings, collection, out, resume=resume, around=CPU)
+    return run_recipe(chosen, settings, collection, out, resume=resume, context=CPU)
 
 
 @pytest.fixture(scope="module", params=["mmca", "scan,mmca"])
 def teacher(request, stored_tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("teacher") / "run"
-    changes = (f"members={request.param}", "mmca.heads=4", "mmca.filters=8", "precision=fp32", "epochs=10")
-    still = ("image.train=false", "image.views=one", "text.train=false", "text.blank=0")
+    changes = (f"ensemble_members={request.param}", "mmca.heads=4", "mmca.filters=8", "precision=fp32", "epochs=10")
+    still = ("image.train=false", "image.views=one", "text.train=false", "text.word_dropout=0")
     run("best", stored_tiny, folder, STORED, *changes, *still)
     return folder
 
 
 def test_a_teacher_scores_rows_of_the_training_pairing_as_it_does_alone(stored_tiny, teacher):
     train = stored_tiny.sentences("train").join_equal_texts()
-    found = teacher_of(str(teacher), train, CPU)
+    found = load_teacher(str(teacher), train, CPU)
     matcher, inputs = Run.open(teacher).load()
     encoded = encode_pairing(matcher, inputs, load_pairing(inputs, train))
     images, texts = torch.tensor([3, 0, 5]), torch.tensor([2, 7, 1, 4])
@@ -48,7 +48,7 @@ def test_a_teacher_scores_rows_of_the_training_pairing_as_it_does_alone(stored_t
 
 @pytest.mark.parametrize("pictures", [(STORED,), ("image.size=16", "image.channels=4", "image.crop=1")])
 def test_vectors_come_to_follow_a_teacher_from_inputs_of_their_own(stored_tiny, teacher, tmp_path, pictures):
-    run("distil", stored_tiny, tmp_path / "run", f"teacher={teacher}", *pictures, "epochs=30", "pairs=0.1")
+    run("distil", stored_tiny, tmp_path / "run", f"teacher={teacher}", *pictures, "epochs=30", "infonce_weight=0.1")
     rows = [row for row in Run.open(tmp_path / "run").metrics() if "divergence" in row]
     assert rows[-1]["divergence"] < 0.7 * rows[0]["divergence"]
     assert "info_nce" in rows[-1]
@@ -109,14 +109,14 @@ def test_a_teacher_that_saw_captions_which_are_removed_is_refused(stored_tiny, t
         run("distil", stored_tiny, tmp_path / f"by {name}", STORED, f"teacher={tmp_path / name}", "epochs=1", *sparse)
     for number, changes in enumerate((sparse, ("sparse.captions=1", "sparse.seed=4"))):
         teacher = tmp_path / ("same" if number else "all")
-        with pytest.raises(UserError, match=r"teacher=.* was trained on .* captions of images that are removed in"):
+        with pytest.raises(UserError, match=r"teacher=.* was trained on .* captions that .* leaves out"):
             run("distil", stored_tiny, tmp_path / "leak", STORED, f"teacher={teacher}", "epochs=1", *changes)
     assert not (tmp_path / "leak").exists()
-    assert "cannot be told" not in caplog.text
+    assert "may have seen captions" not in caplog.text
     about = json.loads((tmp_path / "all" / "run.json").read_text())
     (tmp_path / "all" / "run.json").write_text(json.dumps({**about, "content": "another"}))
     run("distil", stored_tiny, tmp_path / "other", STORED, f"teacher={tmp_path / 'all'}", "epochs=1", *sparse)
-    assert "cannot be told" in caplog.text
+    assert "may have seen captions" in caplog.text
 
 
 def test_mmca_without_its_pair_module_can_follow():
@@ -126,8 +126,11 @@ def test_mmca_without_its_pair_module_can_follow():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (("matcher=mmca",), "matcher=mmca scores pairs itself; distil trains one that scores by vectors"),
-        (("follow=0",), "follow=0 leaves the teacher out"),
+        (
+            ("matcher=mmca",),
+            "matcher=mmca scores pairs by more than their vectors, and distil trains a",
+        ),
+        (("distillation_weight=0",), "distillation_weight=0 leaves the teacher out"),
         ((), "recipe distil needs --set teacher="),
         (("teacher=/no/run",), "there is no folder /no/run"),
     ],

@@ -15,8 +15,8 @@ from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 
 SMALL = (
-    "batch=6", "dim=16", "average=0", "image.crop=1", "image.jitter=0", "text.word_dim=8", "text.min_count=1",
-    "text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.length=8", "text.dropout=0", "text.blank=0",
+    "batch=6", "dim=16", "ema_decay=0", "image.crop=1", "image.jitter=0", "text.word_dim=8", "text.min_count=1",
+    "text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.length=8", "text.dropout=0", "text.word_dropout=0",
     "classifier.dropout=0",
 )  # fmt: skip
 
@@ -38,13 +38,13 @@ def settings_of(*changes):
 
 
 def run(collection, out, *changes, resume=False):
-    around = RunContext(torch.device("cpu"))
-    return run_recipe(RECIPES["dual-path"], settings_of(*changes), collection, out, resume=resume, around=around)
+    context = RunContext(torch.device("cpu"))
+    return run_recipe(RECIPES["dual-path"], settings_of(*changes), collection, out, resume=resume, context=context)
 
 
 def test_both_stages_from_scratch_learn_and_the_classifier_stays_behind(tiny, tmp_path):
     changes = ("image.size=24", "image.channels=8,16", "first.epochs=20", "second.epochs=20", "batch=14", "texts=3")
-    changes += ("text.cnn.width=8", "dim=32", "first.lr=0.01", "second.lr=0.01", "second.optim.parts=")
+    changes += ("text.cnn.width=8", "dim=32", "first.lr=0.01", "second.lr=0.01", "second.optim.lr_scale=")
     best = run(tiny, tmp_path / "run", *changes)
     assert best["t2i_r1"] > 60  # chance is 1 in 6
     rows = Run.open(tmp_path / "run").metrics()
@@ -154,7 +154,7 @@ def test_settings_that_do_not_go_together_are_refused():
         (("first.epochs=0", "second.epochs=0"), "nothing to train"),
         (("first.weights=0,0,0",), "first.weights and first.infonce are all zero"),
         (("image.train=true",), "trains the backbone in its second stage"),
-        (("text.encoder=x",), "text.network=cnn and text.encoder are two text branches"),
+        (("text.encoder=x",), "text.network=cnn and text.encoder are two different text towers"),
     ):
         with pytest.raises(UserError, match=message):
             settings_of(*changes)
@@ -164,12 +164,12 @@ def test_vse_takes_the_instance_loss_beside_its_own(tiny, tmp_path):
     recipe = RECIPES["vse"]
     changes = ("instance=0.5", "image.size=16", "image.channels=4", "dim=16", "text.min_count=1", "epochs=2", "batch=6")
     settings = resolve(recipe.defaults, [*changes, "text.network=cnn", "text.cnn.blocks=1", "text.cnn.width=4"])
-    run_recipe(recipe, settings, tiny, tmp_path / "run", around=RunContext(torch.device("cpu")))
+    run_recipe(recipe, settings, tiny, tmp_path / "run", context=RunContext(torch.device("cpu")))
     assert (tmp_path / "run" / "best.safetensors").is_file()
 
 
 def test_classes_may_start_where_their_images_are(stored_tiny):
-    changes = ("image.features=colour", "classifier.start=images", "head=linear", "second.epochs=1")
+    changes = ("image.features=colour", "classifier.init=images", "head=linear", "second.epochs=1")
     plan = RECIPES["dual-path"].plan(settings_of(*changes), stored_tiny, RunContext())
     first, second = (stage.objective.parts[-1].classes for stage in plan.stages)
     assert first is second

@@ -10,15 +10,21 @@ import torch
 from calligram.errors import UserError
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.pseudo_pairs import PseudoSettings, found_sentences, make_pseudo_pairs, other_sentences
+from calligram.recipes.parts.pseudo_pairs import (
+    PseudoSettings,
+    make_pseudo_pairs,
+    retrieved_sentences,
+    sentences_not_in,
+)
 from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.training.runs import Run
 
 SPARSE = ("sparse.images=0.5", "sparse.captions=1")
 SMALL = (
-    "image.features=colour", "batch=4", "dim=16", "average=0", "text.word_dim=8", "text.hidden=16", "text.dropout=0",
-    "text.blank=0", "text.min_count=1", "lr=0.01", "epochs=8", "a3vse.context=6", "a3vse.heads=2", "adversary.hidden=5",
-    "pseudo.source=finder", *SPARSE,
+    "image.features=colour", "batch=4", "dim=16", "ema_decay=0", "text.word_dim=8", "text.hidden=16", "text.dropout=0",
+    "text.word_dropout=0", "text.min_count=1", "lr=0.01", "epochs=8", "a3vse.context=6", "a3vse.heads=2",
+    "adversary.hidden=5",
+    "pseudo.region_source=finder", *SPARSE,
 )  # fmt: skip
 COLOURS = ("red", "green", "blue", "yellow", "white", "black")
 OTHERS = [f"here {colour} lies" for colour in COLOURS]
@@ -26,8 +32,8 @@ OTHERS = [f"here {colour} lies" for colour in COLOURS]
 
 def run(collection, out, *changes, resume=False):
     settings = resolve(RECIPES["a3vse"].defaults, [*SMALL, *changes])
-    around = RunContext(torch.device("cpu"))
-    return run_recipe(RECIPES["a3vse"], settings, collection, out, resume=resume, around=around)
+    context = RunContext(torch.device("cpu"))
+    return run_recipe(RECIPES["a3vse"], settings, collection, out, resume=resume, context=context)
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +54,19 @@ def corpus(spoken_tiny, tmp_path):
 def test_captions_of_the_collection_are_not_among_what_is_found(spoken_tiny, corpus):
     lost = spoken_tiny.sparse(0.5, 1)
     lines = gzip.decompress(corpus.read_bytes()).decode().splitlines()
-    assert other_sentences(lines, spoken_tiny) == OTHERS
+    assert sentences_not_in(lines, spoken_tiny) == OTHERS
     assert len(lost.sentences("train").texts) < len(spoken_tiny.sentences("train").texts)
 
 
 def test_what_a_run_finds_stands_beside_what_is_said(spoken_tiny, first, corpus):
     sparse = spoken_tiny.sparse(0.5, 1)
     visuals = sparse.unannotated("train")
-    found = found_sentences(sparse, visuals, str(first), str(corpus), 2, RunContext())
+    found = retrieved_sentences(sparse, visuals, str(first), str(corpus), 2, RunContext())
     assert [len(own) for own in found] == [2] * len(visuals)
     assert {sentence for own in found for sentence in own} <= set(OTHERS)
-    how = {"run": str(first), "corpus": str(corpus), "found": 2}
-    pairs = make_pseudo_pairs(sparse, PseudoSettings(source="finder", **how))
-    alone = make_pseudo_pairs(sparse, PseudoSettings(said=(), **how))
+    how = {"run": str(first), "corpus": str(corpus), "retrieved": 2}
+    pairs = make_pseudo_pairs(sparse, PseudoSettings(region_source="finder", **how))
+    alone = make_pseudo_pairs(sparse, PseudoSettings(sources=(), **how))
     for place, expected in enumerate(found):
         both, own = ({kind.texts.strings[text] for text in kind.matches.texts_of(place)} for kind in (pairs, alone))
         assert own == set(expected)
@@ -73,9 +79,7 @@ def test_a_second_run_learns_from_them_and_knows_their_words(spoken_tiny, first,
     run(spoken_tiny, tmp_path / "again", *changes)
     _, inputs = Run.open(tmp_path / "again").load()
     assert {"here", "lies"} <= set(inputs.texts.words)
-    with pytest.raises(
-        UserError, match=r"pseudo\.run=.* was trained on .*, with \d+ captions of images that are removed"
-    ):
+    with pytest.raises(UserError, match=r"pseudo\.run=.* was trained on .*, with \d+ captions that .* leaves out"):
         run(spoken_tiny, tmp_path / "fewer", *changes, "sparse.images=0.2")
 
 
@@ -83,13 +87,13 @@ def test_an_ensemble_has_seen_what_its_members_have(spoken_tiny, first, corpus, 
     members = [tmp_path / "whole", tmp_path / "other"]
     for seed, folder in enumerate(members):
         run(spoken_tiny, folder, "sparse.images=1", "sparse.captions=none", "epochs=1", f"seed={seed}")
-    recipe, around = RECIPES["ensemble"], RunContext(torch.device("cpu"))
+    recipe, context = RECIPES["ensemble"], RunContext(torch.device("cpu"))
 
     def joined(name, runs, *changes):
         settings = resolve(recipe.defaults, [f"runs={','.join(map(str, runs))}", *changes])
-        return run_recipe(recipe, settings, spoken_tiny, tmp_path / name, around=around)
+        return run_recipe(recipe, settings, spoken_tiny, tmp_path / name, context=context)
 
-    removed = r"was trained on .*, with \d+ captions of images that are removed"
+    removed = r"was trained on .*, with \d+ captions that .* leaves out"
     with pytest.raises(UserError, match=rf"runs\[0\]=.*whole {removed}"):
         joined("fewer", members, *SPARSE)
     joined("both", members)
@@ -117,25 +121,25 @@ def test_a_damaged_run_is_said(spoken_tiny, first, corpus, tmp_path):
 
 
 def test_what_does_not_go_together_is_refused(spoken_tiny, first, corpus, tmp_path):
-    with pytest.raises(UserError, match=r"pseudo\.run= and pseudo\.corpus= belong together"):
+    with pytest.raises(UserError, match=r"pseudo\.run= .* and pseudo\.corpus= .* go together"):
         PseudoSettings(run=str(first))
-    with pytest.raises(UserError, match=r"or pseudo\.run= a run that finds some"):
-        PseudoSettings(said=())
-    with pytest.raises(UserError, match=r"pseudo\.of=none makes no pseudo pairs"):
-        resolve(RECIPES["a3vse"].defaults, ["pseudo.of=none", f"pseudo.run={first}", f"pseudo.corpus={corpus}"])
+    with pytest.raises(UserError, match=r"or give a run that retrieves sentences with pseudo\.run="):
+        PseudoSettings(sources=())
+    with pytest.raises(UserError, match=r"pseudo\.images=none makes no pseudo pairs"):
+        resolve(RECIPES["a3vse"].defaults, ["pseudo.images=none", f"pseudo.run={first}", f"pseudo.corpus={corpus}"])
     sparse = spoken_tiny.sparse(0.5, 1)
-    visuals, around = sparse.unannotated("train"), RunContext()
+    visuals, context = sparse.unannotated("train"), RunContext()
     own = tmp_path / "own.txt"
     own.write_text("\n".join(spoken_tiny.sentences("train").texts.strings))
-    with pytest.raises(UserError, match="has no sentence that is not a caption of"):
-        found_sentences(sparse, visuals, str(first), str(own), 1, around)
+    with pytest.raises(UserError, match="has no sentences except captions of"):
+        retrieved_sentences(sparse, visuals, str(first), str(own), 1, context)
     with pytest.raises(UserError, match="cannot be read as text"):
-        found_sentences(sparse, visuals, str(first), str(tmp_path / "none.txt"), 1, around)
+        retrieved_sentences(sparse, visuals, str(first), str(tmp_path / "none.txt"), 1, context)
     damaged = bytearray(corpus.read_bytes())
     damaged[len(damaged) // 2] ^= 255
     (tmp_path / "damaged.gz").write_bytes(damaged)
     with pytest.raises(UserError, match="cannot be read as text"):
-        found_sentences(sparse, visuals, str(first), str(tmp_path / "damaged.gz"), 1, around)
+        retrieved_sentences(sparse, visuals, str(first), str(tmp_path / "damaged.gz"), 1, context)
     run(spoken_tiny, tmp_path / "scan", "matcher=scan", "adversary.weight=0", "epochs=1")
-    with pytest.raises(UserError, match="scores without vectors"):
-        found_sentences(sparse, visuals, str(tmp_path / "scan"), str(corpus), 1, around)
+    with pytest.raises(UserError, match="has no vectors to retrieve"):
+        retrieved_sentences(sparse, visuals, str(tmp_path / "scan"), str(corpus), 1, context)

@@ -10,7 +10,7 @@ from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.matchers import fragment_matcher, fragment_sides
+from calligram.recipes.parts.matchers import fragment_matcher, fragment_towers
 from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
@@ -21,8 +21,9 @@ from calligram.studies.results import result_line
 from calligram.training.runs import Run
 
 SMALL = (
-    "batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "text.dropout=0", "text.blank=0",
-    "average=0", "lr=0.01", "epochs=25", "optim.schedule=constant", "vsrn.writer=12",
+    "batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "text.dropout=0",
+    "text.word_dropout=0",
+    "ema_decay=0", "lr=0.01", "epochs=25", "optim.schedule=constant", "vsrn.decoder_dim=12",
 )  # fmt: skip
 STORED = "image.features=colour"
 
@@ -41,7 +42,7 @@ def backbone(tmp_path_factory):
 def run(collection, out, *changes, recipe="fragments"):
     chosen = RECIPES[recipe]
     settings = resolve(chosen.defaults, [*(SMALL if recipe == "fragments" else ()), *changes])
-    return run_recipe(chosen, settings, collection, out, around=RunContext(torch.device("cpu")))
+    return run_recipe(chosen, settings, collection, out, context=RunContext(torch.device("cpu")))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_mmca_without_its_pair_module_is_a_matcher_of_vectors(stored_tiny, tmp_p
     matcher, inputs = Run.open(tmp_path / "run").load()
     with pytest.raises(UserError, match="its candidates are in order already"):
         evaluate_retrieval(matcher, inputs, stored_tiny.sentences("test"), depth=3)
-    with pytest.raises(UserError, match="candidates and first_stage are for matchers whose score is more"):
+    with pytest.raises(UserError, match="candidates and first_stage are for matchers that score pairs by more"):
         run(stored_tiny, tmp_path / "other", *alone, "candidates=2")
 
 
@@ -137,7 +138,15 @@ def test_mmca_learns_with_a_frozen_encoder_and_refuses_heads_that_do_not_fit(sto
 
 
 def test_captions_are_written_in_training_alone(stored_tiny, tmp_path):
-    run(stored_tiny, tmp_path / "run", STORED, "matcher=vsrn", "vsrn.captions=0.1", "text.blank=0.2", "epochs=12")
+    run(
+        stored_tiny,
+        tmp_path / "run",
+        STORED,
+        "matcher=vsrn",
+        "vsrn.caption_weight=0.1",
+        "text.word_dropout=0.2",
+        "epochs=12",
+    )
     rows = [row for row in Run.open(tmp_path / "run").metrics() if "captions" in row]
     assert rows
     assert rows[-1]["captions"] < rows[0]["captions"]
@@ -172,17 +181,17 @@ def test_runs_on_the_same_inputs_become_an_ensemble(stored_tiny, tmp_path):
     assert line.members == 2
     assert line.alone == [round(single.rsum, 2) for single in singles]
     run(stored_tiny, tmp_path / "other", STORED, "text.max_words=3", "epochs=1")
-    with pytest.raises(UserError, match=r"other is fed other texts than .*one; train both with the same"):
+    with pytest.raises(UserError, match=r"other has other texts as input than .*one; train both with the same"):
         run(stored_tiny, tmp_path / "no", f"runs={tmp_path / 'one'},{tmp_path / 'other'}", recipe="ensemble")
     inputs = tmp_path / "other" / "inputs" / "inputs.json"
     content = json.loads((tmp_path / "one" / "inputs" / "inputs.json").read_text())
     inputs.write_text(json.dumps({**content, "images": {**content["images"], "parts": "grid"}}))
-    with pytest.raises(UserError, match=r"is fed other pictures than .* one vector, and matchers of regions and words"):
+    with pytest.raises(UserError, match=r"has other images as input than .* one vector, and matchers of regions"):
         run(stored_tiny, tmp_path / "no", f"runs={tmp_path / 'one'},{tmp_path / 'other'}", recipe="ensemble")
     assert evaluate_retrieval(matcher, inputs_of_both, pairing, alone=True, depth=0).alone == report.alone
     assert not evaluate_retrieval(matcher, inputs_of_both, pairing, alone=True, depth=2).alone
     same = f"runs={tmp_path / 'one'},{tmp_path / 'two'},{tmp_path / 'other' / '..' / 'one'}"
-    with pytest.raises(UserError, match="one is there twice among runs="):
+    with pytest.raises(UserError, match=r"runs= names .*one twice"):
         run(stored_tiny, tmp_path / "no", same, recipe="ensemble")
     with pytest.raises(UserError, match="two or more run folders"):
         run(stored_tiny, tmp_path / "no", f"runs={tmp_path / 'one'}", recipe="ensemble")
@@ -192,10 +201,13 @@ def test_runs_on_the_same_inputs_become_an_ensemble(stored_tiny, tmp_path):
     ("changes", "message"),
     [
         ((), "image.backbone= with a vision model, or image.features="),
-        ((STORED, "text.network=cnn"), "gives a caption one vector"),
-        (("image.backbone=x", "image.views=ten"), "whose cells are different places"),
-        ((STORED, "matcher=vsrn", "text.encoder=x"), "stored encodings have no words"),
-        ((STORED, "text.encoder=x", "text.blank=0.2"), r"text\.blank=0\.2 hides words.*give text\.blank=0, or train"),
+        ((STORED, "text.network=cnn"), "gives one vector per caption"),
+        (("image.backbone=x", "image.views=ten"), "whose cells show different places"),
+        ((STORED, "matcher=vsrn", "text.encoder=x"), "stored encoder states have none"),
+        (
+            (STORED, "text.encoder=x", "text.word_dropout=0.2"),
+            r"text\.word_dropout=0\.2 masks words.*give text\.word_dropout=0, or train",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(stored_tiny, tmp_path, changes, message):
@@ -207,11 +219,11 @@ def test_settings_that_do_not_go_together_are_refused(stored_tiny, tmp_path, cha
 @pytest.mark.parametrize("recipe", ["fragments", "a3vse"])
 def test_words_are_hidden_where_they_can_be(recipe):
     def hidden(*changes: str) -> float:
-        return resolve(RECIPES[recipe].defaults, changes).text.hidden_words
+        return resolve(RECIPES[recipe].defaults, changes).text.effective_word_dropout
 
     assert hidden() == hidden("text.encoder=x", "text.train=true") == 0.1
-    assert hidden("text.encoder=x") == hidden("text.blank=0") == 0
-    assert hidden("text.blank=0.3") == 0.3
+    assert hidden("text.encoder=x") == hidden("text.word_dropout=0") == 0
+    assert hidden("text.word_dropout=0.3") == 0.3
 
 
 def test_the_releases_settings_are_a_preset():
@@ -222,9 +234,9 @@ def test_the_releases_settings_are_a_preset():
 def test_an_unknown_matcher_suggests_the_nearest(stored_tiny):
     settings = resolve(RECIPES["fragments"].defaults, [*SMALL, STORED])
     train = stored_tiny.sentences("train")
-    sides = fragment_sides(settings.image, settings.text, train, RunContext(torch.device("cpu")), 8)
+    towers = fragment_towers(settings.image, settings.text, train, RunContext(torch.device("cpu")), 8)
     with pytest.raises(UserError, match="did you mean 'scan'"):
-        fragment_matcher("scam", settings, sides)
+        fragment_matcher("scam", settings, towers)
 
 
 def test_candidates_and_the_loss_of_vectors_are_for_scores_that_are_more_than_a_cosine(stored_tiny, tmp_path):
@@ -236,7 +248,7 @@ def test_candidates_and_the_loss_of_vectors_are_for_scores_that_are_more_than_a_
 @pytest.mark.parametrize("recipe", ["fragments", "aoq", "a3vse"])
 def test_candidates_are_a_setting_of_all_recipes_that_train_matchers_of_parts(stored_tiny, recipe):
     chosen = RECIPES[recipe]
-    extra = ("negatives=",) if recipe == "aoq" else ("pseudo.of=none",) if recipe == "a3vse" else ()
+    extra = ("negatives=",) if recipe == "aoq" else ("pseudo.images=none",) if recipe == "a3vse" else ()
     settings = resolve(chosen.defaults, [*SMALL, STORED, "matcher=scan", "candidates=3", "first_stage=0.5", *extra])
     stages = chosen.plan(settings, stored_tiny, RunContext()).stages
     assert [(s.objective.candidates, s.objective.weight) for s in stages] == [(3, 0.5)] * len(stages)

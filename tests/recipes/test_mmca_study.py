@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from calligram.recipes.parts.run import ASSETS, RunContext
-from calligram.studies.claims import Study
+from calligram.recipes.parts.run import RunContext
+from calligram.studies.claims import ASSETS, Study
 from calligram.studies.mmca import MMCA
 from calligram.studies.reproduce import reproduce_study
 from calligram.studies.results import read_results
 
-SMALL = ("batch=4", "dim=16", "precision=fp32", "image.size=32", "epochs=1", "average=0")
+SMALL = ("batch=4", "dim=16", "precision=fp32", "image.size=32", "epochs=1", "ema_decay=0")
 MMCA_SMALL = ("mmca.heads=4", "mmca.filters=8")
 BY_RECIPE = {
     "fragments": MMCA_SMALL,
-    "aoq": (*MMCA_SMALL, "epochs=2", "warmup_epochs=1", "hard.texts=4", "hard.images=2"),
-    "a3vse": (*MMCA_SMALL, "pseudo.source=finder", "steps=2", "adversary.hidden=4"),
+    "aoq": (*MMCA_SMALL, "epochs=2", "warmup_epochs=1", "mined.texts=4", "mined.images=2"),
+    "a3vse": (*MMCA_SMALL, "pseudo.region_source=finder", "steps=2", "adversary.hidden=4"),
     "best": (*MMCA_SMALL, "candidates=2"),
     "distil": MMCA_SMALL,
 }
@@ -46,7 +46,7 @@ def small_study(tmp_path, tiny_classifier, tiny_bert, monkeypatch) -> Study:
 def test_rows_that_add_to_mmca_run_one_after_the_other(spoken_tiny, small_study, tmp_path):
     verdicts = reproduce_study(
         small_study, spoken_tiny, seeds=1, results=tmp_path / "results", runs=tmp_path / "runs",
-        around=RunContext(torch.device("cpu")),
+        context=RunContext(torch.device("cpu")),
     )  # fmt: skip
     lines = {line.study.partition(": ")[2]: line for line in read_results(tmp_path / "results")}
     assert set(lines) == set(CHOSEN)

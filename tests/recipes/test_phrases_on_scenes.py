@@ -16,7 +16,8 @@ from calligram.training.runs import load_run
 
 IMAGES, SIZE, BOXES = 600, 64, 10
 SETTINGS = (
-    "network=similarity", "hidden=128", "dim=64", "lr=0.01", "epochs=20", "match=0.5", "background=0.5", "chunks=0",
+    "network=similarity", "hidden=128", "dim=64", "lr=0.01", "epochs=20", "match=0.5", "background=0.5",
+    "chunker_captions=0",
     "text.vectors.kind=tfidf", "region.size=64", "region.bins=6", "region.geometry=10",
 )  # fmt: skip
 """chosen on dev, as are the sizes: fewer and smaller pictures than a study's, and fewer boxes to choose from"""
@@ -34,7 +35,7 @@ def test_phrases_are_found_in_most_of_the_cases_that_the_boxes_allow(looked_at, 
     Ten boxes, of which one or two are right, and 480 scenes to learn from: 76% was measured, a guess reaches a fifth.
     """
     recipe = RECIPES["two-branch-phrases"]
-    run_recipe(recipe, resolve(recipe.defaults, SETTINGS), looked_at, tmp_path / "run", around=RunContext())
+    run_recipe(recipe, resolve(recipe.defaults, SETTINGS), looked_at, tmp_path / "run", context=RunContext())
     matcher, inputs = load_run(tmp_path / "run")
     found = evaluate_localization(matcher, inputs, load_phrases(inputs, looked_at, "test"))
     assert found.phrases > 400

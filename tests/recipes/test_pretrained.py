@@ -12,13 +12,13 @@ from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.training.runs import Run
 
-SMALL = ("batch=14", "image.crop=1", "lr=3e-3", "average=0")
+SMALL = ("batch=14", "image.crop=1", "lr=3e-3", "ema_decay=0")
 
 
 def run(collection, model, out, *changes, resume=False):
     recipe = RECIPES["pretrained"]
     settings = resolve(recipe.defaults, [f"model={model}", *SMALL, *changes])
-    return run_recipe(recipe, settings, collection, out, resume=resume, around=RunContext(torch.device("cpu")))
+    return run_recipe(recipe, settings, collection, out, resume=resume, context=RunContext(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("model", ["tiny_clip", "tiny_siglip"])
@@ -36,14 +36,14 @@ def test_a_model_as_it_is_becomes_a_run_that_can_be_measured_and_moved(model, ti
 @pytest.mark.parametrize(("model", "loss"), [("tiny_clip", "infonce"), ("tiny_siglip", "ranking")])
 def test_fine_tuning_lifts_recall(model, loss, tiny, request, tmp_path):
     before = run(tiny, request.getfixturevalue(model), tmp_path / "before", "epochs=0")
-    changes = (f"loss={loss}", "top_k=none", "image.views=flip", "blank=0.05", "epochs=40", "temperature=0.07")
+    changes = (f"loss={loss}", "top_k=none", "image.views=flip", "word_dropout=0.05", "epochs=40", "temperature=0.07")
     after = run(tiny, request.getfixturevalue(model), tmp_path / "after", *changes)
     assert after["t2i_r1"] > max(60, before["t2i_r1"])  # chance is 1 in 6
 
 
 def test_frozen_parts_stay_and_others_move(tiny, tiny_clip, tmp_path):
     run(tiny, tiny_clip, tmp_path / "before", "epochs=0")
-    changes = ("epochs=1", "optim.warmup=0", "optim.frozen=model.vision_model", "optim.parts=model.text_model:0.1")
+    changes = ("epochs=1", "optim.warmup=0", "optim.frozen=model.vision_model", "optim.lr_scale=model.text_model:0.1")
     run(tiny, tiny_clip, tmp_path / "after", *changes)
     one, two = (Run.open(tmp_path / name).load()[0].state_dict() for name in ("before", "after"))
     moved = {name.split(".")[1] for name in one if not torch.equal(one[name], two[name])}

@@ -7,9 +7,9 @@ from calligram.data.draft import RegionRecord
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.features.pseudo.image_words import ImageWords
-from calligram.recipes.parts.pseudo_pairs import PseudoSettings, drawn, make_pseudo_pairs, pseudo_sentences
+from calligram.recipes.parts.pseudo_pairs import PseudoSettings, draw_sentences, make_pseudo_pairs, pseudo_sentences
 
-FINDER = PseudoSettings(source="finder")
+FINDER = PseudoSettings(region_source="finder")
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def test_the_same_sentence_of_several_images_is_one_text(detected):
 def test_nothing_to_pair_is_said(detected):
     with pytest.raises(UserError, match="train of tiny has no image without captions"):
         make_pseudo_pairs(detected, FINDER)
-    with pytest.raises(UserError, match="nothing is said of any of 3 images of split train"):
-        make_pseudo_pairs(detected.sparse(0.5), PseudoSettings(source="finder", least=0.95))
+    with pytest.raises(UserError, match=r"none of 3 images of split train .* gets a pseudo-sentence"):
+        make_pseudo_pairs(detected.sparse(0.5), PseudoSettings(region_source="finder", min_score=0.95))
 
 
 def test_kinds_of_semantics_follow_each_other_without_saying_a_word_twice(detected, tiny_classifier):
@@ -57,7 +57,12 @@ def test_kinds_of_semantics_follow_each_other_without_saying_a_word_twice(detect
 
     def said(*kinds):
         how = PseudoSettings(
-            said=kinds, source="finder", backbone=str(tiny_classifier), label_least=0.0, naming="own", learnt_least=1
+            sources=kinds,
+            region_source="finder",
+            backbone=str(tiny_classifier),
+            min_label_score=0.0,
+            naming="own",
+            min_word_images=1,
         )
         return [sentence.split() for sentence in pseudo_sentences(sparse, visuals, how)]
 
@@ -75,22 +80,24 @@ def test_kinds_of_semantics_follow_each_other_without_saying_a_word_twice(detect
 def test_learnt_words_and_names_come_from_captions_that_are_kept(detected, tiny_classifier):
     for seed in range(3):
         sparse = detected.sparse(0.5, seed=seed)
-        how = PseudoSettings(said=("labels", "learnt"), backbone=str(tiny_classifier), learnt_least=1, shrink=1e-6)
+        how = PseudoSettings(
+            sources=("labels", "learnt"), backbone=str(tiny_classifier), min_word_images=1, shrink=1e-6
+        )
         said = pseudo_sentences(sparse, sparse.unannotated("train"), how)
         kept = {word for string in sparse.sentences("train").texts.strings for word in string.split()}
         assert {word for sentence in said for word in sentence.split()} <= kept
 
 
 def test_labels_need_a_classifier(detected):
-    with pytest.raises(UserError, match=r"said=labels needs a classifier: give pseudo\.backbone="):
-        make_pseudo_pairs(detected.sparse(0.5), PseudoSettings(said=("labels",)))
-    with pytest.raises(UserError, match="said needs at least one"):
-        PseudoSettings(said=())
+    with pytest.raises(UserError, match=r"sources=labels needs a classifier: give pseudo\.backbone="):
+        make_pseudo_pairs(detected.sparse(0.5), PseudoSettings(sources=("labels",)))
+    with pytest.raises(UserError, match="sources needs at least one"):
+        PseudoSettings(sources=())
 
 
 def test_several_sentences_have_a_few_words_each_in_their_order(detected):
     how = PseudoSettings(sentences=4, words=2)
-    said = drawn("red dog brown grass man", "train-0", how)
+    said = draw_sentences("red dog brown grass man", "train-0", how)
     assert 1 < len(said) <= 4
     assert len(set(said)) == len(said)
     order = ["red", "dog", "brown", "grass", "man"]
@@ -98,16 +105,16 @@ def test_several_sentences_have_a_few_words_each_in_their_order(detected):
         places = [order.index(word) for word in sentence.split()]
         assert len(places) == 2
         assert places == sorted(places)
-    assert said == drawn("red dog brown grass man", "train-0", how)
-    assert said != drawn("red dog brown grass man", "train-1", how)
-    assert drawn("dog", "train-0", how) == ["dog"]
-    assert drawn("", "train-0", how) == []
-    assert drawn("red dog brown", "train-0", PseudoSettings()) == ["red dog brown"]
+    assert said == draw_sentences("red dog brown grass man", "train-0", how)
+    assert said != draw_sentences("red dog brown grass man", "train-1", how)
+    assert draw_sentences("dog", "train-0", how) == ["dog"]
+    assert draw_sentences("", "train-0", how) == []
+    assert draw_sentences("red dog brown", "train-0", PseudoSettings()) == ["red dog brown"]
 
 
 def test_captions_of_the_most_similar_images_are_said_too(detected, tiny_classifier):
     sparse = detected.sparse(0.5)
-    how = PseudoSettings(source="finder", backbone=str(tiny_classifier), neighbours=2)
+    how = PseudoSettings(region_source="finder", backbone=str(tiny_classifier), neighbours=2)
     pairs = make_pseudo_pairs(sparse, how)
     captions = set(sparse.sentences("train").texts.strings)
     words = ImageWords.load(str(tiny_classifier))
@@ -120,8 +127,8 @@ def test_captions_of_the_most_similar_images_are_said_too(detected, tiny_classif
         nearest = [described[n] for n in np.argsort(cosines)[::-1][:2]]
         expected = {captioned.texts.strings[captioned.matches.texts_of(image)[0]] for image in nearest}
         assert said & captions == expected
-    with pytest.raises(UserError, match="neighbours need vectors"):
-        make_pseudo_pairs(sparse, PseudoSettings(source="finder", neighbours=1))
+    with pytest.raises(UserError, match="neighbours needs image vectors"):
+        make_pseudo_pairs(sparse, PseudoSettings(region_source="finder", neighbours=1))
 
 
 def test_an_image_is_not_among_those_that_are_most_like_it(detected, tiny_classifier):

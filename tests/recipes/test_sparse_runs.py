@@ -19,8 +19,8 @@ SMALL = ("batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_cou
 def run(collection, out, *changes, resume=False):
     recipe = RECIPES["vse"]
     settings = resolve(recipe.defaults, [*SMALL, "image.size=32", "epochs=2", *changes])
-    around = RunContext(torch.device("cpu"))
-    return run_recipe(recipe, settings, collection, out, resume=resume, around=around)
+    context = RunContext(torch.device("cpu"))
+    return run_recipe(recipe, settings, collection, out, resume=resume, context=context)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from calligram.evaluation.figures import untrained_features
 from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
-from calligram.recipes.parts.teachers import starting_features
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +28,13 @@ def test_the_backbone_sees_as_it_did_before_training(tiny, backbone, trained):
     visuals = tiny.sentences("test").visuals
     frozen = BackboneInput(Backbone.load(backbone), pixel_input(backbone), "b", batch=4)
     inputs = Inputs(PixelInput(32) if trained else frozen, Vocabulary.build(["a"], 1))
-    found = starting_features({"image": {"backbone": backbone}}, inputs, visuals)
+    found = untrained_features({"image": {"backbone": backbone}}, inputs, visuals)
     expected = frozen.images([visuals.open(i) for i in range(6)]).numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_there_are_none_without_a_backbone_or_once_it_is_gone(tiny, backbone):
     visuals, inputs = tiny.sentences("test").visuals, Inputs(PixelInput(32), Vocabulary.build(["a"], 1))
-    assert starting_features({}, inputs, visuals) is None
-    assert starting_features({"image": {"backbone": ""}}, inputs, visuals) is None
-    assert starting_features({"image": {"backbone": f"{backbone}/gone"}}, inputs, visuals) is None
+    assert untrained_features({}, inputs, visuals) is None
+    assert untrained_features({"image": {"backbone": ""}}, inputs, visuals) is None
+    assert untrained_features({"image": {"backbone": f"{backbone}/gone"}}, inputs, visuals) is None

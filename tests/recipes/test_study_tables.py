@@ -8,7 +8,7 @@ import pytest
 
 from calligram.studies.claims import Row, Study
 from calligram.studies.report import study_tables, table
-from calligram.studies.results import Result, key_of, settings_of
+from calligram.studies.results import Result, row_key, settings_of
 
 ROWS = (Row("plain", "vse"), Row("long", "vse", ("epochs=90",)), Row("wide", "vse", ("dim=4096",)))
 STUDY = Study("paper", ROWS, (), {"Table 7: sizes": ("plain", "wide", "long"), "Table 8: none": ("long",)})
@@ -16,7 +16,7 @@ STUDY = Study("paper", ROWS, (), {"Table 7: sizes": ("plain", "wide", "long"), "
 
 def line(row: Row, seed: int, rsum: float, **others: object) -> Result:
     recalls = {"r1": rsum / 10, "r5": rsum / 6, "r10": rsum / 4}
-    known = {"settings": settings_of(row), "collection": "pictures", "study": key_of(STUDY, row), **others}
+    known = {"settings": settings_of(row), "collection": "pictures", "study": row_key(STUDY, row), **others}
     return Result(
         "vse", seed=seed, split="test", i2t=recalls, t2i=recalls, rsum=rsum, seconds=1.0, hardware="x", commit="c",
         command="calligram", **known,
@@ -64,5 +64,5 @@ def test_phrases_found_in_images_are_compared_by_their_first_boxes():
 
 
 def test_a_table_of_rows_that_are_not_there_is_refused():
-    with pytest.raises(ValueError, match=r"rows to be shown together are not there: \['tall'\]"):
+    with pytest.raises(ValueError, match=r"rows of a table or figure do not exist: \['tall'\]"):
         Study("paper", ROWS, (), {"Table 9": ("plain", "tall")})

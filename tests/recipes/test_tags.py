@@ -20,7 +20,7 @@ from calligram.training.runs import Run
 def run(collection, out, *changes):
     recipe = RECIPES["tags"]
     return run_recipe(
-        recipe, resolve(recipe.defaults, changes), collection, out, around=RunContext(torch.device("cpu"))
+        recipe, resolve(recipe.defaults, changes), collection, out, context=RunContext(torch.device("cpu"))
     )
 
 
@@ -52,7 +52,7 @@ def test_without_wordnet_it_is_said_and_names_alone_are_used(tiny, tiny_classifi
     monkeypatch.setattr(WordNet, "find", lambda: None)
     with caplog.at_level(logging.WARNING):
         run(tiny, tmp_path / "run", f"backbone={tiny_classifier}")
-    assert "there is no WordNet here" in caplog.text
+    assert "WordNet is not installed" in caplog.text
     texts = Run.open(tmp_path / "run").load()[1].texts
     assert texts.named_concepts("a monocycle") == [2]
     assert texts.named_concepts("a dog") == []
@@ -76,7 +76,7 @@ def test_a_classifier_is_needed(tiny, tmp_path):
 
 
 def test_probabilities_under_the_least_count_as_none(tiny, tiny_classifier, tmp_path):
-    run(tiny, tmp_path / "run", f"backbone={tiny_classifier}", "least=1.0", "expand=none")
+    run(tiny, tmp_path / "run", f"backbone={tiny_classifier}", "min_probability=1.0", "expand=none")
     matcher = Run.open(tmp_path / "run").load()[0]
     assert matcher.encode_images(torch.randn(3, matcher.settings.image_dim)).vectors.sum() == 0
 
@@ -97,7 +97,7 @@ def test_no_captions_are_needed_and_without_those_of_dev_nothing_is_measured(
     without = write_draft(draft, tmp_path / "without")
     found = run(without, tmp_path / "none", f"backbone={tiny_classifier}", "expand=none")
     assert found == {"epoch": -1, "step": 0}
-    assert "no captioned images in split dev: the matcher is not measured" in caplog.text
+    assert "no captioned images in split dev: the matcher is not evaluated" in caplog.text
     Run.open(tmp_path / "none").load()
     with pytest.raises(UserError, match="no captioned images in split train"):
         train_recipe("vse", without, tmp_path / "other")

@@ -16,8 +16,8 @@ from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.training.runs import Run, load_run
 
 SMALL = {
-    "two-branch": ("hidden=32", "dim=16", "batch=14", "epochs=20", "dropout=0", "lr=0.01", "average=0.5"),
-    "two-branch-similarity": ("hidden=32", "dim=16", "batch=14", "epochs=40", "dropout=0", "lr=0.01", "average=0.5"),
+    "two-branch": ("hidden=32", "dim=16", "batch=14", "epochs=20", "dropout=0", "lr=0.01", "ema_decay=0.5"),
+    "two-branch-similarity": ("hidden=32", "dim=16", "batch=14", "epochs=40", "dropout=0", "lr=0.01", "ema_decay=0.5"),
     "cca": (),
 }
 SIDES = ("image.features=colours", "text.vectors.kind=tfidf")
@@ -41,7 +41,7 @@ def colours(tiny_draft, tmp_path_factory):
 
 def run(recipe, collection, out, *changes, resume=False):
     settings = resolve(RECIPES[recipe].defaults, [*SMALL[recipe], *changes])
-    return run_recipe(RECIPES[recipe], settings, collection, out, resume=resume, around=RunContext())
+    return run_recipe(RECIPES[recipe], settings, collection, out, resume=resume, context=RunContext())
 
 
 @pytest.mark.parametrize("recipe", SMALL)
@@ -72,7 +72,7 @@ def test_a_fit_that_was_cut_short_is_made_again(colours, tmp_path):
 
 
 def test_constraints_are_a_second_stage_and_its_epochs_are_what_counts(colours, tmp_path):
-    settings = ("epochs=3", "constraint_epochs=1", "constraint_lr=0", "constraint_weights=0.1,0.2", "average=0")
+    settings = ("epochs=3", "constraint_epochs=1", "constraint_lr=0", "constraint_weights=0.1,0.2", "ema_decay=0")
     best = run("two-branch", colours, tmp_path / "run", *SIDES, *settings)
     rows = [row for row in Run(tmp_path / "run").metrics() if "dev" in row]
     assert [(row["stage"], row["epoch"]) for row in rows] == [
@@ -131,12 +131,12 @@ def test_batch_statistics_are_measured_and_left_out_of_search(colours, tmp_path,
     [
         ("two-branch", ("weights=0,0",), "weights are both zero"),
         ("two-branch", ("weights=1",), "setting weights takes 2 numbers separated by commas from 0 to 1000, got '1'"),
-        ("two-branch", ("constraint_epochs=1", "extra=random"), "set extra=neighbours"),
-        ("two-branch", ("constraint_epochs=1", "constraint_weights=0,0"), "constraint_weights that is not zero"),
+        ("two-branch", ("constraint_epochs=1", "extra=random"), "give extra=neighbours"),
+        ("two-branch", ("constraint_epochs=1", "constraint_weights=0,0"), "constraint_weights above zero"),
         ("two-branch", ("text.source=encoder",), "go together"),
         ("two-branch", ("text.train=true",), "text.train=true needs text.source=encoder"),
         ("two-branch", ("text.source=gru", "text.pooling=cls"), "a GRU takes last, mean or max"),
-        ("two-branch", ("image.features=",), "starts from image features"),
+        ("two-branch", ("image.features=",), "needs image features"),
         ("two-branch", ("image.features=colour",), "did you mean 'colours'"),
         ("two-branch-similarity", ("heads=4",), "heads takes a whole number from 1 to 3"),
         ("cca", ("eta=",), "eta needs at least one value"),

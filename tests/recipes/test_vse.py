@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
+from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.studies.results import result_line
 from calligram.training.runs import Run
 
 SMALL = ("batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "texts=1", "image.crop=1")
@@ -27,7 +31,7 @@ def backbone(tmp_path_factory):
 def run(collection, out, *changes):
     recipe = RECIPES["vse"]
     settings = resolve(recipe.defaults, [*SMALL, *changes])
-    return run_recipe(recipe, settings, collection, out, around=RunContext(torch.device("cpu")))
+    return run_recipe(recipe, settings, collection, out, context=RunContext(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("train", ["false", "true"])
@@ -59,7 +63,7 @@ def test_a_backbone_serves_frozen_and_trained_and_its_run_is_self_contained(tiny
 
 
 def test_a_backbone_trained_end_to_end_learns(tiny, backbone, tmp_path):
-    settings = ("image.train=true", "image.size=32", "epochs=40", "lr=0.003", "batch=14", "average=0")
+    settings = ("image.train=true", "image.size=32", "epochs=40", "lr=0.003", "batch=14", "ema_decay=0")
     best = run(tiny, tmp_path / "run", f"image.backbone={backbone}", *settings)
     assert best["t2i_r1"] > 40  # chance is 1 in 6
 
@@ -71,7 +75,7 @@ def test_hidden_words_and_frozen_parts(tiny, tmp_path):
         "image.size=16",
         "image.channels=4",
         "epochs=2",
-        "text.blank=0.3",
+        "text.word_dropout=0.3",
         "optim.frozen=text.words",
     )
     assert (tmp_path / "run" / "best.safetensors").is_file()
@@ -80,3 +84,30 @@ def test_hidden_words_and_frozen_parts(tiny, tmp_path):
 def test_stored_features_are_trained_on(stored_tiny, tmp_path):
     best = run(stored_tiny, tmp_path / "run", "image.features=colour", "epochs=3")
     assert best["rsum"] > 0
+
+
+def test_a_run_with_old_names_of_settings_opens_resumes_and_is_recorded(tiny, tmp_path):
+    """``run.json`` as versions before the renaming wrote it."""
+    out, changes = tmp_path / "run", ("image.size=32", "epochs=1", "ema_decay=0.5", "text.word_dropout=0.3")
+    best = run(tiny, out, *changes)
+    about = json.loads((out / "run.json").read_text())
+    settings = about["settings"]
+    settings["average"] = settings.pop("ema_decay")
+    settings["text"]["blank"] = settings["text"].pop("word_dropout")
+    settings["image"]["hide"] = settings["image"].pop("region_dropout")
+    settings["optim"]["parts"] = settings["optim"].pop("lr_scale")
+    (out / "run.json").write_text(json.dumps(about))
+    recipe = RECIPES["vse"]
+    resolved = resolve(recipe.defaults, [*SMALL, *changes])
+    again = run_recipe(recipe, resolved, tiny, out, resume=True, context=RunContext(torch.device("cpu")))
+    assert again["rsum"] == best["rsum"]
+    other = resolve(recipe.defaults, [*SMALL, *changes, "text.word_dropout=0.1"])
+    with pytest.raises(UserError, match=r"other settings: text\.word_dropout was 0\.3, now 0\.1"):
+        run_recipe(recipe, other, tiny, out, resume=True, context=RunContext(torch.device("cpu")))
+    matcher, inputs = Run.open(out).load()
+    report = evaluate_retrieval(matcher, inputs, tiny.sentences("test"))
+    line = result_line(Run.open(out), tiny, "test", report)
+    assert {key: line.settings[key] for key in ("ema_decay", "text.word_dropout")} == {
+        "ema_decay": 0.5,
+        "text.word_dropout": 0.3,
+    }

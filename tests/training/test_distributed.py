@@ -24,18 +24,18 @@ SMALL = ("batch=7", "dim=16", "image.features=colour", "text.word_dim=8", "text.
 
 STEPS = {
     "vectors": ("stored", "vse", "instance=0.5", "classifier.chunk=2"),
-    "bfan": ("stored", "fragments", "text.hidden=16", "text.blank=0", "matcher=bfan"),
+    "bfan": ("stored", "fragments", "text.hidden=16", "text.word_dropout=0", "matcher=bfan"),
     "mmca": (
-        "stored", "fragments", "text.hidden=16", "text.blank=0",
+        "stored", "fragments", "text.hidden=16", "text.word_dropout=0",
         "matcher=mmca", "mmca.heads=4", "mmca.filters=8", "candidates=2",
     ),
     "vsrn": (
-        "stored", "fragments", "text.hidden=16", "text.blank=0",
-        "matcher=vsrn", "vsrn.layers=0", "vsrn.norm=features", "vsrn.captions=0.5",
+        "stored", "fragments", "text.hidden=16", "text.word_dropout=0",
+        "matcher=vsrn", "vsrn.layers=0", "vsrn.norm=features", "vsrn.caption_weight=0.5",
     ),
     "a3vse": (
-        "spoken", "a3vse", "text.hidden=16", "text.blank=0",
-        "pseudo.source=finder", "sparse.images=0.5", "a3vse.context=8",
+        "spoken", "a3vse", "text.hidden=16", "text.word_dropout=0",
+        "pseudo.region_source=finder", "sparse.images=0.5", "a3vse.context=8",
     ),
 }  # fmt: skip
 """a collection, a recipe's name, and settings"""
@@ -155,7 +155,7 @@ def test_no_thread_of_the_group_goes_on_when_a_process_has_left_it(stepped):
 
 def test_torchrun_trains_to_the_weights_of_a_single_process(calligram, stored_tiny, tmp_path):
     settings = ("epochs=2", "batch=6", "dim=16", "image.features=colour", "text.word_dim=8", "text.min_count=1")
-    settings += ("text.dropout=0", "average=0", "warmup_epochs=1")
+    settings += ("text.dropout=0", "ema_decay=0", "warmup_epochs=1")
     flags = [flag for change in settings for flag in ("--set", change)]
     outs = [tmp_path / f"run-{count}" for count in (1, 2)]
     asked = [["train", "vse", str(stored_tiny.folder), "--out", str(out), "--device", "cpu", *flags] for out in outs]

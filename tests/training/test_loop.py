@@ -23,14 +23,14 @@ from calligram.training.runs import Run, optimizer_tensors, restore_optimizer
 
 SMALL = (
     "batch=4", "dim=16", "image.size=16", "image.channels=4,8", "text.word_dim=8", "text.hidden=16", "text.min_count=1",
-    "average=0.9", "image.jitter=0.1", "text.dropout=0.2", "lr=0.01",
+    "ema_decay=0.9", "image.jitter=0.1", "text.dropout=0.2", "lr=0.01",
 )  # fmt: skip
 
 
 def run(collection: Collection, out: Path, *changes: str, resume: bool = False) -> dict[str, float]:
     recipe = RECIPES["vse"]
     settings = resolve(recipe.defaults, [*SMALL, *changes])
-    return run_recipe(recipe, settings, collection, out, resume=resume, around=RunContext(torch.device("cpu")))
+    return run_recipe(recipe, settings, collection, out, resume=resume, context=RunContext(torch.device("cpu")))
 
 
 def numbers(folder: Path) -> list[dict[str, object]]:
@@ -153,8 +153,8 @@ def test_settings_that_cannot_be_planned_leave_no_folder(tiny, tmp_path):
 
 
 def test_the_first_step_already_learns_and_steps_are_logged_once(tiny, tmp_path):
-    small = run(tiny, tmp_path / "small", "epochs=1", "batch=14", "lr=0.0001", "average=0")
-    large = run(tiny, tmp_path / "large", "epochs=1", "batch=14", "lr=0.1", "average=0")
+    small = run(tiny, tmp_path / "small", "epochs=1", "batch=14", "lr=0.0001", "ema_decay=0")
+    large = run(tiny, tmp_path / "large", "epochs=1", "batch=14", "lr=0.1", "ema_decay=0")
     assert small["step"] == large["step"] == 1
     one, two = (load_file(tmp_path / name / "best.safetensors") for name in ("small", "large"))
     assert not torch.equal(one["project.weight"], two["project.weight"])
@@ -179,14 +179,14 @@ def test_a_run_folder_is_self_contained_and_without_pickle(tiny, tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_do(tiny, tmp_path):
     with pytest.raises(UserError, match=r"not finite at step \d+ .*--set lr="):
-        run(tiny, tmp_path / "run", "epochs=80", "lr=1000", "optim.clip=none", "average=0", "optim.optimizer=sgd")
+        run(tiny, tmp_path / "run", "epochs=80", "lr=1000", "optim.clip=none", "ema_decay=0", "optim.optimizer=sgd")
 
 
 def test_parts_can_have_their_own_rate_and_unknown_parts_are_named(tiny, tmp_path):
-    start = run(tiny, tmp_path / "fixed", "epochs=1", "optim.parts=image:0", "average=0")
+    start = run(tiny, tmp_path / "fixed", "epochs=1", "optim.lr_scale=image:0", "ema_decay=0")
     assert start["rsum"] > 0
     with pytest.raises(UserError, match="has no module 'imge'; it has: image"):
-        run(tiny, tmp_path / "typo", "epochs=1", "optim.parts=imge:0.1")
+        run(tiny, tmp_path / "typo", "epochs=1", "optim.lr_scale=imge:0.1")
     assert not (tmp_path / "typo").exists()
 
 

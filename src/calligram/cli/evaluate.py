@@ -130,7 +130,7 @@ def _whole_images(asked: EvaluateOptions, run: Run, matcher: Matcher, inputs: In
     """Measure how images and texts are found by each other, and say, draw or record it."""
     with waiting("measuring"):
         from calligram.evaluation.retrieval import evaluate_retrieval
-        from calligram.studies.results import append, result_line
+        from calligram.studies.results import append_result, result_line
 
         by_identity = source.has_identities(asked.split) if asked.identities is None else asked.identities
         pairing = source.identities(asked.split) if by_identity else source.sentences(asked.split)
@@ -153,7 +153,7 @@ def _whole_images(asked: EvaluateOptions, run: Run, matcher: Matcher, inputs: In
             report = replace(report, stages=replace(report.stages, first=asked.first.resolve().name))
         by = "identities" if by_identity else ""
         if asked.record is not None:
-            append(asked.record, result_line(run, source, asked.split, report, by=by, pictures=looked.drawn))
+            append_result(asked.record, result_line(run, source, asked.split, report, by=by, pictures=looked.drawn))
     if asked.as_json:
         more = {"unknown": looked.counted[0].as_dict()} if looked.counted else {}
         typer.echo(json.dumps({**report.as_dict(), **({"by": by} if by else {}), **more}))
@@ -172,9 +172,8 @@ class _ScoreStatistics:
 
     def __call__(self, encoded: EncodedPairing, scores: Floats) -> None:
         """Count and draw what was asked for."""
-        from calligram.evaluation.figures import draw_found_images, draw_pictures, sample
+        from calligram.evaluation.figures import draw_found_images, draw_pictures, sample, untrained_features
         from calligram.evaluation.word_matching import UnknownWords, unknown_failures
-        from calligram.recipes.parts.teachers import starting_features
 
         asked, pairing = self.asked, self.pairing
         if asked.unknown:
@@ -184,7 +183,7 @@ class _ScoreStatistics:
             draw_found_images(scores, pairing, asked.sheet)
         if asked.pictures is not None:
             chosen = pairing.visuals.select(sample(len(pairing.visuals)))
-            before = starting_features(self.run.about["settings"], self.inputs, chosen)
+            before = untrained_features(self.run.about["settings"], self.inputs, chosen)
             self.drawn += draw_pictures(self.matcher, encoded, scores, pairing, asked.pictures, before=before)
 
     def say(self) -> None:
@@ -211,11 +210,11 @@ def _phrases(asked: EvaluateOptions, run: Run, matcher: Matcher, inputs: Inputs,
     """Measure how phrases are found in images, and say or record it."""
     with waiting("measuring"):
         from calligram.evaluation.localization import evaluate_localization, load_phrases
-        from calligram.studies.results import append, localization_line
+        from calligram.studies.results import append_result, localization_line
 
         found = evaluate_localization(matcher, inputs, load_phrases(inputs, source, asked.split, track=bars), bars)
         if asked.record is not None:
-            append(asked.record, localization_line(run, source, asked.split, found))
+            append_result(asked.record, localization_line(run, source, asked.split, found))
     if asked.as_json:
         typer.echo(json.dumps(found.as_dict()))
     else:
@@ -255,7 +254,7 @@ def reproduce(
         budget_minutes=budget_minutes,
         changes=tuple(set_ or ()),
         only=tuple(only or ()),
-        around=RunContext(device_named(device), track=bars),
+        context=RunContext(device_named(device), track=bars),
         say=console.print,
     )
     for verdict in verdicts:

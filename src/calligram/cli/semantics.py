@@ -19,7 +19,7 @@ def semantics(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="key=value, as recipe a3vse takes them: pseudo.said=regions,labels, sparse.images=0.1."
+            "--set", help="key=value, as recipe a3vse takes them: pseudo.sources=regions,labels, sparse.images=0.1."
         ),
     ] = None,
     split: Annotated[
@@ -44,15 +44,15 @@ def semantics(
     settings, whole = resolve(SemanticsSettings(), set_ or []), Collection.open(collection)
     # Not of train: words are learnt from its captions.
     split = split or ("dev" if found else "train")
-    around, sparse = RunContext(device_named(device), track=bars), settings.sparse.of(whole)
+    context, sparse = RunContext(device_named(device), track=bars), settings.sparse.of(whole)
     if found:
         pairing = whole.sentences(split)
         by_words = found_by_words(
-            pseudo_sentences(sparse, pairing.visuals, settings.pseudo, around), pairing.texts.strings, pairing.matches
+            pseudo_sentences(sparse, pairing.visuals, settings.pseudo, context), pairing.texts.strings, pairing.matches
         )
         _show_found(by_words, f"{whole.name}, {split}", as_json=as_json)
         return
-    pairs = make_pseudo_pairs(sparse, settings.pseudo, around, split)
+    pairs = make_pseudo_pairs(sparse, settings.pseudo, context, split)
     said = [pairs.texts.strings[text] for text in pairs.matches.pairs()[1].tolist()]
     # All captions, those that the sparse collection lost too: this measures, and nothing is learnt from it.
     shared = word_overlap(whole.sentences(split).texts.strings, said)

@@ -32,9 +32,9 @@ def train(
     chosen = find_recipe(recipe)
     settings = resolve(chosen.defaults, set_ or [], config)
     processes = Processes.join()
-    around = RunContext(device_named(device), processes, bars)
+    context = RunContext(device_named(device), processes, bars)
     try:
-        best = run_recipe(chosen, settings, Collection.open(collection), out, resume=resume, around=around)
+        best = run_recipe(chosen, settings, Collection.open(collection), out, resume=resume, context=context)
     except KeyboardInterrupt:
         if processes.first and (out / "state").is_dir():
             console.print(f"stopped; the same command with --resume goes on with {out}", markup=False, soft_wrap=True)
@@ -70,7 +70,7 @@ def list_(
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, found in RECIPES.items():
-        table.add_row("recipe", name, found.about)
+        table.add_row("recipe", name, found.description)
     for name, kind in MATCHERS.items():
         table.add_row("matcher", name, (kind.matcher.__doc__ or "").splitlines()[0])
     for name in READERS:
@@ -89,7 +89,7 @@ def _settings(name: str) -> None:
         table.add_column(heading)
     for field in settings_fields(find_recipe(name).defaults):
         default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
-        table.add_row(field.key, default or "''", field.about)
+        table.add_row(field.key, default or "''", field.description)
     console.print(table)
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageOps
 
 from calligram.data.collection import Collection
 from calligram.data.matches import Matches
-from calligram.data.pairing import Pairing
+from calligram.data.pairing import Pairing, Visuals
 from calligram.data.pictures import PictureError
 from calligram.data.pictures import font as letters
 from calligram.data.summary import (
@@ -32,6 +33,7 @@ from calligram.evaluation.distributions import cross_ranks, draw_cross_ranks, dr
 from calligram.evaluation.encode import EncodedPairing, encode_pairing, load_pairing, score_matrix
 from calligram.evaluation.retrieval import overlap_of
 from calligram.evaluation.suggest import Suggestion
+from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
@@ -129,6 +131,7 @@ def _save(figure: Figure, file: Path) -> None:
 # How alike the features of different images are.
 
 Features = NDArray[np.float64]
+ImageVectors = NDArray[np.float32]
 
 IMAGES = 100
 """drawn at random, as the paper shows them"""
@@ -205,6 +208,30 @@ def draw_pictures(
     panels["this matcher's features"] = correlation(vectors)
     draw_correlation(panels, folder / "correlation.png")
     return [*drawn, folder / "correlation.png"]
+
+
+def untrained_features(settings: Mapping[str, Any], inputs: Inputs, visuals: Visuals) -> ImageVectors | None:
+    """Return image features (N, D) of a run's backbone before training; None without a backbone or without its folder.
+
+    Args:
+        settings: of ``run.json``; they name the folder of a trained backbone.
+    """
+    source = inputs.images if isinstance(inputs.images, BackboneInput) else _load_backbone(settings)
+    if source is None:
+        return None
+    pictures = [visuals.open(index) for index in range(len(visuals))]
+    parts = [source.images(pictures[first : first + source.batch]) for first in range(0, len(pictures), source.batch)]
+    found = torch.cat(parts).float()
+    vectors: ImageVectors = (found.mean(1) if found.ndim == 3 else found).numpy()
+    return vectors
+
+
+def _load_backbone(settings: Mapping[str, Any]) -> BackboneInput | None:
+    image = settings.get("image")
+    name = image.get("backbone", "") if isinstance(image, Mapping) else ""
+    if not name or not Path(name).is_dir():
+        return None
+    return BackboneInput(Backbone.load(name), pixel_input(name), Path(name).name)
 
 
 # Images to caption on one sheet, each with its number, its id and why.

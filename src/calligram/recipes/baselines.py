@@ -1,4 +1,4 @@
-"""Recipe ``cca``: canonical correlation analysis of stored image features and text vectors, in one pass."""
+"""Baselines: ``cca``, a linear fit of image features and text vectors, and ``tags``, which needs no captions."""
 
 from __future__ import annotations
 
@@ -31,23 +31,26 @@ from calligram.models.tags import TagMatcher, TagSettings
 from calligram.progress import Track
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import RunSettings
-from calligram.recipes.parts.towers import ImageSettings, VectorTextSettings, fitted_text, image_input, need_vectors
+from calligram.recipes.parts.text_vectors import VectorTextSettings, fitted_text
+from calligram.recipes.parts.towers import ImageSettings, image_input, need_features
 from calligram.training.loop import Evaluate, Loop
 
 log = logging.getLogger(__name__)
 
-PAIRS = 2048
-"""pairs whose products are added at a time"""
+COVARIANCE_PAIRS = 2048
+"""number of pairs that are added to the covariance at once"""
 
 
 @dataclass(frozen=True)
 class CCARecipe(RunSettings):
     """Settings of ``cca``."""
 
-    dim: Annotated[int, "canonical directions to keep; 0 for all", (0, 65536)] = 0
-    eta: Annotated[tuple[float, ...], "shares of the largest variance to add; dev chooses, by side", (0, 1000)] = (
-        1e-4, 1e-3, 1e-2, 1e-1,
-    )  # fmt: skip
+    dim: Annotated[int, "number of canonical directions that are kept; 0 for all", (0, 65536)] = 0
+    eta: Annotated[
+        tuple[float, ...],
+        "regularization, as shares of the largest variance; the best value of each modality is selected on dev",
+        (0, 1000),
+    ] = (1e-4, 1e-3, 1e-2, 1e-1)
     image: ImageSettings = field(default_factory=ImageSettings)
     text: VectorTextSettings = field(default_factory=VectorTextSettings)
 
@@ -55,40 +58,54 @@ class CCARecipe(RunSettings):
         if not self.eta:
             raise UserError("eta needs at least one value, such as 0.001")
         if self.image.train:
-            raise UserError("cca fits features and trains no network; leave image.train=false")
+            raise UserError("recipe cca fits features and trains no network; leave image.train=false")
 
 
-def plan_cca(settings: CCARecipe, collection: Collection, around: RunContext) -> Plan:
-    """Inputs, and a fit instead of stages."""
-    need_vectors(settings.image)
+def plan_cca(settings: CCARecipe, collection: Collection, context: RunContext) -> Plan:
+    """Return inputs, and a fit instead of stages."""
+    need_features(settings.image)
     train = collection.sentences("train").join_equal_texts()
-    backbone = Backbone.load(settings.image.backbone).to(around.device) if settings.image.backbone else None
-    text = fitted_text(settings.text, train.texts.strings, around.track, train.visuals.pictures.cache)
+    backbone = Backbone.load(settings.image.backbone).to(context.device) if settings.image.backbone else None
+    text = fitted_text(settings.text, train.texts.strings, context.track, train.visuals.pictures.cache)
     inputs = Inputs(image_input(settings.image, backbone), text)
 
     def fit(evaluate: Evaluate) -> Matcher:
         covariance = Covariance()
-        for images, texts in matching_vectors(inputs, train, around.track):
+        for images, texts in matching_vectors(inputs, train, context.track):
             covariance.add(images, texts)
-        # Of each side its own: Fisher vectors have far more weak directions than image features.
-        candidates = [CCA.from_covariance(covariance, settings.dim, *etas) for etas in product(settings.eta, repeat=2)]
-        if len(candidates) == 1:
-            return candidates[0]
-        found = [evaluate(matcher.to(around.device))["rsum"] for matcher in candidates]
-        for matcher, rsum in zip(candidates, found, strict=True):
-            log.info("eta %g and %g: dev rsum %.1f", matcher.settings.eta, matcher.settings.text_eta, rsum)
-        return candidates[int(np.argmax(found))]
+        return select_cca(covariance, settings.dim, settings.eta, evaluate, "rsum", context.device)
 
     return Plan(CCA(CCASettings(1, text.dim, 1, settings.eta[0])), inputs, (), Loop(settings.seed), fit)
 
 
+def select_cca(
+    covariance: Covariance,
+    dim: int,
+    etas: tuple[float, ...],
+    evaluate: Evaluate,
+    metric: str,
+    device: torch.device,
+) -> CCA:
+    """Fit CCA for every pair of regularizations and return the one with the best dev metric.
+
+    Each modality has its own value: Fisher vectors have far more weak directions than image features.
+    """
+    candidates = [CCA.from_covariance(covariance, dim, *both) for both in product(etas, repeat=2)]
+    if len(candidates) == 1:
+        return candidates[0]
+    found = [evaluate(matcher.to(device))[metric] for matcher in candidates]
+    for matcher, value in zip(candidates, found, strict=True):
+        log.info("eta %g and %g: dev %s %.1f", matcher.settings.eta, matcher.settings.text_eta, metric, value)
+    return candidates[int(np.argmax(found))]
+
+
 def matching_vectors(inputs: Inputs, pairing: Pairing, track: Track) -> Iterator[tuple[Tensor, Tensor]]:
-    """Vectors of all matching pairs, a few thousand at a time; several parts of an image are averaged."""
+    """Yield the image vectors and text vectors of all matching pairs, in batches; parts of an image are averaged."""
     loaded = load_pairing(inputs, pairing, track)
     of_image, of_text = pairing.matches.pairs()
-    starts = range(0, len(of_image), PAIRS)
+    starts = range(0, len(of_image), COVARIANCE_PAIRS)
     for start in track(starts, "adding up covariances", len(starts)):
-        part = slice(start, start + PAIRS)
+        part = slice(start, start + COVARIANCE_PAIRS)
         distinct, back = np.unique(of_image[part], return_inverse=True)
         images = inputs.images.finish(loaded.images.take(distinct))
         if images.ndim == 3:
@@ -96,31 +113,29 @@ def matching_vectors(inputs: Inputs, pairing: Pairing, track: Track) -> Iterator
         yield images[torch.from_numpy(back)], loaded.texts.take(of_text[part])[0]
 
 
-# Recipe ``tags``: a classifier's labels against the words of a text, without any caption (a3vse, Sec. 4.2).
-
-
 @dataclass(frozen=True)
 class TagsRecipe(RunSettings):
-    """Settings of ``tags``."""
+    """Settings of ``tags``, which compares labels of a classifier with the words of a text (a3vse, Sec. 4.2)."""
 
-    backbone: Annotated[str, "folder or hub name of a vision model that came with labels"] = ""
+    backbone: Annotated[str, "folder or hub name of a vision model with a classifier and its labels"] = ""
     expand: Annotated[
-        Expansion, "words that ask for a label: its names, also synonyms (the paper), or also what it is a kind of"
+        Expansion,
+        "words that match a label: its names (none), also synonyms (as in the paper), also broader terms (kinds)",
     ] = "synonyms"
-    least: Annotated[float, "smallest probability of a label that counts", (0, 1)] = 0.0
+    min_probability: Annotated[float, "smallest probability of a label that counts", (0, 1)] = 0.0
 
 
-def plan_tags(settings: TagsRecipe, collection: Collection, around: RunContext) -> Plan:
-    """The matcher as it is; nothing is trained, and no caption is looked at."""
+def plan_tags(settings: TagsRecipe, collection: Collection, context: RunContext) -> Plan:
+    """Return the matcher and its inputs; nothing is trained and no caption is used."""
     del collection
     if not settings.backbone:
-        raise UserError("recipe tags needs a classifier: give --set backbone= with the folder or hub name of one")
-    backbone = Backbone.load(settings.backbone).to(around.device).eval()
+        raise UserError("recipe tags needs a classifier: give --set backbone= with its folder or hub name")
+    backbone = Backbone.load(settings.backbone).to(context.device).eval()
     classifier = LabelClassifier.load(settings.backbone, backbone)
     wordnet = WordNet.find() if settings.expand != "none" else None
     if settings.expand != "none" and wordnet is None:
-        log.warning("there is no WordNet here, so labels are asked for by their own names alone; %s", INSTALL_HINT)
-    matcher = TagMatcher(TagSettings(classifier.weight.shape[1], len(classifier.labels), settings.least))
+        log.warning("WordNet is not installed, so only the names of labels match; %s", INSTALL_HINT)
+    matcher = TagMatcher(TagSettings(classifier.weight.shape[1], len(classifier.labels), settings.min_probability))
     matcher.classifier.load_state_dict({"weight": classifier.weight, "bias": classifier.bias})
     images = BackboneInput(backbone, pixel_input(settings.backbone), Path(settings.backbone).name, "vector")
     texts = ConceptInput.from_labels(classifier.labels, settings.expand, wordnet)

@@ -1,4 +1,4 @@
-"""Recipe ``best``: what of all papers together found most, end to end, as one matcher or as several in one run."""
+"""Recipe ``best``: the combination with the highest recalls, trained end to end, as one matcher or an ensemble."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from calligram.models import catalog
 from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.matcher import Matcher
 from calligram.models.vse import VSE
-from calligram.recipes.parts.matchers import FragmentModels, check_fragments, fragment_matcher, fragment_sides
+from calligram.recipes.parts.matchers import FragmentModels, check_fragments, fragment_matcher, fragment_towers
 from calligram.recipes.parts.mined_negatives import MinedNegatives, MinedNegativesSettings, Miner
 from calligram.recipes.parts.pair_stages import ClassifierSettings, classifier, group_classes, pair_batches
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import (
-    Average,
     BatchSize,
+    CandidateSettings,
     DevDepth,
     Dim,
+    EMADecay,
+    Epochs,
     LearningRate,
     Optimisation,
     PairedSettings,
-    StagedSettings,
+    Temperature,
     TextsPerImage,
 )
 from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers
@@ -36,82 +38,87 @@ from calligram.training.objectives.instance import ClassLabels
 from calligram.training.objectives.objective import EnsembleObjective, InfoNCEObjective, JointObjective, Objective
 from calligram.training.objectives.offline import OfflineObjective, OfflineTerms
 
-MEMBERS = ("mmca", "vse", "scan", "bfan", "a3vse")
+MEMBER_KINDS = ("mmca", "vse", "scan", "bfan", "a3vse")
+"""matchers that can be ensemble members"""
 
 
 @dataclass(frozen=True)
 class OfflineStage:
-    """A last stage, with hard negatives that the run mines by its vectors beside those of the batch (aoq, Eq. 5).
+    """Settings of a last stage with negatives that the run mines by its vectors (aoq, Eq. 5).
 
-    An epoch takes every image once, with one caption. Each pair brings two images and two texts, and as many again
-    that these match, so batches are smaller than those before.
+    An epoch takes every image once, with one caption. A pair brings two mined images and two mined texts, and a match
+    of each of those, so batches are smaller than in the first stage.
     """
 
-    epochs: Annotated[int, "passes over the training images; 0 leaves the stage out", (0, 1000000)] = 0
+    epochs: Annotated[int, "number of epochs of images; 0 for no such stage", (0, 1000000)] = 0
     batch: BatchSize = 64
-    weight: Annotated[float, "of the adaptive quintuplet loss beside the others", (0, 1000)] = 1.0
+    weight: Annotated[float, "weight of the adaptive quintuplet loss, added to the other losses", (0, 1000)] = 1.0
     lr: LearningRate = 1e-4
-    hard: MinedNegativesSettings = field(default_factory=MinedNegativesSettings)
+    mined: MinedNegativesSettings = field(default_factory=MinedNegativesSettings)
 
 
 @dataclass(frozen=True)
-class BestRecipe(FragmentModels, StagedSettings, PairedSettings):
-    """Settings of ``best``; a backbone and a text encoder are all that has to be given.
+class BestRecipe(FragmentModels, CandidateSettings, PairedSettings):
+    """Settings of ``best``; only a backbone and a text encoder must be given.
 
-    Each member learns by InfoNCE of the cosines of its vectors and, where it scores more than these, of its scores with
-    the nearest of a batch. Settings of one matcher are named by it (``mmca.alpha``).
+    Each ensemble member is trained by InfoNCE over the cosines of its vectors. A member that scores pairs by more than
+    vectors is also trained by InfoNCE over its scores of the nearest candidates of a batch. Settings of one matcher are
+    named by it (``mmca.alpha``).
     """
 
-    members: Annotated[
-        tuple[str, ...], "matchers trained side by side, whose mean score counts: mmca, vse, scan, bfan or a3vse"
+    ensemble_members: Annotated[
+        tuple[str, ...],
+        "matchers that are trained together and whose scores are averaged: mmca, vse, scan, bfan, a3vse",
     ] = ("mmca", "vse", "vse")
-    shared: Annotated[bool, "let members share one backbone and one text encoder, which costs less"] = False
-    epochs: Annotated[int, "passes over the training pairs", (1, 1000000)] = 9
+    shared: Annotated[bool, "share one backbone and one text encoder among ensemble members, which costs less"] = False
+    epochs: Epochs = 9
     batch: BatchSize = 256
     texts: TextsPerImage = 2
     candidates: Annotated[
-        int, "nearest texts of an image and images of a text that are scored, beside matches; 0 for all", (0, 1000000)
+        int,
+        "number of nearest texts per image and images per text that are scored besides the matches; 0 for all",
+        (0, 1000000),
     ] = 16
     dev_depth: DevDepth = 100
-    temperature: Annotated[float, "of InfoNCE at the start; it is learnt", (0.001, 100)] = 0.07
-    instance: Annotated[float, "weight of the instance loss of dual-path beside the others; 0 for none", (0, 1000)] = (
-        0.0
-    )
+    temperature: Temperature = 0.07
+    instance: Annotated[float, "weight of the instance loss of dual-path; 0 for none", (0, 1000)] = 0.0
     offline: OfflineStage = field(default_factory=OfflineStage)
     lr: LearningRate = 1e-3
     dim: Dim = 512
-    precision: Annotated[Precision, "arithmetic of the network"] = "bf16"
-    average: Average = 0.995
+    precision: Annotated[Precision, "floating-point precision of the network"] = "bf16"
+    ema_decay: EMADecay = 0.995
     image: ImageSettings = field(
         default_factory=lambda: ImageSettings(train=True, size=256, views="flip", crop=0.35, flip=True, jitter=0.3)
     )
-    text: TextSettings = field(default_factory=lambda: TextSettings(train=True, blank=0.2))
-    classifier: ClassifierSettings = field(default_factory=lambda: ClassifierSettings(scale=16.0, start="images"))
+    text: TextSettings = field(default_factory=lambda: TextSettings(train=True, word_dropout=0.2))
+    classifier: ClassifierSettings = field(default_factory=lambda: ClassifierSettings(scale=16.0, init="images"))
     optim: Optimisation = field(
-        default_factory=lambda: Optimisation(weight_decay=0.05, warmup=0.05, parts=("image:0.3", "text.encoder:0.1"))
+        default_factory=lambda: Optimisation(weight_decay=0.05, warmup=0.05, lr_scale=("image:0.3", "text.encoder:0.1"))
     )
 
     def __post_init__(self) -> None:
-        for member in self.members:
-            if member not in MEMBERS:
-                raise unknown("member", member, MEMBERS)
-        if not self.members:
-            raise UserError("members= names no matcher; give one or more of mmca, vse, scan, bfan and a3vse")
+        for member in self.ensemble_members:
+            if member not in MEMBER_KINDS:
+                raise unknown("ensemble member", member, MEMBER_KINDS)
+        if not self.ensemble_members:
+            raise UserError("ensemble_members= names no matcher; give one or more of mmca, vse, scan, bfan and a3vse")
         if self.shared and not (self.image.train or self.text.train):
-            raise UserError("shared=true is for networks that are trained; stored features are shared by all as it is")
+            raise UserError(
+                "shared=true is for networks that are trained; all members read the same stored features anyway"
+            )
 
 
-def plan(settings: BestRecipe, collection: Collection, around: RunContext) -> Plan:
-    """Inputs, one matcher or an ensemble, and one or two stages."""
+def plan(settings: BestRecipe, collection: Collection, context: RunContext) -> Plan:
+    """Return inputs, one matcher or an ensemble, and one or two stages."""
     _check(settings)
     by_image = collection.sentences("train")
     train = by_image.join_equal_texts()
-    sides = fragment_sides(settings.image, settings.text, train, around, settings.dim)
-    members = _members(settings, sides)
-    matcher = members[0] if len(members) == 1 else _ensemble(settings, sides, members)
-    classes = group_classes(settings.classifier, by_image, sides, settings.seed) if settings.instance else None
-    training = _BestTraining(settings, sides, train, members, classes)
-    return Plan(matcher, sides.inputs, training.stages(), settings.loop(), dev_depth=settings.measured(matcher))
+    towers = fragment_towers(settings.image, settings.text, train, context, settings.dim)
+    members = _members(settings, towers)
+    matcher = members[0] if len(members) == 1 else _ensemble(settings, towers, members)
+    classes = group_classes(settings.classifier, by_image, towers, settings.seed) if settings.instance else None
+    training = _BestTraining(settings, towers, train, members, classes)
+    return Plan(matcher, towers.inputs, training.stages(), settings.loop(), dev_depth=settings.dev_candidates(matcher))
 
 
 def _check(settings: BestRecipe) -> None:
@@ -121,71 +128,71 @@ def _check(settings: BestRecipe) -> None:
             "recipe best trains a text encoder: give --set text.encoder= with a folder or a hub name, "
             "or --set text.train=false for a GRU"
         )
-    for member in settings.members:
+    for member in settings.ensemble_members:
         check_fragments(member, image, text, settings)
 
 
-def _members(settings: BestRecipe, sides: Towers) -> list[Matcher]:
-    """All with the same pretrained weights, and each with random ones of its own where there are none."""
-    heads = copy(sides)
-    if settings.shared and len(settings.members) > 1:
-        if sides.backbone is not None and settings.image.train:
-            heads.shape = replace(heads.shape, image="features", feature_dim=sides.backbone.dim, backbone="")
-        if sides.encoder is not None and settings.text.train:
-            heads.shape = replace(heads.shape, text="states", state_dim=sides.encoder.dim, encoder="")
+def _members(settings: BestRecipe, towers: Towers) -> list[Matcher]:
+    """Return the ensemble members: equal pretrained weights, and different random weights elsewhere."""
+    heads = copy(towers)
+    if settings.shared and len(settings.ensemble_members) > 1:
+        if towers.backbone is not None and settings.image.train:
+            heads.shape = replace(heads.shape, image="features", feature_dim=towers.backbone.dim, backbone="")
+        if towers.encoder is not None and settings.text.train:
+            heads.shape = replace(heads.shape, text="states", state_dim=towers.encoder.dim, encoder="")
     return [
-        heads.started(VSE(heads.shape)) if name == "vse" else fragment_matcher(name, settings, heads)
-        for name in settings.members
+        heads.with_pretrained_weights(VSE(heads.shape)) if name == "vse" else fragment_matcher(name, settings, heads)
+        for name in settings.ensemble_members
     ]
 
 
-def _ensemble(settings: BestRecipe, sides: Towers, members: list[Matcher]) -> Ensemble:
+def _ensemble(settings: BestRecipe, towers: Towers, members: list[Matcher]) -> Ensemble:
     described = tuple(json.dumps(catalog.describe(member)) for member in members)
-    backbone, encoder = (sides.shape.backbone, sides.shape.encoder) if settings.shared else ("", "")
+    backbone, encoder = (towers.shape.backbone, towers.shape.encoder) if settings.shared else ("", "")
     made = Ensemble(EnsembleSettings(described, backbone, encoder))
     for own, member in zip(made.members, members, strict=True):
         own.load_state_dict(member.state_dict())
-    if backbone and sides.backbone is not None:
-        made.image.load_state_dict(sides.backbone.state_dict())
-    if encoder and sides.encoder is not None:
-        made.text["encoder"].load_state_dict(sides.encoder.state_dict())
+    if backbone and towers.backbone is not None:
+        made.image.load_state_dict(towers.backbone.state_dict())
+    if encoder and towers.encoder is not None:
+        made.text["encoder"].load_state_dict(towers.encoder.state_dict())
     return made
 
 
 class _BestTraining:
-    """The stages, in which every member has objectives of its own."""
+    """Makes the stages; every ensemble member has its own objectives."""
 
     def __init__(
-        self, settings: BestRecipe, sides: Towers, train: Pairing, members: list[Matcher], classes: ClassLabels | None
+        self, settings: BestRecipe, towers: Towers, train: Pairing, members: list[Matcher], classes: ClassLabels | None
     ) -> None:
-        self.settings, self.sides, self.train, self.members = settings, sides, train, members
-        self._batches = pair_batches(settings, train, sides.inputs, sides.around, classes=classes)
-        self._own = [self._objective(member, classes) for member in members]
+        self.settings, self.towers, self.train, self.members = settings, towers, train, members
+        self._batches = pair_batches(settings, train, towers.inputs, towers.context, classes=classes)
+        self._objectives = [self._objective(member, classes) for member in members]
 
     def _objective(self, member: Matcher, classes: ClassLabels | None) -> Objective:
-        """InfoNCE, staged where scores are more than cosines, and the instance loss if asked for."""
+        """InfoNCE, over candidates too for members that score pairs, and the instance loss if it has a weight."""
         settings = self.settings
         loss: Objective = InfoNCEObjective(settings.temperature)
         if member.reranks:
-            loss = settings.staged(loss)
+            loss = settings.with_candidates(loss)
         if classes is None:
             return loss
-        told_apart = classifier(settings.classifier, self.sides, member, classes)
-        return JointObjective((1.0, loss), (settings.instance, told_apart))
+        instance = classifier(settings.classifier, self.towers, member, classes)
+        return JointObjective((1.0, loss), (settings.instance, instance))
 
     def _with_offline(self, member: Matcher, own: Objective) -> Objective:
-        """The same with offline negatives; temperatures and classes go on from the stage before."""
+        """Add the loss of mined negatives; temperatures and classes continue from the first stage."""
         loss: Objective = OfflineObjective(OfflineTerms())
         if member.reranks:
-            loss = self.settings.staged(loss)
+            loss = self.settings.with_candidates(loss)
         return JointObjective((1.0, own), (self.settings.offline.weight, loss))
 
     def stages(self) -> tuple[Stage, ...]:
-        """One, and the one with offline negatives, whose epochs count where they are better."""
+        """One stage, and one with mined negatives; the best epoch of both is kept."""
         settings, offline = self.settings, self.settings.offline
-        optim = replace(settings.optim, parts=self._parts(settings.optim.parts))
+        optim = replace(settings.optim, lr_scale=self._lr_scale(settings.optim.lr_scale))
         first = Stage(
-            "infonce", settings.epochs, self._whole(self._own), self._batches, optim.build, settings.lr,
+            "infonce", settings.epochs, self._joint(self._objectives), self._batches, optim.build, settings.lr,
             optim.part_lr(), optim.frozen, optim.factor(), optim.clip, optim.accumulate,
         )  # fmt: skip
         if not offline.epochs:
@@ -194,26 +201,26 @@ class _BestTraining:
         if settings.ignore_also_true and self.train.also_true is not None:
             excluded = excluded.plus(self.train.also_true)
         sampler = OfflineSampler(
-            self.train.matches, offline.batch, settings.seed, distribution=offline.hard.spread, excluded=excluded,
+            self.train.matches, offline.batch, settings.seed, distribution=offline.mined.spread, excluded=excluded,
             per_image=True,
         )  # fmt: skip
-        miner = Miner(offline.hard, self.train, self.sides.around, settings.ignore_also_true, by_vectors=True)
-        both = [self._with_offline(member, own) for member, own in zip(self.members, self._own, strict=True)]
+        miner = Miner(offline.mined, self.train, self.towers.context, settings.ignore_also_true, by_vectors=True)
+        both = [self._with_offline(member, own) for member, own in zip(self.members, self._objectives, strict=True)]
         return first, replace(
             first,
             name="offline",
             epochs=offline.epochs,
-            objective=self._whole(both),
+            objective=self._joint(both),
             batches=self._batches.with_sampler(sampler),
             lr=offline.lr,
             on_start=MinedNegatives(miner, sampler).begin,
         )
 
-    def _whole(self, objectives: list[Objective]) -> Objective:
+    def _joint(self, objectives: list[Objective]) -> Objective:
         return objectives[0] if len(objectives) == 1 else EnsembleObjective(objectives)
 
-    def _parts(self, parts: tuple[str, ...]) -> tuple[str, ...]:
-        """Factors by part of a member as the ensemble names them; networks that are not trained have none."""
+    def _lr_scale(self, parts: tuple[str, ...]) -> tuple[str, ...]:
+        """Return learning-rate factors by the module names of the ensemble, without networks that are not trained."""
         settings, found = self.settings, []
         trained = {"image": settings.image.train, "text.encoder": settings.text.train}
         for part in parts:

@@ -1,4 +1,4 @@
-"""Recipe ``ensemble``: several runs as one matcher, by the mean of their scores."""
+"""Recipes of several runs as one matcher: ``ensemble`` (mean of scores) and ``combined`` (two-branch, Eq. 8)."""
 
 from __future__ import annotations
 
@@ -29,82 +29,83 @@ from calligram.training.runs import load_run
 class EnsembleRecipe(RunSettings):
     """Settings of ``ensemble``."""
 
-    runs: Annotated[tuple[str, ...], "run folders, separated by commas, trained on the same inputs"] = ()
+    runs: Annotated[tuple[str, ...], "folders of runs with the same inputs, separated by commas"] = ()
 
     @property
     def teachers(self) -> dict[str, str]:
-        """The members: what they have seen, the ensemble has."""
+        """The ensemble members, whose training captions become those of the ensemble."""
         return {f"runs[{place}]": run for place, run in enumerate(self.runs)}
 
 
-def plan_ensemble(settings: EnsembleRecipe, collection: Collection, around: RunContext) -> Plan:
-    """All matchers as they are, with the inputs they share."""
-    del collection, around
+def plan_ensemble(settings: EnsembleRecipe, collection: Collection, context: RunContext) -> Plan:
+    """Return the ensemble of all runs, with the inputs that they share."""
+    del collection, context
     if len(settings.runs) < 2:
         raise UserError("recipe ensemble needs --set runs= with two or more run folders, separated by commas")
     folders = [Path(run).expanduser() for run in settings.runs]
     real = [folder.resolve() for folder in folders]
     if twice := [folder for place, folder in enumerate(folders) if real[place] in real[:place]]:
-        raise UserError(f"{twice[0]} is there twice among runs=, and would only weigh more; give different runs")
+        raise UserError(f"runs= names {twice[0]} twice, which only raises its weight; give different runs")
     found = [load_run(folder) for folder in folders]
     for folder, (member, _) in zip(folders, found, strict=True):
         if not hasattr(member.settings, "dim"):
-            raise UserError(f"{folder} has a matcher without a joint space of a set size (dim); take another run")
-        if _inputs(folder) != _inputs(folders[0]):
-            raise UserError(f"{folder} is fed other {_differing(folder, folders[0])}")
+            raise UserError(f"{folder} has a matcher without a joint space of fixed size (dim); give another run")
+        if _input_files(folder) != _input_files(folders[0]):
+            raise UserError(f"{folder} has other {_differing_inputs(folder, folders[0])}")
     matcher = Ensemble(EnsembleSettings(tuple(json.dumps(catalog.describe(member)) for member, _ in found)))
     for own, (member, _) in zip(matcher.members, found, strict=True):
         own.load_state_dict(member.state_dict())
     return Plan(matcher, found[0][1], (), Loop(settings.seed))
 
 
-def _inputs(run: Path) -> dict[str, bytes]:
-    """What lies in a run's inputs, by name."""
+def _input_files(run: Path) -> dict[str, bytes]:
+    """Return the content of the files of a run's inputs, by name."""
     folder = run / INPUTS_FOLDER
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def _differing(run: Path, other: Path) -> str:
-    """Which inputs of two runs differ, and what to do about it."""
+def _differing_inputs(run: Path, other: Path) -> str:
+    """Describe the difference between the inputs of two runs, and how to remove it."""
     one, two = (
         json.loads((folder / INPUTS_FOLDER / "inputs.json").read_text(encoding="utf-8")) for folder in (run, other)
     )
-    sides = [name for key, name in (("images", "pictures"), ("texts", "texts")) if one[key] != two[key]]
-    found = f"{' and '.join(sides) or 'networks'} than {other}; train both with the same image and text settings"
+    differing = [name for key, name in (("images", "images"), ("texts", "texts")) if one[key] != two[key]]
+    message = (
+        f"{' and '.join(differing) or 'networks'} as input than {other}; train both with the same image and text "
+        "settings"
+    )
     parts = [each["images"].get("parts") for each in (one, two)]
     if parts[0] != parts[1]:
-        found += (
-            ". Of a backbone that is not trained, vse and dual-path see one vector, and matchers of regions and words "
-            "the cells of its grid: train it with image.train=true, or train members together with recipe best"
+        message += (
+            ". From a backbone that is not trained, vse and dual-path take one vector, and matchers of regions and "
+            "words take the cells of its grid: train the backbone with image.train=true, or train the ensemble members "
+            "together with recipe best"
         )
-    return found
-
-
-# Recipe ``combined``: an image-sentence run and a region-phrase run as one matcher (two-branch, Eq. 8).
+    return message
 
 
 @dataclass(frozen=True)
 class CombinedRecipe(RunSettings):
     """Settings of ``combined``."""
 
-    sentences: Annotated[str, "run folder of an image-sentence matcher: two-branch or cca, on features"] = ""
-    phrases: Annotated[str, "run folder of a region-phrase matcher: two-branch-phrases"] = ""
-    alpha: Annotated[float, "share of the region-phrase distance; 0.2 is the paper's", (0, 1)] = 0.2
-    chunks: Annotated[
+    sentences: Annotated[str, "folder of an image-sentence run: two-branch or cca, on image features"] = ""
+    phrases: Annotated[str, "folder of a region-phrase run: two-branch-phrases"] = ""
+    alpha: Annotated[float, "weight of the region-phrase distance; 0.2 in the paper", (0, 1)] = 0.2
+    chunker_captions: Annotated[
         int,
-        "captions that noun phrases are learnt from, where the region-phrase run did not learn them",
+        "number of captions that train the noun-phrase chunker, where the region-phrase run has none",
         (1, 100000000),
     ] = 12000
 
     @property
     def teachers(self) -> dict[str, str]:
-        """Both runs: what they have seen, the combination has."""
+        """Both runs, whose training captions become those of the combination."""
         return {name: run for name, run in (("sentences", self.sentences), ("phrases", self.phrases)) if run}
 
 
-def plan_combined(settings: CombinedRecipe, collection: Collection, around: RunContext) -> Plan:
-    """Both matchers as they are, and both their inputs side by side."""
-    del around
+def plan_combined(settings: CombinedRecipe, collection: Collection, context: RunContext) -> Plan:
+    """Return the combination of both matchers, with the inputs of both."""
+    del context
     for name in ("sentences", "phrases"):
         if not getattr(settings, name):
             raise UserError(f"recipe combined needs --set {name}= with a run folder")
@@ -113,22 +114,22 @@ def plan_combined(settings: CombinedRecipe, collection: Collection, around: RunC
     matcher = SentencePhraseMatcher(
         SentencePhraseSettings(json.dumps(catalog.describe(one)), json.dumps(catalog.describe(two)), settings.alpha)
     )
-    # Checked first: without a size of their own, image vectors cannot stand beside regions.
-    inputs = _joined(sentences, phrases, getattr(one.settings, "image_dim", 0), settings, collection)
+    # Checked before weights are loaded: image vectors of unknown size cannot be joined with regions.
+    inputs = _join_inputs(sentences, phrases, getattr(one.settings, "image_dim", 0), settings, collection)
     matcher.sentences.load_state_dict(one.state_dict())
     matcher.phrases.load_state_dict(two.state_dict())
     return Plan(matcher, inputs, (), Loop(settings.seed))
 
 
-def _joined(
+def _join_inputs(
     sentences: Inputs, phrases: Inputs, image_dim: int, settings: CombinedRecipe, collection: Collection
 ) -> Inputs:
     whole, text = sentences.images, sentences.texts
     if not image_dim or not isinstance(whole, BackboneInput | StoredInput) or not isinstance(text, TextVectorInput):
-        raise UserError(f"{settings.sentences} does not score image features with text vectors; take a two-branch run")
+        raise UserError(f"{settings.sentences} does not score image features with text vectors; give a two-branch run")
     if not isinstance(phrases.images, RegionInput) or not isinstance(phrases.texts, TextVectorInput):
-        raise UserError(f"{settings.phrases} does not score regions with phrases; take a two-branch-phrases run")
-    chunker = phrases.chunker or Chunker.train(annotated_captions(collection, "train", settings.chunks))
+        raise UserError(f"{settings.phrases} does not score regions with phrases; give a two-branch-phrases run")
+    chunker = phrases.chunker or Chunker.train(annotated_captions(collection, "train", settings.chunker_captions))
     return Inputs(
         JoinedImageInput(whole, phrases.images, image_dim), JoinedTextInput(text, phrases.texts, chunker), chunker
     )

@@ -1,4 +1,4 @@
-"""Recipe ``two-branch-phrases``: regions and phrases by two branches, for finding what a phrase speaks of."""
+"""Recipe ``two-branch-phrases``: two branches for regions and phrases, for phrase localization (two-branch, Sec. 4)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import product
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -32,9 +31,19 @@ from calligram.models.two_branch import (
     TwoBranchSimilarity,
     TwoBranchSimilaritySettings,
 )
+from calligram.recipes.baselines import select_cca
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import LearningRate, Optimisation, TrainedSettings
-from calligram.recipes.parts.towers import VectorTextSettings, fitted_text
+from calligram.recipes.parts.text_vectors import VectorTextSettings, fitted_text
+from calligram.recipes.two_branch import (
+    BranchDropout,
+    BranchLayers,
+    ConstraintEpochs,
+    ConstraintLR,
+    DistanceMargin,
+    HiddenSize,
+    TripletsKept,
+)
 from calligram.training.batches.pair_sampler import ExtraPairs
 from calligram.training.batches.phrases import (
     NEGATIVE_IOU,
@@ -55,64 +64,79 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RegionSettings:
-    """The image side: which boxes, and what is known of each."""
+    """Settings of regions: the boxes and their features."""
 
-    proposals: Annotated[str, "name of the collection's proposals, as calligram regions gave it"] = "edgeboxes"
-    finder: Annotated[str, "method for new pictures, where the proposals came from a detector: its file or folder"] = ""
-    backbone: Annotated[str, "folder or hub name of a vision model; empty takes the pixels themselves"] = ""
-    size: Annotated[int, "side of the square pictures are resized to", (8, 4096)] = 448
-    bins: Annotated[int, "pixels a side that are kept of a box, without a backbone", (1, 64)] = 8
-    margin: Annotated[float, "share of a box's sides that is seen beyond each, without a backbone", (0, 10)] = 0.25
-    geometry: Annotated[float, "weight of a box's place and area beside its features; 0 as in the paper", (0, 100)] = (
-        0.0
-    )
+    proposals: Annotated[str, "name of the collection's proposals, as given to calligram regions"] = "edgeboxes"
+    proposer: Annotated[
+        str, "file or folder of a detector that proposes boxes in new images; empty for the method of the proposals"
+    ] = ""
+    backbone: Annotated[str, "folder or hub name of a vision model; empty for pixels as features"] = ""
+    size: Annotated[int, "side of the square input image in pixels", (8, 4096)] = 448
+    bins: Annotated[int, "side in pixels to which a box is resized, without a backbone", (1, 64)] = 8
+    margin: Annotated[float, "margin around a box as a share of its sides, without a backbone", (0, 10)] = 0.25
+    geometry: Annotated[
+        float, "weight of the position and area of a box, added to its features; 0 as in the paper", (0, 100)
+    ] = 0.0
 
 
 @dataclass(frozen=True)
 class PhrasesRecipe(TrainedSettings):
-    """Settings of ``two-branch-phrases``; sizes, weights and sampling are the paper's (two-branch, Secs. 4.2-4.3)."""
+    """Settings of ``two-branch-phrases``; sizes, weights and sampling of the paper (two-branch, Secs. 4.2-4.3)."""
 
-    network: Annotated[Literal["embedding", "similarity", "cca"], "distance, a score of pairs, or a linear fit"] = (
-        "embedding"
-    )
-    epochs: Annotated[int, "passes over the training pairs, or over sets of them", (1, 1000000)] = 8
-    sets: Annotated[int | None, "sets of pairs that make an epoch, or none for all", (1, 1000000000)] = None
-    set_size: Annotated[int, "pairs of a truth region and a phrase in a set", (2, 100000)] = 100
-    positives: Annotated[Literal["single", "augmented"], "the truth region alone, or also proposals that match it"] = (
-        "augmented"
-    )
-    match: Annotated[float, "overlap with the truth from which a proposal is positive", (0, 1)] = POSITIVE_IOU
-    background: Annotated[float, "overlap with the truth below which a proposal is negative", (0, 1)] = NEGATIVE_IOU
-    extra: Annotated[ExtraPairs, "further triplets: of second positives, or as many of other pairs"] = "neighbours"
+    network: Annotated[
+        Literal["embedding", "similarity", "cca"], "embedding network, similarity network, or a linear fit (cca)"
+    ] = "embedding"
+    epochs: Annotated[int, "number of epochs", (1, 1000000)] = 8
+    sets: Annotated[int | None, "number of sets of pairs in an epoch; none for all", (1, 1000000000)] = None
+    set_size: Annotated[int, "number of pairs of a truth region and a phrase in a set", (2, 100000)] = 100
+    positives: Annotated[
+        Literal["single", "augmented"],
+        "positive regions of a phrase: the truth region (single), or also proposals that match it (augmented)",
+    ] = "augmented"
+    match: Annotated[float, "smallest IoU with the truth of a positive proposal", (0, 1)] = POSITIVE_IOU
+    background: Annotated[float, "IoU with the truth below which a proposal is negative", (0, 1)] = NEGATIVE_IOU
+    extra: Annotated[
+        ExtraPairs, "further triplets: of second positives (neighbours), or as many of random pairs (random), or none"
+    ] = "neighbours"
     candidates: Annotated[
-        int | None, "random background regions of an image that a phrase is compared with; none takes all", (1, 100000)
+        int | None,
+        "number of random background regions of an image that a phrase is compared with; none for all",
+        (1, 100000),
     ] = None
-    weights: Annotated[tuple[float, float], "of region anchors and of phrase anchors", (0, 1000)] = (1.0, 4.0)
-    margin: Annotated[float, "of the hinge, in distance", (0, 2)] = 0.1
-    top_k: Annotated[int | None, "triplets of highest loss kept for every pair, or none for all", (1, 1000000)] = 30
-    constraint_epochs: Annotated[int, "further epochs with neighbourhood constraints in the loss", (0, 1000000)] = 0
+    weights: Annotated[tuple[float, float], "weights of region anchors and of phrase anchors", (0, 1000)] = (1.0, 4.0)
+    margin: DistanceMargin = 0.1
+    top_k: TripletsKept = 30
+    constraint_epochs: ConstraintEpochs = 0
     constraint_weights: Annotated[
-        tuple[float, float], "of region neighbourhoods and of phrase neighbourhoods, in these", (0, 1000)
+        tuple[float, float], "weights of region neighbourhoods and of phrase neighbourhoods in these epochs", (0, 1000)
     ] = (0.1, 0.1)
-    constraint_lr: Annotated[float, "factor on the learning rate, in these", (0, 1000)] = 0.1
+    constraint_lr: ConstraintLR = 0.1
     lr: LearningRate = 1e-3
-    hidden: Annotated[int, "size between the layers of a branch", (1, 65536)] = 1024
-    dim: Annotated[int, "size of the joint space; with cca, directions to keep, 0 for all", (0, 65536)] = 512
-    layers: Annotated[int, "FC layers of each branch; 1 is linear, without batch norm", (1, 3)] = 2
-    heads: Annotated[int, "FC layers after the product, of the similarity network", (1, 3)] = 3
-    dropout: Annotated[float, "share of entries set to zero after each ReLU", (0, 0.99)] = 0.0
-    eta: Annotated[tuple[float, ...], "cca: shares of the largest variance to add; dev chooses, by side", (0, 1000)] = (
-        1e-4, 1e-3, 1e-2, 1e-1,
-    )  # fmt: skip
-    dev_images: Annotated[int | None, "images of dev that epochs are chosen by, or none for all", (1, 100000000)] = None
-    chunks: Annotated[int, "captions that noun phrases are learnt from; 0 for no chunker", (0, 100000000)] = 12000
+    hidden: HiddenSize = 1024
+    dim: Annotated[
+        int, "dimension of the joint embedding space; with cca the number of directions, 0 for all", (0, 65536)
+    ] = 512
+    layers: BranchLayers = 2
+    heads: Annotated[int, "number of FC layers after the product, in the similarity network", (1, 3)] = 3
+    dropout: BranchDropout = 0.0
+    eta: Annotated[
+        tuple[float, ...],
+        "regularization of cca, as shares of the largest variance; the best value of each modality is selected on dev",
+        (0, 1000),
+    ] = (1e-4, 1e-3, 1e-2, 1e-1)
+    dev_images: Annotated[
+        int | None, "number of dev images for the selection of the best epoch; none for all", (1, 100000000)
+    ] = None
+    chunker_captions: Annotated[
+        int, "number of captions that train the noun-phrase chunker; 0 for no chunker", (0, 100000000)
+    ] = 12000
     region: RegionSettings = field(default_factory=RegionSettings)
     text: VectorTextSettings = field(default_factory=VectorTextSettings)
     optim: Optimisation = field(default_factory=Optimisation)
 
     def __post_init__(self) -> None:
         if not any(self.weights):
-            raise UserError("weights are both zero; there is nothing to learn")
+            raise UserError("weights are both zero, so there is nothing to train; give a weight above zero")
         if self.background > self.match:
             raise UserError(f"background={self.background} must not be above match={self.match}")
         if self.constraint_epochs and (self.extra != "neighbours" or self.network != "embedding"):
@@ -123,24 +147,24 @@ class PhrasesRecipe(TrainedSettings):
             raise UserError("dim must be at least 1")
 
 
-def plan(settings: PhrasesRecipe, collection: Collection, around: RunContext) -> Plan:
-    """Inputs, matcher and stages; dev is measured by R@1 of localization."""
-    sides = _PhraseTowers(settings, collection, around)
-    loaded = load_phrases(sides.inputs, collection, "dev", images=settings.dev_images, track=around.track)
+def plan(settings: PhrasesRecipe, collection: Collection, context: RunContext) -> Plan:
+    """Return inputs, matcher and stages; the dev metric is R@1 of localization."""
+    towers = _PhraseTowers(settings, collection, context)
+    loaded = load_phrases(towers.inputs, collection, "dev", images=settings.dev_images, track=context.track)
 
     def evaluate(matcher: Matcher) -> Mapping[str, float]:
-        found = evaluate_localization(matcher, sides.inputs, loaded)
-        return {"r1": found.r1, "r5": found.r5, "r10": found.r10, "oracle": found.oracle, **sides.batch_size}
+        found = evaluate_localization(matcher, towers.inputs, loaded)
+        return {"r1": found.r1, "r5": found.r5, "r10": found.r10, "oracle": found.oracle, **towers.batch_size}
 
     loop = settings.loop(select_by="r1")
     if settings.network == "cca":
         stand_in = CCA(CCASettings(1, 1, 1, settings.eta[0]))
-        return Plan(stand_in, sides.inputs, (), loop, sides.fit, evaluate)
-    return Plan(sides.matcher(), sides.inputs, sides.stages(), loop, None, evaluate)
+        return Plan(stand_in, towers.inputs, (), loop, towers.fit, evaluate)
+    return Plan(towers.matcher(), towers.inputs, towers.stages(), loop, None, evaluate)
 
 
-def region_input(region: RegionSettings, collection: Collection, around: RunContext) -> RegionInput:
-    """Features of boxes as the collection's proposals were found."""
+def region_input(region: RegionSettings, collection: Collection, context: RunContext) -> RegionInput:
+    """Return the input of box features, with the settings of the collection's proposals."""
     known = proposal_record(collection, region.proposals)
     if known is None:
         raise UserError(
@@ -156,36 +180,39 @@ def region_input(region: RegionSettings, collection: Collection, around: RunCont
     method = str(known["settings"]["proposals"]["method"])
     pooling: RegionPooling | RegionCrops = RegionCrops(PixelInput(region.size), region.bins, region.margin)
     if region.backbone:
-        pooling = RegionPooling.load(region.backbone, region.size, around.device)
+        pooling = RegionPooling.load(region.backbone, region.size, context.device)
     top = int(known["settings"]["top"])
-    if region.finder:
-        load_proposer(region.finder, top)  # refused now, not when the run is to find something
-    finder = region.finder or (method if method in PROPOSERS else region.proposals)
-    return RegionInput(pooling, region.proposals, finder, top, region.geometry)
+    if region.proposer:
+        load_proposer(region.proposer, top)  # raises for an unknown name now, not when the run is used
+    proposer = region.proposer or (method if method in PROPOSERS else region.proposals)
+    return RegionInput(pooling, region.proposals, proposer, top, region.geometry)
 
 
 class _PhraseTowers:
-    """Pairs of a truth region and a phrase with everything that is drawn from them."""
+    """The pairs of truth regions and phrases, the inputs, the batches, and the network."""
 
-    def __init__(self, settings: PhrasesRecipe, collection: Collection, around: RunContext) -> None:
-        self.settings, self.around = settings, around
-        regions = region_input(settings.region, collection, around)
+    def __init__(self, settings: PhrasesRecipe, collection: Collection, context: RunContext) -> None:
+        self.settings, self.context = settings, context
+        regions = region_input(settings.region, collection, context)
         images = np.intersect1d(collection.images_in("train"), images_with_proposals(collection, regions.source))
         grounded = grounded_phrases(collection, images)
-        proposed = regions.proposal_features(collection, np.unique(grounded.chain_boxes.images), around.track)
+        proposed = regions.proposal_features(collection, np.unique(grounded.chain_boxes.images), context.track)
         strings = phrase_texts(collection, grounded.phrases).strings
         self.pairs = PhrasePairs.of(grounded, strings, proposed.boxes, settings.match, settings.background)
         log.info(
-            "%d pairs of %d regions and %d phrases", len(self.pairs), len(grounded.chain_boxes), len(self.pairs.strings)
+            "%d pairs of %d truth regions and %d phrases",
+            len(self.pairs),
+            len(grounded.chain_boxes),
+            len(self.pairs.strings),
         )
-        text = fitted_text(settings.text, self.pairs.strings, around.track, collection.pictures.cache)
+        text = fitted_text(settings.text, self.pairs.strings, context.track, collection.pictures.cache)
         self.inputs = Inputs(regions, text, _chunker(settings, collection))
         self._dims = {"image_dim": regions.dim, "text_dim": text.dim}
-        truth = regions.load(box_visuals(collection, grounded.chain_boxes), around.track)
-        self._texts = text.load(self.pairs.strings, collection.pictures.cache, around.track)
+        truth = regions.load(box_visuals(collection, grounded.chain_boxes), context.track)
+        self._texts = text.load(self.pairs.strings, collection.pictures.cache, context.track)
         self.batches = PhraseBatches(
             self.pairs, self.inputs, truth, proposed.rows, self._texts, self._draw(), seed=settings.seed,
-            size=settings.set_size, sets=settings.sets, device=around.device, processes=around.processes,
+            size=settings.set_size, sets=settings.sets, device=context.device, processes=context.processes,
         )  # fmt: skip
 
     def _draw(self) -> DrawFunction:
@@ -197,7 +224,7 @@ class _PhraseTowers:
 
     @cached_property
     def batch_size(self) -> dict[str, float]:
-        """Triplets or pairs in a mini-batch, as the paper counts them (two-branch, Sec. 4.5)."""
+        """The number of triplets or pairs in a mini-batch, as the paper counts them (two-branch, Sec. 4.5)."""
         both = self.settings.weights[0] > 0
         if self.settings.network == "embedding":
             top_k = self.settings.top_k
@@ -205,7 +232,7 @@ class _PhraseTowers:
         return {"pairs": self.batches.mean_size(lambda drawn: drawn.pairs)}
 
     def matcher(self) -> Matcher:
-        """The network."""
+        """Return the network."""
         settings = self.settings
         sizes: dict[str, Any] = {
             name: getattr(settings, name) for name in ("hidden", "dim", "layers", "dropout")
@@ -215,7 +242,7 @@ class _PhraseTowers:
         return TwoBranchEmbedding(TwoBranchSettings(**sizes))
 
     def stages(self) -> tuple[Stage, ...]:
-        """One stage, and one with neighbourhood constraints where they are asked for."""
+        """Return one stage, and one with neighbourhood constraints if constraint_epochs is set."""
         settings = self.settings
         if settings.network == "similarity":
             return (self._stage("logistic", settings.epochs, DrawnPairsObjective()),)
@@ -226,7 +253,7 @@ class _PhraseTowers:
         weights = (*settings.weights, *settings.constraint_weights)
         constrained = NeighbourhoodObjective(weights, settings.margin, settings.top_k)
         second = self._stage("constraints", settings.constraint_epochs, constrained)
-        # Chosen anew: the constraints are asked for, whether or not they help.
+        # The best epoch is selected among these only: the user asked for constraints, whether or not they help.
         return (first, replace(second, lr=settings.lr * settings.constraint_lr, resets_best=True))
 
     def _stage(self, name: str, epochs: int, objective: Objective) -> Stage:
@@ -237,26 +264,17 @@ class _PhraseTowers:
         )  # fmt: skip
 
     def fit(self, evaluate: Evaluate) -> Matcher:
-        """CCA of all positive pairs; dev chooses how much is added to the variances."""
+        """Fit CCA on all positive pairs; the regularization is selected on dev."""
         covariance = Covariance()
         for regions, texts in self._positives():
             covariance.add(regions, texts)
-        # Of each side its own: Fisher vectors have far more weak directions than image features.
-        candidates = [
-            CCA.from_covariance(covariance, self.settings.dim, *etas) for etas in product(self.settings.eta, repeat=2)
-        ]
-        if len(candidates) == 1:
-            return candidates[0]
-        found = [evaluate(matcher.to(self.around.device))["r1"] for matcher in candidates]
-        for matcher, r1 in zip(candidates, found, strict=True):
-            log.info("eta %g and %g: dev R@1 %.1f", matcher.settings.eta, matcher.settings.text_eta, r1)
-        return candidates[int(np.argmax(found))]
+        return select_cca(covariance, self.settings.dim, self.settings.eta, evaluate, "r1", self.context.device)
 
     def _positives(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Regions and phrases that match, set by set, each pair of the split once."""
+        """Yield the features of matching regions and phrases in batches; each pair of the split occurs once."""
         steps = range(0, len(self.pairs), 10 * self.settings.set_size)
         rng = np.random.default_rng(self.settings.seed)
-        for start in self.around.track(steps, "adding up covariances", len(steps)):
+        for start in self.context.track(steps, "adding up covariances", len(steps)):
             chosen = np.arange(start, min(start + 10 * self.settings.set_size, len(self.pairs)))
             drawn = draw_pairs(self.pairs, chosen, rng, augment=self.settings.positives == "augmented")
             text, region = np.nonzero(drawn.text_target > 0)
@@ -265,6 +283,6 @@ class _PhraseTowers:
 
 
 def _chunker(settings: PhrasesRecipe, collection: Collection) -> Chunker | None:
-    if not settings.chunks:
+    if not settings.chunker_captions:
         return None
-    return Chunker.train(annotated_captions(collection, "train", settings.chunks), seed=settings.seed)
+    return Chunker.train(annotated_captions(collection, "train", settings.chunker_captions), seed=settings.seed)

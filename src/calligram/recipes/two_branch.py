@@ -1,4 +1,4 @@
-"""Recipes ``two-branch`` and ``two-branch-similarity``: images and sentences by two branches."""
+"""Recipes ``two-branch`` and ``two-branch-similarity``: networks with two branches for images and sentences."""
 
 from __future__ import annotations
 
@@ -27,46 +27,63 @@ from calligram.models.two_branch import (
     TwoBranchSimilaritySettings,
 )
 from calligram.recipes.parts.run import Plan, RunContext
-from calligram.recipes.parts.settings import BatchSize, Dim, LearningRate, Optimisation, TrainedSettings
-from calligram.recipes.parts.towers import ImageSettings, VectorTextSettings, fitted_text, image_input, need_vectors
+from calligram.recipes.parts.settings import BatchSize, Dim, Epochs, LearningRate, Optimisation, TrainedSettings
+from calligram.recipes.parts.text_vectors import VectorTextSettings, fitted_text
+from calligram.recipes.parts.towers import ImageSettings, image_input, need_features
 from calligram.training.batches.batch import Batches
 from calligram.training.batches.pair_sampler import NeighbourhoodSampler
 from calligram.training.loop import Stage
 from calligram.training.objectives.objective import Objective
 from calligram.training.objectives.two_branch import LogisticObjective, NeighbourhoodObjective
 
+HiddenSize = Annotated[int, "dimension between the layers of a branch", (1, 65536)]
+BranchLayers = Annotated[int, "number of FC layers of each branch; 1 is linear, without batch norm", (1, 3)]
+BranchDropout = Annotated[float, "dropout rate after each ReLU", (0, 0.99)]
+DistanceMargin = Annotated[float, "margin of the hinge, in Euclidean distance", (0, 2)]
+TripletsKept = Annotated[
+    int | None, "number of triplets with the highest loss that are kept for every pair; none for all", (1, 1000000)
+]
+ConstraintEpochs = Annotated[int, "number of further epochs with neighbourhood constraints in the loss", (0, 1000000)]
+ConstraintLR = Annotated[float, "factor on the learning rate in the epochs with constraints", (0, 1000)]
+
 
 @dataclass(frozen=True)
 class BranchTextSettings(VectorTextSettings):
-    """The text side: fitted vectors, or a network whose weights are trained along (two-branch, Sec. 3.2.1)."""
+    """Settings of the text tower: fitted vectors, or a network that is trained too (two-branch, Sec. 3.2.1)."""
 
-    source: Annotated[Literal["vectors", "gru", "encoder"], "fitted vectors, a word table and GRU, or a BERT"] = (
-        "vectors"
-    )
-    encoder: Annotated[str, "folder or hub name of a BERT-like encoder, with source=encoder"] = ""
-    train: Annotated[bool, "train the encoder too, instead of storing its encodings once"] = False
-    min_count: Annotated[int, "words seen less often are unknown to the GRU", (1, 1000000)] = 4
-    max_words: Annotated[int, "longer captions are cut, before a GRU or an encoder", (1, 10000)] = 60
-    word_dim: Annotated[int, "size of the GRU's word vectors", (1, 65536)] = 300
-    hidden: Annotated[int, "size of the GRU's state", (1, 65536)] = 512
-    bidirectional: Annotated[bool, "the GRU reads captions both ways"] = False
-    pooling: Annotated[Literal["last", "mean", "max", "cls"], "how states become a vector"] = "mean"
+    source: Annotated[
+        Literal["vectors", "gru", "encoder"],
+        "text representation: fitted vectors, a GRU over a word table (gru), or a BERT-like encoder (encoder)",
+    ] = "vectors"
+    encoder: Annotated[str, "folder or hub name of a BERT-like encoder, with text.source=encoder"] = ""
+    train: Annotated[bool, "train the encoder instead of storing its states once"] = False
+    min_count: Annotated[
+        int, "smallest number of occurrences of a word for the GRU; rarer words are unknown", (1, 1000000)
+    ] = 4
+    max_words: Annotated[
+        int, "largest number of words of a caption, for a GRU or an encoder; further words are cut off", (1, 10000)
+    ] = 60
+    word_dim: Annotated[int, "dimension of the GRU's word vectors", (1, 65536)] = 300
+    hidden: Annotated[int, "dimension of the GRU's state", (1, 65536)] = 512
+    bidirectional: Annotated[bool, "let the GRU read captions in both directions"] = False
+    pooling: Annotated[Literal["last", "mean", "max", "cls"], "pooling of states into one vector"] = "mean"
 
 
 @dataclass(frozen=True)
 class BranchesRecipe(TrainedSettings):
-    """What both networks share; sizes and dropout are the paper's for sentences (two-branch, Sec. 5.3)."""
+    """Settings of both networks; sizes and dropout are those of the paper for sentences (two-branch, Sec. 5.3)."""
 
-    epochs: Annotated[int, "passes over the training pairs", (1, 1000000)] = 20
+    epochs: Epochs = 20
     batch: BatchSize = 500
     lr: LearningRate = 1e-3
-    hidden: Annotated[int, "size between the layers of a branch", (1, 65536)] = 2048
+    hidden: HiddenSize = 2048
     dim: Dim = 512
-    layers: Annotated[int, "FC layers of each branch; 1 is linear, without batch norm", (1, 3)] = 2
-    text_layers: Annotated[int, "FC layers of the text branch; 0 for as many", (0, 3)] = 0
-    dropout: Annotated[float, "share of entries set to zero after each ReLU", (0, 0.99)] = 0.5
+    layers: BranchLayers = 2
+    text_layers: Annotated[int, "number of FC layers of the text branch; 0 for as many as the image branch", (0, 3)] = 0
+    dropout: BranchDropout = 0.5
     statistics: Annotated[
-        Literal["training", "batch"], "of batch norm at test: learnt in training, or of what is encoded together"
+        Literal["training", "batch"],
+        "statistics of batch norm at test: running ones of training, or those of the items encoded together (batch)",
     ] = "training"
     image: ImageSettings = field(default_factory=ImageSettings)
     text: BranchTextSettings = field(default_factory=BranchTextSettings)
@@ -86,42 +103,43 @@ class BranchesRecipe(TrainedSettings):
 
 @dataclass(frozen=True)
 class TwoBranchRecipe(BranchesRecipe):
-    """Settings of ``two-branch``; margin, weights and triplets are the paper's for sentences (two-branch, Sec. 5)."""
+    """Settings of ``two-branch``; margin, weights and triplets of the paper for sentences (two-branch, Sec. 5)."""
 
-    weights: Annotated[tuple[float, float], "of image anchors and of text anchors", (0, 1000)] = (1.0, 2.0)
-    margin: Annotated[float, "of the hinge, in distance", (0, 2)] = 0.1
-    top_k: Annotated[int | None, "triplets of highest loss kept for every pair, or none for all", (1, 1000000)] = 50
+    weights: Annotated[tuple[float, float], "weights of image anchors and of text anchors", (0, 1000)] = (1.0, 2.0)
+    margin: DistanceMargin = 0.1
+    top_k: TripletsKept = 50
     extra: Annotated[
-        Literal["none", "neighbours", "random"], "further pairs: second texts of the same images, or as many others"
+        Literal["none", "neighbours", "random"],
+        "further pairs in a batch: second texts of the same images (neighbours), or as many random pairs",
     ] = "neighbours"
-    constraint_epochs: Annotated[int, "further epochs with neighbourhood constraints in the loss", (0, 1000000)] = 0
+    constraint_epochs: ConstraintEpochs = 0
     constraint_weights: Annotated[
-        tuple[float, float], "of image neighbourhoods and of text neighbourhoods, in these", (0, 1000)
+        tuple[float, float], "weights of image neighbourhoods and of text neighbourhoods in these epochs", (0, 1000)
     ] = (0.0, 0.2)
-    constraint_lr: Annotated[float, "factor on the learning rate, in these", (0, 1000)] = 0.1
+    constraint_lr: ConstraintLR = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not any(self.weights):
-            raise UserError("weights are both zero; there is nothing to learn")
+            raise UserError("weights are both zero, so there is nothing to train; give a weight above zero")
         if self.constraint_epochs and self.extra != "neighbours":
-            raise UserError("neighbourhood constraints need batches that hold neighbours: set extra=neighbours")
+            raise UserError("neighbourhood constraints need neighbours in a batch: give extra=neighbours")
         if self.constraint_epochs and not any(self.constraint_weights):
-            raise UserError("constraint_epochs needs a constraint_weights that is not zero")
+            raise UserError("constraint_epochs needs a constraint_weights above zero")
 
 
 @dataclass(frozen=True)
 class TwoBranchSimilarityRecipe(BranchesRecipe):
     """Settings of ``two-branch-similarity``."""
 
-    heads: Annotated[int, "FC layers after the element-wise product", (1, 3)] = 3
+    heads: Annotated[int, "number of FC layers after the element-wise product", (1, 3)] = 3
 
 
-def plan(settings: TwoBranchRecipe, collection: Collection, around: RunContext) -> Plan:
-    """The embedding network: ranking, then ranking with neighbourhood constraints."""
-    sides = _SentenceTowers(settings, collection, around)
-    batches = sides.batches(
-        NeighbourhoodSampler(sides.train.matches, settings.batch, settings.seed, extra=settings.extra)
+def plan(settings: TwoBranchRecipe, collection: Collection, context: RunContext) -> Plan:
+    """Plan the embedding network: ranking, then ranking with neighbourhood constraints."""
+    towers = _SentenceTowers(settings, collection, context)
+    batches = towers.batches(
+        NeighbourhoodSampler(towers.train.matches, settings.batch, settings.seed, extra=settings.extra)
     )
     objective = NeighbourhoodObjective((*settings.weights, 0.0, 0.0), settings.margin, settings.top_k)
     stages = [_stage("ranking", settings.epochs, objective, batches, settings)]
@@ -130,18 +148,20 @@ def plan(settings: TwoBranchRecipe, collection: Collection, around: RunContext) 
             (*settings.weights, *settings.constraint_weights), settings.margin, settings.top_k
         )
         second = _stage("constraints", settings.constraint_epochs, constrained, batches, settings)
-        # Chosen anew: the constraints are asked for, whether or not they help across modalities.
+        # The best epoch is selected among these only: the user asked for constraints, helpful or not.
         stages.append(replace(second, lr=settings.lr * settings.constraint_lr, resets_best=True))
-    return Plan(sides.start(TwoBranchEmbedding(sides.shape)), sides.inputs, tuple(stages), settings.loop())
+    return Plan(
+        towers.with_pretrained_weights(TwoBranchEmbedding(towers.shape)), towers.inputs, tuple(stages), settings.loop()
+    )
 
 
-def plan_similarity(settings: TwoBranchSimilarityRecipe, collection: Collection, around: RunContext) -> Plan:
-    """The similarity network."""
-    sides = _SentenceTowers(settings, collection, around)
-    batches = sides.batches(NeighbourhoodSampler(sides.train.matches, settings.batch, settings.seed, extra="none"))
-    matcher = TwoBranchSimilarity(TwoBranchSimilaritySettings(**vars(sides.shape), heads=settings.heads))
+def plan_similarity(settings: TwoBranchSimilarityRecipe, collection: Collection, context: RunContext) -> Plan:
+    """Plan the similarity network, trained by logistic regression of pairs."""
+    towers = _SentenceTowers(settings, collection, context)
+    batches = towers.batches(NeighbourhoodSampler(towers.train.matches, settings.batch, settings.seed, extra="none"))
+    matcher = TwoBranchSimilarity(TwoBranchSimilaritySettings(**vars(towers.shape), heads=settings.heads))
     stage = _stage("logistic", settings.epochs, LogisticObjective("texts"), batches, settings)
-    return Plan(sides.start(matcher), sides.inputs, (stage,), settings.loop())
+    return Plan(towers.with_pretrained_weights(matcher), towers.inputs, (stage,), settings.loop())
 
 
 def _stage(name: str, epochs: int, objective: Objective, batches: Batches, settings: BranchesRecipe) -> Stage:
@@ -153,15 +173,15 @@ def _stage(name: str, epochs: int, objective: Objective, batches: Batches, setti
 
 
 class _SentenceTowers:
-    """Both sides of a recipe: inputs, shape and starting weights."""
+    """The inputs, the settings of the network and its initial weights."""
 
-    def __init__(self, settings: BranchesRecipe, collection: Collection, around: RunContext) -> None:
+    def __init__(self, settings: BranchesRecipe, collection: Collection, context: RunContext) -> None:
         image, text = settings.image, settings.text
-        need_vectors(image)
-        self.settings, self.around = settings, around
+        need_features(image)
+        self.settings, self.context = settings, context
         self.train: Pairing = collection.sentences("train").join_equal_texts()
-        self.backbone = Backbone.load(image.backbone).to(around.device) if image.backbone else None
-        self.encoder = TextEncoder.load(text.encoder).to(around.device) if text.encoder else None
+        self.backbone = Backbone.load(image.backbone).to(context.device) if image.backbone else None
+        self.encoder = TextEncoder.load(text.encoder).to(context.device) if text.encoder else None
         self.inputs = Inputs(image_input(image, self.backbone), self._text_input())
         shape = TwoBranchSettings(
             image_dim=self._image_dim(collection),
@@ -191,7 +211,7 @@ class _SentenceTowers:
     def _text_input(self) -> TextInput:
         text, strings = self.settings.text, self.train.texts.strings
         if text.source == "vectors":
-            return fitted_text(text, strings, self.around.track, self.train.visuals.pictures.cache)
+            return fitted_text(text, strings, self.context.track, self.train.visuals.pictures.cache)
         if self.encoder is None:
             return Vocabulary.build(strings, text.min_count, text.max_words)
         pieces = WordPieces.load_pretrained(text.encoder, text.max_words)
@@ -207,8 +227,8 @@ class _SentenceTowers:
         assert isinstance(words, TextVectorInput)
         return replace(shape, text_dim=words.dim)
 
-    def start(self, matcher: TwoBranchMatcher) -> TwoBranchMatcher:
-        """The matcher with the backbone's, the encoder's or the word vectors' weights where they are given."""
+    def with_pretrained_weights(self, matcher: TwoBranchMatcher) -> TwoBranchMatcher:
+        """Load the weights of the backbone, the text encoder and the word vectors, where they are given."""
         text, words = self.settings.text, self.inputs.texts
         if self.shape.image == "backbone" and self.backbone is not None:
             matcher.image.load_state_dict(self.backbone.state_dict())
@@ -219,14 +239,14 @@ class _SentenceTowers:
         return matcher
 
     def batches(self, sampler: NeighbourhoodSampler) -> Batches:
-        """Training batches."""
+        """Return the training batches."""
         image = self.settings.image
         return Batches(
             self.train,
             self.inputs,
             sampler,
             augment=image.augment,
-            device=self.around.device,
-            processes=self.around.processes,
-            track=self.around.track,
+            device=self.context.device,
+            processes=self.context.processes,
+            track=self.context.track,
         )

@@ -1,36 +1,36 @@
-"""What the A3VSE paper claims, as rows that can be run.
+"""Claims of the A3VSE paper, as rows that can be run.
 
-Regions are the cells of a frozen MobileNetV2's grid, and word vectors stand for the paper's as in the two-branch study:
-``calligram words $CALLIGRAM_ASSETS/text/flickr30k-captions.txt.gz data/words.txt``. What is said of images without
-captions comes from a YOLOX of 80 classes, which has little to say, so labels of the whole image and words learnt from
-the captions there are join it; rows of one kind alone are beside. Its regions are found first: ``calligram regions
-data/flickr8k --proposals $CALLIGRAM_ASSETS/models/yolox_nano.onnx --name yolox``. Rows that say "again" learn from
-sentences, too, that an earlier row's run finds for these images in captions of other pictures; so does "found by
-MiniLM", whose sentences are found by a ``vse`` that reads with a frozen sentence encoder.
+Regions are the cells of the grid of a frozen MobileNetV2. Word vectors replace those of the paper, as in the two-branch
+study: ``calligram words $CALLIGRAM_ASSETS/text/flickr30k-captions.txt.gz data/words.txt``.
 
-All models are trained by the same recipe, with as many steps: with fewer captions half of those that all captions take,
-as the paper does (a3vse, Sec. 4.2).
+Pseudo-sentences come from a YOLOX with 80 classes, which gives few words. So labels of the whole image and words
+predicted from captions of other images are added; some rows have one source only. Detect the regions first: ``calligram
+regions data/flickr8k --proposals $CALLIGRAM_ASSETS/models/yolox_nano.onnx --name yolox``. Rows named "again" also use
+sentences that the run of an earlier row retrieves from captions of other images. For the row "found by MiniLM", a
+``vse`` with a frozen sentence encoder retrieves them.
+
+All models are trained by the same recipe. With fewer captions they are trained for half of the steps that all captions
+take, as in the paper (a3vse, Sec. 4.2).
 """
 
 from __future__ import annotations
 
-from calligram.recipes.parts.run import ASSETS
-from calligram.studies.claims import Claim, Row, Study
+from calligram.studies.claims import ASSETS, Claim, Row, Study
 
 _NETWORK = f"${ASSETS}/models/mobilenet_v2_1.0_224"
 _COMMON = (
-    f"image.backbone={_NETWORK}", "text.vectors=data/words.txt", "precision=bf16", "epochs=10", "image.hide=0.2",
-    "image.dropout=0.2",
+    f"image.backbone={_NETWORK}", "text.vectors=data/words.txt", "precision=bf16", "epochs=10",
+    "image.region_dropout=0.2", "image.dropout=0.2",
 )  # fmt: skip
 _STEPS = {10: 40, 20: 80, 50: 117}
-"""in an epoch, by percent of images; all 30,000 captions of Flickr8k take 234 in batches of 128"""
-_SAID = (
-    "pseudo.said=regions,labels,learnt", f"pseudo.backbone={_NETWORK}", "pseudo.shrink=5", "pseudo.sentences=6",
+"""number of steps in an epoch, by percent of images; all 30,000 captions of Flickr8k take 234 in batches of 128"""
+_SENTENCES = (
+    "pseudo.sources=regions,labels,learnt", f"pseudo.backbone={_NETWORK}", "pseudo.shrink=5", "pseudo.sentences=6",
     "pseudo.words=6", "beta=0.5",
 )  # fmt: skip
-_ALONE = ("pseudo.of=none",)
-_PIECES = ("matcher=vse", "text.vectors=", f"text.encoder=${ASSETS}/models/minilm", "text.blank=0")
-"""vectors of a sentence encoder, which know from elsewhere what sentences have in common"""
+_NO_PSEUDO = ("pseudo.images=none",)
+_PIECES = ("matcher=vse", "text.vectors=", f"text.encoder=${ASSETS}/models/minilm", "text.word_dropout=0")
+"""vectors of a sentence encoder that was trained on other text"""
 _CORPUS = f"pseudo.corpus=${ASSETS}/text/flickr30k-captions.txt.gz"
 _GRU = ("text.bidirectional=true",)
 MODELS: dict[str, tuple[str, ...]] = {
@@ -38,9 +38,9 @@ MODELS: dict[str, tuple[str, ...]] = {
     "vse": ("matcher=vse", *_GRU),
     "dual-path": ("matcher=dual-path", "text.network=cnn", "text.cnn.blocks=1", "text.cnn.width=128"),
 }
-"""what the paper compares with (Table 2), without pseudo pairs"""
+"""other models of the paper (Table 2), without pseudo pairs"""
 LEVELS = tuple((images, captions) for images in (10, 20, 50) for captions in (1, 2, 5))
-FEW, MANY = "10% x 5", "50% x 2"
+SPARSE, DENSER = "10% x 5", "50% x 2"
 """the two levels of Table 2"""
 
 
@@ -49,46 +49,50 @@ def _level(images: int, captions: int) -> str:
 
 
 def _sparse(level: str) -> tuple[str, ...]:
-    """Settings of a level such as ``10% x 5``; of ``100%`` there are none."""
+    """Return the settings of a level such as ``10% x 5``; none for ``100%``."""
     images, _, captions = level.partition("% x ")
     if not captions:
         return ()
     return f"sparse.images={int(images) / 100}", f"sparse.captions={captions}", f"steps={_STEPS[int(images)]}"
 
 
-def _row(level: str, *changes: str, name: str = "", said: tuple[str, ...] = _SAID) -> Row:
-    return Row(f"{name}, {level}" if name else level, "a3vse", (*_COMMON, *_sparse(level), *said, *changes))
+def _row(level: str, *changes: str, name: str = "", pseudo: tuple[str, ...] = _SENTENCES) -> Row:
+    return Row(f"{name}, {level}" if name else level, "a3vse", (*_COMMON, *_sparse(level), *pseudo, *changes))
 
 
 _ABLATIONS: dict[str, tuple[str, ...]] = {
-    "regions": ("pseudo.said=regions",),
-    "s_g": ("pseudo.said=labels",),
+    "regions": ("pseudo.sources=regions",),
+    "s_g": ("pseudo.sources=labels",),
     "no attention": ("a3vse.attention=mean",),
     "no adversaries": ("adversary.weight=0",),
     "no intra": ("adversary.intra=0,0",),
     "no cross": ("adversary.cross=0,0",),
     "no trans": ("adversary.trans=0,0",),
 }
-"""Table 5, but for its first row"""
+"""rows of Table 5 after the first one"""
 _GRID = tuple(_level(*level) for level in LEVELS)
-_OF_OTHERS = (FEW, MANY, "100%", "10% x 1", "20% x 5", "50% x 5")
+_OF_OTHERS = (SPARSE, DENSER, "100%", "10% x 1", "20% x 5", "50% x 5")
 
 ROWS = (
     _row("10% x 1"),
-    _row("10% x 1", name="no s", said=_ALONE),
+    _row("10% x 1", name="no s", pseudo=_NO_PSEUDO),
     _row("10% x 1", "pseudo.run=row:10% x 1", _CORPUS, name="again"),
     _row("10% x 1", "pseudo.run=row:again, 10% x 1", _CORPUS, name="a third time"),
-    _row("10% x 1", *_PIECES, name="vse, MiniLM", said=_ALONE),
+    _row("10% x 1", *_PIECES, name="vse, MiniLM", pseudo=_NO_PSEUDO),
     _row("10% x 1", *_PIECES, name="vse + s, MiniLM"),
     _row("10% x 1", "pseudo.run=row:vse + s, MiniLM, 10% x 1", _CORPUS, name="found by MiniLM"),
-    _row("10% x 1", "pseudo.said=", "pseudo.run=row:no s, 10% x 1", _CORPUS, name="again without tags"),
+    _row("10% x 1", "pseudo.sources=", "pseudo.run=row:no s, 10% x 1", _CORPUS, name="again without tags"),
     *(_row(level) for level in (*_GRID[1:], "100%")),
-    _row(FEW, name="no s", said=_ALONE),
-    *(_row(FEW, *changes, name=name) for name, changes in _ABLATIONS.items()),
-    *(_row(level, *changes, name=model, said=_ALONE) for level in _OF_OTHERS for model, changes in MODELS.items()),
+    _row(SPARSE, name="no s", pseudo=_NO_PSEUDO),
+    *(_row(SPARSE, *changes, name=name) for name, changes in _ABLATIONS.items()),
+    *(
+        _row(level, *changes, name=model, pseudo=_NO_PSEUDO)
+        for level in _OF_OTHERS
+        for model, changes in MODELS.items()
+    ),
     Row("tags", "tags", (f"backbone={_NETWORK}",)),
     *(
-        _row(level, *changes, name=model, said=_ALONE)
+        _row(level, *changes, name=model, pseudo=_NO_PSEUDO)
         for level in _GRID
         if level not in _OF_OTHERS
         for model, changes in MODELS.items()
@@ -97,17 +101,17 @@ ROWS = (
         _row("10% x 1", *changes, *(("adversary.weight=0",) if model == "scan" else ()), name=f"{model} + s")
         for model, changes in MODELS.items()
     ),
-    _row("10% x 1", "matcher=two-branch", *_GRU, name="two-branch", said=_ALONE),
+    _row("10% x 1", "matcher=two-branch", *_GRU, name="two-branch", pseudo=_NO_PSEUDO),
     _row("10% x 1", "matcher=two-branch", *_GRU, name="two-branch + s"),
-    _row(FEW, "preset=paper", name="paper's settings", said=()),
-    _row(FEW, "loss=ranking", name="triplets"),
-    _row("10% x 1", "pseudo.said=regions", name="regions"),
-    _row("10% x 1", "pseudo.said=learnt", name="learnt words"),
+    _row(SPARSE, "preset=paper", name="paper's settings", pseudo=()),
+    _row(SPARSE, "loss=ranking", name="triplets"),
+    _row("10% x 1", "pseudo.sources=regions", name="regions"),
+    _row("10% x 1", "pseudo.sources=learnt", name="learnt words"),
     _row("10% x 1", "pseudo.sentences=1", name="one sentence"),
     _row("10% x 1", "pseudo.neighbours=2", name="captions of similar images"),
     _row("10% x 1", "beta=0.8", name="beta 0.8"),
     _row("10% x 1", "adversary.weight=0", name="no adversaries"),
-    _row("100%", "pseudo.of=all", name="s of all"),
+    _row("100%", "pseudo.images=all", name="s of all"),
 )
 
 
@@ -151,22 +155,22 @@ CLAIMS = (
     Claim("Ours: they help alone, found by a run without pseudo pairs.", "again without tags, 10% x 1",
           "no s, 10% x 1"),
     Claim("Ours: found once more, by the second run, they help further.", "a third time, 10% x 1", "again, 10% x 1"),
-    *(Claim(f"{text} (Table 5).", FEW, f"{name}, {FEW}") for name, text in _OF_TABLE_5.items()),
-    Claim("What regions show beats labels of the whole image (Table 5).", f"regions, {FEW}", f"s_g, {FEW}"),
-    *(claim for level in (FEW, MANY, "100%") for claim in _than_others(level)),
+    *(Claim(f"{text} (Table 5).", SPARSE, f"{name}, {SPARSE}") for name, text in _OF_TABLE_5.items()),
+    Claim("What regions show beats labels of the whole image (Table 5).", f"regions, {SPARSE}", f"s_g, {SPARSE}"),
+    *(claim for level in (SPARSE, DENSER, "100%") for claim in _than_others(level)),
     *(
         Claim(f"{level}: A3VSE beats SCAN (Table 1).", level, f"scan, {level}")
-        for level in _GRID if level not in (FEW, MANY)
+        for level in _GRID if level not in (SPARSE, DENSER)
     ),
-    Claim("20% of the captions suffice: A3VSE with 50% x 2 beats VSE++ with all (Table 2).", MANY, "vse, 100%"),
-    Claim("20% of the captions suffice: A3VSE with 50% x 2 beats DPC with all (Table 2).", MANY, "dual-path, 100%"),
-    Claim("SCAN with all captions beats A3VSE with 50% x 2 (Table 2).", "scan, 100%", MANY),
-    Claim("More images beat more sentences: 50% x 1 and 10% x 5 (Sec. 4.4).", "50% x 1", FEW),
+    Claim("20% of the captions suffice: A3VSE with 50% x 2 beats VSE++ with all (Table 2).", DENSER, "vse, 100%"),
+    Claim("20% of the captions suffice: A3VSE with 50% x 2 beats DPC with all (Table 2).", DENSER, "dual-path, 100%"),
+    Claim("SCAN with all captions beats A3VSE with 50% x 2 (Table 2).", "scan, 100%", DENSER),
+    Claim("More images beat more sentences: 50% x 1 and 10% x 5 (Sec. 4.4).", "50% x 1", SPARSE),
     Claim("More images beat more sentences: 20% x 1 and 10% x 2 (Table 1).", "20% x 1", "10% x 2"),
-    Claim("More images beat more sentences: 50% x 2 and 20% x 5 (Table 1).", MANY, "20% x 5"),
+    Claim("More images beat more sentences: 50% x 2 and 20% x 5 (Table 1).", DENSER, "20% x 5"),
     Claim("A caption for 10% of images beats labels without any (Tables 1 and 2).", "10% x 1", "tags",
           metric="t2i.r1"),
-    Claim("Labels without any caption beat VSE++ with 10% x 5 (Table 2).", "tags", f"vse, {FEW}", metric="t2i.r1"),
+    Claim("Labels without any caption beat VSE++ with 10% x 5 (Table 2).", "tags", f"vse, {SPARSE}", metric="t2i.r1"),
     *(
         Claim(f"Ours: pseudo pairs help {model} too.", f"{model} + s, 10% x 1", f"{model}, 10% x 1")
         for model in (*MODELS, "two-branch")
@@ -178,24 +182,23 @@ CLAIMS = (
     Claim("Ours: captions of similar images help beside them.", "captions of similar images, 10% x 1", "10% x 1"),
     Claim("Ours: with one caption each, pseudo pairs should weigh more than the paper's 0.2.",
           "10% x 1", "beta 0.8, 10% x 1"),
-    Claim("Ours: our settings beat the paper's.", FEW, f"paper's settings, {FEW}"),
-    Claim("Ours: InfoNCE beats triplets.", FEW, f"triplets, {FEW}"),
+    Claim("Ours: our settings beat the paper's.", SPARSE, f"paper's settings, {SPARSE}"),
+    Claim("Ours: InfoNCE beats triplets.", SPARSE, f"triplets, {SPARSE}"),
     Claim("Ours: pseudo-sentences of captioned images help.", "s of all, 100%", "100%"),
     Claim("The same on MS-COCO (Tables 3 and 4).", "", "", needs="MS-COCO pictures and captions"),
 )  # fmt: skip
 
 _CURVE = ("10% x 5", "20% x 5", "50% x 5", "100%")
-"""Fig. 1: five sentences an image"""
+"""levels of Fig. 1: five sentences per image"""
 
 _ONE = "10% x 1"
 TABLES = {
     "Table 1: captions of all images, and levels": ("100%", *_GRID),
     **{
-        f"Table 2: {level}": (level, *(f"{model}, {level}" for model in MODELS), *(("tags",) if level == FEW else ()))
-        for level in (FEW, MANY, "100%")
-    },
-    f"Table 5: what is left out, {FEW}": (FEW, f"no s, {FEW}", *(f"{name}, {FEW}" for name in _ABLATIONS)),
-    f"What pseudo pairs are of, {_ONE}": (
+        f"Table 2: {level}": (level, *(f"{model}, {level}" for model in MODELS), *(("tags",) if level == SPARSE
+        else ())) for level in (SPARSE, DENSER, "100%")
+    }, f"Table 5: what is left out, {SPARSE}": (SPARSE, f"no s, {SPARSE}", *(f"{name}, {SPARSE}"
+    for name in _ABLATIONS)), f"What pseudo pairs are of, {_ONE}": (
         f"no s, {_ONE}", _ONE, f"regions, {_ONE}", f"learnt words, {_ONE}", f"one sentence, {_ONE}",
         f"captions of similar images, {_ONE}", f"beta 0.8, {_ONE}", f"no adversaries, {_ONE}",
         f"again without tags, {_ONE}", f"again, {_ONE}", f"a third time, {_ONE}", f"found by MiniLM, {_ONE}",
@@ -216,5 +219,5 @@ A3VSE = Study(
         **{model: tuple(f"{model}, {level}" for level in _CURVE) for model in MODELS},
     },
     uncaptioned=("tags",),
-    mapped=("20% x 5", FEW, f"no s, {FEW}"),
+    mapped=("20% x 5", SPARSE, f"no s, {SPARSE}"),
 )

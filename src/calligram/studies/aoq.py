@@ -1,42 +1,41 @@
-"""What the paper of the adaptive offline quintuplet loss claims, as rows that can be run.
+"""Claims of the AOQ paper (adaptive offline quintuplet loss), as rows that can be run.
 
-Regions are the cells of a frozen MobileNetV2's grid, and word vectors stand for a larger corpus as in the two-branch
-study: ``calligram words $CALLIGRAM_ASSETS/text/flickr30k-captions.txt.gz data/words.txt``. As in the paper, a VSRN of
-online negatives is the teacher of all three matchers (``negatives=row:vsrn``). Cells have no order of importance, so
-VSRN takes their mean where the paper reads detections with a GRU; one row shows that GRU. SCAN looks from regions to
-words, its better direction here. What the paper varies with VSRN is varied with BFAN, which trains several times as
-fast. Single models are compared, not the ensembles of two that the paper's tables show.
-Table 6, the time of a step, is in ``make bench``.
+Regions are the cells of the grid of a frozen MobileNetV2. Word vectors are those of the two-branch study: ``calligram
+words $CALLIGRAM_ASSETS/text/flickr30k-captions.txt.gz data/words.txt``. As in the paper, a VSRN trained with online
+negatives is the teacher of all three matchers (``negatives=row:vsrn``). Cells have no order of importance, so VSRN
+takes their mean, where the paper feeds detections to a GRU; one row has that GRU. SCAN attends from regions to words,
+its better direction here. The variations of VSRN in the paper are made with BFAN, which trains several times as fast.
+Single models are compared, where the tables of the paper have ensembles of two. ``make bench`` measures the time of a
+step (Table 6).
 """
 
 from __future__ import annotations
 
-from calligram.recipes.parts.run import ASSETS
-from calligram.studies.claims import Claim, Row, Study
+from calligram.studies.claims import ASSETS, Claim, Row, Study
 
 _IMAGES = f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224"
-_FROZEN = (_IMAGES, "text.vectors=data/words.txt", "precision=bf16", "image.hide=0.2", "image.dropout=0.2")
-# Rows "after all negatives" show why: offline negatives that come too soon make all scores fall together.
+_FROZEN = (_IMAGES, "text.vectors=data/words.txt", "precision=bf16", "image.region_dropout=0.2", "image.dropout=0.2")
+# Rows "after all negatives" show the reason: with offline negatives too early, all scores collapse to one value.
 _COMMON = (*_FROZEN, "epochs=10", "warmup_epochs=4", "warmup_loss=infonce", "lr=0.0008")
 _OWN = {
     "scan": ("scan.direction=i2t", "scan.temperature=4", "scan.sharpness=5"),
     "vsrn": ("vsrn.norm=features", "vsrn.reader=mean", "vsrn.layers=2"),
 }
-"""settings of one matcher alone"""
+"""settings of one matcher"""
 _MINILM = (
-    f"text.encoder=${ASSETS}/models/minilm", "text.train=true", "text.blank=0.15", "text.vectors=",
-    "optim.parts=text.encoder:0.1", "lr=0.001", "epochs=6",
+    f"text.encoder=${ASSETS}/models/minilm", "text.train=true", "text.word_dropout=0.15", "text.vectors=",
+    "optim.lr_scale=text.encoder:0.1", "lr=0.001", "epochs=6",
 )  # fmt: skip
 _END_TO_END = (
     _IMAGES, "text.vectors=data/words.txt", "precision=bf16", "image.train=true", "image.crop=0.5", "image.flip=true",
-    "image.jitter=0.3", "lr=0.001", "optim.parts=image:0.3", "epochs=6",
+    "image.jitter=0.3", "lr=0.001", "optim.lr_scale=image:0.3", "epochs=6",
 )  # fmt: skip
 _TEACHER = "negatives=row:vsrn"
 _QUINTUPLET = "loss=offline-quintuplet"
-# The sizes of the others, so that what differs is the matcher.
+# The same sizes as the other matchers, so that only the matcher differs.
 _VSE = (
-    "batch=128", "texts=1", "epoch_of=pairs", "dim=512", "average=0.998", "text.word_dim=300",
-    "text.hidden=512", "text.bidirectional=true", "text.dropout=0.2", "text.blank=0.1",
+    "batch=128", "texts=1", "epoch_of=pairs", "dim=512", "ema_decay=0.998", "text.word_dim=300",
+    "text.hidden=512", "text.bidirectional=true", "text.dropout=0.2", "text.word_dropout=0.1",
 )  # fmt: skip
 _CNN = ("text.cnn.blocks=1", "text.cnn.width=128", "dim=512", "head=linear")
 LOSSES = {"OffTri": "loss=offline-triplet", "OffQuin": _QUINTUPLET, "AdapOffQuin": "loss=adaptive"}
@@ -49,18 +48,18 @@ def _row(name: str, matcher: str, *changes: str) -> Row:
 
 
 def _softmax(name: str, matcher: str, *changes: str) -> Row:
-    """With InfoNCE in place of hardest negatives."""
+    """Return a row with InfoNCE in place of the hardest negatives."""
     return Row(name, "fragments", (f"matcher={matcher}", *_FROZEN, "epochs=10", *_OWN.get(matcher, ()), *changes))
 
 
 def _losses(matcher: str) -> tuple[Row, ...]:
-    """Base and the three losses of Tables 1 and 2."""
+    """Return the baseline and the three losses of Tables 1 and 2."""
     base = _row(matcher, matcher, "loss=online")
     return base, *(_row(f"{matcher} + {name}", matcher, loss, _TEACHER) for name, loss in LOSSES.items())
 
 
 def _ablations(matcher: str, *changes: str, negatives: str = _TEACHER) -> tuple[Row, ...]:
-    """Table 3; offline negatives alone get no warm-up, which has online ones."""
+    """Return the rows of Table 3; the row with offline negatives only has no warm-up, which uses online negatives."""
 
     def row(name: str, *more: str) -> Row:
         return _row(f"{matcher}, {name}", matcher, *changes, *more)
@@ -74,7 +73,7 @@ def _ablations(matcher: str, *changes: str, negatives: str = _TEACHER) -> tuple[
 
 
 def _general(matcher: str, *changes: str) -> tuple[Row, ...]:
-    """Matchers that the paper does not speak of, with lists of their own."""
+    """Return rows of matchers that are not in the paper, with lists that they mine themselves."""
     return (
         _row(matcher, matcher, *changes, "loss=online"),
         _row(f"{matcher} + AdapOffQuin", matcher, *changes, "loss=adaptive", f"negatives=row:{matcher}"),
@@ -82,7 +81,7 @@ def _general(matcher: str, *changes: str) -> tuple[Row, ...]:
 
 
 def _after_all(matcher: str) -> tuple[Row, ...]:
-    """Base and the whole approach after a short warm-up by hinges over all negatives of a batch, as vse++ has it."""
+    """Return the baseline and the full method after a short warm-up with all negatives of a batch, as in vse++."""
     first = ("warmup_epochs=2", "warmup_loss=ranking")
     return (
         _row(f"{matcher} after all negatives", matcher, *first, "loss=online"),
@@ -91,15 +90,15 @@ def _after_all(matcher: str) -> tuple[Row, ...]:
 
 
 _SIZES = (60, 200, 500, 1000)
-"""of lists; 60 is about the share of Flickr8k's captions that the paper's 300 is of Flickr30K's"""
+"""sizes of lists; 60 is to the captions of Flickr8k about what the 300 of the paper is to those of Flickr30K"""
 _PENALTIES = ((1.5, 0.2), (1.5, 0.5), (1.0, 0.3), (2.0, 0.3))
 
 ROWS = (
     *(row for matcher in MODELS for row in _losses(matcher)),
     _softmax("scan, InfoNCE", "scan"),
     _softmax("bfan, InfoNCE", "bfan"),
-    Row("vse, InfoNCE", "vse", (*_VSE, *(c for c in _FROZEN if "hide" not in c), "epochs=10", "lr=0.0005")),
-    _softmax("scan end to end, InfoNCE", "scan", *_END_TO_END, "image.hide=0", "image.dropout=0"),
+    Row("vse, InfoNCE", "vse", (*_VSE, *(c for c in _FROZEN if "region_dropout" not in c), "epochs=10", "lr=0.0005")),
+    _softmax("scan end to end, InfoNCE", "scan", *_END_TO_END, "image.region_dropout=0", "image.dropout=0"),
     _softmax("scan with MiniLM, InfoNCE", "scan", *_MINILM),
     *_general("vse", *_VSE),
     *_ablations("vsrn"),
@@ -107,7 +106,7 @@ ROWS = (
     *_ablations("vse", *_VSE, negatives="negatives=row:vse"),
     _row("vse + OffQuin", "vse", *_VSE, _QUINTUPLET, "negatives=row:vse"),
     *(
-        _row(f"bfan, h = {h}", "bfan", "loss=adaptive", f"hard.texts={h}", f"hard.images={h // 5}", _TEACHER)
+        _row(f"bfan, h = {h}", "bfan", "loss=adaptive", f"mined.texts={h}", f"mined.images={h // 5}", _TEACHER)
         for h in _SIZES
     ),
     _row("bfan, batches of 192", "bfan", "loss=online", "batch=192"),
@@ -116,7 +115,7 @@ ROWS = (
              _TEACHER)
         for beta, alpha in _PENALTIES
     ),
-    _row("bfan, normal sampling", "bfan", "loss=adaptive", "hard.spread=normal", _TEACHER),
+    _row("bfan, normal sampling", "bfan", "loss=adaptive", "mined.spread=normal", _TEACHER),
     _row("bfan, squared hinge", "bfan", _QUINTUPLET, "squared=true", _TEACHER),
     _row("bfan, lists of its own", "bfan", "loss=adaptive"),
     _row("vsrn, a GRU over cells", "vsrn", "loss=online", "vsrn.reader=gru"),

@@ -1,46 +1,43 @@
-"""The studies there are: rows and claims, listed before anything is run."""
+"""The studies by name: rows and claims, written down before the rows are run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from calligram.errors import UserError
-from calligram.recipes.parts.run import ASSETS
 from calligram.studies.a3vse import A3VSE
 from calligram.studies.aoq import AOQ
-from calligram.studies.claims import Claim, Row, Study
+from calligram.studies.claims import ASSETS, Claim, Row, Study
 from calligram.studies.dual_path import DUAL_PATH, DUAL_PATH_PERSONS
 from calligram.studies.mmca import MMCA
 from calligram.studies.two_branch import TWO_BRANCH
 
-# Whether captions of images that ``calligram suggest`` proposes teach more than as many of images drawn at random.
+# Study "suggest": are captions of images suggested by ``calligram suggest`` more useful than captions of random images?
 #
-# All captions are known here, and most are hidden: a run on one caption of each of 5% of images, drawn anew for each
-# seed, proposes as many further ones, whose captions are then shown, and a run on these proposes as many again.
-# Every row
-# is trained from scratch, with as many steps. The matcher is small and on stored features, so that seeds are cheap;
-# word
-# vectors are those of the study of a3vse.
+# All captions are known, and most are left out. A run is trained on one caption of each of 5% of images, drawn with its
+# seed. It suggests as many further images, whose captions are added, and a run on these suggests as many again. Every
+# row is trained from scratch with the same number of steps. The matcher is small and uses stored features, so that
+# seeds are cheap. Word vectors are those of the study of a3vse.
 
 _COMMON = (
-    "matcher=vse", "pseudo.of=none", f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224",
+    "matcher=vse", "pseudo.images=none", f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224",
     "text.vectors=data/words.txt", "text.hidden=256", "dim=256", "lr=0.001", "batch=128", "steps=30", "epochs=5",
     "sparse.captions=1", "sparse.seed=none",
 )  # fmt: skip
 START = 5
-"""percent of images with a caption at first"""
+"""percent of images with a caption in the first run"""
 BUDGETS = (10, 20)
 """percent of images with a caption after the first and after the second round"""
 CHOICES = {"suggested": 0.5, "by coverage alone": 0.0}
-"""by name, how much uncertainty counts"""
+"""weight of uncertainty, by name"""
 
 
 def _random(percent: int) -> Row:
     return Row(f"{percent}% at random", "a3vse", (*_COMMON, f"sparse.images={percent / 100}"))
 
 
-def _chosen(name: str, percent: int, of: str, of_percent: int) -> Row:
-    """Chosen by the run of another row, beside the images that one had."""
+def _suggested(name: str, percent: int, of: str, of_percent: int) -> Row:
+    """Return a row with images suggested by the run of another row, plus the images of that row."""
     changes = (
         f"sparse.images={START / 100}", f"sparse.run=row:{of}", f"sparse.more={(percent - of_percent) / 100}",
         f"sparse.uncertainty={CHOICES[name]}",
@@ -52,10 +49,10 @@ def _rows() -> Iterator[Row]:
     first, second = BUDGETS
     yield _random(START)
     yield _random(first)
-    yield from (_chosen(name, first, f"{START}% at random", START) for name in CHOICES)
+    yield from (_suggested(name, first, f"{START}% at random", START) for name in CHOICES)
     yield _random(second)
-    yield from (_chosen(name, second, f"{first}% {name}", first) for name in CHOICES)
-    yield from (_chosen(name, second, f"{START}% at random", START) for name in CHOICES)
+    yield from (_suggested(name, second, f"{first}% {name}", first) for name in CHOICES)
+    yield from (_suggested(name, second, f"{START}% at random", START) for name in CHOICES)
 
 
 SUGGEST = Study(
@@ -65,11 +62,11 @@ SUGGEST = Study(
         *(
             Claim(
                 f"Ours: captions of {percent}% of images, {percent - START}% of them suggested, teach more than of "
-                f"images at random ({told}).",
+                f"images at random ({name}).",
                 f"{percent}% suggested", f"{percent}% at random", metric=metric,
             )
             for percent in BUDGETS
-            for metric, told in (
+            for metric, name in (
                 ("rsum", "sum of recalls"),
                 ("t2i.r10", "R@10, images for texts"),
                 ("i2t.r10", "R@10, texts for images"),
@@ -129,17 +126,17 @@ STUDIES: Mapping[str, Study] = {
         (
             Row("frozen features, GRU", "vse", (
                 *_MOBILENET, "epochs=25", "batch=256", "lr=0.0005", "dim=1024", "text.min_count=4", "text.word_dim=300",
-                "text.hidden=1024", "text.dropout=0.3", "text.bidirectional=true", "text.blank=0.1",
+                "text.hidden=1024", "text.dropout=0.3", "text.bidirectional=true", "text.word_dropout=0.1",
             )),
             Row("end to end, MiniLM", "vse", (
                 *_MOBILENET, *_MINILM, "image.train=true", "image.flip=true", "image.crop=0.5", "image.jitter=0.3",
-                "text.train=true", "text.blank=0.15", "dim=512", "texts=1", "epoch_of=pairs", "epochs=4", "batch=128",
-                "average=0.998", "lr=0.001", "optim.parts=image:0.3,text.encoder:0.1", "optim.warmup=0.05",
-                "precision=bf16",
+                "text.train=true", "text.word_dropout=0.15", "dim=512", "texts=1", "epoch_of=pairs", "epochs=4",
+                "batch=128", "ema_decay=0.998", "lr=0.001", "optim.lr_scale=image:0.3,text.encoder:0.1",
+                "optim.warmup=0.05", "precision=bf16",
             )),
             Row("frozen features, trained MiniLM", "vse", (
                 *_MOBILENET, *_MINILM, "epochs=12", "batch=256", "lr=0.001", "dim=1024", "text.train=true",
-                "text.dropout=0.1", "optim.parts=text.encoder:0.1", "optim.warmup=0.05", "precision=bf16",
+                "text.dropout=0.1", "optim.lr_scale=text.encoder:0.1", "optim.warmup=0.05", "precision=bf16",
             )),
             Row("frozen features, frozen MiniLM", "vse", (
                 *_MOBILENET, *_MINILM, "epochs=8", "batch=256", "lr=0.001", "dim=1024", "text.dropout=0.1",
@@ -171,7 +168,7 @@ STUDIES: Mapping[str, Study] = {
 
 
 def find_study(paper: str) -> Study:
-    """A study, or an error that says which there are."""
+    """Return a study by name."""
     if paper not in STUDIES:
-        raise UserError(f"no claims are listed for paper '{paper}'; there are: {', '.join(STUDIES)}")
+        raise UserError(f"there is no study of paper '{paper}'; known: {', '.join(STUDIES)}")
     return STUDIES[paper]

@@ -1,14 +1,20 @@
-"""What papers claim, as comparisons between rows that can be run, listed before anything is."""
+"""Claims of papers as comparisons between rows that can be run. They are written down before the rows are run."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import mean, stdev
 
-LOWER = ("overlap", "medr", "meanr")
-"""metrics of which less is better"""
+from calligram.errors import UserError
+
+ASSETS = "CALLIGRAM_ASSETS"
+"""name of the only environment variable: a folder with ``flickr8k/``, ``models/`` and ``text/``"""
+LOWER_IS_BETTER = ("overlap", "medr", "meanr")
+"""metrics where a lower value is better"""
 
 
 @dataclass(frozen=True)
@@ -19,16 +25,16 @@ class Row:
     recipe: str
     changes: tuple[str, ...] = ()
     needs: str = ""
-    """table that a collection must have for this row to mean anything"""
+    """table of the collection that this row needs, such as ``proposals``"""
 
     def __post_init__(self) -> None:
         if any(change.startswith("seed=") for change in self.changes):
-            raise ValueError(f"row {self.name}: seeds are chosen by reproduce")
+            raise ValueError(f"row {self.name} sets a seed; reproduce sets the seeds")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """That one row beats another, by a metric of the test split."""
+    """A claim that one row is better than another, by a metric of the test split."""
 
     text: str
     better: str
@@ -36,50 +42,50 @@ class Claim:
     metric: str = "rsum"
     """``rsum``, ``overlap``, or a direction and a metric such as ``t2i.r1``"""
     factor: float = 1.0
-    """how many times as much as the other the better one has at least"""
+    """smallest ratio of the better row to the worse one"""
     needs: str = ""
-    """data this claim is about and that is not to be had; it is then reported as not run"""
+    """data that the claim is about and that are not available; the verdict is then ``not run``"""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A paper's rows, the most telling first, and its claims about them."""
+    """The rows of a paper, most important first, and its claims about them."""
 
     paper: str
     rows: tuple[Row, ...]
     claims: tuple[Claim, ...]
     tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """by title, rows that stand together in a table, where the first is what the others are set against"""
+    """rows of each table, by title; differences are relative to the first row"""
     compared: tuple[tuple[str, ...], ...] = ()
-    """rows whose dev recalls over the epochs are drawn in one picture each"""
+    """groups of rows; the dev recalls of a group over the epochs are drawn in one figure"""
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """by model, rows whose recalls are drawn against the captions they were trained with"""
+    """rows of each model, by name; their recalls are drawn against the number of training captions"""
     uncaptioned: tuple[str, ...] = ()
-    """rows that need no captions, drawn as lines across the same picture"""
+    """rows without training captions, drawn as horizontal lines in the same figure"""
     mapped: tuple[str, ...] = ()
-    """rows whose test split is drawn as points on a plane"""
+    """rows whose test split is drawn as a t-SNE map"""
     sheets: tuple[str, ...] = ()
-    """rows whose first finds are drawn both ways, texts for images and images for texts"""
+    """rows whose first results are drawn in both directions"""
 
     def __post_init__(self) -> None:
         names = {row.name for row in self.rows}
         drawn = (*self.compared, *self.levels.values(), self.uncaptioned, self.mapped, self.sheets)
         for group in (*drawn, *self.tables.values()):
             if set(group) - names:
-                raise ValueError(f"rows to be shown together are not there: {sorted(set(group) - names)}")
+                raise ValueError(f"rows of a table or figure do not exist: {sorted(set(group) - names)}")
         for claim in self.claims:
             missing = {claim.better, claim.worse} - names
             if missing and not claim.needs:
-                raise ValueError(f"claim '{claim.text}' compares rows that are not there: {sorted(missing)}")
+                raise ValueError(f"claim '{claim.text}' compares rows that do not exist: {sorted(missing)}")
 
     def row(self, name: str) -> Row:
-        """A row by name."""
+        """Return a row by name."""
         return next(row for row in self.rows if row.name == name)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of a claim: one line of ``results/claims.jsonl``."""
+    """The verdict on a claim: one line of ``results/claims.jsonl``."""
 
     paper: str
     claim: str
@@ -88,20 +94,20 @@ class Verdict:
     numbers: dict[str, object]
     collection: str = ""
     settings: tuple[str, ...] = ()
-    """laid over every row, such as a shortened schedule"""
+    """changes to the settings of every row, such as a shorter schedule"""
 
 
 def judge(claim: Claim, study: Study, values: Mapping[str, Sequence[float]], collection: str) -> Verdict:
-    """Compare the means over seeds: a difference under two standard errors is noise.
+    """Compare the means over seeds; a difference below two standard errors is noise.
 
-    The worse row's mean counts as often as the claim's factor says. A row with one seed has no spread of its own; it
-    borrows the largest spread among this study's rows. Without any spread at all nothing is decided: ``one seed``.
+    The mean of the worse row is multiplied by the factor of the claim. A row with one seed has no standard deviation;
+    the largest one among the rows of the study is used. Where no row has several seeds the verdict is ``one seed``.
     """
     if claim.needs:
         return Verdict(study.paper, claim.text, "not run", {"needs": claim.needs}, collection)
     better, worse = values.get(claim.better, ()), values.get(claim.worse, ())
     name = claim.metric.rpartition(".")[2]
-    digits, sign = 4 if name == "overlap" else 2, -1 if name in LOWER else 1
+    digits, sign = 4 if name == "overlap" else 2, -1 if name in LOWER_IS_BETTER else 1
     numbers: dict[str, object] = {
         "metric": claim.metric,
         claim.better: [round(v, digits) for v in better],
@@ -120,3 +126,18 @@ def judge(claim: Claim, study: Study, values: Mapping[str, Sequence[float]], col
     numbers["standard_error"] = round(error, digits)
     verdict = "noise" if abs(difference) < 2 * error else "holds" if sign * difference > 0 else "fails"
     return Verdict(study.paper, claim.text, verdict, numbers, collection)
+
+
+def with_assets_variable(text: str) -> str:
+    """Replace the path of the assets by ``$CALLIGRAM_ASSETS``, so that a recorded command works on any machine."""
+    assets = os.environ.get(ASSETS)
+    return text.replace(str(Path(assets).resolve()), f"${ASSETS}").replace(assets, f"${ASSETS}") if assets else text
+
+
+def with_assets_path(text: str) -> str:
+    """Replace ``$CALLIGRAM_ASSETS`` by the path of the assets."""
+    if f"${ASSETS}" not in text:
+        return text
+    if ASSETS not in os.environ:
+        raise UserError(f"'{text}' needs {ASSETS}: set it to a folder with flickr8k/, models/ and text/")
+    return text.replace(f"${ASSETS}", os.environ[ASSETS])

@@ -1,27 +1,25 @@
-"""What the dual-path paper claims, as rows that can be run.
+"""Claims of the dual-path paper, as rows that can be run.
 
-The backbone is a MobileNetV2, and word vectors stand for the paper's as in the two-branch study:
-``calligram words $CALLIGRAM_ASSETS/text/flickr30k-captions.txt.gz data/words.txt``. The tables' rows have a text CNN of
-one block: from the 30,000 captions of Flickr8k the paper's fifty layers learn next to nothing, which rows of Table III
-show. Rows of stage I leave the second stage out, so they train on stored features; rows of stage II begin with a first
-stage of their own. Person search (Table VII) is a study of its own, on scenes of single people:
-``calligram scenes data/people --kind people --images 12000``.
+The backbone is a MobileNetV2. Word vectors replace those of the paper, as in the two-branch study: ``calligram words
+$CALLIGRAM_ASSETS/text/flickr30k-captions.txt.gz data/words.txt``. The rows have a text CNN of one block: the 30,000
+captions of Flickr8k are too few to train the fifty layers of the paper, as rows of Table III show. Rows of stage I
+leave the second stage out and train on stored features. Rows of stage II include a first stage. Person search (Table
+VII) is a separate study on scenes of single people: ``calligram scenes data/people --kind people --images 12000``.
 """
 
 from __future__ import annotations
 
-from calligram.recipes.parts.run import ASSETS
-from calligram.studies.claims import Claim, Row, Study
+from calligram.studies.claims import ASSETS, Claim, Row, Study
 
 _IMAGES = (f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224", "image.views=flip", "image.flip=true")
 _WORDS = "text.vectors=data/words.txt"
 _SMALL = ("text.cnn.blocks=1", "text.cnn.width=128", "head=linear", "dim=512", "margin=0.2")
-_CLASSES = ("classifier.start=images", "classifier.scale=16")
+_CLASSES = ("classifier.init=images", "classifier.scale=16")
 _STAGES = ("precision=bf16", "first.epochs=6", "first.lr=0.002", "second.epochs=3", "second.lr=0.001")
 _BOTH = (*_IMAGES, _WORDS, *_SMALL, *_CLASSES, *_STAGES)
-_FIRST = (*_BOTH, "second.epochs=0", "precision=fp32")  # small enough for a processor
+_FIRST = (*_BOTH, "second.epochs=0", "precision=fp32")  # small enough for a CPU
 _RANKING = "first.weights=1,0,0"
-# The instance loss alone learns slowly; all losses together reach furthest with a text CNN.
+# The instance loss alone trains slowly; all losses together give the best result with a text CNN.
 _ALL = (
     *_IMAGES, _WORDS, *_SMALL, *_CLASSES, "precision=bf16", "first.epochs=4", "first.lr=0.002",
     "first.weights=0,0.3,0.3", "first.infonce=1", "second.epochs=5", "second.lr=0.001", "second.weights=0.3,0.3,0.3",
@@ -29,14 +27,14 @@ _ALL = (
 )  # fmt: skip
 _MINILM = (
     *_IMAGES, "image.train=true", "image.crop=0.5", "image.jitter=0.3", f"text.encoder=${ASSETS}/models/minilm",
-    "text.train=true", "text.blank=0.15", "dim=512", "texts=1", "epoch_of=pairs", "epochs=6", "batch=128",
-    "average=0.998", "lr=0.001", "optim.parts=image:0.3,text.encoder:0.1", "optim.warmup=0.05", "precision=bf16",
+    "text.train=true", "text.word_dropout=0.15", "dim=512", "texts=1", "epoch_of=pairs", "epochs=6", "batch=128",
+    "ema_decay=0.998", "lr=0.001", "optim.lr_scale=image:0.3,text.encoder:0.1", "optim.warmup=0.05", "precision=bf16",
 )  # fmt: skip
 _LARGE = (
-    *_MINILM, "epochs=8", "batch=256", "average=0.995", "image.size=256", "image.crop=0.35", "text.blank=0.2",
+    *_MINILM, "epochs=8", "batch=256", "ema_decay=0.995", "image.size=256", "image.crop=0.35", "text.word_dropout=0.2",
     "optim.weight_decay=0.05",
 )  # fmt: skip
-_LARGEST = (*_LARGE, "epochs=11", "image.size=288", "image.crop=0.3", "image.jitter=0.4", "average=0.997")
+_LARGEST = (*_LARGE, "epochs=11", "image.size=288", "image.crop=0.3", "image.jitter=0.4", "ema_decay=0.997")
 
 
 def _row(name: str, *changes: str) -> Row:
@@ -56,7 +54,7 @@ ROWS = (
     _row("160 categories, stage I", *_FIRST, "classifier.clusters=160"),
     _row("random words, stage I", *_FIRST, "text.vectors="),
     _row("left alignment, stage I", *_FIRST, "text.cnn.align=left"),
-    _row("random classes, stage I", *_FIRST, "classifier.start=random", "classifier.scale=0"),
+    _row("random classes, stage I", *_FIRST, "classifier.init=random", "classifier.scale=0"),
     _row("average pooling, stage I", *_FIRST, "text.cnn.pooling=mean"),
     _row("all shifts, stage I", *_FIRST, "text.cnn.shifts=0"),
     _row("GRU, stage I", *_FIRST, "text.network=gru", "text.hidden=512", "text.bidirectional=true"),
@@ -129,10 +127,10 @@ TABLES = {
 
 DUAL_PATH = Study("dual-path", ROWS, CLAIMS, TABLES)
 
-# Small enough for a processor: pictures are 128 pixels high, and an epoch takes every picture once.
+# Small enough for a CPU: images are 128 pixels high, and an epoch takes every image once.
 _PERSONS = (
     _IMAGES[0], "image.size=128", "groups=identity", "epoch_of=images", "text.cnn.length=56", "text.cnn.blocks=1",
-    "text.cnn.width=128", "head=linear", "dim=512", "margin=0.2", "classifier.start=images", "classifier.scale=16",
+    "text.cnn.width=128", "head=linear", "dim=512", "margin=0.2", "classifier.init=images", "classifier.scale=16",
     "first.epochs=6", "first.lr=0.002", "first.weights=0,0.3,0.3", "first.infonce=1", "second.epochs=3",
     "second.lr=0.001", "second.weights=0.3,0.3,0.3", "second.infonce=1",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""``docs/results.md`` and its pictures, made from the lines of results."""
+"""Writes ``docs/results.md`` and its figures from the lines of results."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from calligram.recipes.parts.config import with_present_changes
 from calligram.studies.catalog import STUDIES
 from calligram.studies.claims import Study
-from calligram.studies.results import COMPARED, LEVELS, Result, measured, read_results
-
-# A study's tables: rows beside the one that they are set against.
+from calligram.studies.results import COMPARED, LEVELS, Result, read_results, results_of_rows
 
 TABLE_HEAD = """
 ## Tables
 
-Rows of one study, and how far each is from the first, on the test split. Which differences are more than noise is said
-under [claims](#claims); settings, seconds and hardware of each row stand in the list of its collection.
+Rows of one study on the test split, and the difference of each from the first row. [Claims](#claims) lists which
+differences are above noise. The table of the collection has the settings, seconds and hardware of each row.
 """
 
 
 def study_tables(studies: Mapping[str, Study], collections: Sequence[str], results: Path) -> str:
-    """All tables of which two rows were measured on a collection; nothing where there is none."""
+    """Return all tables with at least two measured rows on a collection."""
     parts = []
     for study in studies.values():
         for collection in collections:
-            found = measured(study, collection, results) if study.tables else {}
+            found = results_of_rows(study, collection, results) if study.tables else {}
             for title, names in study.tables.items():
                 rows = {name: list(found[name].values()) for name in names}
                 if sum(map(bool, rows.values())) > 1:
@@ -38,7 +37,7 @@ def study_tables(studies: Mapping[str, Study], collections: Sequence[str], resul
 
 
 def table(rows: Mapping[str, Sequence[Result]]) -> str:
-    """Of rows by name, each with the results of its seeds; differences are from the first."""
+    """Return a table of rows by name, each with the results of its seeds; differences are from the first row."""
     boxes = any(result.localization for found in rows.values() for result in found)
     sides, metric = (["boxes R@1/5/10"], "R@1") if boxes else (["i2t R@1/5/10", "t2i R@1/5/10"], "rsum")
     head = ["row", *sides, metric, "difference", "seeds"]
@@ -49,7 +48,7 @@ def table(rows: Mapping[str, Sequence[Result]]) -> str:
             continue
         figures = [_figure(result) for result in found]
         spread = f" ± {stdev(figures):.1f}" if len(figures) > 1 else ""
-        # Adding nothing makes a zero of a minus zero.
+        # Adding 0.0 turns -0.0 into 0.0.
         difference = f"{round(mean(figures) - mean(base), 1) + 0.0:+.1f}" if base and place else ""
         recalls = (
             [_row_recalls(found, "localization")] if boxes else [_row_recalls(found, side) for side in ("i2t", "t2i")]
@@ -70,13 +69,13 @@ def _row_recalls(found: Sequence[Result], side: str) -> str:
 
 HEAD = """# Results
 
-Made by `calligram report` from `results/*.jsonl`; nothing here is typed. Each line there holds the command, seed, data,
-hardware and commit. Recalls are percentages, on the test split where no other is named; checkpoints were
-chosen on dev. Rows of several seeds show mean and standard deviation.
+`calligram report` writes this page from `results/*.jsonl`; nothing is typed by hand. Each line there holds the command,
+seed, data, hardware and commit. Recalls are percentages, on the test split unless another split is named. Checkpoints
+were selected on dev. Rows with several seeds show mean and standard deviation.
 
-The defaults of `vse`, and how hard scenes are, were chosen looking at test figures of scenes, those of scenes-8400-s0
-among them; rows on other seeds of scenes are the untouched ones. InfoNCE was tuned over dozens of settings, the hinge
-over two learning rates, so the comparison between them favours InfoNCE.
+The defaults of `vse` and the difficulty of scenes were chosen with test results of scenes, among them scenes-8400-s0;
+only rows on other seeds of scenes are unbiased. InfoNCE was tuned over dozens of settings, the hinge loss over two
+learning rates, so a comparison between them favours InfoNCE.
 """
 
 
@@ -116,12 +115,12 @@ def _name(result: Result) -> str:
     how += [f"by {result.by}"] if result.by else []
     how += [f"scores in {result.precision}"] if result.precision != "fp32" else []
     how += [_reranked(result.stages)] if result.stages else []
-    told = f" ({', '.join(how)})" if how else ""
-    return f"{result.recipe}{members}{told}" + (f": {settings}" if settings else "")
+    details = f" ({', '.join(how)})" if how else ""
+    return f"{result.recipe}{members}{details}" + (f": {settings}" if settings else "")
 
 
-def _alone(result: Result) -> str:
-    """What the members of an ensemble reach one by one."""
+def _member_rsums(result: Result) -> str:
+    """Return the rsum of each ensemble member."""
     return f" (alone {', '.join(f'{rsum:.1f}' for rsum in result.alone)})" if result.alone else ""
 
 
@@ -130,8 +129,8 @@ def _reranked(stages: Mapping[str, Any]) -> str:
     return f"reranking {stages['depth'] or 'all'} candidates{behind}"
 
 
-def _told(result: Result) -> str:
-    """A study's row by its name, with the settings folded away; any other result by its settings."""
+def _title_cell(result: Result) -> str:
+    """Return the cell that names a result: row of a study with folded settings, or its settings."""
     return f"<details><summary>{result.study}</summary>{_name(result)}</details>" if result.study else _name(result)
 
 
@@ -140,7 +139,7 @@ def _short(value: object) -> str:
 
 
 def _grouped(found: Sequence[Result]) -> dict[tuple[str, ...], list[Result]]:
-    """Results that differ in nothing but the seed; of several lines of one seed the last counts."""
+    """Group results that differ only in the seed; of several lines with one seed the last one is kept."""
     groups: dict[tuple[str, ...], dict[int, Result]] = defaultdict(dict)
     for result in found:
         groups[(result.collection, result.split, _name(result), result.hardware)][result.seed] = result
@@ -162,7 +161,7 @@ def _table(groups: dict[tuple[str, ...], list[Result]]) -> str:
         sides = ("i2t", "t2i", "t2t") if within else ("i2t", "t2i")
         recalls = [_recalls([found for r in rows if (found := getattr(r, side))]) for side in sides]
         oracle = f"{first.oracle['r1']:.1f}" if first.oracle else ""
-        cells = [_told(first), *recalls, f"{mean(sums):.1f}{spread}{_alone(first)}"]
+        cells = [_title_cell(first), *recalls, f"{mean(sums):.1f}{spread}{_member_rsums(first)}"]
         cells += [f"{mean(r.t2i['map'] for r in rows):.1f}" if first.by else ""] if people else []
         cells += [_mean_of([r.overlap for r in rows if r.overlap is not None], 4)] if apart else []
         cells += [oracle, str(len(rows)), f"{mean(r.seconds for r in rows):.0f}", first.hardware]
@@ -175,38 +174,38 @@ def _mean_of(values: Sequence[float], digits: int) -> str:
 
 
 def _localization(groups: Sequence[Sequence[Result]]) -> str:
-    """Phrases found in images: recalls, the size of a training batch, and what needs no matcher."""
+    """Return the table of phrase localization: recalls, size of a training batch, and bounds without a matcher."""
     if not groups:
         return ""
     first = groups[0][0].localization or {}
     lines = [
-        f"\nPhrases found in images: {first['phrases']} phrases, {first['proposals']:.0f} proposals an image, IoU 0.5. "
-        f"The proposals reach {first['oracle']:.1f}% of them, the whole picture {first['whole']:.1f}%, its middle "
-        f"(80% of the area) {first['central']:.1f}%.\n\n",
-        "| recipe and settings | R@1/5/10 | triplets or pairs a batch | seeds | seconds | hardware |\n",
+        f"\nPhrase localization: {first['phrases']} phrases, {first['proposals']:.0f} proposals per image, IoU 0.5. "
+        f"Upper bound by the proposals: {first['oracle']:.1f}%. Baselines: the whole image {first['whole']:.1f}%, its "
+        f"middle (80% of the area) {first['central']:.1f}%.\n\n",
+        "| recipe and settings | R@1/5/10 | triplets or pairs per batch | seeds | seconds | hardware |\n",
         "|---|---|---|---|---|---|\n",
     ]
     for rows in sorted(groups, key=lambda g: -mean((r.localization or {})["r1"] for r in g)):
         measured = [r.localization for r in rows if r.localization]
         spread = f" (R@1 ± {stdev(m['r1'] for m in measured):.1f})" if len(measured) > 1 else ""
         size = measured[0].get("triplets") or measured[0].get("pairs", "")
-        cells = [_told(rows[0]), _recalls(measured) + spread, str(size), str(len(rows))]
+        cells = [_title_cell(rows[0]), _recalls(measured) + spread, str(size), str(len(rows))]
         cells += [f"{mean(r.seconds for r in rows):.0f}", rows[0].hardware]
         lines.append("| " + " | ".join(cells) + " |\n")
     return "".join(lines)
 
 
 def _recalls(directions: Sequence[Mapping[str, float]]) -> str:
-    """Means of R@1, R@5 and R@10, nothing where they were not measured."""
+    """Return means of R@1, R@5 and R@10; empty where they were not measured."""
     return " / ".join(f"{mean(d[k] for d in directions):.1f}" for k in ("r1", "r5", "r10")) if directions else ""
 
 
 def _published(file: Path, collection: str) -> str:
-    """What others report for the same test split, to stand beside ours."""
+    """Return the table of published results on the same test split."""
     content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     if content.get("collection") != collection:
         return ""
-    lines = [f"\nPublished figures ({content['source']}):\n\n", "| method | i2t R@1/5/10 | t2i R@1/5/10 |\n"]
+    lines = [f"\nPublished results ({content['source']}):\n\n", "| method | i2t R@1/5/10 | t2i R@1/5/10 |\n"]
     lines.append("|---|---|---|\n")
     for row in content["rows"]:
         recalls = (" / ".join("-" if v is None else f"{v:.1f}" for v in row[side]) for side in ("i2t", "t2i"))
@@ -218,14 +217,14 @@ def _claims(file: Path) -> str:
     lines = ["\n## Claims\n\n", "| paper | collection | claim | verdict | numbers |\n", "|---|---|---|---|---|\n"]
     for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
         numbers = "; ".join(f"{k}: {_short(v)}" for k, v in row["numbers"].items())
-        shortened = f" ({', '.join(row['settings'])})" if row.get("settings") else ""
+        shortened = f" ({', '.join(with_present_changes(row['settings']))})" if row.get("settings") else ""
         cells = (row["paper"], row.get("collection", "") + shortened, row["claim"], f"**{row['verdict']}**", numbers)
         lines.append("| " + " | ".join(cells) + " |\n")
     return "".join(lines)
 
 
 def _pictures(found: Sequence[Result], results: Path, docs: Path) -> list[str]:
-    """Those of several rows together, then sheets and curves of single runs; folded away, for there are many."""
+    """Return the figures of several rows, then the figures of single runs, folded."""
     drawn = results / "pictures"
     joint = sorted([*drawn.glob(f"*-{COMPARED}-*.png"), *drawn.glob(f"*-{LEVELS}-*.png")])
     parts = [_shown(p, docs) for p in joint]
@@ -248,9 +247,7 @@ def _proposals(file: Path) -> str:
     lines = [f"\n## Recall of proposals\n\n`{content['command']}` on {content['hardware']}.\n"]
     for report in content["reports"]:
         ks = list(report["rows"][0]["recall"])
-        what = (
-            "phrases (union box of all boxes a phrase speaks of)" if report["targets"] == "phrases" else "single boxes"
-        )
+        what = "phrases (union box of all boxes of a phrase)" if report["targets"] == "phrases" else "single boxes"
         where = f"{report['collection']} {report['split']}, IoU {report['threshold']}"
         lines.append(f"\n{report['count']} {what} of {where}:\n\n")
         lines += [f"| method | {' | '.join(ks)} | ms per image |\n", "|---" * (len(ks) + 2) + "|\n"]

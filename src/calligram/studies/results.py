@@ -1,4 +1,4 @@
-"""Results as lines of JSON: measured by a command, never typed."""
+"""Results as lines of JSON, written by commands; and the lines that belong to the rows of a study."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from calligram.evaluation.localization import Localization
 from calligram.evaluation.rerank import RerankReport
 from calligram.evaluation.retrieval import RetrievalReport
 from calligram.recipes.catalog import find_recipe
-from calligram.recipes.parts.config import changed, from_plain, resolve
-from calligram.recipes.parts.run import with_assets_named
-from calligram.studies.claims import Row, Study
+from calligram.recipes.parts.config import changed, from_plain, resolve, translate_run, with_present_keys
+from calligram.studies.claims import Row, Study, with_assets_variable
 from calligram.training.runs import Run
 
 COMPARED, LEVELS = "compared", "levels"
-"""in the names of pictures of several rows: dev curves, and recalls by number of captions"""
-MEMBERS = {"ensemble": "runs", "best": "members"}
-"""recipes of several matchers as one, and the setting that names them"""
+"""parts of the names of figures of several rows: dev curves, and recalls by number of captions"""
+MEMBER_SETTING = {"ensemble": "runs", "best": "ensemble_members"}
+"""recipes of ensembles, and the setting that names the members"""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Result:
 
     recipe: str
     settings: dict[str, Any]
-    """those that differ from the recipe's defaults"""
+    """the settings that differ from the defaults of the recipe"""
     seed: int
     collection: str
     split: str
@@ -41,34 +40,34 @@ class Result:
     t2i: dict[str, Any]
     rsum: float
     seconds: float
-    """spent training"""
+    """training time"""
     hardware: str
     commit: str
     command: str
     folds: int = 1
-    """equal parts of the split whose mean this is"""
+    """number of equal parts of the split whose mean this is"""
     by: str = ""
-    """``identities`` where items match by identity instead of by image"""
+    """``identities`` where items match by identity, empty where they match by image"""
     members: int = 1
-    """matchers whose scores were averaged; more than one is an ensemble"""
+    """number of matchers whose scores are averaged; above 1 for an ensemble"""
     alone: list[float] | None = None
-    """rsum of each member of an ensemble by itself"""
+    """rsum of each ensemble member on its own"""
     t2t: dict[str, Any] | None = None
-    """texts found by another text of the same image"""
+    """retrieval of texts by another text of the same image"""
     localization: dict[str, Any] | None = None
-    """recall of phrases' boxes beside bounds and baselines; such a line has no retrieval, and its ``rsum`` is 0"""
+    """recall of boxes of phrases, with bounds and baselines; such a line has no retrieval, and its ``rsum`` is 0"""
     oracle: dict[str, Any] | None = None
-    """from text to image, of a scorer that knows every fact"""
+    """text-to-image retrieval by a scorer that knows every fact"""
     chance: dict[str, Any] | None = None
-    """from text to image, of a random order"""
+    """text-to-image retrieval in random order"""
     overlap: float | None = None
-    """S, the area that the scores of matching and of other pairs share; lower is better"""
+    """S, the overlap of the score histograms of matching and other pairs; lower is better"""
     precision: str = "fp32"
-    """of the scores"""
+    """floating-point precision of the scores"""
     stages: dict[str, Any] | None = None
-    """where candidates alone were scored: depth, the first stage's recall of both directions, share of pairs scored"""
+    """of reranking: depth, recall of the first stage in both directions, share of pairs scored; None for all pairs"""
     study: str = ""
-    """paper and row this run was made for by ``calligram reproduce``"""
+    """paper and row of ``calligram reproduce``, empty for other runs"""
     pictures: list[str] = field(default_factory=list)
 
 
@@ -82,11 +81,11 @@ def result_line(
     by: str = "",
     pictures: Sequence[Path] = (),
 ) -> Result:
-    """A result from a run and its report.
+    """Return the result of a retrieval report.
 
     Args:
-        study: paper and row the run was made for.
-        pictures: sheets and curves that belong to it, for the document.
+        study: paper and row.
+        pictures: figures of the run, for ``docs/results.md``.
     """
     return replace(
         _line(run, collection, split, study=study, pictures=pictures),
@@ -101,11 +100,11 @@ def result_line(
         folds=report.folds,
         by=by,
         precision=report.precision,
-        stages=_stages(report.stages) if report.stages else None,
+        stages=_rerank_values(report.stages) if report.stages else None,
     )
 
 
-def _stages(stages: RerankReport) -> dict[str, Any]:
+def _rerank_values(stages: RerankReport) -> dict[str, Any]:
     return {**_rounded(stages.as_dict()), "scored": round(stages.scored, 4)}
 
 
@@ -118,7 +117,7 @@ def localization_line(
     study: str = "",
     pictures: Sequence[Path] = (),
 ) -> Result:
-    """A result of finding phrases in images, with the size of a training batch as the paper counts it."""
+    """Return the result of phrase localization, with the size of a training batch as the paper counts it."""
     dev: dict[str, float] = next((row["dev"] for row in reversed(run.metrics()) if "dev" in row), {})
     sizes: dict[str, float] = {name: round(dev[name]) for name in ("triplets", "pairs") if name in dev}
     line = _line(run, collection, split, study=study, pictures=pictures)
@@ -126,14 +125,14 @@ def localization_line(
 
 
 def _line(run: Run, collection: Collection, split: str, *, study: str, pictures: Sequence[Path]) -> Result:
-    """What every result says, whatever was measured."""
-    about = run.about
+    """Return a result without measurements."""
+    about = translate_run(run.about)
     recipe = find_recipe(about["recipe"])
     settings = from_plain(recipe.defaults, about["settings"])
     different = {k: v for k, v in changed(settings, recipe.defaults).items() if k != "seed"}
     return Result(
         recipe.name,
-        json.loads(with_assets_named(json.dumps(different))),
+        json.loads(with_assets_variable(json.dumps(different))),
         int(about["settings"]["seed"]),
         collection.name,
         split,
@@ -144,7 +143,7 @@ def _line(run: Run, collection: Collection, split: str, *, study: str, pictures:
         about["device"],
         str(about.get("commit", "unknown")),
         recorded_command(about["command"]),
-        members=len(about["settings"][MEMBERS[recipe.name]]) if recipe.name in MEMBERS else 1,
+        members=len(about["settings"][MEMBER_SETTING[recipe.name]]) if recipe.name in MEMBER_SETTING else 1,
         study=study,
         pictures=[str(picture) for picture in pictures],
     )
@@ -157,8 +156,8 @@ def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in values.items()}
 
 
-def append(file: Path, result: Result) -> None:
-    """Add one line."""
+def append_result(file: Path, result: Result) -> None:
+    """Append a result to a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     line = {k: v for k, v in asdict(result).items() if v not in (None, "", [])}
     with file.open("a", encoding="utf-8") as stream:
@@ -166,47 +165,49 @@ def append(file: Path, result: Result) -> None:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """All results of ``folder``; claims have a file of their own."""
+    """Read all results of a folder; settings that were renamed since get their present names."""
     found = []
     for file in sorted(folder.glob("*.jsonl")):
         if file.name == "claims.jsonl":
             continue
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             try:
-                found.append(Result(**json.loads(line)))
+                found.append(_parse_result(line))
             except (ValueError, TypeError) as error:
                 raise UserError(f"{file}, line {number} is not a result ({error})") from error
     return found
 
 
+def _parse_result(line: str) -> Result:
+    found = Result(**json.loads(line))
+    return replace(found, settings=with_present_keys(found.settings))
+
+
 def recorded_command(command: str = "") -> str:
-    """A command as anyone can repeat it: the program's name without its folder, assets by their variable."""
+    """Return a command that works on any machine: the program without its folder, assets by their variable."""
     words = shlex.split(command) if command else list(sys.argv)
     words[0] = Path(words[0]).name
-    return with_assets_named(shlex.join(words))
+    return with_assets_variable(shlex.join(words))
 
 
-# Which lines of results are a study's rows.
-
-
-def key_of(study: Study, row: Row) -> str:
-    """The row's name in results."""
+def row_key(study: Study, row: Row) -> str:
+    """Return the name of a row in results."""
     return f"{study.paper}: {row.name}"
 
 
 def settings_of(row: Row, changes: tuple[str, ...] = ()) -> dict[str, object]:
-    """The row's settings, over changes to every row, as results have them: what differs from the recipe's defaults."""
+    """Return the settings of a row, with changes to every row, that differ from the defaults of the recipe."""
     defaults = find_recipe(row.recipe).defaults
     plain: dict[str, object] = json.loads(json.dumps(changed(resolve(defaults, [*changes, *row.changes]), defaults)))
     return plain
 
 
-def measured(
+def results_of_rows(
     study: Study, collection: str, results: Path, changes: tuple[str, ...] = ()
 ) -> dict[str, dict[int, Result]]:
-    """Results that stand for a study's rows on a collection, by row and seed: those of other settings do not."""
+    """Return the results of a study's rows on a collection, by row and seed; other settings are left out."""
     found: dict[str, dict[int, Result]] = {row.name: {} for row in study.rows}
-    rows = {key_of(study, row): row for row in study.rows}
+    rows = {row_key(study, row): row for row in study.rows}
     for result in read_results(results) if results.is_dir() else []:
         row = rows.get(result.study)
         if row is not None and result.collection == collection and result.settings == settings_of(row, changes):

@@ -1,15 +1,14 @@
-"""What the two-branch paper claims, as rows that can be run.
+"""Claims of the two-branch paper, as rows that can be run.
 
-Text vectors have 2000 principal components instead of the paper's 6000, and phrases are learnt from 3,000 sets of 100
-pairs. Word vectors stand for the paper's, which were trained on news and cannot be had; they come first, from captions
-of other pictures than those of dev and test:
-``calligram words $CALLIGRAM_ASSETS/text/flickr30k-captions.txt.gz data/words.txt``.
+Text vectors have 2000 principal components instead of the 6000 of the paper, and phrase networks are trained on 3,000
+sets of 100 pairs. The word vectors of the paper were trained on news and are not available. Other ones are trained
+first, on captions of other images than those of dev and test: ``calligram words
+$CALLIGRAM_ASSETS/text/flickr30k-captions.txt.gz data/words.txt``.
 """
 
 from __future__ import annotations
 
-from calligram.recipes.parts.run import ASSETS
-from calligram.studies.claims import Claim, Row, Study
+from calligram.studies.claims import ASSETS, Claim, Row, Study
 
 _WORDS = "text.words=data/words.txt"
 _IMAGES = (f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224", "image.views=ten")
@@ -75,7 +74,7 @@ SENTENCE_CLAIMS = (
 
 _PHRASES = (
     f"region.backbone=${ASSETS}/models/mobilenet_v2_1.0_224", "region.geometry=10", _WORDS, "lr=0.003",
-    "chunks=0",
+    "chunker_captions=0",
 )  # fmt: skip
 _TRIPLETS = (*_PHRASES, "candidates=30", "sets=1000", "epochs=3")
 _SINGLE = (*_TRIPLETS, "extra=none", "positives=single")
@@ -166,7 +165,7 @@ TWO_BRANCH = Study(
     (*SENTENCE_CLAIMS, *PHRASE_CLAIMS, *COMBINED_CLAIMS),
     {
         "Table 2: sentences": tuple(row.name for row in SENTENCE_ROWS),
-        "Phrases found in images": tuple(row.name for row in PHRASE_ROWS),
+        "Phrase localization": tuple(row.name for row in PHRASE_ROWS),
         "Table 5: sentences and phrases together": ("constraints", "weighted distance"),
     },
 )

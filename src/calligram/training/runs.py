@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,12 +48,18 @@ class Run:
 
     @staticmethod
     def check(
-        folder: Path, about: Mapping[str, object], *, resume: bool, defaults: Mapping[str, object] | None = None
+        folder: Path,
+        about: Mapping[str, object],
+        *,
+        resume: bool,
+        defaults: Mapping[str, object] | None = None,
+        read: Callable[[Path], Mapping[str, Any]] = read_run_file,
     ) -> None:
         """Refuse a folder that is in use, and refuse to resume a run with other settings.
 
         Args:
             defaults: values for entries that the run does not have, because it is older than the setting.
+            read: reads ``run.json``; recipes pass a function that translates renamed settings.
         """
         if not (folder / RUN_FILE).is_file():
             if folder.is_file() or (folder.exists() and any(folder.iterdir())):
@@ -61,7 +67,7 @@ class Run:
             return
         if not resume:
             raise UserError(f"{folder} already contains a run; continue it with --resume, or choose another --out")
-        before = _merge_settings(defaults or {}, read_run_file(folder))
+        before = _merge_settings(defaults or {}, read(folder))
         for key in ("recipe", "settings", "collection", "content", "teachers"):
             if before.get(key) != json.loads(json.dumps(about.get(key))):
                 raise UserError(

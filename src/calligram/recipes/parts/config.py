@@ -1,7 +1,7 @@
-"""Settings of recipes: frozen dataclasses, changed by a TOML file and by ``key=value``.
+"""Settings of recipes: frozen dataclasses whose values come from defaults, a preset, a TOML file and ``key=value``.
 
-A field's one-line description stands in its type, ``Annotated[int, "passes over the training pairs"]``, so that
-``calligram list RECIPE`` can print it; a pair after it gives the smallest and the largest value.
+The type of a field holds its one-line description, ``Annotated[int, "number of epochs"]``. ``calligram list RECIPE``
+prints it. A pair of numbers after the description gives the smallest and the largest value.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -17,74 +17,138 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from calligram.errors import UserError, unknown
 
 S = TypeVar("S")
-_ANY = (-1e300, 1e300)
-"""neither infinite nor NaN, whose comparisons are false"""
+FINITE = (-1e300, 1e300)
+"""bounds of a number without bounds of its own; comparisons with NaN are false, so NaN is refused too"""
+
+RENAMED_SETTINGS: Mapping[str, str] = {
+    "average": "ema_decay",
+    "blank": "word_dropout",
+    "text.blank": "text.word_dropout",
+    "image.hide": "image.region_dropout",
+    "mmca.hide": "mmca.region_dropout",
+    "optim.parts": "optim.lr_scale",
+    "first.optim.parts": "first.optim.lr_scale",
+    "second.optim.parts": "second.optim.lr_scale",
+    "follow": "distillation_weight",
+    "of_teacher": "teacher_temperature",
+    "pairs": "infonce_weight",
+    "hard.texts": "mined.texts",
+    "hard.images": "mined.images",
+    "hard.spread": "mined.spread",
+    "offline.hard.texts": "offline.mined.texts",
+    "offline.hard.images": "offline.mined.images",
+    "offline.hard.spread": "offline.mined.spread",
+    "pseudo.said": "pseudo.sources",
+    "pseudo.of": "pseudo.images",
+    "pseudo.most": "pseudo.max_regions",
+    "pseudo.least": "pseudo.min_score",
+    "pseudo.label_least": "pseudo.min_label_score",
+    "pseudo.learnt_least": "pseudo.min_word_images",
+    "pseudo.found": "pseudo.retrieved",
+    "pseudo.source": "pseudo.region_source",
+    "least": "min_probability",
+    "members": "ensemble_members",
+    "classifier.start": "classifier.init",
+    "vsrn.captions": "vsrn.caption_weight",
+    "vsrn.writer": "vsrn.decoder_dim",
+    "chunks": "chunker_captions",
+    "region.finder": "region.proposer",
+}
+"""Old key of each setting that was renamed, and its present key.
+
+Users get an error that names the present key. Files written before the change are translated when they are read.
+"""
 
 
 @dataclass(frozen=True)
-class Field:
-    """One setting, by its dotted key."""
+class Setting:
+    """One setting of a recipe."""
 
     key: str
+    """dotted, such as ``image.crop``"""
     type: Any
     default: object
-    about: str
+    description: str
     bounds: tuple[float, float] | None = None
     """smallest and largest value"""
 
 
-def settings_fields(settings: object, prefix: str = "") -> list[Field]:
-    """All settings of a dataclass instance, nested ones as ``outer.inner``."""
+def settings_fields(settings: object, prefix: str = "") -> list[Setting]:
+    """List all settings of a dataclass instance; nested ones have the key ``outer.inner``."""
     hints = get_type_hints(type(settings), include_extras=True)
-    found: list[Field] = []
+    found: list[Setting] = []
     for item in fields(settings):  # type: ignore[arg-type]
-        value, hint, about, bounds = getattr(settings, item.name), hints[item.name], "", None
+        value, hint, description, bounds = getattr(settings, item.name), hints[item.name], "", None
         if get_origin(hint) is Annotated:
-            hint, about, *rest = get_args(hint)
+            hint, description, *rest = get_args(hint)
             bounds = rest[0] if rest else None
         if is_dataclass(value):
             found += settings_fields(value, f"{prefix}{item.name}.")
         else:
-            found.append(Field(prefix + item.name, hint, value, about, bounds))
+            found.append(Setting(prefix + item.name, hint, value, description, bounds))
     return found
 
 
 def resolve(defaults: S, changes: Sequence[str] = (), file: Path | None = None) -> S:
-    """Settings with a TOML file's values and then ``key=value`` changes laid over the defaults.
+    """Return settings: the defaults, then a preset, then a TOML file, then ``key=value`` changes.
 
-    Where a recipe has ``presets``, that of the setting ``preset``, or of the one that ``preset_by`` names, is laid over
-    the defaults first.
+    A recipe with ``presets`` has a setting that names one of them: ``preset``, or the setting named by ``preset_by``.
 
     Raises:
-        UserError: for an unknown key (naming the nearest), a value of the wrong type, or a line that is neither.
+        UserError: for an unknown or renamed key, a value of the wrong type, or a change without ``=``.
     """
-    known = {f.key: f for f in settings_fields(defaults)}
+    known = {setting.key: setting for setting in settings_fields(defaults)}
     values: dict[str, object] = {}
-    given = [*_from_file(file), *(_split(change) for change in changes)]
-    for key, raw in [*_of_preset(defaults, given), *given]:
+    given = [*_read_toml(file), *(_split(change) for change in changes)]
+    for key, raw in [*_preset_values(defaults, given), *given]:
         if key not in known:
+            if key in RENAMED_SETTINGS:
+                raise UserError(f"setting {key} is now called {RENAMED_SETTINGS[key]}")
             raise unknown("setting", key, known)
         values[key] = _parse(raw, known[key])
     return _replace(defaults, values)
 
 
 def as_plain(settings: object) -> dict[str, object]:
-    """Settings as JSON holds them."""
+    """Return settings as JSON values, nested."""
     plain: dict[str, object] = json.loads(json.dumps(asdict(settings)))  # type: ignore[call-overload]
     return plain
 
 
-def changed(settings: object, defaults: object) -> dict[str, object]:
-    """The settings that differ from the defaults, by dotted key."""
-    before = {f.key: f.default for f in settings_fields(defaults)}
-    return {f.key: f.default for f in settings_fields(settings) if f.default != before.get(f.key)}
-
-
 def from_plain(defaults: S, plain: Mapping[str, Any]) -> S:
-    """Settings from what ``as_plain`` gave."""
-    known = {f.key: f for f in settings_fields(defaults)}
-    values = {key: _parse(raw, known[key]) for key, raw in _flat(plain) if key in known}
-    return _replace(defaults, values)
+    """Return settings from the output of ``as_plain``, also of an earlier version; unknown keys are ignored."""
+    known = {setting.key: setting for setting in settings_fields(defaults)}
+    translated = with_present_keys(dict(_flatten(plain)))
+    return _replace(defaults, {key: _parse(raw, known[key]) for key, raw in translated.items() if key in known})
+
+
+def changed(settings: object, defaults: object) -> dict[str, object]:
+    """Return the settings that differ from the defaults, by dotted key."""
+    before = {setting.key: setting.default for setting in settings_fields(defaults)}
+    return {s.key: s.default for s in settings_fields(settings) if s.default != before.get(s.key)}
+
+
+def with_present_keys(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate the old keys of settings, given by dotted key."""
+    return {RENAMED_SETTINGS.get(key, key): value for key, value in flat.items()}
+
+
+def with_present_changes(changes: Iterable[str]) -> tuple[str, ...]:
+    """Translate the old keys of ``key=value`` lines that a file holds."""
+    split = (change.partition("=") for change in changes)
+    return tuple(f"{RENAMED_SETTINGS.get(key, key)}{sign}{value}" for key, sign, value in split)
+
+
+def translate_run(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate the old keys of the settings in a ``run.json``."""
+    nested: dict[str, Any] = {}
+    for key, value in with_present_keys(dict(_flatten(about.get("settings", {})))).items():
+        *outer, name = key.split(".")
+        place = nested
+        for step in outer:
+            place = place.setdefault(step, {})
+        place[name] = value
+    return {**about, "settings": nested}
 
 
 def _split(change: str) -> tuple[str, object]:
@@ -94,27 +158,27 @@ def _split(change: str) -> tuple[str, object]:
     return key.strip(), value.strip()
 
 
-def _of_preset(defaults: object, given: Sequence[tuple[str, object]]) -> list[tuple[str, object]]:
-    """What the preset named last says; nothing where there is none, or none of that name."""
+def _preset_values(defaults: object, given: Sequence[tuple[str, object]]) -> list[tuple[str, object]]:
+    """Return the values of the preset that was named last; none where no preset of that name exists."""
     presets: Mapping[object, Sequence[str]] = getattr(defaults, "presets", {})
     named = [raw for key, raw in given if key == getattr(defaults, "preset_by", "preset")]
     return [_split(change) for change in presets.get(named[-1], ())] if named else []
 
 
-def _from_file(file: Path | None) -> list[tuple[str, object]]:
+def _read_toml(file: Path | None) -> list[tuple[str, object]]:
     if file is None:
         return []
     try:
-        return _flat(tomllib.loads(file.read_text(encoding="utf-8")))
+        return _flatten(tomllib.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise UserError(f"settings file {file} could not be read: {error}") from error
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
     out: list[tuple[str, object]] = []
     for key, value in tree.items():
         nested = isinstance(value, Mapping)
-        out += _flat(value, f"{prefix}{key}.") if nested else [(prefix + key, value)]
+        out += _flatten(value, f"{prefix}{key}.") if nested else [(prefix + key, value)]
     return out
 
 
@@ -129,24 +193,26 @@ def _replace(settings: S, values: Mapping[str, object]) -> S:
     return type(settings)(**own)
 
 
-def _parse(raw: object, item: Field) -> object:
+def _parse(raw: object, setting: Setting) -> object:
+    low, high = setting.bounds or FINITE
     try:
-        value = _as(raw, item.type)
+        value = _convert(raw, setting.type)
         for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, float | int) and not (item.bounds or _ANY)[0] <= number <= (item.bounds or _ANY)[1]:
+            if isinstance(number, float | int) and not low <= number <= high:
                 raise ValueError
     except (ValueError, TypeError, OverflowError):
-        range_ = f" from {item.bounds[0]:g} to {item.bounds[1]:g}" if item.bounds else ""
-        raise UserError(f"setting {item.key} takes {_name(item.type)}{range_}, got {raw!r}") from None
+        range_ = f" from {low:g} to {high:g}" if setting.bounds else ""
+        raise UserError(f"setting {setting.key} takes {_type_name(setting.type)}{range_}, got {raw!r}") from None
     return value
 
 
-def _as(raw: object, kind: Any) -> object:
+def _convert(raw: object, kind: Any) -> object:
+    """Convert text, or a value of TOML or JSON, to a type; raise ValueError or TypeError where that is impossible."""
     origin, inside = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         if raw is None or (isinstance(raw, str) and raw.lower() in ("none", "")):
             return None
-        return _as(raw, next(k for k in inside if k is not type(None)))
+        return _convert(raw, next(k for k in inside if k is not type(None)))
     if origin is Literal:
         if raw not in inside:
             raise ValueError
@@ -156,7 +222,7 @@ def _as(raw: object, kind: Any) -> object:
         kinds = [inside[0]] * len(items) if inside[-1] is Ellipsis else list(inside)
         if len(kinds) != len(items):
             raise ValueError
-        return tuple(_as(i.strip() if isinstance(i, str) else i, k) for i, k in zip(items, kinds, strict=True))
+        return tuple(_convert(i.strip() if isinstance(i, str) else i, k) for i, k in zip(items, kinds, strict=True))
     if kind is bool:
         words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
         return raw if isinstance(raw, bool) else words[str(raw).lower()] if str(raw).lower() in words else _refuse()
@@ -171,7 +237,8 @@ def _refuse() -> object:
     raise ValueError
 
 
-def _name(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
+    """Describe the accepted values of a type, for an error message."""
     origin, inside = get_origin(kind), get_args(kind)
     if origin is Literal:
         return " or ".join(map(str, inside))
@@ -181,5 +248,5 @@ def _name(kind: Any) -> str:
             several += f" ({', '.join(map(str, get_args(inside[0])))})"
         return f"{several if inside[-1] is Ellipsis else f'{len(inside)} {several}'} separated by commas"
     if origin in (Union, types.UnionType):
-        return " or ".join("none" if k is type(None) else _name(k) for k in inside)
+        return " or ".join("none" if k is type(None) else _type_name(k) for k in inside)
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))

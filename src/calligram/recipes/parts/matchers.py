@@ -1,102 +1,115 @@
-"""Any matcher by name, with its inputs: for recipes that are about how to train rather than what."""
+"""Matchers by name, with their inputs, for recipes that can train any matcher. A model is imported when it is built."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError, unknown
 from calligram.features.inputs import Inputs
-from calligram.models.a3vse import A3VSE, A3VSESettings
-from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.layers.cross_attention import Aggregation, Norm
 from calligram.models.layers.networks import HeadKind
 from calligram.models.layers.part_towers import PartSettings
 from calligram.models.matcher import Matcher
-from calligram.models.mmca import MMCA, MMCASettings
-from calligram.models.pretrained import load_dual_encoder
-from calligram.models.scan import SCAN, SCANSettings
-from calligram.models.two_branch import PooledStates, TwoBranchEmbedding, TwoBranchSettings
-from calligram.models.vsrn import VSRN, VSRNSettings
+from calligram.recipes.parts.pair_stages import WeightedObjectives
 from calligram.recipes.parts.run import RunContext
-from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers, check_sides, need_vectors
-from calligram.training.objectives.caption import CaptionObjective
-from calligram.training.objectives.objective import Objective
+from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers, check_towers, need_features
 
-# Matchers of regions and words as recipes set them up: settings, sides, matcher, and what only training needs.
+if TYPE_CHECKING:
+    from calligram.models.two_branch import TwoBranchEmbedding
 
 FRAGMENTS = ("scan", "bfan", "vsrn", "a3vse", "mmca")
+"""matchers of image regions (or grid cells) and words"""
+MatcherName = Literal["vse", "dual-path", "two-branch", "pretrained", "scan", "bfan", "vsrn", "a3vse", "mmca"]
+AttentionTemperature = Annotated[float, "factor on attention scores before the softmax", (0, 10000)]
 
 
 @dataclass(frozen=True)
 class ScanModel:
-    """SCAN's attention; the defaults are the release's t-i LSE."""
+    """Settings of SCAN; the defaults are those of the release for t-i LSE."""
 
-    direction: Annotated[Literal["t2i", "i2t"], "each word looks at regions, or each region at words"] = "t2i"
-    norm: Annotated[Norm, "of products of regions and words, over what looks"] = "clipped_l2norm"
-    temperature: Annotated[float, "factor on them before the softmax; the release's i2t has 4", (0, 10000)] = 9.0
-    aggregation: Annotated[Aggregation, "of relevances into a score"] = "lse"
-    sharpness: Annotated[float, "of LogSumExp; the release's i2t has 5, or 20 on MS-COCO", (0.001, 10000)] = 6.0
+    direction: Annotated[
+        Literal["t2i", "i2t"], "direction of attention: words attend to regions (t2i), or regions to words (i2t)"
+    ] = "t2i"
+    norm: Annotated[Norm, "normalization of the products of regions and words, over the attending items"] = (
+        "clipped_l2norm"
+    )
+    temperature: Annotated[
+        float, "factor on attention scores before the softmax; 4 in the release for i2t", (0, 10000)
+    ] = 9.0
+    aggregation: Annotated[Aggregation, "aggregation of relevances into a score"] = "lse"
+    sharpness: Annotated[
+        float, "factor of LogSumExp; in the release 5 for i2t, or 20 for i2t on MS-COCO", (0.001, 10000)
+    ] = 6.0
 
 
 @dataclass(frozen=True)
 class BFANModel:
-    """BFAN's focus."""
+    """Settings of BFAN."""
 
-    focal: Annotated[Literal["equal", "prob"], "relevant is more than the mean, or than others by confidence"] = "equal"
-    norm: Annotated[Norm, "of products of regions and words, over what looks"] = "clipped_l2norm"
-    temperature: Annotated[float, "factor on them before the softmax", (0, 10000)] = 20.0
+    focal: Annotated[
+        Literal["equal", "prob"],
+        "relevant parts: those above the mean (equal), or above others weighted by their confidence (prob)",
+    ] = "equal"
+    norm: Annotated[Norm, "normalization of the products of regions and words, over the attending items"] = (
+        "clipped_l2norm"
+    )
+    temperature: AttentionTemperature = 20.0
 
 
 @dataclass(frozen=True)
 class VSRNModel:
-    """VSRN's reasoning, and the writing of captions."""
+    """Settings of VSRN, and of its caption decoder."""
 
-    layers: Annotated[int, "steps of reasoning", (0, 100)] = 4
+    layers: Annotated[int, "number of reasoning layers", (0, 100)] = 4
     norm: Annotated[
-        Literal["regions", "features"], "axis along which regions get length one; the release's: regions"
+        Literal["regions", "features"], "axis along which regions are normalized; regions in the release"
     ] = "regions"
-    norm_before: Annotated[bool, "also before reasoning; the release on MS-COCO alone"] = True
-    batch_norm: Annotated[bool, "of the image's vector; the release on Flickr30K alone"] = False
+    norm_before: Annotated[bool, "also normalize before reasoning; only on MS-COCO in the release"] = True
+    batch_norm: Annotated[bool, "batch normalization of the image vector; only on Flickr30K in the release"] = False
     reader: Annotated[
-        Literal["gru", "mean"], "of regions into a vector: vsrn's GRU, or the mean, for cells that have no order"
+        Literal["gru", "mean"], "pooling of regions into a vector: GRU as in vsrn, or mean for cells without an order"
     ] = "gru"
-    captions: Annotated[
-        float, "weight of writing captions; 0 for none. The release's is 1 beside a sum over the batch", (0, 1000)
+    caption_weight: Annotated[
+        float,
+        "weight of the captioning loss; 0 for none; 1 in the release, which sums its loss over a batch",
+        (0, 1000),
     ] = 0.01
-    writer: Annotated[int, "size of the state that writes captions", (1, 65536)] = 512
+    decoder_dim: Annotated[int, "dimension of the state of the caption decoder", (1, 65536)] = 512
 
 
 @dataclass(frozen=True)
 class A3VSEModel:
-    """A3VSE's attention of each side to itself (a3vse, Eq. 1)."""
+    """Settings of A3VSE, whose towers attend to their own parts (a3vse, Eq. 1)."""
 
-    attention: Annotated[Literal["context", "mean"], "weigh regions and words by their context, or all alike"] = (
-        "context"
-    )
-    heads: Annotated[int, "attentions of each side, K", (1, 1000)] = 3
-    context: Annotated[int, "size of the space in which context and parts are compared, K'", (1, 65536)] = 512
+    attention: Annotated[
+        Literal["context", "mean"], "weights of regions and words: by their context, or all equal (mean)"
+    ] = "context"
+    heads: Annotated[int, "number of attention heads of each tower, K", (1, 1000)] = 3
+    context: Annotated[int, "dimension of the space in which context and parts are compared, K'", (1, 65536)] = 512
     temperature: Annotated[
-        float | None, "factor before the softmax, lambda; none for one over the root of context", (0, 10000)
+        float | None, "factor before the softmax, lambda; none for 1 / sqrt(a3vse.context)", (0, 10000)
     ] = None
-    merge: Annotated[Literal["concat", "mean"], "what the heads become: one after the other, or their mean"] = "concat"
-    cell: Annotated[Literal["lstm", "gru"], "what reads words, without a text.encoder"] = "lstm"
+    merge: Annotated[Literal["concat", "mean"], "combination of the heads: concatenation or mean"] = "concat"
+    cell: Annotated[Literal["lstm", "gru"], "recurrent network over words, where there is no text.encoder"] = "lstm"
 
 
 @dataclass(frozen=True)
 class MMCAModel:
-    """MMCA's attention within and between images and texts (mmca, Sec. 4.2)."""
+    """Settings of MMCA, with attention within and between images and texts (mmca, Sec. 4.2)."""
 
-    heads: Annotated[int, "of each Transformer unit; dim is a multiple", (1, 1000)] = 16
-    filters: Annotated[int, "for each window of one, two and three words", (1, 65536)] = 256
-    alpha: Annotated[float, "weight of attention between image and text; 0 leaves it out", (0, 1000)] = 0.2
-    hide: Annotated[float, "share of regions or cells left out in training, of a trained backbone too", (0, 0.99)] = 0.0
+    heads: Annotated[int, "number of heads of each Transformer unit; dim must be a multiple of it", (1, 1000)] = 16
+    filters: Annotated[int, "number of filters for each window of one, two and three words", (1, 65536)] = 256
+    alpha: Annotated[float, "weight of the attention between image and text; 0 for none", (0, 1000)] = 0.2
+    region_dropout: Annotated[
+        float, "share of regions or cells that are left out in training, also with a trained backbone", (0, 0.99)
+    ] = 0.0
 
 
 @dataclass(frozen=True)
 class FragmentModels:
-    """Settings of each matcher, of which one's count; a recipe's settings may inherit them."""
+    """Settings of each matcher of regions and words; a run uses those of its matcher."""
 
     scan: ScanModel = field(default_factory=ScanModel)
     bfan: BFANModel = field(default_factory=BFANModel)
@@ -106,62 +119,78 @@ class FragmentModels:
 
 
 def check_fragments(matcher: str, image: ImageSettings, text: TextSettings, models: FragmentModels) -> None:
-    """Refuse settings that do not go together."""
-    need_vectors(image)
-    check_sides(image, text)
+    """Refuse settings that contradict each other."""
+    need_features(image)
+    check_towers(image, text)
     if text.network == "cnn":
-        raise UserError("text.network=cnn gives a caption one vector; matchers of words take gru, or a text.encoder")
-    if image.views == "ten":
-        raise UserError("image.views=ten averages over crops, whose cells are different places; take one or flip")
-    if matcher == "vsrn" and models.vsrn.captions and text.encoder and not text.train:
         raise UserError(
-            "captions are written word by word, and stored encodings have no words; "
-            "take vsrn.captions=0, text.train=true, or no text.encoder"
+            "text.network=cnn gives one vector per caption, and this matcher needs one per word; take gru, or a "
+            "text.encoder"
+        )
+    if image.views == "ten":
+        raise UserError("image.views=ten averages ten crops, whose cells show different places; take one or flip")
+    if matcher == "vsrn" and models.vsrn.caption_weight and text.encoder and not text.train:
+        raise UserError(
+            "the caption decoder of vsrn needs words, and stored encoder states have none; take "
+            "vsrn.caption_weight=0, text.train=true, or no text.encoder"
         )
 
 
-def fragment_sides(image: ImageSettings, text: TextSettings, train: Pairing, around: RunContext, dim: int) -> Towers:
-    """Both sides with a backbone's grid in place of its vector."""
-    return Towers(image, text, train, around, dim=dim, parts="grid")
+def fragment_towers(image: ImageSettings, text: TextSettings, train: Pairing, context: RunContext, dim: int) -> Towers:
+    """Return towers with the grid of a backbone in place of its vector."""
+    return Towers(image, text, train, context, dim=dim, parts="grid")
 
 
-def fragment_matcher(matcher: str, models: FragmentModels, sides: Towers) -> Matcher:
-    """``scan``, ``bfan``, ``vsrn``, ``a3vse`` or ``mmca``, starting from the sides' weights where there are any."""
-    shared: dict[str, Any] = {f.name: getattr(sides.shape, f.name) for f in fields(PartSettings)}
+def fragment_matcher(matcher: str, models: FragmentModels, towers: Towers) -> Matcher:
+    """Return ``scan``, ``bfan``, ``vsrn``, ``a3vse`` or ``mmca`` with the pretrained weights of the towers."""
+    shared: dict[str, Any] = {f.name: getattr(towers.shape, f.name) for f in fields(PartSettings)}
+    return towers.with_pretrained_weights(_fragment_model(matcher, models, shared))
+
+
+def _fragment_model(matcher: str, models: FragmentModels, shared: dict[str, Any]) -> Matcher:
     if matcher == "scan":
-        return sides.started(SCAN(SCANSettings(**shared, **vars(models.scan))))
+        from calligram.models.scan import SCAN, SCANSettings
+
+        return SCAN(SCANSettings(**shared, **vars(models.scan)))
     if matcher == "bfan":
-        return sides.started(BFAN(BFANSettings(**shared, **vars(models.bfan))))
+        from calligram.models.bfan import BFAN, BFANSettings
+
+        return BFAN(BFANSettings(**shared, **vars(models.bfan)))
     if matcher == "vsrn":
-        own = {k: v for k, v in vars(models.vsrn).items() if k not in ("captions", "writer")}
-        return sides.started(VSRN(VSRNSettings(**shared, **own)))
+        from calligram.models.vsrn import VSRN, VSRNSettings
+
+        own = {k: v for k, v in vars(models.vsrn).items() if k not in ("caption_weight", "decoder_dim")}
+        return VSRN(VSRNSettings(**shared, **own))
     if matcher == "a3vse":
-        return sides.started(A3VSE(A3VSESettings(**shared, **vars(models.a3vse))))
+        from calligram.models.a3vse import A3VSE, A3VSESettings
+
+        return A3VSE(A3VSESettings(**shared, **vars(models.a3vse)))
     if matcher == "mmca":
-        return sides.started(MMCA(MMCASettings(**shared, **vars(models.mmca))))
+        from calligram.models.mmca import MMCA, MMCASettings
+
+        mmca = models.mmca
+        return MMCA(MMCASettings(**shared, heads=mmca.heads, filters=mmca.filters, alpha=mmca.alpha,
+                                 hide=mmca.region_dropout))  # fmt: skip
     raise unknown("matcher of regions and words", matcher, FRAGMENTS)
 
 
-def extra_objectives(matcher: str, models: FragmentModels, sides: Towers) -> tuple[tuple[float, Objective], ...]:
-    """What is minimised beside the scores' loss, with its weight: VSRN's captions."""
-    own, words = models.vsrn, sides.inputs.texts
-    if matcher != "vsrn" or not own.captions:
+def extra_objectives(matcher: str, models: FragmentModels, towers: Towers) -> WeightedObjectives:
+    """Return the objectives besides the loss over scores: the captioning loss of VSRN."""
+    own, words = models.vsrn, towers.inputs.texts
+    if matcher != "vsrn" or not own.caption_weight:
         return ()
-    blank = words.mask_token if sides.text.hidden_words else None
-    writer = CaptionObjective(
-        sides.shape.dim, len(words), hidden=own.writer, word_dim=sides.text.word_dim, mask_token=blank
+    from calligram.training.objectives.caption import CaptionObjective
+
+    masked = words.mask_token if towers.text.effective_word_dropout else None
+    captioning = CaptionObjective(
+        towers.shape.dim, len(words), hidden=own.decoder_dim, word_dim=towers.text.word_dim, mask_token=masked
     )
-    return ((own.captions, writer),)
-
-
-MatcherName = Literal["vse", "dual-path", "two-branch", "pretrained", "scan", "bfan", "vsrn", "a3vse", "mmca"]
-ExtraObjectives = tuple[tuple[float, Objective], ...]
-"""objectives that a matcher is trained with beside any other, with their weights"""
+    return ((own.caption_weight, captioning),)
 
 
 @dataclass(frozen=True)
 class MatcherSettings:
-    """What is built."""
+    """A matcher by name, with the settings of its towers."""
 
     matcher: MatcherName
     image: ImageSettings
@@ -169,15 +198,15 @@ class MatcherSettings:
     dim: int
     head: HeadKind
     model: str
-    """folder or hub name, of ``pretrained``"""
+    """folder or hub name, for ``pretrained``"""
     fragments: FragmentModels = field(default_factory=FragmentModels)
 
     def check(self) -> None:
-        """Refuse settings that do not go together."""
+        """Refuse settings that contradict each other."""
         if self.matcher in FRAGMENTS:
             check_fragments(self.matcher, self.image, self.text, self.fragments)
         else:
-            check_sides(self.image, self.text)
+            check_towers(self.image, self.text)
         if self.matcher == "dual-path" and self.text.network != "cnn":
             raise UserError(
                 "matcher=dual-path reads texts with a CNN: give --set text.network=cnn, or take matcher=vse for a GRU "
@@ -186,40 +215,45 @@ class MatcherSettings:
         if self.matcher == "pretrained" and not self.model:
             raise UserError("matcher=pretrained needs a model: give --set model= with a folder or a hub name")
         if self.matcher == "two-branch":
-            need_vectors(self.image)
+            need_features(self.image)
             if self.text.network == "cnn":
                 raise UserError("text.network=cnn is not for matcher=two-branch; it takes gru, or a text.encoder")
 
 
 class BuiltMatcher(NamedTuple):
-    """A matcher ready to be trained."""
+    """A matcher ready for training."""
 
     matcher: Matcher
     inputs: Inputs
-    extra: ExtraObjectives = ()
+    extra: WeightedObjectives = ()
+    """objectives that the matcher needs besides the loss over scores"""
 
 
-def build_matcher(model: MatcherSettings, train: Pairing, around: RunContext) -> BuiltMatcher:
-    """The matcher with its inputs; ``vse`` and ``dual-path`` differ in their settings alone."""
+def build_matcher(model: MatcherSettings, train: Pairing, context: RunContext) -> BuiltMatcher:
+    """Return a matcher with its inputs; ``vse`` and ``dual-path`` differ only in their settings."""
     model.check()
     if model.matcher == "pretrained":
+        from calligram.models.pretrained import load_dual_encoder
+
         matcher, inputs, _ = load_dual_encoder(
             model.model, fit="own", views=model.image.views, max_pieces=model.text.max_words
         )
         return BuiltMatcher(matcher, inputs)
     if model.matcher in FRAGMENTS:
-        sides = fragment_sides(model.image, model.text, train, around, model.dim)
-        regions = fragment_matcher(model.matcher, model.fragments, sides)
-        return BuiltMatcher(regions, sides.inputs, extra_objectives(model.matcher, model.fragments, sides))
-    sides = Towers(model.image, model.text, train, around, dim=model.dim, head=model.head)
+        towers = fragment_towers(model.image, model.text, train, context, model.dim)
+        regions = fragment_matcher(model.matcher, model.fragments, towers)
+        return BuiltMatcher(regions, towers.inputs, extra_objectives(model.matcher, model.fragments, towers))
+    towers = Towers(model.image, model.text, train, context, dim=model.dim, head=model.head)
     if model.matcher == "two-branch":
-        return BuiltMatcher(_two_branch(sides), sides.inputs)
-    return BuiltMatcher(sides.matcher(), sides.inputs)
+        return BuiltMatcher(_two_branch(towers), towers.inputs)
+    return BuiltMatcher(towers.matcher(), towers.inputs)
 
 
-def _two_branch(sides: Towers) -> TwoBranchEmbedding:
-    """The two-branch network over a GRU or an encoder; its recipe has fitted text vectors as well."""
-    shape, backbone, encoder = sides.shape, sides.backbone, sides.encoder
+def _two_branch(towers: Towers) -> TwoBranchEmbedding:
+    """Return the two-branch network over a GRU or an encoder; recipe two-branch also takes fitted text vectors."""
+    from calligram.models.two_branch import PooledStates, TwoBranchEmbedding, TwoBranchSettings
+
+    shape, backbone, encoder = towers.shape, towers.backbone, towers.encoder
     assert shape.text in ("gru", "bert", "states")
     matcher = TwoBranchEmbedding(
         TwoBranchSettings(
@@ -238,4 +272,4 @@ def _two_branch(sides: Towers) -> TwoBranchEmbedding:
     )
     if isinstance(matcher.text, PooledStates) and matcher.text.encoder is not None and encoder is not None:
         matcher.text.encoder.load_state_dict(encoder.state_dict())
-    return sides.started(matcher)
+    return towers.with_pretrained_weights(matcher)

@@ -1,4 +1,4 @@
-"""What a recipe makes of its settings and a collection, and how that becomes a run."""
+"""How a recipe becomes a run: the plan of a recipe, the context of a run, and the function that trains."""
 
 from __future__ import annotations
 
@@ -23,58 +23,23 @@ from calligram.errors import UserError
 from calligram.evaluation.encode import load_pairing
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.features.inputs import Inputs
-from calligram.models.load import WEIGHTS_FILE
+from calligram.models.load import WEIGHTS_FILE, read_run_file
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
-from calligram.recipes.parts.config import as_plain, resolve
-from calligram.recipes.parts.sparse import epochs_factor, lengthened
-from calligram.recipes.parts.teachers import fingerprints, refuse_leaks
+from calligram.recipes.catalog import Recipe, find_recipe
+from calligram.recipes.parts.config import as_plain, resolve, translate_run
+from calligram.recipes.parts.sparse import epochs_factor, refuse_leaks, teacher_fingerprints, with_more_epochs
 from calligram.training.distributed import Processes
 from calligram.training.loop import Evaluate, Loop, Stage, train
 from calligram.training.runs import METRICS_FILE, Run
 from calligram.training.stages import check_parameter_groups
 
-# Which state of the code, and which files beside it, a number comes from.
-
-ASSETS = "CALLIGRAM_ASSETS"
-"""The one environment variable: a folder with ``flickr8k/``, ``models/`` and ``text/``."""
-COMMIT = Path(calligram.__file__).parent / "COMMIT"
-"""names the commit where the code was copied without its history"""
-
-
-def commit() -> str:
-    """What the file ``COMMIT`` says, else the checked-out commit, with a mark when files differ from it."""
-    if COMMIT.is_file():
-        return COMMIT.read_text(encoding="utf-8").strip()
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
-            cwd=COMMIT.parent, capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return found.stdout.strip()
-
-
-def with_assets_named(text: str) -> str:
-    """Paths of assets written with their variable, so that a recorded line holds on any machine."""
-    assets = os.environ.get(ASSETS)
-    return text.replace(str(Path(assets).resolve()), f"${ASSETS}").replace(assets, f"${ASSETS}") if assets else text
-
-
-def with_assets_found(text: str) -> str:
-    """The reverse: the variable replaced by where the assets are."""
-    if f"${ASSETS}" not in text:
-        return text
-    if ASSETS not in os.environ:
-        raise UserError(f"'{text}' needs {ASSETS}: set it to a folder with flickr8k/, models/ and text/")
-    return text.replace(f"${ASSETS}", os.environ[ASSETS])
-
+COMMIT_FILE = Path(calligram.__file__).parent / "COMMIT"
+"""holds the commit where the code was copied without its git history"""
+MIN_DEV_IMAGES = 30
+"""below this number of dev images, one image changes recall by several points"""
 
 log = logging.getLogger(__name__)
-
-FEW = 30
-"""images of dev under which its recalls move by several points with each of them"""
 
 
 class Plan(NamedTuple):
@@ -85,35 +50,22 @@ class Plan(NamedTuple):
     stages: tuple[Stage, ...]
     loop: Loop
     fit: Callable[[Evaluate], Matcher] | None = None
-    """makes the matcher, in place of the one above, where there are no stages; it chooses by what it is handed"""
+    """makes the matcher where there are no stages; its argument measures a candidate on dev"""
     evaluate: Evaluate | None = None
-    """what dev is measured by, where that is not retrieval of captions"""
+    """measures the matcher on dev; None for retrieval of captions"""
     dev_depth: int | None = None
-    """candidates of each query of dev that are scored, found by vectors; None for all pairs"""
+    """number of candidates per query scored on dev, retrieved by vectors; None for all pairs"""
     pseudo: str = ""
-    """a hash of pairs that machines made, which depend on more than settings and captions; empty without any"""
+    """hash of the pseudo pairs, which depend on more than settings and captions; empty where there are none"""
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a run takes place."""
+    """Where a run takes place: device, processes, and progress display."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     processes: Processes = field(default_factory=Processes)
     track: Track = silent
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A named way to train."""
-
-    name: str
-    about: str
-    defaults: Any
-    """the recipe's settings dataclass with its default values"""
-    plan: Callable[[Any, Collection, RunContext], Plan]
-    learns: bool = True
-    """whether it needs captioned images in train, and in dev to choose by"""
 
 
 def device_named(name: str = "auto") -> torch.device:
@@ -130,6 +82,14 @@ def device_named(name: str = "auto") -> torch.device:
     return device
 
 
+def train_recipe(
+    recipe: str, collection: Collection, out: str | os.PathLike[str], *settings: str, resume: bool = False
+) -> dict[str, float]:
+    """Train a recipe by name, with settings as ``key=value``; return the dev metrics of the best epoch."""
+    chosen = find_recipe(recipe)
+    return run_recipe(chosen, resolve(chosen.defaults, settings), collection, Path(out), resume=resume)
+
+
 def run_recipe(
     recipe: Recipe,
     settings: Any,
@@ -137,70 +97,72 @@ def run_recipe(
     out: Path,
     *,
     resume: bool = False,
-    around: RunContext | None = None,
+    context: RunContext | None = None,
     command: str = "",
 ) -> dict[str, float]:
-    """Train a recipe into the folder ``out``; returns the dev metrics of the best epoch."""
-    around = around or RunContext(device_named())
-    whole, collection = collection, settings.sparse.of(collection, settings.seed, around.device)
+    """Train a recipe into the folder ``out``; return the dev metrics of the best epoch."""
+    context = context or RunContext(device_named())
+    whole, collection = collection, settings.sparse.of(collection, settings.seed, context.device)
     _check_captions(whole, collection, learns=recipe.learns)
     refuse_leaks(settings.teachers, whole, collection)
-    about = _about(recipe, settings, collection, around, command)
-    if around.processes.first:
+    about = _about(recipe, settings, collection, context, command)
+    if context.processes.first:
         defaults = {"settings": as_plain(recipe.defaults), "teachers": about["teachers"]}
-        Run.check(out, about, resume=resume, defaults=defaults)
+        Run.check(out, about, resume=resume, defaults=defaults, read=lambda run: translate_run(read_run_file(run)))
         if resume and not out.exists():
-            log.info("nothing to resume in %s; starting", out)
+            log.info("nothing to resume in %s; starting a new run", out)
     with torch.random.fork_rng([]):
         torch.manual_seed(int(settings.seed))
-        plan = recipe.plan(settings, collection, around)
+        plan = recipe.plan(settings, collection, context)
     if plan.pseudo:
         about["pseudo pairs"] = plan.pseudo
-    if resume and around.processes.first:
+    if resume and context.processes.first:
         Run.check_source_hash(out, "pseudo pairs", plan.pseudo)
-    plan = plan._replace(stages=lengthened(plan.stages, epochs_factor(settings, whole, collection)))
-    for stage in plan.stages:  # of all of them: the last may begin hours later
+    plan = plan._replace(stages=with_more_epochs(plan.stages, epochs_factor(settings, whole, collection)))
+    for stage in plan.stages:  # all stages now: the last one may start hours later
         check_parameter_groups(plan.matcher, (*stage.lr_scale, *stage.frozen))
-    plan.matcher.to(around.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if recipe.learns or _captioned(whole, "dev"):
-        evaluate = plan.evaluate or _measures_dev(plan, collection, around)
+    plan.matcher.to(context.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if recipe.learns or _has_captions(whole, "dev"):
+        evaluate = plan.evaluate or _retrieval_on_dev(plan, collection, context)
     else:
-        log.warning("%s has no captioned images in split dev: the matcher is not measured", whole.folder)
-        evaluate = _measures_nothing
-    # Only now: a recipe that could not be planned or measured leaves no folder behind.
-    run = Run.create(out, about) if around.processes.first else Run(out)
-    if around.processes.first and plan.fit is None:
+        log.warning("%s has no captioned images in split dev: the matcher is not evaluated", whole.folder)
+        evaluate = _no_metrics
+    # Only now: a recipe that cannot be planned or evaluated leaves no folder behind.
+    run = Run.create(out, about) if context.processes.first else Run(out)
+    if context.processes.first and plan.fit is None:
         run.describe(plan.matcher, plan.inputs)
     if not plan.stages:
-        return _without_stages(run, plan, evaluate, around)
+        return _run_without_stages(run, plan, evaluate, context)
     return train(
-        plan.matcher, plan.stages, run, evaluate, loop=plan.loop, processes=around.processes, track=around.track
+        plan.matcher, plan.stages, run, evaluate, loop=plan.loop, processes=context.processes, track=context.track
     )
 
 
 def _check_captions(whole: Collection, sparse: Collection, *, learns: bool) -> None:
     for split in ("train", "dev") if learns else ():
-        if not _captioned(whole, split):
+        if not _has_captions(whole, split):
             raise UserError(
-                f"collection {whole.folder} has no captioned images in split {split}; training learns from train "
-                "and chooses on dev. Caption more images, or give a captions file a column 'split' (train, dev or test)"
+                f"collection {whole.folder} has no captioned images in split {split}; training uses train, and dev "
+                "to select the best epoch. Caption more images, or give a captions file a column 'split' (train, dev "
+                "or test)"
             )
     if learns and not len(sparse.sentences("train").matches):
         raise UserError(f"no training image keeps a caption in {sparse.name}; give a larger sparse.images")
 
 
-def _captioned(collection: Collection, split: str) -> bool:
+def _has_captions(collection: Collection, split: str) -> bool:
     return bool(collection.splits().get(split)) and len(collection.sentences(split).matches) > 0
 
 
-def _measures_nothing(matcher: Matcher) -> Mapping[str, float]:
+def _no_metrics(matcher: Matcher) -> Mapping[str, float]:
     del matcher
     return {}
 
 
 def _about(
-    recipe: Recipe, settings: Any, collection: Collection, around: RunContext, command: str
+    recipe: Recipe, settings: Any, collection: Collection, context: RunContext, command: str
 ) -> dict[str, object]:
+    """Return the content of ``run.json``."""
     further = (
         {EXTRA_IMAGES_KEY: list(ids)} if isinstance(ids := collection.manifest.get(EXTRA_IMAGES_KEY), tuple) else {}
     )
@@ -210,25 +172,25 @@ def _about(
         "settings": as_plain(settings),
         "collection": collection.name,
         "content": collection.fingerprint,
-        "teachers": fingerprints(settings.teachers),
+        "teachers": teacher_fingerprints(settings.teachers),
         "commit": commit(),
         "command": command or shlex.join(sys.argv),
         "calligram": calligram.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "device": device_name(around.device),
+        "device": device_name(context.device),
     }
 
 
-def _measures_dev(plan: Plan, collection: Collection, around: RunContext) -> Evaluate:
-    """A function that gives the recalls on dev; its pictures are decoded once."""
+def _retrieval_on_dev(plan: Plan, collection: Collection, context: RunContext) -> Evaluate:
+    """Return a function that gives the recalls on dev; the images of dev are decoded once."""
     dev = collection.sentences("dev")
-    if len(dev.visuals) < FEW:
+    if len(dev.visuals) < MIN_DEV_IMAGES:
         log.warning(
-            "dev has %d captioned images: which epoch is best is chosen almost by chance, and its figures say little",
+            "dev has %d captioned images: too few to select the best epoch reliably, and recalls on them are noisy",
             len(dev.visuals),
         )
-    loaded = load_pairing(plan.inputs, dev, around.track)
+    loaded = load_pairing(plan.inputs, dev, context.track)
 
     def evaluate(matcher: Matcher) -> Mapping[str, float]:
         found = evaluate_retrieval(matcher, plan.inputs, dev, loaded=loaded, depth=plan.dev_depth).retrieval
@@ -241,9 +203,9 @@ def _measures_dev(plan: Plan, collection: Collection, around: RunContext) -> Eva
     return evaluate
 
 
-def _without_stages(run: Run, plan: Plan, evaluate: Evaluate, around: RunContext) -> dict[str, float]:
-    """A run without training: fitted where there is something to fit, measured and saved; nothing if that is done."""
-    if not around.processes.first:
+def _run_without_stages(run: Run, plan: Plan, evaluate: Evaluate, context: RunContext) -> dict[str, float]:
+    """Fit the matcher if the plan has a fit, evaluate it on dev and save it; a complete run is left as it is."""
+    if not context.processes.first:
         return {}
     if "seconds" in run.about and (run.folder / WEIGHTS_FILE).is_file():
         log.info("%s is complete", run.folder)
@@ -251,7 +213,7 @@ def _without_stages(run: Run, plan: Plan, evaluate: Evaluate, around: RunContext
     began = time.perf_counter()
     matcher = plan.matcher
     if plan.fit is not None:
-        matcher = plan.fit(evaluate).to(around.device)
+        matcher = plan.fit(evaluate).to(context.device)
         run.describe(matcher, plan.inputs)
     found = dict(evaluate(matcher.eval()))
     run.save_best(matcher.state_dict())
@@ -261,18 +223,22 @@ def _without_stages(run: Run, plan: Plan, evaluate: Evaluate, around: RunContext
     return {**found, "epoch": -1, "step": 0}
 
 
-def train_recipe(
-    recipe: str, collection: Collection, out: str | os.PathLike[str], *settings: str, resume: bool = False
-) -> dict[str, float]:
-    """Train a recipe by name, with settings as ``key=value``; returns the dev metrics of the best epoch."""
-    from calligram.recipes.catalog import find_recipe
-
-    chosen = find_recipe(recipe)
-    return run_recipe(chosen, resolve(chosen.defaults, settings), collection, Path(out), resume=resume)
+def commit() -> str:
+    """Return the commit of the code: the content of ``COMMIT``, else ``git describe`` (``-dirty`` after changes)."""
+    if COMMIT_FILE.is_file():
+        return COMMIT_FILE.read_text(encoding="utf-8").strip()
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
+            cwd=COMMIT_FILE.parent, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.stdout.strip()
 
 
 def device_name(device: torch.device) -> str:
-    """What results call the hardware."""
+    """Return the hardware name that results record."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{torch.get_num_threads()} CPU threads ({platform.machine()})"

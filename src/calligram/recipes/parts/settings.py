@@ -1,4 +1,4 @@
-"""Settings that recipes share: of every run, of runs that train, and of runs that train on pairs of a batch."""
+"""Settings that recipes share: of every run, of training, of batches of pairs, and of the optimizer."""
 
 from __future__ import annotations
 
@@ -14,47 +14,62 @@ from calligram.data.matches import Matches
 from calligram.data.sparse import Sparsity, sparse_view
 from calligram.errors import UserError
 from calligram.models.matcher import Matcher
-from calligram.recipes.parts.sparse import Length, suggested_view
+from calligram.recipes.parts.sparse import TrainingLength, view_with_suggested_captions
 from calligram.training.batches.pair_sampler import PairSampler
 from calligram.training.loop import Loop, Precision
-from calligram.training.objectives.candidates import RetrieveRerankObjective
 from calligram.training.objectives.objective import Objective
 
-Seed = Annotated[int, "source of all randomness", (0, 4611686018427387904)]
+Seed = Annotated[int, "seed of all random numbers", (0, 4611686018427387904)]
 DevDepth = Annotated[
     int,
-    "candidates of each query that dev is measured with after an epoch, found by vectors; 0 for all",
+    "number of candidates per query that are scored on dev after an epoch, retrieved by vectors; 0 for all",
     (0, 1000000),
 ]
-Average = Annotated[float, "decay of the weight average that is evaluated and saved; 0 for none", (0, 0.999999)]
-BatchSize = Annotated[int, "images in a batch, over all processes", (2, 1000000)]
-TextsPerImage = Annotated[int, "captions that come with each image of a batch", (1, 1000)]
-EpochOf = Annotated[Literal["pairs", "images"], "an epoch takes all pairs, or every image once"]
-Warmup = Annotated[int, "first epochs that use all negatives before top_k hardest ones", (0, 1000000)]
-LossKind = Annotated[Literal["ranking", "infonce"], "triplet hinge or symmetric InfoNCE"]
-Margin = Annotated[float, "of the hinge", (0, 100)]
-TopK = Annotated[int | None, "hardest negatives per anchor that count, or none for all", (1, 1000000)]
+EMADecay = Annotated[
+    float, "decay of the exponential moving average of weights, which is evaluated and saved; 0 for none", (0, 0.999999)
+]
+BatchSize = Annotated[int, "number of images in a batch, over all processes", (2, 1000000)]
+TextsPerImage = Annotated[int, "number of captions of each image in a batch", (1, 1000)]
+EpochOf = Annotated[
+    Literal["pairs", "images"], "unit of an epoch: every pair once (pairs), or every image once (images)"
+]
+Epochs = Annotated[int, "number of epochs", (1, 1000000)]
+EpochsWithWarmup = Annotated[int, "number of epochs, warm-up included", (1, 1000000)]
+WarmupEpochs = Annotated[
+    int, "number of first epochs with all negatives of a batch, before the top_k hardest ones", (0, 1000000)
+]
+LossKind = Annotated[Literal["ranking", "infonce"], "loss: triplet hinge (ranking) or symmetric InfoNCE (infonce)"]
+Margin = Annotated[float, "margin of the hinge", (0, 100)]
+TopK = Annotated[int | None, "number of hardest negatives per anchor that count; none for all", (1, 1000000)]
+Temperature = Annotated[float, "initial temperature of InfoNCE, which is trained", (0.001, 100)]
 LearningRate = Annotated[float, "learning rate", (0, 1000)]
-Dim = Annotated[int, "size of the joint space", (1, 65536)]
+Dim = Annotated[int, "dimension of the joint embedding space", (1, 65536)]
+ModelFolder = Annotated[str, "folder or hub name of a dual encoder, for matcher=pretrained"]
 
 
 @dataclass(frozen=True)
 class SparseSettings:
-    """How much of the training captions a run sees (a3vse, Sec. 4.1)."""
+    """How much of the training captions a run uses (a3vse, Sec. 4.1)."""
 
     images: Annotated[float, "share of the captioned training images that keep captions", (0, 1)] = 1.0
-    captions: Annotated[int | None, "captions that each of them keeps, or none for all", (1, 1000000)] = None
+    captions: Annotated[
+        int | None, "number of captions that each of these images keeps; none for all", (1, 1000000)
+    ] = None
     seed: Annotated[
-        int | None, "which ones; levels of one seed are nested. None for the seed of the run", (0, 4611686018427387904)
+        int | None,
+        "seed of the selection; levels with one seed are nested; none for the seed of the run",
+        (0, 4611686018427387904),
     ] = 0
     length: Annotated[
-        Length, "epochs as set, extended with sparsity, or as many as give half the steps of all captions"
+        TrainingLength,
+        "number of epochs: as set (as-set), more with fewer captions (extended), or as many as give half of the steps "
+        "that all captions would take (half)",
     ] = "as-set"
     run: Annotated[
-        str, "run that suggests further images whose captions are kept, beside those that it had by suggestion itself"
+        str, "folder of a run that suggests further images; the images suggested to that run are kept too"
     ] = ""
-    more: Annotated[float, "share of the captioned training images that it adds", (0, 1)] = 0.0
-    uncertainty: Annotated[float, "how much its uncertainty counts, beside coverage", (0, 1)] = 0.5
+    more: Annotated[float, "share of the captioned training images that sparse.run adds", (0, 1)] = 0.0
+    uncertainty: Annotated[float, "weight of the uncertainty of sparse.run against coverage", (0, 1)] = 0.5
 
     def __post_init__(self) -> None:
         if bool(self.run) != bool(self.more):
@@ -63,16 +78,16 @@ class SparseSettings:
             )
 
     def of(self, collection: Collection, seed: int = 0, device: str | torch.device = "cpu") -> Collection:
-        """What is left of a collection.
+        """Return the part of a collection that these settings keep.
 
         Args:
-            seed: of the run, where the settings leave it to that.
-            device: where the run that suggests further images works.
+            seed: seed of the run, used where ``self.seed`` is None.
+            device: device of the run that suggests further images.
         """
         sparsity = Sparsity(self.images, self.captions, seed if self.seed is None else self.seed)
         if not self.run:
             return sparse_view(collection, sparsity)
-        return suggested_view(
+        return view_with_suggested_captions(
             collection, sparsity, self.run, more=self.more, uncertainty=self.uncertainty, device=device
         )
 
@@ -86,7 +101,7 @@ class RunSettings:
 
     @property
     def teachers(self) -> dict[str, str]:
-        """Other runs whose scores are learnt from, or that become part of this one, by the setting that names each."""
+        """Other runs that this run learns from or contains, by the setting that names each."""
         return {}
 
 
@@ -94,88 +109,93 @@ class RunSettings:
 class TrainedSettings(RunSettings):
     """Settings of every run that trains in steps."""
 
-    precision: Annotated[Precision, "arithmetic of the network"] = "fp32"
-    average: Average = 0.99
+    precision: Annotated[Precision, "floating-point precision of the network"] = "fp32"
+    ema_decay: EMADecay = 0.99
     save_steps: Annotated[
-        int, "save the state every so many steps, besides after every epoch; 0 for not", (0, 1000000000)
+        int, "number of steps between saved states, besides one after every epoch; 0 for none", (0, 1000000000)
     ] = 0
 
     def loop(self, select_by: str = "rsum") -> Loop:
-        """What holds for the whole run."""
-        return Loop(self.seed, self.precision, self.average, select_by, self.save_steps)
+        """Return the settings of the training loop."""
+        return Loop(self.seed, self.precision, self.ema_decay, select_by, self.save_steps)
 
 
 @dataclass(frozen=True)
 class PairedSettings(TrainedSettings):
-    """Settings of runs whose batches are images with captions of each."""
+    """Settings of runs whose batches hold images with captions of each."""
 
     batch: BatchSize = 128
     texts: TextsPerImage = 1
     epoch_of: EpochOf = "pairs"
-    ignore_also_true: Annotated[bool, "leave out negatives known to be true; scenes know them"] = False
+    ignore_also_true: Annotated[bool, "leave out negatives that are known to be true matches; scenes know them"] = False
 
     def sampler(self, matches: Matches) -> PairSampler:
-        """Which pairs share a batch."""
+        """Return the sampler that puts pairs into batches."""
         return PairSampler(matches, self.batch, self.seed, texts=self.texts, per_image=self.epoch_of == "images")
 
 
 @dataclass(frozen=True)
-class StagedSettings:
-    """How a matcher whose score is more than the cosine of its vectors learns from a batch."""
+class CandidateSettings:
+    """Which pairs of a batch are scored by a matcher that scores pairs by more than the cosine of their vectors."""
 
     candidates: Annotated[
-        int, "nearest texts of an image and images of a text that are scored, beside matches; 0 for all", (0, 1000000)
+        int,
+        "number of nearest texts per image and images per text that are scored besides the matches; 0 for all",
+        (0, 1000000),
     ] = 0
     first_stage: Annotated[
-        float | None, "weight of the same loss of the vectors' cosines; none for 1 with candidates, else 0", (0, 1000)
+        float | None,
+        "weight of the same loss over the cosines of vectors; none for 1 where candidates is set, else 0",
+        (0, 1000),
     ] = None
     dev_depth: DevDepth = 0
 
-    def staged(self, objective: Objective) -> Objective:
-        """The objective as the settings say."""
+    def with_candidates(self, objective: Objective) -> Objective:
+        """Return the objective over candidates, with the loss of the first stage."""
         if not self.candidates and not self.first_stage:
             return objective
+        from calligram.training.objectives.candidates import RetrieveRerankObjective
+
         return RetrieveRerankObjective(objective, self.candidates, self.first_stage)
 
-    def measured(self, matcher: Matcher) -> int | None:
-        """How many candidates of a query dev is measured with; None for all pairs."""
+    def dev_candidates(self, matcher: Matcher) -> int | None:
+        """Return the number of candidates per query that are scored on dev; None for all pairs."""
         return self.dev_depth if self.dev_depth and matcher.reranks else None
 
-    def check_staged(self, matcher: Matcher) -> None:
-        """Refuse what is not for a matcher."""
+    def check_candidates(self, matcher: Matcher) -> None:
+        """Refuse settings that a matcher of vectors cannot use."""
         if not matcher.reranks and (self.candidates or self.first_stage):
             raise UserError(
-                "candidates and first_stage are for matchers whose score is more than the cosine of their vectors: "
-                "scan, bfan and mmca (with an mmca.alpha above 0); take one of them, or leave both out"
+                "candidates and first_stage are for matchers that score pairs by more than the cosine of vectors: "
+                "scan, bfan and mmca (with mmca.alpha above 0); choose one of them, or leave both settings out"
             )
-
-
-# Optimiser and learning-rate settings that recipes share.
 
 
 @dataclass(frozen=True)
 class Optimisation:
-    """How weights are changed."""
+    """Settings of the optimizer and of the learning-rate schedule."""
 
-    optimizer: Annotated[Literal["adamw", "adam", "sgd"], "sgd uses Nesterov momentum 0.9"] = "adamw"
-    weight_decay: Annotated[float, "pull of weights towards zero", (0, 100)] = 0.01
-    schedule: Annotated[Literal["cosine", "step", "constant"], "course of the learning rate over a stage"] = "cosine"
-    step_at: Annotated[float, "share of the stage after which 'step' divides the rate by ten", (0, 1)] = 0.5
+    optimizer: Annotated[Literal["adamw", "adam", "sgd"], "optimizer; sgd has Nesterov momentum 0.9"] = "adamw"
+    weight_decay: Annotated[float, "weight decay", (0, 100)] = 0.01
+    schedule: Annotated[Literal["cosine", "step", "constant"], "learning-rate schedule over a stage"] = "cosine"
+    step_at: Annotated[float, "share of the stage after which schedule=step divides the rate by ten", (0, 1)] = 0.5
     warmup: Annotated[float, "share of the stage in which the rate rises from zero", (0, 0.99)] = 0.1
-    clip: Annotated[float | None, "largest norm of the gradient, or none", (1e-12, 1e12)] = 2.0
-    accumulate: Annotated[int, "batches per step", (1, 1000000)] = 1
-    parts: Annotated[tuple[str, ...], "factors on the rate by part of the matcher, as image:0.1,text:1"] = ()
-    frozen: Annotated[tuple[str, ...], "parts of the matcher that are not trained"] = ()
+    clip: Annotated[float | None, "largest norm of the gradient; none for no clipping", (1e-12, 1e12)] = 2.0
+    accumulate: Annotated[int, "number of batches whose gradients are added for one step", (1, 1000000)] = 1
+    lr_scale: Annotated[
+        tuple[str, ...], "factors on the learning rate by part of the matcher, such as image:0.1,text:1"
+    ] = ()
+    frozen: Annotated[tuple[str, ...], "parts of the matcher that are not trained, such as image"] = ()
 
     def __post_init__(self) -> None:
         if self.accumulate < 1:
             raise UserError(f"accumulate must be at least 1, got {self.accumulate}")
         if not 0 <= self.warmup < 1:
-            raise UserError(f"warmup is a share of the stage, 0 to below 1, got {self.warmup}")
+            raise UserError(f"warmup is a share of the stage, from 0 to below 1, got {self.warmup}")
         self.part_lr()
 
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        """The optimiser over parameter groups."""
+        """Return the optimizer over parameter groups."""
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True, weight_decay=self.weight_decay)
         kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
@@ -183,10 +203,10 @@ class Optimisation:
         return kind(groups, lr=0.0, weight_decay=self.weight_decay, fused=fused)
 
     def factor(self) -> Callable[[float], float]:
-        """Factor on the learning rate at a progress of 0..1."""
-        return self._at
+        """Return the factor on the learning rate as a function of progress, 0 to 1."""
+        return self._factor_at
 
-    def _at(self, progress: float) -> float:
+    def _factor_at(self, progress: float) -> float:
         rise = min(1.0, progress / self.warmup) if self.warmup else 1.0
         if self.schedule == "cosine":
             rest = max(0.0, (progress - self.warmup) / (1 - self.warmup))
@@ -196,14 +216,14 @@ class Optimisation:
         return rise
 
     def part_lr(self) -> dict[str, float]:
-        """Factors by part."""
+        """Return the factors on the learning rate by part of the matcher."""
         out = {}
-        for part in self.parts:
+        for part in self.lr_scale:
             name, sign, factor = part.partition(":")
             try:
                 out[name.strip()] = float(factor)
             except ValueError:
                 sign = ""
             if not sign:
-                raise UserError(f"optim.parts takes NAME:FACTOR separated by commas, got '{part}'")
+                raise UserError(f"optim.lr_scale takes NAME:FACTOR separated by commas, got '{part}'")
         return out

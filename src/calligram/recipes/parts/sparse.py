@@ -1,7 +1,8 @@
-"""How long to train with few captions (a3vse, Sec. 4.2)."""
+"""Training with few captions: epochs (a3vse, Sec. 4.2), captions that a run suggests, and leaks by teachers."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,102 +22,105 @@ from calligram.data.sparse import (
     with_extra_captions,
 )
 from calligram.errors import UserError
-from calligram.evaluation.suggest import suggest_images
-from calligram.models.load import RUN_FILE, load_matcher, read_run_file
-from calligram.recipes.parts.teachers import sparsity_of
+from calligram.models.load import RUN_FILE, check_run_folder, load_matcher, read_run_file, run_fingerprint
 from calligram.training.stages import Stage
 
-Length = Literal["as-set", "extended", "half"]
+Ints = NDArray[np.int64]
+TrainingLength = Literal["as-set", "extended", "half"]
 
-EXTENDED = ((0.1, 2.5), (0.2, 2.0), (0.5, 1.2), (1.0, 1.0))
-"""the paper's factors on the epochs, by the share of annotations that is left"""
+EXTENDED_EPOCHS = ((0.1, 2.5), (0.2, 2.0), (0.5, 1.2), (1.0, 1.0))
+"""share of annotations, and the paper's factor on the number of epochs"""
+SUGGESTED = "suggested by runs"
+"""part of the name of a collection with captions of suggested images"""
+
+log = logging.getLogger(__name__)
 
 
 def extended(share: float) -> float:
-    """Factor on the epochs at a share of annotations (a3vse, Sec. 4.2).
+    """Return the factor on the number of epochs at a share of annotations (a3vse, Sec. 4.2).
 
-    The paper gives it at 10%, 20% and 50%; between these it is read off straight lines over the logarithm of the share,
-    and below 10% it stays 2.5.
+    The paper gives it at 10%, 20% and 50%. In between it is interpolated linearly over the logarithm of the share;
+    below 10% it is 2.5.
     """
-    shares, factors = zip(*EXTENDED, strict=True)
+    shares, factors = zip(*EXTENDED_EPOCHS, strict=True)
     return float(np.interp(np.log(max(share, 1e-12)), np.log(shares), factors))
 
 
 def half(share: float) -> float:
-    """Factor on the epochs for half of the steps that all annotations would take, at least 1 (a3vse, Sec. 4.2)."""
+    """Return the factor, at least 1, that gives half of the steps of all annotations (a3vse, Sec. 4.2)."""
     return max(1.0, 0.5 / max(share, 1e-12))
 
 
 def epochs_factor(settings: Any, whole: Collection, sparse: Collection) -> float:
-    """By how much the epochs of a run grow.
+    """Return the factor on the number of epochs of a run.
 
     Args:
-        settings: a recipe's, with ``sparse.length`` and, where an epoch may be one of images, ``epoch_of``.
+        settings: of a recipe, with ``sparse.length`` and, for recipes with epochs of images, ``epoch_of``.
     """
     if settings.sparse.length == "as-set":
         return 1.0
-    before, after = (_amount(collection, "pairs") for collection in (whole, sparse))
+    before, after = (_count(collection, "pairs") for collection in (whole, sparse))
     if settings.sparse.length == "extended":
         return extended(after / before)
     unit = getattr(settings, "epoch_of", "pairs")
-    return half(_amount(sparse, unit) / _amount(whole, unit))
+    return half(_count(sparse, unit) / _count(whole, unit))
 
 
-def lengthened(stages: Sequence[Stage], factor: float) -> tuple[Stage, ...]:
-    """Stages with that many times the epochs, each at least as long as it was."""
+def with_more_epochs(stages: Sequence[Stage], factor: float) -> tuple[Stage, ...]:
+    """Return stages with ``factor`` times the epochs."""
     return tuple(replace(stage, epochs=round(factor * stage.epochs)) for stage in stages)
 
 
-def _amount(collection: Collection, unit: str) -> int:
-    """Training pairs, or captioned training images."""
+def _count(collection: Collection, unit: str) -> int:
+    """Count training pairs, or captioned training images."""
     images = collection.numbers("matches", "image")
     of_split = images[np.isin(images, collection.images_in("train"))]
     return len(of_split) if unit == "pairs" else len(np.unique(of_split))
 
 
-# Captions that a run would have asked for: how good its suggestions are, tried where all captions are known.
-
-Ints = NDArray[np.int64]
-
-HOW = "suggested by runs"
-
-
-def suggested_view(
+def view_with_suggested_captions(
     collection: Collection, sparsity: Sparsity, run: str, *, more: float, uncertainty: float, device: str | torch.device
 ) -> Collection:
-    """A sparse collection with the captions of further images, which a run chooses as ``calligram suggest`` does.
+    """Return a sparse collection plus the captions of images that a run suggests, as ``calligram suggest`` does.
 
-    Where the run was trained with suggestions itself, their captions are there too, so that runs can follow each other
-    as people would: caption what is suggested, train, ask again. The run sees the captions it was trained with only.
+    This simulates active learning where all captions are known. A run that was itself trained with suggested images
+    keeps those too, so that rounds follow each other: suggest, caption, train, suggest again. The run sees only the
+    captions it was trained with.
 
     Args:
         more: share of the captioned training images that are added.
 
     Raises:
-        UserError: when the run was trained on another collection, or on captions that are not kept here.
+        UserError: when the run was trained on another collection, or on captions that are left out here.
     """
+    from calligram.evaluation.suggest import suggest_images
+
     train = np.flatnonzero(np.array([s == SPARSE_SPLIT for s in collection.column("images", "split")], dtype=bool))
     captioned = np.intersect1d(train, collection.numbers("matches", "image"))
     count = round(more * len(captioned))
     if count < 1:
-        raise UserError(f"sparse.more={more} of {len(captioned)} images is none; give a larger share")
-    before = _suggested_to(run, collection, sparsity)
-    now = with_extra_captions(collection, before, sparsity, HOW) if len(before) else sparse_view(collection, sparsity)
+        raise UserError(f"sparse.more={more} of {len(captioned)} images is less than one image; give a larger share")
+    before = _images_suggested_before(run, collection, sparsity)
+    now = (
+        with_extra_captions(collection, before, sparsity, SUGGESTED)
+        if len(before)
+        else sparse_view(collection, sparsity)
+    )
     stored = load_matcher(run).to(device)
-    # Images that never had captions are proposed too, and here nobody writes them.
-    bare = len(collection.unannotated(SPARSE_SPLIT))
-    found = suggest_images(stored.matcher, stored.inputs, now, count + bare, uncertainty=uncertainty)
+    # Images without any captions are suggested too, and there is nothing to add for them.
+    uncaptioned = len(collection.unannotated(SPARSE_SPLIT))
+    found = suggest_images(stored.matcher, stored.inputs, now, count + uncaptioned, uncertainty=uncertainty)
     rows = np.array([s.row for s in found.chosen if s.row in captioned][:count], dtype=np.int64)
     if len(rows) < count:
-        raise UserError(f"{run} tells only {len(rows)} images apart, of {count} that sparse.more asks for")
-    return with_extra_captions(collection, np.concatenate([before, rows]), sparsity, HOW)
+        raise UserError(
+            f"sparse.run={run} suggests only {len(rows)} different images, and sparse.more={more} needs {count}; "
+            "give a smaller share"
+        )
+    return with_extra_captions(collection, np.concatenate([before, rows]), sparsity, SUGGESTED)
 
 
-def _suggested_to(run: str, collection: Collection, sparsity: Sparsity) -> Ints:
-    """Rows of the images whose captions a run had by suggestion.
-
-    A model that is no run of ours learnt from none of the captions, as far as anyone can tell.
-    """
+def _images_suggested_before(run: str, collection: Collection, sparsity: Sparsity) -> Ints:
+    """Return the rows of images that were suggested for the training of a run; none for a model without run.json."""
     file = Path(run).expanduser() / RUN_FILE
     if not file.is_file():
         return np.array([], dtype=np.int64)
@@ -124,26 +128,100 @@ def _suggested_to(run: str, collection: Collection, sparsity: Sparsity) -> Ints:
     places = {name: row for row, name in enumerate(collection.column("images", "id"))}
     missing = [name for name in about.get(EXTRA_IMAGES_KEY, []) if name not in places]
     if missing:
-        raise _of_another(run, collection, f"it had captions of image '{missing[0]}', which is not there")
+        raise _other_collection(run, collection, f"it used captions of image '{missing[0]}', which is not there")
     rows = np.array([places[name] for name in about.get(EXTRA_IMAGES_KEY, [])], dtype=np.int64)
-    _refuse_leaks(run, about, collection, rows, sparsity)
+    _refuse_removed_captions(run, about, collection, rows, sparsity)
     return rows
 
 
-def _refuse_leaks(run: str, about: Mapping[str, Any], collection: Collection, rows: Ints, sparsity: Sparsity) -> None:
-    """A run that saw captions which are removed here would choose by what nobody has written yet."""
+def _refuse_removed_captions(
+    run: str, about: Mapping[str, Any], collection: Collection, rows: Ints, sparsity: Sparsity
+) -> None:
+    """Refuse a run that was trained on captions which are left out here: its choice would depend on them."""
     had = sparsity_of(about)
-    seen = with_extra_captions(collection, rows, had, HOW) if len(rows) else sparse_view(collection, had)
+    seen = with_extra_captions(collection, rows, had, SUGGESTED) if len(rows) else sparse_view(collection, had)
     if about.get("content") != seen.fingerprint:
-        raise _of_another(run, collection, f"its content was {about.get('content')}, not {seen.fingerprint}")
+        raise _other_collection(run, collection, f"its content was {about.get('content')}, not {seen.fingerprint}")
     if (kept_matches(collection, had, rows) & ~kept_matches(collection, sparsity, rows)).any():
         raise UserError(
-            f"sparse.run={run} was trained on {had}, of which some captions are not kept with {sparsity}: it would "
-            "choose by captions that nobody has written yet; give a run of the same seed on no more captions"
+            f"sparse.run={run} was trained on {had}, with captions that {sparsity} leaves out: its suggestions would "
+            "depend on captions that do not exist yet; give a run with the same seed on no more captions"
         )
 
 
-def _of_another(run: str, collection: Collection, why: str) -> UserError:
+def _other_collection(run: str, collection: Collection, why: str) -> UserError:
     return UserError(
         f"sparse.run={run} was not trained on {collection.folder} as it is now ({why}); give a run on this collection"
     )
+
+
+# Teachers: other runs that a run learns from. They must not have seen captions that the run may not see.
+
+
+def teacher_fingerprints(teachers: Mapping[str, str]) -> dict[str, str]:
+    """Return the fingerprint of each teacher that is a run, by setting: the weights in a folder may change."""
+    found = {}
+    for setting, name in teachers.items():
+        folder = Path(name).expanduser()
+        if (folder / RUN_FILE).is_file():
+            check_run_folder(folder)
+            found[setting] = run_fingerprint(folder)
+    return found
+
+
+def refuse_leaks(teachers: Mapping[str, str], whole: Collection, sparse: Collection) -> None:
+    """Refuse teachers that were trained on captions which the sparse collection leaves out.
+
+    A teacher that is not a run folder, such as a pretrained model, is accepted.
+    """
+    if sparse is whole:
+        return
+    for setting, name in teachers.items():
+        file = Path(name).expanduser() / RUN_FILE
+        if not file.is_file():
+            continue
+        seen = collection_of_run(read_run_file(file.parent), whole)
+        if seen is None:
+            log.warning(
+                "%s=%s was not trained on the present content of %s: it may have seen captions that the sparse "
+                "settings remove here",
+                setting, name, whole.folder,
+            )  # fmt: skip
+        elif lost := len(_matching_ids(seen) - _matching_ids(sparse)):
+            raise UserError(
+                f"{setting}={name} was trained on {seen.name}, with {lost} captions that {sparse.name} leaves out: "
+                "its scores would leak them; give a run on no more captions, with the same sparse.seed"
+            )
+
+
+def collection_of_run(about: Mapping[str, Any], whole: Collection) -> Collection | None:
+    """Return the part of a collection that a run was trained on; None where the collection has other content now.
+
+    Args:
+        about: content of the run's ``run.json``.
+    """
+    had = sparsity_of(about)
+    places = {name: row for row, name in enumerate(whole.column("images", "id"))}
+    further = about.get(EXTRA_IMAGES_KEY, [])
+    if any(name not in places for name in further):
+        return None
+    rows = np.array([places[name] for name in further], dtype=np.int64)
+    seen = with_extra_captions(whole, rows, had, SUGGESTED) if further else sparse_view(whole, had)
+    return seen if about.get("content") == seen.fingerprint else None
+
+
+def sparsity_of(about: Mapping[str, Any]) -> Sparsity:
+    """Return the sparse settings of a run, from its ``run.json``."""
+    settings = about.get("settings", {})
+    kept = settings.get("sparse", {})
+    seed = kept.get("seed", 0)
+    return Sparsity(
+        kept.get("images", 1.0), kept.get("captions"), int(settings.get("seed", 0) if seed is None else seed)
+    )
+
+
+def _matching_ids(collection: Collection) -> set[tuple[str, str]]:
+    """Return the ids of all matching images and captions."""
+    images, captions = collection.column("images", "id"), collection.column("captions", "id")
+    rows = zip(collection.numbers("matches", "image"), collection.numbers("matches", "caption"), strict=True)
+    return {(str(images[image]), str(captions[caption])) for image, caption in rows}
