@@ -72,13 +72,34 @@ def test_the_papers_preset_is_the_triplet_loss_with_its_margins_beta_and_weights
         assert isinstance(objective.pseudo, RankingObjective)
         assert (objective.annotated.margin, objective.pseudo.margin, objective.beta) == (0.2, 0.3, 0.8)
         assert objective.annotated.top_k == objective.pseudo.top_k == top_k
-        assert sorted(objective.adversary.weights.values()) == [0.1, 0.2, 0.3, 0.3, 0.5, 0.5]
+        assert objective.adversary.weights == {
+            ("image", "pseudo_image"): 0.2,
+            ("text", "pseudo_text"): 0.1,
+            ("image", "text"): 0.5,
+            ("pseudo_image", "pseudo_text"): 0.5,
+            ("image", "pseudo_text"): 0.3,
+            ("pseudo_image", "text"): 0.3,
+        }
         assert objective.adversary.steepness == 10
     pseudo = settings_of("preset=paper").pseudo
     assert (pseudo.min_label_score, pseudo.naming, pseudo.attributes) == (0.3, "own", "all")
     assert (warm.objective.span, hard.objective.span) == ((0.0, 0.25), (0.25, 1.0))
     assert warm.objective.adversary is hard.objective.adversary
     assert isinstance(planned(spoken_tiny).stages[0].objective.annotated, InfoNCEObjective)
+
+
+def test_each_weight_of_the_adversary_and_eta_reach_their_discriminator(spoken_tiny):
+    changes = ("adversary.intra=1,2", "adversary.cross=3,4", "adversary.trans=5,6", "adversary.weight=10")
+    adversary = planned(spoken_tiny, *changes, "adversary.steepness=7").stages[0].objective.adversary
+    assert adversary.weights == {
+        ("image", "pseudo_image"): 10,
+        ("text", "pseudo_text"): 20,
+        ("image", "text"): 30,
+        ("pseudo_image", "pseudo_text"): 40,
+        ("image", "pseudo_text"): 50,
+        ("pseudo_image", "text"): 60,
+    }
+    assert adversary.steepness == 7
 
 
 def test_table_5_is_settings(spoken_tiny):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from calligram.data.grounding import box_visuals, grounded_phrases, phrase_texts
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation.encode import load_pairing
@@ -12,6 +13,8 @@ from calligram.features.images.pixels import PixelInput
 from calligram.features.joined_input import JoinedImageInput
 from calligram.features.regions.extract import ExtractionTask, add_regions
 from calligram.features.regions.proposers import load_proposer
+from calligram.features.texts.pca import Covariance
+from calligram.models.cca import CCA
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe
@@ -151,3 +154,59 @@ def test_a_method_for_new_pictures_that_is_not_there_is_refused_before_training(
             "two-branch-phrases", looked_at, tmp_path / "run", "region.proposals=grid", "region.proposer=nothere", TFIDF
         )
     assert not (tmp_path / "run").exists()
+
+
+PHRASES = ("region.proposals=grid", "region.backbone=", "region.size=32", "chunker_captions=0", "set_size=4", TFIDF)
+
+
+def plan_phrases(collection, *changes):
+    recipe = RECIPES["two-branch-phrases"]
+    return recipe.plan(resolve(recipe.defaults, [*PHRASES, *changes]), collection, RunContext())
+
+
+def test_constraints_of_phrases_are_a_stage_with_their_weights(looked_at):
+    """The neighbourhood terms of two-branch, Eq. 6, are in the loss of the second stage and of no other."""
+    small = ("hidden=16", "dim=8", "lr=0.02", "epochs=2", "constraint_epochs=3")
+    plan = plan_phrases(looked_at, *small, "constraint_weights=0.3,0.4", "constraint_lr=0.5")
+    ranking, constraints = plan.stages
+    assert (ranking.objective.weights, constraints.objective.weights) == ((1, 4, 0, 0), (1, 4, 0.3, 0.4))
+    assert [(stage.name, stage.epochs, stage.lr) for stage in plan.stages] == [
+        ("ranking", 2, 0.02),
+        ("constraints", 3, 0.01),
+    ]
+    assert (ranking.resets_best, constraints.resets_best) == (False, True)
+    batch = next(iter(constraints.batches.epoch(0)))
+    before, after = (set(stage.objective(plan.matcher, batch)) for stage in plan.stages)
+    assert len(after - before) == 2, "a term of image neighbourhoods and one of text neighbourhoods"
+
+
+def test_cca_of_phrases_is_fitted_on_truth_regions_with_their_phrases(looked_at):
+    plan = plan_phrases(looked_at, "network=cca", "background=0.7", "positives=single", "eta=0.1", "dim=0")
+    found = plan.fit(lambda matcher: pytest.fail("one value of eta needs no dev"))
+    grounded = grounded_phrases(looked_at, looked_at.images_in("train"))
+    strings = phrase_texts(looked_at, grounded.phrases).strings
+    pairs = sorted({(int(chain), string) for chain, string in zip(grounded.chains, strings, strict=True)})
+    regions = plan.inputs.images.load(box_visuals(looked_at, grounded.chain_boxes))
+    chains = np.array([chain for chain, _ in pairs])
+    texts = plan.inputs.texts.load([string for _, string in pairs], None)
+    covariance = Covariance()
+    covariance.add(plan.inputs.images.finish(regions.take(chains)), texts.take(np.arange(len(pairs)))[0])
+    expected = CCA.from_covariance(covariance, 0, 0.1)
+    torch.testing.assert_close(found.correlations, expected.correlations, rtol=1e-4, atol=1e-5)
+    strong = int((expected.correlations > 0.1).sum())
+    for name in ("image", "text"):
+        one, two = (getattr(matcher, name).weight[:strong] for matcher in (found, expected))
+        torch.testing.assert_close(one.abs(), two.abs(), rtol=1e-3, atol=1e-4)
+
+
+def test_the_regularization_of_cca_is_selected_on_dev_for_each_modality(looked_at):
+    plan = plan_phrases(looked_at, "network=cca", "background=0.7", "eta=0.5,0.01")
+    asked = []
+
+    def evaluate(matcher):
+        asked.append((matcher.settings.eta, matcher.settings.text_eta))
+        return {"r1": 1.0 if asked[-1] == (0.01, 0.5) else 0.0}
+
+    found = plan.fit(evaluate)
+    assert sorted(asked) == [(0.01, 0.01), (0.01, 0.5), (0.5, 0.01), (0.5, 0.5)]
+    assert (found.settings.eta, found.settings.text_eta) == (0.01, 0.5)
