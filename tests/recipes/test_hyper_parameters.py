@@ -39,7 +39,8 @@ PAPERS = {
     ("combined", ""): {"alpha": 0.2},
     # Secs. V and VI-B of dual-path.
     ("dual-path", ""): {
-        "margin": 1.0, "first.weights": (0.0, 1.0, 1.0), "second.weights": (1.0, 1.0, 1.0), "text.cnn.blocks": (3, 4, 6, 3),
+        "margin": 1.0, "first.weights": (0.0, 1.0, 1.0), "second.weights": (1.0, 1.0, 1.0),
+        "text.cnn.blocks": (3, 4, 6, 3),
     },
     ("dual-path", "preset=paper"): {
         "batch": 32, "dim": 2048, "margin": 1.0, "classifier.dropout": 0.75, "first.lr": 0.001, "second.lr": 0.001,
