@@ -19,11 +19,12 @@ from rows import Row, row
 
 from calligram.data.collection import Collection
 from calligram.data.pictures import decode
+from calligram.device import device_named
 from calligram.features.images.pixels import PixelInput
 from calligram.models.load import StoredMatcher
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, device_named, run_recipe
+from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.scenes.generate import generate_scenes
 from calligram.search.indexing.encode import BATCH
 from calligram.search.indexing.run import index_source

@@ -22,11 +22,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from calligram.device import device_named
 from calligram.files import lock_folder
 from calligram.models.load import load_matcher
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, device_named, run_recipe
+from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.scenes.generate import generate_scenes
 from calligram.search.filters import columns
 from calligram.search.indexing.open_writer import open_for_writing

@@ -11,9 +11,10 @@ from statistics import median
 import torch
 from rows import Row, row
 
+from calligram.device import device_named
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, device_named
+from calligram.recipes.parts.run import RunContext
 from calligram.scenes.generate import generate_scenes
 from calligram.studies.claims import ASSETS
 from calligram.training.loop import Stage, train

@@ -1,4 +1,4 @@
-"""Switches for kernels on a GPU: attention without cuDNN, and ``torch.compile``.
+"""Devices by name, and switches for kernels on a GPU: attention without cuDNN, and ``torch.compile``.
 
 Operations over many small parts take as long as their reads and writes of memory. Compiled, several operations read and
 write once. The first call of a compiled function takes up to a minute, so compilation is off by default:
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ParamSpec, TypeVar
@@ -17,6 +18,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from calligram.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,31 @@ ATTENTION_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def device_named(name: str = "auto") -> torch.device:
+    """Return a device by name; ``auto`` is the GPU of this process if there is one, else the CPU.
+
+    Raises:
+        UserError: when torch does not know the name, or has no such device.
+    """
+    if name == "auto":
+        local = os.environ.get("LOCAL_RANK", "0")
+        return torch.device(f"cuda:{local}" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device '{name}'; known: auto, cpu, cuda, cuda:0, cuda:1, ...") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device '{name}' is not available: torch finds no CUDA device; use --device cpu")
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of the hardware, as results record it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.get_num_threads()} CPU threads ({platform.machine()})"
 
 
 def without_cudnn_attention(tensor: Tensor) -> AbstractContextManager[None]:

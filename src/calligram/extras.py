@@ -1,58 +1,66 @@
-"""Optional packages: imported when first needed, with an error that says how to install them."""
+"""Optional packages: imported on first use, with an error that says how to install them."""
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from importlib.util import find_spec, module_from_spec
 from typing import Any
 
 from calligram.errors import UserError
 
-INSTALL = 'install it with "pip install calligram[regions]"'
+
+def install_command(extra: str) -> str:
+    """The command that installs the packages of an extra.
+
+    >>> print(install_command("search"))
+    pip install "calligram[search]"
+    """
+    return f'pip install "calligram[{extra}]"'
 
 
-def opencv() -> Any:
-    """``cv2`` with its contributed modules.
+def require(module: str, *, extra: str, purpose: str, package: str = "") -> Any:
+    """Import a module of an optional package.
+
+    Args:
+        module: name of the module.
+        extra: the extra of ``pyproject.toml`` that lists the package.
+        purpose: what needs the package, for the error message.
+        package: name of the package, if the module has another name.
 
     Raises:
-        UserError: when OpenCV is missing, or is the build without ``ximgproc``.
+        UserError: when the package, or a package that it imports, is not installed.
     """
     try:
-        import cv2
+        return import_module(module)
     except ImportError as error:
-        raise UserError(f"these proposals need opencv-contrib-python-headless; {INSTALL}") from error
-    if not hasattr(cv2, "ximgproc"):
-        raise UserError(
-            "the OpenCV installed here has no ximgproc, and two builds cannot live beside each other: "
-            'run "pip uninstall opencv-python opencv-python-headless" and "pip install calligram[regions]"'
-        )
-    return cv2
+        missing = package or error.name or module
+        raise UserError(f"{purpose} needs {missing}; install it with: {install_command(extra)}") from error
 
 
-def onnxruntime() -> Any:
-    """``onnxruntime``.
-
-    Raises:
-        UserError: when it is missing.
-    """
-    try:
-        import onnxruntime as found
-    except ImportError as error:
-        raise UserError(f"detectors in .onnx files need onnxruntime; {INSTALL}") from error
-    return found
+def missing_modules(*modules: str) -> list[str]:
+    """Return the modules that are not installed."""
+    return [module for module in modules if find_spec(module) is None]
 
 
 def lancedb() -> Any:
-    """The engine.
+    """Import LanceDB, the storage of a library."""
+    return require("lancedb", extra="search", purpose="a library")
+
+
+def opencv() -> Any:
+    """Import OpenCV with its contributed modules.
 
     Raises:
-        UserError: when it is not installed.
+        UserError: when OpenCV is not installed, or is the build without ``ximgproc``.
     """
-    try:
-        import lancedb as found
-    except ImportError as error:
-        raise UserError('libraries need lancedb; install it with "pip install calligram[search]"') from error
-    return found
+    cv2 = require("cv2", extra="regions", purpose="this proposal method", package="opencv-contrib-python-headless")
+    if not hasattr(cv2, "ximgproc"):
+        raise UserError(
+            "the installed OpenCV has no ximgproc, and two builds of OpenCV cannot be installed together; run "
+            f'"pip uninstall opencv-python opencv-python-headless", then {install_command("regions")}'
+        )
+    return cv2
 
 
 def import_lancedb_for_command() -> None:

@@ -54,5 +54,5 @@ def vectors(folder: Path) -> dict[str, list[float]]:
 
 def test_without_ray_the_extra_is_named(small_run, photos, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"pip install calligram\[ray\]"):
+    with pytest.raises(UserError, match=r'pip install "calligram\[ray\]"'):
         stage_over_ray("local", LibraryMatchers.load(small_run), photos, tmp_path / "library")

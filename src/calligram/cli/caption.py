@@ -127,9 +127,9 @@ def suggest(
     with waiting("loading") as waits:
         from calligram.data.caption_file import refuse_list_with_captions
         from calligram.data.collection import Collection
+        from calligram.device import device_named
         from calligram.evaluation.suggest import suggest_images as work
         from calligram.models.load import load_matcher
-        from calligram.recipes.parts.run import device_named
 
         for file in out or ():
             if file.suffix.lower() == ".csv":

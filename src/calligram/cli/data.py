@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from rich.markup import escape
 
 from calligram.cli.screen import bars, console, print_report
 from calligram.cli.serve import open_server
+from calligram.extras import install_command, missing_modules
 
 
 class SceneKind(StrEnum):
@@ -125,11 +125,12 @@ def demo(
 ) -> None:
     """Draw scenes, train a matcher on them, measure it beside an oracle, and search new ones on a page."""
     from calligram.data.collection import MANIFEST, Collection
+    from calligram.device import device_named
     from calligram.evaluation.figures import draw_sheet
     from calligram.evaluation.retrieval import evaluate_retrieval
     from calligram.recipes.catalog import find_recipe
     from calligram.recipes.parts.config import resolve
-    from calligram.recipes.parts.run import RunContext, device_named, run_recipe
+    from calligram.recipes.parts.run import RunContext, run_recipe
     from calligram.scenes.generate import generate_scenes
     from calligram.training.curves import draw_curves
     from calligram.training.runs import Run
@@ -155,8 +156,8 @@ def demo(
     draw_sheet(matcher, inputs, pairing, out / "found.png")
     print_report(report, f"[bold]3.[/] measured on {report.images} test images it never saw")
     console.print(f"[bold]4.[/] captions with the five images found first: {out / 'found.png'}")
-    if missing := [name for name in ("lancedb", "fastapi", "uvicorn") if find_spec(name) is None]:
-        console.print(f'no search page without {", ".join(missing)}: pip install "calligram\\[serve]"')
+    if missing := missing_modules("lancedb", "fastapi", "uvicorn"):
+        console.print(f"no search page without {', '.join(missing)}: {escape(install_command('serve'))}")
         serve = False
     else:
         index_new_scenes(out, seed)

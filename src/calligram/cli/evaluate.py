@@ -68,8 +68,8 @@ def evaluate(
     asked.check()
     with waiting("loading"):
         from calligram.data.collection import Collection
+        from calligram.device import device_named
         from calligram.features.images.region_input import RegionInput
-        from calligram.recipes.parts.run import device_named
         from calligram.training.runs import Run
 
         opened, source = Run.open(run), Collection.open(collection)
@@ -241,7 +241,8 @@ def reproduce(
 ) -> None:
     """Run the rows a paper's claims need, skip those already in results, and judge the claims."""
     from calligram.data.collection import Collection
-    from calligram.recipes.parts.run import RunContext, device_named
+    from calligram.device import device_named
+    from calligram.recipes.parts.run import RunContext
     from calligram.studies import reproduce as work
     from calligram.studies.catalog import find_study
 

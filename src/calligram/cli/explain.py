@@ -48,10 +48,10 @@ def explain(
         raise UserError(f"--out {out} must end in {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     point = None if at is None else _point(at)
     with waiting("loading") as waits:
+        from calligram.device import device_named
         from calligram.evaluation.word_matching import UnknownWords
         from calligram.features.texts.vocabulary import count_truncated_words
         from calligram.models.load import load_matcher
-        from calligram.recipes.parts.run import device_named
         from calligram.search.explain.drawing import draw_attention
         from calligram.search.explain.word_importance import explain_picture
         from calligram.search.library.matchers import refuse_regions
@@ -205,10 +205,10 @@ def localize(
     if not phrase.strip():
         raise UserError("the phrase is empty; give some words, such as 'a dog'")
     with waiting("loading") as waits:
+        from calligram.device import device_named
         from calligram.evaluation.word_matching import UnknownWords
         from calligram.features.texts.chunker import PhraseSpan
         from calligram.models.load import load_matcher
-        from calligram.recipes.parts.run import device_named
         from calligram.search.explain.localize import LocatedPhrase, localize_sentence, look, rank
         from calligram.search.query.query import read_picture
 

@@ -64,7 +64,7 @@ def index(
         raise UserError('give RUN, SOURCE and --out LIBRARY, as in "calligram index runs/vse photos --out library"')
     with waiting("loading") as waits:
         import_lancedb_for_command()
-        from calligram.recipes.parts.run import device_named
+        from calligram.device import device_named
         from calligram.search.indexing.run import index_source, stage_source
         from calligram.search.indexing.shards import Shard
         from calligram.search.library.matchers import LibraryMatchers

@@ -41,10 +41,10 @@ def mine(
 ) -> None:
     """Score a whole split with a run and keep, by ids, what scores best without matching; for recipe aoq."""
     from calligram.data.collection import Collection
+    from calligram.device import device_named
     from calligram.evaluation.encode import encode_pairing, load_pairing
     from calligram.evaluation.mine import mine_pairing
     from calligram.models.load import load_matcher
-    from calligram.recipes.parts.run import device_named
 
     if out.exists():
         raise UserError(f"{out} exists; choose another --out")

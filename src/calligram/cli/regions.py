@@ -63,10 +63,10 @@ def _find(
     device: str,
 ) -> Collection:
     """Run the proposals and say what was done."""
+    from calligram.device import device_named
     from calligram.features.regions.extract import ExtractionTask, add_regions
     from calligram.features.regions.proposers import load_proposer, source_name
     from calligram.features.regions.region_features import RegionPooling
-    from calligram.recipes.parts.run import device_named
 
     where = device_named(device)
     pooling = RegionPooling.load(backbone, size, where) if backbone else None

@@ -36,10 +36,11 @@ def semantics(
 ) -> None:
     """Show what machines say of images without captions, and how many of its words captions use."""
     from calligram.data.collection import Collection
+    from calligram.device import device_named
     from calligram.evaluation.word_matching import found_by_words, word_overlap
     from calligram.recipes.parts.config import resolve
     from calligram.recipes.parts.pseudo_pairs import SemanticsSettings, make_pseudo_pairs, pseudo_sentences
-    from calligram.recipes.parts.run import RunContext, device_named
+    from calligram.recipes.parts.run import RunContext
 
     settings, whole = resolve(SemanticsSettings(), set_ or []), Collection.open(collection)
     # Not of train: words are learnt from its captions.

@@ -9,6 +9,7 @@ import typer
 
 from calligram.cli.screen import console, waiting
 from calligram.errors import UserError
+from calligram.extras import require
 
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.serve.server import LibraryServer
@@ -85,15 +86,9 @@ def open_server(library: Path, address: Address, settings: ServerSettings, devic
         UserError: if either cannot be opened, or the packages of the server are not installed.
     """
     with waiting(f"opening {library}"):
-        try:
-            import fastapi  # noqa: F401
-            import python_multipart  # noqa: F401
-            import uvicorn  # noqa: F401
-        except ImportError as error:
-            raise UserError(
-                f'the server needs {error.name}; install it with: pip install "calligram[serve]"'
-            ) from error
-        from calligram.recipes.parts.run import device_named
+        for module in ("fastapi", "python_multipart", "uvicorn"):
+            require(module, extra="serve", purpose="the server")
+        from calligram.device import device_named
         from calligram.serve.server import LibraryServer
 
         return LibraryServer.open(library, address, settings, device=device_named(device))

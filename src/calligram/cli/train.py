@@ -23,9 +23,10 @@ def train(
 ) -> None:
     """Train a matcher; the run folder gets settings, metrics, curves, the best matcher and the last state."""
     from calligram.data.collection import Collection
+    from calligram.device import device_named
     from calligram.recipes.catalog import find_recipe
     from calligram.recipes.parts.config import resolve
-    from calligram.recipes.parts.run import RunContext, device_named, run_recipe
+    from calligram.recipes.parts.run import RunContext, run_recipe
     from calligram.training.curves import draw_curves
     from calligram.training.distributed import Processes
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from calligram.errors import UserError
+from calligram.extras import require
 from calligram.features.images.backbones import BackboneInput
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import ImageInput, Inputs, TextInput
@@ -190,12 +191,8 @@ def with_padded_text(matcher: Matcher) -> Matcher:
 
 
 def _check_packages() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError(f'export needs {error.name}; install it with "pip install calligram[export]"') from None
+    for module in ("onnx", "onnxruntime", "onnxscript"):
+        require(module, extra="export", purpose="export to ONNX")
 
 
 def _write_graphs(matcher: Matcher, inputs: Inputs, folder: Path) -> dict[str, Any]:

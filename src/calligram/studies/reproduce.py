@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
+from calligram.device import device_named
 from calligram.errors import UserError, unknown
 from calligram.evaluation.distributions import draw_overlap
 from calligram.evaluation.encode import EncodedPairing
@@ -26,7 +27,7 @@ from calligram.files import replace_text
 from calligram.models.load import WEIGHTS_FILE
 from calligram.recipes.catalog import find_recipe
 from calligram.recipes.parts.config import resolve, with_present_changes
-from calligram.recipes.parts.run import RunContext, device_named, run_recipe
+from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.studies.claims import Claim, Row, Study, Verdict, judge, with_assets_path
 from calligram.studies.results import (
     COMPARED,

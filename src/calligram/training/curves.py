@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from calligram.errors import UserError
+from calligram.extras import require
 from calligram.training.runs import Run
 
 
@@ -100,11 +102,9 @@ class TensorBoardWriter:
         self._folder = folder
         self._writer: Any = None
         try:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter
-        except ImportError:
-            log.info("TensorBoard is not installed; metrics are in metrics.jsonl (pip install calligram[tensorboard])")
+            self._writer = _summary_writer()
+        except UserError as error:
+            log.info("metrics are only in metrics.jsonl: %s", error)
         self._open: Any = None
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
@@ -120,3 +120,8 @@ class TensorBoardWriter:
         """Flush and close."""
         if self._open is not None:
             self._open.close()
+
+
+def _summary_writer() -> Any:
+    tensorboard = require("torch.utils.tensorboard", extra="tensorboard", purpose="TensorBoard", package="tensorboard")
+    return tensorboard.SummaryWriter

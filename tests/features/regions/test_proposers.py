@@ -108,7 +108,7 @@ def test_a_source_is_named_after_the_method_or_the_file():
 @pytest.mark.parametrize(("module", "name"), [("cv2", "edgeboxes"), ("onnxruntime", "some.onnx")])
 def test_a_missing_extra_is_reported_with_the_package_to_install(monkeypatch, module, name):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=r"pip install calligram\[regions\]"):
+    with pytest.raises(UserError, match=r'pip install "calligram\[regions\]"'):
         load_proposer(name, 10)(drawing())
 
 

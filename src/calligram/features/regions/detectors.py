@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from calligram.errors import UserError
-from calligram.extras import onnxruntime
+from calligram.extras import require
 from calligram.features.regions.proposers import Floats, Proposals, Setting, non_maximum_suppression
 from calligram.features.transformers_models import load_model, loading_error, quiet_transformers
 from calligram.files import content_hash, parts_hash, tensor_parts
@@ -118,7 +118,7 @@ class YoloX:
         Raises:
             UserError: when there is no such file, or it is not a YOLOX network.
         """
-        runtime = onnxruntime()
+        runtime = require("onnxruntime", extra="regions", purpose="a detector in an .onnx file")
         if not file.is_file():
             raise UserError(f"there is no detector {file}; give an existing ONNX file")
         content = file.read_bytes()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from calligram.errors import UserError, command
+from calligram.extras import require
 from calligram.features.texts.vocabulary import PAD, Vocabulary
 from calligram.files import replace_file
 from calligram.text import tokenise
@@ -98,13 +99,10 @@ def train_vectors(
 
     It uses one worker, because the result of several workers does not depend on the seed alone.
     """
-    try:
-        from gensim.models import Word2Vec
-    except ImportError:
-        raise UserError('training word vectors needs gensim; install it with "pip install calligram[words]"') from None
+    gensim = require("gensim.models", extra="words", purpose="training of word vectors")
     sentences = [words for words in map(tokenise, texts) if words]
     try:
-        trained = Word2Vec(
+        trained = gensim.Word2Vec(
             sentences, vector_size=dim, window=window, min_count=min_count, sg=1, workers=1, seed=seed, epochs=epochs
         ).wv
     except RuntimeError as error:

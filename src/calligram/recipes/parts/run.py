@@ -19,6 +19,7 @@ import torch
 import calligram
 from calligram.data.collection import Collection
 from calligram.data.sparse import EXTRA_IMAGES_KEY
+from calligram.device import device_name, device_named
 from calligram.errors import UserError
 from calligram.evaluation.encode import load_pairing
 from calligram.evaluation.retrieval import evaluate_retrieval
@@ -66,20 +67,6 @@ class RunContext:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     processes: Processes = field(default_factory=Processes)
     track: Track = silent
-
-
-def device_named(name: str = "auto") -> torch.device:
-    """A device by name; ``auto`` is the accelerator if there is one, this process's own where there are several."""
-    if name == "auto":
-        local = os.environ.get("LOCAL_RANK", "0")
-        return torch.device(f"cuda:{local}" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"unknown device '{name}'; known: auto, cpu, cuda, cuda:0, cuda:1, ...") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device '{name}' is not there: this machine's torch sees no CUDA device; use --device cpu")
-    return device
 
 
 def train_recipe(
@@ -235,10 +222,3 @@ def commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return found.stdout.strip()
-
-
-def device_name(device: torch.device) -> str:
-    """Return the hardware name that results record."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{torch.get_num_threads()} CPU threads ({platform.machine()})"

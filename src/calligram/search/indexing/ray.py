@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from calligram.errors import UserError
+from calligram.extras import require
 from calligram.progress import Track, silent
 from calligram.search.indexing.run import check_readable, stage_source
 from calligram.search.indexing.shards import Shard
@@ -21,11 +22,7 @@ def ray_module() -> Any:
     Raises:
         UserError: when it is not installed.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError('--ray needs Ray; install it with "pip install calligram[ray]"') from error
-    return ray
+    return require("ray", extra="ray", purpose="--ray")
 
 
 def stage_over_ray(

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from calligram.errors import UserError
+from calligram.extras import require
 from calligram.progress import Track, silent
 from calligram.search.filters.columns import checked_ids, checked_vectors, stored_columns
 from calligram.search.filters.conditions import STAND_INS, Condition, milvus_literal, second_name, to_milvus
@@ -100,11 +101,7 @@ def milvus_client() -> Any:
     Raises:
         UserError: when it is not installed.
     """
-    try:
-        import pymilvus
-    except ImportError as error:
-        raise UserError('milvus:// needs pymilvus; install it with pip install "calligram[milvus]"') from error
-    return pymilvus
+    return require("pymilvus", extra="milvus", purpose="milvus://")
 
 
 @contextmanager

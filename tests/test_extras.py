@@ -1,0 +1,43 @@
+"""Optional packages: one form of the error, and extras that pyproject.toml has."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import calligram
+from calligram import extras
+from calligram.errors import UserError
+from calligram.extras import missing_modules, opencv, require
+
+
+def test_examples_of_the_documentation():
+    assert not doctest.testmod(extras).failed
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lancedb", None)
+    with pytest.raises(
+        UserError, match=r'^a library needs lancedb; install it with: pip install "calligram\[search\]"$'
+    ):
+        extras.lancedb()
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(UserError, match="this proposal method needs opencv-contrib-python-headless; install it with"):
+        opencv()
+
+
+def test_an_installed_package_is_imported():
+    assert require("json", extra="search", purpose="this test") is sys.modules["json"]
+    assert missing_modules("json", "no_such_module") == ["no_such_module"]
+
+
+def test_all_extras_that_errors_name_are_in_the_project_file():
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    sources = (file.read_text(encoding="utf-8") for file in Path(calligram.__file__).parent.rglob("*.py"))
+    named = {extra for text in sources for extra in re.findall(r'extra="(\w+)", purpose', text)}
+    assert named == set(project["optional-dependencies"]) - {"dev"}
