@@ -20,6 +20,29 @@ def test_every_module_imports():
         importlib.import_module(module.name)
 
 
+def test_every_package_exports_public_names_that_exist():
+    packages = [m.name for m in pkgutil.walk_packages(calligram.__path__, "calligram.") if m.ispkg]
+    exported = {name: dir(importlib.import_module(name)) for name in ("calligram", *packages)}
+    assert {name for name in exported if "__file__" in exported[name]} == {"calligram.cli", "calligram.serve.routes"}
+    for package, names in exported.items():
+        for name in names:
+            assert getattr(importlib.import_module(package), name) is not None
+
+
+def test_exported_names_are_imported_on_use():
+    script = """
+import sys, calligram as cg
+assert "numpy" not in sys.modules and "torch" not in sys.modules
+assert callable(cg.losses.ranking_loss) and "calligram.losses.instance" not in sys.modules
+try:
+    cg.losses.nonsense
+except AttributeError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "module 'calligram.losses' has no attribute 'nonsense'", done.stderr
+
+
 def test_training_and_evaluation_import_nothing_of_ours_outside_the_core(tmp_path):
     """Block every top-level package that is not the core's, its own dependencies or the standard library's."""
     script = """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -35,23 +35,29 @@ class Catalog(Mapping[str, T], Generic[T]):
         return len(self.references)
 
 
-def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package, from the stub file beside its ``__init__.py``.
+def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make ``__getattr__`` and ``__dir__`` of a package from the stub file next to its ``__init__.py``.
 
     The stub lists the public names as ``from calligram.package.module import Name as Name``. Type checkers read the
-    same file, so the names are listed once.
+    same file, so the names are listed once. It is read when the first name is used.
     """
-    found: dict[str, tuple[str, str]] = {}
-    for node in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+
+    @cache
+    def references() -> dict[str, tuple[str, str]]:
+        import ast  # here, because most commands use no exported name
+
+        stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+        imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+        return {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
 
     def get(name: str) -> Any:
-        if name not in found:
+        if name == "__all__":
+            return sorted(references())
+        if name.startswith("__") or name not in references():
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        module, attribute = found[name]
-        if module == package:
-            return import_module(f"{package}.{attribute}")
-        return getattr(import_module(module), attribute)
+        module, attribute = references()[name]
+        return (
+            import_module(f"{package}.{attribute}") if module == package else getattr(import_module(module), attribute)
+        )
 
-    return get, lambda: sorted(found), sorted(found)
+    return get, lambda: sorted(references())

@@ -1,1 +1,5 @@
 """Image inputs: pixels, backbone features, stored features and regions."""
+
+from calligram.lazy import lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -1,1 +1,5 @@
 """Region proposals, object detectors and features of regions."""
+
+from calligram.lazy import lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

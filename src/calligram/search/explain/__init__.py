@@ -1,1 +1,5 @@
 """Why a result was found: word importance, attention, phrase localization."""
+
+from calligram.lazy import lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

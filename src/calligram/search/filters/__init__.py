@@ -1,1 +1,5 @@
 """Conditions on metadata: parsed, checked and translated for each engine."""
+
+from calligram.lazy import lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

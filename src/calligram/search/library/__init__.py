@@ -1,1 +1,5 @@
 """A library on disk: manifest, tables, matchers."""
+
+from calligram.lazy import lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

@@ -1,1 +1,5 @@
 """From a query to ranked results."""
+
+from calligram.lazy import lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

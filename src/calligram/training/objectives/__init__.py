@@ -1,1 +1,5 @@
 """What a step minimises: named terms over a batch."""
+
+from calligram.lazy import lazy_exports
+
+__getattr__, __dir__ = lazy_exports(__name__, __file__)

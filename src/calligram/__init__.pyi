@@ -1,0 +1,20 @@
+from calligram import data as data
+from calligram import evaluation as evaluation
+from calligram import features as features
+from calligram import losses as losses
+from calligram import models as models
+from calligram import recipes as recipes
+from calligram import scenes as scenes
+from calligram import search as search
+from calligram import serve as serve
+from calligram import studies as studies
+from calligram import training as training
+from calligram.data.collection import Collection as Collection
+from calligram.errors import UserError as UserError
+from calligram.models.matcher import EmbeddingMatcher as EmbeddingMatcher
+from calligram.models.matcher import Encoded as Encoded
+from calligram.models.matcher import Matcher as Matcher
+from calligram.search.indexing.run import index_source as index_source
+from calligram.search.query.searcher import Searcher as Searcher
+
+__version__: str

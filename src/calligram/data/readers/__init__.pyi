@@ -1,0 +1,9 @@
+from calligram.data.readers.captions_table import CaptionRow as CaptionRow
+from calligram.data.readers.captions_table import read_table as read_table
+from calligram.data.readers.catalog import import_collection as import_collection
+from calligram.data.readers.folder import captions_tables as captions_tables
+from calligram.data.readers.source import canonical_split as canonical_split
+from calligram.data.readers.source import key_to_move as key_to_move
+from calligram.data.readers.source import split_by_hash as split_by_hash
+from calligram.data.readers.source import split_key as split_key
+from calligram.data.readers.text_files import read_sentences as read_sentences

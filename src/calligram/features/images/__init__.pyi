@@ -1,0 +1,17 @@
+from calligram.features.images.backbones import Backbone as Backbone
+from calligram.features.images.backbones import BackboneInput as BackboneInput
+from calligram.features.images.backbones import BackboneOutput as BackboneOutput
+from calligram.features.images.backbones import BackboneRows as BackboneRows
+from calligram.features.images.backbones import grid_cells as grid_cells
+from calligram.features.images.backbones import pixel_input as pixel_input
+from calligram.features.images.pixels import Augment as Augment
+from calligram.features.images.pixels import PixelInput as PixelInput
+from calligram.features.images.pixels import mean_over_views as mean_over_views
+from calligram.features.images.region_input import ProposalFeatures as ProposalFeatures
+from calligram.features.images.region_input import RegionInput as RegionInput
+from calligram.features.images.region_input import grid_part_boxes as grid_part_boxes
+from calligram.features.images.region_input import stored_part_boxes as stored_part_boxes
+from calligram.features.images.stored_input import StoredInput as StoredInput
+from calligram.features.images.stored_input import StoredRows as StoredRows
+from calligram.features.images.stored_input import real_parts as real_parts
+from calligram.features.images.stored_input import unknown_feature as unknown_feature

@@ -1,0 +1,9 @@
+from calligram.features.regions.extract import ExtractionTask as ExtractionTask
+from calligram.features.regions.extract import add_regions as add_regions
+from calligram.features.regions.proposers import Proposer as Proposer
+from calligram.features.regions.proposers import limit_side as limit_side
+from calligram.features.regions.proposers import load_proposer as load_proposer
+from calligram.features.regions.proposers import source_name as source_name
+from calligram.features.regions.region_features import RegionCrops as RegionCrops
+from calligram.features.regions.region_features import RegionPooling as RegionPooling
+from calligram.features.regions.region_features import relative_boxes as relative_boxes

@@ -1,0 +1,16 @@
+from calligram.search import explain as explain
+from calligram.search import filters as filters
+from calligram.search import indexing as indexing
+from calligram.search import library as library
+from calligram.search import query as query
+from calligram.search import vectors as vectors
+from calligram.search.indexing.forget import forget_items as forget_items
+from calligram.search.indexing.run import index_source as index_source
+from calligram.search.library.library import Library as Library
+from calligram.search.library.matchers import LibraryMatchers as LibraryMatchers
+from calligram.search.query.query import ItemId as ItemId
+from calligram.search.query.query import Query as Query
+from calligram.search.query.query import Term as Term
+from calligram.search.query.rerank import TimeBudget as TimeBudget
+from calligram.search.query.searcher import Results as Results
+from calligram.search.query.searcher import Searcher as Searcher

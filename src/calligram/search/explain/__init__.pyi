@@ -1,0 +1,16 @@
+from calligram.search.explain.drawing import LabelledBox as LabelledBox
+from calligram.search.explain.drawing import colour_of as colour_of
+from calligram.search.explain.drawing import draw_attention as draw_attention
+from calligram.search.explain.drawing import draw_boxes as draw_boxes
+from calligram.search.explain.library_localizer import LibraryLocalizer as LibraryLocalizer
+from calligram.search.explain.library_localizer import LocatedPhrases as LocatedPhrases
+from calligram.search.explain.localize import LocatedPhrase as LocatedPhrase
+from calligram.search.explain.localize import localize_sentence as localize_sentence
+from calligram.search.explain.localize import look as look
+from calligram.search.explain.localize import rank as rank
+from calligram.search.explain.localize import region_side as region_side
+from calligram.search.explain.word_importance import WordImportance as WordImportance
+from calligram.search.explain.word_importance import WordImportances as WordImportances
+from calligram.search.explain.word_importance import explain_picture as explain_picture
+from calligram.search.explain.word_importance import item_attention as item_attention
+from calligram.search.explain.word_importance import leave_one_out as leave_one_out

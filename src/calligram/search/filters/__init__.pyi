@@ -1,0 +1,10 @@
+from calligram.search.filters.columns import checked_ids as checked_ids
+from calligram.search.filters.columns import checked_vectors as checked_vectors
+from calligram.search.filters.columns import row_of as row_of
+from calligram.search.filters.columns import stored_columns as stored_columns
+from calligram.search.filters.conditions import lance_literal as lance_literal
+from calligram.search.filters.conditions import milvus_literal as milvus_literal
+from calligram.search.filters.conditions import second_name as second_name
+from calligram.search.filters.conditions import to_lance as to_lance
+from calligram.search.filters.conditions import to_milvus as to_milvus
+from calligram.search.filters.parser import parse as parse

@@ -1,0 +1,15 @@
+from calligram.search.library.indexes import PendingChanges as PendingChanges
+from calligram.search.library.indexes import empty_indexes as empty_indexes
+from calligram.search.library.indexes import open_indexes as open_indexes
+from calligram.search.library.library import Item as Item
+from calligram.search.library.library import Library as Library
+from calligram.search.library.manifest import Manifest as Manifest
+from calligram.search.library.manifest import MatcherRecord as MatcherRecord
+from calligram.search.library.manifest import SourceRecord as SourceRecord
+from calligram.search.library.manifest import read_manifest as read_manifest
+from calligram.search.library.manifest import write_manifest as write_manifest
+from calligram.search.library.matchers import LibraryMatchers as LibraryMatchers
+from calligram.search.library.matchers import load_recorded as load_recorded
+from calligram.search.library.matchers import refuse_regions as refuse_regions
+from calligram.search.library.tables import KeywordHit as KeywordHit
+from calligram.search.library.tables import Tables as Tables

@@ -1,0 +1,16 @@
+from calligram.search.query.cutoff import measure_scales as measure_scales
+from calligram.search.query.cutoff import stored_scales as stored_scales
+from calligram.search.query.cutoff import with_scales as with_scales
+from calligram.search.query.encoder import QueryEncoder as QueryEncoder
+from calligram.search.query.encoder import load_encoders as load_encoders
+from calligram.search.query.encoder import on_device as on_device
+from calligram.search.query.encoder import query_encoders as query_encoders
+from calligram.search.query.query import ItemId as ItemId
+from calligram.search.query.query import Query as Query
+from calligram.search.query.query import Term as Term
+from calligram.search.query.query import parse_term as parse_term
+from calligram.search.query.query import parse_what as parse_what
+from calligram.search.query.query import read_picture as read_picture
+from calligram.search.query.rerank import TimeBudget as TimeBudget
+from calligram.search.query.searcher import Results as Results
+from calligram.search.query.searcher import Searcher as Searcher

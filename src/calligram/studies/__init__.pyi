@@ -1,0 +1,12 @@
+from calligram.studies.catalog import find_study as find_study
+from calligram.studies.claims import Claim as Claim
+from calligram.studies.claims import Row as Row
+from calligram.studies.claims import Study as Study
+from calligram.studies.claims import judge as judge
+from calligram.studies.report import write_report as write_report
+from calligram.studies.reproduce import draw_levels as draw_levels
+from calligram.studies.reproduce import reproduce_study as reproduce_study
+from calligram.studies.results import append_result as append_result
+from calligram.studies.results import localization_line as localization_line
+from calligram.studies.results import recorded_command as recorded_command
+from calligram.studies.results import result_line as result_line

@@ -1,0 +1,15 @@
+from calligram.training.batches.batch import Batch as Batch
+from calligram.training.batches.batch import Batches as Batches
+from calligram.training.batches.batch import BatchSource as BatchSource
+from calligram.training.batches.mined_negatives import OfflineSampler as OfflineSampler
+from calligram.training.batches.pair_sampler import NeighbourhoodSampler as NeighbourhoodSampler
+from calligram.training.batches.pair_sampler import PairSampler as PairSampler
+from calligram.training.batches.pair_sampler import derived_seed as derived_seed
+from calligram.training.batches.phrases import DrawnPairsObjective as DrawnPairsObjective
+from calligram.training.batches.phrases import PhraseBatches as PhraseBatches
+from calligram.training.batches.phrases import PhrasePairs as PhrasePairs
+from calligram.training.batches.phrases import draw_pairs as draw_pairs
+from calligram.training.batches.phrases import draw_triplets as draw_triplets
+from calligram.training.batches.pseudo_pairs import PseudoPairBatch as PseudoPairBatch
+from calligram.training.batches.pseudo_pairs import PseudoPairBatches as PseudoPairBatches
+from calligram.training.batches.pseudo_pairs import RepeatedPasses as RepeatedPasses
