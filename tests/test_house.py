@@ -25,6 +25,7 @@ MAX_FOLDER_MODULES = 16
 MAX_FUNCTION_LINES = 60
 """from the docstring to the end"""
 MAX_FILES_ENTERED = {"train": 32, "index": 28, "search": 22, "request": 20}
+NOT_YET_WITHIN_LIMITS = {"train", "index", "search"}
 MAX_MODULES_IMPORTED_BY_TRAINING = 90
 
 NOUNS_IN_ING = {"pairing", "ranking", "grounding", "matching", "training", "indexing", "drawing"}
@@ -169,7 +170,6 @@ def measure(folder: Path) -> dict[str, dict[str, list[str]]]:
     return dict(zip(MAX_FILES_ENTERED, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
-@pytest.mark.xfail(strict=False, reason="train 42, index 41, search 31, request 23; modules imported: 148")
 def test_files_entered_and_modules_imported(tmp_path):
     reports = measure(tmp_path)
     counts = {work: len(report["entered"]) for work, report in reports.items()}
@@ -177,5 +177,8 @@ def test_files_entered_and_modules_imported(tmp_path):
     for work, report in reports.items():
         print(f"{work} enters {counts[work]} files: {' '.join(report['entered'])}")
     print(f"train vse imports {len(imported)} modules: {' '.join(imported)}")
-    assert not {work: count for work, count in counts.items() if count > MAX_FILES_ENTERED[work]}
     assert len(imported) <= MAX_MODULES_IMPORTED_BY_TRAINING
+    exceeded = {work: count for work, count in counts.items() if count > MAX_FILES_ENTERED[work]}
+    assert not exceeded.keys() - NOT_YET_WITHIN_LIMITS
+    if exceeded:
+        pytest.xfail(f"files entered, over the limits {MAX_FILES_ENTERED}: {exceeded}")

@@ -1,4 +1,4 @@
-"""The one exception users see, and the wording of lookups that fail."""
+"""The exception that users see, and the wording of messages for unknown names."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user can mend: shown by the command line without a traceback."""
+    """An error that the user can correct; the command line shows its message without a traceback."""
 
 
 class NotFiniteError(UserError):
-    """Numbers that cannot be compared."""
+    """Scores or vectors with NaN or infinite values, which cannot be ranked."""
 
 
 def command(*words: object) -> str:
-    """A command to suggest in a message, in quotes, and as a shell takes it whatever is in its names.
+    """Return a command to suggest in a message, in double quotes and with arguments quoted for a shell.
 
     >>> print(command("calligram", "scenes", "my pictures"))
     "calligram scenes 'my pictures'"
@@ -25,7 +25,7 @@ def command(*words: object) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """Say that ``name`` is not a known ``kind``, suggest the nearest, and list what there is.
+    """Return the error for an unknown name: it suggests the most similar known name and lists all of them.
 
     >>> print(unknown("recipe", "vsa", ["vse", "scan"]))
     unknown recipe 'vsa'; did you mean 'vse'? known: scan, vse

@@ -1,4 +1,4 @@
-"""How long work reports on itself without knowing who listens."""
+"""Progress reports of long work. The work does not know who shows them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,34 @@ Part = TypeVar("Part", bound=Sized)
 
 
 class Track(Protocol):
-    """Wraps an iterable and shows how far it has come; the command line supplies one that draws a bar."""
+    """Wraps an iterable and reports its progress; the command line passes one that draws a progress bar."""
 
     def __call__(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
-        """Yield ``items`` unchanged."""
+        """Yield ``items`` unchanged and report each of them.
+
+        Args:
+            items: what the work iterates over.
+            label: name of the work.
+            total: number of items, where ``items`` has no length.
+        """
         ...
 
 
 def silent(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
-    """Show nothing."""
+    """Yield ``items`` and report nothing."""
     del label, total
     yield from items
 
 
 def track_parts(track: Track, parts: Iterable[Part], label: str, total: int | None = None) -> Iterator[Part]:
-    """Parts as they come, less those that are empty; ``track`` is told of each of their items, as ``total`` counts."""
+    """Yield the parts that are not empty, in order; ``track`` counts the items in them.
+
+    Args:
+        track: receives each item of each part.
+        parts: batches of items.
+        label: name of the work.
+        total: number of items in all parts, where it is known.
+    """
 
     def items() -> Iterator[tuple[Part, bool]]:
         for part in parts:
