@@ -1,4 +1,4 @@
-"""A terminal."""
+"""A run of a tiny matcher, and a terminal."""
 
 from __future__ import annotations
 
@@ -9,6 +9,29 @@ import sys
 from collections.abc import Callable
 
 import pytest
+
+SMALL = [
+    flag
+    for change in (
+        "batch=6", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8", "text.min_count=1",
+    )
+    for flag in ("--set", change)
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def small() -> list[str]:
+    """Options that make recipe vse tiny."""
+    return SMALL
+
+
+@pytest.fixture(scope="session")
+def trained(calligram, tiny, tmp_path_factory):
+    """A run that the verb trained, and what it printed."""
+    out = tmp_path_factory.mktemp("trained") / "run"
+    done = calligram("train", "vse", tiny.folder, "--out", out, "--set", "epochs=2", *SMALL)
+    assert done.returncode == 0, done.stderr
+    return out, done
 
 
 def _run(script: str, *arguments: object, **environment: str) -> tuple[str, str]:

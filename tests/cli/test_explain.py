@@ -87,7 +87,7 @@ def test_words_that_the_run_has_never_seen_are_named(run, tmp_path):
     picture = tmp_path / "picture.png"
     Image.new("RGB", (24, 24), (200, 30, 30)).save(picture)
     assert json.loads(explain(run, picture, "a zyzzyva", "--json"))["unknown"] == ["zyzzyva"]
-    assert "never seen in training, so all the same to this run: zyzzyva" in " ".join(
+    assert "unknown words, which this run cannot distinguish: zyzzyva" in " ".join(
         explain(run, picture, "a zyzzyva").split()
     )
     assert json.loads(explain(run, picture, "a red disc", "--json"))["unknown"] == []
@@ -107,7 +107,7 @@ def test_where_words_look_is_printed_drawn_and_given_as_numbers(scan, tmp_path):
     sheet = Image.open(drawn)
     printed = explain(scan, picture, "a red [disc]", "--out", drawn, "--at", "0.2,0.9")
     assert f"{max(looks['words'][1]):.0%}" in printed
-    assert "the region lower left looks at:" in " ".join(printed.split())
+    assert "the region lower left attends to:" in " ".join(printed.split())
     assert f"{max(looks['regions'][2]):.0%}" in printed
     alone = draw_words(Image.open(picture), WordImportances(0.0, [WordImportance("a", 0, 1, 0.0)]))
     assert sheet.height > alone.height + 200
@@ -116,22 +116,22 @@ def test_where_words_look_is_printed_drawn_and_given_as_numbers(scan, tmp_path):
 def test_a_matcher_of_single_vectors_says_that_it_has_no_attention(vsrn, tmp_path):
     picture, drawn = tmp_path / "p.png", tmp_path / "e.png"
     printed = " ".join(explain(vsrn, picture, "a red disc", "--out", drawn).split())
-    assert "compares one vector of the picture with one of the sentence, so words do not look at regions" in printed
+    assert "compares one vector of the picture with one vector of the sentence, so it has no attention" in printed
     assert "red" in printed
     assert "drawn:" in printed
     assert json.loads(explain(vsrn, picture, "a red disc", "--json"))["attention"] is None
-    with pytest.raises(UserError, match="--at asks for a region's words, and this matcher compares one vector"):
+    with pytest.raises(UserError, match="--at needs attention, and this matcher compares one vector"):
         explain(vsrn, picture, "a red disc", "--at", "0.5,0.5")
 
 
 @pytest.mark.parametrize("at", ["here", "0.5", "0.5,1.5", "1,2,3"])
 def test_a_place_is_two_shares(scan, tmp_path, at):
-    with pytest.raises(UserError, match=f"--at takes X,Y in shares of the picture, .* got '{at}'"):
+    with pytest.raises(UserError, match=f"--at {at} is not a point; give X,Y as shares of the picture"):
         explain(scan, tmp_path / "p.png", "a red disc", "--at", at)
 
 
 def test_a_place_that_is_not_seen_has_no_words(scan, tmp_path):
-    with pytest.raises(UserError, match="sees the middle square"):
+    with pytest.raises(UserError, match="it uses the middle square"):
         explain(scan, tmp_path / "p.png", "a red disc", "--at", "0.01,0.5")
 
 
@@ -148,8 +148,8 @@ def test_an_image_of_a_collection_is_explained_by_its_stored_features(stored_tin
     assert found["attention"]["boxes"] is None  # these features came without
     assert [len(row) for row in found["attention"]["words"]] == [3] * 3
     assert drawn.is_file()
-    assert "came without boxes" in explain(tmp_path / "run", "train-0", "a red disc", *of)
-    with pytest.raises(UserError, match="came without boxes; leave it out"):
+    assert "the stored features have no boxes" in explain(tmp_path / "run", "train-0", "a red disc", *of)
+    with pytest.raises(UserError, match="--at needs boxes, and the stored features have none; leave it out"):
         explain(tmp_path / "run", "train-0", "a red disc", *of, "--at", "0.5,0.5")
     with pytest.raises(UserError, match="has no image 'nobody'"):
         explain(tmp_path / "run", "nobody", "a red disc", *of)

@@ -57,7 +57,7 @@ def here(tmp_path_factory):
 def test_a_folder_is_indexed_followed_and_forgotten(here, calligram):
     said = calligram("index", "run", "photos", "--out", "library")
     assert "9 new, 1 unusable" in said
-    assert "library holds 9 pictures" in said
+    assert "library contains 9 pictures" in said
     said = calligram("index", "--problems", "library")
     assert said == f"{here / 'photos' / 'broken.jpg'}: not a picture in a known format\n"
     (here / "photos" / "0.jpg").rename(here / "photos" / "zero.jpg")
@@ -69,7 +69,7 @@ def test_a_folder_is_indexed_followed_and_forgotten(here, calligram):
     assert calligram("forget", "library", "photos/zero.jpg") == "1 pictures forgotten\n"
     assert calligram("forget", "library", "--gone") == "1 pictures forgotten\n"
     said = calligram("index", "run", "photos", "--out", "library")
-    assert "2 left out as forgotten" in said
+    assert "2 skipped because they were forgotten" in said
     assert "6 unchanged" in said
     said = calligram("index", "run", "photos", "--out", "library", "--again")
     assert "2 new" in said
@@ -82,7 +82,10 @@ def test_shards_may_run_at_once_and_are_taken_in_by_a_last_run(here, calligram, 
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(encode, ("1/2", "2/2")))
-    assert capsys.readouterr().out.count("pictures encoded; when all shards are done, run it without --shard") == 2
+    assert (
+        capsys.readouterr().out.count("pictures encoded; when all shards are done, run the command without --shard")
+        == 2
+    )
     calligram("index", "run", "photos", "--out", "sharded")
     assert len(Library.open(here / "sharded")) == len(list((here / "photos").glob("*.jpg"))) - 1
 
@@ -90,7 +93,7 @@ def test_shards_may_run_at_once_and_are_taken_in_by_a_last_run(here, calligram, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["index"], "give RUN, SOURCE and --out LIBRARY"),
+        (["index"], "RUN, SOURCE and --out LIBRARY are needed"),
         (["index", "nowhere/at/all", "photos", "--out", "x"], "'nowhere/at/all' could not be loaded"),
         (["index", "run", "nowhere", "--out", "x"], "nowhere is not a folder; SOURCE is a folder of pictures"),
         (["index", "run", "photos", "--out", "photos"], "photos exists and is not a library"),

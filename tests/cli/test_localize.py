@@ -58,7 +58,7 @@ def test_words_that_were_never_seen_are_said_and_get_no_box(run, tmp_path):
     assert found["phrases"][0]["hits"] == []
     assert found["unknown"] == ["zebra"]
     printed = called("localize", run, picture, "the zebra", "--out", tmp_path / "b.png")
-    assert "never seen: zebra" in printed
+    assert "unknown words: zebra" in printed
     assert "has no box" in printed
     assert json.loads(called("localize", run, picture, "a striped disc", "--json"))["phrases"][0]["hits"]
 

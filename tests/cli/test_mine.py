@@ -55,4 +55,4 @@ def test_ranks_of_a_split_of_one_image_are_refused_and_the_lists_kept(trained, t
 def test_a_folder_that_exists_is_not_overwritten(trained, tiny, tmp_path):
     done = mine(trained, tiny.folder, "--out", tmp_path)
     assert isinstance(done.exception, UserError)
-    assert "exists; choose another --out" in str(done.exception)
+    assert "exists; give another folder with --out" in str(done.exception)

@@ -21,7 +21,7 @@ def test_regions_are_found_measured_and_recorded(calligram, copy, tmp_path):
         "--record", tmp_path / "results" / "proposals.json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "6 images had them already" in done.stdout
+    assert "6 images had regions already" in done.stdout
     assert "6 phrases in 6 images" in done.stdout
     written = json.loads((tmp_path / "results" / "proposals.json").read_text())
     assert {"command", "commit", "hardware", "proposals", "reports"} == set(written)

@@ -80,7 +80,7 @@ def test_paths_with_line_breaks_are_told_apart(libraries, pictures, tmp_path):
     assert apart.stderr == ""
     torn = CliRunner().invoke(app, [*asked, "--paths"], catch_exceptions=False)
     assert len(torn.stdout.splitlines()) == 3
-    assert "1 of the paths have a line break" in torn.stderr
+    assert "1 of the paths contain a line break" in torn.stderr
 
 
 def test_paths_left_out_are_told_of_beside_them(libraries, monkeypatch):
@@ -94,7 +94,7 @@ def test_paths_left_out_are_told_of_beside_them(libraries, monkeypatch):
     monkeypatch.setattr(module, "library_scales", lambda *_: ScoreScales(across=scale, short_texts=scale, images=scale))
     done = CliRunner().invoke(app, [*asked, "--paths"], catch_exceptions=False)
     assert done.stdout.splitlines() == [hit["path"] for hit in hits[:3]]
-    assert done.stderr.strip() == "7 more are no good match; --all shows them"
+    assert done.stderr.strip() == "7 more are not a good match; --all shows them"
 
 
 def test_a_table_shows_scores_and_a_path_given_as_the_query_is_a_picture(libraries, pictures, monkeypatch):
@@ -126,13 +126,13 @@ def test_captions_and_conditions(libraries):
     printed = search(libraries / "collection", "a red disc", "--where", "split = 'test' and n < 2", "--json")
     assert sorted(Path(hit["path"]).stem for hit in json.loads(printed)["hits"]) == ["test-0", "test-1"]
     assert "satisfies the condition" in search(libraries / "collection", "a red disc", "--where", "n > 1000")
-    assert "this library has no captions" in search(libraries / "photos", "a red disc", "--captions")
+    assert "the library has no captions" in search(libraries / "photos", "a red disc", "--captions")
 
 
 def test_words_that_are_not_read_are_counted(libraries):
     asked = ["search", str(libraries / "photos"), "snow " * 70, "--plus", "a red disc", "--json"]
     done = CliRunner().invoke(app, asked, catch_exceptions=False)
-    assert done.stderr.strip() == "10 words at the end were not read: the matcher reads no more of a text"
+    assert done.stderr.strip() == "the last 10 words were not used: the text is longer than the matcher reads"
     assert json.loads(done.stdout)["hits"]
 
 
@@ -140,16 +140,16 @@ def test_words_that_are_not_read_are_counted(libraries):
     "arguments, said",
     [
         (["no-such.png"], "no-such.png cannot be used: no such file"),
-        ([], "give something to look for"),
-        (["--minus", "snow"], "give something to look for"),
+        ([], "the query is empty; give a text"),
+        (["--minus", "snow"], "the query is empty; give a text"),
         (["snow", "--minus", "snow"], "cancel each other"),
         (["snow", "--where", "splat = 1"], "did you mean 'split'"),
-        (["snow", "--json", "--paths"], "--json, or --paths or --null"),
-        (["snow", "--json", "-0"], "--json, or --paths or --null"),
+        (["snow", "--json", "--paths"], "--json cannot be combined with --paths or --null"),
+        (["snow", "--json", "-0"], "--json cannot be combined with --paths or --null"),
         (["snow", "--captions", "--paths"], "captions have no paths"),
         (["snow", "--captions", "--null"], "captions have no paths"),
-        (["--plus", "snow", "--weight", "2"], "--weight is that of the query"),
-        (["snow", "--depth", "5"], "has no second stage: all of it is compared by vectors; leave out --depth and"),
+        (["--plus", "snow", "--weight", "2"], "--weight needs a query"),
+        (["snow", "--depth", "5"], "has no second stage: hits are ordered by vectors; leave out --depth and"),
         (["snow", "--budget-ms", "100"], "has no second stage"),
     ],
 )
@@ -161,7 +161,7 @@ def test_what_is_wrong_is_said(libraries, arguments, said):
 def test_what_the_manifest_shows_to_be_wrong_is_said_before_anything_is_loaded(libraries):
     """In a process of its own, where what was imported can be seen."""
     wrong = {
-        "has no second stage: all of it is compared by vectors; leave out --depth": ["--depth", "5"],
+        "has no second stage: hits are ordered by vectors; leave out --depth": ["--depth", "5"],
         "has no second stage": ["--budget-ms", "100"],
         "did you mean 'split'": ["--where", "splat = 1"],
         "at the end": ["--where", "n >"],
@@ -203,6 +203,6 @@ def test_no_good_match_is_an_answer_and_tells_of_all(libraries, monkeypatch):
     monkeypatch.setattr(module, "library_scales", lambda *_: strict)
     assert search(libraries / "photos", "a red disc").strip() == "no good match; --all shows the nearest 10"
     assert search(libraries / "photos", "a red disc", "--paths") == ""
-    said = "no good match (the matcher has never seen: treasury); --all shows the nearest 10"
+    said = "no good match (unknown words: treasury); --all shows the nearest 10"
     assert search(libraries / "photos", "treasury").strip() == said
     assert len(search(libraries / "photos", "a red disc", "--all", "--paths", "-k", "3").splitlines()) == 3

@@ -44,9 +44,9 @@ def test_the_demo_ends_with_a_library_of_new_scenes(tmp_path, monkeypatch):
     from calligram.cli import data
     from calligram.search.library.library import Library
 
-    monkeypatch.setattr(data, "SIZE", 24)
-    monkeypatch.setattr(data, "SHOWN", 30)
-    monkeypatch.setattr(data, "SHOWN_SIZE", 40)
+    monkeypatch.setattr(data, "DEMO_TRAINING_SIDE", 24)
+    monkeypatch.setattr(data, "DEMO_LIBRARY_IMAGES", 30)
+    monkeypatch.setattr(data, "DEMO_LIBRARY_SIDE", 40)
     small = ["epochs=1", "batch=32", "dim=8", "image.channels=4", "text.hidden=8", "text.word_dim=8"]
     data.demo(tmp_path, images=500, set_=small, serve=False)
     assert len(Library.open(tmp_path / "library")) == 30

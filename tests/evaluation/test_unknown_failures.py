@@ -33,4 +33,4 @@ def test_rates_of_nothing_are_not_numbers(capsys):
     assert found.failure_rate[1] == 0.0
     print_unknown(found)
     said = " ".join(capsys.readouterr().out.split())
-    assert said.endswith("Of texts with such a word there are none, of others 0% of 1 fail")
+    assert said.endswith("Of texts with an unknown word there are none, of other texts 0% of 1 fail")

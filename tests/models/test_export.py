@@ -128,7 +128,7 @@ def test_the_verb_exports_a_run(tmp_path, capsys):
     verb(tmp_path / "run", tmp_path / "out")
     assert_same(matcher, inputs, tmp_path / "out")
     said = capsys.readouterr().out
-    assert "image.onnx: pixels uint8 (batch, 3, 16, 16) to vectors (batch, 12); differs by at most" in said
+    assert "image.onnx: pixels uint8 (batch, 3, 16, 16) to vectors (batch, 12); largest difference" in said
     assert "text.onnx: words int64 (batch, length), mask bool (batch, length) to" in said
 
 

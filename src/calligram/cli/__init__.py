@@ -1,1 +1,1 @@
-"""The command line: verbs that parse, call one library function and print."""
+"""The command line. Each verb parses its options, calls one function of the library and prints the result."""

@@ -1,4 +1,4 @@
-"""``calligram scenes``, ``calligram import`` and ``calligram info``."""
+"""``calligram scenes``, ``calligram import``, ``calligram info`` and ``calligram demo``."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from calligram.cli.screen import bars, console, print_report
+from calligram.cli.screen import console, print_report, progress_bar
 from calligram.cli.serve import open_server
 from calligram.extras import install_command, missing_modules
 
 
 class SceneKind(StrEnum):
-    """What is drawn."""
+    """Kinds of generated images."""
 
     scenes = "scenes"
     people = "people"
 
 
-class Placing(StrEnum):
-    """How pictures get into a collection."""
+class PicturePlacing(StrEnum):
+    """How the pictures of a source are stored in a collection."""
 
     link = "link"
     copy = "copy"
@@ -32,19 +32,28 @@ class Placing(StrEnum):
 
 def scenes(
     dest: Annotated[Path, typer.Argument(help="Folder for the collection.")],
-    images: Annotated[int, typer.Option(min=10, help="How many.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Same seed, same pictures.")] = 0,
+    images: Annotated[int, typer.Option(min=10, help="Number of images.")] = 2000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same pictures.")] = 0,
     size: Annotated[int, typer.Option(min=16, max=4096, help="Side in pixels.")] = 128,
-    kind: Annotated[SceneKind, typer.Option(help="Scenes, or single people for person search.")] = SceneKind.scenes,
+    kind: Annotated[
+        SceneKind, typer.Option(help="Scenes, or people: single people for person search.")
+    ] = SceneKind.scenes,
     overwrite: Annotated[
-        bool, typer.Option(help="Replace a collection that is there; a list keeps captions added to it.")
+        bool, typer.Option(help="Replace an existing collection. Captions that were added to it are saved in a list.")
     ] = False,
 ) -> None:
-    """Draw illustrated scenes with captions, boxes, identities, and every true image of every caption."""
+    """Generate illustrated scenes with captions, boxes, identities, and every true pair of image and caption."""
     from calligram.scenes.generate import generate_scenes
 
     made = generate_scenes(
-        dest, images=images, seed=seed, size=size, kind=kind.value, overwrite=overwrite, track=bars, report=_tell
+        dest,
+        images=images,
+        seed=seed,
+        size=size,
+        kind=kind.value,
+        overwrite=overwrite,
+        track=progress_bar,
+        report=_print_line,
     )
     counts = made.manifest["counts"]
     assert isinstance(counts, dict)
@@ -55,43 +64,48 @@ def import_(
     format: Annotated[str, typer.Argument(help='Format of the source; "calligram list" shows them.')],
     source: Annotated[Path, typer.Argument(help="Folder or file.")],
     dest: Annotated[Path, typer.Argument(help="Folder for the collection.")],
-    images: Annotated[Path | None, typer.Option(help="Where the pictures are, if not beside the source.")] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of the pictures, if they are not next to the source.")
+    ] = None,
     placing: Annotated[
-        Placing, typer.Option(help="Hard links (copies across file systems), copies, or leave pictures in place.")
-    ] = Placing.link,
-    strict: Annotated[bool, typer.Option(help="Refuse on the first problem instead of skipping.")] = False,
+        PicturePlacing,
+        typer.Option(
+            help="link: hard links, or copies across file systems; copy; reference: leave the pictures in place."
+        ),
+    ] = PicturePlacing.link,
+    strict: Annotated[bool, typer.Option(help="Stop at the first problem instead of skipping the item.")] = False,
     overwrite: Annotated[
-        bool, typer.Option(help="Replace a collection that is there; a list keeps captions added to it.")
+        bool, typer.Option(help="Replace an existing collection. Captions that were added to it are saved in a list.")
     ] = False,
 ) -> None:
-    """Read captioned images into a collection; bad items are skipped, counted and listed."""
+    """Read captioned images into a collection. Unusable items are skipped, counted and listed."""
     from calligram.data.readers.catalog import import_collection
 
     made, problems = import_collection(
-        format, source, dest, images=images, strict=strict, placing=placing.value, overwrite=overwrite, track=bars,
-        report=_tell,
+        format, source, dest, images=images, strict=strict, placing=placing.value, overwrite=overwrite,
+        track=progress_bar, report=_print_line,
     )  # fmt: skip
     counts = made.manifest["counts"]
     assert isinstance(counts, dict)
     console.print(", ".join(f"{n} {name}" for name, n in counts.items() if n and name != "problems") + f" in {dest}")
-    splits = ", ".join(f"{name or 'in no split'} {count}" for name, count in made.splits().items())
+    splits = ", ".join(f"{name or 'without a split'} {count}" for name, count in made.splits().items())
     console.print(f"images: {splits}")
     for line in problems.summary():
         console.print(f"[yellow]{escape(line)}[/]")
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     console.print(line, markup=False, soft_wrap=True)
 
 
 def info(
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     sheet: Annotated[
-        Path | None, typer.Option(help="Where to draw sample images; COLLECTION/sheet.png if not given.")
+        Path | None, typer.Option(help="File for a sheet of sample images; the default is COLLECTION/sheet.png.")
     ] = None,
-    problems: Annotated[bool, typer.Option(help="List every problem found at import.")] = False,
+    problems: Annotated[bool, typer.Option(help="List every problem of the import.")] = False,
 ) -> None:
-    """Show what is in a collection: counts, splits, caption lengths, a sheet of samples, problems."""
+    """Show the counts, splits, caption lengths and problems of a collection, and draw a sheet of sample images."""
     from calligram.data.collection import Collection
     from calligram.data.summary import sample_sheet, summarise_collection
 
@@ -103,27 +117,29 @@ def info(
     console.print(f"samples: {target}")
     if problems and opened.has("problems"):
         for row in opened.table("problems").to_pylist():
-            what = "skipped" if row["skipped"] else "noted"
+            what = "skipped" if row["skipped"] else "kept"
             console.print(escape(f"{what}: {row['kind']}: {row['item']} {row['detail']}"))
 
 
-# ``calligram demo``.
-
-SIZE = 88
-"""side of the demo's pictures: what 2 cores can learn from in under four minutes"""
-SHOWN, SHOWN_SIZE = 1000, 256
-"""pictures to search among, and their side: large enough to look at"""
+DEMO_TRAINING_SIDE = 88
+"""side of the training images in pixels; with it, 2 cores train in less than four minutes"""
+DEMO_LIBRARY_IMAGES, DEMO_LIBRARY_SIDE = 1000, 256
+"""number of images in the library, and their side in pixels"""
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the demo's collection, run and pictures.")] = Path("demo"),
-    images: Annotated[int, typer.Option(min=500, help="Scenes to draw, 200 of them for dev and 200 for test.")] = 8400,
-    seed: Annotated[int, typer.Option(help="Of the scenes and of training.")] = 0,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe, as key=value.")] = None,
-    serve: Annotated[bool, typer.Option(help="End with the search page.")] = True,
-    port: Annotated[int, typer.Option(help="Of the page; another is taken where it is not free.")] = 8000,
+    out: Annotated[Path, typer.Option(help="Folder for the collection, the run and the pictures.")] = Path("demo"),
+    images: Annotated[
+        int, typer.Option(min=500, help="Number of scenes; 200 of them are for dev and 200 for test.")
+    ] = 8400,
+    seed: Annotated[int, typer.Option(help="Seed of the scenes and of training.")] = 0,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of recipe vse, as key=value; may be repeated.")
+    ] = None,
+    serve: Annotated[bool, typer.Option(help="Serve the search page at the end.")] = True,
+    port: Annotated[int, typer.Option(help="Port of the page. If it is taken, another one is used.")] = 8000,
 ) -> None:
-    """Draw scenes, train a matcher on them, measure it beside an oracle, and search new ones on a page."""
+    """Generate scenes, train a matcher, compare it with an oracle, index new scenes, and serve the search page."""
     from calligram.data.collection import MANIFEST, Collection
     from calligram.device import device_named
     from calligram.evaluation.figures import draw_sheet
@@ -141,12 +157,14 @@ def demo(
         collection = Collection.open(folder)
     else:
         splits = (1 - 400 / images, 200 / images, 200 / images)
-        collection = generate_scenes(folder, images=images, seed=seed, size=SIZE, splits=splits, track=bars)
+        collection = generate_scenes(
+            folder, images=images, seed=seed, size=DEMO_TRAINING_SIDE, splits=splits, track=progress_bar
+        )
     console.print(f"[bold]1.[/] {images} scenes with captions: {folder}")
     recipe = find_recipe("vse")
-    settings = resolve(recipe.defaults, ["epochs=6", f"image.size={SIZE}", f"seed={seed}", *(set_ or [])])
+    settings = resolve(recipe.defaults, ["epochs=6", f"image.size={DEMO_TRAINING_SIDE}", f"seed={seed}", *(set_ or [])])
     run_folder = out / "run"
-    context = RunContext(device_named(), track=bars)
+    context = RunContext(device_named(), track=progress_bar)
     run_recipe(recipe, settings, collection, run_folder, resume=run_folder.exists(), context=context)
     draw_curves(run_folder)
     console.print(f"[bold]2.[/] trained: {run_folder} (curves.png, metrics.jsonl)")
@@ -154,21 +172,23 @@ def demo(
     pairing = collection.sentences("test")
     report = evaluate_retrieval(matcher.to(context.device), inputs, pairing)
     draw_sheet(matcher, inputs, pairing, out / "found.png")
-    print_report(report, f"[bold]3.[/] measured on {report.images} test images it never saw")
-    console.print(f"[bold]4.[/] captions with the five images found first: {out / 'found.png'}")
+    print_report(report, f"[bold]3.[/] measured on {report.images} test images")
+    console.print(f"[bold]4.[/] captions with their first five images: {out / 'found.png'}")
     if missing := missing_modules("lancedb", "fastapi", "uvicorn"):
-        console.print(f"no search page without {', '.join(missing)}: {escape(install_command('serve'))}")
+        console.print(
+            f"the search page needs {', '.join(missing)}; install it with: {escape(install_command('serve'))}"
+        )
         serve = False
     else:
         index_new_scenes(out, seed)
-        console.print(f"[bold]5.[/] {SHOWN} scenes it never saw, to be searched: {out / 'library'}")
+        console.print(f"[bold]5.[/] {DEMO_LIBRARY_IMAGES} new scenes are indexed: {out / 'library'}")
     console.print(f"{time.perf_counter() - began:.0f} seconds")
     if serve:
-        serve_here(out / "library", port)
+        serve_locally(out / "library", port)
 
 
 def index_new_scenes(out: Path, seed: int) -> None:
-    """Draw scenes of another seed, larger than those for training, and make them a library."""
+    """Generate larger scenes with another seed, and index them."""
     from calligram.data.collection import MANIFEST
     from calligram.scenes.generate import generate_scenes
     from calligram.search.indexing.run import index_source
@@ -176,17 +196,17 @@ def index_new_scenes(out: Path, seed: int) -> None:
 
     folder = out / "new-scenes"
     if not (folder / MANIFEST).is_file():
-        generate_scenes(folder, images=SHOWN, seed=seed + 1, size=SHOWN_SIZE, track=bars)
+        generate_scenes(folder, images=DEMO_LIBRARY_IMAGES, seed=seed + 1, size=DEMO_LIBRARY_SIDE, track=progress_bar)
     library = out / "library"
-    # A demo that was trained anew has another matcher, and the library is then made anew too.
+    # After a new training, the library must be built again with the new matcher.
     models = LibraryMatchers.load(out / "run")
-    index_source(models, folder, library, rebuild=library.exists() and not models.made(library), track=bars)
+    index_source(models, folder, library, rebuild=library.exists() and not models.made(library), track=progress_bar)
 
 
-def serve_here(library: Path, port: int) -> None:
-    """Serve to this machine until Ctrl-C."""
+def serve_locally(library: Path, port: int) -> None:
+    """Serve the page to this machine until Ctrl-C."""
     from calligram.serve.settings import Address, ServerSettings
 
     with open_server(library, Address("127.0.0.1", port).or_any_port(), ServerSettings()) as server:
-        console.print(f"[bold]6.[/] search them: [bold]{server.address.url}[/]  (Ctrl-C ends it)", soft_wrap=True)
+        console.print(f"[bold]6.[/] search page: [bold]{server.address.url}[/]  (Ctrl-C stops it)", soft_wrap=True)
         server.run()

@@ -1,4 +1,4 @@
-"""``calligram evaluate``."""
+"""``calligram evaluate``, ``calligram reproduce`` and ``calligram report``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from calligram.cli.screen import bars, console, print_localization, print_report, print_unknown, waiting
+from calligram.cli.screen import console, print_localization, print_report, print_unknown, progress_bar, show_spinner
 from calligram.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,43 +30,44 @@ def evaluate(
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     split: Annotated[str, typer.Option(help="train, dev, test or all.")] = "test",
     folds: Annotated[
-        int, typer.Option(min=1, help="Mean over this many equal folds of the images (5 for COCO's 1K).")
+        int, typer.Option(min=1, help="Mean over this many equal folds of the images; 5 for the 1K protocol of COCO.")
     ] = 1,
     within: Annotated[bool, typer.Option(help="Also retrieve images by images and texts by texts.")] = False,
     identities: Annotated[
         bool | None,
-        typer.Option(help="Match by identity (person search); the default where a collection has identities."),
+        typer.Option(help="Match by identity (person search). The default is yes if the collection has identities."),
     ] = None,
-    unknown: Annotated[
-        bool, typer.Option(help="Also count failures of texts with words that the matcher has never seen.")
-    ] = False,
+    unknown: Annotated[bool, typer.Option(help="Also count the failures of texts with unknown words.")] = False,
     depth: Annotated[
         int | None,
-        typer.Option(min=0, help="Score only this many candidates of each query, found by vectors; 0 for all."),
+        typer.Option(min=0, help="Score only this many candidates per query, found by vectors; 0 for all."),
     ] = None,
     first: Annotated[
-        Path | None, typer.Option(help="A run whose vectors find these candidates; else RUN's own do.", metavar="RUN")
+        Path | None,
+        typer.Option(help="A run whose vectors find the candidates. The default is RUN itself.", metavar="RUN"),
     ] = None,
     precision: Annotated[
-        Literal["fp32", "bf16"], typer.Option(help="Of scores that compare each pair by attention.")
+        Literal["fp32", "bf16"], typer.Option(help="bf16 is for scores that compare pairs by attention.")
     ] = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    sheet: Annotated[Path | None, typer.Option(help="Draw queries with their first five images into this PNG.")] = None,
+    sheet: Annotated[
+        Path | None, typer.Option(help="Draw queries with their first five images into this file.")
+    ] = None,
     pictures: Annotated[
         Path | None,
         typer.Option(
-            help="Draw into this folder: what is found both ways, ranks of pairs, overlap of scores, correlation."
+            help="Draw figures into this folder: retrieved images and texts, ranks, overlap of scores, correlation."
         ),
     ] = None,
-    record: Annotated[Path | None, typer.Option(help="Append the result as a line to this .jsonl file.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    record: Annotated[Path | None, typer.Option(help="Append the result to this .jsonl file.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
-    """Measure a run's matcher: recall, ranks and precision in both directions, or of phrases found in images."""
-    asked = EvaluateOptions(
+    """Measure recall, ranks and precision of a matcher in both directions, or the localization of phrases."""
+    options = EvaluateOptions(
         run, split, folds, within, identities, unknown, depth, first, precision, as_json, sheet, pictures, record
     )
-    asked.check()
-    with waiting("loading"):
+    options.check()
+    with show_spinner("loading"):
         from calligram.data.collection import Collection
         from calligram.device import device_named
         from calligram.features.images.region_input import RegionInput
@@ -76,15 +77,15 @@ def evaluate(
         matcher, inputs = opened.load()
         matcher, inputs = matcher.to(device_named(device)), inputs.to(device_named(device))
     if isinstance(inputs.images, RegionInput):
-        asked.check_for_phrases()
-        _phrases(asked, opened, matcher, inputs, source)
+        options.check_for_phrases()
+        _phrases(options, opened, matcher, inputs, source)
     else:
-        _whole_images(asked, opened, matcher, inputs, source)
+        _whole_images(options, opened, matcher, inputs, source)
 
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """The options of one call."""
+    """The options of one evaluation."""
 
     run: Path
     split: str
@@ -101,7 +102,7 @@ class EvaluateOptions:
     record: Path | None
 
     def check(self) -> None:
-        """Refuse options that do not go together, before anything is loaded."""
+        """Refuse options that cannot be combined, before anything is loaded."""
         sheet, pictures, record = self.sheet, self.pictures, self.record
         if self.within and self.folds > 1:
             raise UserError("--within is measured over the whole split; leave out --folds")
@@ -112,83 +113,85 @@ class EvaluateOptions:
         if pictures is not None and pictures.is_file():
             raise UserError(f"--pictures {pictures} is a file; give a folder")
         if self.depth is None and self.first is not None:
-            raise UserError("--first names who finds the candidates; say with --depth how many")
+            raise UserError("--first needs the number of candidates; give it with --depth")
         if self.depth is not None and (sheet is not None or pictures is not None or self.unknown):
-            raise UserError("--sheet, --pictures and --unknown look at the scores of all pairs; leave out --depth")
+            raise UserError("--sheet, --pictures and --unknown need the scores of all pairs; leave out --depth")
 
     def check_for_phrases(self) -> None:
-        """Refuse what a run that finds phrases in images does not have."""
+        """Refuse options that phrase localization does not have."""
         whole = (self.within, self.identities, self.unknown, self.folds > 1, self.sheet, self.pictures)
         if any(whole) or self.depth is not None or self.precision != "fp32":
             raise UserError(
-                "this run finds phrases in images; --within, --identities, --unknown, --folds, --depth, --precision, "
-                "--sheet and --pictures are for runs that find whole images"
+                "this run localizes phrases; leave out --within, --identities, --unknown, --folds, --depth, "
+                "--precision, --sheet and --pictures, which are for runs that retrieve images"
             )
 
 
-def _whole_images(asked: EvaluateOptions, run: Run, matcher: Matcher, inputs: Inputs, source: Collection) -> None:
-    """Measure how images and texts are found by each other, and say, draw or record it."""
-    with waiting("measuring"):
+def _whole_images(options: EvaluateOptions, run: Run, matcher: Matcher, inputs: Inputs, source: Collection) -> None:
+    """Measure retrieval in both directions, and print, draw or record the result."""
+    with show_spinner("measuring"):
         from calligram.evaluation.retrieval import evaluate_retrieval
         from calligram.studies.results import append_result, result_line
 
-        by_identity = source.has_identities(asked.split) if asked.identities is None else asked.identities
-        pairing = source.identities(asked.split) if by_identity else source.sentences(asked.split)
-        looked = _ScoreStatistics(asked, run, matcher, inputs, pairing)
+        by_identity = source.has_identities(options.split) if options.identities is None else options.identities
+        pairing = source.identities(options.split) if by_identity else source.sentences(options.split)
+        statistics = _ScoreStatistics(options, run, matcher, inputs, pairing)
         device = next(matcher.parameters()).device
         report = evaluate_retrieval(
             matcher,
             inputs,
             pairing,
-            folds=asked.folds,
-            within_modality=asked.within,
-            look=looked,
-            precision=asked.precision,
-            depth=asked.depth,
-            first=None if asked.first is None else _encoded_by(asked.first, pairing, device),
+            folds=options.folds,
+            within_modality=options.within,
+            look=statistics,
+            precision=options.precision,
+            depth=options.depth,
+            first=None if options.first is None else _encoded_by(options.first, pairing, device),
             alone=True,
-            track=bars,
+            track=progress_bar,
         )
-        if report.stages is not None and asked.first is not None:
-            report = replace(report, stages=replace(report.stages, first=asked.first.resolve().name))
+        if report.stages is not None and options.first is not None:
+            report = replace(report, stages=replace(report.stages, first=options.first.resolve().name))
         by = "identities" if by_identity else ""
-        if asked.record is not None:
-            append_result(asked.record, result_line(run, source, asked.split, report, by=by, pictures=looked.drawn))
-    if asked.as_json:
-        more = {"unknown": looked.counted[0].as_dict()} if looked.counted else {}
+        if options.record is not None:
+            append_result(
+                options.record, result_line(run, source, options.split, report, by=by, pictures=statistics.drawn)
+            )
+    if options.as_json:
+        more = {"unknown": statistics.counted[0].as_dict()} if statistics.counted else {}
         typer.echo(json.dumps({**report.as_dict(), **({"by": by} if by else {}), **more}))
     else:
-        print_report(report, f"{asked.run} on {source.name}, {asked.split}{', by identity' if by else ''}")
-        looked.say()
+        print_report(report, f"{options.run} on {source.name}, {options.split}{', by identity' if by else ''}")
+        statistics.print()
 
 
 class _ScoreStatistics:
-    """What is counted and drawn from the scores of all pairs."""
+    """Counts and drawings from the scores of all pairs."""
 
-    def __init__(self, asked: EvaluateOptions, run: Run, matcher: Matcher, inputs: Inputs, pairing: Pairing) -> None:
-        self.asked, self.run, self.matcher, self.inputs, self.pairing = asked, run, matcher, inputs, pairing
-        self.drawn: list[Path] = [] if asked.sheet is None else [asked.sheet]
+    def __init__(self, options: EvaluateOptions, run: Run, matcher: Matcher, inputs: Inputs, pairing: Pairing) -> None:
+        self.options, self.run, self.matcher, self.inputs, self.pairing = options, run, matcher, inputs, pairing
+        self.drawn: list[Path] = [] if options.sheet is None else [options.sheet]
         self.counted: list[UnknownFailures] = []
 
     def __call__(self, encoded: EncodedPairing, scores: Floats) -> None:
-        """Count and draw what was asked for."""
+        """Count and draw what the options select."""
         from calligram.evaluation.figures import draw_found_images, draw_pictures, sample, untrained_features
         from calligram.evaluation.word_matching import UnknownWords, unknown_failures
 
-        asked, pairing = self.asked, self.pairing
-        if asked.unknown:
+        options, pairing = self.options, self.pairing
+        if options.unknown:
             unknown = UnknownWords(self.inputs.texts)
             self.counted.append(unknown_failures(scores, pairing.matches, pairing.texts.strings, unknown))
-        if asked.sheet is not None:
-            draw_found_images(scores, pairing, asked.sheet)
-        if asked.pictures is not None:
+        if options.sheet is not None:
+            draw_found_images(scores, pairing, options.sheet)
+        if options.pictures is not None:
             chosen = pairing.visuals.select(sample(len(pairing.visuals)))
             before = untrained_features(self.run.about["settings"], self.inputs, chosen)
-            self.drawn += draw_pictures(self.matcher, encoded, scores, pairing, asked.pictures, before=before)
+            self.drawn += draw_pictures(self.matcher, encoded, scores, pairing, options.pictures, before=before)
 
-    def say(self) -> None:
-        """Print the counts, and where the pictures are."""
-        sheet, pictures = self.asked.sheet, self.asked.pictures
+    def print(self) -> None:
+        """Print the counts and the paths of the pictures."""
+        sheet, pictures = self.options.sheet, self.options.pictures
         for count in self.counted:
             print_unknown(count)
         if sheet is not None:
@@ -198,48 +201,50 @@ class _ScoreStatistics:
 
 
 def _encoded_by(run: Path, pairing: Pairing, device: torch.device) -> EncodedPairing:
-    """A pairing as another run encodes it."""
+    """The vectors of a pairing by another run."""
     from calligram.evaluation.encode import encode_pairing, load_pairing
     from calligram.models.load import load_matcher
 
     stored = load_matcher(run).to(device)
-    return encode_pairing(stored.matcher.eval(), stored.inputs, load_pairing(stored.inputs, pairing, bars), bars)
+    return encode_pairing(
+        stored.matcher.eval(), stored.inputs, load_pairing(stored.inputs, pairing, progress_bar), progress_bar
+    )
 
 
-def _phrases(asked: EvaluateOptions, run: Run, matcher: Matcher, inputs: Inputs, source: Collection) -> None:
-    """Measure how phrases are found in images, and say or record it."""
-    with waiting("measuring"):
+def _phrases(options: EvaluateOptions, run: Run, matcher: Matcher, inputs: Inputs, source: Collection) -> None:
+    """Measure phrase localization, and print or record the result."""
+    with show_spinner("measuring"):
         from calligram.evaluation.localization import evaluate_localization, load_phrases
         from calligram.studies.results import append_result, localization_line
 
-        found = evaluate_localization(matcher, inputs, load_phrases(inputs, source, asked.split, track=bars), bars)
-        if asked.record is not None:
-            append_result(asked.record, localization_line(run, source, asked.split, found))
-    if asked.as_json:
+        found = evaluate_localization(
+            matcher, inputs, load_phrases(inputs, source, options.split, track=progress_bar), progress_bar
+        )
+        if options.record is not None:
+            append_result(options.record, localization_line(run, source, options.split, found))
+    if options.as_json:
         typer.echo(json.dumps(found.as_dict()))
     else:
-        print_localization(found, f"{run.folder} on {source.name}, {asked.split}")
-
-
-# ``calligram reproduce`` and ``calligram report``.
+        print_localization(found, f"{run.folder} on {source.name}, {options.split}")
 
 
 def reproduce(
     paper: Annotated[str, typer.Argument(help='A paper; "calligram list" shows them.')],
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
-    budget_minutes: Annotated[float | None, typer.Option(help="Start no new row after this long.")] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds where a verdict depends on it.")] = 3,
+    budget_minutes: Annotated[float | None, typer.Option(help="Start no new row after this many minutes.")] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, if the verdict depends on it.")] = 3,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting for every row, as key=value, beneath the row's own.")
+        list[str] | None,
+        typer.Option("--set", help="A setting for every row, as key=value. The settings of the row have priority."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Run only rows of this name, or pattern such as 'phrases*'.")
+        list[str] | None, typer.Option(help="Run only rows of this name or pattern, such as 'phrases*'.")
     ] = None,
-    results: Annotated[Path, typer.Option(help="Folder of results.")] = Path("results"),
+    results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
-    """Run the rows a paper's claims need, skip those already in results, and judge the claims."""
+    """Run the rows that the claims of a paper need, skip rows that are in the results, and judge the claims."""
     from calligram.data.collection import Collection
     from calligram.device import device_named
     from calligram.recipes.parts.run import RunContext
@@ -255,22 +260,22 @@ def reproduce(
         budget_minutes=budget_minutes,
         changes=tuple(set_ or ()),
         only=tuple(only or ()),
-        context=RunContext(device_named(device), track=bars),
+        context=RunContext(device_named(device), track=progress_bar),
         say=console.print,
     )
     for verdict in verdicts:
         console.print(f"[bold]{verdict.verdict:8}[/] {verdict.claim}")
-    console.print(f'verdicts are in {results / "claims.jsonl"}; "calligram report" makes the document')
+    console.print(f'verdicts are in {results / "claims.jsonl"}; "calligram report" writes the document')
 
 
 def report(
-    results: Annotated[Path, typer.Option(help="Folder of results.")] = Path("results"),
-    docs: Annotated[Path, typer.Option(help="Folder for results.md and its pictures.")] = Path("docs"),
+    results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
+    docs: Annotated[Path, typer.Option(help="Folder for results.md and its figures.")] = Path("docs"),
 ) -> None:
-    """Make docs/results.md and its pictures from the lines of results."""
+    """Write docs/results.md and its figures from the recorded results."""
     from calligram.errors import UserError
     from calligram.studies.report import write_report
 
     if not results.is_dir():
-        raise UserError(f"{results} is not a folder of results; run calligram where results/ is, or give --results")
+        raise UserError(f"{results} is not a folder of results; give the folder with --results")
     console.print(f"written: {write_report(results, docs)}")

@@ -1,4 +1,4 @@
-"""``calligram index``."""
+"""``calligram index`` and ``calligram forget``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calligram.cli.screen import bars, console, waiting
+from calligram.cli.screen import console, progress_bar, show_spinner
 from calligram.errors import UserError, command
 from calligram.extras import import_lancedb_for_command
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from calligram.search.indexing.run import IndexReport
 
 
-SHOWN = {
+COUNT_LABELS = {
     "added": "new",
-    "copied": "copies of known ones",
+    "copied": "copies",
     "changed": "changed",
     "moved": "renamed",
-    "returned": "back again",
-    "touched": "touched but the same",
-    "described": "described otherwise",
+    "returned": "restored",
+    "touched": "with another date but the same content",
+    "described": "with other captions or metadata",
     "gone": "gone",
     "problem": "unusable",
     "still bad": "unusable as before",
-    "forgotten": "left out as forgotten",
+    "forgotten": "skipped because they were forgotten",
     "unchanged": "unchanged",
 }
-"""what is said of each count"""
+"""how each count of a report is printed"""
 
 
 def index(
@@ -39,30 +39,42 @@ def index(
     source: Annotated[Path | None, typer.Argument(help="Folder of pictures, or a collection.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the library.")] = None,
     reranker: Annotated[
-        str | None, typer.Option(help="A run whose score re-orders what was found; none to leave that out.")
+        str | None, typer.Option(help="A run whose score orders the candidates again; none for no second stage.")
     ] = None,
-    localizer: Annotated[str | None, typer.Option(help="A run that finds phrases within pictures.")] = None,
+    localizer: Annotated[str | None, typer.Option(help="A run that localizes phrases in pictures.")] = None,
     engine: Annotated[
-        str | None, typer.Option("--index", help="Keep vectors elsewhere: milvus://host:19530. Else in the library.")
+        str | None,
+        typer.Option(
+            "--index",
+            help="Store the vectors in a Milvus server, such as milvus://host:19530, instead of in the library.",
+        ),
     ] = None,
     shard: Annotated[
-        str | None, typer.Option(help="Encode one share, as 3/16, and stage it; a run without --shard takes all in.")
+        str | None, typer.Option(help="Encode one share, such as 3/16. A run without --shard commits all shares.")
     ] = None,
     ray: Annotated[str | None, typer.Option(help="Encode on a Ray cluster: its address, auto, or local.")] = None,
-    again: Annotated[bool, typer.Option(help='Also take pictures that "calligram forget" removed.')] = False,
+    again: Annotated[bool, typer.Option(help='Include pictures that "calligram forget" removed.')] = False,
     rebuild: Annotated[
-        bool, typer.Option(help="Make it anew, with another matcher; the old one serves until then.")
+        bool,
+        typer.Option(
+            help="Build the library again with another matcher. The old one serves until the new one is complete."
+        ),
     ] = False,
     problems: Annotated[Path | None, typer.Option(help="Only list the unusable files of this library.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
-    """Put pictures into a library that can be searched; run it again to take in what changed, and stop it any time."""
+    """Put a folder of pictures, or a collection, into a library. Run it again to update the library.
+
+    It can be stopped at any time: the next run continues.
+    """
     if problems is not None:
         _list_problems(problems)
         return
     if run is None or source is None or out is None:
-        raise UserError('give RUN, SOURCE and --out LIBRARY, as in "calligram index runs/vse photos --out library"')
-    with waiting("loading") as waits:
+        raise UserError(
+            'RUN, SOURCE and --out LIBRARY are needed, as in "calligram index runs/vse photos --out library"'
+        )
+    with show_spinner("loading") as spinner:
         import_lancedb_for_command()
         from calligram.device import device_named
         from calligram.search.indexing.run import index_source, stage_source
@@ -72,37 +84,39 @@ def index(
         share = None if shard is None else Shard.parse(shard)
         where = device_named(device)
         models = LibraryMatchers.load(run, reranker, localizer, None if rebuild else out)
-        waits.say(f"bringing {out} up to date with {source}")
+        spinner.update(f"updating {out} from {source}")
         if share is not None:
-            count = stage_source(models, source, out, share, rebuild=rebuild, device=where, track=bars)
+            count = stage_source(models, source, out, share, rebuild=rebuild, device=where, track=progress_bar)
         else:
             if ray is not None:
                 from calligram.search.indexing.ray import stage_over_ray
 
-                stage_over_ray(ray, models, source, out, rebuild=rebuild, device=device, track=bars)
+                stage_over_ray(ray, models, source, out, rebuild=rebuild, device=device, track=progress_bar)
             report = index_source(
-                models, source, out, engine=engine, again=again, rebuild=rebuild, device=where, track=bars
+                models, source, out, engine=engine, again=again, rebuild=rebuild, device=where, track=progress_bar
             )
     if share is not None:
-        console.print(f"shard {shard}: {count:,} pictures encoded; when all shards are done, run it without --shard")
+        console.print(
+            f"shard {shard}: {count:,} pictures encoded; when all shards are done, run the command without --shard"
+        )
     else:
         _print(report, out)
 
 
 def _print(report: IndexReport, out: Path) -> None:
-    """What was done, in one line, and what the library holds now."""
-    said = [f"{report.counts[name]:,} {words}" for name, words in SHOWN.items() if report.counts[name]]
-    console.print(f"{', '.join(said) or 'no pictures found'} ({report.seconds:.1f} s)")
-    held = report.library
-    captions = f" and {held['captions']:,} captions" if held.get("captions") else ""
-    console.print(f"{out} holds {held['items']:,} pictures{captions}", highlight=False, markup=False)
-    if held.get("problems"):
+    """Print the counts of changes, and the size of the library."""
+    counts = [f"{report.counts[name]:,} {words}" for name, words in COUNT_LABELS.items() if report.counts[name]]
+    console.print(f"{', '.join(counts) or 'no pictures found'} ({report.seconds:.1f} s)")
+    size = report.library
+    captions = f" and {size['captions']:,} captions" if size.get("captions") else ""
+    console.print(f"{out} contains {size['items']:,} pictures{captions}", highlight=False, markup=False)
+    if size.get("problems"):
         lists = command("calligram", "index", "--problems", out)
-        console.print(f"{held['problems']:,} files could not be used: {lists} lists them", markup=False, soft_wrap=True)
+        console.print(f"{size['problems']:,} files could not be used: {lists} lists them", markup=False, soft_wrap=True)
 
 
 def _list_problems(library: Path) -> None:
-    with waiting(f"opening {library}"):
+    with show_spinner(f"opening {library}"):
         from calligram.search.library.library import Library
 
         found = Library.open(library).problems()
@@ -112,22 +126,20 @@ def _list_problems(library: Path) -> None:
         console.print("no problems")
 
 
-# ``calligram forget``.
-
-
 def forget(
     library: Annotated[Path, typer.Argument(help="Folder of a library.")],
-    what: Annotated[list[str] | None, typer.Argument(help="Ids, or paths of pictures or of folders.")] = None,
+    what: Annotated[list[str] | None, typer.Argument(help="Ids of items, or paths of pictures or folders.")] = None,
     where: Annotated[str | None, typer.Option(help="A condition, such as 'year < 2010'.")] = None,
-    gone: Annotated[bool, typer.Option(help="Pictures whose file is no longer there.")] = False,
+    gone: Annotated[bool, typer.Option(help="Pictures whose files no longer exist.")] = False,
 ) -> None:
-    """Delete items from a library, with everything of theirs; the picture files stay.
+    """Delete items and all their data from a library. The picture files stay.
 
-    Of several, --where and --gone among them, all must hold.
+    If you give several conditions, all must hold.
 
-    A later "calligram index" leaves them out, also under another name, until their content changes or --again is given.
+    A later "calligram index" skips these pictures, also under another name, unless their content has changed or --again
+    is given.
     """
-    from calligram.search.indexing.forget import forget_items as forget_items
+    from calligram.search.indexing.forget import forget_items
 
-    count = forget_items(library, what or [], where=where, gone=gone, track=bars)
+    count = forget_items(library, what or [], where=where, gone=gone, track=progress_bar)
     console.print(f"{count:,} pictures forgotten")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
-from calligram.cli.screen import bars, console
+from calligram.cli.screen import console, progress_bar
 from calligram.errors import UserError, command
 
-if TYPE_CHECKING:  # importing them takes seconds, and help should not
+if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.data.negatives import NegativeLists
     from calligram.data.pairing import Pairing
     from calligram.evaluation.encode import EncodedPairing
@@ -21,25 +21,27 @@ if TYPE_CHECKING:  # importing them takes seconds, and help should not
 
 
 def mine(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or a dual encoder of transformers.")],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a run, or folder or hub name of a dual encoder of transformers.")
+    ],
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     out: Annotated[Path, typer.Option(help="Folder for the negatives.")],
-    texts: Annotated[int, typer.Option(min=1, help="Hard texts kept for each image.")] = 300,
-    images: Annotated[int, typer.Option(min=1, help="Hard images kept for each text.")] = 60,
+    texts: Annotated[int, typer.Option(min=1, help="Hard texts to keep per image.")] = 300,
+    images: Annotated[int, typer.Option(min=1, help="Hard images to keep per text.")] = 60,
     split: Annotated[str, typer.Option(help="train, dev, test or all.")] = "train",
     precision: Annotated[
-        Literal["fp32", "bf16"], typer.Option(help="bf16 rounds the vectors and adds up in fp32; for cosines only.")
+        Literal["fp32", "bf16"], typer.Option(help="bf16 rounds the vectors and sums in fp32; for cosines only.")
     ] = "fp32",
     ignore_also_true: Annotated[
-        bool, typer.Option(help="Leave out pairs known to be true without being annotated; scenes know them.")
+        bool, typer.Option(help="Leave out pairs that are true without annotation; scenes know them.")
     ] = False,
     ranks: Annotated[
-        bool, typer.Option(help="Also rank the hardest negatives of random batches among all of the split.")
+        bool, typer.Option(help="Also report the ranks of the hardest negatives of random batches in the whole split.")
     ] = False,
-    batch: Annotated[int, typer.Option(min=2, help="Images in such a batch.")] = 128,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    batch: Annotated[int, typer.Option(min=2, help="Images per random batch.")] = 128,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
-    """Score a whole split with a run and keep, by ids, what scores best without matching; for recipe aoq."""
+    """Score a whole split and store the hardest negatives by ids, for recipe aoq."""
     from calligram.data.collection import Collection
     from calligram.device import device_named
     from calligram.evaluation.encode import encode_pairing, load_pairing
@@ -47,11 +49,13 @@ def mine(
     from calligram.models.load import load_matcher
 
     if out.exists():
-        raise UserError(f"{out} exists; choose another --out")
+        raise UserError(f"{out} exists; give another folder with --out")
     source, stored = Collection.open(collection), load_matcher(run).to(device_named(device))
     matcher = stored.matcher
     pairing = source.sentences(split).join_equal_texts()
-    encoded = encode_pairing(matcher.eval(), stored.inputs, load_pairing(stored.inputs, pairing, bars), bars)
+    encoded = encode_pairing(
+        matcher.eval(), stored.inputs, load_pairing(stored.inputs, pairing, progress_bar), progress_bar
+    )
     found = mine_pairing(
         matcher,
         stored.inputs,
@@ -61,7 +65,7 @@ def mine(
         images=images,
         precision=precision,
         ignore_also_true=ignore_also_true,
-        track=bars,
+        track=progress_bar,
     )
     about: dict[str, object] = {
         "run": stored.fingerprint, "collection": source.name, "content": source.fingerprint, "split": split,
@@ -76,12 +80,12 @@ def mine(
         _print_ranks(both, batch)
     train = command("calligram", "train", "aoq", collection, "--out", "RUN", "--set", f"negatives={out}")
     console.print(f"train with them: {train}", markup=False, soft_wrap=True)
-    if ranks and both is None:  # last: the lists are there all the same
+    if ranks and both is None:  # at the end, because the lists are stored in any case
         raise _too_few(pairing, f"split {split} of {source.name}", out)
 
 
 def _matched(pairing: Pairing) -> tuple[int, int]:
-    """How many images, and how many texts, have a match."""
+    """The number of images and of texts that have a match."""
     images, texts = (int((count > 0).sum()) for count in pairing.matches.counts())
     return images, texts
 
@@ -89,22 +93,22 @@ def _matched(pairing: Pairing) -> tuple[int, int]:
 def _too_few(pairing: Pairing, where: str, out: Path) -> UserError:
     captioned, distinct = _matched(pairing)
     return UserError(
-        f"--ranks compares batches of 2 or more captioned images and different texts; {where} has {captioned} and "
-        f"{distinct}. The lists are kept in {out}"
+        f"--ranks needs 2 or more captioned images and 2 or more different texts; {where} has {captioned} and "
+        f"{distinct}. The lists are stored in {out}"
     )
 
 
 def _ranks(
     matcher: Matcher, encoded: EncodedPairing, pairing: Pairing, batch: int
 ) -> tuple[OnlineRanks, OnlineRanks] | None:
-    """Ranks of the hardest texts and images of twenty random batches; None where no batch can be made."""
+    """Ranks of the hardest texts and images of twenty random batches; None if there are too few images or texts."""
     from calligram.evaluation.mine import online_ranks
     from calligram.training.batches.pair_sampler import PairSampler
 
     if min(_matched(pairing)) < 2:
         return None
     batches = PairSampler(pairing.matches, min(batch, len(pairing.visuals)), 0, per_image=True).epoch(0)[:20]
-    return online_ranks(matcher, encoded, pairing.matches, batches, track=bars)
+    return online_ranks(matcher, encoded, pairing.matches, batches, track=progress_bar)
 
 
 def _print_lists(found: NegativeLists, out: Path) -> None:
@@ -116,8 +120,10 @@ def _print_lists(found: NegativeLists, out: Path) -> None:
 
 
 def _print_ranks(both: tuple[OnlineRanks, OnlineRanks], batch: int) -> None:
-    table = Table(title=f"hardest negatives of batches of {batch} images, among all of the split", title_justify="left")
-    for heading in ("", "mean rank", "median", "by chance", "in the first 100", "by chance"):
+    table = Table(
+        title=f"ranks of the hardest negatives of batches of {batch} images in the whole split", title_justify="left"
+    )
+    for heading in ("", "mean rank", "median", "by chance", "within rank 100", "by chance"):
         table.add_column(heading, justify="right" if heading else "left")
     for name, found in zip(("texts for images", "images for texts"), both, strict=True):
         shares = (f"{100 * share:.1f}%" for share in (found.within, found.expected_within))

@@ -13,10 +13,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from calligram.cli.screen import bars, console
+from calligram.cli.screen import console, progress_bar
 from calligram.errors import UserError
 
-if TYPE_CHECKING:  # importing it takes seconds, and help should not
+if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.data.collection import Collection
     from calligram.evaluation.proposals import RecallReport
 
@@ -25,27 +25,32 @@ def regions(
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     proposals: Annotated[
         str | None,
-        typer.Option(help="edgeboxes, selective, grid, a YOLOX .onnx file, or a detector's folder or hub name."),
+        typer.Option(help="edgeboxes, selective, grid, a YOLOX .onnx file, or the folder or hub name of a detector."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Regions kept for each image.")] = 36,
+    top: Annotated[int, typer.Option(min=1, help="Regions to keep per image.")] = 36,
     backbone: Annotated[
         str | None, typer.Option(help="Folder or hub name of a vision model; its features of the regions are stored.")
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Side of the backbone's input; its own if not given.")] = None,
-    split: Annotated[str, typer.Option(help="Only images of this split.")] = "all",
-    name: Annotated[
-        str | None, typer.Option(help="What the regions are called in the collection; the method's name if not given.")
+    size: Annotated[
+        int | None, typer.Option(help="Side of the backbone's input in pixels. The default is that of the backbone.")
     ] = None,
-    recall: Annotated[bool, typer.Option(help="Show how many annotated boxes each method's regions reach.")] = False,
+    split: Annotated[str, typer.Option(help="Use only the images of this split.")] = "all",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the regions in the collection. The default is the name of the method.")
+    ] = None,
+    recall: Annotated[bool, typer.Option(help="Show which share of the annotated boxes each method reaches.")] = False,
     record: Annotated[Path | None, typer.Option(help="Write the recall as JSON into this file.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
-    """Find regions in every image and store boxes, scores, classes, attributes and features; stop it any time."""
+    """Find regions in every image and store boxes, scores, classes, attributes and features.
+
+    It can be stopped at any time: the next run continues.
+    """
     from calligram.data.collection import Collection
 
     opened = Collection.open(collection)
     if proposals is None and not recall:
-        raise UserError("give --proposals METHOD to find regions, or --recall to measure those that are there")
+        raise UserError("give --proposals METHOD to find regions, or --recall to measure the stored regions")
     if proposals is not None:
         opened = _find(opened, proposals, name, top, backbone, size, split, device)
     if recall or record is not None:
@@ -62,7 +67,7 @@ def _find(
     split: str,
     device: str,
 ) -> Collection:
-    """Run the proposals and say what was done."""
+    """Find the regions and print their number."""
     from calligram.device import device_named
     from calligram.features.regions.extract import ExtractionTask, add_regions
     from calligram.features.regions.proposers import load_proposer, source_name
@@ -71,10 +76,10 @@ def _find(
     where = device_named(device)
     pooling = RegionPooling.load(backbone, size, where) if backbone else None
     task = ExtractionTask(load_proposer(proposals, top, where), name or source_name(proposals), top, pooling)
-    added = add_regions(collection, task, split, bars)
+    added = add_regions(collection, task, split, progress_bar)
     console.print(f"{added.regions:,} regions '{task.source}' in {added.images:,} images" + _rate(added.seconds_each))
     if added.earlier:
-        console.print(f"{added.earlier:,} images had them already")
+        console.print(f"{added.earlier:,} images had regions already")
     if added.bad:
         console.print(f"[yellow]{len(added.bad):,} images could not be read: {escape('; '.join(added.bad[:3]))}[/]")
     return added.collection
@@ -85,7 +90,7 @@ def _rate(seconds_each: float) -> str:
 
 
 def _show_recall(collection: Collection, split: str, record: Path | None) -> None:
-    """Print recall at each count and write it down."""
+    """Print the recall at each number of regions, and record it."""
     from calligram.evaluation.proposals import TARGETS, proposal_recall
 
     reports = [proposal_recall(collection, split, targets) for targets in TARGETS]
@@ -100,18 +105,20 @@ def _print_recall(report: RecallReport) -> None:
     what = "the box around a phrase's regions" if report.targets == "phrases" else "single annotated boxes"
     table = Table(title=f"recall of {what} at IoU {report.threshold:g}, {report.collection}, {report.split}")
     table.title_justify = "left"
-    for heading in ("proposals", *(f"R@{k}" for k in counts), "boxes an image", "ms an image"):
+    for heading in ("proposals", *(f"R@{k}" for k in counts), "boxes per image", "ms per image"):
         table.add_column(heading, justify="left" if heading == "proposals" else "right")
     for row in report.rows:
         shown = ["-" if row.recall[k] is None else f"{row.recall[k]:.1f}" for k in counts]
         spent = "" if row.seconds is None else f"{1000 * row.seconds:.0f}"
         table.add_row(row.source, *shown, f"{row.boxes:.0f}", spent)
     console.print(table)
-    console.print(f"{report.count:,} {report.targets} in {report.images:,} images; the union at k has k of each")
+    console.print(
+        f"{report.count:,} {report.targets} in {report.images:,} images; the union at k has k regions of each method"
+    )
 
 
 def _write(collection: Collection, reports: list[RecallReport], file: Path) -> None:
-    """The reports as JSON, with how the regions were found, the command, the commit and the hardware."""
+    """Write the reports as JSON, with the settings of the methods, the command, the commit and the hardware."""
     from calligram.recipes.parts.run import commit
     from calligram.studies.results import recorded_command
 

@@ -1,4 +1,4 @@
-"""What the command line draws: a spinner and bars for long work, tables of metrics."""
+"""Output of the command line: a spinner and progress bars, and tables of metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:  # importing them takes seconds, and help should not
+if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.evaluation.localization import Localization
     from calligram.evaluation.ranking import Direction
     from calligram.evaluation.rerank import RerankReport
@@ -24,35 +24,36 @@ if TYPE_CHECKING:  # importing them takes seconds, and help should not
 
 T = TypeVar("T")
 
+PROGRESS_LINE_SECONDS = 10
 console = Console(highlight=False)
 errors = Console(stderr=True)
 
 
-class Waiting:
-    """A spinner with a word of what goes on, where errors go, so that what is piped stays clean.
+class StatusSpinner:
+    """A spinner with a message, on stderr, so that piped output stays clean.
 
-    Only a terminal shows it. It stands aside while a bar is drawn, and comes back between bars.
+    Only a terminal shows it. It is hidden while a progress bar is drawn.
     """
 
-    _now: ClassVar[Waiting | None] = None
+    _current: ClassVar[StatusSpinner | None] = None
 
-    def __init__(self, word: str) -> None:
-        self._word = word
+    def __init__(self, message: str) -> None:
+        self._message = message
         self._live: Live | None = None
 
-    def say(self, word: str) -> None:
-        """What goes on from here."""
-        self._word = word
+    def update(self, message: str) -> None:
+        """Change the message."""
+        self._message = message
         if self._live is not None:
             self._live.update(self._spinner())
 
     def _spinner(self) -> Spinner:
-        return Spinner(_turning(), Text(self._word))
+        return Spinner(_spinner_name(), Text(self._message))
 
     def _show(self) -> None:
-        # FORCE_COLOR makes rich take any file for a terminal; colours may be wanted in a file, a spinner never is.
+        # FORCE_COLOR makes rich treat any file as a terminal. Colours in a file may be wanted, a spinner never is.
         if errors.is_interactive and errors.is_terminal and errors.file.isatty():
-            # Redirected, what is printed for a pipe would be drawn above the spinner.
+            # With redirection, rich would draw the piped output above the spinner.
             self._live = Live(
                 self._spinner(),
                 console=errors,
@@ -64,7 +65,7 @@ class Waiting:
             self._live.start(refresh=True)
 
     def _hide(self) -> bool:
-        """Whether there was something to hide."""
+        """Hide the spinner; returns whether it was shown."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
@@ -72,40 +73,40 @@ class Waiting:
 
     @classmethod
     @contextmanager
-    def shown(cls, word: str) -> Iterator[Waiting]:
-        """Show one, and take it away before anything else is printed."""
-        cls._now = waits = cls(word)
-        waits._show()
+    def shown(cls, message: str) -> Iterator[StatusSpinner]:
+        """Show a spinner within the block."""
+        cls._current = spinner = cls(message)
+        spinner._show()
         try:
-            yield waits
+            yield spinner
         finally:
-            cls._now = None
-            waits._hide()
+            cls._current = None
+            spinner._hide()
 
     @classmethod
     @contextmanager
-    def aside(cls) -> Iterator[None]:
-        """Nothing is shown inside, since two things cannot be drawn at once."""
-        waits = cls._now
-        hidden = waits is not None and waits._hide()
+    def hidden(cls) -> Iterator[None]:
+        """Hide the spinner within the block, because only one thing can be drawn at a time."""
+        spinner = cls._current
+        hidden = spinner is not None and spinner._hide()
         try:
             yield
         finally:
-            # A bar may be left before its end, and closed when the waiting is over.
-            if hidden and waits is not None and waits is cls._now:
-                waits._show()
+            # A generator of a bar may be closed after the spinner has ended.
+            if hidden and spinner is not None and spinner is cls._current:
+                spinner._show()
 
 
-waiting = Waiting.shown
+show_spinner = StatusSpinner.shown
 
 
-def _turning() -> str:
-    """The name of a spinner that a terminal can show."""
+def _spinner_name() -> str:
+    """Name of a spinner that the terminal can show."""
     return "dots" if errors.encoding.startswith("utf") else "line"
 
 
-def bars(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
-    """A progress bar on a terminal, a line every ten seconds elsewhere; nothing where there is nothing to do."""
+def progress_bar(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+    """Show a progress bar on a terminal, or a line every ten seconds elsewhere. Nothing is shown for no items."""
     if total is None and isinstance(items, Sized):
         total = len(items)
     if total == 0:
@@ -113,14 +114,14 @@ def bars(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T
         return
     if errors.is_terminal:
         columns = (
-            SpinnerColumn(_turning(), style="none"),  # a bar may stand still for as long as a step takes
+            SpinnerColumn(_spinner_name(), style="none"),  # shows activity during a long step
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
         )
-        with Waiting.aside(), Progress(*columns, console=errors, transient=True) as progress:
+        with StatusSpinner.hidden(), Progress(*columns, console=errors, transient=True) as progress:
             task = progress.add_task(label, total=total, rate="")
             began = time.monotonic()
             for done, item in enumerate(items, 1):
@@ -128,18 +129,18 @@ def bars(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T
                 spent = time.monotonic() - began
                 progress.update(task, completed=done, rate=f"{done / spent:.0f}/s" if spent > 1 else "")
         return
-    began = said = time.monotonic()
+    started = printed = time.monotonic()
     for done, item in enumerate(items, 1):
         yield item
         now = time.monotonic()
-        if now - said > 10:
-            said = now
+        if now - printed > PROGRESS_LINE_SECONDS:
+            printed = now
             of = f" of {total}" if total else ""
-            print(f"{label}: {done}{of}, {done / (now - began):.1f}/s", file=sys.stderr, flush=True)
+            print(f"{label}: {done}{of}, {done / (now - started):.1f}/s", file=sys.stderr, flush=True)
 
 
 def print_report(report: RetrievalReport, title: str) -> None:
-    """Metrics as a table, with the oracle's beside where it is known."""
+    """Print metrics as a table, with those of the oracle if they are known."""
     table = Table(title=title, title_justify="left")
     for heading in ("", "R@1", "R@5", "R@10", "median", "mean rank", "mAP", "mAP@R"):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=not heading)
@@ -161,7 +162,7 @@ def print_report(report: RetrievalReport, title: str) -> None:
     console.print(f"rsum {report.retrieval.rsum:.1f}  ({report.images} images, {report.texts} texts{folds})")
     if report.alone:
         sums = ", ".join(f"{member.rsum:.1f}" for member in report.alone)
-        console.print(f"an ensemble; rsum of each of its {len(report.alone)} members alone: {sums}")
+        console.print(f"rsum of each of the {len(report.alone)} ensemble members: {sums}")
     if report.precision != "fp32":
         console.print(f"scores were computed in {report.precision}")
     if report.stages is not None:
@@ -171,22 +172,22 @@ def print_report(report: RetrievalReport, title: str) -> None:
         console.print(f"scores of matching and of other pairs overlap by S = {report.overlap.s:.4f} ({means})")
     if report.oracle is not None:
         share = 100 * report.retrieval.t2i.r1 / report.oracle.t2i.r1
-        console.print(f"text-to-image R@1 is {share:.0f}% of what an oracle that knows every fact would get")
+        console.print(f"text-to-image R@1 is {share:.0f}% of the R@1 of an oracle that knows every fact")
 
 
 def _print_stages(stages: RerankReport) -> None:
-    """What the first stage found, which no reranking can exceed, and what the second cost."""
+    """Print the recall of the first stage, which reranking cannot exceed, and the share of pairs that were scored."""
     depth, behind = stages.depth or "all", f" of {stages.first}" if stages.first else ""
     what = "candidate" if depth == 1 else "candidates"
     console.print(
-        f"reranked {depth} {what}{behind}; a match is among them for {stages.t2i:.1f}% of texts and "
+        f"reranked {depth} {what}{behind}; they contain a match for {stages.t2i:.1f}% of texts and "
         f"{stages.i2t:.1f}% of images (the first stage's recall@{depth}); {100 * stages.scored:.1f}% of all pairs were "
         "scored"
     )
 
 
 def print_unknown(count: UnknownFailures) -> None:
-    """How many texts that were not found have words that are not known."""
+    """Print how many failed texts have unknown words."""
     having = count.failures_unknown + count.found_unknown
     others = count.failures + count.found - having
     with_one, without = (
@@ -194,15 +195,17 @@ def print_unknown(count: UnknownFailures) -> None:
         for texts, rate in zip((having, others), count.failure_rate, strict=True)
     )
     console.print(
-        f"{count.failures} texts do not find an image among the first {count.within}; {count.failures_unknown} of them "
-        f"have a word that the matcher has never seen. Of texts with such a word {with_one}, of others {without}"
+        f"{count.failures} texts have no matching image among the first {count.within}; {count.failures_unknown} of "
+        f"them have an unknown word. Of texts with an unknown word {with_one}, of other texts {without}"
     )
     if count.words:
-        console.print(f"unknown most often: {', '.join(f'{w} ({n})' for w, n in count.words[:10])}", markup=False)
+        console.print(
+            f"most frequent unknown words: {', '.join(f'{w} ({n})' for w, n in count.words[:10])}", markup=False
+        )
 
 
 def print_localization(found: Localization, title: str) -> None:
-    """Recalls of phrases' boxes, and what needs no matcher beside them."""
+    """Print the recall of phrase localization, with baselines that need no matcher."""
     table = Table(title=title, title_justify="left")
     for heading in ("phrase to box", "R@1", "R@5", "R@10"):
         table.add_column(heading, justify="left" if heading == "phrase to box" else "right")
@@ -216,7 +219,7 @@ def print_localization(found: Localization, title: str) -> None:
     console.print(
         f"{found.phrases} phrases in {found.images} images with {found.proposals:.0f} proposals each, IoU 0.5"
     )
-    console.print(f"R@1 is {100 * found.r1 / max(found.oracle, 1e-9):.0f}% of what the proposals allow")
+    console.print(f"R@1 is {100 * found.r1 / max(found.oracle, 1e-9):.0f}% of the upper bound of the proposals")
 
 
 def _row(name: str, d: Direction) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""``calligram semantics``."""
+"""``calligram semantics`` and ``calligram words``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calligram.cli.screen import bars, console
+from calligram.cli.screen import console, progress_bar
 
 if TYPE_CHECKING:
     from calligram.evaluation.retrieval import Retrieval
@@ -19,22 +19,23 @@ def semantics(
     set_: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="key=value, as recipe a3vse takes them: pseudo.sources=regions,labels, sparse.images=0.1."
+            "--set",
+            help="A setting of recipe a3vse, such as pseudo.sources=regions,labels or sparse.images=0.1; may be repeated.",
         ),
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Images of this split that have no captions: train; with --found dev, captioned ones."),
+        typer.Option(help="Images of this split. The default is train; with --found it is dev."),
     ] = None,
     found: Annotated[
         bool,
-        typer.Option(help="Instead, say it of captioned images and find their captions by its words."),
+        typer.Option(help="Use captioned images, and retrieve their captions by the words of the pseudo-sentences."),
     ] = False,
-    show: Annotated[int, typer.Option("-n", min=0, help="Sentences to show.")] = 8,
+    show: Annotated[int, typer.Option("-n", min=0, help="Number of sentences to show.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
-    """Show what machines say of images without captions, and how many of its words captions use."""
+    """Show the pseudo-sentences of uncaptioned images, and how many of their words occur in captions."""
     from calligram.data.collection import Collection
     from calligram.device import device_named
     from calligram.evaluation.word_matching import found_by_words, word_overlap
@@ -43,9 +44,9 @@ def semantics(
     from calligram.recipes.parts.run import RunContext
 
     settings, whole = resolve(SemanticsSettings(), set_ or []), Collection.open(collection)
-    # Not of train: words are learnt from its captions.
+    # Not train for --found: the words come from the captions of train.
     split = split or ("dev" if found else "train")
-    context, sparse = RunContext(device_named(device), track=bars), settings.sparse.of(whole)
+    context, sparse = RunContext(device_named(device), track=progress_bar), settings.sparse.of(whole)
     if found:
         pairing = whole.sentences(split)
         by_words = found_by_words(
@@ -54,19 +55,19 @@ def semantics(
         _show_found(by_words, f"{whole.name}, {split}", as_json=as_json)
         return
     pairs = make_pseudo_pairs(sparse, settings.pseudo, context, split)
-    said = [pairs.texts.strings[text] for text in pairs.matches.pairs()[1].tolist()]
-    # All captions, those that the sparse collection lost too: this measures, and nothing is learnt from it.
-    shared = word_overlap(whole.sentences(split).texts.strings, said)
+    sentences = [pairs.texts.strings[text] for text in pairs.matches.pairs()[1].tolist()]
+    # All captions, including those that the sparse collection leaves out: this is a measurement, not training.
+    shared = word_overlap(whole.sentences(split).texts.strings, sentences)
     if as_json:
-        typer.echo(json.dumps({"images": len(said), "sentences": len(pairs.texts), **shared.as_dict()}))
+        typer.echo(json.dumps({"images": len(sentences), "sentences": len(pairs.texts), **shared.as_dict()}))
         return
-    step = max(1, len(said) // max(1, show))
-    for place in range(0, step * min(show, len(said)), step):
-        console.print(f"{pairs.visuals.ids[place]}: {said[place]}", markup=False, soft_wrap=True)
-    console.print(f"{len(said):,} images without captions, {len(pairs.texts):,} different sentences")
+    step = max(1, len(sentences) // max(1, show))
+    for place in range(0, step * min(show, len(sentences)), step):
+        console.print(f"{pairs.visuals.ids[place]}: {sentences[place]}", markup=False, soft_wrap=True)
+    console.print(f"{len(sentences):,} images without captions, {len(pairs.texts):,} different pseudo-sentences")
     console.print(
-        f"{shared.said:,} words (said at least 4 times), of which captions use {shared.shared:,}; "
-        f"IoU with the {shared.captions:,} words of captions: {shared.iou:.1f}%"
+        f"{shared.said:,} words (that occur at least 4 times); captions contain {shared.shared:,}; "
+        f"IoU with the {shared.captions:,} words of the captions: {shared.iou:.1f}%"
     )
 
 
@@ -74,28 +75,30 @@ def _show_found(by_words: Retrieval, where: str, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(by_words.as_dict()))
         return
-    for name, direction in (("captions find images", by_words.t2i), ("images find captions", by_words.i2t)):
+    for name, direction in (("text to image", by_words.t2i), ("image to text", by_words.i2t)):
         recalls = ", ".join(f"R@{k} {getattr(direction, f'r{k}'):.1f}" for k in (1, 5, 10))
-        console.print(f"{name} of {where} by shared words: {recalls}", soft_wrap=True)
-
-
-# ``calligram words``.
+        console.print(f"{name} retrieval by shared words, {where}: {recalls}", soft_wrap=True)
 
 
 def words(
-    source: Annotated[Path, typer.Argument(help="Text file, a caption per line, also .gz; or a collection.")],
+    source: Annotated[
+        Path, typer.Argument(help="A text file with one caption per line, also .gz, or the folder of a collection.")
+    ],
     out: Annotated[Path, typer.Argument(help="File for the vectors: .txt or .txt.gz.")],
-    dim: Annotated[int, typer.Option(min=1, help="Numbers per word.")] = 300,
+    dim: Annotated[int, typer.Option(min=1, help="Dimensions of a vector.")] = 300,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the text.")] = 10,
-    min_count: Annotated[int, typer.Option(min=1, help="Leave out words seen less often.")] = 2,
-    seed: Annotated[int, typer.Option(help="Same seed, same vectors.")] = 0,
+    min_count: Annotated[int, typer.Option(min=1, help="Leave out words with fewer occurrences.")] = 2,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same vectors.")] = 0,
 ) -> None:
-    """Train word vectors on captions (word2vec), for --set text.vectors=OUT; of a collection, on its train split."""
+    """Train word vectors (word2vec) on a text file, or on the training captions of a collection.
+
+    Use the result with --set text.vectors=OUT.
+    """
     from calligram.features.texts.word_vectors import train_vectors, write_vectors
 
     vectors = train_vectors(_captions(source), dim, epochs=epochs, min_count=min_count, seed=seed)
     write_vectors(vectors, out)
-    console.print(f"{len(vectors)} words of {dim} numbers in {out}")
+    console.print(f"{len(vectors)} word vectors of {dim} dimensions in {out}")
 
 
 def _captions(source: Path) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calligram.cli.screen import console, waiting
+from calligram.cli.screen import console, show_spinner
 from calligram.errors import UserError
 from calligram.extras import require
 
@@ -85,7 +85,7 @@ def open_server(library: Path, address: Address, settings: ServerSettings, devic
     Raises:
         UserError: if either cannot be opened, or the packages of the server are not installed.
     """
-    with waiting(f"opening {library}"):
+    with show_spinner(f"opening {library}"):
         for module in ("fastapi", "python_multipart", "uvicorn"):
             require(module, extra="serve", purpose="the server")
         from calligram.device import device_named

@@ -1,4 +1,4 @@
-"""``calligram train``."""
+"""``calligram train``, ``calligram list`` and ``calligram export``."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from calligram.cli.screen import bars, console, waiting
+from calligram.cli.screen import console, progress_bar, show_spinner
 from calligram.errors import command
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help='A recipe; "calligram list" shows them.')],
+    recipe: Annotated[str, typer.Argument(help='Name of a recipe; "calligram list" lists them.')],
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     out: Annotated[Path, typer.Option(help="Folder for the run.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting, as key=value; may be repeated.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings, applied before --set.")] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run in --out.")] = False,
+    config: Annotated[Path | None, typer.Option(help="TOML file of settings; --set has priority.")] = None,
+    resume: Annotated[bool, typer.Option(help="Continue the run in --out.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
-    """Train a matcher; the run folder gets settings, metrics, curves, the best matcher and the last state."""
+    """Train a matcher. The run folder gets the settings, metrics, curves, the best matcher and the last state."""
     from calligram.data.collection import Collection
     from calligram.device import device_named
     from calligram.recipes.catalog import find_recipe
@@ -33,12 +33,12 @@ def train(
     chosen = find_recipe(recipe)
     settings = resolve(chosen.defaults, set_ or [], config)
     processes = Processes.join()
-    context = RunContext(device_named(device), processes, bars)
+    context = RunContext(device_named(device), processes, progress_bar)
     try:
         best = run_recipe(chosen, settings, Collection.open(collection), out, resume=resume, context=context)
     except KeyboardInterrupt:
         if processes.first and (out / "state").is_dir():
-            console.print(f"stopped; the same command with --resume goes on with {out}", markup=False, soft_wrap=True)
+            console.print(f"stopped; the same command with --resume continues {out}", markup=False, soft_wrap=True)
         raise typer.Exit(130) from None
     if processes.first:
         draw_curves(out)
@@ -54,11 +54,8 @@ def train(
         console.print(f"measure it with {measure}", markup=False, soft_wrap=True)
 
 
-# ``calligram list``.
-
-
 def list_(
-    recipe: Annotated[str | None, typer.Argument(help="Show the settings of this recipe.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="Show every setting of this recipe.")] = None,
 ) -> None:
     """List recipes, matchers, data formats and papers, or the settings of one recipe."""
     if recipe is not None:
@@ -94,27 +91,27 @@ def _settings(name: str) -> None:
     console.print(table)
 
 
-# ``calligram export``.
-
-
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     onnx: Annotated[Path, typer.Option(help="Folder for image.onnx, text.onnx, inputs/ and README.json.")],
 ) -> None:
-    """Write a run's matcher as ONNX, compared with it through onnxruntime before the files are left behind."""
-    with waiting("loading") as waits:
+    """Write the image encoder and the text encoder of a run as ONNX files, and compare them with the matcher.
+
+    The files are deleted if onnxruntime gives other vectors than the matcher.
+    """
+    with show_spinner("loading") as spinner:
         from calligram.models.export import export_onnx
         from calligram.training.runs import Run
 
         matcher, inputs = Run.open(run).load()
-        waits.say("writing ONNX, and comparing it with the run")
+        spinner.update("writing ONNX files and comparing them with the run")
         about = export_onnx(matcher, inputs, onnx)
     for side in ("image", "text"):
         found = about[side]
         taken = ", ".join(f"{name} {given['type']} {_shape(given['shape'])}" for name, given in found["inputs"].items())
         given = _shape(found["output"]["vectors"]["shape"])
         console.print(
-            f"{onnx / found['file']}: {taken} to vectors {given}; differs by at most {found['largest_difference']:.0e}",
+            f"{onnx / found['file']}: {taken} to vectors {given}; largest difference {found['largest_difference']:.0e}",
             markup=False,
             soft_wrap=True,
         )

@@ -112,7 +112,7 @@ def test_the_command_gives_the_same_vectors_for_the_same_seed_in_any_process(tin
         cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "words of 4 numbers in one.txt" in done.stdout
+    assert "word vectors of 4 dimensions in one.txt" in done.stdout
     write_vectors(train_vectors(tiny.sentences("train").texts.strings, 4, epochs=1), tmp_path / "two.txt")
     assert (tmp_path / "one.txt").read_bytes() == (tmp_path / "two.txt").read_bytes()
 

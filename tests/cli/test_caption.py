@@ -64,7 +64,7 @@ def test_images_are_proposed_with_reasons_a_sheet_and_a_list_that_is_filled_in_a
         writer.writerows(rows)
     done = call("caption", collection.folder, todo)
     assert done.exit_code == 0, done.output
-    assert f"2 captions added to {collection.folder}, 1 rows had none" in done.output.replace("\n", "")
+    assert f"2 captions added to {collection.folder}, 1 rows had no caption" in done.output.replace("\n", "")
     after = Collection.open(collection.folder)
     assert set(after.unannotated("train").ids) == before - {rows[0]["image"], rows[2]["image"]}
     assert after.column("captions", "text")[-2:] == ['a "quoted", disc', "another one"]
@@ -93,7 +93,7 @@ def test_images_that_are_the_same_are_proposed_once_and_that_is_said(given):
     run, collection = given
     done = call("suggest", run, collection.folder, "-n", 12, "--near", 0.5)
     assert done.exit_code == 0, done.output
-    assert "all others are nearly the same" in done.output
+    assert "all others are nearly equal" in done.output
 
 
 def test_nothing_is_said_of_others_where_all_are_proposed(given):
@@ -145,7 +145,7 @@ def test_images_may_be_named_by_file(given, tmp_path):
     ("name", "content", "message"),
     [
         ("list.csv", "image,caption\nnobody,here\n", r"list.csv line 2 is about 'nobody', but no image has"),
-        ("list.csv", "image,caption\ntrain-5,\n", r"holds no caption; write some into its column 'caption'"),
+        ("list.csv", "image,caption\ntrain-5,\n", r"contains no captions; fill in its column 'caption'"),
         ("list.csv", f"image,caption\ntrain-5,{'x' * 1001}\n", r"list.csv line 2: the caption has 1001 characters"),
         ("list.csv", "who,caption\na,b\n", r"one must name the image"),
         (
@@ -191,7 +191,7 @@ def test_a_folder_without_any_caption_gets_to_a_run_by_suggestions_alone(sources
     todo.write_text("\n".join(["image,caption,split", *lines]))
     done = call("caption", collection, todo)
     assert done.exit_code == 0, done.output
-    assert "images of no split are now in train (" in done.output
+    assert "images without a split are now in train (" in done.output
     after = Collection.open(collection)
     assert after.splits().keys() == {"train", "dev", "test", ""}
     assert (
@@ -239,7 +239,7 @@ def test_what_to_do_must_be_said_and_only_one_thing(given):
     _, collection = given
     for arguments in ((), ("--undo", "--history"), ("list.csv", "--undo")):
         done = call("caption", collection.folder, *arguments)
-        assert "give a list of captions to add, or --undo, or --history" in str(done.exception)
+        assert "give one of: a file of captions to add, --undo, or --history" in str(done.exception)
     assert "nothing to take back" in str(call("caption", collection.folder, "--undo").exception)
     assert "no captions were added" in call("caption", collection.folder, "--history").output
 

@@ -1,4 +1,4 @@
-"""The spinner of verbs that load: on terminals alone, beside bars, and gone before anything is printed."""
+"""The spinner and the progress bar: shown on terminals only, and removed before anything is printed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from calligram.cli.screen import bars, waiting
+from calligram.cli.screen import progress_bar, show_spinner
 from calligram.progress import silent, track_parts
 
 SCRIPT = """
@@ -16,15 +16,15 @@ import logging, sys, time
 from calligram.cli import main, screen
 logging.basicConfig(format="%(message)s", handlers=[main.LogHandler()])
 try:
-    with screen.waiting("loading") as waits:
+    with screen.show_spinner("loading") as spinner:
         time.sleep(0.15)
-        waits.say("[measuring]")
+        spinner.update("[measuring]")
         logging.warning("a line of [a log]")
-        for _ in screen.bars(range(3), "counting"):
+        for _ in screen.progress_bar(range(3), "counting"):
             time.sleep(0.15)
-        for _ in screen.bars([], "bar of nothing"):
+        for _ in screen.progress_bar([], "bar of nothing"):
             pass
-        waits.say("at the end")
+        spinner.update("at the end")
         print("for a pipe")
         raise KeyError("no such thing")
 except KeyError as error:
@@ -32,7 +32,7 @@ except KeyError as error:
 """
 
 
-def test_a_terminal_shows_words_and_bars_in_turn_and_the_output_stays_clean(on_terminal):
+def test_a_terminal_shows_messages_and_bars_in_turn_and_stdout_stays_clean(on_terminal):
     printed, shown = on_terminal(SCRIPT)
     assert printed == "for a pipe\n"
     order = [shown.index(word) for word in ("loading", "[measuring]", "counting", "at the end", "no such thing")]
@@ -52,9 +52,9 @@ def test_a_dumb_terminal_shows_no_spinner(on_terminal):
 
 
 @pytest.mark.parametrize("colour", ["", "1"])
-def test_what_is_no_terminal_gets_nothing(colour):
+def test_a_file_that_is_not_a_terminal_gets_nothing(colour):
     done = subprocess.run(
-        [sys.executable, "-c", "from calligram.cli.screen import waiting\nwith waiting('loading'): pass"],
+        [sys.executable, "-c", "from calligram.cli.screen import show_spinner\nwith show_spinner('loading'): pass"],
         capture_output=True,
         text=True,
         env={**os.environ, "FORCE_COLOR": colour, "TERM": "xterm"},
@@ -62,16 +62,16 @@ def test_what_is_no_terminal_gets_nothing(colour):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_bars_give_everything_inside_and_outside_of_a_waiting():
-    assert list(bars(iter("abc"), "letters")) == ["a", "b", "c"]
-    with waiting("loading"):
-        left = bars(range(3), "numbers")
+def test_a_progress_bar_yields_every_item_with_and_without_a_spinner():
+    assert list(progress_bar(iter("abc"), "letters")) == ["a", "b", "c"]
+    with show_spinner("loading"):
+        left = progress_bar(range(3), "numbers")
         assert next(left) == 0
     left.close()
-    assert list(bars([], "nothing")) == []
+    assert list(progress_bar([], "nothing")) == []
 
 
-def test_parts_stay_whole_and_their_items_are_counted():
+def test_parts_are_yielded_whole_and_their_items_are_counted():
     counted = []
 
     def track(items, label, total=None):

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def test_evaluation_prints_the_json_that_others_read(calligram, trained, tiny):
+    done = calligram("evaluate", trained[0], tiny.folder, "--split", "test", "--json")
+    found = json.loads(done.stdout)
+    assert {"r1", "r5", "r10", "medr", "meanr"} <= set(found["i2t"])
+    assert found["rsum"] == pytest.approx(sum(found[d][k] for d in ("i2t", "t2i") for k in ("r1", "r5", "r10")))
+
+
+def test_evaluation_prints_a_table_draws_a_sheet_and_records(calligram, trained, tiny, tmp_path):
+    done = calligram(
+        "evaluate", trained[0], tiny.folder, "--folds", "2", "--sheet", tmp_path / "sheet.png",
+        "--record", tmp_path / "results" / "a.jsonl",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "text to image" in done.stdout
+    assert "mean of 2 folds" in done.stdout
+    assert (tmp_path / "sheet.png").is_file()
+    line = json.loads((tmp_path / "results" / "a.jsonl").read_text())
+    assert {"recipe", "settings", "seed", "collection", "split", "i2t", "t2i", "rsum", "members", "seconds", "hardware",
+            "commit", "command"} <= set(line)  # fmt: skip
+    assert line["settings"]["epochs"] == 2
+    done = calligram("report", "--results", tmp_path / "results", "--docs", tmp_path / "docs")
+    assert done.returncode == 0, done.stderr
+    assert "## tiny" in (tmp_path / "docs" / "results.md").read_text()
+
+
+def test_candidates_alone_can_be_scored_behind_another_run(calligram, trained, tiny, tmp_path):
+    results = tmp_path / "results" / "a.jsonl"
+    asked = ["evaluate", trained[0], tiny.folder, "--no-identities", "--first", trained[0] / "inputs" / ".."]
+    done = calligram(*asked, "--depth", "3", "--record", results)
+    assert done.returncode == 0, done.stderr
+    told = " ".join(done.stdout.split())
+    assert "reranked 3 candidates of run; they contain a match for" in told
+    assert "recall@3" in told
+    line = json.loads(results.read_text())
+    assert line["precision"] == "fp32"
+    assert line["stages"]["first"] == "run"
+    assert line["stages"]["scored"] < 1
+    calligram("report", "--results", results.parent, "--docs", tmp_path / "docs")
+    assert "(reranking 3 candidates of run)" in (tmp_path / "docs" / "results.md").read_text()
+    whole = json.loads(calligram("evaluate", trained[0], tiny.folder, "--no-identities", "--json").stdout)
+    full = json.loads(calligram(*asked, "--depth", "0", "--json").stdout)
+    assert full["t2i"] == whole["t2i"]
+
+
+def test_identities_can_be_asked_for(calligram, trained, tiny):
+    done = calligram("evaluate", trained[0], tiny.folder, "--identities", "--json")
+    assert json.loads(done.stdout)["t2i"]["queries"] == 14
+
+
+def test_identities_are_the_default_where_there_are_any_and_pictures_are_drawn(calligram, trained, tiny, tmp_path):
+    done = calligram(
+        "evaluate", trained[0], tiny.folder, "--json", "--pictures", tmp_path / "p", "--record", tmp_path / "r.jsonl"
+    )
+    assert done.returncode == 0, done.stderr
+    found, line = json.loads(done.stdout), json.loads((tmp_path / "r.jsonl").read_text())
+    assert found["by"] == line["by"] == "identities"
+    assert line["chance"]["r1"] == pytest.approx(found["chance"]["t2i"]["r1"], abs=0.01)
+    assert line["overlap"] == pytest.approx(found["overlap"]["s"], abs=1e-4)
+    assert {file.name for file in (tmp_path / "p").iterdir()} == {
+        "images.png", "texts.png", "ranks.png", "overlap.png", "correlation.png",
+    }  # fmt: skip
+    assert "by" not in json.loads(calligram("evaluate", trained[0], tiny.folder, "--no-identities", "--json").stdout)
+    done = calligram("evaluate", trained[0], tiny.folder)
+    told = " ".join(done.stdout.split())  # lines are broken where a long path wants it
+    assert all(words in told for words in ("by identity", " chance ", "mAP", "overlap by S = "))

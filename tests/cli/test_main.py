@@ -1,0 +1,128 @@
+"""The command as a user runs it: real files, what is printed, and a real process where that is what matters."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+
+from calligram import __version__
+from calligram.cli.main import VERBS, app
+
+COMMAND = [sys.executable, "-m", "calligram"]
+PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "unknown command 'trian'; did you mean 'train'?"),
+        (["train", "vsee", "{tiny}", "--out", "x"], "unknown recipe 'vsee'; did you mean 'vse'?"),
+        (
+            ["train", "vse", "{tiny}", "--out", "x", "--set", "epoch=2"],
+            "unknown setting 'epoch'; did you mean 'epochs'?",
+        ),
+        (["train", "vse", "nowhere", "--out", "x"], "nowhere is not a collection"),
+        (["train", "vse", "{tiny}", "--out", "x", "--device", "gpu"], "unknown device 'gpu'; known: auto, cpu, cuda"),
+        (["evaluate", "nowhere", "{tiny}"], "nowhere is not a run"),
+        (["evaluate", "{run}", "{tiny}", "--split", "tset"], "unknown split 'tset'; did you mean 'test'?"),
+        (["evaluate", "{run}", "{tiny}", "--folds", "4"], "6 images cannot be cut into 4 equal folds"),
+        (["evaluate", "{run}", "{tiny}", "--folds", "2", "--within"], "--within is measured over the whole split"),
+        (["evaluate", "{run}", "{tiny}", "--sheet", "s.xyz"], "must end in .png"),
+        (["evaluate", "{run}", "{tiny}", "--record", "."], "is a folder; give a file"),
+        (
+            ["evaluate", "{run}", "{tiny}", "--first", "{run}"],
+            "--first needs the number of candidates; give it with --depth",
+        ),
+        (["evaluate", "{run}", "{tiny}", "--depth", "5"], "leave out --depth, or name with --first a run"),
+        (
+            ["evaluate", "{run}", "{tiny}", "--depth", "5", "--unknown"],
+            "need the scores of all pairs; leave out --depth",
+        ),
+        (["evaluate", "{run}", "{tiny}", "--precision", "bf16"], "--precision bf16 is for matchers that compare"),
+        (["train", "vse", "{tiny}", "--out", "/proc/nowhere/x", "--set", "epochs=1"], "/proc/nowhere"),
+        (["import", "flikr8k", "x", "y"], "unknown format 'flikr8k'; did you mean 'flickr8k'?"),
+        (["reproduce", "vse", "{tiny}"], "there is no study of paper 'vse'"),
+        (["report", "--results", "nowhere"], "nowhere is not a folder of results"),
+        (["list", "vsee"], "did you mean 'vse'?"),
+    ],
+)
+def test_errors_name_what_is_wrong_without_a_traceback(calligram, arguments, message, trained, tiny, tmp_path):
+    filled = [a.format(tiny=tiny.folder, run=trained[0]) for a in arguments]
+    done = calligram(*filled, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+
+
+def test_everything_there_is_can_be_listed(calligram):
+    done = calligram("list")
+    assert all(word in done.stdout for word in ("vse", "flickr8k", "cuhk-pedes", "vse++"))
+    done = calligram("list", "vse")
+    assert "optim.weight_decay" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "printed", "complained"),
+    [
+        (["--version"], 0, f"{__version__}\n", ""),
+        (["trian"], 2, "", "error: unknown command 'trian'; did you mean 'train'?"),
+        (["info", "nowhere"], 2, "", "error: nowhere is not a collection"),
+    ],
+)
+def test_python_m_calligram_prints_the_same_and_ends_with_the_same_code(
+    calligram, tmp_path, arguments, code, printed, complained
+):
+    real = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=60, env=PLAIN)
+    assert (real.returncode, real.stdout) == (code, printed)
+    assert real.stderr.startswith(complained)
+    assert calligram(*arguments, cwd=tmp_path) == (real.returncode, real.stdout, real.stderr)
+
+
+def test_a_verb_run_in_this_process_leaves_it_as_it_was(calligram, tiny, small, tmp_path):
+    def state() -> tuple[object, ...]:
+        logs = [logging.getLogger(name) for name in (None, "calligram")]
+        streams = sys.argv, sys.stdin, sys.stdout, sys.stderr
+        filters, random = list(warnings.filters), torch.get_rng_state().tolist()
+        levels = [(log.level, list(log.handlers), log.isEnabledFor(logging.INFO)) for log in logs]
+        return Path.cwd(), dict(os.environ), levels, streams, filters, random, torch.get_num_threads()
+
+    before = state()
+    train = ("train", "vse", tiny.folder, "--out", "run", "--set", "epochs=1", *small)
+    assert [calligram(*train, cwd=tmp_path).returncode for _ in range(2)] == [0, 2]  # then there is a run
+    assert state() == before
+    assert (tmp_path / "run" / "run.json").is_file()
+
+
+def test_help_lists_every_verb_by_section_and_imports_none_of_them():
+    script = """
+import sys
+from calligram.cli.main import main
+try:
+    main()
+finally:
+    heavy = ("torch", "numpy", "pyarrow", "rich.markdown")
+    found = [m for m in sys.modules if m.startswith("calligram.") or m in heavy]
+    print(sorted(found), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script, "--help"], capture_output=True, text=True, env=PLAIN)
+    assert done.returncode == 0
+    assert done.stderr.strip() == "['calligram.cli', 'calligram.cli.main', 'calligram.errors']"
+    listed = [line.split()[0] for line in done.stdout.partition("Try everything:")[2].splitlines() if line[:2] == "  "]
+    assert listed == list(typer.main.get_command(app).commands)
+
+
+@pytest.mark.parametrize("verb", [name for section in VERBS.values() for name in section])
+def test_every_verb_explains_itself(calligram, verb):
+    done = calligram(verb, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Usage: calligram {verb} [OPTIONS]")
+    summary = next(section[verb][1] for section in VERBS.values() if verb in section)
+    assert len(summary) <= 66  # a line of 80 characters
