@@ -32,7 +32,7 @@ def literal_eq_1(attention: ContextAttention, parts: list[list[float]], heads: i
 
 
 @pytest.mark.parametrize(("heads", "temperature"), [(1, None), (3, 2.5)])
-def test_attention_is_a3vse_eq_1_and_parts_that_fill_up_do_not_count(heads, temperature):
+def test_attention_is_a3vse_eq_1_and_ignores_padding(heads, temperature):
     torch.manual_seed(0)
     attention = ContextAttention(6, heads, 4, temperature).double()
     parts, real = torch.randn(3, 5, 6, dtype=torch.float64), torch.ones(3, 5, dtype=torch.bool)
@@ -51,7 +51,7 @@ def test_attention_is_a3vse_eq_1_and_parts_that_fill_up_do_not_count(heads, temp
     assert not shares.transpose(1, 2)[~real].any()
 
 
-def test_a_text_or_image_without_any_part_is_zero_and_not_nan():
+def test_an_item_without_parts_has_a_zero_vector():
     matcher = A3VSE(A3VSESettings(**SIDES)).eval()
     found = matcher.encode_images(torch.zeros(2, 3, 5)).vectors
     assert torch.equal(found, torch.zeros_like(found))
@@ -62,7 +62,7 @@ def test_a_text_or_image_without_any_part_is_zero_and_not_nan():
 @pytest.mark.parametrize(
     ("changes", "size"), [({}, 24), ({"heads": 2}, 16), ({"merge": "mean"}, 8), ({"attention": "mean"}, 8)]
 )
-def test_heads_are_joined_or_averaged_and_the_ablation_has_none(changes, size):
+def test_heads_are_concatenated_or_averaged_and_the_ablation_has_none(changes, size):
     torch.manual_seed(0)
     matcher = A3VSE(A3VSESettings(**SIDES, **changes)).eval()
     features, words = torch.randn(2, 4, 5), torch.randint(4, 30, (2, 6))
@@ -73,7 +73,7 @@ def test_heads_are_joined_or_averaged_and_the_ablation_has_none(changes, size):
         assert not any("attention" in name for name in names)
 
 
-def test_the_sides_have_attentions_of_their_own_and_share_nothing():
+def test_the_towers_have_separate_attention_weights():
     matcher = A3VSE(A3VSESettings(**SIDES))
     assert matcher.image_attention.whole.weight is not matcher.text_attention.whole.weight
     assert {name.partition(".")[0] for name, _ in matcher.named_parameters()} == {
@@ -81,7 +81,7 @@ def test_the_sides_have_attentions_of_their_own_and_share_nothing():
     }  # fmt: skip
 
 
-def test_features_are_taken_as_they_are_without_normalisation():
+def test_features_are_not_normalised():
     torch.manual_seed(0)
     matcher = A3VSE(A3VSESettings(**SIDES, attention="mean")).eval()
     features = torch.randn(1, 4, 5)
@@ -90,7 +90,7 @@ def test_features_are_taken_as_they_are_without_normalisation():
     torch.testing.assert_close(two - bias, 3 * (one - bias))
 
 
-def test_a_higher_temperature_looks_at_less():
+def test_a_higher_temperature_concentrates_attention():
     torch.manual_seed(0)
     parts, real = torch.randn(4, 9, 6), torch.ones(4, 9, dtype=torch.bool)
     entropies = []

@@ -42,7 +42,7 @@ def literal(x: np.ndarray, y: np.ndarray, eta: float, text_eta: float) -> tuple[
 
 @pytest.mark.parametrize(("eta", "text_eta"), [(0.0, 0.0), (1e-4, 1e-4), (0.1, 1e-3)])
 @pytest.mark.parametrize("size", [400, 7])
-def test_streamed_cca_is_the_dense_one(eta, text_eta, size):
+def test_streamed_cca_equals_dense_cca(eta, text_eta, size):
     x, y = correlated()
     r, wx, wy = literal(x, y, eta, text_eta)
     matcher = CCA.fit(batches(x, y, size), eta=eta, text_eta=text_eta)
@@ -57,7 +57,7 @@ def test_streamed_cca_is_the_dense_one(eta, text_eta, size):
         np.testing.assert_allclose(found * signs, expected, atol=2e-3)
 
 
-def test_both_sides_have_the_same_signs():
+def test_image_and_text_projections_have_the_same_signs():
     x, y = correlated()
     matcher = CCA.fit(batches(x, y, 50), eta=1e-4)
     images = matcher.encode_images(torch.from_numpy(x).float()).vectors
@@ -65,7 +65,7 @@ def test_both_sides_have_the_same_signs():
     assert ((images * texts).mean(0)[:3] > 0).all()
 
 
-def test_correlations_and_subspaces_are_those_of_scikit_learn():
+def test_correlations_and_subspaces_equal_those_of_scikit_learn():
     x, y = correlated()
     theirs = cross_decomposition.CCA(n_components=3, scale=False, max_iter=5000, tol=1e-12).fit(x, y)
     x_scores, y_scores = theirs.transform(x, y)
@@ -89,7 +89,7 @@ def test_covariance_by_hand():
     assert [b.item() for b in covariance.blocks] == [2, 4, 8]
 
 
-def test_a_mean_far_from_zero_costs_no_precision():
+def test_a_mean_far_from_zero_keeps_precision():
     x, y = correlated()
     far, near = Covariance(), Covariance()
     for one, two in batches(x, y, 11):
@@ -108,7 +108,7 @@ def test_memory_does_not_grow_with_the_number_of_pairs():
     assert sizes == {7 + 49}
 
 
-def test_directions_satisfy_their_constraint_and_fewer_pairs_than_numbers_are_no_obstacle():
+def test_directions_satisfy_their_constraint_even_with_fewer_pairs_than_dimensions():
     rng = torch.Generator().manual_seed(0)
     covariance = Covariance()
     covariance.add(torch.randn(6, 20, generator=rng), torch.randn(6, 10, generator=rng))
@@ -122,7 +122,7 @@ def test_directions_satisfy_their_constraint_and_fewer_pairs_than_numbers_are_no
     assert found.correlations.max() < 1
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match="eta must not be negative, got -1"):
         canonical_directions(*(torch.eye(2),) * 3, eta=0, text_eta=-1)
     with pytest.raises(ValueError, match="no vectors were added"):

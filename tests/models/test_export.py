@@ -97,7 +97,7 @@ def assert_same(matcher: Matcher, inputs: Inputs, folder) -> None:
 @pytest.mark.parametrize(
     ("model", "made"), [("tiny_clip", dual), ("tiny_siglip", dual), ("tiny_bert", frozen), ("tiny_bert", frozen_both)]
 )
-def test_files_give_the_vectors_the_matcher_gives(model, made, request, tmp_path):
+def test_onnx_vectors_equal_those_of_the_matcher(model, made, request, tmp_path):
     torch.manual_seed(0)
     matcher, inputs = made(request.getfixturevalue(model))
     about = export.export_onnx(matcher, inputs, tmp_path / "out")
@@ -108,7 +108,7 @@ def test_files_give_the_vectors_the_matcher_gives(model, made, request, tmp_path
 
 
 @pytest.mark.parametrize("made", [convolutional, attentive])
-def test_text_cnns_with_all_their_shifts_and_attention_over_words_are_exported(made, tmp_path):
+def test_text_cnns_with_all_shifts_and_word_attention_are_exported(made, tmp_path):
     torch.manual_seed(0)
     matcher, inputs = made()
     matcher.eval()
@@ -132,7 +132,7 @@ def test_the_verb_exports_a_run(tmp_path, capsys):
     assert "text.onnx: words int64 (batch, length), mask bool (batch, length) to" in said
 
 
-def test_a_graph_that_differs_is_not_left_behind(tmp_path, monkeypatch):
+def test_a_graph_that_differs_is_deleted(tmp_path, monkeypatch):
     monkeypatch.setattr(export, "MAX_DIFFERENCE", -1.0)
     matcher, inputs = recurrent()
     with pytest.raises(UserError, match=r"the ONNX image encoder differs from the matcher by .* nothing was written"):
@@ -140,7 +140,7 @@ def test_a_graph_that_differs_is_not_left_behind(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_cannot_be_exported_is_refused(tmp_path):
+def test_matchers_that_cannot_be_exported_are_refused(tmp_path):
     matcher, inputs = recurrent()
     with pytest.raises(UserError, match="cosine of two vectors can be exported"):
         export.export_onnx(Matcher(), inputs, tmp_path / "out")

@@ -16,7 +16,7 @@ TEXTS = ["a red dog", "a blue ball"]
 
 
 @pytest.mark.parametrize("what", ["regions of images", "text vectors"])
-def test_inputs_that_no_network_makes_are_refused(tmp_path, what):
+def test_inputs_that_no_network_computes_are_refused(tmp_path, what):
     vectors = TextVectorInput.fit(TEXTS, None, TextVectorSettings(kind="tfidf"))
     regions = RegionInput(RegionCrops(PixelInput(16), 2), "grid", "grid", 4)
     inputs = Inputs(regions, Vocabulary.build(TEXTS, 1)) if "regions" in what else Inputs(PixelInput(16), vectors)

@@ -78,7 +78,7 @@ def gradients(scores, found, inputs):
     return torch.autograd.grad((scores * weights).sum(), [*found.parameters(), *inputs], retain_graph=True)
 
 
-def test_scores_and_gradients_are_those_of_mmca_eqs_1_to_14_in_literal_loops(matcher, given, encoded):
+def test_scores_and_gradients_equal_mmca_eqs_1_to_14_in_literal_loops(matcher, given, encoded):
     found, (features, states, mask) = matcher(), given()
     features.requires_grad_()
     states.requires_grad_()
@@ -92,7 +92,7 @@ def test_scores_and_gradients_are_those_of_mmca_eqs_1_to_14_in_literal_loops(mat
         torch.testing.assert_close(one, two, atol=2e-5, rtol=1e-4, msg=lambda told, name=name: f"{name}: {told}")
 
 
-def test_the_unit_is_that_of_mmca_eqs_1_to_4():
+def test_the_transformer_unit_is_mmca_eqs_1_to_4():
     torch.manual_seed(0)
     unit = TransformerUnit(12, 4)
     parts, mask = torch.randn(2, 5, 12), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
@@ -102,7 +102,7 @@ def test_the_unit_is_that_of_mmca_eqs_1_to_4():
         torch.testing.assert_close(found[row][mask[row]], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_windows_are_those_of_mmca_eqs_6_and_7():
+def test_ngram_filters_are_mmca_eqs_6_and_7():
     torch.manual_seed(0)
     ngrams = NgramText(5, 4, 6)
     words, mask = torch.randn(3, 4, 5), torch.tensor([[True] * 4, [True, True, False, False], [True] + [False] * 3])
@@ -112,7 +112,7 @@ def test_windows_are_those_of_mmca_eqs_6_and_7():
         torch.testing.assert_close(found[row], expected, atol=1e-6, rtol=1e-5)
 
 
-def test_regions_are_left_out_in_training_alone_and_are_then_not_seen(matcher, given, encoded):
+def test_regions_are_dropped_in_training_only_and_do_not_change_the_score(matcher, given, encoded):
     found, (features, states, mask) = matcher(hide=0.6), given()
     found.eval()
     torch.testing.assert_close(
@@ -128,7 +128,7 @@ def test_regions_are_left_out_in_training_alone_and_are_then_not_seen(matcher, g
     torch.testing.assert_close(images.vectors, found.encode_images(seen).vectors)
 
 
-def test_about_a_share_of_parts_is_left_out_and_of_each_item_one_stays():
+def test_a_share_of_parts_is_dropped_and_each_item_keeps_one():
     torch.manual_seed(0)
     real = torch.rand(2000, 6) < 0.8
     kept = drop_regions(real, 0.75)
@@ -139,7 +139,7 @@ def test_about_a_share_of_parts_is_left_out_and_of_each_item_one_stays():
 
 
 @pytest.mark.parametrize("large", [1.0, 30.0])
-def test_own_parts_weigh_what_one_softmax_over_all_would_give_them(large):
+def test_own_parts_have_the_weight_of_one_softmax_over_all_parts(large):
     torch.manual_seed(0)
     unit = TransformerUnit(12, 3).double()
     one, two = (torch.randn(2, count, 12, dtype=torch.float64) * large for count in (4, 5))
@@ -154,7 +154,7 @@ def test_own_parts_weigh_what_one_softmax_over_all_would_give_them(large):
     torch.testing.assert_close(unit.feed_forward(torch.cat([one, two], 1), unit.attend_stacked(*projected)), together)
 
 
-def test_neither_padding_nor_the_order_of_regions_counts(matcher, given, encoded):
+def test_padding_and_the_order_of_regions_do_not_change_the_score(matcher, given, encoded):
     found, (features, states, mask) = matcher(), given()
     images, texts = encoded(found, features, states, mask)
     plain = found.score(images, texts)
@@ -167,7 +167,7 @@ def test_neither_padding_nor_the_order_of_regions_counts(matcher, given, encoded
     torch.testing.assert_close(found.score_pairs(images.rows(slice(1)), alone), plain[:1, 3])
 
 
-def test_an_item_without_a_part_is_scored_and_learnt_from(matcher, encoded):
+def test_an_item_without_parts_has_finite_scores_and_gradients(matcher, encoded):
     found = matcher()
     images, texts = encoded(found, torch.zeros(1, 2, 5), torch.randn(2, 3, 7), torch.zeros(2, 3, dtype=torch.bool))
     scores = found.score(images, texts)
@@ -176,7 +176,7 @@ def test_an_item_without_a_part_is_scored_and_learnt_from(matcher, encoded):
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in found.parameters())
 
 
-def test_vectors_are_i0_and_c0_and_alpha_0_leaves_the_pair_module_out(monkeypatch, matcher, given, encoded):
+def test_vectors_are_i0_and_c0_and_alpha_0_skips_the_pair_module(monkeypatch, matcher, given, encoded):
     found, (features, states, mask) = matcher(alpha=0.0), given()
     assert matcher().reranks
     assert not found.reranks
@@ -188,7 +188,7 @@ def test_vectors_are_i0_and_c0_and_alpha_0_leaves_the_pair_module_out(monkeypatc
     torch.testing.assert_close(found.score(images, texts), literal_scores(found, features, states, mask))
 
 
-def test_a_trained_encoder_gives_the_states_and_learns(tiny_bert, tmp_path, matcher):
+def test_a_trained_text_encoder_gives_the_states_and_has_gradients(tiny_bert, tmp_path, matcher):
     encoder = TextEncoder.load(str(tiny_bert)).eval()
     found = matcher(text="bert", encoder=encoder.description)
     found.text.encoder.load_state_dict(encoder.state_dict())
@@ -221,7 +221,7 @@ def literal_shares(unit, parts):
 
 
 @torch.no_grad()
-def test_where_words_and_regions_look_is_mmca_eq_11_for_the_other_side_made_to_sum_to_one(matcher, given, encoded):
+def test_attention_weights_are_mmca_eq_11_normalised_over_the_other_modality(matcher, given, encoded):
     found, (features, states, mask) = matcher(), given(4, 4)
     images, texts = encoded(found, features, states, mask)
     assert found.attends == {"words", "regions"}
@@ -241,6 +241,6 @@ def test_where_words_and_regions_look_is_mmca_eq_11_for_the_other_side_made_to_s
     assert matcher(alpha=0.0).attends == frozenset()
 
 
-def test_heads_that_do_not_divide_the_size_are_refused(matcher):
+def test_a_size_that_is_not_a_multiple_of_the_heads_is_refused(matcher):
     with pytest.raises(UserError, match=r"dim=12 is not a multiple of mmca\.heads=5"):
         matcher(heads=5)

@@ -23,7 +23,7 @@ def loaded(folder) -> tuple[Pretrained, WordPieces]:
     return load_pretrained(str(folder), pieces.pad)[0].eval(), pieces
 
 
-def test_the_order_is_that_of_the_models_own_score(folder):
+def test_the_ranking_equals_that_of_the_original_model(folder):
     from transformers import AutoModel
 
     matcher, pieces = loaded(folder)
@@ -45,7 +45,7 @@ def test_a_text_alone_equals_the_text_padded_in_a_batch(folder):
         torch.testing.assert_close(matcher.encode_texts(*pieces.texts([string])).vectors[0], together[row])
 
 
-def test_saved_and_loaded_it_scores_the_same_without_its_origin(folder, tmp_path):
+def test_a_saved_matcher_scores_the_same_without_the_original_folder(folder, tmp_path):
     matcher, pieces = loaded(folder)
     catalog.save(matcher, tmp_path / "matcher.json", tmp_path / "best.safetensors")
     assert str(folder) not in (tmp_path / "matcher.json").read_text()
@@ -65,7 +65,7 @@ def test_gradients_reach_every_weight_and_score_pairs_is_the_diagonal(folder):
     assert not [name for name, p in matcher.named_parameters() if p.grad is None]
 
 
-def test_pictures_are_prepared_as_the_models_own_processor_does(folder):
+def test_images_are_prepared_as_by_the_original_processor(folder):
     from transformers import AutoImageProcessor
 
     picture = Image.effect_noise((40, 40), 60).convert("RGB").resize((160, 160), Image.Resampling.BICUBIC)
@@ -75,7 +75,7 @@ def test_pictures_are_prepared_as_the_models_own_processor_does(folder):
     assert (ours - theirs).abs().mean() < 0.05
 
 
-def test_any_two_encoders_can_be_joined(tmp_path):
+def test_a_vision_text_dual_encoder_of_any_two_encoders_loads(tmp_path):
     from transformers import BertConfig, VisionTextDualEncoderConfig, VisionTextDualEncoderModel, ViTConfig
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -91,7 +91,7 @@ def test_any_two_encoders_can_be_joined(tmp_path):
     assert again.encode_texts(torch.tensor([[3, 4]]), torch.ones(1, 2, dtype=torch.bool)).vectors.shape == (1, 8)
 
 
-def test_what_is_no_dual_encoder_is_named(tiny_bert):
+def test_a_model_that_is_not_a_dual_encoder_is_refused(tiny_bert):
     with pytest.raises(UserError, match="is a bert model and not a dual encoder"):
         load_pretrained(str(tiny_bert), 0)
     with pytest.raises(UserError, match=r"dual encoder 'nowhere/at-all' could not be loaded|dual encoder './x'"):

@@ -49,13 +49,13 @@ def trained(statistics: str = "training") -> TwoBranchEmbedding:
     return matcher.eval()
 
 
-def test_a_branch_is_what_section_3_2_1_says():
+def test_a_branch_is_that_of_section_3_2_1():
     matcher, x = trained(), torch.randn(4, 5)
     torch.testing.assert_close(matcher.encode_images(x).vectors, literal_branch(matcher.image_branch, x))
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_layers_are_counted_and_the_linear_variant_has_no_batch_norm(layers):
+def test_the_number_of_layers_is_a_setting_and_the_linear_variant_has_no_batch_norm(layers):
     branch = Branch(5, 9, 6, layers=layers, statistics="training")
     sizes = {1: [(6, 5)], 2: [(9, 5), (6, 9)], 3: [(9, 5), (9, 9), (6, 9)]}
     assert [tuple(layer.weight.shape) for layer in branch.layers] == sizes[layers]
@@ -86,7 +86,7 @@ def test_distance_by_hand():
 
 
 @pytest.mark.parametrize(("heads", "sizes"), [(1, [(1, 6)]), (2, [(3, 6), (1, 3)]), (3, [(6, 6), (3, 6), (1, 3)])])
-def test_the_similarity_is_layers_over_the_product(heads, sizes):
+def test_the_similarity_is_fc_layers_over_the_product(heads, sizes):
     torch.manual_seed(0)
     settings = TwoBranchSimilaritySettings(**vars(SHAPE), heads=heads)
     matcher = TwoBranchSimilarity(settings).eval()
@@ -104,7 +104,7 @@ def test_the_similarity_is_layers_over_the_product(heads, sizes):
     torch.testing.assert_close(matcher.score_pairs(Encoded(x), Encoded(y)), torch.tensor(expected))
 
 
-def test_statistics_of_the_batch_under_test_shift_with_it():
+def test_batch_statistics_depend_on_the_encoded_batch():
     """Footnote 3: what is added to all items of a batch does not matter to the batch's own statistics."""
     training, batch = trained(), trained("batch")
     x = torch.randn(30, 5)
@@ -118,7 +118,7 @@ def test_statistics_of_the_batch_under_test_shift_with_it():
         assert (training.encode_images(x).vectors - before[training]).abs().max() > 0.1
 
 
-def test_one_item_has_no_statistics_and_training_ones_can_be_put_back():
+def test_batch_statistics_refuse_one_item_and_can_be_replaced_by_training_statistics():
     matcher = trained("batch")
     with pytest.raises(UserError, match=r"statistics=batch.*encode at least two"):
         matcher.encode_texts(torch.randn(1, 7))
@@ -128,7 +128,7 @@ def test_one_item_has_no_statistics_and_training_ones_can_be_put_back():
     torch.testing.assert_close(matcher.encode_texts(one).vectors, trained().encode_texts(one).vectors)
 
 
-def test_wrong_shapes_are_refused():
+def test_invalid_settings_are_refused():
     with pytest.raises(ValueError, match="layers of a branch must be from 1 to 3, got 4"):
         TwoBranchEmbedding(replace(SHAPE, layers=4))
     with pytest.raises(ValueError, match="layers after the product must be from 1 to 3, got 0"):

@@ -15,14 +15,14 @@ ROWS = [
 ]
 
 
-def test_errors_are_means_over_an_epoch_of_a_stage():
+def test_error_rates_are_averaged_per_epoch_of_a_stage():
     """Of the text branch: (1 + 0.5) / 2, then 0.25, then 0.5 in the second stage, whose epochs begin again."""
     found = errors_by_epoch(ROWS)
     assert found["instance_text_error"] == [(20, 0.75), (30, 0.25), (40, 0.5)]
     assert found["instance_image_error"] == [(20, 0.3), (30, 0.0)]
 
 
-def test_they_are_drawn_where_there_are_any(tmp_path):
+def test_error_rates_are_drawn_if_there_are_any(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
     with_errors = Image.open(draw_curves(tmp_path)).width
     plain = [{key: value for key, value in row.items() if not key.endswith("_error")} for row in ROWS]
@@ -30,7 +30,7 @@ def test_they_are_drawn_where_there_are_any(tmp_path):
     assert Image.open(draw_curves(tmp_path, tmp_path / "other.png")).width < with_errors
 
 
-def test_runs_are_compared_by_the_epochs_of_their_last_round(tmp_path):
+def test_runs_are_compared_over_the_epochs_of_their_last_round(tmp_path):
     def rows(*stages):
         return [{"stage": stage, "dev": {"i2t_r1": float(n), "t2i_r1": 1.0}} for n, stage in enumerate(stages)]
 

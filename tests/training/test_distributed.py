@@ -119,7 +119,7 @@ def saved(out: Path, step: str) -> Saved:
     return one, two
 
 
-def test_two_processes_give_the_loss_and_gradients_of_one_with_the_joined_batch(stepped):
+def test_two_processes_have_the_loss_and_gradients_of_one_with_the_joined_batch(stepped):
     one, two = saved(stepped, "vectors")
     assert "objective.parts.1.classes" in one
     for name, value in one.items():
@@ -128,7 +128,7 @@ def test_two_processes_give_the_loss_and_gradients_of_one_with_the_joined_batch(
 
 
 @pytest.mark.parametrize("step", ["bfan", "mmca", "vsrn"])
-def test_so_they_do_with_parts_and_with_captions_that_each_writes_its_share_of(stepped, step):
+def test_two_processes_agree_with_one_for_parts_and_caption_decoding(stepped, step):
     one, two = saved(stepped, step)
     loss = one.pop("loss")
     torch.testing.assert_close((two[0].pop("loss") + two[1].pop("loss")) / 2, loss, rtol=1e-5, atol=1e-6)
@@ -137,7 +137,7 @@ def test_so_they_do_with_parts_and_with_captions_that_each_writes_its_share_of(s
             torch.testing.assert_close(part[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_so_they_do_with_pseudo_pairs_and_adversaries(stepped):
+def test_two_processes_agree_with_one_for_pseudo_pairs_and_adversaries(stepped):
     one, two = saved(stepped, "a3vse")
     assert "objective.adversary.discriminators.image-pseudo_text.0.weight" in one
     for name, value in one.items():
@@ -146,7 +146,7 @@ def test_so_they_do_with_pseudo_pairs_and_adversaries(stepped):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="names of native threads are read from /proc")
-def test_no_thread_of_the_group_goes_on_when_a_process_has_left_it(stepped):
+def test_no_thread_of_the_process_group_survives_leaving_it(stepped):
     for rank in (0, 1):
         names = (stepped / f"two-{rank}-threads").read_text().splitlines()
         assert names

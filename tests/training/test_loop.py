@@ -42,7 +42,7 @@ def test_training_learns_the_tiny_collection(tiny, tmp_path):
     assert best["t2i_r1"] > 60  # chance is 1 in 6
 
 
-def test_the_same_seed_gives_the_same_weights_to_the_bit(tiny, tmp_path):
+def test_the_same_seed_gives_bit_identical_weights(tiny, tmp_path):
     for name in ("one", "two"):
         run(tiny, tmp_path / name, "epochs=3", "warmup_epochs=1")
     assert numbers(tmp_path / "one") == numbers(tmp_path / "two")
@@ -93,7 +93,7 @@ def whole(tiny, tmp_path_factory):
 
 
 @pytest.mark.parametrize("wait_for", [1, 4, 9])
-def test_a_run_killed_with_signal_9_and_resumed_ends_with_the_same_numbers(tiny, tmp_path, trainer, whole, wait_for):
+def test_a_run_killed_with_sigkill_and_resumed_ends_with_the_same_numbers(tiny, tmp_path, trainer, whole, wait_for):
     out = tmp_path / "killed"
     flags = [flag for change in (*SMALL, *KILLED) for flag in ("--set", change)]
     command = ["train", "vse", str(tiny.folder), "--out", str(out), "--device", "cpu", *flags]
@@ -116,7 +116,7 @@ def test_a_run_killed_with_signal_9_and_resumed_ends_with_the_same_numbers(tiny,
     assert all(torch.equal(one[k], two[k]) for k in one)
 
 
-def test_a_finished_run_resumes_to_its_own_result(tiny, tmp_path):
+def test_resuming_a_finished_run_returns_its_result(tiny, tmp_path):
     first = run(tiny, tmp_path / "run", "epochs=2")
     assert run(tiny, tmp_path / "run", "epochs=2", resume=True) == first
 
@@ -133,7 +133,7 @@ def test_a_run_is_not_overwritten_and_not_resumed_with_other_settings(tiny, tmp_
         run(tiny, tmp_path / "other", "epochs=1")
 
 
-def test_a_collection_that_has_changed_is_not_resumed_and_the_run_stays_whole(tiny_draft, tmp_path):
+def test_resuming_with_a_changed_collection_is_refused_and_the_run_is_unchanged(tiny_draft, tmp_path):
     (tmp_path / "pictures").mkdir()
     draft = tiny_draft(tmp_path / "pictures")
     collection = write_draft(draft, tmp_path / "collection")
@@ -146,13 +146,13 @@ def test_a_collection_that_has_changed_is_not_resumed_and_the_run_stays_whole(ti
     assert matcher.settings.dim == 16
 
 
-def test_settings_that_cannot_be_planned_leave_no_folder(tiny, tmp_path):
+def test_invalid_settings_leave_no_folder(tiny, tmp_path):
     with pytest.raises(UserError, match="unknown stored feature 'foo': the collection has none"):
         run(tiny, tmp_path / "run", "image.features=foo")
     assert not (tmp_path / "run").exists()
 
 
-def test_the_first_step_already_learns_and_steps_are_logged_once(tiny, tmp_path):
+def test_the_first_step_changes_weights_and_steps_are_logged_once(tiny, tmp_path):
     small = run(tiny, tmp_path / "small", "epochs=1", "batch=14", "lr=0.0001", "ema_decay=0")
     large = run(tiny, tmp_path / "large", "epochs=1", "batch=14", "lr=0.1", "ema_decay=0")
     assert small["step"] == large["step"] == 1
@@ -182,7 +182,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_do(tiny, tmp_p
         run(tiny, tmp_path / "run", "epochs=80", "lr=1000", "optim.clip=none", "ema_decay=0", "optim.optimizer=sgd")
 
 
-def test_parts_can_have_their_own_rate_and_unknown_parts_are_named(tiny, tmp_path):
+def test_modules_can_have_their_own_learning_rate_and_unknown_modules_are_refused(tiny, tmp_path):
     start = run(tiny, tmp_path / "fixed", "epochs=1", "optim.lr_scale=image:0", "ema_decay=0")
     assert start["rsum"] > 0
     with pytest.raises(UserError, match="has no module 'imge'; it has: image"):
@@ -201,7 +201,7 @@ def test_accumulating_two_batches_takes_half_the_steps(tiny, tmp_path):
     assert twice["step"] == -(-once["step"] // 2)
 
 
-def test_an_optimiser_is_restored_in_the_order_of_axes_of_its_parameters(tmp_path):
+def test_a_restored_optimizer_has_the_memory_layout_of_its_parameters(tmp_path):
     """Fused steps on an accelerator refuse any other, and files keep none."""
     torch.manual_seed(0)
     made = [torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2)]

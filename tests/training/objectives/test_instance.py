@@ -97,7 +97,7 @@ def test_dropout_before_the_classifier_acts_in_training_only():
     assert one == two
 
 
-def test_one_negative_is_drawn_of_each_row_and_all_come_in_turn():
+def test_one_random_negative_is_kept_in_each_row():
     target = torch.tensor([[1, -1, -1, 0, -1], [1, 1, 1, 0, 1], [-1, 1, 0, 0, 0]])
     seen = set()
     for _ in range(50):
@@ -110,7 +110,7 @@ def test_one_negative_is_drawn_of_each_row_and_all_come_in_turn():
     assert torch.isfinite(RankingObjective(1.0, draw=True)(Given(), batch())["ranking"])
 
 
-def test_nothing_to_minimise_is_an_error():
+def test_objectives_with_all_weights_zero_are_refused():
     with pytest.raises(ValueError, match="all weights are zero"):
         JointObjective((0.0, RankingObjective()))
 
@@ -133,7 +133,7 @@ def test_pseudo_classes_are_clusters_of_features_and_the_same_again():
     assert np.array_equal(found, pseudo_classes(features, 4, seed=1))
 
 
-def test_errors_of_both_branches_are_measured_and_not_minimised():
+def test_error_rates_of_both_towers_are_measured_and_not_minimised():
     given = batch()
     objective = InstanceObjective(4, 5).double()
     joint = JointObjective((1.0, RankingObjective(1.0, 1)), (1.0, objective))

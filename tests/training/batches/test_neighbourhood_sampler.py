@@ -13,7 +13,7 @@ def all_pairs(matches: Matches) -> set[tuple[int, ...]]:
     return set(zip(*(side.tolist() for side in matches.pairs()), strict=True))
 
 
-def test_without_extra_pairs_batches_are_those_of_the_pair_sampler():
+def test_without_extra_pairs_batches_equal_those_of_the_pair_sampler():
     plain, same = PairSampler(FIVE, 8, 3).epoch(2), NeighbourhoodSampler(FIVE, 8, 3, extra="none").epoch(2)
     assert all(np.array_equal(one, two) for one, two in zip(plain, same, strict=True))
 
@@ -28,7 +28,7 @@ def test_every_image_gets_a_second_text_of_its_own():
         assert all(len(set(texts[images == image])) == 2 for image in set(images))
 
 
-def test_random_extra_pairs_are_as_many_and_not_in_the_batch_already():
+def test_random_extra_pairs_have_the_same_number_and_are_new_to_the_batch():
     near, far = (NeighbourhoodSampler(FIVE, 8, 0, extra=kind).epoch(1) for kind in ("neighbours", "random"))
     for plain, one, two in zip(PairSampler(FIVE, 8, 0).epoch(1), near, far, strict=True):
         assert len(one) == len(two)
@@ -45,7 +45,7 @@ def test_texts_of_several_images_get_a_second_image():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_second_partners_are_drawn_evenly_from_the_others(seed):
+def test_second_partners_are_drawn_uniformly(seed):
     rng = np.random.default_rng(seed)
     drawn = [int(second_partners(np.array([[3, 17]]), FIVE, rng)[0, 1]) for _ in range(400)]
     counts = {text: drawn.count(text) for text in set(drawn)}
@@ -53,12 +53,12 @@ def test_second_partners_are_drawn_evenly_from_the_others(seed):
     assert min(counts.values()) > 60
 
 
-def test_items_with_two_partners_here_or_one_anywhere_get_none():
+def test_items_with_two_partners_in_the_batch_or_one_in_total_get_no_second_partner():
     matches = Matches.from_pairs([(0, 0), (0, 1), (0, 2), (1, 3)], (2, 4))
     assert not len(second_partners(np.array([[0, 0], [0, 1], [1, 3]]), matches, np.random.default_rng(0)))
 
 
-def test_the_same_epoch_is_the_same_and_another_is_not():
+def test_an_epoch_is_reproducible_and_epochs_differ():
     sampler = NeighbourhoodSampler(FIVE, 8, 0, extra="neighbours")
     assert all(np.array_equal(a, b) for a, b in zip(sampler.epoch(1), sampler.epoch(1), strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(sampler.epoch(1), sampler.epoch(2), strict=True))

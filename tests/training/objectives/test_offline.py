@@ -37,7 +37,7 @@ def mined(matches, texts=10, images=5):
     return NegativeLists(lists[0], lists[1], ids[0], ids[1])
 
 
-def test_negatives_come_from_the_lists_and_never_match_each_other():
+def test_offline_negatives_come_from_the_lists_and_never_match_each_other():
     matches = relation()
     negatives = mined(matches)
     sampler = OfflineSampler(matches, 8, 3, negatives)
@@ -58,7 +58,7 @@ def test_negatives_come_from_the_lists_and_never_match_each_other():
     assert any((a != b).any() for a, b in zip(sampler.epoch(2), sampler.epoch(1), strict=True) if a.shape == b.shape)
 
 
-def test_ranks_are_drawn_uniformly_or_about_the_middle_of_the_list():
+def test_ranks_are_drawn_uniformly_or_around_the_middle_of_the_list():
     matches = Matches(np.arange(40), np.arange(40), (40, 40))
     negatives = mined(matches, 30, 30)
     pairs = np.stack([np.arange(40)] * 2, axis=1).repeat(300, axis=0)
@@ -75,7 +75,7 @@ def test_ranks_are_drawn_uniformly_or_about_the_middle_of_the_list():
             assert counts[:3].sum() < 0.02  # the top, where negatives may be false ones
 
 
-def test_what_cannot_be_drawn_is_left_out():
+def test_missing_negatives_are_left_out():
     # Image 0 matches everything; the only negatives of pair (1, 1) match each other through text 2 of image 2.
     matches = Matches([0, 0, 0, 1, 2], [0, 1, 2, 1, 2], (3, 3))
     ids = tuple("abc")
@@ -103,7 +103,7 @@ def fed(tiny):
     return train, matcher, sampler, Batches(train, inputs, sampler)
 
 
-def test_a_batch_holds_each_item_once_and_targets_of_its_pairs(fed):
+def test_a_batch_has_each_item_once_and_the_targets_of_its_pairs(fed):
     train, _, sampler, batches = fed
     for drawn, batch in zip(sampler.epoch(0), batches.epoch(0), strict=True):
         assert len(batch.images) == len({i for i in drawn[:, 0::2].ravel() if i >= 0})
@@ -171,7 +171,7 @@ def literal(matcher, batches, drawn, pairing, options):
     ],
     ids=lambda o: f"{o.kind}-{o.online}-{o.derive}",
 )
-def test_the_objective_is_the_papers_loss_over_all_scores(fed, options):
+def test_the_objective_equals_the_papers_loss_over_all_scores(fed, options):
     train, matcher, sampler, batches = fed
     for drawn, batch in zip(sampler.epoch(0), batches.epoch(0), strict=True):
         found = sum(OfflineObjective(options)(matcher, batch).values())
@@ -181,7 +181,7 @@ def test_the_objective_is_the_papers_loss_over_all_scores(fed, options):
 @pytest.mark.parametrize(
     "options", [OfflineTerms("offline-triplet"), OfflineTerms("offline-quintuplet", derive="online")]
 )
-def test_losses_that_derive_no_pairs_need_fewer_items(fed, options):
+def test_losses_without_derived_pairs_encode_fewer_items(fed, options):
     train, matcher, sampler, batches = fed
     lists = NegativeLists(sampler._texts._lists, sampler._images._lists, train.visuals.ids, train.texts.ids)
     less = batches.with_sampler(OfflineSampler(train.matches, 3, 0, lists, derived=False))
@@ -204,7 +204,7 @@ def test_batches_without_offline_negatives_are_refused(fed):
         OfflineTerms("adaptive", online=False)
 
 
-def test_processes_share_a_batch_with_its_drawn_items(fed):
+def test_processes_share_a_batch_with_its_drawn_negatives(fed):
     train, _, sampler, batches = fed
     shares = [Batches(train, batches.inputs, sampler, processes=Processes(rank, 2)).epoch(0) for rank in range(2)]
     for whole, one, two in zip(batches.epoch(0), *shares, strict=True):

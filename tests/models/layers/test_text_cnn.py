@@ -27,7 +27,7 @@ def network(settings=SMALL, dim=5, head="paper"):
     return made.eval()
 
 
-def test_places_are_the_code_t_of_dual_path_eq_2():
+def test_word_positions_are_the_code_t_of_dual_path_eq_2():
     words, mask = texts()
     begin, table = torch.tensor([2, 0, 4]), torch.randn(30, 6, dtype=torch.float64)
     numbers = place_words(words, mask, begin, 9)
@@ -39,7 +39,7 @@ def test_places_are_the_code_t_of_dual_path_eq_2():
         torch.testing.assert_close(found, code @ table)
 
 
-def test_words_past_the_last_place_are_cut_and_words_left_out_close_up():
+def test_long_texts_are_truncated_and_dropped_words_leave_no_gap():
     words = torch.tensor([[5, 6, 7, 8, 9]])
     kept = torch.tensor([[True, False, True, True, True]])
     assert place_words(words, kept, torch.tensor([0]), 3).tolist() == [[5, 7, 8]]
@@ -47,7 +47,7 @@ def test_words_past_the_last_place_are_cut_and_words_left_out_close_up():
 
 
 @pytest.mark.parametrize(("channels", "stride"), [(8, 1), (6, 1), (8, 2)])
-def test_a_block_is_that_of_the_literal_loop(channels, stride):
+def test_a_text_block_equals_the_literal_loop(channels, stride):
     torch.manual_seed(0)
     block = TextBlock(8, 3, channels, stride).double()
     block(torch.randn(5, 8, 1, 6, dtype=torch.float64))
@@ -74,7 +74,7 @@ def test_a_block_is_that_of_the_literal_loop(channels, stride):
 
 
 @pytest.mark.parametrize(("depth", "blocks"), [("50", 16), ("152", 50)])
-def test_blocks_and_channels_are_those_of_the_residual_networks(depth, blocks):
+def test_blocks_and_channels_equal_those_of_resnets(depth, blocks):
     made = TextCNN(TextCNNSettings(30, 6, BLOCKS_BY_DEPTH[depth], width=2), 4).eval()
     assert len(made.blocks) == blocks
     assert made.blocks(torch.zeros(1, 6, 1, 32)).shape == (1, 64, 1, 8)  # 8 places, the release's pooling size
@@ -105,14 +105,14 @@ def test_padding_and_special_words_do_not_change_a_vector(settings, pooling):
         torch.testing.assert_close(made(marked, torch.ones_like(marked).bool())[0], together[row])
 
 
-def test_a_word_in_another_place_or_another_word_changes_the_vector():
+def test_word_order_and_words_change_the_vector():
     made = network()
     one, two, three = (made(torch.tensor([w]), torch.ones(1, 3).bool()) for w in ([5, 6, 7], [7, 6, 5], [5, 6, 8]))
     assert not torch.allclose(one, two)
     assert not torch.allclose(one, three)
 
 
-def test_position_shift_draws_places_in_training_and_left_alignment_does_not(monkeypatch):
+def test_position_shift_is_random_in_training_and_left_alignment_is_fixed(monkeypatch):
     words, mask = texts()
     seen = []
     for align in ("shift", "left"):
@@ -125,7 +125,7 @@ def test_position_shift_draws_places_in_training_and_left_alignment_does_not(mon
     assert all(set(b[60:]) == {0} for b in begins)
 
 
-def test_no_word_at_all_is_a_vector_too():
+def test_a_text_without_words_has_a_finite_vector():
     assert torch.isfinite(network()(torch.tensor([[1, 2]]), torch.ones(1, 2).bool())).all()
 
 
@@ -140,7 +140,7 @@ def test_the_head_of_the_paper_is_fc_batch_norm_relu_fc():
     torch.testing.assert_close(head(given), between.clamp(min=0) @ two.weight.T + two.bias)
 
 
-def test_the_head_of_the_release_is_cut_at_zero_in_training_only():
+def test_the_head_of_the_release_has_a_last_relu_in_training_only():
     torch.manual_seed(0)
     head = ProjectionHead(4, 3, "release", layers=1)
     given = torch.randn(50, 4)

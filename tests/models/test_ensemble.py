@@ -92,7 +92,7 @@ def test_eq_8_by_hand():
 
 
 @pytest.mark.parametrize("phrases", PHRASES)
-def test_pairs_are_the_diagonal_and_batches_change_nothing(phrases):
+def test_pairs_are_the_diagonal_and_batches_do_not_change_scores(phrases):
     matcher = weighted(phrases)
     pictures, strings, mask = given(4, 4)
     one, two = matcher.encode_images(pictures), matcher.encode_texts(strings, mask)
@@ -103,7 +103,7 @@ def test_pairs_are_the_diagonal_and_batches_change_nothing(phrases):
     torch.testing.assert_close(matcher.score(one, alone)[:, 0], grid[:, 2])
 
 
-def test_saved_and_loaded_it_scores_the_same(tmp_path):
+def test_a_saved_and_loaded_matcher_scores_the_same(tmp_path):
     matcher, (pictures, strings, mask) = weighted(), given()
     catalog.save(matcher, tmp_path / "matcher.json", tmp_path / "best.safetensors")
     again = catalog.load(tmp_path / "matcher.json", tmp_path / "best.safetensors")
@@ -123,7 +123,7 @@ def test_an_image_without_regions_has_the_sentence_distance():
     )
 
 
-def test_a_share_over_one_is_refused():
+def test_alpha_above_one_is_refused():
     with pytest.raises(ValueError, match=r"alpha must be from 0 to 1, got 1\.5"):
         weighted(alpha=1.5)
 
@@ -163,6 +163,7 @@ def fed(images: int = 4, texts: int = 6) -> tuple[torch.Tensor, torch.Tensor, to
         ("a3vse", "mmca"),
         ("vsrn", "bfan"),
         ("vse", "a3vse"),
+        ("scan", "bfan", "vse"),
     ],
 )
 @pytest.mark.parametrize("training", [False, True])
@@ -180,7 +181,7 @@ def test_an_ensemble_has_the_mean_score_and_the_mean_cosine_of_its_members(names
     torch.testing.assert_close(unit_length(one.vectors) @ unit_length(two.vectors).T, cosines)
 
 
-def test_an_ensemble_reranks_only_where_its_score_is_more_than_the_cosine_of_its_vectors():
+def test_an_ensemble_reranks_only_if_its_score_is_not_the_cosine_of_its_vectors():
     assert ensemble("mmca", "vse").reranks
     matcher, (pictures, words, mask) = ensemble("vse", "a3vse"), fed()
     assert not matcher.reranks
@@ -190,7 +191,7 @@ def test_an_ensemble_reranks_only_where_its_score_is_more_than_the_cosine_of_its
     assert Ensemble(EnsembleSettings((by_distance, by_distance))).reranks  # the mean of distances is no cosine
 
 
-def test_an_ensemble_of_mmca_is_saved_with_all_of_it(tmp_path):
+def test_a_saved_ensemble_of_mmca_scores_the_same(tmp_path):
     matcher, (pictures, words, mask) = ensemble("mmca", "mmca, larger", "vse"), fed()
     catalog.save(matcher, tmp_path / "matcher.json", tmp_path / "best.safetensors")
     again = catalog.load(tmp_path / "matcher.json", tmp_path / "best.safetensors")
@@ -199,8 +200,21 @@ def test_an_ensemble_of_mmca_is_saved_with_all_of_it(tmp_path):
     assert torch.equal(*scores)
 
 
-def test_members_that_see_different_parts_are_refused():
+def test_ensemble_members_with_different_numbers_of_parts_are_refused():
     matcher, pictures = ensemble("mmca", "scan"), fed()[0]
     found = [m.encode_images(pictures) for m in matcher.members]
     with pytest.raises(ValueError, match=r"the same number of parts, got \[5, 3\]"):
         matcher._concatenate([found[0], Encoded(found[1].vectors, found[1].parts[:, :3], found[1].mask[:, :3])])
+
+
+def test_an_ensemble_without_members_is_refused():
+    with pytest.raises(ValueError, match="at least one member"):
+        Ensemble(EnsembleSettings(()))
+
+
+def test_an_ensemble_of_members_without_parts_has_no_parts():
+    matcher, (pictures, words, mask) = ensemble("vse", "vse"), fed()
+    found = matcher.encode_images(pictures)
+    assert isinstance(found, Encoded)
+    assert found.parts is None
+    assert matcher.score(found, matcher.encode_texts(words, mask)).shape == (4, 6)

@@ -44,7 +44,7 @@ def cells() -> Inputs:
     return Inputs(BackboneInput(backbone, PixelInput(16), "x", "grid"), WORDS)
 
 
-def test_members_whose_scores_are_cosines_are_exported_side_by_side(tmp_path):
+def test_an_ensemble_of_cosine_members_is_exported(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     torch.manual_seed(0)
@@ -69,6 +69,6 @@ def test_members_whose_scores_are_cosines_are_exported_side_by_side(tmp_path):
         torch.testing.assert_close(one @ two.T, matcher.score(images, texts), rtol=0, atol=2e-4)
 
 
-def test_one_member_that_reranks_is_enough_to_refuse(tmp_path):
+def test_an_ensemble_with_a_reranking_member_is_refused(tmp_path):
     with pytest.raises(UserError, match="this one reranks"):
         export.export_onnx(together(alpha=0.2), cells(), tmp_path / "out")

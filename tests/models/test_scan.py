@@ -1,20 +1,13 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from calligram.features.images.backbones import Backbone
-from calligram.models import catalog
 from calligram.models.bfan import BFAN, BFANSettings
-from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.layers import score_tiles
-from calligram.models.matcher import Encoded
 from calligram.models.scan import SCAN, SCANSettings
-from calligram.models.vse import VSE, VSESettings
-from calligram.models.vsrn import VSRN, RegionReasoning, VSRNSettings
 from calligram.vectors import unit_length
 
 SIDES = {"vocabulary": 30, "dim": 12, "feature_dim": 5, "word_dim": 6, "hidden": 12}
@@ -44,7 +37,7 @@ def literal_attended(query, context, temperature, focal):
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_scores_are_those_of_the_releases_arithmetic(number):
+def test_scores_equal_the_arithmetic_of_the_releases(number):
     matcher = matchers()[number]
     images, texts = matcher.encode_images(torch.randn(3, 4, 5)), matcher.encode_texts(WORDS, MASK)
     for i, t in ((i, t) for i in range(3) for t in range(2)):
@@ -59,7 +52,7 @@ def test_scores_are_those_of_the_releases_arithmetic(number):
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_neither_padding_nor_the_order_of_regions_counts(number):
+def test_padding_and_the_order_of_regions_do_not_change_the_score(number):
     matcher = matchers()[number]
     features = torch.randn(2, 4, 5)
     texts = matcher.encode_texts(WORDS, MASK)
@@ -87,7 +80,7 @@ def test_one_region_and_one_word_are_enough(number):
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_some_pairs_are_entries_of_all_whatever_their_tiles(number, monkeypatch):
+def test_selected_pairs_are_entries_of_all_pairs_for_any_tile_size(number, monkeypatch):
     matcher = matchers()[number]
     torch.manual_seed(0)
     mask = torch.arange(5) < torch.randint(2, 6, (40, 1))
@@ -103,7 +96,7 @@ def test_some_pairs_are_entries_of_all_whatever_their_tiles(number, monkeypatch)
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_where_words_and_regions_look_are_shares_of_real_parts(number):
+def test_attention_weights_sum_to_one_over_real_parts(number):
     matcher = matchers()[number]
     features = torch.cat([torch.randn(2, 4, 5), torch.zeros(2, 1, 5)], dim=1)
     images, texts = matcher.encode_images(features), matcher.encode_texts(WORDS, MASK)
@@ -128,7 +121,7 @@ def test_vectors_are_means_of_parts_at_length_one():
     torch.testing.assert_close(unit_length(states[0, 1]), texts.parts[0, 1])
 
 
-def test_a_backbones_cells_are_the_parts_trained_or_stored():
+def test_cells_of_a_backbone_are_the_parts_trained_or_stored():
     import transformers
 
     torch.manual_seed(0)
@@ -146,81 +139,3 @@ def test_a_backbones_cells_are_the_parts_trained_or_stored():
     texts = end_to_end.encode_texts(WORDS, MASK)
     end_to_end.score(end_to_end.encode_images(pixels), texts).sum().backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in end_to_end.image.parameters())
-
-
-def test_reasoning_is_that_of_the_literal_loop():
-    torch.manual_seed(0)
-    step = RegionReasoning(6).double().eval()
-    torch.nn.init.normal_(step.norm.weight)
-    torch.nn.init.normal_(step.norm.running_mean)
-    regions = torch.randn(2, 4, 6, dtype=torch.float64)
-    found = step(regions, torch.ones(2, 4, dtype=torch.bool), torch.arange(8))
-    for image in range(2):
-        for i in range(4):
-            total = torch.zeros(6, dtype=torch.float64)
-            for j in range(4):
-                weight = step.theta(regions[image, i]) @ step.phi(regions[image, j]) / 4
-                total += weight * step.values(regions[image, j])
-            norm = step.norm
-            scaled = (step.out(total) - norm.running_mean) / (norm.running_var + norm.eps).sqrt()
-            torch.testing.assert_close(found[image, i], scaled * norm.weight + norm.bias + regions[image, i])
-
-
-def test_a_step_of_reasoning_starts_as_the_identity_and_padding_is_left_out():
-    torch.manual_seed(0)
-    step = RegionReasoning(6).train()
-    regions, real = torch.randn(3, 4, 6), torch.ones(3, 4, dtype=torch.bool)
-    assert torch.equal(step(regions, real, torch.arange(12)), regions)
-    torch.nn.init.ones_(step.norm.weight)
-    plain = step(regions, real, torch.arange(12))
-    longer = torch.cat([regions, torch.zeros(3, 2, 6)], dim=1)
-    mask = torch.cat([real, torch.zeros(3, 2, dtype=torch.bool)], dim=1)
-    found = step(longer, mask, mask.flatten().nonzero().squeeze(1))
-    torch.testing.assert_close(found[:, :4], plain)
-    assert not found[:, 4:].any()
-
-
-def test_vsrn_reads_regions_after_reasoning_in_their_order():
-    torch.manual_seed(0)
-    matcher = VSRN(VSRNSettings(**SIDES, layers=2)).eval()
-    features = torch.randn(2, 4, 5)
-    regions = matcher.project(features)
-    regions = regions / regions.norm(dim=1, keepdim=True)  # over regions, as the release has it
-    # Reasoning starts as the identity, so that these have length one already.
-    _, last = matcher.reader(regions)
-    found = matcher.encode_images(features)
-    torch.testing.assert_close(found.vectors, last[0])
-    assert found.parts is None
-    padded = torch.cat([torch.zeros(2, 1, 5), features, torch.zeros(2, 2, 5)], dim=1)
-    torch.testing.assert_close(matcher.encode_images(padded).vectors, found.vectors)
-    assert not torch.allclose(matcher.encode_images(features.flip(1)).vectors, found.vectors)
-    assert matcher.train().encode_images(padded).parts.shape == (2, 7, 12)
-
-
-def test_an_ensemble_scores_the_mean_and_its_vectors_the_mean_cosine():
-    torch.manual_seed(0)
-    members = [
-        *matchers()[1:3],
-        VSE(VSESettings(30, 8, image="features", feature_dim=5, word_dim=6, hidden=8)).eval(),
-    ]
-    matcher = Ensemble(EnsembleSettings(tuple(json.dumps(catalog.describe(m)) for m in members))).eval()
-    for own, member in zip(matcher.members, members, strict=True):
-        own.load_state_dict(member.state_dict())
-    features = torch.randn(3, 4, 5)
-    one, two = matcher.encode_images(features), matcher.encode_texts(WORDS, MASK)
-    alone = [(m.encode_images(features), m.encode_texts(WORDS, MASK)) for m in members]
-    scores = [m.score(*sides) for m, sides in zip(members, alone, strict=True)]
-    torch.testing.assert_close(matcher.score(one, two), torch.stack(scores).mean(0))
-    cosines = torch.stack([unit_length(i.vectors) @ unit_length(t.vectors).T for i, t in alone]).mean(0)
-    torch.testing.assert_close(unit_length(one.vectors) @ unit_length(two.vectors).T, cosines)
-    with pytest.raises(ValueError, match="at least one member"):
-        Ensemble(EnsembleSettings(()))
-
-
-def test_items_of_an_ensemble_without_parts_have_none():
-    member = VSE(VSESettings(30, 8, image="features", feature_dim=5, word_dim=6, hidden=8))
-    matcher = Ensemble(EnsembleSettings((json.dumps(catalog.describe(member)),) * 2)).eval()
-    found = matcher.encode_images(torch.randn(2, 5))
-    assert isinstance(found, Encoded)
-    assert found.parts is None
-    assert matcher.score(found, matcher.encode_texts(WORDS, MASK)).shape == (2, 2)

@@ -103,7 +103,7 @@ def matcher(request: pytest.FixtureRequest) -> Matcher:
     return build(request.param)
 
 
-def test_score_pairs_is_the_diagonal_of_score_and_tiles_are_the_whole(matcher, monkeypatch):
+def test_score_pairs_is_the_diagonal_of_score_and_tiles_do_not_matter(matcher, monkeypatch):
     one, two = matcher.encode_images(images(matcher, 4)), matcher.encode_texts(*texts(matcher, 4))
     grid = matcher.score(one, two)
     assert grid.shape == (4, 4)
@@ -130,7 +130,7 @@ def test_permuting_images_permutes_rows(matcher):
     )
 
 
-def test_saved_and_loaded_it_scores_the_same(matcher, tmp_path):
+def test_a_saved_and_loaded_matcher_scores_the_same(matcher, tmp_path):
     catalog.save(matcher, tmp_path / "matcher.json", tmp_path / "best.safetensors")
     again = catalog.load(tmp_path / "matcher.json", tmp_path / "best.safetensors")
     words = texts(matcher, 3)
@@ -146,7 +146,7 @@ def test_gradients_reach_every_weight(matcher):
     assert not missing
 
 
-def test_masked_parts_of_stored_features_do_not_count():
+def test_padding_of_stored_features_does_not_change_scores():
     matcher = build("vse, both ways")
     features = torch.randn(2, 4, 5)
     mask = torch.tensor([[True, True, False, False], [True, True, True, True]])
@@ -167,7 +167,7 @@ def test_unit_vectors_of_zero_stay_zero():
     assert torch.equal(unit_length(torch.zeros(1, 3)), torch.zeros(1, 3))
 
 
-def test_wrong_descriptions_are_named():
+def test_unknown_matchers_and_settings_are_refused():
     with pytest.raises(UserError, match="unknown matcher 'vsa'; did you mean 'vse'"):
         catalog.build({"matcher": "vsa", "settings": {}})
     with pytest.raises(UserError, match="unknown setting of matcher vse 'dims'; did you mean 'dim'"):

@@ -17,7 +17,7 @@ def batches(pairing: Pairing, size: int = 14, **options: object) -> Batches:
     return Batches(pairing, inputs, PairSampler(pairing.matches, size, 0), **options)  # type: ignore[arg-type]
 
 
-def test_a_batch_holds_each_image_and_text_once_with_all_their_matches(tiny):
+def test_a_batch_has_each_image_and_text_once_with_all_their_matches(tiny):
     pairing = tiny.sentences("train")
     batch = next(batches(pairing, 15).epoch(0))
     assert batch.images.shape == (6, 3, 16, 16)
@@ -44,7 +44,7 @@ def test_known_false_negatives_can_be_ignored(tiny):
     assert (next(batches(known, 15).epoch(0)).image_target == 0).sum() == 0
 
 
-def test_entering_an_epoch_in_the_middle_gives_the_same_batches(tiny):
+def test_starting_an_epoch_in_the_middle_gives_the_same_batches(tiny):
     feed = batches(tiny.sentences("train"), 4, augment=Augment(0.5, True, 0.2))
     whole = list(feed.epoch(5))
     rest = list(feed.epoch(5, start=2))

@@ -55,7 +55,7 @@ def same(one, two) -> bool:
     )
 
 
-def test_each_step_has_a_batch_of_both_and_pseudo_pairs_go_round_on_their_own(feeds):
+def test_each_step_has_annotated_and_pseudo_pairs_with_separate_passes(feeds):
     own, beside, both = feeds()
     assert len(both) == len(own) == 4
     assert len(beside) == 2
@@ -72,7 +72,7 @@ def test_each_step_has_a_batch_of_both_and_pseudo_pairs_go_round_on_their_own(fe
     assert not torch.equal(orders[0], orders[1]) or not torch.equal(orders[0], orders[2])
 
 
-def test_an_epoch_may_be_shorter_or_longer_than_a_pass_of_either(feeds):
+def test_an_epoch_may_be_shorter_or_longer_than_a_pass(feeds):
     own, _, longer = feeds(steps=11)
     assert len(longer) == 11
     batches = list(longer.epoch(0))
@@ -84,7 +84,7 @@ def test_an_epoch_may_be_shorter_or_longer_than_a_pass_of_either(feeds):
     assert len(list(RepeatedPasses(own, 3).epoch(0))) == 3
 
 
-def test_an_epoch_can_be_entered_at_any_step_and_is_the_same_again(feeds):
+def test_an_epoch_can_start_at_any_step_and_is_reproducible(feeds):
     whole = list(feeds(steps=7)[2].epoch(5))
     for start in range(8):
         rest = list(feeds(steps=7)[2].epoch(5, start))
@@ -103,7 +103,7 @@ def test_processes_share_both_batches(feeds):
     assert all(torch.equal(share.pseudo.image_target, whole.pseudo.image_target) for share in shares)
 
 
-def test_fewer_pairs_than_a_batch_are_one_batch(feeds):
+def test_fewer_pairs_than_the_batch_size_are_one_batch(feeds):
     _, _, both = feeds(batch=500)
     (batch,) = both.epoch(0)
     assert len(batch.images) == 6
@@ -122,7 +122,7 @@ def doubled(batch: PseudoPairBatch) -> PseudoPairBatch:
     return PseudoPairBatch(**{**change(batch), "pseudo": type(batch.pseudo)(**change(batch.pseudo))})
 
 
-def test_the_loss_is_a3vse_eqs_3_and_9_with_margins_and_weights_of_the_paper(feeds):
+def test_the_loss_is_a3vse_eqs_3_and_9_with_the_papers_margins_and_weights(feeds):
     """Hinges of the hardest negatives, the mean over pairs, and six cross entropies, one item after the other."""
     batch = doubled(next(iter(feeds()[2].epoch(0))))
     model = matcher()
@@ -171,7 +171,7 @@ def test_the_loss_is_a3vse_eqs_3_and_9_with_margins_and_weights_of_the_paper(fee
     assert set(objective.measures) == {"intra_error", "cross_error", "trans_error"}
 
 
-def test_each_discriminator_learns_from_its_own_two_domains_alone():
+def test_each_discriminator_has_gradients_from_its_two_domains_only():
     torch.manual_seed(0)
     domains = {name: torch.randn(3, 6, requires_grad=True) for name in ("image", "pseudo_image", "text", "pseudo_text")}
     seen = set()
@@ -190,7 +190,7 @@ def test_each_discriminator_learns_from_its_own_two_domains_alone():
     assert seen == set(DOMAIN_PAIRS)
 
 
-def test_the_reversal_follows_progress_within_the_stages_span():
+def test_gradient_reversal_depends_on_progress_within_the_span():
     torch.manual_seed(0)
     adversary = Adversary(6, AdversaryTerms(hidden=0))
     plain = None
@@ -208,7 +208,7 @@ def test_the_reversal_follows_progress_within_the_stages_span():
     assert objective.span[0] + (objective.span[1] - objective.span[0]) * objective.progress == 0.625
 
 
-def test_domains_that_can_move_come_together_by_the_reversal_alone():
+def test_gradient_reversal_alone_aligns_domains():
     """Four clouds of directions, each with a shift that is learnt; without reversal nothing moves them."""
     apart = {}
     for progress in (0.0, 1.0):
@@ -228,7 +228,7 @@ def test_domains_that_can_move_come_together_by_the_reversal_alone():
     assert apart[1.0] < 0.75 * apart[0.0]
 
 
-def test_both_batches_and_all_discriminators_learn(feeds):
+def test_both_batches_and_all_discriminators_have_gradients(feeds):
     batch = next(iter(feeds()[2].epoch(0)))
     model = matcher().float()
     objective = PseudoPairObjective(InfoNCEObjective(), InfoNCEObjective(), 0.8, Adversary(6))

@@ -37,7 +37,7 @@ def test_a_run_is_loaded_ready_for_inference(run):
     assert stored.matcher.encode_images(stored.inputs.images.finish(pixels)).vectors.shape == (1, 8)
 
 
-def test_a_moved_run_keeps_its_fingerprint_and_notes_do_not_change_it(run, tmp_path):
+def test_the_fingerprint_does_not_depend_on_the_folder_or_on_notes(run, tmp_path):
     before = load_matcher(run).fingerprint
     (run / "metrics.jsonl").write_text("{}\n")
     (run / RUN_FILE).write_text("{}")
@@ -46,7 +46,7 @@ def test_a_moved_run_keeps_its_fingerprint_and_notes_do_not_change_it(run, tmp_p
 
 
 @pytest.mark.parametrize("change", ["weights", "preprocessing", "vocabulary"])
-def test_whatever_changes_encodings_changes_the_fingerprint(run, change):
+def test_the_fingerprint_depends_on_weights_architecture_and_inputs(run, change):
     before = load_matcher(run)
     if change == "weights":
         with torch.no_grad():
@@ -60,7 +60,7 @@ def test_whatever_changes_encodings_changes_the_fingerprint(run, change):
     assert load_matcher(run).fingerprint != before.fingerprint
 
 
-def test_a_dual_encoder_is_loaded_with_its_own_inputs_wherever_it_lies(tiny_clip, tmp_path):
+def test_a_dual_encoder_is_loaded_with_its_inputs_from_any_folder(tiny_clip, tmp_path):
     stored = load_matcher(tiny_clip)
     assert stored.inputs.images.size == 16
     assert stored.inputs.images.fit == "crop"
@@ -74,7 +74,7 @@ def test_another_dual_encoder_has_another_fingerprint(tiny_clip, tiny_siglip):
     assert load_matcher(tiny_clip).fingerprint != load_matcher(tiny_siglip).fingerprint
 
 
-def test_a_folder_that_is_neither_is_refused(tmp_path):
+def test_a_folder_without_a_matcher_is_refused(tmp_path):
     with pytest.raises(UserError, match="neither a run"):
         load_matcher(tmp_path)
 
@@ -86,7 +86,7 @@ def test_a_run_without_a_checkpoint_is_refused(run):
 
 
 @pytest.mark.parametrize("name", ["nothere", "./nothere", "run/nothere", "~/nothere"])
-def test_a_folder_that_is_not_there_is_not_asked_of_a_hub(name, run, monkeypatch):
+def test_a_missing_folder_is_not_looked_up_on_a_hub(name, run, monkeypatch):
     monkeypatch.chdir(run.parent)
     with pytest.raises(UserError, match=r"there is no folder .*nothere; .* OWNER/NAME"):
         load_matcher(name)

@@ -36,7 +36,7 @@ def literal(writer: CaptionObjective, regions: torch.Tensor, words: list[int]) -
     return total
 
 
-def test_the_loss_is_that_of_the_literal_loop_over_pairs_and_words():
+def test_the_caption_loss_equals_the_literal_loop():
     writer = objective()
     regions = torch.randn(2, 4, 6, dtype=torch.float64)
     real = torch.tensor([[True] * 4, [True, True, False, False]])
@@ -51,7 +51,7 @@ def test_the_loss_is_that_of_the_literal_loop_over_pairs_and_words():
     torch.testing.assert_close(found["captions"], expected / 3)
 
 
-def test_hidden_words_are_not_to_be_written():
+def test_masked_words_are_not_predicted():
     writer, regions = objective(mask_token=3), torch.randn(1, 4, 6, dtype=torch.float64)
     real, words = torch.ones(1, 4, dtype=torch.bool), WORDS[2:]
     whole = objective().loss(regions, real, words, words > 0)
@@ -59,7 +59,7 @@ def test_hidden_words_are_not_to_be_written():
     assert 0 < found < whole
 
 
-def test_a_batch_without_a_match_and_a_matcher_without_parts():
+def test_a_batch_without_matches_has_zero_loss_and_a_matcher_without_parts_is_refused():
     writer, regions = objective(), torch.randn(2, 4, 6, dtype=torch.float64)
     images = Encoded(regions[:, 0], regions, torch.ones(2, 4, dtype=torch.bool))
     none = batch(torch.full((2, 3), -1, dtype=torch.int8))
@@ -68,7 +68,7 @@ def test_a_batch_without_a_match_and_a_matcher_without_parts():
         writer.terms(Matcher(), none, Encoded(regions[:, 0]), images)
 
 
-def test_captions_are_learnt():
+def test_the_caption_decoder_learns():
     writer = objective().float()
     regions, real, words = torch.randn(3, 4, 6), torch.ones(3, 4, dtype=torch.bool), WORDS
     optimizer = torch.optim.Adam(writer.parameters(), 0.05)

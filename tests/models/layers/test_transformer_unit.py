@@ -16,7 +16,7 @@ from calligram.models.layers.transformer_unit import (
 )
 
 
-def test_shares_and_the_logarithm_of_their_sum_have_the_gradients_of_a_softmax():
+def test_own_softmax_and_its_log_denominator_have_correct_gradients():
     torch.manual_seed(0)
     logits = (5 * torch.randn(2, 3, 4, 5, dtype=torch.float64)).requires_grad_()
     bias = torch.tensor([[0.0] * 5, [0.0, MASKED_LOGIT, 0.0, 0.0, MASKED_LOGIT]], dtype=torch.float64)[:, None, None]
@@ -27,7 +27,7 @@ def test_shares_and_the_logarithm_of_their_sum_have_the_gradients_of_a_softmax()
 
 
 @pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16])
-def test_products_with_the_columns_are_logits_of_others_of_own_parts_and_of_the_mask(precision):
+def test_extra_columns_carry_the_own_logit_and_the_mask(precision):
     torch.manual_seed(0)
     size, mask = 5, torch.tensor([[True] * 4, [True, True, False, False]])
     stacked, total = torch.randn(3, 2, 3, 4, size).to(precision), 20 * torch.rand(2, 3, 4, 1)
@@ -46,7 +46,7 @@ def test_products_with_the_columns_are_logits_of_others_of_own_parts_and_of_the_
     assert torch.equal(values.double().sum(2)[..., size:], torch.tensor([1.0, 0, 0]).double().expand(2, 3, 3))
 
 
-def test_columns_have_the_gradients_of_what_they_were_made_of():
+def test_extra_columns_have_correct_gradients():
     torch.manual_seed(0)
     stacked = torch.randn(3, 2, 2, 3, 4, dtype=torch.float64, requires_grad=True)
     total, mask = torch.randn(2, 2, 3, 1, dtype=torch.float64, requires_grad=True), torch.ones(2, 3, dtype=torch.bool)
@@ -60,7 +60,7 @@ def test_columns_have_the_gradients_of_what_they_were_made_of():
 
 
 @pytest.mark.parametrize("places", [1, 2, 5])
-def test_the_best_windows_and_their_gradients_are_those_of_windows_copied_together(places):
+def test_best_ngrams_and_gradients_equal_copied_windows(places):
     torch.manual_seed(0)
     words = torch.randn(3, 4, places, 6, dtype=torch.float64)
     mask = torch.arange(places) < torch.tensor([[places], [1], [max(1, places - 1)], [0]])

@@ -65,7 +65,7 @@ def literal_candidates(cosines, image_target, text_target, count):
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 100])
-def test_candidates_are_matches_and_the_nearest_negatives_of_each_side(count):
+def test_candidates_are_matches_and_the_hardest_negatives_of_each_item(count):
     given = batch()
     images, texts = torch.randn(6, 4), torch.randn(9, 4)
     found = candidate_mask(images, texts, given.image_target, given.text_target, count)
@@ -75,13 +75,13 @@ def test_candidates_are_matches_and_the_nearest_negatives_of_each_side(count):
     assert not found[4, 5]
 
 
-def test_an_item_without_negatives_has_its_matches_alone():
+def test_an_item_without_negatives_has_its_matches_only():
     target = torch.tensor([[1, 1], [1, 0]])
     found = candidate_mask(torch.randn(2, 3), torch.randn(2, 3), target, target.T, 2)
     assert found.tolist() == [[True, True], [True, False]]
 
 
-def test_half_precision_chooses_the_same_candidates():
+def test_half_precision_selects_the_same_candidates():
     torch.manual_seed(0)
     images, texts = (torch.randn(8) + 0.1 * torch.randn(count, 8) for count in (40, 60))
     target = 2 * torch.eye(40, 60, dtype=torch.int64) - 1
@@ -101,7 +101,7 @@ def gradients(terms, matcher):
 
 @pytest.mark.parametrize("name", [*MATCHERS, "ensemble"])
 @pytest.mark.parametrize("number", range(4), ids=["sum", "hardest", "infonce", "offline"])
-def test_with_as_many_candidates_as_items_it_is_the_loss_of_all_pairs_beside_that_of_vectors(name, number):
+def test_with_as_many_candidates_as_items_the_loss_is_that_of_all_pairs_plus_that_of_vectors(name, number):
     torch.manual_seed(0)
     matcher, given, objective = {**MATCHERS, "ensemble": ensemble}[name](), batch(), objectives()[number]
     encoded = objective.encode(matcher, given)
@@ -119,7 +119,7 @@ def test_with_as_many_candidates_as_items_it_is_the_loss_of_all_pairs_beside_tha
 
 
 @pytest.mark.parametrize("name", MATCHERS)
-def test_few_candidates_are_the_loss_of_targets_where_all_others_are_neither(name):
+def test_with_few_candidates_all_other_pairs_are_ignored(name):
     torch.manual_seed(0)
     matcher, given = MATCHERS[name](), batch()
     objective = InfoNCEObjective(0.1)
@@ -141,7 +141,7 @@ def test_few_candidates_are_the_loss_of_targets_where_all_others_are_neither(nam
     torch.testing.assert_close(hinge["ranking"], bidirectional_ranking_loss(scores, *targets, margin=0.3, top_k=1) / 10)
 
 
-def test_other_pairs_are_not_scored(monkeypatch):
+def test_pairs_that_are_not_candidates_are_not_scored(monkeypatch):
     torch.manual_seed(0)
     matcher, given, asked = mmca(), batch(), []
     monkeypatch.setattr(matcher, "score", lambda *_: pytest.fail("the grid was scored"))
@@ -159,7 +159,7 @@ def test_other_pairs_are_not_scored(monkeypatch):
     assert asked == [sorted(literal_candidates(cosines, given.image_target, given.text_target, 1))]
 
 
-def test_both_losses_have_a_temperature_of_their_own_that_learns():
+def test_both_losses_have_separate_learnt_temperatures():
     torch.manual_seed(0)
     objective = RetrieveRerankObjective(InfoNCEObjective(0.1), 2, 0.5)
     sum(objective(mmca(), batch()).values()).backward()
@@ -169,7 +169,7 @@ def test_both_losses_have_a_temperature_of_their_own_that_learns():
     assert one != two
 
 
-def test_vectors_may_learn_beside_the_scores_of_all_pairs():
+def test_the_loss_of_vectors_can_be_added_to_that_of_all_scores():
     torch.manual_seed(0)
     matcher, given, objective = mmca(), batch(), RankingObjective(0.2)
     encoded = objective.encode(matcher, given)

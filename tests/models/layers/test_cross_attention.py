@@ -94,7 +94,7 @@ def real(vectors, mask):
 
 
 @pytest.mark.parametrize(("norm", "temperature", "focal", "kind"), WAYS)
-def test_scores_and_gradients_are_those_of_the_published_loop(norm, temperature, focal, kind):
+def test_scores_and_gradients_equal_the_published_loop(norm, temperature, focal, kind):
     how = AttentionSettings(norm, temperature, focal)
     (one, one_mask), (two, two_mask) = items(3, 5, 0), items(4, 6, 1, scale=1.5)
     one.requires_grad_()
@@ -114,7 +114,7 @@ def test_scores_and_gradients_are_those_of_the_published_loop(norm, temperature,
 
 @pytest.mark.parametrize("focal", ["none", "equal", "prob"])
 @pytest.mark.parametrize("norm", NORMS)
-def test_single_precision_without_gradients_agrees_too(norm, focal):
+def test_scores_without_gradients_in_float32_equal_the_published_loop(norm, focal):
     how = AttentionSettings(norm, 9.0, focal)
     one, two = items(3, 5, 0), items(4, 6, 1)
     expected = literal(real(*one), real(*two), how, "lse", 6.0)
@@ -129,7 +129,7 @@ def test_single_precision_without_gradients_agrees_too(norm, focal):
 @pytest.mark.parametrize(
     "how", [AttentionSettings(), AttentionSettings("clipped_l2norm", 20.0, "prob"), AttentionSettings("none", 9.0)]
 )
-def test_aligned_pairs_are_the_diagonal_of_all_pairs_both_ways(how):
+def test_aligned_pairs_are_the_diagonal_of_all_pairs_in_both_directions(how):
     one, two = parts(*items(4, 5, 0)), parts(*items(4, 6, 1))
     grid, pairs = PartProducts.of(one, two), PartProducts.of(one, two, aligned=True)
     for whole, aligned in ((grid, pairs), (grid.transposed(), pairs.transposed())):
@@ -139,7 +139,7 @@ def test_aligned_pairs_are_the_diagonal_of_all_pairs_both_ways(how):
 
 
 @pytest.mark.parametrize("focal", ["none", "equal", "prob"])
-def test_weights_are_of_real_parts_alone_and_at_scale_the_loops(focal):
+def test_attention_weights_equal_the_loop_and_are_zero_for_padding(focal):
     how = AttentionSettings(focal=focal)
     one, two = items(2, 5, 3), items(2, 4, 4)
     found = attention_weights(PartProducts.of(parts(*one), parts(*two)), how)
@@ -153,7 +153,7 @@ def test_weights_are_of_real_parts_alone_and_at_scale_the_loops(focal):
 
 @pytest.mark.parametrize("focal", ["equal", "prob"])
 @pytest.mark.parametrize("alike", [1, 3])
-def test_a_source_of_one_part_or_of_equal_parts_is_kept_whole(focal, alike):
+def test_a_context_of_one_part_or_equal_parts_is_kept(focal, alike):
     vector, query = torch.randn(8, dtype=torch.float64), torch.randn(1, 2, 8, dtype=torch.float64)
     one = vector.expand(1, alike, 8).clone().requires_grad_()
     crossing = PartProducts.of(
@@ -166,7 +166,7 @@ def test_a_source_of_one_part_or_of_equal_parts_is_kept_whole(focal, alike):
 
 
 @pytest.mark.parametrize("kind", ["lse", "mean", "max", "sum"])
-def test_items_without_parts_score_zero_and_pass_back_no_nan(kind):
+def test_items_without_parts_score_zero_and_have_finite_gradients(kind):
     (one, one_mask), (two, two_mask) = items(3, 4, 0, torch.float32), items(3, 4, 1, torch.float32)
     one_mask[1] = False
     two_mask[2] = False
@@ -185,7 +185,7 @@ def test_items_without_parts_score_zero_and_pass_back_no_nan(kind):
 
 @pytest.mark.parametrize("kept", [None, 0])
 @pytest.mark.parametrize("tile", [1, 100, None])
-def test_tiles_and_recomputation_change_nothing(tile, kept):
+def test_tiles_and_recomputation_do_not_change_scores(tile, kept):
     (one, one_mask), (two, two_mask) = items(5, 3, 0), items(40, 7, 1, least=1)
     one.requires_grad_()
 
@@ -200,13 +200,13 @@ def test_tiles_and_recomputation_change_nothing(tile, kept):
     torch.testing.assert_close(ours, theirs)
 
 
-def test_nothing_is_scored_with_nothing():
+def test_empty_inputs_give_empty_scores():
     one, none = Encoded(torch.ones(2, 8), torch.ones(2, 3, 8)), Encoded(torch.zeros(0, 8), torch.zeros(0, 3, 8))
     assert score_in_tiles(one, none, lambda a, b: torch.ones(1)).shape == (2, 0)
     assert score_in_tiles(none, one, lambda a, b: torch.ones(1)).shape == (0, 2)
 
 
-def test_places_reach_to_the_last_real_part():
+def test_used_lengths_end_at_the_last_real_part():
     mask = torch.tensor([[True, False, True, False], [False] * 4, [True, False, False, False]])
     assert used_lengths(mask).tolist() == [3, 0, 1]
 
@@ -214,7 +214,7 @@ def test_places_reach_to_the_last_real_part():
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("temperature", [9.0, 20.0])
 @pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16])
-def test_lower_precision_multiplies_and_single_adds(lower, temperature, grad):
+def test_products_are_in_half_precision_and_sums_in_float32(lower, temperature, grad):
     one, two = items(3, 5, 0, torch.float32), items(4, 6, 1, torch.float32)
     how = AttentionSettings("clipped_l2norm", temperature)
     exact = similarity(PartProducts.of(parts(*one), parts(*two)), how, "lse")
@@ -224,7 +224,7 @@ def test_lower_precision_multiplies_and_single_adds(lower, temperature, grad):
     torch.testing.assert_close(found, exact, atol=0.02, rtol=0)
 
 
-def test_the_order_of_parts_does_not_count():
+def test_the_order_of_parts_does_not_change_the_score():
     (one, one_mask), (two, two_mask) = items(3, 5, 0), items(4, 6, 1)
     regions, words = torch.tensor([3, 1, 4, 0, 2]), torch.tensor([5, 0, 2, 1, 4, 3])
     for how in (AttentionSettings(), AttentionSettings("softmax"), AttentionSettings("clipped_l2norm", 20.0, "prob")):
@@ -234,7 +234,7 @@ def test_the_order_of_parts_does_not_count():
             torch.testing.assert_close(similarity(a, how, "lse"), similarity(b, how, "lse"))
 
 
-def test_items_without_parts_are_their_vector():
+def test_an_item_without_parts_has_its_vector_as_part():
     one, two = torch.randn(3, 8), torch.randn(4, 8)
     found = score_in_tiles(
         Encoded(one), Encoded(two), lambda a, b: similarity(PartProducts.of(a, b), AttentionSettings(), "mean")

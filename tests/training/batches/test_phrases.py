@@ -57,7 +57,7 @@ def hinges(scores, margin, top_k):
 @pytest.mark.parametrize("extra", ["none", "neighbours", "random"])
 @pytest.mark.parametrize("augment", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_triplets_are_those_of_the_literal_loops(seed, augment, extra):
+def test_triplets_equal_the_literal_loops(seed, augment, extra):
     """Two-branch, Algorithm 1, step by step, with the batch's random choices read off and checked."""
     world = World(seed)
     pairs, rng = world.pairs, np.random.default_rng(seed)
@@ -144,7 +144,7 @@ def add_seconds(world, drawn, row, chain, names, scores, negatives, background, 
 
 
 @pytest.mark.parametrize("augment", [True, False])
-def test_pairs_are_all_positives_and_as_many_negatives_of_the_same_image(augment):
+def test_pairs_are_all_positives_and_equally_many_negatives_of_the_same_image(augment):
     """Two-branch, Algorithm 1, pair sampling."""
     world = World(7)
     pairs = world.pairs
@@ -171,7 +171,7 @@ def test_pairs_are_all_positives_and_as_many_negatives_of_the_same_image(augment
     assert drawn.pairs == len(drawn.regions)
 
 
-def test_phrases_that_read_the_same_are_one_text_and_one_pair():
+def test_equal_phrases_are_one_text_and_one_pair():
     world = World(1)
     keys = {(int(c), " ".join(s.lower().split())) for c, s in zip(world.chains, world.said, strict=True)}
     pairs = world.pairs
@@ -179,14 +179,14 @@ def test_phrases_that_read_the_same_are_one_text_and_one_pair():
     assert len(pairs) == len(keys)
 
 
-def test_candidates_bound_what_a_phrase_is_compared_with():
+def test_candidates_limit_the_negative_regions_of_a_phrase():
     world = World(2)
     chosen = np.arange(10)
     drawn = draw_triplets(world.pairs, chosen, np.random.default_rng(0), candidates=3)
     assert (drawn.text_target < 0).sum(axis=1).max() == 3
 
 
-def test_a_set_is_drawn_alike_each_time_and_differently_in_the_next_epoch():
+def test_the_draws_of_a_set_are_reproducible_and_differ_between_epochs():
     world = World(3)
     one, two, three = (draw_triplets(world.pairs, np.arange(8), np.random.default_rng(s)) for s in (0, 0, 1))
     assert one.regions.tolist() == two.regions.tolist()

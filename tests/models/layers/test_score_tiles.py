@@ -30,9 +30,7 @@ def test_aligned_pairs_are_entries_of_all_pairs_with_the_same_gradients(matcher,
 
 
 @pytest.mark.parametrize(("tile", "kept"), [(1, 1 << 31), (1, 0), (1 << 20, 0), (3000, 1 << 31)])
-def test_neither_tiles_nor_their_order_nor_recomputation_change_anything(
-    monkeypatch, tile, kept, matcher, given, encoded
-):
+def test_tile_size_text_order_and_recomputation_do_not_change_scores(monkeypatch, tile, kept, matcher, given, encoded):
     found, (features, states, mask) = matcher(), given(5, 70)
     whole = found.score(*encoded(found, features, states, mask))
     expected = gradients(whole, found, ())
@@ -49,7 +47,7 @@ def test_neither_tiles_nor_their_order_nor_recomputation_change_anything(
 
 
 @pytest.mark.parametrize(("tile", "kept"), [(1, 1 << 31), (1, 0), (1 << 20, 0), (3000, 1 << 31)])
-def test_some_pairs_are_entries_of_all_whatever_their_tiles(monkeypatch, tile, kept, matcher, given, encoded):
+def test_selected_pairs_are_entries_of_all_pairs_for_any_tile_size(monkeypatch, tile, kept, matcher, given, encoded):
     found, (features, states, mask) = matcher(), given(5, 70)
     rows, columns = torch.randint(5, (60,)), torch.randint(70, (60,))
     expected = found.score(*encoded(found, features, states, mask))[rows, columns]
@@ -67,7 +65,7 @@ def test_some_pairs_are_entries_of_all_whatever_their_tiles(monkeypatch, tile, k
 
 
 @torch.no_grad()
-def test_tiles_that_are_computed_at_the_same_time_give_the_same(monkeypatch, matcher, given, encoded):
+def test_tiles_in_parallel_threads_give_the_same_scores(monkeypatch, matcher, given, encoded):
     found, (features, states, mask) = matcher(), given(5, 70)
     images, texts = encoded(found, features, states, mask)
     rows, columns = torch.randint(5, (60,)), torch.randint(70, (60,))
@@ -87,7 +85,7 @@ def test_tiles_that_are_computed_at_the_same_time_give_the_same(monkeypatch, mat
         torch.set_num_threads(before)
 
 
-def test_what_belongs_to_an_item_is_computed_once_for_all_of_its_pairs(monkeypatch, matcher, given, encoded):
+def test_per_item_computation_runs_once_for_all_pairs_of_the_item(monkeypatch, matcher, given, encoded):
     found, (features, states, mask) = matcher(), given(5, 70)
     images, texts = encoded(found, features, states, mask)
     prepared, real = [], found.pairs.project_items
@@ -98,7 +96,7 @@ def test_what_belongs_to_an_item_is_computed_once_for_all_of_its_pairs(monkeypat
 
 
 @pytest.mark.parametrize(("images", "texts"), [(1, 70), (2, 70), (5, 1), (5, 2), (1, 1)])
-def test_few_items_are_stacked_pair_by_pair_with_the_same_scores(monkeypatch, images, texts, matcher, given, encoded):
+def test_few_items_are_scored_pair_by_pair_with_the_same_scores(monkeypatch, images, texts, matcher, given, encoded):
     found, given_items = matcher(), given(images, texts)
     pair = encoded(found, *given_items)
     few = found.score(*pair)
@@ -118,7 +116,7 @@ def test_lower_precision_stays_close(lower, matcher, given, encoded):
     torch.testing.assert_close(pairs.float(), exact.diagonal(), atol=0.04, rtol=0)
 
 
-def test_nothing_is_scored_with_nothing(matcher):
+def test_empty_inputs_give_empty_scores(matcher):
     found = matcher()
     none = Encoded(torch.zeros(0, 12), torch.zeros(0, 3, 12), torch.ones(0, 3, dtype=torch.bool))
     some = found.encode_images(torch.randn(2, 3, 5))

@@ -35,7 +35,7 @@ def batch(images: int = 4, texts_each: int = 2, seed: int = 0) -> Batch:
     )
 
 
-def test_the_objective_is_eq_6_over_the_distances_of_the_vectors():
+def test_the_neighbourhood_objective_is_eq_6_over_distances():
     torch.manual_seed(0)
     matcher, given = TwoBranchEmbedding(TwoBranchSettings(**SIZES)).eval(), batch()
     x = matcher.encode_images(given.images).vectors
@@ -81,7 +81,7 @@ def losses(matcher, objective) -> list[float]:
     return found
 
 
-def test_positives_and_negatives_are_balanced_and_negatives_are_of_the_same_row():
+def test_positives_and_negatives_are_balanced_within_each_row():
     target = torch.tensor([[1, 1, -1, 0], [-1, -1, -1, 0], [1, 1, 1, 1], [-1, 0, 0, 1]])
     seen = set()
     for seed in range(30):
@@ -101,7 +101,7 @@ def test_a_batch_without_negatives_gives_zero():
     assert LogisticObjective()(matcher, alone)["logistic"].item() == 0
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match="all four weights are zero"):
         NeighbourhoodObjective((0, 0, 0, 0))
     with pytest.raises(ValueError, match="a matcher that can score images with images"):

@@ -14,7 +14,7 @@ def random_matches(seed: int = 0) -> Matches:
 
 
 @pytest.mark.parametrize("texts", [1, 2, 5])
-def test_an_epoch_takes_every_pair_once(texts):
+def test_an_epoch_has_every_pair_once(texts):
     matches = random_matches()
     sampler = PairSampler(matches, 5, seed=0, texts=texts)
     pairs = [tuple(p) for batch in sampler.epoch(3) for p in batch]
@@ -24,13 +24,13 @@ def test_an_epoch_takes_every_pair_once(texts):
     assert set(pairs) <= set(zip(*(side.tolist() for side in matches.pairs()), strict=True))
 
 
-def test_batches_of_equally_captioned_images_hold_distinct_images():
+def test_batches_have_distinct_images_if_all_have_equally_many_captions():
     matches = Matches(np.repeat(np.arange(20), 5), np.arange(100), (20, 100))
     for batch in PairSampler(matches, 10, seed=1).epoch(0):
         assert len(set(batch[:, 0])) == len(batch)
 
 
-def test_an_image_comes_with_the_asked_number_of_texts():
+def test_an_image_comes_with_the_given_number_of_texts():
     matches = Matches(np.repeat(np.arange(20), 5), np.arange(100), (20, 100))
     for batch in PairSampler(matches, 10, seed=1, texts=3, per_image=True).epoch(0):
         images, counts = np.unique(batch[:, 0], return_counts=True)
@@ -38,7 +38,7 @@ def test_an_image_comes_with_the_asked_number_of_texts():
         assert set(counts) == {3}
 
 
-def test_an_epoch_of_images_takes_each_image_once_and_another_text_each_time():
+def test_an_epoch_of_images_has_each_image_once_with_another_text_each_time():
     matches = Matches(np.repeat(np.arange(20), 5), np.arange(100), (20, 100))
     sampler = PairSampler(matches, 10, seed=1, per_image=True)
     epochs = [np.concatenate(sampler.epoch(n)) for n in range(8)]
@@ -46,7 +46,7 @@ def test_an_epoch_of_images_takes_each_image_once_and_another_text_each_time():
     assert len({int(t) for e in epochs for i, t in e if i == 0}) > 2
 
 
-def test_epochs_differ_and_repeat():
+def test_epochs_differ_and_are_reproducible():
     sampler = PairSampler(random_matches(), 8, seed=0)
     assert all(np.array_equal(a, b) for a, b in zip(sampler.epoch(1), sampler.epoch(1), strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(sampler.epoch(1), sampler.epoch(2), strict=True))
@@ -54,7 +54,7 @@ def test_epochs_differ_and_repeat():
     assert derived_seed(0, "step", 1) == derived_seed(0, "step", 1)
 
 
-def test_too_little_to_learn_from_is_said():
+def test_splits_that_are_too_small_are_refused():
     with pytest.raises(UserError, match="at least 2 matching pairs, this split has 1"):
         PairSampler(Matches([0], [0], (3, 3)), 4, seed=0)
     with pytest.raises(UserError, match="2 different texts; this split has 3 and 1"):
