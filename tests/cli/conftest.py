@@ -50,7 +50,7 @@ def _run(script: str, *arguments: object, **environment: str) -> tuple[str, str]
         try:
             while part := os.read(terminal, 4096):
                 seen += part
-        except OSError:  # how the end is told where the other side is closed
+        except OSError:  # the end of the output, once the other side is closed
             pass
         os.close(terminal)
         assert process.stdout is not None

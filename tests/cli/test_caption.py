@@ -43,7 +43,7 @@ def given(sources, tmp_path):
     return run, write_draft(draft, tmp_path / "collection")
 
 
-def test_images_are_proposed_with_reasons_a_sheet_and_a_list_that_is_filled_in_and_added(given, tmp_path):
+def test_images_are_suggested_with_reasons_and_a_filled_in_list_is_added(given, tmp_path):
     run, collection = given
     before = set(collection.unannotated("train").ids)
     sheet, todo = tmp_path / "new" / "sheet.png", tmp_path / "new" / "todo.csv"
@@ -77,7 +77,7 @@ def test_images_are_proposed_with_reasons_a_sheet_and_a_list_that_is_filled_in_a
     assert [a.revision for a in caption_revisions(Collection.open(collection.folder))] == [3]
 
 
-def test_json_has_the_numbers_behind_the_reasons(given):
+def test_json_has_the_numbers_of_the_reasons(given):
     run, collection = given
     done = call("suggest", run, collection.folder, "-n", 2, "--near", 2, "--json")
     found = json.loads(done.output)
@@ -89,14 +89,14 @@ def test_json_has_the_numbers_behind_the_reasons(given):
     assert found["captioned"] + found["candidates"] == 12
 
 
-def test_images_that_are_the_same_are_proposed_once_and_that_is_said(given):
+def test_equal_images_are_suggested_once_and_this_is_printed(given):
     run, collection = given
     done = call("suggest", run, collection.folder, "-n", 12, "--near", 0.5)
     assert done.exit_code == 0, done.output
     assert "all others are nearly equal" in done.output
 
 
-def test_nothing_is_said_of_others_where_all_are_proposed(given):
+def test_nothing_is_printed_about_others_if_all_are_suggested(given):
     run, collection = given
     done = call("suggest", run, collection.folder, "-n", 1000, "--near", 2)
     bare = len(collection.unannotated("train"))
@@ -112,7 +112,7 @@ def test_nothing_is_said_of_others_where_all_are_proposed(given):
         ("year,sum\n1999,3\n", r"todo.csv exists and is not a caption list; choose another name"),
     ],
 )
-def test_a_list_that_holds_somebodys_work_is_not_written_over(given, tmp_path, content, message):
+def test_a_list_with_captions_is_not_overwritten(given, tmp_path, content, message):
     run, collection = given
     (tmp_path / "todo.csv").write_text(content)
     done = call("suggest", run, collection.folder, "-n", 2, "--near", 2, "--out", tmp_path / "todo.csv")
@@ -121,7 +121,7 @@ def test_a_list_that_holds_somebodys_work_is_not_written_over(given, tmp_path, c
     assert (tmp_path / "todo.csv").read_text() == content
 
 
-def test_a_list_that_nobody_filled_in_is_written_anew(given, tmp_path):
+def test_an_empty_list_is_overwritten(given, tmp_path):
     run, collection = given
     for count in (2, 3):
         done = call("suggest", run, collection.folder, "-n", count, "--near", 2, "--out", tmp_path / "todo.csv")
@@ -166,7 +166,7 @@ def test_images_may_be_named_by_file(given, tmp_path):
         ("list.txt", "a b\n", r"is not a caption list; accepted are files that end in .csv, .tsv, .jsonl"),
     ],
 )
-def test_lists_that_cannot_be_added_are_told_and_nothing_is_written(given, tmp_path, name, content, message):
+def test_invalid_lists_are_reported_and_nothing_is_written(given, tmp_path, name, content, message):
     _, collection = given
     (tmp_path / name).write_text(content, encoding="utf-8")
     done = call("caption", collection.folder, tmp_path / name)
@@ -176,7 +176,7 @@ def test_lists_that_cannot_be_added_are_told_and_nothing_is_written(given, tmp_p
     assert Collection.open(collection.folder).manifest == collection.manifest
 
 
-def test_a_folder_without_any_caption_gets_to_a_run_by_suggestions_alone(sources, tmp_path):
+def test_a_folder_without_captions_is_captioned_by_suggestions_and_trained_on(sources, tmp_path):
     run, _ = sources
     (tmp_path / "photos").mkdir()
     for n in range(8):
@@ -203,7 +203,7 @@ def test_a_folder_without_any_caption_gets_to_a_run_by_suggestions_alone(sources
     assert done.exit_code == 0, (done.output, done.exception)
 
 
-def test_undo_that_fails_changes_nothing_and_leaves_no_list(given, tmp_path, monkeypatch):
+def test_a_failed_undo_changes_nothing_and_leaves_no_list(given, tmp_path, monkeypatch):
     _, collection = given
     (tmp_path / "list.csv").write_text("image,caption\ntrain-5,night\n")
     call("caption", collection.folder, tmp_path / "list.csv")
@@ -221,7 +221,7 @@ def test_undo_that_fails_changes_nothing_and_leaves_no_list(given, tmp_path, mon
     assert Collection.open(collection.folder).manifest == before
 
 
-def test_undo_that_fails_once_captions_are_gone_leaves_the_list(given, tmp_path, monkeypatch):
+def test_an_undo_that_fails_after_removal_leaves_the_list(given, tmp_path, monkeypatch):
     _, collection = given
     (tmp_path / "list.csv").write_text("image,caption\ntrain-5,night\n")
     call("caption", collection.folder, tmp_path / "list.csv")
@@ -235,7 +235,7 @@ def test_undo_that_fails_once_captions_are_gone_leaves_the_list(given, tmp_path,
     assert "train-5,night" in (collection.folder / "taken-back.1.csv").read_text()
 
 
-def test_what_to_do_must_be_said_and_only_one_thing(given):
+def test_exactly_one_action_must_be_given(given):
     _, collection = given
     for arguments in ((), ("--undo", "--history"), ("list.csv", "--undo")):
         done = call("caption", collection.folder, *arguments)
@@ -244,7 +244,7 @@ def test_what_to_do_must_be_said_and_only_one_thing(given):
     assert "no captions were added" in call("caption", collection.folder, "--history").output
 
 
-def test_an_out_of_another_kind_is_refused_before_any_work(given, tmp_path):
+def test_an_output_of_another_type_is_refused_before_any_work(given, tmp_path):
     run, collection = given
     done = call("suggest", run, collection.folder, "--out", tmp_path / "list.xls")
     assert "neither a picture nor a list" in str(done.exception)

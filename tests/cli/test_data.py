@@ -24,7 +24,7 @@ def test_a_folder_of_pictures_becomes_a_collection_with_problems_counted(calligr
     assert not (tmp_path / "strict").exists()
 
 
-def test_importing_again_says_where_added_captions_are_and_what_contradicts(calligram, tmp_path):
+def test_a_second_import_keeps_added_captions_and_reports_contradictions(calligram, tmp_path):
     source, made = tmp_path / "in", tmp_path / "collection"
     source.mkdir()
     for name in ("a.png", "b.png"):
@@ -42,7 +42,7 @@ def test_importing_again_says_where_added_captions_are_and_what_contradicts(call
     assert "1 caption added" in calligram("caption", made, kept).stdout
 
 
-def test_scenes_are_drawn(calligram, tmp_path):
+def test_scenes_are_generated(calligram, tmp_path):
     done = calligram("scenes", tmp_path / "scenes", "--images", "30", "--size", "32")
     assert done.returncode == 0, done.stderr
     assert "30 images and 150 captions" in done.stdout

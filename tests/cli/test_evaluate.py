@@ -5,7 +5,7 @@ import json
 import pytest
 
 
-def test_evaluation_prints_the_json_that_others_read(calligram, trained, tiny):
+def test_evaluation_prints_json(calligram, trained, tiny):
     done = calligram("evaluate", trained[0], tiny.folder, "--split", "test", "--json")
     found = json.loads(done.stdout)
     assert {"r1", "r5", "r10", "medr", "meanr"} <= set(found["i2t"])
@@ -30,14 +30,14 @@ def test_evaluation_prints_a_table_draws_a_sheet_and_records(calligram, trained,
     assert "## tiny" in (tmp_path / "docs" / "results.md").read_text()
 
 
-def test_candidates_alone_can_be_scored_behind_another_run(calligram, trained, tiny, tmp_path):
+def test_only_candidates_of_another_run_are_scored(calligram, trained, tiny, tmp_path):
     results = tmp_path / "results" / "a.jsonl"
     asked = ["evaluate", trained[0], tiny.folder, "--no-identities", "--first", trained[0] / "inputs" / ".."]
     done = calligram(*asked, "--depth", "3", "--record", results)
     assert done.returncode == 0, done.stderr
-    told = " ".join(done.stdout.split())
-    assert "reranked 3 candidates of run; they contain a match for" in told
-    assert "recall@3" in told
+    printed = " ".join(done.stdout.split())
+    assert "reranked 3 candidates of run; they contain a match for" in printed
+    assert "recall@3" in printed
     line = json.loads(results.read_text())
     assert line["precision"] == "fp32"
     assert line["stages"]["first"] == "run"
@@ -49,12 +49,12 @@ def test_candidates_alone_can_be_scored_behind_another_run(calligram, trained, t
     assert full["t2i"] == whole["t2i"]
 
 
-def test_identities_can_be_asked_for(calligram, trained, tiny):
+def test_identities_can_be_selected(calligram, trained, tiny):
     done = calligram("evaluate", trained[0], tiny.folder, "--identities", "--json")
     assert json.loads(done.stdout)["t2i"]["queries"] == 14
 
 
-def test_identities_are_the_default_where_there_are_any_and_pictures_are_drawn(calligram, trained, tiny, tmp_path):
+def test_identities_are_the_default_if_there_are_any_and_figures_are_drawn(calligram, trained, tiny, tmp_path):
     done = calligram(
         "evaluate", trained[0], tiny.folder, "--json", "--pictures", tmp_path / "p", "--record", tmp_path / "r.jsonl"
     )
@@ -68,5 +68,5 @@ def test_identities_are_the_default_where_there_are_any_and_pictures_are_drawn(c
     }  # fmt: skip
     assert "by" not in json.loads(calligram("evaluate", trained[0], tiny.folder, "--no-identities", "--json").stdout)
     done = calligram("evaluate", trained[0], tiny.folder)
-    told = " ".join(done.stdout.split())  # lines are broken where a long path wants it
-    assert all(words in told for words in ("by identity", " chance ", "mAP", "overlap by S = "))
+    printed = " ".join(done.stdout.split())  # lines are broken where a long path wants it
+    assert all(words in printed for words in ("by identity", " chance ", "mAP", "overlap by S = "))

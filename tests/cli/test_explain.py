@@ -26,7 +26,7 @@ from calligram.search.explain.word_importance import WordImportance, WordImporta
 
 @pytest.fixture
 def run(tmp_path):
-    """A run folder as training leaves it, and a picture beside it."""
+    """A run folder as training leaves it, and a picture next to it."""
     folder = tmp_path / "run"
     folder.mkdir()
     words = Vocabulary.build(["a red disc"], min_count=1)
@@ -45,7 +45,7 @@ def explain(*arguments: object) -> str:
     return done.stdout
 
 
-def test_words_are_weighed_printed_and_drawn(run, tmp_path):
+def test_word_importance_is_printed_and_drawn(run, tmp_path):
     picture, drawn = tmp_path / "p.png", tmp_path / "deep" / "e.png"
     found = json.loads(explain(run, picture, "a red [disc]", "--json", "--out", drawn))
     assert [word["word"] for word in found["words"]] == ["a", "red", "disc"]
@@ -83,7 +83,7 @@ def _written(folder, kind, settings):
     return folder
 
 
-def test_words_that_the_run_has_never_seen_are_named(run, tmp_path):
+def test_unknown_words_are_printed(run, tmp_path):
     picture = tmp_path / "picture.png"
     Image.new("RGB", (24, 24), (200, 30, 30)).save(picture)
     assert json.loads(explain(run, picture, "a zyzzyva", "--json"))["unknown"] == ["zyzzyva"]
@@ -93,7 +93,7 @@ def test_words_that_the_run_has_never_seen_are_named(run, tmp_path):
     assert json.loads(explain(run, picture, "a red disc", "--json"))["unknown"] == []
 
 
-def test_where_words_look_is_printed_drawn_and_given_as_numbers(scan, tmp_path):
+def test_attention_is_printed_drawn_and_given_as_numbers(scan, tmp_path):
     picture, drawn = tmp_path / "p.png", tmp_path / "e.png"
     found = json.loads(explain(scan, picture, "a red [disc]", "--json", "--out", drawn, "--at", "0.2,0.9"))
     looks = found["attention"]
@@ -113,7 +113,7 @@ def test_where_words_look_is_printed_drawn_and_given_as_numbers(scan, tmp_path):
     assert sheet.height > alone.height + 200
 
 
-def test_a_matcher_of_single_vectors_says_that_it_has_no_attention(vsrn, tmp_path):
+def test_a_matcher_of_single_vectors_prints_that_it_has_no_attention(vsrn, tmp_path):
     picture, drawn = tmp_path / "p.png", tmp_path / "e.png"
     printed = " ".join(explain(vsrn, picture, "a red disc", "--out", drawn).split())
     assert "compares one vector of the picture with one vector of the sentence, so it has no attention" in printed
@@ -125,12 +125,12 @@ def test_a_matcher_of_single_vectors_says_that_it_has_no_attention(vsrn, tmp_pat
 
 
 @pytest.mark.parametrize("at", ["here", "0.5", "0.5,1.5", "1,2,3"])
-def test_a_place_is_two_shares(scan, tmp_path, at):
+def test_a_point_is_two_shares(scan, tmp_path, at):
     with pytest.raises(UserError, match=f"--at {at} is not a point; give X,Y as shares of the picture"):
         explain(scan, tmp_path / "p.png", "a red disc", "--at", at)
 
 
-def test_a_place_that_is_not_seen_has_no_words(scan, tmp_path):
+def test_a_point_outside_of_all_regions_is_refused(scan, tmp_path):
     with pytest.raises(UserError, match="it uses the middle square"):
         explain(scan, tmp_path / "p.png", "a red disc", "--at", "0.01,0.5")
 
@@ -163,7 +163,7 @@ def test_an_image_of_a_collection_is_explained_by_its_stored_features(stored_tin
         (("p.png", "a dog", "--out", "e.gif"), "must end in .png"),
     ],
 )
-def test_what_cannot_be_explained_is_said(arguments, message, run, tmp_path, monkeypatch):
+def test_invalid_arguments_are_reported(arguments, message, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         explain(run, *arguments)

@@ -54,29 +54,29 @@ def here(tmp_path_factory):
     return folder
 
 
-def test_a_folder_is_indexed_followed_and_forgotten(here, calligram):
-    said = calligram("index", "run", "photos", "--out", "library")
-    assert "9 new, 1 unusable" in said
-    assert "library contains 9 pictures" in said
-    said = calligram("index", "--problems", "library")
-    assert said == f"{here / 'photos' / 'broken.jpg'}: not a picture in a known format\n"
+def test_a_folder_is_indexed_updated_and_forgotten(here, calligram):
+    printed = calligram("index", "run", "photos", "--out", "library")
+    assert "9 new, 1 unusable" in printed
+    assert "library contains 9 pictures" in printed
+    printed = calligram("index", "--problems", "library")
+    assert printed == f"{here / 'photos' / 'broken.jpg'}: not a picture in a known format\n"
     (here / "photos" / "0.jpg").rename(here / "photos" / "zero.jpg")
     (here / "photos" / "1.jpg").unlink()
-    said = calligram("index", "run", "photos", "--out", "library")
-    assert "1 renamed, 1 gone, 1 unusable as before, 7 unchanged" in said
+    printed = calligram("index", "run", "photos", "--out", "library")
+    assert "1 renamed, 1 gone, 1 unusable as before, 7 unchanged" in printed
     assert calligram("forget", "library", "photos", "--where", "name = '2.jpg'") == "1 pictures forgotten\n"
     assert calligram("forget", "library", "photos/zero.jpg", "--where", "name = '2.jpg'") == "0 pictures forgotten\n"
     assert calligram("forget", "library", "photos/zero.jpg") == "1 pictures forgotten\n"
     assert calligram("forget", "library", "--gone") == "1 pictures forgotten\n"
-    said = calligram("index", "run", "photos", "--out", "library")
-    assert "2 skipped because they were forgotten" in said
-    assert "6 unchanged" in said
-    said = calligram("index", "run", "photos", "--out", "library", "--again")
-    assert "2 new" in said
+    printed = calligram("index", "run", "photos", "--out", "library")
+    assert "2 skipped because they were forgotten" in printed
+    assert "6 unchanged" in printed
+    printed = calligram("index", "run", "photos", "--out", "library", "--again")
+    assert "2 new" in printed
     assert len(Library.open(here / "library")) == 8
 
 
-def test_shards_may_run_at_once_and_are_taken_in_by_a_last_run(here, calligram, capsys):
+def test_shards_can_be_encoded_at_the_same_time_and_committed_later(here, calligram, capsys):
     def encode(shard: str) -> None:
         index("run", Path("photos"), Path("sharded"), shard=shard, device="cpu")
 

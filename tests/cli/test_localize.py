@@ -21,7 +21,7 @@ from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 
 @pytest.fixture
 def run(tmp_path):
-    """A run folder of a network of regions and phrases, and a picture beside it."""
+    """A run folder of a network of regions and phrases, and a picture next to it."""
     folder = tmp_path / "run"
     folder.mkdir()
     texts = TextVectorInput.fit(["a red disc", "the snow"], None, TextVectorSettings(kind="tfidf"))
@@ -52,7 +52,7 @@ def test_boxes_are_printed_and_drawn(run, tmp_path):
     assert f"{hits[0]['score']:.3f}" in called("localize", run, picture, "a red disc")
 
 
-def test_words_that_were_never_seen_are_said_and_get_no_box(run, tmp_path):
+def test_unknown_words_are_printed_and_get_no_box(run, tmp_path):
     picture = tmp_path / "p.png"
     found = json.loads(called("localize", run, picture, "the zebra", "--json"))
     assert found["phrases"][0]["hits"] == []

@@ -62,7 +62,7 @@ def test_errors_name_what_is_wrong_without_a_traceback(calligram, arguments, mes
     assert "Traceback" not in done.stderr
 
 
-def test_everything_there_is_can_be_listed(calligram):
+def test_recipes_formats_and_settings_are_listed(calligram):
     done = calligram("list")
     assert all(word in done.stdout for word in ("vse", "flickr8k", "cuhk-pedes", "vse++"))
     done = calligram("list", "vse")

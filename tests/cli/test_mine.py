@@ -25,7 +25,7 @@ def mine(*arguments):
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["mine", *map(str, arguments)])
 
 
-def test_mining_leaves_lists_with_fingerprints_and_says_what_to_do_next(trained, tiny, tmp_path):
+def test_mining_stores_lists_with_fingerprints_and_prints_the_next_command(trained, tiny, tmp_path):
     out = tmp_path / "negatives"
     done = mine(trained, tiny.folder, "--out", out, "--texts", 4, "--images", 2, "--ranks", "--batch", 3)
     assert done.exit_code == 0, done.output

@@ -30,7 +30,7 @@ def test_regions_are_found_measured_and_recorded(calligram, copy, tmp_path):
     assert written["reports"][0]["rows"][0]["recall"]["36"] is None
 
 
-def test_what_is_missing_is_said_without_a_traceback(calligram, copy):
+def test_missing_options_are_reported_without_a_traceback(calligram, copy):
     done = calligram("regions", copy)
     assert done.returncode == 2
     assert "give --proposals METHOD to find regions, or --recall" in done.stderr

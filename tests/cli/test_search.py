@@ -34,7 +34,7 @@ def search(*arguments: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def libraries(tiny, tmp_path_factory) -> Path:
-    """The tiny pictures as a folder without captions, and as a collection, in two libraries beside each other."""
+    """The tiny pictures as a folder without captions, and as a collection, in two libraries."""
     folder = tmp_path_factory.mktemp("searched")
     run = folder / "run"
     run.mkdir()
@@ -55,7 +55,7 @@ def pictures(tiny) -> Path:
     return tiny.folder.parent / "pictures"
 
 
-def test_json_has_what_others_read(libraries):
+def test_json_has_ids_scores_ranks_and_paths(libraries):
     hits = json.loads(search(libraries / "photos", "a red disc", "-k", "4", "--json"))["hits"]
     assert [list(hit) for hit in hits] == [["id", "score", "rank", "path"]] * 4
     assert [hit["rank"] for hit in hits] == [1, 2, 3, 4]
@@ -63,13 +63,13 @@ def test_json_has_what_others_read(libraries):
     assert all(Path(hit["path"]).is_file() for hit in hits)
 
 
-def test_paths_are_all_that_is_printed(libraries, pictures):
+def test_only_paths_are_printed(libraries, pictures):
     lines = search(libraries / "photos", "--image", pictures / "test-2.png", "--paths", "-k", "3").splitlines()
     assert {Path(line).name for line in lines} == {"train-2.png", "dev-2.png", "test-2.png"}
     assert len(lines) == 3
 
 
-def test_paths_with_line_breaks_are_told_apart(libraries, pictures, tmp_path):
+def test_paths_with_line_breaks_are_separated_by_zero_bytes(libraries, pictures, tmp_path):
     for name in ("two\nlines.png", "plain.png"):
         (tmp_path / "odd").mkdir(exist_ok=True)
         shutil.copy(pictures / f"test-{len(name) % 3}.png", tmp_path / "odd" / name)
@@ -83,7 +83,7 @@ def test_paths_with_line_breaks_are_told_apart(libraries, pictures, tmp_path):
     assert "1 of the paths contain a line break" in torn.stderr
 
 
-def test_paths_left_out_are_told_of_beside_them(libraries, monkeypatch):
+def test_the_number_of_hidden_paths_goes_to_stderr(libraries, monkeypatch):
     import calligram.search.query.searcher as module
     from calligram.search.query.cutoff import ScoreScale, ScoreScales
 
@@ -104,7 +104,7 @@ def test_a_table_shows_scores_and_a_path_given_as_the_query_is_a_picture(librari
     assert row.split()[:2] == ["1", "1.000"]
 
 
-def test_terms_are_added_and_taken_away_with_weights(libraries, pictures):
+def test_terms_are_added_and_subtracted_with_weights(libraries, pictures):
     def scores(*arguments: str | Path) -> dict[str, float]:
         hits = json.loads(search(libraries / "photos", *arguments, "--json", "-k", "18"))["hits"]
         return {hit["id"]: hit["score"] for hit in hits}
@@ -120,7 +120,7 @@ def test_terms_are_added_and_taken_away_with_weights(libraries, pictures):
     assert scores("--image", picture, "--plus", "a red disc") == pytest.approx(scores("a red disc", "--plus", picture))
 
 
-def test_captions_and_conditions(libraries):
+def test_captions_are_found_and_conditions_are_applied(libraries):
     assert search(libraries / "collection", "snow", "--captions", "-k", "2").count("snow") == 2
     assert json.loads(search(libraries / "collection", "snow", "--captions", "--json"))["hits"][0]["text"] == "snow"
     printed = search(libraries / "collection", "a red disc", "--where", "split = 'test' and n < 2", "--json")
@@ -129,7 +129,7 @@ def test_captions_and_conditions(libraries):
     assert "the library has no captions" in search(libraries / "photos", "a red disc", "--captions")
 
 
-def test_words_that_are_not_read_are_counted(libraries):
+def test_truncated_words_are_counted(libraries):
     asked = ["search", str(libraries / "photos"), "snow " * 70, "--plus", "a red disc", "--json"]
     done = CliRunner().invoke(app, asked, catch_exceptions=False)
     assert done.stderr.strip() == "the last 10 words were not used: the text is longer than the matcher reads"
@@ -137,7 +137,7 @@ def test_words_that_are_not_read_are_counted(libraries):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (["no-such.png"], "no-such.png cannot be used: no such file"),
         ([], "the query is empty; give a text"),
@@ -153,12 +153,12 @@ def test_words_that_are_not_read_are_counted(libraries):
         (["snow", "--budget-ms", "100"], "has no second stage"),
     ],
 )
-def test_what_is_wrong_is_said(libraries, arguments, said):
-    with pytest.raises(UserError, match=said):
+def test_invalid_queries_are_reported(libraries, arguments, message):
+    with pytest.raises(UserError, match=message):
         search(libraries / "collection", *arguments)
 
 
-def test_what_the_manifest_shows_to_be_wrong_is_said_before_anything_is_loaded(libraries):
+def test_options_that_contradict_the_manifest_are_refused_before_imports(libraries):
     """In a process of its own, where what was imported can be seen."""
     wrong = {
         "has no second stage: hits are ordered by vectors; leave out --depth": ["--depth", "5"],
@@ -182,11 +182,11 @@ for arguments in json.loads(sys.argv[1]):
     assert done.stdout.splitlines() == ["2 []"] * 4
     messages = done.stderr.split("error:")[1:]
     assert len(messages) == 4
-    for message, said in zip(messages, wrong, strict=True):
-        assert said in message
+    for message, expected in zip(messages, wrong, strict=True):
+        assert expected in message
 
 
-def test_a_terminal_beside_a_pipe_gets_the_spinner_and_the_pipe_nothing_but_json(libraries, on_terminal):
+def test_the_spinner_goes_to_the_terminal_and_only_json_to_the_pipe(libraries, on_terminal):
     command = "from calligram.cli.main import main; main()"
     printed, shown = on_terminal(command, "search", libraries / "photos", "a red disc", "-k", "2", "--json")
     assert len(json.loads(printed)["hits"]) == 2
@@ -194,7 +194,7 @@ def test_a_terminal_beside_a_pipe_gets_the_spinner_and_the_pipe_nothing_but_json
     assert "searching" in shown
 
 
-def test_no_good_match_is_an_answer_and_tells_of_all(libraries, monkeypatch):
+def test_without_a_good_match_the_option_all_is_named(libraries, monkeypatch):
     import calligram.search.query.searcher as module
     from calligram.search.query.cutoff import ScoreScale, ScoreScales
 
@@ -203,6 +203,6 @@ def test_no_good_match_is_an_answer_and_tells_of_all(libraries, monkeypatch):
     monkeypatch.setattr(module, "library_scales", lambda *_: strict)
     assert search(libraries / "photos", "a red disc").strip() == "no good match; --all shows the nearest 10"
     assert search(libraries / "photos", "a red disc", "--paths") == ""
-    said = "no good match (unknown words: treasury); --all shows the nearest 10"
-    assert search(libraries / "photos", "treasury").strip() == said
+    expected = "no good match (unknown words: treasury); --all shows the nearest 10"
+    assert search(libraries / "photos", "treasury").strip() == expected
     assert len(search(libraries / "photos", "a red disc", "--all", "--paths", "-k", "3").splitlines()) == 3

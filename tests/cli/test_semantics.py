@@ -26,7 +26,7 @@ def detected(tiny_draft, tmp_path_factory):
     return write_draft(draft, folder / "collection")
 
 
-def test_what_is_said_and_how_much_captions_say_it_too(detected):
+def test_pseudo_sentences_are_shown_with_their_overlap_with_captions(detected):
     shown = CliRunner().invoke(app, ["semantics", str(detected.folder), "--set", "sparse.images=0.1", "-n", "2"])
     assert shown.exit_code == 0, shown.output
     assert ": red disc" in shown.output
@@ -36,10 +36,12 @@ def test_what_is_said_and_how_much_captions_say_it_too(detected):
     assert found["sentences"] == 1
     assert found["said"] == 2
     by_words = CliRunner().invoke(app, ["semantics", str(detected.folder), "--found"])
-    assert "text to image retrieval by shared words, tiny, dev: R@1 0.0" in by_words.output  # the same is said of all
+    assert (
+        "text to image retrieval by shared words, tiny, dev: R@1 0.0" in by_words.output
+    )  # all images have the same sentence
 
 
-def test_pictures_without_captions_beside_captioned_ones(tmp_path):
+def test_uncaptioned_pictures_of_a_folder_belong_to_train(tmp_path):
     source, out = tmp_path / "pictures", tmp_path / "collection"
     source.mkdir()
     for number in range(12):
@@ -70,7 +72,7 @@ def test_failures_with_unknown_words_are_counted(tiny, tmp_path):
     assert found["failures_unknown"] + found["found_unknown"] == strange
 
 
-def test_a_collection_without_splits_is_told_what_to_do_and_can_be_spoken_of_as_a_whole(tiny_draft, tmp_path):
+def test_a_collection_without_splits_gets_a_hint_and_can_be_used_as_a_whole(tiny_draft, tmp_path):
     (tmp_path / "pictures").mkdir()
     draft = tiny_draft(tmp_path / "pictures")
     for image in draft.images:

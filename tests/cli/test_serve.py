@@ -27,12 +27,12 @@ from calligram.errors import UserError
         ({"device": "gpu"}, "unknown device 'gpu'"),
     ],
 )
-def test_what_cannot_be_served_is_told(options, message, tmp_path):
+def test_invalid_options_are_reported(options, message, tmp_path):
     with pytest.raises(UserError, match=re.escape(message)):
         serve(tmp_path, **{"host": "127.0.0.1", "port": 0, **options})
 
 
-def test_without_the_extra_the_way_to_it_is_told(calligram, tmp_path, monkeypatch):
+def test_without_the_extra_the_error_says_how_to_install_it(calligram, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fastapi", None)  # as if it was not installed
     done = calligram("serve", tmp_path)
     assert done.returncode == 2
@@ -40,7 +40,7 @@ def test_without_the_extra_the_way_to_it_is_told(calligram, tmp_path, monkeypatc
     assert "Traceback" not in done.stderr
 
 
-def test_the_demo_ends_with_a_library_of_new_scenes(tmp_path, monkeypatch):
+def test_the_demo_makes_a_library_of_new_scenes(tmp_path, monkeypatch):
     from calligram.cli import data
     from calligram.search.library.library import Library
 

@@ -9,7 +9,7 @@ import time
 PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
 
 
-def test_training_leaves_a_run_and_says_what_to_do_next(trained):
+def test_training_writes_a_run_and_prints_the_next_command(trained):
     out, done = trained
     assert f"calligram evaluate {out}" in done.stdout.replace("\n", "")
     assert {"run.json", "matcher.json", "inputs", "best.safetensors", "metrics.jsonl", "curves.png"} <= {
@@ -17,7 +17,7 @@ def test_training_leaves_a_run_and_says_what_to_do_next(trained):
     }
 
 
-def test_a_training_that_is_stopped_says_how_to_go_on(tiny, small, tmp_path):
+def test_a_stopped_training_prints_how_to_continue(tiny, small, tmp_path):
     out = tmp_path / "run"
     listens = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # not so in the background
     command = [sys.executable, "-c", f"{listens}; from calligram.cli.main import main; main()"]

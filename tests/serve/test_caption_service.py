@@ -12,7 +12,7 @@ from calligram.search.library.matchers import LibraryMatchers
 from calligram.serve.caption_service import CaptionService
 
 
-def test_a_collection_with_nothing_left_to_caption_says_so(library_folder, served_run):
+def test_a_fully_captioned_collection_has_nothing_to_suggest(library_folder, served_run):
     captions, library = CaptionService(served_run / "scenes"), Library.open(library_folder)
     until = time.monotonic() + 60
     while (found := captions.suggestions(library)).state == "working" and time.monotonic() < until:
@@ -21,7 +21,7 @@ def test_a_collection_with_nothing_left_to_caption_says_so(library_folder, serve
     assert "has a caption; there is none to propose" in found.message
 
 
-def test_a_caption_that_was_written_is_found_once_the_collection_is_indexed_again(served_run, few_captions, tmp_path):
+def test_a_new_caption_is_found_after_the_collection_is_indexed_again(served_run, few_captions, tmp_path):
     shutil.copytree(few_captions, tmp_path / "collection")
     models, library = LibraryMatchers.load(served_run / "run"), tmp_path / "library"
     index_source(models, tmp_path / "collection", library)

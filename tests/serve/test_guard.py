@@ -34,7 +34,7 @@ def bomb(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "localhost.evil.example", "192.168.1.7", "[::2]", ""]
 )
-def test_another_name_than_its_own_is_refused_so_that_rebinding_a_name_gives_nothing(served, host):
+def test_a_foreign_host_name_is_refused_against_dns_rebinding(served, host):
     for path in ("/", "/api/health", "/api/search?q=dog"):
         answer = served.client.get(path, headers={"Host": host})
         assert answer.status_code in (400, 421)
@@ -42,7 +42,7 @@ def test_another_name_than_its_own_is_refused_so_that_rebinding_a_name_gives_not
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "LOCALHOST:9", "[::1]:80"])
-def test_its_own_names_are_served_through_any_port(served, host):
+def test_own_host_names_are_accepted_with_any_port(served, host):
     assert served.client.get("/api/health", headers={"Host": host}).status_code == 200
 
 
@@ -56,7 +56,7 @@ def test_posts_from_other_sites_are_refused(served, headers):
     assert "other sites" in answer.json()["error"]
 
 
-def test_posts_from_its_own_page_pass(served):
+def test_posts_from_the_own_page_are_accepted(served):
     picture = io.BytesIO()
     Image.new("RGB", (9, 9)).save(picture, "PNG")
     answer = served.client.post("/api/search", files={"image": picture.getvalue()}, headers={"Origin": served.url})
@@ -82,7 +82,7 @@ def test_every_answer_has_safe_headers(served):
         "/api/image?id=' or 1=1 --",
     ],
 )  # fmt: skip
-def test_no_path_leads_out_of_the_library(served, path):
+def test_no_request_can_read_files_outside_of_the_library(served, path):
     """Sent byte for byte: a client library would tidy the path up."""
     host, port = served.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), 10) as connection:
@@ -93,11 +93,11 @@ def test_no_path_leads_out_of_the_library(served, path):
     assert b"root:" not in answer
 
 
-def test_texts_that_look_like_paths_stay_texts(served):
+def test_texts_that_look_like_paths_are_not_opened(served):
     assert served.client.get("/api/search", params={"q": "/etc/passwd", "plus": "./a.png"}).status_code == 200
 
 
-def test_a_picture_too_heavy_is_refused_before_it_is_read(served):
+def test_a_picture_with_too_many_bytes_is_refused_before_it_is_read(served):
     answer = served.client.post("/api/search", files={"image": b"x" * 21_000_000})
     assert answer.status_code == 413
     assert "at most 20 MB" in answer.json()["error"]
@@ -135,13 +135,13 @@ def test_a_bomb_is_refused_by_its_header(served):
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
     ],
 )
-def test_what_is_no_picture_is_refused(served, content):
+def test_a_file_that_is_not_a_picture_is_refused(served, content):
     answer = served.client.post("/api/search", files={"image": ("a.png", content)})
     assert answer.status_code in (400, 415, 422)
     assert answer.json()["error"]
 
 
-def test_a_token_is_asked_for_by_everything_but_the_page(stranger, token):
+def test_everything_except_the_page_needs_the_token(stranger, token):
     client = stranger
     assert client.get("/").status_code == 200
     assert client.get("/api/health").status_code == 200
@@ -194,11 +194,11 @@ def test_sixty_four_clients_at_once_are_all_answered(served, client):
         ("", ""),
     ],
 )
-def test_the_name_is_read_out_of_a_host_header(header, name):
+def test_the_name_is_parsed_from_a_host_header(header, name):
     assert host_name(header) == name
 
 
-def test_addresses_need_no_name_and_names_must_be_known():
+def test_a_host_header_may_have_an_address_or_a_known_name():
     here, anywhere = ServerSettings(), ServerSettings(hosts=frozenset({"pictures.example"}), any_address=True)
     assert is_own_host("127.0.0.5:80", here)
     assert not is_own_host("10.0.0.1", here)
@@ -207,7 +207,7 @@ def test_addresses_need_no_name_and_names_must_be_known():
     assert not is_own_host("localhost.example", anywhere)
 
 
-def test_the_token_or_the_cookie_opens_and_nothing_else_does():
+def test_only_the_token_or_the_cookie_gives_access():
     settings = ServerSettings(token="a long token")
     assert is_admitted("Bearer a long token", "", settings)
     assert is_admitted("bearer a long token", "", settings)

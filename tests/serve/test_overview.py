@@ -8,7 +8,7 @@ from calligram.search.library.matchers import LibraryMatchers
 from calligram.serve.overview import library_overview
 
 
-def test_sizes_and_places_are_columns_but_nothing_to_choose_from(served_run, tmp_path):
+def test_continuous_columns_have_no_facets(served_run, tmp_path):
     for number, (side, turn) in enumerate([(40, 20), (50, 30)] * 6):
         (tmp_path / "photos" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (side, turn), (20 * number, 9, 9)).save(

@@ -57,7 +57,7 @@ def test_every_operation_is_listed_here(description):
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_any_request_gets_an_answer_that_is_described(served, description, session, method, path):
+def test_every_answer_conforms_to_the_description(served, description, session, method, path):
     operation = description[path][method]
     for mode in [GenerationMode.POSITIVE] if path in PLAIN else GenerationMode:
 
@@ -76,7 +76,7 @@ def test_any_request_gets_an_answer_that_is_described(served, description, sessi
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
           suppress_health_check=list(HealthCheck))  # fmt: skip
 @given(text=text(characters(exclude_categories=["Cs"]), max_size=1000), k=integers(1, 20))
-def test_any_text_is_looked_for_in_a_picture(served, text, k):
+def test_any_text_can_be_localized(served, text, k):
     """Ids that are made up lead nowhere, so this one is real."""
     id = served.client.get("/api/browse", params={"k": 1}).json()["hits"][0]["id"]
     answer = served.client.get("/api/locate", params={"id": id, "text": text, "k": k})
@@ -96,7 +96,7 @@ def test_any_text_is_looked_for_in_a_picture(served, text, k):
 @settings(max_examples=30, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
           suppress_health_check=list(HealthCheck))  # fmt: skip
 @given(text=text(max_size=1000))
-def test_any_text_is_written_as_it_can_be_or_refused(captioning, few_captions, text):
+def test_any_caption_is_stored_or_refused(captioning, few_captions, text):
     answer = captioning.client.post(
         "/api/captions",
         content=json.dumps({"id": "scene 20", "text": text}),
@@ -111,7 +111,7 @@ def test_any_text_is_written_as_it_can_be_or_refused(captioning, few_captions, t
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
           suppress_health_check=list(HealthCheck))  # fmt: skip
 @given(text=text(characters(exclude_categories=["Cs"]), max_size=1000))
-def test_any_text_is_weighed_word_by_word(served, text):
+def test_any_text_can_be_explained(served, text):
     id = served.client.get("/api/browse", params={"k": 1}).json()["hits"][0]["id"]
     answer = served.client.get("/api/explain", params={"id": id, "text": text})
     assert answer.status_code in (200, 400), answer.text

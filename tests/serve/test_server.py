@@ -29,9 +29,7 @@ def process(library_folder, tmp_path):
         started.kill()
 
 
-def test_the_command_prints_its_address_answers_to_its_names_and_finishes_answers_before_it_ends(
-    process, client, tmp_path
-):
+def test_the_command_prints_its_address_accepts_its_host_names_and_answers_before_it_stops(process, client, tmp_path):
     address = re.search(r"http://[^:]+(:\d+)", process.stdout.readline())
     assert address, (tmp_path / "errors").read_text()
     url = f"http://127.0.0.1{address[1]}"

@@ -31,7 +31,7 @@ def client(searcher: Searcher, **settings: object) -> TestClient:
     return TestClient(create_app(searcher, ServerSettings(**settings)), base_url="http://localhost")
 
 
-def test_a_fault_is_answered_with_an_id_that_the_log_has_too(searcher, monkeypatch, caplog):
+def test_an_internal_error_is_answered_with_the_id_of_its_log_entry(searcher, monkeypatch, caplog):
     def break_down(*_: object, **__: object) -> None:
         raise RuntimeError("a secret detail")
 
@@ -45,7 +45,7 @@ def test_a_fault_is_answered_with_an_id_that_the_log_has_too(searcher, monkeypat
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_library_that_cannot_be_read_any_more_is_told_while_the_old_state_serves(searcher, monkeypatch):
+def test_an_unreadable_new_version_is_reported_while_the_old_version_serves(searcher, monkeypatch):
     def fail() -> Searcher:
         raise UserError("the matcher has changed")
 
@@ -58,7 +58,7 @@ def test_a_library_that_cannot_be_read_any_more_is_told_while_the_old_state_serv
         assert asking.get("/api/search", params={"q": "a dog", "all": True}).json()["hits"]
 
 
-def test_a_search_that_takes_too_long_is_given_up(searcher, monkeypatch):
+def test_a_search_that_takes_too_long_is_stopped(searcher, monkeypatch):
     monkeypatch.setattr(searcher, "images", lambda *_, **__: time.sleep(0.3))
     with client(searcher, timeout_seconds=0.05) as asking:
         answer = asking.get("/api/search", params={"q": "a dog"})
@@ -93,7 +93,7 @@ def alone(coroutine):
         return pool.submit(asyncio.run, coroutine).result()
 
 
-def test_no_more_work_runs_at_a_time_than_there_are_threads():
+def test_the_number_of_threads_limits_concurrent_work():
     workers, running, most = WorkerThreads(2, 100, 10, "test"), [], []
 
     def work() -> None:
@@ -110,7 +110,7 @@ def test_no_more_work_runs_at_a_time_than_there_are_threads():
     assert max(most) == 2
 
 
-def test_a_full_queue_refuses_and_has_room_again_later():
+def test_a_full_queue_refuses_work_and_accepts_it_again_later():
     workers, free = WorkerThreads(1, 1, 10, "test"), threading.Event()
 
     async def crowd() -> int:
@@ -126,7 +126,7 @@ def test_a_full_queue_refuses_and_has_room_again_later():
     workers.close()
 
 
-def test_work_that_takes_too_long_is_given_up_and_its_place_is_kept_until_it_ends():
+def test_work_over_the_time_limit_keeps_its_place_until_it_ends():
     workers, free = WorkerThreads(1, 0, 0.05, "test"), threading.Event()
 
     async def late() -> str:
@@ -145,7 +145,7 @@ def test_work_that_takes_too_long_is_given_up_and_its_place_is_kept_until_it_end
     workers.close()
 
 
-def test_errors_of_the_work_are_those_of_the_caller():
+def test_errors_of_the_work_are_raised_to_the_caller():
     workers = WorkerThreads(1, 1, 1, "test")
     with pytest.raises(ZeroDivisionError):
         alone(workers.run(lambda: 1 // 0))

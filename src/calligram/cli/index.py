@@ -97,7 +97,8 @@ def index(
             )
     if share is not None:
         console.print(
-            f"shard {shard}: {count:,} pictures encoded; when all shards are done, run the command without --shard"
+            f"shard {shard}: {count:,} pictures encoded; when all shards are done, run the command without --shard",
+            soft_wrap=True,
         )
     else:
         _print(report, out)

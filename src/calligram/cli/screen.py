@@ -151,9 +151,9 @@ def print_report(report: RetrievalReport, title: str) -> None:
         ("  chance", report.chance),
     ]
     for name, key in (("text to image", "t2i"), ("image to text", "i2t")):
-        for beside, part in rows:
+        for label, part in rows:
             if part is not None:
-                table.add_row(*_row(beside or name, getattr(part, key)), style="dim" if beside else None)
+                table.add_row(*_row(label or name, getattr(part, key)), style="dim" if label else None)
     for key, name in (("i2i", "image to image"), ("t2t", "text to text")):
         if key in report.within:
             table.add_row(*_row(name, report.within[key]))

@@ -37,7 +37,7 @@ def written(folder) -> list[tuple[str, str]]:
     return [(c.image, c.text) for addition in caption_revisions(Collection.open(folder)) for c in addition.captions]
 
 
-def test_images_without_captions_are_proposed_and_leave_the_list_when_they_have_one(captioning, few_captions):
+def test_images_are_suggested_until_they_have_a_caption(captioning, few_captions):
     found, before = proposed(captioning.client), written(few_captions)
     assert found["state"] == "ready"
     assert found["captioned"] + found["left"] == 30
@@ -58,9 +58,9 @@ def test_images_without_captions_are_proposed_and_leave_the_list_when_they_have_
     assert [s["id"] for s in after["suggestions"]] == ids[1:]
     assert (after["captioned"], after["left"]) == (found["captioned"] + 1, found["left"] - 1)
     assert captioning.client.post("/api/suggestions").json()["state"] == "working"
-    anew = proposed(captioning.client)
-    assert anew["captioned"] == after["captioned"]
-    assert ids[0] not in [s["id"] for s in anew["suggestions"]]
+    next_round = proposed(captioning.client)
+    assert next_round["captioned"] == after["captioned"]
+    assert ids[0] not in [s["id"] for s in next_round["suggestions"]]
     assert captioning.client.get("/api/stats").json()["captioning"] is True
 
 
@@ -76,7 +76,7 @@ def test_images_without_captions_are_proposed_and_leave_the_list_when_they_have_
         ({"id": "scene 9", "text": "a dog", "image": "x"}, 422, "extra inputs"),
     ],
 )
-def test_what_is_no_caption_is_refused_with_the_reason(captioning, few_captions, body, status, message):
+def test_invalid_captions_are_refused_with_a_reason(captioning, few_captions, body, status, message):
     before = written(few_captions)
     answer = captioning.client.post("/api/captions", json=body)
     assert answer.status_code == status
@@ -88,7 +88,7 @@ def test_what_is_no_caption_is_refused_with_the_reason(captioning, few_captions,
     "headers",
     [{"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example"}],
 )
-def test_other_sites_write_nothing(captioning, few_captions, headers):
+def test_other_sites_cannot_write_captions(captioning, few_captions, headers):
     before = written(few_captions)
     for path, body in (("/api/captions", {"id": "scene 9", "text": "a dog"}), ("/api/suggestions", None)):
         assert captioning.client.post(path, json=body, headers=headers).status_code in (403, 421)
@@ -97,7 +97,7 @@ def test_other_sites_write_nothing(captioning, few_captions, headers):
     assert written(few_captions) == before
 
 
-def test_a_token_is_asked_for_and_the_page_may_write_with_its_cookie(guarded, stranger, token, few_captions):
+def test_captions_need_the_token_or_the_cookie_of_the_page(guarded, stranger, token, few_captions):
     before = written(few_captions)
     client, body = stranger, {"id": "scene 9", "text": "with a token"}
     assert client.get("/caption.html").status_code == 200
@@ -117,7 +117,7 @@ def test_a_token_is_asked_for_and_the_page_may_write_with_its_cookie(guarded, st
     assert written(few_captions) == [*before, ("scene 9", "with a token")]
 
 
-def test_many_who_write_at_once_all_get_theirs_in(captioning, few_captions):
+def test_concurrent_captions_are_all_stored(captioning, few_captions):
     before = written(few_captions)
 
     def one(number: int) -> int:
@@ -131,13 +131,13 @@ def test_many_who_write_at_once_all_get_theirs_in(captioning, few_captions):
     assert sorted(text for _, text in after[len(before) :]) == sorted(f"caption {n}" for n in range(24))
 
 
-def test_what_another_program_writes_leaves_the_list_too(captioning, few_captions):
+def test_captions_of_other_programs_are_noticed(captioning, few_captions):
     first = proposed(captioning.client)["suggestions"][0]["id"]
     add_new_captions(few_captions, [NewCaption(first, "from elsewhere")])
     assert first not in [s["id"] for s in proposed(captioning.client)["suggestions"]]
 
 
-def test_without_a_collection_nothing_is_written_or_proposed(served):
+def test_without_a_collection_captions_are_refused(served):
     for answer in (
         served.client.get("/api/suggestions"),
         served.client.post("/api/suggestions"),
@@ -149,7 +149,7 @@ def test_without_a_collection_nothing_is_written_or_proposed(served):
     assert served.client.get("/api/stats").json()["captioning"] is False
 
 
-def test_a_collection_whose_tables_are_gone_is_the_fault_of_the_server(library_folder, few_captions, tmp_path):
+def test_missing_tables_of_the_collection_are_an_error_of_the_server(library_folder, few_captions, tmp_path):
     shutil.copytree(few_captions, tmp_path / "collection")
     app = create_app(Searcher.open(library_folder), ServerSettings(collection=tmp_path / "collection"))
     with TestClient(app, base_url="http://localhost") as client:

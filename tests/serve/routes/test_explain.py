@@ -20,7 +20,7 @@ def explained(served, id: str, text: str) -> dict:
     return answer.json()
 
 
-def test_words_come_back_with_what_the_score_loses_without_them(served, library_folder, item):
+def test_the_weight_of_a_word_is_the_loss_of_score_without_it(served, library_folder, item):
     found = explained(served, item, SENTENCE)
     assert [word["word"] for word in found["words"]] == ["A", "little", "girl", "in", "a", "red", "hat"]
     assert all(SENTENCE[word["start"] : word["end"]] == word["word"] for word in found["words"])
@@ -50,13 +50,13 @@ def test_words_come_back_with_what_the_score_loses_without_them(served, library_
         ),
     ],
 )
-def test_what_cannot_be_weighed_is_told(served, item, terms, status, reason):
+def test_invalid_requests_get_a_reason(served, item, terms, status, reason):
     answer = served.client.get("/api/explain", params={"id": item, **terms})
     assert answer.status_code == status
     assert reason in answer.json()["error"]
 
 
-def test_what_words_look_at_is_what_python_says_of_the_same_picture(attending, attending_folder, served_run):
+def test_attention_equals_that_of_the_python_function(attending, attending_folder, served_run):
     hit = attending.hits(q=SENTENCE, all=True)[0]
     found = explained(attending, hit["id"], SENTENCE)
     assert found["score"] == pytest.approx(hit["score"], abs=1e-3)
@@ -74,7 +74,7 @@ def test_what_words_look_at_is_what_python_says_of_the_same_picture(attending, a
     assert looks["scored"] == ["words"]
 
 
-def test_an_unknown_picture_is_told_alike_with_a_second_stage(attending):
+def test_an_unknown_id_is_reported_with_a_second_stage_too(attending):
     answer = attending.client.get("/api/explain", params={"id": "nothing", "text": "a dog"})
     assert answer.status_code == 404
     assert "has no item 'nothing'; ids are those that a search gives" in answer.json()["error"]
@@ -84,5 +84,5 @@ def test_a_matcher_of_single_vectors_has_no_attention(served, item):
     assert explained(served, item, SENTENCE)["attention"] is None
 
 
-def test_as_many_words_as_are_taken_are_weighed(served, item):
+def test_the_largest_number_of_words_is_explained(served, item):
     assert len(explained(served, item, "a " * MAX_EXPLAINED_WORDS)["words"]) == MAX_EXPLAINED_WORDS

@@ -15,7 +15,7 @@ def first(served) -> dict:
     return served.hits(q="a dog on the beach", all=True, k=5)[0]
 
 
-def test_an_item_is_described(served, first):
+def test_an_item_has_captions_and_metadata(served, first):
     item = served.client.get("/api/item", params={"id": first["id"]}).json()
     assert item["id"] == first["id"]
     assert (item["width"], item["height"]) == (64, 64)
@@ -23,7 +23,7 @@ def test_an_item_is_described(served, first):
     assert {"setting", "time", "split"} <= set(item["metadata"])
 
 
-def test_thumbnails_are_jpegs_that_need_not_be_sent_twice(served, first):
+def test_thumbnails_are_cacheable_jpegs(served, first):
     answer = served.client.get("/api/thumbnail", params={"id": first["id"]})
     assert answer.headers["content-type"] == "image/jpeg"
     assert "max-age" in answer.headers["cache-control"]
@@ -35,7 +35,7 @@ def test_thumbnails_are_jpegs_that_need_not_be_sent_twice(served, first):
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_pictures_come_as_they_are_stored_and_can_do_nothing(served, first):
+def test_pictures_are_sent_unchanged_and_sandboxed(served, first):
     answer = served.client.get("/api/image", params={"id": first["id"]})
     assert answer.headers["content-type"] == "image/png"
     assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"

@@ -24,7 +24,7 @@ from calligram.serve.settings import ServerSettings
 SENTENCE = "A little girl in a red hat stands near a brown dog."
 
 
-def test_a_sentence_comes_back_with_boxes_of_its_noun_phrases(served, served_run, item):
+def test_the_noun_phrases_of_a_sentence_get_boxes(served, served_run, item):
     """The same as the localizer itself says of the picture as it is served."""
     found = served.located(item, SENTENCE, k=4)
     stored = load_matcher(served_run / "phrases")
@@ -47,14 +47,14 @@ def test_a_single_word_is_a_phrase(served, item):
         assert [(p["text"], len(p["boxes"])) for p in phrase] == [("dog", 3)]
 
 
-def test_words_that_were_never_seen_get_no_boxes_and_are_told(served, item):
+def test_unknown_words_get_no_boxes_and_are_returned(served, item):
     found = served.located(item, "a zebra")
     assert [p["boxes"] for p in found["phrases"]] == [[]]
     assert found["unknown"] == ["zebra"]
     assert [p["boxes"] for p in served.located(item, "!?")["phrases"]] == [[]]
 
 
-def test_the_library_says_that_it_has_a_localizer(served):
+def test_statistics_show_that_there_is_a_localizer(served):
     assert served.client.get("/api/stats").json()["localizer"] is True
 
 
@@ -69,13 +69,13 @@ def test_the_library_says_that_it_has_a_localizer(served):
         ({"text": "a dog", "id": "nothing"}, 404, "no item 'nothing'"),
     ],
 )
-def test_what_cannot_be_looked_for_is_told(served, item, terms, status, reason):
+def test_invalid_requests_are_refused_with_a_reason(served, item, terms, status, reason):
     answer = served.client.get("/api/locate", params={"id": item, **terms})
     assert answer.status_code == status
     assert reason in answer.json()["error"]
 
 
-def test_without_a_localizer_the_answer_says_how_to_get_one(served_run, tmp_path, caplog):
+def test_without_a_localizer_the_error_says_how_to_add_one(served_run, tmp_path, caplog):
     """One that is gone leaves a library that can be searched; one that comes is taken up while serving."""
     out, phrases = tmp_path / "library", tmp_path / "phrases"
     index_source(LibraryMatchers.load(served_run / "run"), served_run / "scenes", out)
@@ -103,7 +103,7 @@ def test_without_a_localizer_the_answer_says_how_to_get_one(served_run, tmp_path
         assert client.get("/api/search", params={"q": "a dog", "all": True}).json()["hits"]
 
 
-def test_a_picture_that_is_gone_is_told(served_run, tmp_path):
+def test_a_missing_picture_file_is_reported(served_run, tmp_path):
     photos = tmp_path / "photos"
     photos.mkdir()
     for number in range(3):
@@ -123,7 +123,7 @@ def test_a_picture_that_is_gone_is_told(served_run, tmp_path):
         assert client.get("/api/locate", params={"id": ids["2.png"], "text": "a dog"}).status_code == 404
 
 
-def test_a_picture_is_looked_at_once_however_many_ask(library_folder, monkeypatch):
+def test_a_picture_is_encoded_once_for_many_requests(library_folder, monkeypatch):
     library = Library.open(library_folder)
     locator, ids = LibraryLocalizer.open(library), library.sample(3)
     looks = []
@@ -152,7 +152,7 @@ def test_a_picture_is_looked_at_once_however_many_ask(library_folder, monkeypatc
             assert alike == {LibraryLocalizer.open(library).locate(library, id, text).phrases[0].hits[0]}
 
 
-def test_only_the_last_few_pictures_are_remembered(library_folder, monkeypatch):
+def test_only_the_last_pictures_are_cached(library_folder, monkeypatch):
     monkeypatch.setattr("calligram.search.explain.library_localizer.CACHED_PICTURES", 2)
     library = Library.open(library_folder)
     locator = LibraryLocalizer.open(library)

@@ -26,7 +26,7 @@ def png(size: tuple[int, int] = (40, 30), colour: str = "green") -> bytes:
     return stream.getvalue()
 
 
-def test_words_find_pictures_in_order_with_times(served):
+def test_a_text_finds_pictures_in_order_with_times(served):
     answer = served.client.get("/api/search", params={"q": "a dog on the beach", "k": 7, "all": True})
     hits = answer.json()["hits"]
     assert [hit["rank"] for hit in hits] == [1, 2, 3, 4, 5, 6, 7]
@@ -37,7 +37,7 @@ def test_words_find_pictures_in_order_with_times(served):
     assert answer.json()["milliseconds"].keys() == stages.keys()
 
 
-def test_a_second_stage_says_how_many_it_compared_and_takes_a_budget(served, attending, attending_folder):
+def test_a_second_stage_reports_its_depth_and_accepts_a_budget(served, attending, attending_folder):
     def asked(client, **more):
         answer = client.get("/api/search", params={"q": "a dog", "k": 5, "all": True, "hybrid": False, **more})
         assert answer.status_code == 200, answer.text
@@ -67,7 +67,7 @@ def test_a_picture_of_the_library_finds_itself(served, first):
     assert answer.json()["hits"][0]["id"] == first["id"]
 
 
-def test_an_item_finds_others_like_it(served, first):
+def test_an_item_finds_similar_items(served, first):
     found = [hit["id"] for hit in served.hits(like=first["id"], k=5, all=True)]
     assert found
     assert first["id"] not in found or len(found) > 1
@@ -81,7 +81,7 @@ def test_a_picture_finds_captions_and_so_do_words(served):
     assert all(hit["text"] for hit in served.hits(q="a dog", find="captions", k=3, all=True))
 
 
-def test_terms_are_added_and_taken_away_at_their_weights(served):
+def test_terms_are_added_and_subtracted(served):
     plain = served.hits(q="a dog", k=60, all=True, hybrid=False)
     less = served.hits(q="a dog", minus=["2:a person", "the sea"], k=60, all=True, hybrid=False)
     more = served.hits(plus=["a dog"], k=60, all=True, hybrid=False)
@@ -98,7 +98,7 @@ def test_conditions_narrow_a_search(served):
         assert about["split"] != "dev"
 
 
-def test_the_library_can_be_looked_at_without_a_query(served):
+def test_the_library_can_be_browsed_without_a_query(served):
     some = served.client.get("/api/browse", params={"k": 10}).json()["hits"]
     assert len({hit["id"] for hit in some}) == 10
     night = served.client.get("/api/browse", params={"where": "time = 'night'", "k": 100}).json()["hits"]
@@ -106,7 +106,7 @@ def test_the_library_can_be_looked_at_without_a_query(served):
     assert len(night) == counts["night"]
 
 
-def test_what_is_no_good_match_is_left_out_and_counted(served):
+def test_results_that_are_not_a_good_match_are_left_out_and_counted(served):
     kept = served.client.get("/api/search", params={"q": "quantum tax law", "k": 20, "hybrid": False}).json()
     everything = served.hits(q="quantum tax law", k=20, all=True, hybrid=False)
     assert len(kept["hits"]) + kept["below"] >= len(everything)
@@ -134,7 +134,7 @@ def test_what_is_no_good_match_is_left_out_and_counted(served):
         ("/nothing.html", 404, "Not Found"),
     ],
 )
-def test_a_bad_request_is_told_why(served, path, status, reason):
+def test_a_bad_request_gets_a_reason(served, path, status, reason):
     answer = served.client.get(path)
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 
-def test_the_library_is_described_with_what_it_can_be_filtered_by(served):
+def test_statistics_have_counts_facets_and_columns(served):
     answer = served.client.get("/api/stats").json()
     assert answer["stats"]["items"] == 60
     assert sum(entry["count"] for entry in answer["facets"]["time"]) == 60
@@ -16,7 +16,7 @@ def test_the_library_is_described_with_what_it_can_be_filtered_by(served):
     assert answer["examples"]
 
 
-def test_metrics_are_text_that_prometheus_reads(served):
+def test_metrics_have_the_format_of_prometheus(served):
     served.hits(q="a boat")
     answer = served.client.get("/metrics")
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -28,5 +28,5 @@ def test_metrics_are_text_that_prometheus_reads(served):
     assert re.search(r"^calligram_items 60$", answer.text, re.MULTILINE)
 
 
-def test_health_says_that_it_answers(served):
+def test_health_is_ok(served):
     assert served.client.get("/api/health").json()["status"] == "ok"

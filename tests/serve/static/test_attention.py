@@ -28,7 +28,7 @@ def lights(page) -> dict[int, float]:
     }
 
 
-def test_pointing_at_a_word_lights_up_where_it_looks(opened):
+def test_pointing_at_a_word_shows_its_attention(opened):
     page, looks = opened
     assert page.locator("#weighed .looks").count() == 7
     assert page.locator("#attention > *").count() == 0
@@ -42,7 +42,7 @@ def test_pointing_at_a_word_lights_up_where_it_looks(opened):
     assert page.inner_text("#looks-at") == ""
 
 
-def test_regions_are_drawn_and_pointed_at_where_they_are(opened):
+def test_regions_are_drawn_at_their_boxes(opened):
     page, looks = opened
     page.locator("#weighed .looks").nth(2).click()
     picture = page.locator(".picture").bounding_box()
@@ -58,7 +58,7 @@ def test_regions_are_drawn_and_pointed_at_where_they_are(opened):
         assert sides == pytest.approx([left, top, right - left, bottom - top], abs=1e-6)
 
 
-def test_light_falls_on_the_picture_where_it_should(opened):
+def test_the_selected_region_is_brighter_in_a_screenshot(opened):
     """Pixels of a screenshot: with one region chosen, it is brighter than without the veil elsewhere."""
     import io
 
@@ -83,7 +83,7 @@ def test_light_falls_on_the_picture_where_it_should(opened):
     assert len(looks["boxes"]) == 16
 
 
-def test_a_chosen_region_shows_its_words_until_it_is_let_go(opened):
+def test_a_selected_region_shows_its_words_until_it_is_deselected(opened):
     page, looks = opened
     page.locator(".part").nth(9).click()
     shares = looks["regions"][9]
@@ -95,9 +95,9 @@ def test_a_chosen_region_shows_its_words_until_it_is_let_go(opened):
     assert page.locator("#weighed .asked").count() == 7
     assert lights(page) == {n: float(n == 9) for n in range(16)}
     best = QUERY.split()[max(range(7), key=shares.__getitem__)]
-    said = page.inner_text("#looks-at")
-    assert f"attends to {best} {100 * max(shares):.0f}%" in said
-    assert f"ends of the text get {100 * looks['rest'][9]:.0f}%" in said
+    shown_text = page.inner_text("#looks-at")
+    assert f"attends to {best} {100 * max(shares):.0f}%" in shown_text
+    assert f"ends of the text get {100 * looks['rest'][9]:.0f}%" in shown_text
     assert page.locator(".part[aria-pressed='true']").count() == 1
     page.locator("#weighed .looks").nth(0).hover()  # a word has its turn, then the region comes back
     assert page.locator("#weighed .asked").count() == 0
@@ -110,7 +110,7 @@ def test_a_chosen_region_shows_its_words_until_it_is_let_go(opened):
     page.wait_for_selector("#detail", state="hidden")
 
 
-def test_it_goes_without_a_mouse(opened):
+def test_attention_can_be_used_by_keyboard(opened):
     page, looks = opened
     page.locator("#weighed .looks").first.focus()
     assert len(lights(page)) == 16
@@ -136,7 +136,7 @@ def test_it_goes_without_a_mouse(opened):
     assert page.locator(".part[tabindex='0']").count() == 1
 
 
-def test_boxes_that_overlap_are_outlined_and_the_small_ones_are_on_top(attending_page, attending):
+def test_overlapping_boxes_are_outlined_with_small_ones_on_top(attending_page, attending):
     """Cells of the real answer put over each other, as boxes of stored features are."""
     page, id = attending_page, attending.hits(q=QUERY, all=True)[0]["id"]
 
@@ -155,13 +155,13 @@ def test_boxes_that_overlap_are_outlined_and_the_small_ones_are_on_top(attending
     assert [int(line.get_attribute("data-region")) for line in lines] == best
     page.locator(".picture").click()  # its middle
     assert lights(page)[15] == 1
-    page.keyboard.press("PageUp")  # all have one middle, so there is nothing beside
+    page.keyboard.press("PageUp")  # all have one middle, so no region is to the right
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     assert lights(page)[14] == 1
 
 
-def test_a_matcher_of_single_vectors_shows_words_alone(page, served):
+def test_a_matcher_of_single_vectors_shows_word_importance_only(page, served):
     id = served.hits(q=QUERY, all=True)[0]["id"]
     page.goto(f"{served.url}/?q={QUERY.replace(' ', '+')}&all=1&item={id}")
     page.wait_for_selector("#weighed .weighs")
@@ -171,11 +171,11 @@ def test_a_matcher_of_single_vectors_shows_words_alone(page, served):
 
 
 @pytest.mark.parametrize(
-    ("opened", "server", "said"),
+    ("opened", "server", "shown_text"),
     [("attending_page", "attending", ", 60 of 60 reranked"), ("page", "served", "")],
 )
-def test_the_page_says_how_many_were_compared(opened, server, said, request):
+def test_the_page_shows_how_many_candidates_were_reranked(opened, server, shown_text, request):
     page, url = request.getfixturevalue(opened), request.getfixturevalue(server).url
     page.goto(f"{url}/?q={QUERY.replace(' ', '+')}&all=1")
     page.wait_for_selector("#status:has-text(' ms')")
-    assert re.search(rf"pictures in \d+ ms{said}$", page.inner_text("#status"))
+    assert re.search(rf"pictures in \d+ ms{shown_text}$", page.inner_text("#status"))

@@ -20,7 +20,7 @@ def written(folder) -> list[tuple[str, str]]:
     return [(c.image, c.text) for addition in caption_revisions(Collection.open(folder)) for c in addition.captions]
 
 
-def test_keys_are_enough_to_caption_one_picture_after_the_other(captioning_page, captioning, few_captions):
+def test_pictures_can_be_captioned_by_keyboard(captioning_page, captioning, few_captions):
     page, before = captioning_page, written(few_captions)
     items = opened(page, captioning)
     ids = [items.nth(n).get_attribute("data-id") for n in range(3)]
@@ -47,21 +47,21 @@ def test_keys_are_enough_to_caption_one_picture_after_the_other(captioning_page,
     assert ids[0] not in [item.get_attribute("data-id") for item in items.all()]
 
 
-@pytest.mark.parametrize(("text", "said"), [("   ", "the caption is empty"), ("x" * 1001, "at most 1000")])
-def test_what_is_refused_is_told_beside_the_field_and_what_was_typed_stays(captioning_page, captioning, text, said):
+@pytest.mark.parametrize(("text", "message"), [("   ", "the caption is empty"), ("x" * 1001, "at most 1000")])
+def test_a_refused_caption_shows_the_reason_and_keeps_the_text(captioning_page, captioning, text, message):
     page = captioning_page
     opened(page, captioning)
     field = page.locator(".todo input").first
     field.fill(text)
     field.press("Enter")
-    page.wait_for_selector(f".todo .error:has-text('{said}')")
+    page.wait_for_selector(f".todo .error:has-text('{message}')")
     assert field.input_value() == text
     assert field.get_attribute("aria-invalid") == "true"
     assert page.locator(".todo .saved").count() == 0
     page.complaints.clear()  # the browser notes the request that was refused
 
 
-def test_others_are_proposed_when_asked_for(captioning_page, captioning):
+def test_other_images_are_suggested_on_request(captioning_page, captioning):
     page = captioning_page
     items = opened(page, captioning)
     first = items.first.get_attribute("data-id")
@@ -74,7 +74,7 @@ def test_others_are_proposed_when_asked_for(captioning_page, captioning):
     assert first not in [item.get_attribute("data-id") for item in items.all()]
 
 
-def test_the_search_page_leads_here_where_captions_are_taken(captioning_page, captioning):
+def test_the_search_page_links_to_the_caption_page(captioning_page, captioning):
     page = captioning_page
     page.goto(captioning.url)
     page.click("#to-captions")
@@ -83,7 +83,7 @@ def test_the_search_page_leads_here_where_captions_are_taken(captioning_page, ca
     page.wait_for_selector("#results .tile[data-id]")
 
 
-def test_a_server_without_a_collection_says_how_to_give_one(page, served):
+def test_without_a_collection_the_caption_page_says_how_to_give_one(page, served):
     page.goto(served.url)
     page.wait_for_selector("#results .tile[data-id]")
     assert page.is_hidden("#to-captions")

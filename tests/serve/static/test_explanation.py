@@ -11,7 +11,7 @@ def weights(page) -> list[float]:
     return [float(word.get_attribute("title").replace("−", "-")) for word in page.locator("#weighed .weighs").all()]
 
 
-def test_the_words_of_a_search_are_weighed_for_the_picture(page, served):
+def test_the_words_of_a_query_are_explained(page, served):
     query = "a brown dog near a little girl"
     id = served.hits(q=query, all=True)[0]["id"]
     found = served.client.get("/api/explain", params={"id": id, "text": query}).json()
@@ -30,7 +30,7 @@ def test_the_words_of_a_search_are_weighed_for_the_picture(page, served):
     assert page.locator("#weighed .telling").count() == min(3, risen)
 
 
-def test_captions_are_weighed_by_their_button_and_one_word_is_not(page, served, item):
+def test_the_button_of_a_caption_explains_it_and_one_word_is_not_explained(page, served, item):
     captions = served.client.get("/api/item", params={"id": item}).json()["captions"]
     page.goto(f"{served.url}/?q=dog&all=1&item={item}")
     page.wait_for_selector(".captions")
@@ -41,7 +41,7 @@ def test_captions_are_weighed_by_their_button_and_one_word_is_not(page, served, 
     assert page.locator("#weighed").evaluate("e => e.textContent") == captions[1]
 
 
-def test_a_refusal_is_told_in_its_place(page, served, item):
+def test_a_refused_explanation_shows_the_reason(page, served, item):
     page.route("**/api/explain?*", lambda route: route.fulfill(status=503, json={"error": "too many", "id": None}))
     page.goto(f"{served.url}/?item={item}")
     page.wait_for_selector(".weigh")

@@ -69,7 +69,7 @@ def test_a_phrase_lights_its_box_and_a_box_its_phrase(page, served, item):
     assert lit.search(boxes[0].get_attribute("class"))
 
 
-def test_captions_are_grounded_by_their_button(page, served, item):
+def test_the_button_of_a_caption_localizes_it(page, served, item):
     captions = served.client.get("/api/item", params={"id": item}).json()["captions"]
     look_at(page, served, item)
     page.click(f".where-is[aria-label={json.dumps('Show in the picture: ' + captions[1])}]")
@@ -80,7 +80,7 @@ def test_captions_are_grounded_by_their_button(page, served, item):
     assert page.locator("#boxes .best").count() == page.locator("#located .phrase").count()
 
 
-def test_the_search_is_suggested_and_keys_stay_with_the_field(page, served):
+def test_the_query_is_the_default_text_and_keys_stay_in_the_field(page, served):
     id = served.hits(q="a dog", all=True)[0]["id"]
     look_at(page, served, id, "a+dog")
     assert page.input_value("#locate-text") == "a dog"
@@ -99,7 +99,7 @@ def test_the_search_is_suggested_and_keys_stay_with_the_field(page, served):
     page.wait_for_selector("#detail", state="hidden")
 
 
-def test_waiting_is_shown_and_can_be_left(page, served, item):
+def test_a_pending_request_is_shown_and_can_be_cancelled(page, served, item):
     look_at(page, served, item)
     page.route("**/api/locate?*", lambda route: None)
     page.fill("#locate-text", "a dog")
@@ -112,7 +112,7 @@ def test_waiting_is_shown_and_can_be_left(page, served, item):
     assert page.is_visible("#detail")
 
 
-def test_what_goes_wrong_is_told_beside_the_field(page, served, item):
+def test_errors_are_shown_next_to_the_field(page, served, item):
     look_at(page, served, item)
     asked(page, "a zebra")
     assert "Unknown words: zebra" in page.inner_text("#locate-status")
@@ -148,7 +148,7 @@ def test_a_phone_keeps_the_picture_in_view(browser, served, item):
     context.close()
 
 
-def test_without_a_localizer_nothing_is_offered(page, served, item):
+def test_without_a_localizer_the_page_has_no_field_for_phrases(page, served, item):
     def without(route):
         answer = route.fetch()
         route.fulfill(json={**answer.json(), "localizer": False})

@@ -12,7 +12,7 @@ def enter(page, word):
     page.press("#token", "Enter")
 
 
-def test_the_page_asks_for_the_token_and_then_shows_pictures(browser, guarded, token, until):
+def test_the_page_shows_pictures_after_a_login(browser, guarded, token, until):
     page = browser.new_page()
     page.goto(f"{guarded}/?q=a+dog&all=1")
     enter(page, "wrong wrong wrong")
@@ -25,7 +25,7 @@ def test_the_page_asks_for_the_token_and_then_shows_pictures(browser, guarded, t
     page.close()
 
 
-def test_a_token_given_in_one_tab_is_good_for_the_other(browser, guarded, token):
+def test_a_login_in_one_tab_is_valid_in_another(browser, guarded, token):
     context = browser.new_context()
     one, two = context.new_page(), context.new_page()
     for tab in (one, two):
@@ -42,7 +42,7 @@ def test_a_token_given_in_one_tab_is_good_for_the_other(browser, guarded, token)
     context.close()
 
 
-def test_the_page_for_captions_asks_for_it_too(browser, guarded, token):
+def test_the_caption_page_needs_a_login(browser, guarded, token):
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"{guarded}/caption.html")

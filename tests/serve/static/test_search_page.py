@@ -29,7 +29,7 @@ def search(page, served, words: str) -> None:
     tiles(page).first.wait_for()
 
 
-def test_the_first_page_shows_pictures_and_examples_that_can_be_followed(page, served, until):
+def test_the_start_page_shows_pictures_and_example_queries(page, served, until):
     page.goto(served.url)
     tiles(page).first.wait_for()
     assert "60 pictures" in page.inner_text("#tagline")
@@ -42,7 +42,7 @@ def test_the_first_page_shows_pictures_and_examples_that_can_be_followed(page, s
     assert "q=" in page.url
 
 
-def test_a_search_is_in_the_address_and_the_way_back_leads_through_it(page, served):
+def test_a_search_is_in_the_address_and_in_the_history(page, served):
     search(page, served, "a boat")
     assert "?q=a+boat" in page.url
     page.fill("#query", "a dog at night")
@@ -57,7 +57,7 @@ def test_a_search_is_in_the_address_and_the_way_back_leads_through_it(page, serv
     assert page.title() == "a boat · Calligram"
 
 
-def test_what_is_typed_before_the_library_is_known_stays(page, served):
+def test_text_typed_before_the_page_is_ready_stays(page, served):
     page.route("**/api/stats", lambda route: (page.wait_for_timeout(300), route.continue_()))
     page.goto(served.url)
     page.fill("#query", "a boat")
@@ -65,7 +65,7 @@ def test_what_is_typed_before_the_library_is_known_stays(page, served):
     assert page.input_value("#query") == "a boat"
 
 
-def test_keys_are_enough(page, served):
+def test_the_page_can_be_used_by_keyboard(page, served):
     search(page, served, "a boat")
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "query"
@@ -89,7 +89,7 @@ def test_keys_are_enough(page, served):
     assert page.evaluate("document.activeElement.id") == "query"
 
 
-def test_a_picture_is_shown_large_with_what_is_known_of_it(page, served, until):
+def test_a_picture_is_shown_large_with_captions_and_metadata(page, served, until):
     search(page, served, "a boat")
     tiles(page).nth(1).click()
     page.wait_for_selector("#like")
@@ -106,7 +106,7 @@ def test_a_picture_is_shown_large_with_what_is_known_of_it(page, served, until):
     page.wait_for_selector("#detail", state="hidden")
 
 
-def test_more_like_this_searches_by_the_item(page, served):
+def test_more_like_this_searches_by_an_item(page, served):
     search(page, served, "a boat")
     tiles(page).first.click()
     page.click("#like")
@@ -118,7 +118,7 @@ def test_more_like_this_searches_by_the_item(page, served):
     page.wait_for_selector("body.home")
 
 
-def test_a_dropped_picture_is_searched_by(page, served):
+def test_a_dropped_picture_is_the_query(page, served):
     picture = served.client.get("/api/image", params={"id": served.hits(q="a dog", all=True)[0]["id"]}).content
     page.goto(served.url)
     tiles(page).first.wait_for()
@@ -134,7 +134,7 @@ def test_a_dropped_picture_is_searched_by(page, served):
     page.wait_for_selector("text=The picture of this search is not available")
 
 
-def test_a_pasted_picture_is_searched_by(page, served):
+def test_a_pasted_picture_is_the_query(page, served):
     picture = served.client.get("/api/thumbnail", params={"id": served.hits(q="a dog", all=True)[0]["id"]}).content
     page.goto(served.url)
     tiles(page).first.wait_for()
@@ -146,8 +146,8 @@ def test_a_pasted_picture_is_searched_by(page, served):
     assert "picture=" in page.url
 
 
-@pytest.mark.parametrize(("content", "said"), [(b"hello", "this is not a picture"), (None, None)])
-def test_a_file_of_no_known_type_is_not_passed_over(page, served, content, said):
+@pytest.mark.parametrize(("content", "message"), [(b"hello", "this is not a picture"), (None, None)])
+def test_a_file_without_a_known_type_is_sent_to_the_server(page, served, content, message):
     page.goto(served.url)
     tiles(page).first.wait_for()
     picture = served.client.get("/api/thumbnail", params={"id": tiles(page).first.get_attribute("data-id")}).content
@@ -161,8 +161,8 @@ def test_a_file_of_no_known_type_is_not_passed_over(page, served, content, said)
     )
     page.dispatch_event("body", "drop", {"dataTransfer": carried})
     page.wait_for_url("**picture=*")
-    if said:
-        page.wait_for_selector(f"#notice:has-text('{said}')")
+    if message:
+        page.wait_for_selector(f"#notice:has-text('{message}')")
         page.complaints.clear()  # the browser notes every 415 in the console
         page.go_back()
     else:
@@ -170,7 +170,7 @@ def test_a_file_of_no_known_type_is_not_passed_over(page, served, content, said)
     tiles(page).first.wait_for()
 
 
-def test_what_is_not_wanted_is_written_after_a_minus_and_can_be_removed(page, served):
+def test_terms_after_a_minus_sign_are_subtracted_and_can_be_removed(page, served):
     search(page, served, "a park - a person + 2:a dog")
     assert page.input_value("#query") == "a park"
     assert page.locator(".chip.minus span").inner_text() == "− a person"
@@ -182,7 +182,7 @@ def test_what_is_not_wanted_is_written_after_a_minus_and_can_be_removed(page, se
     assert page.input_value("#query") == "a park - "
 
 
-def test_filters_narrow_what_is_shown(page, served):
+def test_filters_narrow_the_results(page, served):
     search(page, served, "a dog")
     page.click("#filter")
     page.click(".facet[aria-label=time] button[title=night]")
@@ -198,7 +198,7 @@ def test_filters_narrow_what_is_shown(page, served):
     assert "f.time" not in page.url
 
 
-def test_a_condition_that_cannot_be_read_is_told_beside_its_field(page, served):
+def test_an_invalid_condition_is_reported_next_to_its_field(page, served):
     search(page, served, "a dog")
     page.click("#filter")
     page.fill("#where", "yaer > 3")
@@ -208,7 +208,7 @@ def test_a_condition_that_cannot_be_read_is_told_beside_its_field(page, served):
     page.complaints.clear()  # the browser notes every 400 in the console
 
 
-def test_no_good_match_is_an_answer_and_can_be_overruled(page, served):
+def test_results_that_are_not_a_good_match_can_be_shown(page, served):
     """Which query has none depends on the weights, so the server's answer is held back here."""
 
     def nothing(route):
@@ -224,7 +224,7 @@ def test_no_good_match_is_an_answer_and_can_be_overruled(page, served):
     assert "all=1" in page.url
 
 
-def test_captions_are_found_too_and_lead_to_pictures(page, served):
+def test_captions_are_found_and_link_to_pictures(page, served):
     search(page, served, "a dog")
     page.click("[data-find=captions]")
     line = page.locator(".word").first
@@ -241,7 +241,7 @@ def test_markup_in_a_query_stays_text(page, served):
     assert page.locator(".chip.minus span").inner_text() == "− <b>x</b>"
 
 
-def test_a_server_that_is_gone_is_told_and_can_be_tried_again(page, served):
+def test_a_stopped_server_is_reported_and_the_search_can_be_repeated(page, served):
     search(page, served, "a dog")
     page.route("**/api/search?*", lambda route: route.abort())
     page.fill("#query", "a cat")

@@ -79,17 +79,17 @@ export class Explanation {
     this.sentence.replaceChildren(...parts);
     if (looks) {
       const spoken = words.map(({ word }, number) => ({ word, element: elements[number] }));
-      this.attention = new Attention(this.stage, looks, spoken, (said) => { this.looks.textContent = said; });
+      this.attention = new Attention(this.stage, looks, spoken, (text) => { this.looks.textContent = text; });
     }
     const more = looks ? " Point at a word to see its attention, or select a region of the picture to see its words." : "";
     this.say(`Score ${score.toFixed(3)}. Red words raise it, blue words lower it.${more}`);
   }
 
   word({ word, weight }, most, telling, looking) {
-    const told = signed(weight);
+    const shown = signed(weight);
     const kind = `weighs ${weight < 0 ? "against" : "for"}${telling ? " telling" : ""}`;
     const more = looking ? `, ${looking}` : "";
-    const element = h("span", { class: kind, title: told }, word, h("span", { class: "visually-hidden" }, ` (${told}${more})`));
+    const element = h("span", { class: kind, title: shown }, word, h("span", { class: "visually-hidden" }, ` (${shown}${more})`));
     element.style.setProperty("--weight", (Math.abs(weight) / most).toFixed(3));
     return element;
   }
