@@ -28,7 +28,6 @@ from calligram.recipes.parts.pseudo_pairs import pseudo_sentences as pseudo_sent
 from calligram.recipes.parts.run import Plan as Plan
 from calligram.recipes.parts.run import RunContext as RunContext
 from calligram.recipes.parts.run import commit as commit
-from calligram.recipes.parts.run import device_named as device_named
 from calligram.recipes.parts.run import run_recipe as run_recipe
 from calligram.recipes.parts.run import train_recipe as train_recipe
 from calligram.recipes.parts.settings import CandidateSettings as CandidateSettings
