@@ -1,4 +1,4 @@
-"""Small MMCA matchers and what they are given."""
+"""Small MMCA matchers and their inputs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SIDES = {"vocabulary": 0, "dim": 12, "feature_dim": 5, "text": "states", "state_
 def _matcher(**changes):
     torch.manual_seed(0)
     found = MMCA(MMCASettings(**{**SIDES, "alpha": 0.7, **changes})).eval()
-    for name, weights in found.named_parameters():  # biases and norms that would hide a mistake as they start
+    for name, weights in found.named_parameters():  # the initial biases and norms would hide errors
         if weights.ndim == 1:
             torch.nn.init.normal_(weights, 1.0 if "norm.weight" in name else 0.0, 0.5)
     return found
 
 
 def _given(images=3, texts=4, regions=4, words=6, seed=1):
-    """Features with regions that fill up, states with masks; a text of one word among them."""
+    """Features with padded regions, and states with masks; one text has one word."""
     torch.manual_seed(seed)
     features, states = torch.randn(images, regions, 5), torch.randn(texts, words, 7)
     features[0, -1] = 0
@@ -36,17 +36,17 @@ def _encoded(found, features, states, mask):
 
 @pytest.fixture(scope="session")
 def matcher():
-    """Makes an MMCA with weights that hide no mistake."""
+    """Builds an MMCA whose weights hide no errors."""
     return _matcher
 
 
 @pytest.fixture(scope="session")
 def given():
-    """Makes features, states and masks."""
+    """Builds features, states and masks."""
     return _given
 
 
 @pytest.fixture(scope="session")
 def encoded():
-    """Encodes these."""
+    """Encodes features and states."""
     return _encoded

@@ -11,7 +11,7 @@ SIDES = {"vocabulary": 30, "dim": 8, "feature_dim": 5, "word_dim": 6, "hidden": 
 
 
 def literal_eq_1(attention: ContextAttention, parts: list[list[float]], heads: int, temperature: float) -> list[float]:
-    """E(V), number by number: contexts, logits, softmax over the parts, weighted sums, one head after the other."""
+    """E(V) number by number: contexts, logits, softmax over the parts, and weighted sums, head by head."""
     size, count = len(parts[0]), len(parts)
     mean = [sum(part[d] for part in parts) / count for d in range(size)]
     of_head = [
@@ -41,7 +41,7 @@ def test_attention_is_a3vse_eq_1_and_ignores_padding(heads, temperature):
     found = attention(parts, real)
     assert found.shape == (3, heads, 6)
     for item in range(3):
-        # Contexts have four entries, so that lambda is a half where it is not given.
+        # The context size is four, so the default lambda is a half.
         expected = literal_eq_1(attention, parts[item][real[item]].tolist(), heads, temperature or 0.5)
         torch.testing.assert_close(
             found[item].flatten(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=0

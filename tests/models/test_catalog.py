@@ -81,6 +81,6 @@ def test_a_matcher_that_is_not_registered_is_refused_with_advice(table):
 
 def test_a_name_in_use_is_refused(table):
     table.register("linear", Linear, LinearSettings)
-    table.register("linear", Linear, LinearSettings)  # again, as when a notebook cell runs twice
+    table.register("linear", Linear, LinearSettings)  # registering the same class again is accepted, for notebooks
     with pytest.raises(UserError, match="the matcher name 'vse' is in use already; choose another name"):
         table.register("vse", Linear, LinearSettings)

@@ -11,7 +11,7 @@ from calligram.models.cca import CCA, canonical_directions
 
 
 def correlated(count: int = 400, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Five numbers and seven, both from three hidden ones and noise, far from zero."""
+    """Vectors of size five and seven, both from three latent variables and noise, with a mean far from zero."""
     rng = np.random.default_rng(seed)
     hidden = rng.normal(size=(count, 3)) * [1.0, 0.6, 0.3]
     x = hidden @ rng.normal(size=(3, 5)) + 0.3 * rng.normal(size=(count, 5)) + 20
@@ -25,7 +25,7 @@ def batches(x: np.ndarray, y: np.ndarray, size: int):
 
 
 def literal(x: np.ndarray, y: np.ndarray, eta: float, text_eta: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Dense CCA as a generalised eigenproblem over both sides at once, all data in memory."""
+    """Dense CCA as one generalised eigenproblem over images and texts, with all data in memory."""
     x, y = x - x.mean(0), y - y.mean(0)
     n, p, q = len(x), x.shape[1], y.shape[1]
     cxx, cyy, cxy = x.T @ x / (n - 1), y.T @ y / (n - 1), x.T @ y / (n - 1)
@@ -36,7 +36,7 @@ def literal(x: np.ndarray, y: np.ndarray, eta: float, text_eta: float) -> tuple[
         np.block([[zeros((p, p)), cxy], [cxy.T, zeros((q, q))]]), np.block([[cxx, zeros((p, q))], [zeros((q, p)), cyy]])
     )
     best = np.argsort(-values)[: min(p, q)]
-    # Each half of an eigenvector has half of its length.
+    # Each half of an eigenvector has half of its squared length.
     return values[best], np.sqrt(2) * vectors[:p, best], np.sqrt(2) * vectors[p:, best]
 
 

@@ -39,7 +39,7 @@ def weighted(phrases: str = "embedding", alpha: float = 0.2) -> SentencePhraseMa
 
 
 def given(images: int = 3, texts: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Images of 4, 3, ... regions; texts of 0, 1, 2, ... phrases."""
+    """Images with 4, 3, ... regions; texts with 0, 1, 2, ... phrases."""
     torch.manual_seed(1)
     pictures, strings = torch.randn(images, 5, 5), torch.randn(texts, 4, 7)
     pictures[:, 1:, 4:] = 0
@@ -50,7 +50,7 @@ def given(images: int = 3, texts: int = 5) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def literal_eq_8(matcher: SentencePhraseMatcher, pictures, strings, mask, alpha: float) -> list[list[float]]:
-    """D(x, y) pair by pair, region by region and phrase by phrase, as minus the score."""
+    """D(x, y) pair by pair, region by region and phrase by phrase; the score is minus D."""
 
     def score(one: Matcher, image: torch.Tensor, text: torch.Tensor) -> float:
         return float(one.score_pairs(one.encode_images(image[None]), one.encode_texts(text[None]))[0])
@@ -82,7 +82,7 @@ def test_the_score_is_minus_the_distance_of_two_branch_eq_8(phrases, alpha):
 
 
 def test_eq_8_by_hand():
-    """Sentence distance 1; two phrases, nearest regions at sqrt 2 and (all but) 0: d_rp = .7071; .8 + .2 x .7071."""
+    """Sentence distance 1; two phrases with nearest regions at sqrt 2 and almost 0: d_rp = .7071; .8 + .2 x .7071."""
     matcher = weighted()
     one, two = torch.eye(2)
     image = Encoded(torch.tensor([[1.0, 0.0]]), torch.stack([one, one])[None], torch.tensor([[True, True]]))
@@ -145,7 +145,7 @@ def ensemble(*names: str) -> Ensemble:
 
 
 def fed(images: int = 4, texts: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Images of 5, 4, ... regions; texts of 1, 2, ... words."""
+    """Images with 5, 4, ... regions; texts with 1, 2, ... words."""
     torch.manual_seed(1)
     pictures = torch.randn(images, 5, 6)
     for image in range(images):
@@ -188,7 +188,7 @@ def test_an_ensemble_reranks_only_if_its_score_is_not_the_cosine_of_its_vectors(
     one, two = matcher.encode_images(pictures), matcher.encode_texts(words, mask)
     torch.testing.assert_close(matcher.score(one, two), unit_length(one.vectors) @ unit_length(two.vectors).T)
     by_distance = described(SENTENCES)
-    assert Ensemble(EnsembleSettings((by_distance, by_distance))).reranks  # the mean of distances is no cosine
+    assert Ensemble(EnsembleSettings((by_distance, by_distance))).reranks  # the mean of distances is not a cosine
 
 
 def test_a_saved_ensemble_of_mmca_scores_the_same(tmp_path):

@@ -75,7 +75,7 @@ def frozen_both(folder) -> tuple[Matcher, Inputs]:
 
 
 def assert_same(matcher: Matcher, inputs: Inputs, folder) -> None:
-    """Pictures and texts have the vectors the matcher gives, through the files alone."""
+    """Check that the exported files give the vectors of the matcher for images and texts."""
     rng = np.random.default_rng(0)
     pictures = [Image.fromarray(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8)) for _ in range(3)]
     texts = Inputs.read(folder / "inputs").texts

@@ -1,4 +1,4 @@
-"""Matchers whose score is a cosine only by their settings, or by their members, as ONNX files."""
+"""Export to ONNX of ensembles, and of matchers whose settings make the score a cosine."""
 
 from __future__ import annotations
 

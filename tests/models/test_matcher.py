@@ -1,4 +1,4 @@
-"""What every matcher owes its callers; a new one is added to the list."""
+"""Properties that every matcher must have; add a new matcher to the list."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def literal_norm(norm, vector):
 
 
 def literal_ngrams(ngrams, words):
-    """Eqs. 6 and 7 window by window; zeros follow the last word."""
+    """Eqs. 6 and 7 n-gram by n-gram; zeros follow the last word."""
     best = []
     for size, layer in zip((1, 2, 3), ngrams.windows, strict=True):
         answers = []
@@ -207,7 +207,7 @@ def test_a_trained_text_encoder_gives_the_states_and_has_gradients(tiny_bert, tm
 
 
 def literal_shares(unit, parts):
-    """(K, K) the mean over heads of Eq. 11's softmax, part by part."""
+    """(K, K) mean over heads of the softmax of Eq. 11, part by part."""
     size, rows = unit.size, []
     for query in parts:
         heads = []
@@ -235,7 +235,7 @@ def test_attention_weights_are_mmca_eq_11_normalised_over_the_other_modality(mat
         expected = from_words / from_words.sum(0), from_regions / from_regions.sum(1, keepdim=True)
         for got, wanted in zip((words[row], regions[row]), expected, strict=True):
             torch.testing.assert_close(got[real][:, spoken], wanted)
-            torch.testing.assert_close(got.sum(), wanted.sum())  # nothing for what only fills up
+            torch.testing.assert_close(got.sum(), wanted.sum())  # padding has no weight
     nothing = found.attention_weights(images, texts._replace(mask=torch.zeros_like(mask)))
     assert not any(shares.any() for shares in nothing)
     assert matcher(alpha=0.0).attends == frozenset()

@@ -26,7 +26,7 @@ def matchers():
 
 
 def literal_attended(query, context, temperature, focal):
-    """The release's attention of one item's parts to another's, and the cosines with what they attend to."""
+    """Attention of one item's parts to another's as in the releases, and the cosines of parts and attended vectors."""
     attn = F.leaky_relu(context @ query.T, 0.1)
     attn = torch.softmax(temperature * (attn / (attn.norm(dim=1, keepdim=True) + 1e-8)).T, dim=1)
     if focal == "equal":
@@ -104,7 +104,7 @@ def test_attention_weights_sum_to_one_over_real_parts(number):
     assert words.shape == regions.shape == (2, 5, 5)
     torch.testing.assert_close(words.sum(1), MASK.float())
     torch.testing.assert_close(regions.sum(2), images.mask.float())
-    # What a word looks at, put together, is what its relevance is measured with.
+    # The attended vector of a word gives its relevance.
     seen = (words[0, :, 1, None] * images.parts[0]).sum(0)
     focal = getattr(matcher.settings, "focal", "none")
     temperature = matcher.settings.temperature

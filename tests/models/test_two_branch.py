@@ -40,7 +40,7 @@ def literal_branch(branch: Branch, x: torch.Tensor) -> torch.Tensor:
 
 
 def trained(statistics: str = "training") -> TwoBranchEmbedding:
-    """A matcher whose batch norm has seen something."""
+    """A matcher whose batch norm has running statistics other than the initial ones."""
     torch.manual_seed(0)
     matcher = TwoBranchEmbedding(replace(SHAPE, statistics=statistics))
     for _ in range(5):
@@ -76,7 +76,8 @@ def test_the_score_is_minus_the_euclidean_distance():
 
 
 def test_distance_by_hand():
-    """Opposite, orthogonal and equal unit vectors are 2, sqrt 2 and (all but) 0 apart; the slope at 0 is finite."""
+    """Opposite, orthogonal and equal unit vectors have distances 2, sqrt 2 and almost 0; the gradient at 0 is
+    finite."""
     cosines = torch.tensor([-1.0, 0.0, 1.0], requires_grad=True)
     found = distance_from_cosine(cosines)
     assert found.tolist() == pytest.approx([2, math.sqrt(2), 0], abs=2e-4)
@@ -105,7 +106,7 @@ def test_the_similarity_is_fc_layers_over_the_product(heads, sizes):
 
 
 def test_batch_statistics_depend_on_the_encoded_batch():
-    """Footnote 3: what is added to all items of a batch does not matter to the batch's own statistics."""
+    """Footnote 3: a constant added to all items of a batch does not change the batch statistics' result."""
     training, batch = trained(), trained("batch")
     x = torch.randn(30, 5)
     with torch.no_grad():

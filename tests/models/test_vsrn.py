@@ -47,8 +47,8 @@ def test_the_image_vector_is_the_last_gru_state_over_regions_in_their_order():
     matcher = VSRN(VSRNSettings(**SIDES, layers=2)).eval()
     features = torch.randn(2, 4, 5)
     regions = matcher.project(features)
-    regions = regions / regions.norm(dim=1, keepdim=True)  # over regions, as the release has it
-    # Reasoning starts as the identity, so that these have length one already.
+    regions = regions / regions.norm(dim=1, keepdim=True)  # over regions, as in the release
+    # Reasoning starts as the identity, so these are normalised already.
     _, last = matcher.reader(regions)
     found = matcher.encode_images(features)
     torch.testing.assert_close(found.vectors, last[0])

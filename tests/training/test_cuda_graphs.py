@@ -1,4 +1,4 @@
-"""What is replayed gives what it gives step by step; on a CPU, with a recording that takes the steps again."""
+"""Replays of CUDA graphs equal normal steps; on a CPU, with a stand-in that runs the step again."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from calligram.training.objectives.candidates import RetrieveRerankObjective
 from calligram.training.objectives.objective import InfoNCEObjective, JointObjective, RankingObjective
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
-on_cuda = pytest.mark.skipif(HERE != "cuda", reason="CUDA graphs are recorded on a GPU")
+on_cuda = pytest.mark.skipif(HERE != "cuda", reason="CUDA graphs need a GPU")
 
 
 class Again:
-    """Takes the steps again, from and to the same places, as a recording does."""
+    """A stand-in for a captured graph: runs the step again with the same input and output memory."""
 
     made = 0
 
@@ -43,7 +43,7 @@ class Again:
 
 @pytest.fixture
 def stepped(monkeypatch):
-    """A CPU that can record."""
+    """Lets the CPU use the stand-in."""
     monkeypatch.setattr(cuda_graphs, "DEVICE_TYPE", "cpu")
     monkeypatch.setattr(cuda_graphs, "capture", Again)
     monkeypatch.setattr(mmca, "MAX_STACKED_ITEMS", 0)
@@ -59,7 +59,7 @@ OBJECTIVES = {
 
 
 class Trained:
-    """A matcher, what it minimises, and a batch."""
+    """A matcher, its objective and a batch."""
 
     def __init__(self, objective="hardest", device="cpu", dim=16, alpha=0.7, lower=False):
         torch.manual_seed(0)
@@ -85,7 +85,7 @@ class Trained:
     def loss(self, on, seed=1, **sizes):
         batch = self.batch(seed=seed, **sizes)
         torch.manual_seed(seed)
-        # For each step, as training does: autocast keeps weights as it has cast them until it is left.
+        # One block per step, as in training: autocast keeps converted weights until it is left.
         with cuda_graphs.use_cuda_graphs(on), torch.autocast(self.device, torch.bfloat16, enabled=self.lower):
             terms = self.objective(self.matcher, batch)
         return terms, sum(terms.values())
@@ -94,7 +94,7 @@ class Trained:
         return [*self.matcher.parameters(), *self.objective.parameters()]
 
     def step(self, on, **sizes):
-        """Terms, how far vectors spread, and gradients of all parameters."""
+        """Terms, spread of the vectors, and gradients of all parameters."""
         terms, loss = self.loss(on, **sizes)
         for p in self.learning():
             p.grad = None
@@ -121,7 +121,7 @@ def alike(one, two, **limits):
 
 
 def about_alike(one, two):
-    """As far as eight bits go, and sums over places in another order."""
+    """Equal within eight bits, and for sums in another order."""
     for left, right in zip(one, two, strict=True):
         assert float((left - right).norm()) <= 0.05 * float(right.norm()) + 1e-3
 
@@ -130,7 +130,7 @@ def about_alike(one, two):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_shape_is_captured_when_it_repeats_and_words_are_padded(objective):
     found = Trained(objective)
-    # Without dropout: what is filled up would draw its own numbers.
+    # Without dropout: padding would draw its own random numbers.
     found.matcher.text.dropout.p = 0.0
     for words, seed, kept in ((6, 1, 0), (6, 2, 1), (8, 3, 1), (5, 4, 1), (9, 5, 1), (12, 6, 2), (5, 7, 2), (4, 8, 2)):
         same(found.step(True, words=words, seed=seed), found.step(False, words=words, seed=seed))
@@ -146,7 +146,7 @@ def test_random_numbers_equal_those_without_graphs():
     for seed in (1, 2, 3):
         same(found.step(True, words=8, seed=seed), found.step(False, words=8, seed=seed))
     assert found.recorded == 1
-    found = Trained()  # where words are filled up, before anything is recorded and after: a run may be resumed
+    found = Trained()  # words are padded before the capture and after it, since a run may be resumed
     before = found.step(True, words=6)
     assert found.recorded == 0
     same(before, found.step(True, words=6))
@@ -182,7 +182,7 @@ def test_calls_between_a_replay_and_its_backward_pass_run_without_graphs():
         (one + 2 * two).backward()
         sums.append([p.grad.clone() for p in found.learning()])
     alike(*sums)
-    left = found.loss(True, words=8)  # no gradient is ever asked of it
+    left = found.loss(True, words=8)  # its backward pass never runs
     before = turns.replays
     del left
     gc.collect()
@@ -282,7 +282,7 @@ def test_cuda_graphs_give_the_same_terms_and_gradients(lower, compiled, objectiv
     found, kept = Trained(objective, "cuda", dim=64, lower=lower), []
     with caplog.at_level(logging.WARNING), use_compile(compiled):
         for turn, words in enumerate((8, 8, 12, 12, 8, 12, 8)):
-            kept.append(found.loss(False, words=words))  # an older step that is still there must not be in the way
+            kept.append(found.loss(False, words=words))  # an older step that still exists must not block a replay
             one, two = (found.step(on, words=words, seed=turn) for on in (True, False))
             if lower:
                 torch.testing.assert_close(one[0], two[0], atol=0.03, rtol=0.05, check_dtype=False)

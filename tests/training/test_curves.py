@@ -16,7 +16,7 @@ ROWS = [
 
 
 def test_error_rates_are_averaged_per_epoch_of_a_stage():
-    """Of the text branch: (1 + 0.5) / 2, then 0.25, then 0.5 in the second stage, whose epochs begin again."""
+    """Of the text tower: (1 + 0.5) / 2, then 0.25, then 0.5 in the second stage, whose epochs start at 0."""
     found = errors_by_epoch(ROWS)
     assert found["instance_text_error"] == [(20, 0.75), (30, 0.25), (40, 0.5)]
     assert found["instance_image_error"] == [(20, 0.3), (30, 0.0)]

@@ -38,9 +38,9 @@ STEPS = {
         "pseudo.region_source=finder", "sparse.images=0.5", "a3vse.context=8",
     ),
 }  # fmt: skip
-"""a collection, a recipe's name, and settings"""
+"""collection, recipe and settings of each case"""
 Saved = tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]
-"""of one process, and of each of two"""
+"""results of one process, and of each of two"""
 
 
 def take_steps(folders: Mapping[str, str], out: Path) -> None:
@@ -64,7 +64,7 @@ def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
     stage = plan.stages[-1]
     batch = next(iter(stage.batches.epoch(0)))
     plan.matcher.double()
-    stage.objective.double().eval()  # without dropout, which every process draws for itself
+    stage.objective.double().eval()  # without dropout, whose random numbers differ between processes
     stage.objective.set_progress(0.5)
     terms = stage.objective(plan.matcher, doubled(batch))
     sum(terms.values()).backward()
@@ -75,7 +75,7 @@ def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
 
 
 def doubled(batch: Batch) -> Batch:
-    """The batch, and what is beside it, in double precision."""
+    """A batch, and its batch of pseudo pairs, in float64."""
     beside = (
         {"pseudo": doubled(batch.pseudo)} if isinstance(batch, PseudoPairBatch) and batch.pseudo is not None else {}
     )
@@ -83,11 +83,11 @@ def doubled(batch: Batch) -> Batch:
 
 
 def leave_the_group(out: Path) -> None:
-    """Use the group as training does, leave it, and write the names of the threads that go on."""
+    """Use the process group as training does, leave it, and write the names of the remaining threads."""
     from calligram.training import distributed
 
     distributed.Processes.join().broadcast_number(1.0)
-    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports parts of torch that are lazy
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports parts of torch
     distributed._leave_group()
     names = [name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm")]
     out.with_name(f"{out.name}-threads").write_text("\n".join(names))
@@ -101,7 +101,9 @@ def launch(rank: int, port: int, *arguments: str) -> subprocess.Popen[bytes]:
 
 @pytest.fixture(scope="module")
 def stepped(stored_tiny, spoken_tiny, tmp_path_factory) -> Path:
-    """Where this process, alone, and each of two others saved what came of each step: importing torch takes longest."""
+    """Folders in which one process, and each of two, saved the results of each case; one launch for all, since
+    importing torch is slow.
+    """
     out, threads = tmp_path_factory.mktemp("stepped"), torch.get_num_threads()
     folders = {"stored": str(stored_tiny.folder), "spoken": str(spoken_tiny.folder)}
     port = 20000 + os.getpid() % 20000
@@ -113,7 +115,7 @@ def stepped(stored_tiny, spoken_tiny, tmp_path_factory) -> Path:
 
 
 def saved(out: Path, step: str) -> Saved:
-    """Of one process, and of each of two, which saw the same images."""
+    """Results of one process, and of each of two, on the same images."""
     one, *two = (load_file(out / f"{name}-{step}") for name in ("one", "two-0", "two-1"))
     assert torch.equal(torch.cat([two[0].pop("seen"), two[1].pop("seen")]), one.pop("seen"))
     return one, two

@@ -72,7 +72,7 @@ for line in sys.stdin:            # what is imported once is shared by all that 
 
 @pytest.fixture(scope="module")
 def trainer():
-    """A process that has everything imported and runs the command in children of its own."""
+    """A process with all imports done, which runs the command in child processes."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
     with subprocess.Popen(
         [sys.executable, "-c", TRAINER], env=environment, text=True,
@@ -106,7 +106,7 @@ def test_a_run_killed_with_sigkill_and_resumed_ends_with_the_same_numbers(tiny, 
         if pointer.is_file() and int(pointer.read_text() or 0) >= wait_for:
             break
         time.sleep(0.001)
-    with contextlib.suppress(ProcessLookupError):  # it ended, which its exit code says
+    with contextlib.suppress(ProcessLookupError):  # it has ended; its exit code is checked below
         os.kill(victim, signal.SIGKILL)
     assert int(trainer.stdout.readline()) == -signal.SIGKILL, "the run ended before it could be killed"
     resumed = run(tiny, out, *KILLED, resume=True)
@@ -202,7 +202,7 @@ def test_accumulating_two_batches_takes_half_the_steps(tiny, tmp_path):
 
 
 def test_a_restored_optimizer_has_the_memory_layout_of_its_parameters(tmp_path):
-    """Fused steps on an accelerator refuse any other, and files keep none."""
+    """Fused optimizers on a GPU need this layout, and files do not keep it."""
     torch.manual_seed(0)
     made = [torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2)]
     optimizers = [torch.optim.AdamW(module.parameters()) for module in made]

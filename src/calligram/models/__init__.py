@@ -1,4 +1,4 @@
-"""Trainable maps from inputs to scores. They encode and score; they do not train, log or parse options."""
+"""Matchers: models that encode images and texts, and score pairs of them. They do not train, log or parse options."""
 
 from calligram.lazy import lazy_exports
 

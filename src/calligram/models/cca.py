@@ -81,12 +81,12 @@ class CCA(EmbeddingMatcher):
         """Compute a matcher from given covariances, so that several values of ``eta`` need one pass over the data."""
         text_eta = eta if text_eta is None else text_eta
         found = canonical_directions(*covariance.blocks, eta=eta, text_eta=text_eta)
-        kept = min(dim or len(found.correlations), len(found.correlations))
-        matcher = cls(CCASettings(len(found.image), len(found.text), kept, eta, text_eta))
-        matcher.correlations = found.correlations[:kept].float()
+        count = min(dim or len(found.correlations), len(found.correlations))
+        matcher = cls(CCASettings(len(found.image), len(found.text), count, eta, text_eta))
+        matcher.correlations = found.correlations[:count].float()
         sides = ((matcher.image, found.image), (matcher.text, found.text))
         for (layer, directions), mean in zip(sides, covariance.means, strict=True):
-            weight = (directions[:, :kept] * found.correlations[:kept]).T
+            weight = (directions[:, :count] * found.correlations[:count]).T
             layer.weight.data = weight.float().contiguous()
             layer.bias.data = -(weight @ mean).float()
         return matcher.eval()

@@ -52,45 +52,47 @@ class SentencePhraseMatcher(Matcher):
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode images (N, 1 + R, D) as ``JoinedImages`` packs them: the whole image first, then its regions."""
         real = real_parts(images[:, 1:]) if mask is None else mask[:, 1:]
-        whole = self.sentences.encode_images(images[:, 0, : self.sentences.settings.image_dim]).vectors
+        vectors = self.sentences.encode_images(images[:, 0, : self.sentences.settings.image_dim]).vectors
         parts = _encode_parts(self.phrases.encode_images, images[:, 1:, : self.phrases.settings.image_dim], real)
-        return Encoded(whole, parts, real)
+        return Encoded(vectors, parts, real)
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode texts (N, 1 + P, D) as ``JoinedTexts`` packs them: the sentence first, then its phrases."""
         real = real_parts(texts[:, 1:]) if mask is None else mask[:, 1:]
-        whole = self.sentences.encode_texts(texts[:, 0, : self.sentences.settings.text_dim]).vectors
+        vectors = self.sentences.encode_texts(texts[:, 0, : self.sentences.settings.text_dim]).vectors
         parts = _encode_parts(self.phrases.encode_texts, texts[:, 1:, : self.phrases.settings.text_dim], real)
-        return Encoded(whole, parts, real)
+        return Encoded(vectors, parts, real)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """Score aligned pairs one by one, since the numbers of regions and phrases differ."""
-        whole = self.sentences.score_pairs(Encoded(images.vectors), Encoded(texts.vectors))
+        sentence_scores = self.sentences.score_pairs(Encoded(images.vectors), Encoded(texts.vectors))
         return torch.stack(
             [
                 self._combine(own.view(1, 1), images.rows(slice(i, i + 1)), texts.rows(slice(i, i + 1)))[0, 0]
-                for i, own in enumerate(whole)
+                for i, own in enumerate(sentence_scores)
             ]
         )
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Score all pairs, one image at a time against the phrases of all texts."""
-        whole = self.sentences.score(Encoded(images.vectors), Encoded(texts.vectors))
-        rows = [self._combine(own[None], images.rows(slice(i, i + 1)), texts) for i, own in enumerate(whole)]
-        return torch.cat(rows) if rows else whole
+        sentence_scores = self.sentences.score(Encoded(images.vectors), Encoded(texts.vectors))
+        rows = [self._combine(own[None], images.rows(slice(i, i + 1)), texts) for i, own in enumerate(sentence_scores)]
+        return torch.cat(rows) if rows else sentence_scores
 
-    def _combine(self, whole: Tensor, image: Encoded, texts: Encoded) -> Tensor:
+    def _combine(self, sentence_scores: Tensor, image: Encoded, texts: Encoded) -> Tensor:
         """Eq. 8 for one image and several texts, (1, T), from the image-sentence scores."""
         alpha = self.settings.alpha
         regions, phrases = _real_parts(image), _real_parts(texts)
         if not alpha or not len(regions) or not len(phrases):
-            return whole
+            return sentence_scores
         assert texts.mask is not None
         best = self.phrases.score(Encoded(regions), Encoded(phrases)).amax(0)
         counts = texts.mask.sum(1)
         owner = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
-        mean = torch.zeros_like(whole[0]).index_add(0, owner, best.to(whole.dtype)) / counts.clamp(min=1)
-        return torch.where(counts > 0, (1 - alpha) * whole + alpha * mean, whole)
+        mean = torch.zeros_like(sentence_scores[0]).index_add(0, owner, best.to(sentence_scores.dtype)) / counts.clamp(
+            min=1
+        )
+        return torch.where(counts > 0, (1 - alpha) * sentence_scores + alpha * mean, sentence_scores)
 
 
 @dataclass(frozen=True)

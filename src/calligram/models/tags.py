@@ -41,8 +41,8 @@ class TagMatcher(Matcher):
         """Map features (N, D), or (N, R, D) whose real parts are averaged, to s_g (N, concepts)."""
         if images.ndim == 3:
             images = pool_states(images, real_parts(images) if mask is None else mask, "mean")
-        seen = torch.softmax(self.classifier(images).float(), dim=1)
-        return Encoded(torch.where(seen >= self.settings.least, seen, 0.0))
+        probabilities = torch.softmax(self.classifier(images).float(), dim=1)
+        return Encoded(torch.where(probabilities >= self.settings.least, probabilities, 0.0))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Return the concept indicators q (N, concepts) unchanged."""

@@ -83,8 +83,8 @@ class VSE(EmbeddingMatcher):
         return Encoded(self.project(images))
 
     def _from_pixels(self, images: Tensor) -> Tensor:
-        seen = self.image(images)
-        return self.project(seen.vectors if isinstance(seen, BackboneOutput) else seen)  # type: ignore[no-any-return]
+        output = self.image(images)
+        return self.project(output.vectors if isinstance(output, BackboneOutput) else output)  # type: ignore[no-any-return]
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode word indices (N, W), or states (N, W, D)."""

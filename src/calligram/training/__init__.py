@@ -1,4 +1,4 @@
-"""The loop, what it is fed, what it minimises, and the folder it writes. It does not know how results are evaluated."""
+"""The training loop, its batches and objectives, and run folders. It receives the evaluation as a function."""
 
 from calligram.lazy import lazy_exports
 

@@ -80,7 +80,7 @@ class _Trainer:
         self.matcher, self.stages, self.run, self.evaluate = matcher, stages, run, evaluate
         self.loop, self.processes, self.track = loop, processes, track
         self.device = next(matcher.parameters()).device
-        self.average = WeightAverage(matcher, loop.average) if loop.average else None
+        self.average = WeightAverage(matcher, loop.ema_decay) if loop.ema_decay else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=loop.precision == "fp16")
         self.collapse_detector = CollapseDetector()
         self.step = 0
@@ -125,7 +125,7 @@ class _Trainer:
         if stage.on_start is not None:
             changed = stage.on_start(self.matcher, self.run, fresh)
             if changed and self.average:
-                self.average = WeightAverage(self.matcher, self.loop.average)
+                self.average = WeightAverage(self.matcher, self.loop.ema_decay)
         optimizer = stage.optimizer(parameter_groups(self.matcher, objective, stage.lr_scale, stage.frozen))
         if "objective" in tensors:
             objective.load_state_dict(tensors["objective"])

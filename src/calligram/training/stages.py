@@ -54,7 +54,7 @@ class Loop:
 
     seed: int = 0
     precision: Precision = "fp32"
-    average: float = 0.0
+    ema_decay: float = 0.0
     """decay of the weight average (EMA) that is evaluated and saved; 0 uses the weights themselves"""
     select_by: str = "rsum"
     """metric of ``evaluate`` that selects the best epoch; higher is better"""

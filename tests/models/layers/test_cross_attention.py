@@ -1,4 +1,4 @@
-"""The kernels against the published arithmetic: a loop over captions that builds every attended vector."""
+"""Cross attention against the published arithmetic: a loop over captions that builds every attended vector."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ WAYS = [
 
 
 def cosine(one, two):
-    """Of rows, with the release's bound."""
+    """Cosine of rows, with the eps of the release."""
     return (one * two).sum(-1) / (one.norm(dim=-1) * two.norm(dim=-1)).clamp(min=1e-8)
 
 
 def literal_attention(query, context, how):
-    """One item each, (Q, D) and (S, D): the weights (Q, S) as the releases write them."""
+    """Attention weights (Q, S) of one item each, (Q, D) and (S, D), as in the releases."""
     attn = context @ query.T
     if how.norm.startswith("clipped"):
         attn = F.leaky_relu(attn, 0.1)
@@ -57,7 +57,7 @@ def literal_attention(query, context, how):
 
 
 def literal(context, query, how, kind, sharpness):
-    """The scores (C, T) of lists of items."""
+    """Scores (C, T) of lists of items."""
     rows = []
     for one in context:
         row = []
@@ -81,7 +81,7 @@ def items(count, longest, seed, dtype=torch.float64, least=2, scale=1.0):
     lengths[0] = longest
     vectors = scale * F.normalize(torch.randn(count, longest, 8, generator=random, dtype=dtype), dim=-1)
     mask = torch.arange(longest) < lengths[:, None]
-    # What only fills up is not zero here, and must not count.
+    # Padding is not zero here, and must not matter.
     return vectors, mask
 
 
@@ -122,7 +122,9 @@ def test_scores_without_gradients_in_float32_equal_the_published_loop(norm, foca
         crossing = PartProducts.of(parts(one[0].float(), one[1]), parts(two[0].float(), two[1]))
         kept = crossing.products.clone()
         found = similarity(crossing, how, "lse")
-        assert torch.equal(crossing.products, kept)  # a second attention may start from them
+        assert torch.equal(
+            crossing.products, kept
+        )  # the products must not change, since a second attention may use them
     torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
 
 

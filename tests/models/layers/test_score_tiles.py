@@ -1,4 +1,4 @@
-"""MMCA's pairs, however many are asked for, in tiles, threads and half precision, against its scores of all pairs."""
+"""MMCA's scores of selected pairs, in tiles, threads and half precision, against its scores of all pairs."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def texts(lengths=(7, 3, 1), words=30):
 
 
 def network(settings=SMALL, dim=5, head="paper"):
-    """With statistics of batch norm that are not those it starts with."""
+    """A network whose batch norm statistics are not the initial ones."""
     torch.manual_seed(0)
     made = TextCNN(settings, dim, head)
     for _ in range(3):
@@ -77,7 +77,7 @@ def test_a_text_block_equals_the_literal_loop(channels, stride):
 def test_blocks_and_channels_equal_those_of_resnets(depth, blocks):
     made = TextCNN(TextCNNSettings(30, 6, BLOCKS_BY_DEPTH[depth], width=2), 4).eval()
     assert len(made.blocks) == blocks
-    assert made.blocks(torch.zeros(1, 6, 1, 32)).shape == (1, 64, 1, 8)  # 8 places, the release's pooling size
+    assert made.blocks(torch.zeros(1, 6, 1, 32)).shape == (1, 64, 1, 8)  # 8 positions, the release's pooling size
 
 
 def test_a_vector_over_all_shifts_is_the_mean_over_them():

@@ -1,4 +1,4 @@
-"""Gradients that are written out are those of the same steps left to PyTorch."""
+"""Gradients written by hand equal those of automatic differentiation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_extra_columns_carry_the_own_logit_and_the_mask(precision):
     queries, keys, values = AppendColumns.apply(stacked, total, mask)
     assert queries.shape == (2, 4, 3, 8)
     assert keys.shape == values.shape == (2, 3, 5, 8)
-    # In double precision, so that only what the columns keep is compared.
+    # In float64, so that only the precision of the columns matters.
     logits = queries.transpose(1, 2).double() @ keys.double().mT
     expected = (
         stacked[0].double() @ stacked[1].double().mT + (~mask * MASKED_LOGIT).to(precision).double()[:, None, None]
@@ -52,7 +52,7 @@ def test_extra_columns_have_correct_gradients():
     total, mask = torch.randn(2, 2, 3, 1, dtype=torch.float64, requires_grad=True), torch.ones(2, 3, dtype=torch.bool)
 
     def logits_and_values(*given):
-        # The second piece of the logarithm is what rounding leaves, and has no gradient of its own.
+        # The second piece of the logarithm is a rounding error and has no gradient.
         queries, keys, values = AppendColumns.apply(*given, mask)
         return queries.transpose(1, 2)[..., :5] @ keys.mT[..., :5, :], values
 

@@ -21,7 +21,7 @@ def test_a_batch_has_each_image_and_text_once_with_all_their_matches(tiny):
     pairing = tiny.sentences("train")
     batch = next(batches(pairing, 15).epoch(0))
     assert batch.images.shape == (6, 3, 16, 16)
-    assert len(batch.texts) == 14  # the shared caption is there once, though two pairs name it
+    assert len(batch.texts) == 14  # the shared caption is there once, though it is in two pairs
     assert (batch.image_target > 0).sum() == len(pairing.matches) == 15
     assert torch.equal(batch.image_target.T, batch.text_target)
     matching = batch.image_groups[:, None] == batch.text_groups[None, :]

@@ -18,7 +18,8 @@ def overlap(a, b):
 
 
 class World:
-    """Five images with two or three chains each, phrases that repeat across images, and forty proposals an image."""
+    """Five images with two or three chains each, phrases that occur in several images, and forty proposals per
+    image."""
 
     def __init__(self, seed: int):
         rng = np.random.default_rng(seed)
@@ -49,7 +50,7 @@ class World:
 
 
 def hinges(scores, margin, top_k):
-    """The K highest nonnegative losses of triplets given as (positive's score, negative's score)."""
+    """The K highest nonnegative losses of triplets, given as (score of the positive, score of the negative)."""
     losses = sorted((max(0.0, margin - p + n) for p, n in scores), reverse=True)
     return sum(losses[:top_k])
 
@@ -58,7 +59,7 @@ def hinges(scores, margin, top_k):
 @pytest.mark.parametrize("augment", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_triplets_equal_the_literal_loops(seed, augment, extra):
-    """Two-branch, Algorithm 1, step by step, with the batch's random choices read off and checked."""
+    """Two-branch, Algorithm 1, step by step; the random choices of the batch are read from it and checked."""
     world = World(seed)
     pairs, rng = world.pairs, np.random.default_rng(seed)
     chosen = rng.permutation(len(pairs))[:14]
@@ -78,7 +79,7 @@ def test_triplets_equal_the_literal_loops(seed, augment, extra):
     anchors = [*chosen, *[None] * (0 if extra != "random" else (drawn.image_target[:, len(chosen) :] > 0).sum())]
     for row, pair in enumerate(anchors):
         text = names[row]
-        if pair is None:  # a further pair: it is one of the split's, and not of the set
+        if pair is None:  # an extra pair: it is in the split and not in the set
             chain = next(
                 c
                 for c, t in zip(pairs.chains, pairs.texts, strict=True)
@@ -95,7 +96,7 @@ def test_triplets_equal_the_literal_loops(seed, augment, extra):
         others = [name for name in batch_phrases if name not in world.spoken(chain)]
         negatives = [scores[row, columns[name]] for name in others]
         add([(scores[row, row], n) for n in negatives])
-        # 3b: regions of the same image that hardly overlap the truth
+        # 3b: background regions of the same image
         first = len(anchors) + extra_rows(drawn, len(anchors))
         place_of = {int(region): first + place for place, region in enumerate(drawn.regions[first:])}
         background = [
@@ -115,12 +116,12 @@ def test_triplets_equal_the_literal_loops(seed, augment, extra):
 
 
 def extra_rows(drawn, anchors):
-    """Rows of second regions: they stand after the anchors and have a positive."""
+    """Rows of second regions: they come after the anchors and have a positive."""
     return int((drawn.text_target[:, anchors:] > 0).sum())
 
 
 def add_seconds(world, drawn, row, chain, names, scores, negatives, background, add, augment):
-    """3c: a second positive where the target has but one in the batch and there is another."""
+    """3c: a second positive if the target has only one in the batch and another exists."""
     pairs, anchors = world.pairs, 14
     region, text = drawn.regions[row], names[row]
     partners = {names[r] for r in range(anchors) if drawn.regions[r] == region}

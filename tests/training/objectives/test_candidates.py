@@ -1,4 +1,4 @@
-"""Losses over the nearest pairs of a batch, with real matchers."""
+"""Losses over the candidate pairs of a batch, with real matchers."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ MATCHERS = {"mmca": mmca, "scan": lambda: SCAN(SCANSettings(**SIDES)), "bfan": l
 
 
 def batch(images=6, texts=9, seed=1):
-    """Texts of one and of two images, an image without any, and pairs that are neither."""
+    """Texts of one and of two images, an image without texts, and ignored pairs."""
     torch.manual_seed(seed)
     target = -torch.ones(images, texts, dtype=torch.int64)
     target[torch.arange(texts) % (images - 1), torch.arange(texts)] = 1
     target[2, 0] = 1
     target[4, 5] = 0
     other = target.T.clone()
-    other[7, 3] = 0  # ignored by the text alone
+    other[7, 3] = 0  # ignored with the text as anchor only
     mask = torch.arange(4) < torch.randint(
         2, 5, (texts, 1)
-    )  # to one word all regions are alike, and bfan's focus is a tie
+    )  # with one word all regions are equal, and bfan's focus is a tie
     groups = torch.zeros(0, dtype=torch.int64)
     drawn = torch.tensor([[0, 0, 5, 1, 1, 4], [3, 3, 4, 2, 2, 4]])
     return Batch(torch.randn(images, 3, 5), torch.randn(texts, 4, 7), mask, target, other, groups, groups, drawn)

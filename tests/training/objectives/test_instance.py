@@ -14,7 +14,7 @@ from calligram.training.objectives.objective import JointObjective, RankingObjec
 
 
 class Given(EmbeddingMatcher):
-    """Vectors are handed to it as they are."""
+    """A matcher that returns its inputs as vectors."""
 
     def encode_images(self, images, mask=None):
         return Encoded(images)
@@ -39,7 +39,7 @@ def cosine(a, b):
 
 
 def literal_ranking(given, margin):
-    """Eq. 4 for every matching pair, its negatives the hardest ones of its image and of its text."""
+    """Eq. 4 for every matching pair, with the hardest negatives of its image and of its text."""
     images, texts, target = given.images.tolist(), given.texts.tolist(), given.image_target.tolist()
     total, pairs = 0.0, 0
     for i in range(3):

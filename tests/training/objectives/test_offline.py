@@ -72,7 +72,7 @@ def test_ranks_are_drawn_uniformly_or_around_the_middle_of_the_list():
             np.testing.assert_allclose(counts, 1 / 30, atol=0.006)
         else:
             assert ranks.std() == pytest.approx(30 / 6, rel=0.05)
-            assert counts[:3].sum() < 0.02  # the top, where negatives may be false ones
+            assert counts[:3].sum() < 0.02  # the top of the list, where false negatives may be
 
 
 def test_missing_negatives_are_left_out():
@@ -114,7 +114,7 @@ def test_a_batch_has_each_item_once_and_the_targets_of_its_pairs(fed):
         assert target.shape == (len(batch.images), len(batch.texts))
         assert not target[rows:].any()
         assert not target[:, columns:].any()
-        # Groups name items in the batch's order: through them, drawn rows are those of the sampler.
+        # Class labels identify the items of the batch, so drawn rows can be compared with those of the sampler.
         groups = train.matches.groups()
         for column, (of_batch, all_groups) in enumerate(
             [(batch.image_groups, groups[0]), (batch.text_groups, groups[1])] * 3
@@ -126,7 +126,7 @@ def test_a_batch_has_each_item_once_and_the_targets_of_its_pairs(fed):
 
 
 def literal(matcher, batches, drawn, pairing, options):
-    """Eqs. 3-5 pair by pair, every score looked up in the matrix of all items."""
+    """Eqs. 3-5 pair by pair; every score is read from the matrix of all items."""
     rows = batches.inputs.images.load(pairing.visuals).take(np.arange(len(pairing.visuals)))
     words, mask = batches.inputs.texts.load(pairing.texts.strings).take(np.arange(len(pairing.texts)))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Annotated and pseudo pairs side by side: how they are fed, and what is made of them."""
+"""Batches of annotated and pseudo pairs, and their objective."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from calligram.vectors import unit_length
 
 
 def pseudo_of(collection, images) -> Pairing:
-    """A pseudo-sentence for each of these images of train, two of them alike."""
+    """A pseudo-sentence for each of these training images; two sentences are equal."""
     visuals = collection.sentences("train").visuals.select(images)
     strings = tuple(f"grey thing {'red' if n < 2 else n} disc" for n in range(len(images)))
     matches = Matches(range(len(images)), range(len(images)), (len(images), len(images)))
@@ -33,7 +33,7 @@ def pseudo_of(collection, images) -> Pairing:
 
 @pytest.fixture
 def feeds(stored_tiny):
-    """Batches of four annotated images, five of them, and of two pseudo pairs, four of them."""
+    """Batches of four annotated images and of two pseudo pairs."""
 
     def made(steps=0, processes=None, batch=4):
         train, pseudo = stored_tiny.sentences("train").join_equal_texts(), pseudo_of(stored_tiny, [0, 1, 2, 5])
@@ -64,7 +64,7 @@ def test_each_step_has_annotated_and_pseudo_pairs_with_separate_passes(feeds):
     assert all(isinstance(batch, PseudoPairBatch) and batch.pseudo is not None for batch in batches)
     for found, expected in zip(batches, own.epoch(7), strict=True):
         assert torch.equal(found.images, expected.images)
-    # Two passes of two batches, each of which takes every pseudo pair once.
+    # Two passes of two batches, each with every pseudo pair once.
     for turn in (batches[:2], batches[2:]):
         seen = torch.cat([batch.pseudo.images for batch in turn])
         assert len(torch.unique(seen.flatten(1), dim=0)) == 4
@@ -77,10 +77,10 @@ def test_an_epoch_may_be_shorter_or_longer_than_a_pass(feeds):
     assert len(longer) == 11
     batches = list(longer.epoch(0))
     assert len(batches) == 11
-    assert not torch.equal(batches[0].images, batches[4].images)  # a second pass is another one
+    assert not torch.equal(batches[0].images, batches[4].images)  # the second pass has another order
     _, beside, shorter = feeds(steps=1)
     seen = {tuple(next(iter(shorter.epoch(n))).pseudo.images.flatten().tolist()) for n in range(12)}
-    assert len(seen) > len(beside)  # other parts of the pseudo pairs each time
+    assert len(seen) > len(beside)  # each epoch has another part of the pseudo pairs
     assert len(list(RepeatedPasses(own, 3).epoch(0))) == 3
 
 
@@ -123,7 +123,7 @@ def doubled(batch: PseudoPairBatch) -> PseudoPairBatch:
 
 
 def test_the_loss_is_a3vse_eqs_3_and_9_with_the_papers_margins_and_weights(feeds):
-    """Hinges of the hardest negatives, the mean over pairs, and six cross entropies, one item after the other."""
+    """Hinges of the hardest negatives, the mean over pairs, and six cross entropies, item by item."""
     batch = doubled(next(iter(feeds()[2].epoch(0))))
     model = matcher()
     adversary = Adversary(6, AdversaryTerms(hidden=5))
@@ -209,7 +209,7 @@ def test_gradient_reversal_depends_on_progress_within_the_span():
 
 
 def test_gradient_reversal_alone_aligns_domains():
-    """Four clouds of directions, each with a shift that is learnt; without reversal nothing moves them."""
+    """Four clouds of directions, each with a learnt shift; without reversal they do not move."""
     apart = {}
     for progress in (0.0, 1.0):
         torch.manual_seed(0)
@@ -237,7 +237,7 @@ def test_both_batches_and_all_discriminators_have_gradients(feeds):
     named = [*model.named_parameters(), *objective.named_parameters()]
     assert not [name for name, p in named if p.grad is None or not torch.isfinite(p.grad).all()]
     assert objective.spread is not None
-    # The pseudo pairs' own loss is beside the other's, with a temperature of its own.
+    # The loss of the pseudo pairs has its own temperature.
     assert objective.annotated.log_scale is not objective.pseudo.log_scale
 
 

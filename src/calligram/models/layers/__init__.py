@@ -1,4 +1,4 @@
-"""Layers that several matchers share."""
+"""Networks and layers that several matchers use."""
 
 from calligram.lazy import lazy_exports
 

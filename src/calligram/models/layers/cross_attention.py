@@ -21,8 +21,10 @@ Norm = Literal["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "softmax"
 Focal = Literal["none", "equal", "prob"]
 Aggregation = Literal["lse", "mean", "max", "sum"]
 
-EPS = 1e-8
-TINY = 1e-30
+MIN_NORM = 1e-8
+"""added to norms, and their lower limit in divisions; as in the releases"""
+MIN_SQUARED_NORM = 1e-30
+"""lower limit of a square before its root, which has no gradient at zero"""
 LEAKY_SLOPE = 0.1
 """slope of the clipping below zero, as in scan's release; the paper has zero"""
 MAX_UNSHIFTED_TEMPERATURE = 30.0
@@ -92,10 +94,10 @@ class PartProducts(NamedTuple):
         """Compute all pairs (C, T) by one matrix product, or aligned pairs (N, 1)."""
         if aligned:
             return cls(at_least_float32(context.vectors @ query.vectors.mT).unsqueeze(-1), context, query, True)
-        items, places, dim = query.vectors.shape
-        columns = query.vectors.transpose(0, 1).reshape(places * items, dim)
+        items, positions, dim = query.vectors.shape
+        columns = query.vectors.transpose(0, 1).reshape(positions * items, dim)
         products = context.vectors.reshape(-1, dim) @ columns.T
-        return cls(at_least_float32(products).view(*context.vectors.shape[:2], places, items), context, query, False)
+        return cls(at_least_float32(products).view(*context.vectors.shape[:2], positions, items), context, query, False)
 
     def transposed(self) -> PartProducts:
         """Exchange context and query."""
@@ -137,8 +139,8 @@ def part_relevances(pairs: PartProducts, attention: AttentionSettings) -> Tensor
     flat = weights.flatten(2)
     square = (flat * (pairs.context.gram @ flat)).sum(1).view_as(along)
     # Each norm is clamped by itself: the weights have any scale, so a bound on the product has no meaning.
-    lengths = pairs.align_query(pairs.query.lengths).clamp(min=EPS)
-    return along / (square.clamp(min=TINY).sqrt() * lengths)
+    lengths = pairs.align_query(pairs.query.lengths).clamp(min=MIN_NORM)
+    return along / (square.clamp(min=MIN_SQUARED_NORM).sqrt() * lengths)
 
 
 def aggregate(relevance: Tensor, pairs: PartProducts, kind: Aggregation, sharpness: float = 6.0) -> Tensor:
@@ -176,9 +178,9 @@ def _normalise(pairs: PartProducts, norm: Norm) -> tuple[Tensor, Tensor | None]:
         return torch.softmax(products.masked_fill(absent, torch.finfo(products.dtype).min), dim=2), None
     values = F.leaky_relu(products, LEAKY_SLOPE) if norm.startswith("clipped") else products
     if norm.endswith("l2norm"):
-        return values, _query_norm(values) + EPS
+        return values, _query_norm(values) + MIN_NORM
     if norm.endswith("l1norm"):
-        return values, values.abs().sum(2, keepdim=True) + EPS
+        return values, values.abs().sum(2, keepdim=True) + MIN_NORM
     return values, None
 
 
@@ -187,7 +189,7 @@ def _query_norm(values: Tensor) -> Tensor:
     if values.is_cuda:
         return torch.linalg.vector_norm(values, dim=2, keepdim=True)  # type: ignore[no-any-return]
     # vector_norm takes forty times as long on a CPU. Clamped, since the square root has no gradient at zero.
-    return (values * values).sum(2, keepdim=True).clamp(min=TINY).sqrt()
+    return (values * values).sum(2, keepdim=True).clamp(min=MIN_SQUARED_NORM).sqrt()
 
 
 @torch.no_grad()

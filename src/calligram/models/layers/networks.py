@@ -200,9 +200,9 @@ class PaddedRecurrentText(nn.Module):
         return (states * real).sum(1) / lengths
 
 
-def _one_direction(both: nn.GRU | nn.LSTM, suffix: str) -> nn.GRU | nn.LSTM:
-    one = type(both)(both.input_size, both.hidden_size, batch_first=True)
-    weights = {name: getattr(both, f"{name}{suffix}") for name in one.state_dict()}
+def _one_direction(recurrent: nn.GRU | nn.LSTM, suffix: str) -> nn.GRU | nn.LSTM:
+    one = type(recurrent)(recurrent.input_size, recurrent.hidden_size, batch_first=True)
+    weights = {name: getattr(recurrent, f"{name}{suffix}") for name in one.state_dict()}
     one.load_state_dict(weights)
     return one
 

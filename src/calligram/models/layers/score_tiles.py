@@ -232,6 +232,6 @@ def _compute(block: ScoreBlock[Prepared], images: Prepared, texts: Prepared, *, 
         return block(images, texts)
     kind, other, count = type(images), type(texts), len(images)
     found: Tensor = checkpoint(
-        lambda *given: block(kind(*given[:count]), other(*given[count:])), *images, *texts, use_reentrant=False
+        lambda *tensors: block(kind(*tensors[:count]), other(*tensors[count:])), *images, *texts, use_reentrant=False
     )
     return found

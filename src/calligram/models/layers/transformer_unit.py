@@ -116,8 +116,8 @@ class TransformerUnit(nn.Module):
         """
         # Split instead of slices: the backward pass then concatenates gradients instead of adding them.
         others, share, _ = torch.split(found, [self.size, 1, found.shape[-1] - self.size - 1], -1)
-        both = torch.addcmul(others, share, attended)
-        return self.feed_forward(parts, both.flatten(3))
+        merged = torch.addcmul(others, share, attended)
+        return self.feed_forward(parts, merged.flatten(3))
 
     def project_items(self, parts: Tensor, mask: Tensor) -> ProjectedItems:
         """Compute queries, keys and values once per item."""
@@ -349,8 +349,10 @@ class BestNgrams(Function):
     def backward(ctx: Any, of_best: Tensor) -> tuple[Tensor, None]:
         """Gradient at the words of the best n-gram; none beyond the last word."""
         of_responses, last = of_best.new_zeros(ctx.shape), ctx.shape[-2] - 1
-        given = torch.split(of_best, of_best.shape[-1] // len(NGRAM_SIZES), -1)
-        for pieces, positions, gradient in zip(_split_by_ngram(of_responses), ctx.saved_tensors, given, strict=True):
+        gradients = torch.split(of_best, of_best.shape[-1] // len(NGRAM_SIZES), -1)
+        for pieces, positions, gradient in zip(
+            _split_by_ngram(of_responses), ctx.saved_tensors, gradients, strict=True
+        ):
             for by, piece in enumerate(pieces):
                 there = gradient.masked_fill(positions > last - by, 0.0) if by else gradient
                 piece.scatter_(-2, (positions + by).clamp_(max=last).unsqueeze(-2), there.unsqueeze(-2))

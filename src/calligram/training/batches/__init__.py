@@ -1,4 +1,4 @@
-"""What a step sees: batches and the samplers that draw them."""
+"""Batches, and the samplers that draw them."""
 
 from calligram.lazy import lazy_exports
 

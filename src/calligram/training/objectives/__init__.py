@@ -1,4 +1,4 @@
-"""What a step minimises: named terms over a batch."""
+"""Objectives: losses of a batch as named terms."""
 
 from calligram.lazy import lazy_exports
 

@@ -76,8 +76,8 @@ class CaptionObjective(Objective):
         states = self._decode(encoded[order], real[order], state[order], words[:, :-1], counts[order].tolist())
         target = words[:, 1:].T[mask[:, 1:].T]
         if self.mask_token is not None:
-            wanted = target != self.mask_token
-            states, target = states[wanted], target[wanted]
+            predicted = target != self.mask_token
+            states, target = states[predicted], target[predicted]
         return F.cross_entropy(self.out(states), target, reduction="sum")
 
     def _decode(self, encoded: Tensor, real: Tensor, state: Tensor, before: Tensor, counts: list[int]) -> Tensor:
