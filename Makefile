@@ -1,7 +1,9 @@
 # Everything runs in .venv, built here from constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
-# Byte code is made at the first import, of what is imported, rather than of everything at once.
+# Byte code is made at the first import, of what is imported, rather than of everything at once. Without it every process
+# would compile torch again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: demo test quick check chromium format bench report clean
