@@ -148,8 +148,8 @@ def cutoff(known: Known, stored: StoredMatcher, library: Library, name: str) -> 
     asker = QueryPlanner(library, encoder, measure_scales(library, encoder))
 
     def learnt(queries: Sequence[str], *, by_words: bool = True) -> Floats:
-        asked = [asker.ask(query, "image", None) for query in queries]
-        asked = asked if by_words else [a._replace(unknown=()) for a in asked]
+        asked = [asker.encode(query, "image", None) for query in queries]
+        asked = asked if by_words else [a._replace(unknown_words=()) for a in asked]
         return np.array([[a.cutoff(asker.scales, reranked=False)] for a in asked])
 
     ids = sorted(numbers_of(library).items(), key=lambda pair: pair[1])

@@ -105,7 +105,11 @@ def asked(searcher: Searcher, captions: Sequence[str], depth: int | TimeBudget) 
     for number, text in enumerate(captions[: QUERIES + 20]):
         began = time.perf_counter()
         found = searcher.images(text, K, all=True, depth=depth)
-        stages = {"from text to hits": time.perf_counter() - began, **found.timings, "candidates": found.depth / 1000}
+        stages = {
+            "from text to hits": time.perf_counter() - began,
+            **found.stage_seconds,
+            "candidates": found.depth / 1000,
+        }
         assert len(found.hits) == K
         if number >= 20:
             for name, spent in stages.items():

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from calligram.search.filters.conditions import Comparison
-from calligram.search.library.indexes import open_index
+from calligram.search.library.tables import open_index
 from calligram.search.vectors.index import Index
 
 Row = dict[str, object]

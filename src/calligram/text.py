@@ -101,6 +101,23 @@ def indexed_words(text: str) -> list[str]:
     return re.findall(r"[^\W_]+", text)
 
 
+def has_every_word(query: str, texts: Iterable[str]) -> bool:
+    """Whether the texts together contain each keyword of the query, whole and in any case.
+
+    >>> has_every_word("red Dog", ["a dog", "something red"])
+    True
+    >>> has_every_word("do", ["a dog"])
+    False
+    """
+    wanted = set(keywords(composed(query).lower()))
+    return bool(wanted) and wanted <= {word for text in texts for word in indexed_words(composed(text).lower())}
+
+
+def is_encodable(text: str) -> bool:
+    """Whether UTF-8 can encode a text: one half of a surrogate pair cannot be stored."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def caption_key(text: str) -> str:
     """Equal for captions that differ only in case and white space.
 

@@ -21,9 +21,9 @@ from calligram.models.load import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS
 from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 from calligram.models.vse import VSE, VSESettings
 from calligram.search.indexing.run import IndexReport, index_source
-from calligram.search.library.indexes import open_index
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.library.tables import open_index
 from calligram.search.vectors.index import Index
 
 WORDS = ["a red disc", "the round thing is blue", "green yellow white black", "a warm colour", "snow"]

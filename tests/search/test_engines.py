@@ -10,7 +10,7 @@ import pytest
 
 from calligram.errors import UserError
 from calligram.search.filters.conditions import Comparison
-from calligram.search.library.indexes import open_index
+from calligram.search.library.tables import open_index
 from calligram.search.vectors import milvus
 from calligram.search.vectors.milvus import address_of
 
@@ -81,10 +81,10 @@ def test_milvus_searches_a_graph_only_where_it_finds_what_an_exact_search_finds(
     index = open_index(f"milvus:{tmp_path / 'm.db'}", "images", dim=DIM)
     index.add(names(500), some(500), pa.table({"n": range(500)}))
     exact = ids(index.search(some(1), 10)[0])
-    monkeypatch.setattr(milvus, "RECALL", 1.1)
-    assert milvus.settled(index._client, "images", 500, pays=100) == "FLAT"
+    monkeypatch.setattr(milvus, "MIN_GRAPH_RECALL", 1.1)
+    assert milvus.build_structure(index._client, "images", 500, min_rows=100) == "FLAT"
     monkeypatch.undo()
-    assert milvus.settled(index._client, "images", 500, pays=100) == "HNSW"
+    assert milvus.build_structure(index._client, "images", 500, min_rows=100) == "HNSW"
     graph = open_index(f"milvus:{tmp_path / 'm.db'}", "images")
     assert ids(graph.search(some(1), 10)[0]) == exact
     graph.add(["new"], some(1, seed=5), NOTHING)
@@ -98,7 +98,7 @@ def test_an_address_of_milvus_is_read(monkeypatch):
     assert address_of("milvuss://root:pass%40word@host:19530") == ("https://host:19530", "root:pass@word")
     assert address_of("milvus:photos/index.db") == ("photos/index.db", "")
     for bad in ("milvus://", "milvus://host:19530/database"):
-        with pytest.raises(UserError, match="no address of Milvus; write milvus://host:19530"):
+        with pytest.raises(UserError, match="not an address of Milvus; write milvus://host:19530"):
             address_of(bad)
 
 

@@ -5,7 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calligram.search.query.keyword_fusion import SOFTENING, has_every_word, reciprocal_ranks
+from calligram.search.query.keyword_fusion import RANK_OFFSET, reciprocal_ranks
+from calligram.text import has_every_word
 
 RANKING = st.lists(st.sampled_from("abcdefgh"), unique=True)
 
@@ -30,7 +31,7 @@ def test_one_ranking_and_nothing_else_is_left_as_it_is(ranking):
 @given(st.lists(RANKING, max_size=4))
 def test_every_item_comes_once_in_order_of_the_literal_sum(rankings):
     def worth(item: str) -> float:
-        return sum(1 / (SOFTENING + 1 + ranking.index(item)) for ranking in rankings if item in ranking)
+        return sum(1 / (RANK_OFFSET + 1 + ranking.index(item)) for ranking in rankings if item in ranking)
 
     fused = reciprocal_ranks(rankings)
     assert sorted(fused) == sorted({item for ranking in rankings for item in ranking})

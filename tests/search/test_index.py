@@ -10,7 +10,7 @@ import pytest
 
 from calligram.errors import UserError
 from calligram.search.filters.conditions import Both, Comparison, Contains, Missing
-from calligram.search.library.indexes import open_index
+from calligram.search.library.tables import open_index
 
 DIM = 7
 NOTHING = pa.table({})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from calligram.search.filters.conditions import Both, Comparison, Contains, Either, Missing, OneOf, holds
 from calligram.search.filters.parser import parse
-from calligram.search.library.indexes import open_index
+from calligram.search.library.tables import open_index
 
 DIM = 7
 NOTHING = pa.table({})

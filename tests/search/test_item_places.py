@@ -81,7 +81,7 @@ def test_a_picture_that_is_gone_is_told(folder):
         index_source(LibraryMatchers.load(folder / "run"), folder / "collection", folder / "library")
     finally:
         (folder / "images").rename(folder / "collection" / "images")
-    with pytest.raises(UserError, match="was gone when its source was indexed last; index it again"):
+    with pytest.raises(UserError, match="was missing when its source was last indexed; index it again"):
         Searcher.open(folder / "library").explain(gone, SENTENCE)
     with pytest.raises(UserError, match="has no item 'nobody'; ids are those that a search gives"):
         Searcher.open(folder / "library").explain("nobody", SENTENCE)

@@ -15,7 +15,7 @@ from calligram.search.filters.parser import holds, parse
 from calligram.search.indexing.run import index_source
 from calligram.search.library import manifest
 from calligram.search.library.library import Library
-from calligram.search.query.keyword_fusion import has_every_word
+from calligram.text import has_every_word
 
 
 def test_an_item_says_what_the_file_says(indexed, photos, by_path):

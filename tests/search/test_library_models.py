@@ -18,7 +18,8 @@ from calligram.search.explain.library_localizer import LibraryLocalizer
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import MatcherRecord
-from calligram.search.library.matchers import LibraryMatchers, load_recorded
+from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.query.encoder import load_recorded
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Cross(Matcher):
 
 
 def test_vectors_do_not_put_in_order_again_what_they_have_put_in_order(small_run):
-    with pytest.raises(UserError, match=r"puts candidates in order already; leave out --reranker, or give a run"):
+    with pytest.raises(UserError, match=r"orders the candidates already; leave out --reranker, or give a run"):
         LibraryMatchers.load(small_run, small_run)
 
 
@@ -89,7 +90,7 @@ def test_the_parts_of_a_reranker_are_stored_in_half_precision(cross_run, small_r
 def test_the_reranker_is_remembered_and_none_can_be_added_later(cross_run, small_run, photos, indexed, tmp_path):
     index_source(LibraryMatchers.load(small_run, cross_run), photos, tmp_path / "both")
     index_source(LibraryMatchers.load(small_run, library=tmp_path / "both"), photos, tmp_path / "both")
-    with pytest.raises(UserError, match=r"was made with no reranker, this is reranker .*--rebuild"):
+    with pytest.raises(UserError, match=r"was indexed with no reranker, this is reranker .*--rebuild"):
         index_source(LibraryMatchers.load(small_run, cross_run), photos, indexed)
     with pytest.raises(UserError, match="nothing to re-rank by; index it with --reranker RUN"):
         Library.open(indexed).parts(Library.open(indexed).sample(1))
@@ -124,7 +125,7 @@ def test_a_localizer_can_be_added_and_exchanged_at_any_time_and_stays(small_run,
     assert library.stats()["localizer"] == str(second)
     assert LibraryLocalizer.open(library).model.source == str(second)
     shutil.copy(first / "best.safetensors", second / "best.safetensors")
-    with pytest.raises(UserError, match=r"was indexed with localizer .*; take it with .* --localizer"):
+    with pytest.raises(UserError, match=r"was indexed with localizer .*; use the new one with .* --localizer"):
         LibraryLocalizer.open(library)
 
 

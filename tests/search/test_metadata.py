@@ -8,7 +8,7 @@ from PIL import ExifTags, Image
 
 from calligram.data.pictures import decode
 from calligram.features.images.pixels import PixelInput
-from calligram.search.indexing.exif import facts
+from calligram.search.indexing.exif import exif_columns
 from calligram.search.indexing.thumbnails import is_plain_jpeg, thumbnail
 
 
@@ -29,7 +29,7 @@ def jpeg(
 
 def test_date_camera_and_position_are_read():
     place = {1: "S", 2: (33.0, 51.0, 24.0), 3: "E", 4: (151.0, 12.0, 36.0)}
-    found = facts(
+    found = exif_columns(
         jpeg(
             {ExifTags.Base.Make: "Acme\x00", ExifTags.Base.Model: "Acme  Box 3"},
             place,
@@ -47,11 +47,11 @@ def test_date_camera_and_position_are_read():
 
 @pytest.mark.parametrize("date", ["0000:00:00 00:00:00", "2021:13:01 00:00:00", "yesterday", "    "])
 def test_a_date_that_is_none_is_left_out(date):
-    assert facts(jpeg({ExifTags.Base.DateTime: date})) == {}
+    assert exif_columns(jpeg({ExifTags.Base.DateTime: date})) == {}
 
 
 def test_a_position_at_the_origin_or_off_the_globe_is_left_out():
-    assert facts(jpeg({}, {1: "N", 2: (0.0, 0.0, 0.0), 3: "E", 4: (200.0, 0.0, 0.0)})) == {}
+    assert exif_columns(jpeg({}, {1: "N", 2: (0.0, 0.0, 0.0), 3: "E", 4: (200.0, 0.0, 0.0)})) == {}
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
@@ -60,12 +60,12 @@ def test_every_format_that_can_say_it_is_heard(kind):
     exif[ExifTags.Base.Make] = "Acme"
     stream = io.BytesIO()
     Image.new("RGBA" if kind == "PNG" else "RGB", (8, 8)).save(stream, kind, exif=exif)
-    assert facts(stream.getvalue()) == {"camera": "Acme"}
+    assert exif_columns(stream.getvalue()) == {"camera": "Acme"}
 
 
 @pytest.mark.parametrize("data", [b"", b"not a picture", jpeg({ExifTags.Base.Make: "x"})[:40]])
 def test_what_cannot_be_read_has_no_facts(data):
-    assert facts(data) == {}
+    assert exif_columns(data) == {}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_too_little_is_not_made_into_a_thumbnail():
 def test_exif_is_looked_for_before_the_pixels_only(monkeypatch):
     data = encoded() + b"Exif"  # such bytes turn up among those of a large picture
     monkeypatch.setattr("calligram.search.indexing.exif.Image.open", lambda _: pytest.fail("opened again"))
-    assert facts(data) == {}
+    assert exif_columns(data) == {}
 
 
 def encoded(mode: str = "RGB", kind: str = "JPEG", size: tuple[int, int] = (40, 30), **options: object) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calligram.search.vectors.exact import Nearest
+from calligram.search.vectors.exact import ExactSearch
 
 
 @pytest.mark.parametrize("spread", [1.0, 0.05], ids=["apart", "crowded"])
@@ -16,7 +16,7 @@ def test_eight_bits_find_exactly_what_floats_find(spread):
     vectors[5] = vectors[6]
     queries = (vectors[:20] + 0.02 * random.normal(size=(20, 33))).astype(np.float32)
     queries /= np.linalg.norm(queries, axis=1, keepdims=True)
-    coded, plain = Nearest(vectors, plain=0, eight_bits=True), Nearest(vectors)
+    coded, plain = ExactSearch(vectors, max_float_numbers=0, eight_bits=True), ExactSearch(vectors)
     assert (coded.vectors.dtype, plain.vectors.dtype) == (np.float16, np.float32)
     for k in (1, 10, 3000):
         for allowed in (None, random.random(3000) < 0.9, random.random(3000) < 0.01):

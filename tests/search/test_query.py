@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.search.query.query import MOST_TERMS, ItemId, Query, Term, joined, parse_term, parse_what
+from calligram.search.query.query import MAX_TERMS, ItemId, Query, Term, combine_vectors, parse_content, parse_term
 
 EVEN = {"text": 0.1, "image": 0.1}
 
@@ -30,13 +30,13 @@ def test_a_path_is_a_picture_and_a_misspelt_one_is_an_error_rather_than_a_text(t
     (tmp_path / "red.png").rename(tmp_path / "unnamed")
     Image.new("RGB", (4, 3), "red").save(tmp_path / "red.png")
     monkeypatch.chdir(tmp_path)
-    assert parse_term("2:red.png").what.size == (4, 3)
-    assert parse_what("./unnamed") == "./unnamed" or parse_what(str(tmp_path / "unnamed")).size == (4, 3)
-    assert parse_what("unnamed") == "unnamed"
-    assert parse_what("black/white photograph") == "black/white photograph"
-    assert parse_what("dog " * 2000).startswith("dog")
+    assert parse_term("2:red.png").content.size == (4, 3)
+    assert parse_content("./unnamed") == "./unnamed" or parse_content(str(tmp_path / "unnamed")).size == (4, 3)
+    assert parse_content("unnamed") == "unnamed"
+    assert parse_content("black/white photograph") == "black/white photograph"
+    assert parse_content("dog " * 2000).startswith("dog")
     with pytest.raises(UserError, match=r"reed\.png cannot be used: no such file"):
-        parse_what("reed.png")
+        parse_content("reed.png")
 
 
 def test_terms_that_say_nothing_are_refused():
@@ -48,8 +48,8 @@ def test_terms_that_say_nothing_are_refused():
         Term("  ")
     with pytest.raises(UserError, match="the query is empty"):
         Query(())
-    with pytest.raises(UserError, match=f"at most {MOST_TERMS}"):
-        Query((Term("dog"),) * (MOST_TERMS + 1))
+    with pytest.raises(UserError, match=f"at most {MAX_TERMS}"):
+        Query((Term("dog"),) * (MAX_TERMS + 1))
 
 
 def test_an_item_counts_as_a_picture_and_a_string_as_a_text():
@@ -65,7 +65,7 @@ def test_the_score_of_a_query_is_the_weighted_mean_of_its_terms_scores():
     terms, items = unit_rows(0, 3), unit_rows(1, 20)
     shares = Query((Term("dog", 2), Term("beach"), Term("cat", -1))).shares(EVEN)
     assert shares == pytest.approx([0.5, 0.25, -0.25])
-    vector, length = joined(terms, shares)
+    vector, length = combine_vectors(terms, shares)
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
     expected = 0.5 * items @ terms[0] + 0.25 * items @ terms[1] - 0.25 * items @ terms[2]
     np.testing.assert_allclose(items @ vector * length, expected, atol=1e-6)
@@ -73,7 +73,7 @@ def test_the_score_of_a_query_is_the_weighted_mean_of_its_terms_scores():
 
 def test_a_query_of_one_term_is_the_matchers_own_score():
     term = unit_rows(0, 1)
-    vector, length = joined(term, Query.of("dog").shares({"text": 0.03, "image": 0.2}))
+    vector, length = combine_vectors(term, Query.of("dog").shares({"text": 0.03, "image": 0.2}))
     np.testing.assert_allclose(vector, term[0], atol=1e-6)
     assert length == pytest.approx(1, abs=1e-6)
 
@@ -88,4 +88,4 @@ def test_spreads_count_only_where_texts_and_pictures_meet():
 def test_terms_that_cancel_are_refused():
     term = unit_rows(0, 1)
     with pytest.raises(UserError, match="cancel each other"):
-        joined(np.concatenate([term, term]), Query((Term("dog"), Term("dog", -1))).shares(EVEN))
+        combine_vectors(np.concatenate([term, term]), Query((Term("dog"), Term("dog", -1))).shares(EVEN))

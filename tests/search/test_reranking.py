@@ -20,7 +20,7 @@ from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.query.encoder import QueryEncoder
 from calligram.search.query.query import ItemId, Query, Term
-from calligram.search.query.rerank import candidates, reordered
+from calligram.search.query.rerank import merge_candidates, sort_by_score
 from calligram.search.query.searcher import Searcher
 
 WORDS = Vocabulary.build(["a red disc the round thing is blue green yellow white black warm colour snow"], min_count=1)
@@ -136,7 +136,7 @@ def test_captions_are_reordered_for_pictures_and_for_items(stage):
     hits = stage.searcher.texts(ItemId(own), len(truth), all=True, depth=None).hits
     assert [hit.score for hit in hits] == pytest.approx(sorted(truth.values(), reverse=True), abs=1e-4)
     picture = stage.tiny.sentences("test").visuals.open(1)
-    assert stage.searcher.texts(picture, 5, all=True).timings["rerank"] > 0
+    assert stage.searcher.texts(picture, 5, all=True).stage_seconds["rerank"] > 0
 
 
 def test_queries_that_the_second_stage_cannot_score_keep_the_first_stages_order(stage):
@@ -152,15 +152,15 @@ def test_queries_that_the_second_stage_cannot_score_keep_the_first_stages_order(
 
 def test_what_words_found_is_compared_and_so_are_the_k_nearest():
     near = ["a", "b", "c", "d", "e"]
-    assert candidates(near, ["y", "b"], 4, 1) == ["a", "b", "c", "y"]
-    assert candidates(near, ["y", "e"], 4, 1) == ["a", "b", "e", "y"]
-    assert candidates(near, ["y", "z"], 2, 1) == ["a", "y", "z"]
-    assert candidates(near, [], 9, 3) == near
-    assert candidates([], ["z"], 4, 3) == ["z"]
+    assert merge_candidates(near, ["y", "b"], 4, 1) == ["a", "b", "c", "y"]
+    assert merge_candidates(near, ["y", "e"], 4, 1) == ["a", "b", "e", "y"]
+    assert merge_candidates(near, ["y", "z"], 2, 1) == ["a", "y", "z"]
+    assert merge_candidates(near, [], 9, 3) == near
+    assert merge_candidates([], ["z"], 4, 3) == ["z"]
 
 
 def test_equal_scores_keep_the_first_stages_order():
-    found = reordered(["a", "b", "c", "d"], np.array([0.5, 0.9, 0.5, 0.9], np.float32))
+    found = sort_by_score(["a", "b", "c", "d"], np.array([0.5, 0.9, 0.5, 0.9], np.float32))
     assert [scored.id for scored in found] == ["b", "d", "a", "c"]
 
 

@@ -62,7 +62,7 @@ def test_images_by_a_text_are_in_the_order_of_the_matchers_score(world):
     results = world.searcher.images("a red disc", 7, **PLAIN)
     check(results.hits, world.ids, world.images @ text_vector(world, "a red disc"))
     assert len(results.hits) == 7
-    assert set(results.timings) == {"encode", "search", "rerank"}
+    assert set(results.stage_seconds) == {"encode", "search", "rerank"}
 
 
 def test_images_by_a_picture_find_it_first(world):
@@ -154,10 +154,10 @@ def test_what_is_under_the_cutoff_is_counted_and_shown_only_on_request(world):
     scores = np.sort(world.images @ text_vector(world, "a red disc"))[::-1]
     searcher = with_cutoff(world, float(scores[5] + scores[6]) / 2)  # pictures come in equal threes
     results = searcher.images("a red disc", 8, hybrid=False)
-    assert (len(results.hits), results.below) == (6, 2)
+    assert (len(results.hits), results.below_cutoff) == (6, 2)
     assert len(searcher.images("a red disc", 8, hybrid=False, all=True).hits) == 8
     nothing = with_cutoff(world, 2.0).images("a red bus", 8)
-    assert (nothing.hits, nothing.below) == ((), 8)
+    assert (nothing.hits, nothing.below_cutoff) == ((), 8)
 
 
 def test_images_with_every_word_and_neighbours_of_an_item_are_never_cut_off(world):
@@ -177,7 +177,7 @@ def test_short_texts_have_a_cutoff_of_their_own(world):
 
 def test_words_that_the_matcher_has_never_seen_have_no_good_match(world):
     results = world.searcher.images("a quarterly treasury disc", 5)
-    assert (results.hits, results.below, results.unknown) == ((), 5, ("quarterly", "treasury"))
+    assert (results.hits, results.below_cutoff, results.unknown_words) == ((), 5, ("quarterly", "treasury"))
     assert len(world.searcher.images("a quarterly treasury disc", 5, all=True).hits) == 5
     # Half is not most; what is to be avoided and what a picture says is not asked of the words.
     assert world.searcher.images("a quarterly red disc", 5).hits
@@ -259,7 +259,7 @@ def test_requests_that_make_no_sense_are_refused(world):
         world.searcher.like("nowhere")
     with pytest.raises(UserError, match="not of int"):
         world.searcher.images(3)
-    with pytest.raises(UserError, match="not for captions"):
+    with pytest.raises(UserError, match="not captions"):
         world.searcher.texts("snow", hybrid=True)
     assert world.searcher.images(Image.new("L", (3, 3))).hits
     assert world.searcher.images("?!", **PLAIN).hits

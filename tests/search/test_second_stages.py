@@ -24,7 +24,7 @@ from calligram.search.library.library import Library
 from calligram.search.query.cutoff import measure_scales, stored_scales
 from calligram.search.query.encoder import load_encoders
 from calligram.search.query.query import ItemId
-from calligram.search.query.rerank import StageCosts, TimeBudget
+from calligram.search.query.rerank import RerankCosts, TimeBudget
 from calligram.search.query.searcher import Searcher
 
 SIDES = {"dim": 8, "feature_dim": 4, "word_dim": 6, "hidden": 8}
@@ -87,36 +87,36 @@ def test_a_budget_chooses_the_depth_between_k_and_all(library):
     short = searcher.images("a red disc", 3, all=True, hybrid=False, depth=TimeBudget(1e-9))
     assert (short.depth, len(short.hits)) == (3, 3)
     assert searcher.images("a red disc", 3, all=True, hybrid=False, depth=TimeBudget(60.0)).depth == ALL
-    pace = searcher._reranker.paces["image"]
-    pace.around, pace.start, pace.each = 1.0, 1.0, 1.0
+    costs = searcher._reranker.costs["image"]
+    costs.other, costs.setup, costs.candidate = 1.0, 1.0, 1.0
     assert searcher.images("a red disc", 3, all=True, hybrid=False, depth=TimeBudget(9.99)).depth == 7
-    assert pace.each < 1  # it took less
+    assert costs.candidate < 1  # it took less
     assert searcher.images("a red disc", 3, all=True, hybrid=False).depth == ALL  # without one, the first hundred
     found = searcher.texts(ItemId(searcher.library.sample(1)[0]), 4, all=True, depth=TimeBudget(60.0))
     assert found.depth == len(searcher.library.captions)
-    assert found.took >= sum(found.timings.values())
+    assert found.seconds >= sum(found.stage_seconds.values())
 
 
 def test_the_pace_is_measured_only_where_a_budget_may_ask_for_it(library, monkeypatch):
-    measured, real = [], StageCosts.measured.__func__
-    monkeypatch.setattr(StageCosts, "measured", classmethod(lambda *given: (measured.append(1), real(*given))[1]))
+    measured, real = [], RerankCosts.measure.__func__
+    monkeypatch.setattr(RerankCosts, "measure", classmethod(lambda *given: (measured.append(1), real(*given))[1]))
     command("search", library[0], "a red disc")
     assert not measured
     command("search", library[0], "a red disc", "--budget-ms", "60000")
     assert len(measured) == 2  # of images and of captions
-    unpaced = Searcher.open(library[0], paced=False)
+    unpaced = Searcher.open(library[0], measure_costs=False)
     (library[0] / "library.json").touch()
     for searcher in (unpaced, unpaced.refreshed()):
         assert searcher.images("a red disc", 3, all=True, hybrid=False).depth == ALL
-        with pytest.raises(ValueError, match="knows no pace"):
+        with pytest.raises(ValueError, match="a time budget needs measured costs"):
             searcher.images("a red disc", 3, depth=TimeBudget(1.0))
     assert len(measured) == 2
 
 
 def test_images_that_words_found_take_places_of_the_budgets(library):
     searcher = Searcher.open(library[0])
-    pace = searcher._reranker.paces["image"]
-    pace.around, pace.start, pace.each = 1.0, 1.0, 1.0
+    costs = searcher._reranker.costs["image"]
+    costs.other, costs.setup, costs.candidate = 1.0, 1.0, 1.0
     found = searcher.images("a red disc", 2, all=True, depth=TimeBudget(8.99))
     named = [hit for hit in found.hits if "a red disc" in searcher.library.item(hit.id).captions]
     assert named
@@ -138,7 +138,7 @@ def test_what_was_learnt_stays_when_the_library_is_opened_again(library):
     (library[0] / "library.json").touch()
     again = searcher.refreshed()
     assert again is not searcher
-    assert again._reranker.paces["image"] is searcher._reranker.paces["image"]
+    assert again._reranker.costs["image"] is searcher._reranker.costs["image"]
 
 
 def test_a_rebuild_can_leave_the_second_stage_out(library, stored_tiny, tmp_path):

@@ -16,9 +16,9 @@ from calligram.search.filters.conditions import (
     OneOf,
     columns_of,
     holds,
-    opposite,
+    negate,
 )
-from calligram.search.filters.parser import DEEPEST, LONGEST, parse
+from calligram.search.filters.parser import MAX_CHARACTERS, MAX_DEPTH, parse
 
 KINDS = {"year": "number", "camera": "text", "taken": "text", "mine": "flag", "Shot at": "text", "in": "number"}
 ROW = {"year": 2021.0, "camera": "Canon EOS", "taken": "2021-06-30T10:00:00", "mine": True, "in": 1.0}
@@ -67,31 +67,31 @@ def test_a_condition_is_a_small_tree():
     inner = Both((Comparison("year", ">=", 2020.0), Contains("camera", "it's", negated=True)))
     assert read == Both((inner, Missing("mine")))
     assert columns_of(read) == {"year", "camera", "mine"}
-    assert opposite(OneOf("year", (1.0,))) == OneOf("year", (1.0,), negated=True)
-    assert isinstance(opposite(read), Either)
+    assert negate(OneOf("year", (1.0,))) == OneOf("year", (1.0,), negated=True)
+    assert isinstance(negate(read), Either)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("yeer = 1", r"character 1 \('yeer = 1'\).*unknown column 'yeer'; did you mean 'year'\?"),
-        ("year = 'x'", "character 8 .*column 'year' wants a number"),
-        ("camera = Canon", "column 'camera' wants text in quotes"),
-        ("mine = 1", "column 'mine' wants true or false"),
+        ("year = 'x'", "character 8 .*column 'year' needs a number"),
+        ("camera = Canon", "column 'camera' needs text in quotes"),
+        ("mine = 1", "column 'mine' needs true or false"),
         ("mine < true", "column 'mine' holds true or false"),
-        ("year ~ '2'", "'~' looks into text, and column 'year' holds numbers"),
+        ("year ~ '2'", "'~' is for columns of text, and column 'year' holds numbers"),
         ("year", "at the end: expected '=', '!='"),
         ("year = 1 year = 2", "expected 'and', 'or' or the end"),
         ("(year = 1", r"at the end: expected '\)'"),
         ("year = 1 and", "at the end: expected a column"),
         ("", "at the end: expected a column.*camera"),
-        ("year in ()", "column 'year' wants a number"),
+        ("year in ()", "column 'year' needs a number"),
         ("camera = 'open", "character 10 .*cannot read this"),
         ("year = 1; drop table", "character 9 .*cannot read this"),
-        ("year = 1e999", "wants a number"),
-        ("camera = '\ud800'", "UTF-8 cannot write"),
-        ("(" * (DEEPEST + 1) + "year = 1", f"more than {DEEPEST} brackets"),
-        ("not " * 5000 + "year = 1", f"at most {LONGEST} are read"),
+        ("year = 1e999", "needs a number"),
+        ("camera = '\ud800'", "UTF-8 cannot encode"),
+        ("(" * (MAX_DEPTH + 1) + "year = 1", f"more than {MAX_DEPTH} nested brackets"),
+        ("not " * 5000 + "year = 1", f"at most {MAX_CHARACTERS} are accepted"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(text, said):

@@ -200,7 +200,7 @@ def index_new_scenes(out: Path, seed: int) -> None:
     library = out / "library"
     # After a new training, the library must be built again with the new matcher.
     models = LibraryMatchers.load(out / "run")
-    index_source(models, folder, library, rebuild=library.exists() and not models.made(library), track=progress_bar)
+    index_source(models, folder, library, rebuild=library.exists() and not models.indexed(library), track=progress_bar)
 
 
 def serve_locally(library: Path, port: int) -> None:

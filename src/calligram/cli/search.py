@@ -74,16 +74,18 @@ def search(
 
         budgeted = None if budget is None else TimeBudget.of_milliseconds(budget)
         terms = _query(query, image, plus or [], minus or [], weight)
-        from calligram.search.query.searcher import DEPTH, Searcher
+        from calligram.search.query.searcher import RERANK_DEPTH, Searcher
 
-        limit = (DEPTH if depth is None else depth or None) if budgeted is None else budgeted
+        limit = (RERANK_DEPTH if depth is None else depth or None) if budgeted is None else budgeted
         spinner.update(f"opening {library}" if budgeted is None else f"opening {library} and measuring its speed")
-        searcher = Searcher.open(library, paced=budgeted is not None)
+        searcher = Searcher.open(library, measure_costs=budgeted is not None)
         find = searcher.texts if captions else searcher.images
         spinner.update("searching")
         results = find(terms, k, where=where, all=everything, hybrid=hybrid, depth=limit)
-    if results.unread:
-        errors.print(f"the last {results.unread} words were not used: the text is longer than the matcher reads")
+    if results.truncated_words:
+        errors.print(
+            f"the last {results.truncated_words} words were not used: the text is longer than the matcher reads"
+        )
     if as_json:
         typer.echo(json.dumps(_content(results, captions), ensure_ascii=False))
     elif paths or null:
@@ -109,12 +111,12 @@ def _check(library: Path, where: str | None, *, staged: bool) -> None:
 
 def _query(query: str | None, image: Path | None, plus: list[str], minus: list[str], weight: float | None) -> Query:
     """The weighted terms of a query, in the order of the options."""
-    from calligram.search.query.query import Query, Term, parse_term, parse_what, read_picture
+    from calligram.search.query.query import Query, Term, parse_content, parse_term, read_picture
 
     terms = []
     if query is not None:
         # With --weight, "2:dog" is a text and not a weighted term.
-        terms.append(parse_term(query) if weight is None else Term(parse_what(query), weight))
+        terms.append(parse_term(query) if weight is None else Term(parse_content(query), weight))
     elif weight is not None:
         raise UserError("--weight needs a query; give other terms a weight as in '2:dog'")
     terms += [Term(read_picture(image))] if image is not None else []
@@ -122,7 +124,7 @@ def _query(query: str | None, image: Path | None, plus: list[str], minus: list[s
     if not terms:
         raise UserError("the query is empty; give a text, --image or --plus")
     subtracted = [parse_term(text) for text in minus]
-    return Query((*terms, *(Term(term.what, -term.weight) for term in subtracted)))
+    return Query((*terms, *(Term(term.content, -term.weight) for term in subtracted)))
 
 
 def _content(results: Results, captions: bool) -> dict[str, object]:
@@ -130,7 +132,12 @@ def _content(results: Results, captions: bool) -> dict[str, object]:
     hits = [{"id": hit.id, "score": hit.score, "rank": hit.rank, "path": hit.path} for hit in results.hits]
     if captions:
         hits = [{**content, "text": hit.text} for content, hit in zip(hits, results.hits, strict=True)]
-    return {"hits": hits, "below": results.below, "depth": results.depth, "took": round(1000 * results.took, 3)}
+    return {
+        "hits": hits,
+        "below": results.below_cutoff,
+        "depth": results.depth,
+        "took": round(1000 * results.seconds, 3),
+    }
 
 
 def _print_paths(results: Results, searcher: Searcher, end: str) -> None:
@@ -145,7 +152,7 @@ def _print_paths(results: Results, searcher: Searcher, end: str) -> None:
         errors.print(f"{inside} of the hits have no path: they are stored in the shards of a collection")
     if not results.hits:
         errors.print(_nothing(results, searcher, captions=False))
-    elif results.below:
+    elif results.below_cutoff:
         errors.print(_more(results))
 
 
@@ -163,21 +170,21 @@ def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
     for hit in results.hits:
         table.add_row(str(hit.rank), f"{hit.score:.3f}", escape(hit.text or hit.path or names[hit.id]))
     console.print(table)
-    if results.below:
+    if results.below_cutoff:
         console.print(_more(results))
     if results.depth:
         of = len(searcher.library.captions if captions else searcher.library.images)
-        console.print(f"{results.depth:,} of {of:,} reranked, {1000 * results.took:.0f} ms", style="dim")
+        console.print(f"{results.depth:,} of {of:,} reranked, {1000 * results.seconds:.0f} ms", style="dim")
 
 
 def _more(results: Results) -> str:
-    return f"{results.below} more are not a good match; --all shows them"
+    return f"{results.below_cutoff} more are not a good match; --all shows them"
 
 
 def _nothing(results: Results, searcher: Searcher, captions: bool) -> str:
-    if results.below:
-        unknown = f" (unknown words: {escape(', '.join(results.unknown))})" if results.unknown else ""
-        return f"no good match{unknown}; --all shows the nearest {results.below}"
+    if results.below_cutoff:
+        unknown = f" (unknown words: {escape(', '.join(results.unknown_words))})" if results.unknown_words else ""
+        return f"no good match{unknown}; --all shows the nearest {results.below_cutoff}"
     if not len(searcher.library.captions if captions else searcher.library.images):
         return f"nothing found: the library has no {'captions' if captions else 'images'}"
     return "nothing found: no item of the library satisfies the condition"

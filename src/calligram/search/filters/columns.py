@@ -1,4 +1,4 @@
-"""What can be said about an item, as columns to filter by."""
+"""Metadata columns of items: their names, kinds and values, and the form in which an index stores them."""
 
 from __future__ import annotations
 
@@ -7,37 +7,33 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from calligram.errors import UserError
 from calligram.search.filters.conditions import Kind, stored_name
-from calligram.search.filters.parser import storable
-from calligram.search.indexing.exif import FACTS, Value
-from calligram.text import NORMAL_FORM
-from calligram.vectors import unit_rows
+from calligram.search.indexing.exif import EXIF_COLUMNS, ColumnValue
+from calligram.text import NORMAL_FORM, is_encodable
 
-OWN: Mapping[str, Kind] = {
+LIBRARY_COLUMNS: Mapping[str, Kind] = {
     **{"path": "text", "folder": "text", "name": "text", "source": "text", "bytes": "number"},
     **{"width": "number", "height": "number"},
     **{"taken": "text", "year": "number", "camera": "text", "latitude": "number", "longitude": "number"},
 }
 """columns that every library has"""
-TYPES: Mapping[Kind, pa.DataType] = {"number": pa.float64(), "text": pa.string(), "flag": pa.bool_()}
-RESERVED = frozenset(OWN) - frozenset(FACTS) | {"id", "vector", "score", "rank", "captions"}
+ARROW_TYPES: Mapping[Kind, pa.DataType] = {"number": pa.float64(), "text": pa.string(), "flag": pa.bool_()}
+RESERVED_NAMES = frozenset(LIBRARY_COLUMNS) - frozenset(EXIF_COLUMNS) | {"id", "vector", "score", "rank", "captions"}
 
 
-def kind_of(value: Value) -> Kind:
-    """How a value is compared."""
+def kind_of(value: ColumnValue) -> Kind:
+    """The kind of a value."""
     if isinstance(value, bool):
         return "flag"
     return "number" if isinstance(value, int | float) else "text"
 
 
-def plain(value: Any) -> Value:
-    """A value of a collection's column as a number, a text or a flag; lists and the like become JSON."""
+def scalar(value: Any) -> ColumnValue:
+    """A value of a collection's column as a number, a text or a flag; lists and other values become JSON."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -48,28 +44,27 @@ def plain(value: Any) -> Value:
         return str(value)
 
 
-def named(columns: Iterable[str]) -> dict[str, str]:
-    """What a source's columns are called in the library: plain words, none of them one of ours.
+def library_names(columns: Iterable[str]) -> dict[str, str]:
+    """The names of a source's columns in the library: word characters only, and no reserved name.
 
-    A collection's own ``year`` or ``camera`` stands for ours; its ``path`` becomes ``path_``.
+    A collection's ``year`` or ``camera`` replaces the one from EXIF; its ``path`` becomes ``path_``.
     """
-    taken: dict[str, str] = {}
+    names: dict[str, str] = {}
     for column in columns:
         name = re.sub(r"\W+", "_", column).strip("_") or "column"
         name = f"c_{name}" if name[0].isdigit() else name
-        while name in RESERVED or name in taken.values():
+        while name in RESERVED_NAMES or name in names.values():
             name += "_"
-        taken[column] = name
-    return taken
+        names[column] = name
+    return names
 
 
-def fitted(values: Mapping[str, Value], kinds: dict[str, Kind]) -> dict[str, Value]:
-    """Values under names whose kind they have; ``kinds`` learns new columns.
+def fit_kinds(values: Mapping[str, ColumnValue], kinds: dict[str, Kind]) -> dict[str, ColumnValue]:
+    """Values that fit the kinds of their columns; new columns are added to ``kinds``.
 
-    A text that comes where numbers are expected goes to ``NAME_text``; whatever comes where text is expected becomes
-    text.
+    A text in a column of numbers goes to the column ``NAME_text``. Any value in a column of text becomes text.
     """
-    out: dict[str, Value] = {}
+    out: dict[str, ColumnValue] = {}
     for name, value in values.items():
         if value is None:
             continue
@@ -84,31 +79,33 @@ def fitted(values: Mapping[str, Value], kinds: dict[str, Kind]) -> dict[str, Val
     return out
 
 
-def row_of(item: Mapping[str, Any], root: str) -> dict[str, Value]:
+def row_of(item: Mapping[str, Any], root: str) -> dict[str, ColumnValue]:
     """All columns of an item, from its row in the items table."""
     own = {name: item[name] for name in ("folder", "name", "bytes", "width", "height")}
-    found: dict[str, Value] = {"path": item["key"], "source": root, **own, **json.loads(item["metadata"])}
+    found: dict[str, ColumnValue] = {"path": item["key"], "source": root, **own, **json.loads(item["metadata"])}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def table_of(rows: Sequence[Mapping[str, Value]], kinds: Mapping[str, Kind]) -> pa.Table:
+def table_of(rows: Sequence[Mapping[str, ColumnValue]], kinds: Mapping[str, Kind]) -> pa.Table:
     """Rows as an Arrow table with a column for each of ``kinds``."""
     columns = {}
     for name, kind in kinds.items():
         values = [row.get(name) for row in rows]
         if kind == "number":
             values = [None if value is None else float(value) for value in values]
-        columns[name] = pa.array(values, type=TYPES[kind])
+        columns[name] = pa.array(values, type=ARROW_TYPES[kind])
     return pa.table(columns)
 
 
-# What is given to an index, checked and brought into the form that is stored.
-
-STORED: Mapping[Kind, pa.DataType] = {"number": pa.float64(), "text": pa.string(), "flag": pa.bool_()}
+# The form in which an index stores columns.
 
 
-def stored_kind_of(column: str, type: pa.DataType) -> Kind | None:
-    """Which kind of column an Arrow type makes; None for a column of nulls, which says nothing yet."""
+def arrow_kind(column: str, type: pa.DataType) -> Kind | None:
+    """The kind of a column of an Arrow type; None for a column of nulls.
+
+    Raises:
+        UserError: for other types.
+    """
     if pa.types.is_dictionary(type):
         type = type.value_type
     if pa.types.is_boolean(type):
@@ -123,21 +120,21 @@ def stored_kind_of(column: str, type: pa.DataType) -> Kind | None:
 
 
 def kinds_of(columns: pa.Table) -> dict[str, Kind]:
-    """The kinds of a table's columns, as a condition needs them."""
-    kinds = {field.name: stored_kind_of(field.name, field.type) for field in columns.schema}
+    """The kinds of a table's columns, without columns of nulls."""
+    kinds = {field.name: arrow_kind(field.name, field.type) for field in columns.schema}
     return {name: kind for name, kind in kinds.items() if kind is not None}
 
 
 def stored_columns(columns: pa.Table, rows: int) -> pa.Table:
-    """Columns under their stored names: numbers as float64, those that are not finite as missing, text composed.
+    """Columns under their stored names: numbers as float64, null where they are not finite, and text in NFC.
 
-    Whole numbers above 2**53 lose their last digits, as in any float.
+    Integers above 2**53 lose their last digits.
     """
     if columns.num_columns and len(columns) != rows:
         raise UserError(f"{rows} ids with {len(columns)} rows of columns; there must be one row for each id")
     found = {}
     for name, kind in kinds_of(columns).items():
-        column = columns[name].cast(STORED[kind])
+        column = columns[name].cast(ARROW_TYPES[kind])
         if kind == "text":
             column = pc.utf8_normalize(column, form=NORMAL_FORM)
         if kind == "number":
@@ -147,27 +144,11 @@ def stored_columns(columns: pa.Table, rows: int) -> pa.Table:
 
 
 def checked_ids(ids: Sequence[str]) -> list[str]:
-    """Ids that can be stored: text, none of it twice."""
+    """The ids, after checking that none is empty, given twice, or impossible to encode in UTF-8."""
     if len(set(ids)) != len(ids):
         twice = next(id for id in ids if list(ids).count(id) > 1)
         raise UserError(f"id {twice!r} is given more than once in one call; give each id once")
     for id in ids:
-        if not id or not storable(id):
+        if not id or not is_encodable(id):
             raise UserError(f"{id!r} cannot be an id; ids are text that UTF-8 can write, and not empty")
     return list(ids)
-
-
-def checked_vectors(vectors: NDArray[np.float32], dim: int) -> NDArray[np.float32]:
-    """Vectors (N, D) at length one.
-
-    Raises:
-        UserError: for another dimension, and for vectors without a direction.
-    """
-    vectors = np.asarray(vectors, dtype=np.float32)
-    if vectors.ndim != 2 or vectors.shape[1] != dim:
-        raise UserError(f"the index holds vectors of {dim} dimensions; got an array of shape {vectors.shape}")
-    lengths = np.linalg.norm(vectors, axis=1)
-    bad = np.flatnonzero(~np.isfinite(lengths) | (lengths < 1e-12))
-    if len(bad):
-        raise UserError(f"vector {bad[0]} has length {lengths[bad[0]]}; vectors must be finite and not zero")
-    return unit_rows(vectors)

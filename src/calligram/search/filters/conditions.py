@@ -1,11 +1,9 @@
-"""Conditions on the metadata of items, as a small tree that every engine can be asked.
+"""Conditions on the metadata of items: a syntax tree, its meaning, and its form in the languages of the engines.
 
-``year >= 2020 and (camera ~ 'Canon' or not folder in ('raw', 'old'))``, read by ``where.parse``. A value may be
-missing. A comparison with a missing value holds for no item, whatever the operator and also under ``not``; ``is
-missing`` and ``is not missing`` are how to ask. ``not`` is therefore carried down to the comparisons when a condition
-is read, and the tree has no node for it: an engine's own logic of nulls never shows.
-
-See also: ``compiling``, which writes a condition in the languages of the engines.
+Example: ``year >= 2020 and (camera ~ 'Canon' or not folder in ('raw', 'old'))``, parsed by ``parser.parse``. A value
+may be missing. A comparison with a missing value is false, with any operator and also under ``not``. The tests ``is
+missing`` and ``is not missing`` find missing values. The parser therefore moves ``not`` down to the comparisons, and
+the tree has no node for it. The result does not depend on how an engine treats nulls.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from calligram.text import composed
 Kind = Literal["number", "text", "flag"]
 """what a column holds; dates are text in ISO order"""
 
-Value: TypeAlias = float | str | bool
-"""a value a column is compared with; numbers are floats, also where a column holds whole ones"""
+Operand: TypeAlias = float | str | bool
+"""a value that a column is compared with; numbers are floats, also for a column of integers"""
 
 
 Sign = Literal["=", "!=", "<", "<=", ">", ">="]
 
-OPPOSITE: Mapping[Sign, Sign] = {"=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
-COMPARES: Mapping[Sign, Callable[[Any, Any], bool]] = {
+NEGATED_SIGNS: Mapping[Sign, Sign] = {"=": "!=", "!=": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+OPERATORS: Mapping[Sign, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,
@@ -40,11 +38,11 @@ COMPARES: Mapping[Sign, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """``column sign value``; text is in normal form C, here and below, and compared by code points."""
+    """``column sign value``. Text is in Unicode normal form C, here and below, and compared by code points."""
 
     column: str
     sign: Sign
-    value: Value
+    value: Operand
 
 
 @dataclass(frozen=True)
@@ -52,13 +50,13 @@ class OneOf:
     """``column in (values)``."""
 
     column: str
-    values: tuple[Value, ...]
+    values: tuple[Operand, ...]
     negated: bool = False
 
 
 @dataclass(frozen=True)
 class Contains:
-    """``column ~ text``: the text occurs in the column's, upper and lower case told apart."""
+    """``column ~ text``: the column contains the text, case-sensitively."""
 
     column: str
     text: str
@@ -75,7 +73,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Both:
-    """Every part holds."""
+    """All parts hold."""
 
     parts: tuple[Condition, ...]
 
@@ -90,33 +88,34 @@ class Either:
 Condition: TypeAlias = Comparison | OneOf | Contains | Missing | Both | Either
 
 
-def opposite(condition: Condition) -> Condition:
-    """What ``not condition`` asks; items whose value is missing satisfy neither (De Morgan, down to the leaves)."""
+def negate(condition: Condition) -> Condition:
+    """The condition ``not condition``, by De Morgan's laws; an item with a missing value satisfies neither."""
     match condition:
         case Comparison():
-            return replace(condition, sign=OPPOSITE[condition.sign])
+            return replace(condition, sign=NEGATED_SIGNS[condition.sign])
         case Both(parts):
-            return Either(tuple(opposite(part) for part in parts))
+            return Either(tuple(negate(part) for part in parts))
         case Either(parts):
-            return Both(tuple(opposite(part) for part in parts))
+            return Both(tuple(negate(part) for part in parts))
         case _:
             return replace(condition, negated=not condition.negated)
 
 
 def columns_of(condition: Condition) -> set[str]:
-    """The columns a condition asks about."""
+    """The columns of a condition."""
     if isinstance(condition, Both | Either):
         return set().union(*(columns_of(part) for part in condition.parts))
     return {condition.column}
 
 
 def holds(condition: Condition, row: Mapping[str, object]) -> bool:
-    """Whether one item satisfies a condition, by its literal meaning.
+    """Whether one item satisfies a condition.
 
-    This is what the compiled conditions are tested against, and what filters a handful of rows in memory.
+    This defines the meaning of a condition: tests compare the engines with it. It also filters a few rows in memory.
 
     Args:
-        row: values by column; None, numbers that are not finite and columns that are not there are missing.
+        condition: to test.
+        row: values by column; None, numbers that are not finite and columns that are absent count as missing.
     """
     match condition:
         case Both(parts):
@@ -132,26 +131,26 @@ def holds(condition: Condition, row: Mapping[str, object]) -> bool:
         return False
     match condition:
         case Comparison(_, sign, wanted):
-            return COMPARES[sign](value, wanted)
+            return OPERATORS[sign](value, wanted)
         case OneOf(_, values, negated):
             return (value in values) != negated
         case Contains(_, text, negated):
             return (text in str(value)) != negated
 
 
-# Conditions in the languages of the engines; every name and literal is written here, none comes from a request.
+# Conditions in the languages of the engines. All names and literals are quoted here.
 
 LANCE_SIGNS: Mapping[Sign, str] = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 MILVUS_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
-STAND_INS = str.maketrans({"%": "\U0010fff0", "_": "\U0010fff1", "\\": "\U0010fff2"})
-"""characters that are special in ``like``, and ones for private use that stand for them"""
+LIKE_SUBSTITUTES = str.maketrans({"%": "\U0010fff0", "_": "\U0010fff1", "\\": "\U0010fff2"})
+"""characters that are special in ``like``, and private-use characters that replace them"""
 
 
 def stored_name(column: str) -> str:
-    """What an engine calls a column: lower-case letters and digits, whatever the column's own name is.
+    """The name of a column within an engine: lower-case letters, digits and ``_``, whatever the column's own name is.
 
-    Engines differ in how they quote names, in dots and in capitals; these names need none of it and never meet
-    ``id`` or ``vector``.
+    Engines differ in how they quote names and in how they treat dots and capitals. These names need no quotes, and
+    none of them is ``id`` or ``vector``.
 
     >>> stored_name("year"), stored_name("Shot at")
     ('c_year', 'c__53hot_20at')
@@ -161,11 +160,11 @@ def stored_name(column: str) -> str:
 
 
 def to_lance(condition: Condition, known: Collection[str] | None = None) -> str:
-    """A condition as Lance's filter.
+    """A condition as a filter of Lance.
 
     Args:
-        condition: what to ask.
-        known: stored names of the columns the table has; the others are missing in every row. All when None.
+        condition: to translate.
+        known: stored names of the table's columns; other columns count as missing in every row. All are known for None.
     """
     if isinstance(condition, Both | Either):
         word = " AND " if isinstance(condition, Both) else " OR "
@@ -179,9 +178,9 @@ def to_lance(condition: Condition, known: Collection[str] | None = None) -> str:
 
 
 def _lance_test(name: str, condition: Comparison | Contains | OneOf) -> str:
-    """What is asked of a value that is there.
+    """The test of a value that is not null.
 
-    That there is one has to be said: "n <> 0 OR n NOT IN (1)" is taken for true by the engine, also where n is missing.
+    The caller tests for null first: the engine takes "n <> 0 OR n NOT IN (1)" for true also where n is null.
     """
     if isinstance(condition, Comparison):
         return f"{name} {LANCE_SIGNS[condition.sign]} {lance_literal(condition.value)}"
@@ -191,18 +190,18 @@ def _lance_test(name: str, condition: Comparison | Contains | OneOf) -> str:
     return f"{name} {no}IN ({', '.join(lance_literal(value) for value in condition.values)})"
 
 
-def lance_literal(value: Value) -> str:
-    """A value in SQL, where a quote is doubled and nothing else is special."""
+def lance_literal(value: Operand) -> str:
+    """A value in SQL, where a quote is doubled and no other character is special."""
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
-    # Lance tells -0.0 from 0.0; adding zero makes them one, here and in what is stored.
+    # For Lance, -0.0 and 0.0 differ; adding zero makes them equal, here and in the stored columns.
     return str(value).upper() if isinstance(value, bool) else f"CAST({value + 0.0!r} AS DOUBLE)"
 
 
 def to_milvus(condition: Condition) -> str:
-    """A condition as Milvus's expression over the JSON field ``about``, where missing values have no key.
+    """A condition as an expression of Milvus over the JSON field ``about``, in which missing values have no key.
 
-    Every test first asks whether there is a value, since a negated test holds without one there.
+    Each test first checks that the key exists, because a negated test is true without it.
     """
     if isinstance(condition, Both | Either):
         word = " and " if isinstance(condition, Both) else " or "
@@ -216,36 +215,36 @@ def to_milvus(condition: Condition) -> str:
     if isinstance(condition, Contains):
         test = milvus_contains(condition)
     else:
-        # Not "in", which the embedded engine takes for plain fields only.
+        # Not "in": the embedded engine accepts it for plain fields only.
         test = " or ".join(f"{field} == {milvus_literal(value)}" for value in condition.values)
     return f"(exists {field} and {'not ' if condition.negated else ''}({test}))"
 
 
 def milvus_contains(condition: Contains) -> str:
-    """``like`` without characters that are special in it, which are escaped differently by server and embedded engine.
+    """A ``like`` test without special characters, which the server and the embedded engine escape differently.
 
-    Text with such a character is stored a second time with others in their place, and is looked for there.
+    Text with a special character is stored a second time with substitutes, and the test uses that copy.
     """
     name, text = stored_name(condition.column), condition.text
-    pattern = milvus_literal(f"%{text.translate(STAND_INS)}%")
-    if text.translate(STAND_INS) == text:
+    pattern = milvus_literal(f"%{text.translate(LIKE_SUBSTITUTES)}%")
+    if text.translate(LIKE_SUBSTITUTES) == text:
         return f"{milvus_field(name)} like {pattern}"
-    second = milvus_field(second_name(name))
+    second = milvus_field(substituted_name(name))
     return f"exists {second} and {second} like {pattern}"
 
 
 def milvus_field(name: str) -> str:
-    """How a stored column is named in an expression."""
+    """A stored column in an expression."""
     return f'about["{name}"]'
 
 
-def second_name(name: str) -> str:
-    """Where the text of a stored column stands with other characters for those that are special in ``like``."""
+def substituted_name(name: str) -> str:
+    """The key of the copy of a stored column in which characters that are special in ``like`` are substituted."""
     return f"like_{name}"
 
 
-def milvus_literal(value: Value) -> str:
-    """A value in Milvus's expressions."""
+def milvus_literal(value: Operand) -> str:
+    """A value in an expression of Milvus."""
     if isinstance(value, str):
         return '"' + value.translate(MILVUS_ESCAPES) + '"'
     return str(value).lower() if isinstance(value, bool) else repr(value + 0.0)

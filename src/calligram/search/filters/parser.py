@@ -1,4 +1,4 @@
-"""Reading a condition that a user wrote.
+"""Parse a condition that a user wrote.
 
     condition   = all {"or" all}
     all         = one {"and" one}
@@ -28,17 +28,23 @@ from calligram.search.filters.conditions import (
     Kind,
     Missing,
     OneOf,
+    Operand,
     Sign,
-    Value,
     holds,
-    opposite,
+    negate,
 )
-from calligram.text import composed
+from calligram.text import composed, is_encodable
 
-# The words of a condition, and how its mistakes are told.
+__all__ = ["Condition", "Kind", "holds", "parse"]
 
-WORDS = frozenset({"and", "or", "not", "in", "is", "missing", "true", "false"})
-TOKENS = re.compile(
+MAX_CHARACTERS = 4000
+"""conditions arrive in requests, and no engine should have to parse megabytes"""
+MAX_DEPTH = 15
+"""nested brackets and nots; Lance's parser fails at 50"""
+END_TOKEN = "end"
+
+RESERVED_WORDS = frozenset({"and", "or", "not", "in", "is", "missing", "true", "false"})
+TOKEN_PATTERN = re.compile(
     r"""\s*(?:
     (?P<text>'(?:[^']|'')*'|"(?:[^"]|"")*")
     |(?P<quoted>`(?:[^`]|``)+`)
@@ -50,75 +56,63 @@ TOKENS = re.compile(
     )""",
     re.VERBOSE,
 )
-SPELLINGS = {"==": "=", "<>": "!="}
+SIGN_SYNONYMS = {"==": "=", "<>": "!="}
 
 
 class Token(NamedTuple):
-    """A word of a condition and where it stands."""
+    """A token of a condition, and the character where it starts."""
 
     kind: str
     text: str
-    at: int
-
-
-END = "end"
+    start: int
 
 
 def tokens(text: str) -> list[Token]:
-    """Cut a condition into its words; the last token says where it ends."""
-    found, at = [], 0
-    while text[at:].strip():
-        match = TOKENS.match(text, at)
+    """The tokens of a condition; the last one is its end."""
+    found, position = [], 0
+    while text[position:].strip():
+        match = TOKEN_PATTERN.match(text, position)
         if match is None:
-            start = at + len(text[at:]) - len(text[at:].lstrip())
-            refuse(text, start, "cannot read this; text stands in quotes, and a quote within it is doubled")
+            start = position + len(text[position:]) - len(text[position:].lstrip())
+            refuse(text, start, "cannot read this; put text in quotes, and double a quote within it")
         kind = str(match.lastgroup)
         word = match.group(kind)
-        if kind == "name" and word.lower() in WORDS:
+        if kind == "name" and word.lower() in RESERVED_WORDS:
             kind, word = "word", word.lower()
-        found.append(Token(kind, unquoted(kind, SPELLINGS.get(word, word)), match.start(str(match.lastgroup))))
-        at = match.end()
-    return [*found, Token(END, "", len(text))]
+        found.append(Token(kind, unquoted(kind, SIGN_SYNONYMS.get(word, word)), match.start(str(match.lastgroup))))
+        position = match.end()
+    return [*found, Token(END_TOKEN, "", len(text))]
 
 
 def unquoted(kind: str, word: str) -> str:
-    """The content of quotes, with doubled ones single."""
+    """The text within quotes, with doubled quotes as single ones."""
     return word[1:-1].replace(word[0] * 2, word[0]) if kind in ("text", "quoted") else word
 
 
-def refuse(text: str, at: int, why: str) -> NoReturn:
-    """Say what is wrong with a condition, and where."""
-    near = text[at : at + 20]
-    where = f"at character {at + 1} ({near!r})" if near.strip() else "at the end"
+def refuse(text: str, start: int, why: str) -> NoReturn:
+    """Raise an error that says what is wrong with a condition, and where."""
+    near = text[start : start + 20]
+    where = f"at character {start + 1} ({near!r})" if near.strip() else "at the end"
     raise UserError(f"condition {text[:200]!r}, {where}: {why}")
 
 
-def storable(text: str) -> bool:
-    """Whether UTF-8 can write a text; halves of surrogate pairs cannot be stored or looked up."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-__all__ = ["Condition", "Kind", "holds", "parse"]
-
-LONGEST = 4000
-"""characters; conditions arrive in requests, and an engine's parser is not to be tried with megabytes"""
-DEEPEST = 15
-"""brackets and nots within each other; Lance's parser gives up at 50 levels"""
-
-
 def parse(text: str, kinds: Mapping[str, Kind]) -> Condition:
-    """Read a condition over the columns in ``kinds``.
+    """Parse a condition.
+
+    Args:
+        text: of the condition.
+        kinds: of the columns that it may use.
 
     Raises:
-        UserError: saying what is wrong, where, and what would be accepted.
+        UserError: with what is wrong, where, and what is accepted.
     """
-    if len(text) > LONGEST:
-        raise UserError(f"the condition has {len(text)} characters; at most {LONGEST} are read")
-    return Reader(text, kinds).condition()
+    if len(text) > MAX_CHARACTERS:
+        raise UserError(f"the condition has {len(text)} characters; at most {MAX_CHARACTERS} are accepted")
+    return ConditionParser(text, kinds).condition()
 
 
-class Reader:
-    """Goes through the tokens of one condition from left to right."""
+class ConditionParser:
+    """A recursive-descent parser of one condition."""
 
     def __init__(self, text: str, kinds: Mapping[str, Kind]):
         self.text, self.kinds = text, kinds
@@ -127,7 +121,7 @@ class Reader:
     def condition(self) -> Condition:
         """The whole text as one condition."""
         result = self.either()
-        if self.tokens[self.next].kind != END:
+        if self.tokens[self.next].kind != END_TOKEN:
             self.refuse("expected 'and', 'or' or the end")
         return result
 
@@ -146,12 +140,12 @@ class Reader:
         return parts[0] if len(parts) == 1 else Both(tuple(parts))
 
     def one(self) -> Condition:
-        """A test, or something in brackets or negated."""
+        """A test, or a condition in brackets or after ``not``."""
         self.depth += 1
-        if self.depth > DEEPEST:
-            self.refuse(f"more than {DEEPEST} brackets or nots within each other")
+        if self.depth > MAX_DEPTH:
+            self.refuse(f"more than {MAX_DEPTH} nested brackets or nots")
         if self.took("not"):
-            result = opposite(self.one())
+            result = negate(self.one())
         elif self.took("("):
             result = self.either()
             self.expect(")")
@@ -171,7 +165,7 @@ class Reader:
         return token.text
 
     def test(self, column: str) -> Condition:
-        """What is asked of a column."""
+        """The test of a column."""
         if self.took("is"):
             negated = self.took("not")
             self.expect("missing")
@@ -181,17 +175,17 @@ class Reader:
             return OneOf(column, self.values(column), negated)
         if self.took("~"):
             if self.kinds[column] != "text":
-                self.refuse(f"'~' looks into text, and column {column!r} holds {self.kinds[column]}s")
+                self.refuse(f"'~' is for columns of text, and column {column!r} holds {self.kinds[column]}s")
             return Contains(column, str(self.value(column)), negated)
         sign = self.tokens[self.next]
         if negated or sign.kind != "sign":
             self.refuse("expected '=', '!=', '<', '<=', '>', '>=', '~', 'in (...)' or 'is missing'")
         if self.kinds[column] == "flag" and sign.text not in ("=", "!="):
-            self.refuse(f"column {column!r} holds true or false; '=', '!=' and 'in' are for it")
+            self.refuse(f"column {column!r} holds true or false; use '=', '!=' or 'in'")
         self.next += 1
         return Comparison(column, cast(Sign, sign.text), self.value(column))
 
-    def values(self, column: str) -> tuple[Value, ...]:
+    def values(self, column: str) -> tuple[Operand, ...]:
         """Values in brackets."""
         self.expect("(")
         found = [self.value(column)]
@@ -200,10 +194,10 @@ class Reader:
         self.expect(")")
         return tuple(found)
 
-    def value(self, column: str) -> Value:
-        """A value of the column's kind; a number or a date stands for its spelling where a column holds text."""
+    def value(self, column: str) -> Operand:
+        """A value of the column's kind; for a column of text, a number or a date is taken as text."""
         token, kind = self.tokens[self.next], self.kinds[column]
-        value: Value | None = None
+        value: Operand | None = None
         if kind == "number" and token.kind == "number" and math.isfinite(float(token.text)):
             value = float(token.text)
         elif kind == "flag" and token.text in ("true", "false") and token.kind == "word":
@@ -212,24 +206,24 @@ class Reader:
             value = token.text
         if value is None:
             accepted = {"number": "a number", "flag": "true or false", "text": "text in quotes"}[kind]
-            self.refuse(f"column {column!r} wants {accepted}")
-        if isinstance(value, str) and not storable(value):
-            self.refuse("the text has a character that UTF-8 cannot write")
+            self.refuse(f"column {column!r} needs {accepted}")
+        if isinstance(value, str) and not is_encodable(value):
+            self.refuse("the text has a character that UTF-8 cannot encode")
         self.next += 1
         return composed(value) if isinstance(value, str) else value
 
     def took(self, text: str) -> bool:
-        """Step over a word, sign or mark if it is next."""
+        """Consume a word, sign or mark if it is the next token; returns whether it was."""
         token = self.tokens[self.next]
         found = token.text == text and token.kind in ("word", "sign", "mark")
         self.next += found
         return found
 
     def expect(self, text: str) -> None:
-        """Step over a word or mark that must be next."""
+        """Consume a word or mark that must be the next token."""
         if not self.took(text):
             self.refuse(f"expected '{text}'")
 
     def refuse(self, why: str) -> NoReturn:
-        """Say what is wrong with the next token."""
-        refuse(self.text, self.tokens[self.next].at, why)
+        """Raise an error about the next token."""
+        refuse(self.text, self.tokens[self.next].start, why)

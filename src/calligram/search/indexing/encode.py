@@ -23,11 +23,11 @@ from calligram.errors import UserError
 from calligram.features.images.backbones import BackboneInput
 from calligram.features.images.pixels import PixelInput
 from calligram.features.images.stored_input import StoredInput
-from calligram.features.store import content_key
+from calligram.files import content_hash
 from calligram.models.load import StoredMatcher
 from calligram.models.matcher import Encoded
 from calligram.progress import Track, silent, track_parts
-from calligram.search.indexing.exif import facts
+from calligram.search.indexing.exif import exif_columns
 from calligram.search.indexing.sources import PictureSource, ScannedPicture
 from calligram.search.indexing.thumbnails import thumbnail
 from calligram.search.library.matchers import LibraryMatchers
@@ -46,6 +46,7 @@ ENCODED_ROW = pa.schema(
     }
 )
 """a row has a problem, or encodings, or neither where the library has its content already"""
+CONTENT_HASH_BYTES = 16
 BATCH_PICTURES = 64
 PREPARED_BATCHES = 3
 """batches that are prepared before they are encoded"""
@@ -203,7 +204,7 @@ class PictureEncoder:
             stored = b"".join(self.source.features(name, picture).tobytes() for name in sorted(names))
         except UserError as error:
             raise PictureError(str(error)) from error
-        return content_key((data or b"") + stored)
+        return content_hash((data or b"") + stored, CONTENT_HASH_BYTES)
 
     def _prepare(self, row: Row, data: bytes | None, picture: ScannedPicture) -> DecodedPicture:
         image = None if data is None else decode(data)
@@ -213,7 +214,7 @@ class PictureEncoder:
         found = DecodedPicture(row, tuple(prepared))
         if data is not None and image is not None:
             row |= {"width": image.width, "height": image.height, "jpeg": thumbnail(image, data, reduced[0])}
-            row["facts"] = json.dumps(facts(data))
+            row["facts"] = json.dumps(exif_columns(data))
         return found
 
     def _encode(self, pictures: Sequence[DecodedPicture]) -> list[Row]:

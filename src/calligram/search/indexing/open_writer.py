@@ -19,10 +19,9 @@ from calligram.search.indexing.encode import ImageEncoder
 from calligram.search.indexing.shards import STAGING
 from calligram.search.indexing.sources import CollectionSource, FolderSource, reopen
 from calligram.search.indexing.writer import VERSION_GRACE_SECONDS, LibraryWriter, remove_folder
-from calligram.search.library.indexes import empty_indexes
 from calligram.search.library.manifest import MANIFEST, REBUILT, Manifest, read_manifest
 from calligram.search.library.matchers import LibraryMatchers
-from calligram.search.library.tables import Tables
+from calligram.search.library.tables import Tables, empty_indexes
 from calligram.search.query.encoder import query_encoders
 
 Source = CollectionSource | FolderSource
@@ -74,7 +73,7 @@ def open_for_writing(
     models.check(before, out, source)
     if engine is not None and engine != before.index:
         raise UserError(f"the vectors of {out} are in {before.index or 'its own folder'}; add --rebuild to move them")
-    given = {name: model for name, model in models.named().items() if model is not None}
+    given = {name: model for name, model in models.records().items() if model is not None}
     now = replace(before, **given)  # type: ignore[arg-type]
     return OpenedWriter(LibraryWriter(out, now), manifest_changed=now != before)
 
@@ -111,7 +110,7 @@ def _previous_manifest(out: Path, *, rebuild: bool) -> Manifest | None:
 
 
 def _fresh(models: LibraryMatchers, engine: str | None, generation: int) -> Manifest:
-    named = models.named()
+    named = models.records()
     dim = ImageEncoder(models.matcher).dim()
     label = secrets.token_hex(4)
     return Manifest(dim=dim, generation=generation, index=engine, label=label, **named)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from calligram.progress import Track, silent
 from calligram.search.indexing.run import check_readable, stage_source
 from calligram.search.indexing.shards import Shard
 from calligram.search.indexing.sources import open_source
-from calligram.search.library.matchers import NONE, LibraryMatchers
+from calligram.search.library.matchers import NO_RERANKER, LibraryMatchers
 
 MOST_SHARDS = 1024
 
@@ -84,5 +84,5 @@ def _stage_shard(
     torch.set_num_threads(1)  # there is a worker for every core
     matcher, reranker = named
     assert matcher is not None
-    models = LibraryMatchers.load(matcher, None if reranker == matcher else reranker or NONE)
+    models = LibraryMatchers.load(matcher, None if reranker == matcher else reranker or NO_RERANKER)
     return stage_source(models, Path(source), Path(out), Shard(*shard), rebuild=rebuild, device=device)

@@ -20,7 +20,7 @@ from calligram.data.pictures import PICTURE_SUFFIXES, PictureError
 from calligram.errors import UserError
 from calligram.files import text_hash
 from calligram.search.filters import columns
-from calligram.search.indexing.exif import Value
+from calligram.search.indexing.exif import ColumnValue
 from calligram.search.library.manifest import MANIFEST as LIBRARY
 from calligram.search.library.manifest import SourceRecord
 
@@ -31,7 +31,7 @@ LOCATION_COLUMNS = frozenset(("id", "path", "shard", "offset", "bytes", "width",
 class PictureFacts(NamedTuple):
     """Columns and captions that a source has for a picture, without those read from the file itself."""
 
-    columns: Mapping[str, Value]
+    columns: Mapping[str, ColumnValue]
     captions: tuple[str, ...]
 
     @property
@@ -229,7 +229,7 @@ class CollectionSource:
         kept = [
             name for name in table.column_names if name not in LOCATION_COLUMNS and not name.startswith("features.")
         ]
-        self._names = columns.named(kept)
+        self._names = columns.library_names(kept)
         self._columns = {name: table.column(name).to_pylist() for name in kept}
 
     def scan(self) -> FolderScan:
@@ -274,7 +274,7 @@ class CollectionSource:
         return self._facts(picture.row)
 
     def _facts(self, row: int) -> PictureFacts:
-        values = {name: columns.plain(self._columns[own][row]) for own, name in self._names.items()}
+        values = {name: columns.scalar(self._columns[own][row]) for own, name in self._names.items()}
         return PictureFacts({k: v for k, v in values.items() if v is not None}, tuple(self._texts_of[row]))
 
     @cached_property

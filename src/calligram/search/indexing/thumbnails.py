@@ -1,4 +1,4 @@
-"""Small pictures for a page of results."""
+"""Thumbnails: small JPEG pictures for a page of results."""
 
 from __future__ import annotations
 
@@ -6,58 +6,58 @@ import io
 
 from PIL import Image
 
-from calligram.search.indexing.exif import SCAN, segments
+from calligram.search.indexing.exif import SCAN_MARKER, segments
 
-LONGER = 320
-"""pixels of the longer side, about"""
-ENOUGH = 0.9
-"""share of a thumbnail's pixels, in either direction, that it can be made from"""
-QUALITY = 80
-LIGHT = 48_000
-"""bytes; a small picture that takes more is compressed again"""
-JFIF, ADOBE, COMMENT = 0xE0, 0xEE, 0xFE
-FRAMES = frozenset((0xC0, 0xC1, 0xC2))
+THUMBNAIL_PIXELS = 320
+"""approximate length of the longer side"""
+MIN_REDUCED_SHARE = 0.9
+"""a picture with fewer pixels than this share of the thumbnail's width or height is not enlarged to it"""
+JPEG_QUALITY = 80
+MAX_COPIED_BYTES = 48_000
+"""a small picture with more bytes is compressed again"""
+JFIF_MARKER, ADOBE_MARKER, COMMENT_MARKER = 0xE0, 0xEE, 0xFE
+FRAME_MARKERS = frozenset((0xC0, 0xC1, 0xC2))
 
 
 def thumbnail(image: Image.Image, data: bytes = b"", reduced: Image.Image | None = None) -> bytes:
-    """A JPEG of an upright RGB image, without what the file said about itself.
+    """A JPEG thumbnail of an upright RGB image, without metadata.
 
-    It is made smaller by a whole number, which takes a fifth of the time of any other: the longer side has from 3/4 to
-    3/2 of ``LONGER`` pixels, or fewer where the picture has.
+    The picture is reduced by an integer factor, which takes a fifth of the time of other factors. The longer side has
+    from 3/4 to 3/2 of ``THUMBNAIL_PIXELS`` pixels, or fewer where the picture has fewer.
 
     Args:
-        image: the picture, decoded.
-        data: the file it came from; a small plain JPEG is its own thumbnail.
-        reduced: the picture made smaller for another purpose, perhaps not by the same number in both directions; where
-            enough of it is left, that saves most of the work.
+        image: the decoded picture.
+        data: bytes of its file; a small JPEG without metadata is its own thumbnail.
+        reduced: a smaller version of the picture, perhaps with another factor in each direction; it is used where it
+            is large enough, which saves most of the work.
     """
-    factor = round(max(image.size) / LONGER)
+    factor = round(max(image.size) / THUMBNAIL_PIXELS)
     if factor > 1:
         image = _from_reduced(image.size, reduced) or image.reduce(factor)
-    elif len(data) <= LIGHT and is_plain_jpeg(data):
+    elif len(data) <= MAX_COPIED_BYTES and is_plain_jpeg(data):
         return data
     stream = io.BytesIO()
-    image.save(stream, "JPEG", quality=QUALITY, exif=b"", comment=b"")
+    image.save(stream, "JPEG", quality=JPEG_QUALITY, exif=b"", comment=b"")
     return stream.getvalue()
 
 
 def _from_reduced(size: tuple[int, int], reduced: Image.Image | None) -> Image.Image | None:
-    """A small picture in the shape of ``size``; None where it would have to be enlarged so much that it shows."""
-    wanted = tuple(max(1, round(side * LONGER / max(size))) for side in size)
-    if reduced is None or any(has < ENOUGH * side for has, side in zip(reduced.size, wanted, strict=True)):
+    """A thumbnail of a picture of this size, from a smaller version; None where that one is too small."""
+    wanted = tuple(max(1, round(side * THUMBNAIL_PIXELS / max(size))) for side in size)
+    if reduced is None or any(has < MIN_REDUCED_SHARE * side for has, side in zip(reduced.size, wanted, strict=True)):
         return None
-    factor = round(max(reduced.size) / LONGER)
+    factor = round(max(reduced.size) / THUMBNAIL_PIXELS)
     if reduced.width * size[1] == reduced.height * size[0]:
         return reduced.reduce(factor) if factor > 1 else reduced
     return reduced.resize((wanted[0], wanted[1]), Image.Resampling.BILINEAR)
 
 
 def is_plain_jpeg(data: bytes) -> bool:
-    """Whether a file is a JPEG in grey or colour with nothing in it but the picture: no EXIF, profile or comment."""
+    """Whether a file is a grey or colour JPEG without EXIF data, colour profile and comment."""
     for marker, place in segments(data):
-        if marker == SCAN:
+        if marker == SCAN_MARKER:
             return True
-        extra = JFIF <= marker < 0xF0 and marker not in (JFIF, ADOBE)
-        if extra or marker == COMMENT or (marker in FRAMES and data[place + 9] not in (1, 3)):
+        extra = JFIF_MARKER <= marker < 0xF0 and marker not in (JFIF_MARKER, ADOBE_MARKER)
+        if extra or marker == COMMENT_MARKER or (marker in FRAME_MARKERS and data[place + 9] not in (1, 3)):
             return False
     return False

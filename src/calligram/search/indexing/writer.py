@@ -21,12 +21,11 @@ from calligram.progress import Track, silent
 from calligram.search.filters import columns
 from calligram.search.filters.parser import Kind
 from calligram.search.indexing.diff import ContentChange, LibraryState, resolve
-from calligram.search.indexing.exif import FACTS
+from calligram.search.indexing.exif import EXIF_COLUMNS
 from calligram.search.indexing.sources import PictureFacts, PictureSource, ScannedPicture
-from calligram.search.library.indexes import INDEXES, PendingChanges, open_indexes
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import MANIFEST, Manifest, SourceRecord, write_manifest
-from calligram.search.library.tables import Tables
+from calligram.search.library.tables import INDEXES, PendingChanges, Tables, open_indexes
 from calligram.search.query.cutoff import measure_scales, stored_scales, with_scales
 from calligram.search.query.encoder import QueryEncoder
 from calligram.text import composed, indexed_words
@@ -70,7 +69,7 @@ class LibraryWriter:
         self.folder, self.manifest, self.name = folder, manifest, name
         self.generation_folder = folder / str(manifest.generation)
         self.tables = Tables.write(self.generation_folder / "tables", manifest.versions)
-        self.kinds = dict(columns.OWN) | dict(manifest.kinds)
+        self.kinds = dict(columns.LIBRARY_COLUMNS) | dict(manifest.kinds)
         self.images, self.captions = open_indexes(self.generation_folder, manifest, writing=True)
         self.pending = PendingChanges(self.generation_folder, manifest)
         self.pending.undo(self.images, self._present)
@@ -339,8 +338,8 @@ def item_row(
 def _facts(key: str, about: PictureFacts, content: Mapping[str, Any], kinds: dict[str, Kind]) -> dict[str, Any]:
     """The columns that depend on facts and captions."""
     known = json.loads(content.get("facts") or content.get("metadata") or "{}")
-    exif = {name: known[name] for name in FACTS if name in known}
-    metadata = columns.fitted({**exif, **about.columns}, kinds)
+    exif = {name: known[name] for name in EXIF_COLUMNS if name in known}
+    metadata = columns.fit_kinds({**exif, **about.columns}, kinds)
     return {
         "metadata": json.dumps(metadata, ensure_ascii=False),
         "digest": about.digest,

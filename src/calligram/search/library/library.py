@@ -21,10 +21,9 @@ from calligram.errors import UserError
 from calligram.models.matcher import Encoded, stack
 from calligram.search.filters import columns
 from calligram.search.filters.parser import Condition, Kind, holds
-from calligram.search.indexing.exif import Value
-from calligram.search.library.indexes import open_indexes
+from calligram.search.indexing.exif import ColumnValue
 from calligram.search.library.manifest import MANIFEST, Manifest, read_manifest
-from calligram.search.library.tables import KeywordHit, Tables
+from calligram.search.library.tables import KeywordHit, Tables, open_indexes
 from calligram.search.vectors.index import Index
 from calligram.text import composed, keywords
 
@@ -78,7 +77,7 @@ class Item:
     """relative to its source"""
     width: int
     height: int
-    metadata: Mapping[str, Value] = field(repr=False)
+    metadata: Mapping[str, ColumnValue] = field(repr=False)
     """every column it can be filtered by"""
     captions: tuple[str, ...] = ()
     gone: bool = False
@@ -230,7 +229,7 @@ class Library:
             return []
         asked = k if where is None else 4 * k
         while True:
-            found = self._tables.find_words(words, asked)
+            found = self._tables.keyword_search(words, asked)
             kept = found if where is None else self._that_hold(found, where)
             if len(kept) >= k or len(found) < asked:
                 return kept[:k]
@@ -278,8 +277,8 @@ class Library:
             "facets": self._facets(),
         }
 
-    def _facets(self) -> dict[str, dict[Value, int]]:
-        counters: dict[str, Counter[Value]] = {name: Counter() for name in FACETS if name in self.kinds}
+    def _facets(self) -> dict[str, dict[ColumnValue, int]]:
+        counters: dict[str, Counter[ColumnValue]] = {name: Counter() for name in FACETS if name in self.kinds}
         for row in self.rows():
             if row["state"] == "present":
                 for name, counter in counters.items():

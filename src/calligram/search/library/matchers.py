@@ -1,4 +1,4 @@
-"""The matchers a library works with, and whether they are those it was made with."""
+"""The matchers of an indexing run, and the check that a library was indexed with the same ones."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from calligram.models.load import StoredMatcher, load_matcher
 from calligram.search.library.manifest import MANIFEST, Manifest, MatcherRecord, read_manifest
 
 PathLike = str | os.PathLike[str]
-NONE = "none"
-"""in place of a reranker: vectors alone decide, also those of a matcher that could re-rank"""
+NO_RERANKER = "none"
+"""in place of a reranker: hits stay in the order of the vectors, also for a matcher that could re-rank"""
 
 
 @dataclass(frozen=True)
 class LibraryMatchers:
-    """A matcher for the first stage, one that re-ranks, and one that finds phrases in pictures."""
+    """The matcher of the first stage, the reranker, and the localizer, which finds phrases in pictures."""
 
     matcher: StoredMatcher
     reranker: StoredMatcher | None = None
@@ -33,13 +33,19 @@ class LibraryMatchers:
         localizer: PathLike | None = None,
         library: Path | None = None,
     ) -> LibraryMatchers:
-        """Load them; what is not given is taken from the library where it has one.
+        """Load the matchers; the reranker defaults to that of the library, if it has one.
 
-        A matcher whose score needs both sides re-ranks what its own vectors find, but where the reranker is ``NONE``.
+        A matcher that scores pairs re-ranks the hits of its own vectors, unless the reranker is ``NO_RERANKER``.
+
+        Args:
+            matcher: run folder, or folder or hub name of a dual encoder.
+            reranker: the same, or ``NO_RERANKER``.
+            localizer: the same.
+            library: folder of an existing library.
 
         Raises:
-            UserError: when one cannot be loaded, or sees regions where whole pictures are wanted, or the reverse, or
-                would put in order again what it has put in order.
+            UserError: when one cannot be loaded, a localizer is given as matcher or the reverse, or the reranker would
+                order the hits in the same way as the matcher.
         """
         first = load_matcher(matcher)
         known = None
@@ -49,14 +55,14 @@ class LibraryMatchers:
             assert library is not None
             assert known.reranker is not None
             second: StoredMatcher | None = _recorded_reranker(library, known.reranker)
-        elif reranker == NONE or (reranker is None and known is not None and _left_out(known, first)):
+        elif reranker == NO_RERANKER or (reranker is None and known is not None and _has_no_reranker(known, first)):
             second = None
         elif reranker is not None:
             second = load_matcher(reranker)
             if second.fingerprint == first.fingerprint and not second.matcher.reranks:
                 raise UserError(
-                    f"{reranker} scores by the cosine of its vectors, which puts candidates in order already; "
-                    "leave out --reranker, or give a run that compares pairs, such as scan, bfan or mmca"
+                    f"{reranker} scores by the cosine of its vectors, which orders the candidates already; "
+                    "leave out --reranker, or give a run that scores pairs, such as scan, bfan or mmca"
                 )
         else:
             second = first if first.matcher.reranks else None
@@ -69,33 +75,37 @@ class LibraryMatchers:
             region_side(third.inputs)
         return cls(first, second, third)
 
-    def named(self) -> dict[str, MatcherRecord | None]:
-        """As a manifest has them."""
+    def records(self) -> dict[str, MatcherRecord | None]:
+        """The records for a manifest, by role."""
         stored = {"matcher": self.matcher, "reranker": self.reranker, "localizer": self.localizer}
         return {name: MatcherRecord(s.fingerprint, s.source) if s is not None else None for name, s in stored.items()}
 
-    def made(self, library: Path) -> bool:
-        """Whether a library was made with these."""
+    def indexed(self, library: Path) -> bool:
+        """Whether a library was indexed with these matchers."""
         try:
             manifest = read_manifest(library)
         except UserError:
             return False
-        return not any(self._other(manifest, name) for name in self.named())
+        return not any(self._differs(manifest, name) for name in self.records())
 
-    def _other(self, manifest: Manifest, name: str) -> bool:
-        model, before = self.named()[name], getattr(manifest, name)
-        if name == "localizer":  # nothing that is stored depends on it
+    def _differs(self, manifest: Manifest, name: str) -> bool:
+        model, before = self.records()[name], getattr(manifest, name)
+        if name == "localizer":  # nothing stored depends on it
             return False
         return bool((before and before.fingerprint) != (model and model.fingerprint))
 
     def check(self, manifest: Manifest, library: Path, source: Path) -> None:
-        """Refuse a library that was made with others, with the command that makes it anew."""
-        for name, model in self.named().items():
-            if self._other(manifest, name):
-                before = _called(name, getattr(manifest, name))
+        """Refuse a library that was indexed with other matchers.
+
+        Raises:
+            UserError: with the command that rebuilds it.
+        """
+        for name, model in self.records().items():
+            if self._differs(manifest, name):
+                before = _description(name, getattr(manifest, name))
                 raise UserError(
-                    f"{library} was made with {before}, this is {_called(name, model)}: "
-                    f"what is stored cannot be compared; rebuild it with "
+                    f"{library} was indexed with {before}, this is {_description(name, model)}: "
+                    f"their vectors cannot be compared; rebuild it with "
                     f"{self._command(library, source)}, or choose another --out"
                 )
 
@@ -104,7 +114,7 @@ class LibraryMatchers:
         if self.reranker is not None and self.reranker is not self.matcher:
             words += ["--reranker", self.reranker.source]
         elif self.reranker is None and self.matcher.matcher.reranks:
-            words += ["--reranker", NONE]
+            words += ["--reranker", NO_RERANKER]
         if self.localizer is not None:
             words += ["--localizer", self.localizer.source]
         return command(*words, "--rebuild")
@@ -123,50 +133,24 @@ def refuse_regions(inputs: Inputs, source: str) -> None:
         )
 
 
-def load_recorded(library: Path, role: str, model: MatcherRecord) -> StoredMatcher:
-    """A matcher that a library names.
-
-    Raises:
-        UserError: when it is not there, or not what it was.
-    """
-    try:
-        stored = load_matcher(model.source)
-    except UserError as error:
-        raise UserError(f"the {role} of {library} cannot be loaded: {error}") from error
-    if stored.fingerprint != model.fingerprint:
-        own: tuple[object, ...] = (model.source, "SOURCE", "--out", library)
-        if role == "reranker":
-            own = ("RUN", "SOURCE", "--out", library, "--reranker", model.source)
-        what_to_do = "rebuild it with " + command("calligram", "index", *own, "--rebuild")
-        if role == "localizer":
-            what_to_do = "take it with " + command(
-                "calligram", "index", "RUN", "SOURCE", "--out", library, "--localizer", model.source
-            )
-        raise UserError(
-            f"{library} was indexed with {role} {model.fingerprint[:8]}, and {model.source} is now "
-            f"{stored.fingerprint[:8]}; {what_to_do}"
-        )
-    return stored
-
-
 def _recorded_reranker(library: Path, model: MatcherRecord) -> StoredMatcher:
-    """The reranker that a library names, whatever its weights are now: ``Models.check`` compares them."""
+    """The reranker that a library names; ``LibraryMatchers.check`` compares its weights."""
     try:
         return load_matcher(model.source)
     except UserError as error:
         raise UserError(
             f"the reranker of {library} cannot be loaded: {error}; say with --reranker where it is now, "
-            f"drop it with --reranker {NONE} --rebuild, or choose another --out"
+            f"drop it with --reranker {NO_RERANKER} --rebuild, or choose another --out"
         ) from error
 
 
-def _left_out(known: Manifest, matcher: StoredMatcher) -> bool:
-    """Whether a library of this matcher was made without a reranker."""
+def _has_no_reranker(known: Manifest, matcher: StoredMatcher) -> bool:
+    """Whether a library of this matcher was indexed without a reranker."""
     return known.reranker is None and known.matcher.fingerprint == matcher.fingerprint
 
 
 def _up_to_date(library: Path) -> Manifest:
-    """The manifest; an older library is brought up to date, for which nobody else may be writing."""
+    """The manifest; the format of an older library is updated, which needs its lock."""
     try:
         return read_manifest(library)
     except UserError:
@@ -174,5 +158,5 @@ def _up_to_date(library: Path) -> Manifest:
             return read_manifest(library, writing=True)
 
 
-def _called(name: str, model: MatcherRecord | None) -> str:
+def _description(name: str, model: MatcherRecord | None) -> str:
     return f"no {name}" if model is None else f"{name} {model.source} ({model.fingerprint[:8]})"

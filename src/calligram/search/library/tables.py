@@ -1,8 +1,9 @@
-"""The Lance tables of a library, read at the versions its manifest names."""
+"""The tables and the vector indexes of a library, opened at the versions that its manifest names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,10 @@ import pyarrow as pa
 
 from calligram.errors import UserError
 from calligram.extras import lancedb
-from calligram.search.vectors.lance import prune, tidy
+from calligram.files import replace_json
+from calligram.search.library.manifest import Manifest
+from calligram.search.vectors.index import Index
+from calligram.search.vectors.lance import any_of, compact, drop_table_versions
 
 SCHEMAS: Mapping[str, pa.Schema] = {
     "items": pa.schema(
@@ -45,27 +49,28 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         {"id": pa.string(), "source": pa.int32(), "bytes": pa.int64(), "mtime": pa.int64()} | {"hash": pa.string()}
     ),
 }
-"""``shelf`` keeps the vectors of items whose file is gone, for when it comes back; ``forgotten`` names pictures that
-must not come back, by hashes of their path and content"""
-WORDS = "words"
-CHUNK = 500
-"""ids named in one condition"""
-AT_ONCE = 16_384
-"""rows that a scan hands over at a time"""
+"""``shelf`` keeps the vectors of items whose file is gone, in case it returns; ``forgotten`` lists the pictures that
+indexing leaves out, by hashes of their path and content"""
+WORDS_COLUMN = "words"
+CONDITION_IDS = 500
+"""ids in one condition"""
+READ_BATCH_ROWS = 16_384
+INDEXES = ("index.images", "index.captions")
+"""names of the two vector indexes in the versions of a manifest"""
 
 
 class KeywordHit(NamedTuple):
-    """An item that words were found in."""
+    """An item found by keyword search."""
 
     id: str
     score: float
-    """by BM25; not the matcher's"""
+    """of BM25"""
     words: str
-    """all its words: captions and path"""
+    """the searched text: path and captions"""
 
 
 class Tables:
-    """The tables in a folder: by ``open`` for reading at given versions, by ``write`` at the end of them."""
+    """The tables in a folder: ``open`` reads them at given versions, ``write`` changes the latest version."""
 
     def __init__(self, opened: Mapping[str, Any]) -> None:
         """Use ``open`` or ``write``."""
@@ -73,7 +78,7 @@ class Tables:
 
     @classmethod
     def open(cls, folder: Path, versions: Mapping[str, int]) -> Tables:
-        """As they were at these versions; nothing that is written later is seen."""
+        """Open the tables for reading at these versions."""
         database, opened = lancedb().connect(str(folder)), {}
         for name in SCHEMAS:
             try:
@@ -85,7 +90,7 @@ class Tables:
 
     @classmethod
     def write(cls, folder: Path, versions: Mapping[str, int]) -> Tables:
-        """For writing, put back to these versions where a run was cut short after them."""
+        """Open the tables for writing, after undoing what an interrupted run wrote after these versions."""
         database, opened = lancedb().connect(str(folder)), {}
         for name, schema in SCHEMAS.items():
             if name not in versions:
@@ -99,22 +104,22 @@ class Tables:
         return cls(opened)
 
     def versions(self) -> dict[str, int]:
-        """Where each table stands."""
+        """The present version of each table."""
         return {name: int(table.version) for name, table in self._opened.items()}
 
     def count(self, name: str, where: str | None = None) -> int:
-        """Rows of a table."""
+        """Number of rows of a table."""
         return int(self._opened[name].count_rows(where))
 
     def column(self, name: str, columns: Sequence[str], where: str | None = None) -> Iterator[pa.RecordBatch]:
-        """Some columns of all rows, in pieces."""
+        """Some columns of all rows, in batches."""
         query = self._opened[name].search().select(list(columns))
         if where is not None:
             query = query.where(where)
-        yield from query.to_batches(batch_size=AT_ONCE)
+        yield from query.to_batches(batch_size=READ_BATCH_ROWS)
 
     def take(self, name: str, ids: Sequence[str], columns: Sequence[str] | None = None) -> pa.Table:
-        """Rows with these ids, in no order; ids that are not there are passed over."""
+        """Rows with these ids, in no order; unknown ids are skipped."""
         wanted = list(columns) if columns is not None else SCHEMAS[name].names
         pieces = [
             self._opened[name].search().where(any_of(chunk)).select(wanted).limit(len(chunk)).to_arrow()
@@ -128,10 +133,12 @@ class Tables:
             self._opened[name].add(pa.Table.from_pylist(list(rows), schema=SCHEMAS[name]))
 
     def put(self, name: str, rows: Sequence[Mapping[str, Any]], new: AbstractSet[str] = frozenset()) -> None:
-        """Add rows, or replace those whose id is there.
+        """Add rows, or replace the rows with the same id.
 
         Args:
-            new: ids that are surely not there, and need not be looked for.
+            name: of the table.
+            rows: to write.
+            new: ids that the table does not have, which need not be looked up.
         """
         self.add(name, [row for row in rows if row["id"] in new])
         if rest := [row for row in rows if row["id"] not in new]:
@@ -144,49 +151,149 @@ class Tables:
         for chunk in chunks(list(ids)):
             self._opened[name].delete(any_of(chunk))
 
-    def find_words(self, query: str, k: int) -> list[KeywordHit]:
-        """Items that are there and whose words match, best first by BM25."""
+    def keyword_search(self, query: str, k: int) -> list[KeywordHit]:
+        """The k present items whose words match best by BM25."""
         from lancedb.query import MatchQuery
 
-        match: Any = MatchQuery  # its type stub takes its defaults for required
-        asked = k
+        match: Any = MatchQuery  # its type stub declares its optional arguments as required
+        limit = k
         while True:
-            # Lance would test the state of every item first; few are gone, so those found are tested instead.
-            search = self._opened["items"].search(match(query, WORDS), query_type="fts").limit(asked)
-            rows = search.select(["id", "state", WORDS, "_score"]).to_arrow().to_pylist()
-            there = [KeywordHit(row["id"], row["_score"], row[WORDS]) for row in rows if row["state"] == "present"]
-            if len(there) >= k or len(rows) < asked:
-                return there[:k]
-            asked *= 4
+            # A condition would make Lance test the state of every item first; few are gone, so test the hits instead.
+            search = self._opened["items"].search(match(query, WORDS_COLUMN), query_type="fts").limit(limit)
+            rows = search.select(["id", "state", WORDS_COLUMN, "_score"]).to_arrow().to_pylist()
+            hits = [KeywordHit(r["id"], r["_score"], r[WORDS_COLUMN]) for r in rows if r["state"] == "present"]
+            if len(hits) >= k or len(rows) < limit:
+                return hits[:k]
+            limit *= 4
 
     def optimize(self) -> None:
-        """Join small pieces and index what is looked up: ids, and words. Old versions stay."""
+        """Compact the tables and index their ids and words; earlier versions stay."""
         from lancedb.index import FTS, BTree
 
         for name, table in self._opened.items():
             indexed = {column for index in table.list_indices() for column in index.columns}
             if "id" not in indexed and table.count_rows():
                 table.create_index("id", config=BTree())
-            if name == "items" and WORDS not in indexed:
-                table.create_index(WORDS, config=FTS(language="English", stem=True, remove_stop_words=False))
-            tidy(table)
+            if name == "items" and WORDS_COLUMN not in indexed:
+                table.create_index(WORDS_COLUMN, config=FTS(language="English", stem=True, remove_stop_words=False))
+            compact(table)
 
     def drop_versions(self, oldest: Mapping[str, int]) -> None:
-        """Delete versions before these, and what an interrupted write left behind."""
+        """Delete the versions before these, and the files of interrupted writes."""
         for name, table in self._opened.items():
-            prune(table, oldest[name])
-
-
-def any_of(ids: Iterable[str]) -> str:
-    """A condition for rows with one of these ids."""
-    return "id IN ({})".format(", ".join("'{}'".format(i.replace("'", "''")) for i in ids))
+            drop_table_versions(table, oldest[name])
 
 
 def chunks(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """A list of ids in lists that fit into a condition."""
-    for start in range(0, len(ids), CHUNK):
-        yield ids[start : start + CHUNK]
+    """A list of ids in parts that fit into a condition."""
+    for start in range(0, len(ids), CONDITION_IDS):
+        yield ids[start : start + CONDITION_IDS]
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def open_index(uri: str | Path, name: str, *, dim: int | None = None, version: int | None = None) -> Index:
+    """Open or create an index; the address names the engine.
+
+    Args:
+        uri: a folder (Lance); ``milvus://[token@]host:port``, ``milvuss://`` over TLS, or ``milvus:PATH`` (embedded).
+        name: of the index at this address: letters, digits and ``_``.
+        dim: dimensions of the vectors; with it, a missing index is created.
+        version: open the index for reading at this version; engines without versions ignore it.
+
+    Raises:
+        UserError: when there is no index and no ``dim``, its dimension differs, or the engine is not installed.
+    """
+    if str(uri).startswith("milvus:") or str(uri).startswith("milvuss:"):
+        from calligram.search.vectors.milvus import MilvusIndex
+
+        return MilvusIndex.open(str(uri), name, dim=dim)
+    from calligram.search.vectors.lance import LanceIndex
+
+    return LanceIndex.open(Path(uri), name, dim=dim, version=version)
+
+
+def open_indexes(generation: Path, manifest: Manifest, *, writing: bool = False) -> tuple[Index, Index]:
+    """Open the index of images and the index of captions at the versions of the manifest.
+
+    Args:
+        generation: folder of the library's generation.
+        manifest: of the library.
+        writing: open them for writing, after undoing what was written after the manifest.
+    """
+    images, captions = (_open_index(generation, manifest, name, writing) for name in INDEXES)
+    return images, captions
+
+
+def _open_index(generation: Path, manifest: Manifest, name: str, writing: bool) -> Index:
+    version = manifest.versions.get(name)
+    # A server may hold several libraries, and two generations of one.
+    short = name.removeprefix("index.")
+    label = short if manifest.index is None else f"calligram_{manifest.label}_{manifest.generation}_{short}"
+    place = manifest.index or generation / "index"
+    if not writing:
+        return open_index(place, label, version=version)
+    index = open_index(place, label, dim=manifest.dim)
+    if version is not None and index.version != version:
+        index.restore(version)
+    return index
+
+
+def empty_indexes(generation: Path, manifest: Manifest) -> None:
+    """Delete a library's vectors from a server; an index in the library's folder is deleted with the folder."""
+    if manifest.index is None or not manifest.versions:
+        return
+    tables = Tables.open(generation / "tables", manifest.versions)
+    images, captions = open_indexes(generation, manifest, writing=True)
+    for name, index in (("items", images), ("captions", captions)):
+        for batch in tables.column(name, ("id",)):
+            index.remove(batch.column("id").to_pylist())
+
+
+class PendingChanges:
+    """A journal of changes to an index without versions, so that they can be undone after a kill.
+
+    With versions there is nothing to do, because the manifest names the valid one. Without versions, vectors are added
+    before the commit and removed after it. After a kill, ids of the journal that the items table does not have are
+    removed from the index.
+    """
+
+    def __init__(self, generation: Path, manifest: Manifest) -> None:
+        self._file = generation / "pending.json"
+        self._needed = manifest.index is not None
+        self._later: list[str] = []
+
+    def note(self, ids: Sequence[str]) -> None:
+        """Write to the journal which ids are about to change."""
+        if self._needed and ids:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            replace_json(self._file, sorted({*self._noted(), *ids}))
+
+    def _noted(self) -> list[str]:
+        found: list[str] = json.loads(self._file.read_text(encoding="utf-8")) if self._file.is_file() else []
+        return found
+
+    def remove(self, index: Index, ids: Sequence[str]) -> None:
+        """Remove items from the index: now with versions, else after the commit."""
+        if self._needed:
+            self.note(ids)
+            self._later += ids
+        else:
+            index.remove(ids)
+
+    def done(self, index: Index) -> None:
+        """Finish the removals and delete the journal; called after the commit."""
+        if self._needed:
+            if self._later:
+                index.remove(self._later)
+            self._later = []
+            self._file.unlink(missing_ok=True)
+
+    def undo(self, index: Index, present: Callable[[Sequence[str]], set[str]]) -> None:
+        """Remove the vectors that a run added before it was killed."""
+        noted = self._noted() if self._needed else []
+        if noted:
+            index.remove(sorted(set(noted) - present(noted)))
+            self._file.unlink()

@@ -1,4 +1,4 @@
-"""A query made ready: its terms encoded and joined into one vector, its condition read."""
+"""An encoded query: its terms as one vector, its condition parsed; and the times of the stages of a search."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from calligram.search.filters.parser import Condition, parse
 from calligram.search.library.library import Library
 from calligram.search.query.cutoff import ScoreScales, is_short, query_cutoff
 from calligram.search.query.encoder import QueryEncoder, unit_vectors
-from calligram.search.query.query import ItemId, Modality, Query, Term, What, joined
-from calligram.search.query.rerank import Scored
+from calligram.search.query.query import ItemId, Modality, Query, Term, TermContent, combine_vectors
+from calligram.search.query.rerank import ScoredItem
 from calligram.search.vectors.index import Index
 from calligram.text import tokenise, without_stop_words
 
@@ -29,123 +29,125 @@ Floats = NDArray[np.float32]
 
 @dataclass
 class StageTimes:
-    """Seconds that the stages of one search took."""
+    """Seconds of the stages of one search."""
 
-    times: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "search": 0.0, "rerank": 0.0})
-    began: float = field(default_factory=time.perf_counter)
+    seconds: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "search": 0.0, "rerank": 0.0})
+    start: float = field(default_factory=time.perf_counter)
 
     @property
-    def spent(self) -> float:
-        """Since it was made."""
-        return time.perf_counter() - self.began
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self.start
 
     @contextmanager
-    def of(self, stage: str) -> Iterator[None]:
-        """Add what is spent inside to a stage."""
-        began = time.perf_counter()
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time of the block to a stage."""
+        start = time.perf_counter()
         yield
-        self.times[stage] += time.perf_counter() - began
+        self.seconds[name] += time.perf_counter() - start
 
 
 class EncodedQuery(NamedTuple):
     """A query for images or for captions."""
 
     query: Query
-    found: Modality
-    """what it is to find"""
+    target: Modality
+    """modality of the hits"""
     shares: Floats
     """weight of each term in the score"""
     vector: Floats
-    """at length one"""
+    """at unit length"""
     length: float
-    """a cosine times this is the query's score"""
+    """the score is the cosine times this length"""
     where: Condition | None
-    unknown: tuple[str, ...] = ()
-    """words that the matcher has never seen"""
+    unknown_words: tuple[str, ...] = ()
+    """words that are not in the matcher's vocabulary"""
     encoded: Encoded | None = None
-    """the terms, where all are texts or all are pictures; a second stage by the same matcher needs no other"""
-    unread: int = 0
-    """words at the ends of texts that the matcher reads no more"""
+    """the encoded terms, where all are texts or all are pictures; a reranker of the same matcher uses them"""
+    truncated_words: int = 0
+    """words at the ends of texts beyond the longest text that the matcher reads"""
 
     @property
-    def lost(self) -> bool:
-        """Whether the matcher has never seen most of what is asked for."""
+    def is_unknown(self) -> bool:
+        """Whether more than half of the query's content words are unknown to the matcher."""
         wanted = [term for term in self.query.terms if term.weight > 0]
         words = without_stop_words(tokenise(self.query.words))
         return (
             all(term.modality == "text" for term in wanted)
-            and 2 * len(without_stop_words(self.unknown)) > len(words) > 0
+            and 2 * len(without_stop_words(self.unknown_words)) > len(words) > 0
         )
 
-    def look_up(self, index: Index, count: int) -> list[Scored]:
+    def nearest(self, index: Index, count: int) -> list[ScoredItem]:
         """The nearest items of an index, best first."""
         if not len(index):
             return []
-        return [Scored(f.id, f.score * self.length) for f in index.search(self.vector[None], count, self.where)[0]]
+        return [ScoredItem(f.id, f.score * self.length) for f in index.search(self.vector[None], count, self.where)[0]]
 
-    def scored(self, index: Index, ids: list[str]) -> list[Scored]:
-        """Items of an index, wherever they stand."""
+    def score_items(self, index: Index, ids: list[str]) -> list[ScoredItem]:
+        """The scores of given items of an index."""
         if not ids:
             return []
         scores = (index.vectors(ids) @ self.vector) * self.length
-        return [Scored(id, float(score)) for id, score in zip(ids, scores, strict=True)]
+        return [ScoredItem(id, float(score)) for id, score in zip(ids, scores, strict=True)]
 
     def cutoff(self, scales: ScoreScales, *, reranked: bool) -> float:
         """The score that a match should reach."""
-        if self.lost:
+        if self.is_unknown:
             return math.inf
         if reranked:
             return query_cutoff(self.shares, [scales.reranked] * len(self.query.terms))
-        terms = [(t.modality, t.modality == "text" and is_short(str(t.what))) for t in self.query.terms]
-        return query_cutoff(self.shares, [scales.between(asked, self.found, short=short) for asked, short in terms])
+        terms = [(t.modality, t.modality == "text" and is_short(str(t.content))) for t in self.query.terms]
+        return query_cutoff(
+            self.shares, [scales.between(modality, self.target, short=short) for modality, short in terms]
+        )
 
 
 class QueryPlanner(NamedTuple):
-    """Makes queries ready."""
+    """Encodes queries for a library."""
 
     library: Library
     encoder: QueryEncoder
     scales: ScoreScales
 
-    def ask(self, query: What | Term | Query, found: Modality, where: str | None) -> EncodedQuery:
+    def encode(self, query: TermContent | Term | Query, target: Modality, where: str | None) -> EncodedQuery:
         """Encode a query.
 
         Raises:
-            UserError: for a query or a condition that cannot be read, and for items that are not there.
+            UserError: for an invalid query or condition, and for unknown items.
         """
         whole = Query.of(query)
         condition = parse(where, self.library.kinds) if where is not None and where.strip() else None
-        shares = whole.shares({asked: self.scales.between(asked, found).spread for asked in whole.modalities})
+        shares = whole.shares({modality: self.scales.between(modality, target).spread for modality in whole.modalities})
         vectors, encoded = self._vectors(whole)
-        vector, length = joined(vectors, shares)
+        vector, length = combine_vectors(vectors, shares)
         unknown = tuple(dict.fromkeys(self.encoder.unknown_words(whole.words)))
-        cut = sum(self.encoder.truncated_words(str(term.what)) for term in whole.terms if term.modality == "text")
-        return EncodedQuery(whole, found, shares, vector, length, condition, unknown, encoded, cut)
+        truncated = sum(
+            self.encoder.truncated_words(str(term.content)) for term in whole.terms if term.modality == "text"
+        )
+        return EncodedQuery(whole, target, shares, vector, length, condition, unknown, encoded, truncated)
 
     def _vectors(self, query: Query) -> tuple[Floats, Encoded | None]:
-        """Vectors of the terms at length one (terms, D), those of a kind encoded together, and all of the encodings
-        where there is but one kind, of texts or of pictures.
-        """
+        """Vectors (terms, D) at unit length, and the encodings where all terms are texts or all are pictures."""
         vectors: Floats = np.empty((len(query.terms), self.library.manifest.dim), dtype=np.float32)
         places: dict[type, list[int]] = {str: [], ItemId: [], Image.Image: []}
         for place, term in enumerate(query.terms):
-            places[_kind(term.what)].append(place)
-        what = {kind: [query.terms[place].what for place in there] for kind, there in places.items()}
+            places[_content_type(term.content)].append(place)
+        content = {kind: [query.terms[place].content for place in rows] for kind, rows in places.items()}
         encoded: list[Encoded] = []
-        if there := places[str]:
-            encoded.append(self.encoder.texts([str(text) for text in what[str]]))
-            vectors[there] = unit_vectors(encoded[-1])
-        if there := places[Image.Image]:
-            pictures = [picture for picture in what[Image.Image] if isinstance(picture, Image.Image)]
+        if rows := places[str]:
+            encoded.append(self.encoder.texts([str(text) for text in content[str]]))
+            vectors[rows] = unit_vectors(encoded[-1])
+        if rows := places[Image.Image]:
+            pictures = [picture for picture in content[Image.Image] if isinstance(picture, Image.Image)]
             encoded.append(self.encoder.images([picture.convert("RGB") for picture in pictures]))
-            vectors[there] = unit_vectors(encoded[-1])
-        if there := places[ItemId]:
-            vectors[there] = self.library.images.vectors([str(id) for id in what[ItemId]])
+            vectors[rows] = unit_vectors(encoded[-1])
+        if rows := places[ItemId]:
+            vectors[rows] = self.library.images.vectors([str(id) for id in content[ItemId]])
         return vectors, encoded[0] if len(encoded) == 1 and not places[ItemId] else None
 
 
-def _kind(what: object) -> type:
+def _content_type(content: object) -> type:
     for kind in (ItemId, str, Image.Image):
-        if isinstance(what, kind):
+        if isinstance(content, kind):
             return kind
-    raise UserError(f"a query is made of texts, pictures and items, not of {type(what).__name__}")
+    raise UserError(f"a query consists of texts, pictures and items, not of {type(content).__name__}")

@@ -11,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from calligram.errors import NotFiniteError
+from calligram.errors import NotFiniteError, UserError, command
 from calligram.features.texts.vocabulary import count_truncated_words
-from calligram.models.load import StoredMatcher
+from calligram.models.load import StoredMatcher, load_matcher
 from calligram.models.matcher import Encoded
-from calligram.search.library.manifest import Manifest
-from calligram.search.library.matchers import load_recorded
+from calligram.search.library.manifest import Manifest, MatcherRecord
 from calligram.text import tokenise
 from calligram.vectors import unit_length
 
@@ -87,6 +86,37 @@ def load_encoders(
     if second is None or second.fingerprint == first.fingerprint:
         return query_encoders(matcher, None if second is None else matcher, device)
     return query_encoders(matcher, load_recorded(folder, "reranker", second), device)
+
+
+def load_recorded(library: Path, role: str, model: MatcherRecord) -> StoredMatcher:
+    """Load a matcher that a library names.
+
+    Args:
+        library: its folder.
+        role: matcher, reranker or localizer.
+        model: the library's record of it.
+
+    Raises:
+        UserError: when it is missing, or has changed since the library was indexed.
+    """
+    try:
+        stored = load_matcher(model.source)
+    except UserError as error:
+        raise UserError(f"the {role} of {library} cannot be loaded: {error}") from error
+    if stored.fingerprint != model.fingerprint:
+        own: tuple[object, ...] = (model.source, "SOURCE", "--out", library)
+        if role == "reranker":
+            own = ("RUN", "SOURCE", "--out", library, "--reranker", model.source)
+        what_to_do = "rebuild it with " + command("calligram", "index", *own, "--rebuild")
+        if role == "localizer":
+            what_to_do = "use the new one with " + command(
+                "calligram", "index", "RUN", "SOURCE", "--out", library, "--localizer", model.source
+            )
+        raise UserError(
+            f"{library} was indexed with {role} {model.fingerprint[:8]}, and {model.source} is now "
+            f"{stored.fingerprint[:8]}; {what_to_do}"
+        )
+    return stored
 
 
 def unit_vectors(encoded: Encoded) -> Floats:

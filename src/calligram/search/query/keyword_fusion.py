@@ -1,40 +1,26 @@
-"""Joining rankings: what the vectors found and what the words found."""
+"""Reciprocal-rank fusion of the hits of vector search and of keyword search."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from calligram.text import composed, indexed_words, keywords
-
-SOFTENING = 60
-"""added to ranks, from the paper: being first rather than tenth in one ranking must not outweigh the other"""
+RANK_OFFSET = 60
+"""added to each rank, as in the paper, so that the first ranks of one ranking do not outweigh the other ranking"""
 
 
 def reciprocal_ranks(rankings: Sequence[Sequence[str]]) -> list[str]:
-    """The ids of all rankings, those first that stand high in several.
+    """Fuse rankings: the ids of all rankings by decreasing fused score.
 
-    An item's worth is the sum over rankings of 1 / (60 + rank) (reciprocal-rank fusion: Cormack, Clarke and Büttcher,
-    SIGIR 2009). It needs no common scale, and cosines and word scores have none. Of equal worth, that which stands
-    higher in the first ranking comes first.
+    The fused score of an item is the sum over rankings of 1 / (60 + rank) (reciprocal-rank fusion: Cormack, Clarke and
+    Büttcher, SIGIR 2009). It needs no common scale, which cosines and BM25 scores do not have. Ties keep the order of
+    the first ranking.
 
     >>> reciprocal_ranks([["a", "b", "c"], ["c", "a"]])
     ['a', 'c', 'b']
     """
-    worth: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for ranking in rankings:
-        for rank, id_ in enumerate(ranking, 1):
-            worth[id_] = worth.get(id_, 0.0) + 1 / (SOFTENING + rank)
-    # Sorting is stable and dicts keep the order of arrival, which is the first ranking's.
-    return sorted(worth, key=lambda id_: -worth[id_])
-
-
-def has_every_word(query: str, texts: Iterable[str]) -> bool:
-    """Whether the texts together contain each word of the query, whole and in any case.
-
-    >>> has_every_word("red Dog", ["a dog", "something red"])
-    True
-    >>> has_every_word("do", ["a dog"])
-    False
-    """
-    wanted = set(keywords(composed(query).lower()))
-    return bool(wanted) and wanted <= {word for text in texts for word in indexed_words(composed(text).lower())}
+        for rank, id in enumerate(ranking, 1):
+            scores[id] = scores.get(id, 0.0) + 1 / (RANK_OFFSET + rank)
+    # The sort is stable, and the dict has the order of the first ranking.
+    return sorted(scores, key=lambda id: -scores[id])

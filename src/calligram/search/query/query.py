@@ -1,16 +1,16 @@
-"""What is searched for: one term, or several with weights.
+"""Queries: one term, or several terms with weights.
 
-A query is linear: an item's score is the weighted mean of its scores with the terms, sum(a_i s_i) with sum(|a_i|) = 1,
-and a term to be avoided has a negative weight. For cosines that is the inner product with one vector, sum(a_i u_i) of
-unit vectors u_i, so an index looks up any query at the price of one, and a second stage that scores terms one by one
-agrees with it.
+A query is linear: an item's score is the weighted mean of its scores with the terms, sum(a_i s_i) with sum(|a_i|) = 1.
+A term to avoid has a negative weight. For cosines, this score is the inner product with one vector, the sum(a_i u_i) of
+unit vectors u_i. An index therefore answers a query of several terms as fast as one of a single term, and a reranker
+that scores the terms one by one gives the same kind of score.
 
-Texts and pictures in one query: the vectors of a matcher's two encoders do not share a mean, and this *modality gap*
-puts the scores of pictures with pictures (say 0.6, give or take 0.15) elsewhere than those of texts with pictures (0.2,
-give or take 0.05). The difference of means adds the same to every item and changes no order, so nothing is centred;
-that of spreads lets a picture outvote a text three to one. Each weight is therefore divided by the spread of its kind's
-scores over the library (``Query.shares``), after which a weight of 2 means twice the say for either. Queries whose
-terms are of one kind are not touched by it.
+Texts and pictures in one query: the vectors of a matcher's two towers have different means. Because of this *modality
+gap*, scores of pictures with pictures (for example 0.6 with a standard deviation of 0.15) differ from scores of texts
+with pictures (0.2 with 0.05). The difference of the means adds a constant to every score and does not change the order.
+The difference of the standard deviations would give a picture three times the influence of a text. Each weight is
+therefore divided by the standard deviation of its modality's scores over the library (``Query.shares``). Queries of one
+modality are not affected.
 """
 
 from __future__ import annotations
@@ -32,39 +32,39 @@ from calligram.errors import UserError
 Floats = NDArray[np.float32]
 Modality = Literal["image", "text"]
 
-MOST_TERMS = 32
-"""each is encoded; queries arrive in requests"""
-LONGEST_PATH = 1024
-"""characters; what is longer is a text and no file system is asked"""
-WEIGHTED = re.compile(r"(?P<weight>[0-9]*\.?[0-9]+)\s*:\s*(?P<rest>[^\s\d].*)", re.DOTALL)
+MAX_TERMS = 32
+"""each term is encoded, and queries arrive in requests"""
+MAX_PATH_CHARACTERS = 1024
+"""a longer text is never taken for a path"""
+WEIGHTED_TERM = re.compile(r"(?P<weight>[0-9]*\.?[0-9]+)\s*:\s*(?P<rest>[^\s\d].*)", re.DOTALL)
 
 
 class ItemId(str):
-    """The id of an image of the library, where a plain string would be a text."""
+    """The id of an item of the library; a plain string is a text."""
 
     __slots__ = ()
 
 
-What = str | Image.Image | ItemId
+TermContent = str | Image.Image | ItemId
 
 
 @dataclass(frozen=True)
 class Term:
-    """A text, a picture or an image of the library, and how much it counts; below zero, to be avoided."""
+    """A text, a picture or an item of the library, with a weight; negative for something to avoid."""
 
-    what: What
+    content: TermContent
     weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.weight) or self.weight == 0:
             raise UserError(f"a term's weight must be a number other than zero, got {self.weight}")
-        if isinstance(self.what, str) and not self.what.strip():
-            raise UserError("a term of the query is empty; write what the picture should show")
+        if isinstance(self.content, str) and not self.content.strip():
+            raise UserError("a term of the query is empty; give a text that describes the picture")
 
     @property
     def modality(self) -> Modality:
-        """Which of the matcher's encoders it goes through."""
-        return "text" if isinstance(self.what, str) and not isinstance(self.what, ItemId) else "image"
+        """The tower of the matcher that encodes it."""
+        return "text" if isinstance(self.content, str) and not isinstance(self.content, ItemId) else "image"
 
 
 @dataclass(frozen=True)
@@ -76,47 +76,47 @@ class Query:
     def __post_init__(self) -> None:
         if not self.terms:
             raise UserError("the query is empty; give a text or a picture to search for")
-        if len(self.terms) > MOST_TERMS:
-            raise UserError(f"the query has {len(self.terms)} terms, and at most {MOST_TERMS} are taken")
+        if len(self.terms) > MAX_TERMS:
+            raise UserError(f"the query has {len(self.terms)} terms, and at most {MAX_TERMS} are accepted")
 
     @classmethod
-    def of(cls, query: What | Term | Query) -> Query:
-        """A query from one thing."""
+    def of(cls, query: TermContent | Term | Query) -> Query:
+        """A query from a query, a term, or the content of one term."""
         if isinstance(query, Query):
             return query
         return cls((query if isinstance(query, Term) else Term(query),))
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """Those of its terms."""
+        """The modalities of its terms."""
         return frozenset(term.modality for term in self.terms)
 
     @property
     def words(self) -> str:
-        """What a full-text search looks for: the texts that count for a match."""
-        texts = [str(t.what) for t in self.terms if t.modality == "text" and t.weight > 0]
+        """The text for keyword search: all texts with a positive weight."""
+        texts = [str(t.content) for t in self.terms if t.modality == "text" and t.weight > 0]
         return " ".join(texts)
 
     def shares(self, spreads: Mapping[Modality, float]) -> Floats:
-        """The weight of each term in the score, absolute values adding up to one.
+        """The weight of each term in the score; the absolute values sum to one.
 
         Args:
-            spreads: standard deviation of the scores that a term of each modality has over the library.
+            spreads: standard deviation of the scores of a term of each modality over the library.
         """
         weights = np.array([t.weight / spreads[t.modality] for t in self.terms], dtype=np.float64)
         shares: Floats = (weights / np.abs(weights).sum()).astype(np.float32)
         return shares
 
 
-def joined(vectors: Floats, shares: Floats) -> tuple[Floats, float]:
-    """The query's vector at length one, and the length it had: cosine times length is the query's score.
+def combine_vectors(vectors: Floats, shares: Floats) -> tuple[Floats, float]:
+    """The vector of a query at unit length, and its length before: the score is the cosine times this length.
 
     Args:
-        vectors: (terms, D) at length one.
-        shares: weight of each.
+        vectors: (terms, D) at unit length.
+        shares: weight of each term.
 
     Raises:
-        UserError: when the terms take each other away and no direction is left.
+        UserError: when the terms cancel each other.
     """
     vector = shares @ vectors
     length = float(np.linalg.norm(vector))
@@ -126,36 +126,38 @@ def joined(vectors: Floats, shares: Floats) -> tuple[Floats, float]:
 
 
 def parse_term(text: str) -> Term:
-    """A term as it is written on the command line: a text or the path of a picture, as in ``2:dog`` with a weight.
+    """Parse a term of the command line: a text or the path of a picture, with an optional weight as in ``2:dog``.
 
     A weight is a number before a colon that no digit follows, so that "3:00 in the morning" is a text.
 
     >>> parse_term("2:dog")
-    Term(what='dog', weight=2.0)
+    Term(content='dog', weight=2.0)
     >>> parse_term("3:00 in the morning").weight
     1.0
     """
-    found = WEIGHTED.fullmatch(text.strip())
-    return Term(parse_what(found["rest"]), float(found["weight"])) if found else Term(parse_what(text))
+    found = WEIGHTED_TERM.fullmatch(text.strip())
+    return Term(parse_content(found["rest"]), float(found["weight"])) if found else Term(parse_content(text))
 
 
-def parse_what(text: str) -> str | Image.Image:
-    """A picture where the text is the path of one, else the text.
+def parse_content(text: str) -> str | Image.Image:
+    """The picture if the text is the path of a picture, else the text.
 
-    A name that ends as pictures do is one, whether it is there or not: a misspelt path should not be searched for.
-    Other names need a folder before them, as in ``./dog``.
+    A name with the suffix of a picture is always a path, so that a misspelt path is an error and not a query. Other
+    names need a folder, as in ``./dog``.
     """
     file = Path(text.strip())
-    if file.suffix.lower() in PICTURE_SUFFIXES or (len(file.parts) > 1 and len(text) < LONGEST_PATH and file.is_file()):
+    if file.suffix.lower() in PICTURE_SUFFIXES or (
+        len(file.parts) > 1 and len(text) < MAX_PATH_CHARACTERS and file.is_file()
+    ):
         return read_picture(file)
     return text.strip()
 
 
 def read_picture(file: Path) -> Image.Image:
-    """A picture to search with, or in.
+    """Read a picture of a query.
 
     Raises:
-        UserError: when it is none, with its path.
+        UserError: when the file is not a picture.
     """
     try:
         return decode(file.expanduser())

@@ -1,8 +1,9 @@
-"""The second stage of a search: candidates in the order of a score that needs both sides.
+"""Reranking: the second stage of a search, which orders candidates by the score of a matcher that scores pairs.
 
-A second stage can only reorder what the first one found; with a depth that covers the library it is exact. It compares
-images with texts and nothing else, so it orders images by queries of texts and captions by queries of pictures. Other
-queries, and those that mix both, stay in the order of the first stage: its scores are not on the second stage's scale.
+A reranker only reorders the candidates of the first stage. With a depth that covers the library, the result is exact.
+It scores images with texts, so it orders images for queries of texts, and captions for queries of pictures. Other
+queries, and queries of both modalities, keep the order of the first stage, because scores of the first stage have
+another scale.
 """
 
 from __future__ import annotations
@@ -23,193 +24,198 @@ from calligram.search.query.encoder import QueryEncoder
 from calligram.search.query.query import ItemId, Modality, Query
 from calligram.search.vectors.index import Index
 
-# How many candidates a second stage can compare in a given time, by what it took in this process.
+Floats = NDArray[np.float32]
 
-TRIED = (8, 64)
-"""candidates that are compared for a first measurement"""
-TURNS = 3
-"""of which the fastest counts: it shows what the work takes, others what else went on"""
-FRESH = 0.2
-"""weight of an answer beside all before it"""
-FACTOR = 2.0
-"""an answer counts as so many times slower or faster than expected at most: a machine that pauses is no measure"""
-
-SHARE = 0.25
-"""of a comparison's time is its candidates' at least. Where few take as long as many, as on an accelerator or after a
-pause, they would else cost nothing, and all of a library would fit into any time"""
+MEASURED_CANDIDATES = (8, 64)
+"""numbers of candidates that are reranked to measure the costs"""
+MEASUREMENT_REPEATS = 3
+"""the fastest repeat counts, because other processes slow the others down"""
+UPDATE_WEIGHT = 0.2
+"""weight of a new measurement in the running mean"""
+MAX_UPDATE_FACTOR = 2.0
+"""a measurement counts as at most so many times slower or faster than expected, so that a pause has little effect"""
+MIN_CANDIDATE_SHARE = 0.25
+"""share of the reranking time that is at least attributed to the candidates. Where few candidates take as long as many,
+as on an accelerator, they would otherwise cost nothing, and every budget would allow the whole library"""
+SAMPLE_QUERY = "a man in a red shirt rides a bicycle along the street"
+"""a query of typical length, for measuring"""
 
 
 class TimeBudget(NamedTuple):
-    """Time that an answer may take, in place of a number of candidates."""
+    """The time that an answer may take; it replaces a number of candidates."""
 
     seconds: float
 
     @classmethod
     def of_milliseconds(cls, milliseconds: float) -> TimeBudget:
-        """Of what users write.
+        """A budget in milliseconds.
 
         Raises:
-            UserError: for no time at all, or a time without end.
+            UserError: unless it is positive and finite.
         """
         if not (math.isfinite(milliseconds) and milliseconds > 0):
             raise UserError(f"a budget is a number of milliseconds above 0, got {milliseconds:g}")
         return cls(milliseconds / 1000)
 
 
-class StageCosts:
-    """What the parts of an answer take, in seconds; learns from every answer, and threads may share it."""
+class RerankCosts:
+    """Running means of the seconds that the parts of an answer take; threads may share it."""
 
-    def __init__(self, around: float, start: float, each: float) -> None:
+    def __init__(self, other: float, setup: float, candidate: float) -> None:
         """Args:
-        around: what comes between encoding the query and comparing candidates, and after it.
-        start: of comparing, however few candidates there are.
-        each: a candidate.
+        other: everything except encoding the query and reranking.
+        setup: reranking, without the part that depends on the number of candidates.
+        candidate: reranking one candidate.
         """
-        self.around, self.start, self.each = around, start, max(each, 1e-9)
-        self._learning = threading.Lock()
+        self.other, self.setup, self.candidate = other, setup, max(candidate, 1e-9)
+        self._lock = threading.Lock()
 
-    def depth(self, left: float) -> int:
-        """Candidates that can be compared when so many seconds are left after encoding; 0 when there is no time."""
-        return max(0, int((left - self.around - self.start) / self.each))
+    def depth(self, seconds: float) -> int:
+        """Number of candidates that can be reranked in the time left after encoding; 0 when there is no time."""
+        return max(0, int((seconds - self.other - self.setup) / self.candidate))
 
-    def learn(self, around: float, candidates: int, seconds: float) -> None:
-        """From an answer: what was around comparing, and how many candidates were compared in what time."""
-        with self._learning:
-            self.around = _moved(self.around, around)
-            if candidates:
-                self.each = _moved(self.each, max(1e-9, seconds - self.start, SHARE * seconds) / candidates)
-                if seconds < self.start:
-                    self.start = _moved(self.start, seconds)
-
-    @classmethod
-    def measured(cls, index: Index, compare: Callable[[Sequence[str]], object]) -> StageCosts:
-        """Look candidates up and compare them, a few and some more.
+    def update(self, other: float, candidates: int, seconds: float) -> None:
+        """Update the means with one answer.
 
         Args:
-            index: of one item at least.
-            compare: is handed ids of it.
+            other: seconds, without encoding and reranking.
+            candidates: number of candidates reranked.
+            seconds: of reranking.
+        """
+        with self._lock:
+            self.other = _running_mean(self.other, other)
+            if candidates:
+                each = max(1e-9, seconds - self.setup, MIN_CANDIDATE_SHARE * seconds) / candidates
+                self.candidate = _running_mean(self.candidate, each)
+                if seconds < self.setup:
+                    self.setup = _running_mean(self.setup, seconds)
+
+    @classmethod
+    def measure(cls, index: Index, rerank: Callable[[Sequence[str]], object]) -> RerankCosts:
+        """Measure the costs with a few candidates and with more.
+
+        Args:
+            index: with at least one item.
+            rerank: reranks the items with the given ids.
         """
         direction = np.full((1, index.dim), index.dim**-0.5, dtype=np.float32)
-        most = min(len(index), TRIED[1])
-        ids = [found.id for found in index.search(direction, most)[0]]  # also reads what is read but once
-        around = _fastest(lambda: index.search(direction, most))
-        few = min(TRIED[0], len(ids))
-        compare(ids)
-        short, long = _fastest(lambda: compare(ids[:few])), _fastest(lambda: compare(ids))
-        each = (long - short) / (len(ids) - few) if len(ids) > few else short / few
-        each = max(each, SHARE * long / len(ids))
-        return cls(around, max(0.0, short - few * each), each)
+        count = min(len(index), MEASURED_CANDIDATES[1])
+        ids = [found.id for found in index.search(direction, count)[0]]  # the first search also reads the index
+        other = _fastest(lambda: index.search(direction, count))
+        few = min(MEASURED_CANDIDATES[0], len(ids))
+        rerank(ids)
+        short, long = _fastest(lambda: rerank(ids[:few])), _fastest(lambda: rerank(ids))
+        candidate = (long - short) / (len(ids) - few) if len(ids) > few else short / few
+        candidate = max(candidate, MIN_CANDIDATE_SHARE * long / len(ids))
+        return cls(other, max(0.0, short - few * candidate), candidate)
 
 
 def _fastest(work: Callable[[], object]) -> float:
-    spent = []
-    for _ in range(TURNS):
-        began = time.perf_counter()
+    seconds = []
+    for _ in range(MEASUREMENT_REPEATS):
+        start = time.perf_counter()
         work()
-        spent.append(time.perf_counter() - began)
-    return min(spent)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
-def _moved(before: float, now: float) -> float:
-    """A running mean that no single value moves far."""
-    held = min(max(now, before / FACTOR), max(before, 1e-9) * FACTOR)
-    return (1 - FRESH) * before + FRESH * held
+def _running_mean(mean: float, value: float) -> float:
+    """The running mean after a value, whose influence is limited."""
+    limited = min(max(value, mean / MAX_UPDATE_FACTOR), max(mean, 1e-9) * MAX_UPDATE_FACTOR)
+    return (1 - UPDATE_WEIGHT) * mean + UPDATE_WEIGHT * limited
 
 
-Floats = NDArray[np.float32]
-TRIAL = "a man in a red shirt rides a bicycle along the street"
-"""a query to take the time of"""
-
-
-class Scored(NamedTuple):
-    """A candidate and the query's score with it."""
+class ScoredItem(NamedTuple):
+    """An item and the query's score with it."""
 
     id: str
     score: float
 
 
 class Reranker(NamedTuple):
-    """A matcher whose score is more than the cosine of vectors, and the library that keeps what it needs of items."""
+    """A matcher that scores pairs, and the library that stores its encodings of the items."""
 
     encoder: QueryEncoder
     library: Library
-    paces: Mapping[Modality, StageCosts] | None
-    """what comparing images and captions takes here, or None where nobody asks; all of it that ever changes"""
+    costs: Mapping[Modality, RerankCosts] | None
+    """of reranking images and captions on this machine; None where no answer has a budget"""
 
     @classmethod
-    def measured(cls, encoder: QueryEncoder, library: Library, known: Mapping[Modality, StageCosts] | None) -> Reranker:
-        """With paces that are known, and those measured that are not and can be; without any for None."""
-        found = cls(encoder, library, known)
+    def with_costs(
+        cls, encoder: QueryEncoder, library: Library, known: Mapping[Modality, RerankCosts] | None
+    ) -> Reranker:
+        """A reranker with known costs; unknown costs are measured, unless ``known`` is None."""
+        reranker = cls(encoder, library, known)
         if known is None:
-            return found
-        paces = {**known}
+            return reranker
+        costs = {**known}
         if "image" not in known and len(library.images):
-            paces["image"] = StageCosts.measured(library.images, found._compares_images())
+            costs["image"] = RerankCosts.measure(library.images, reranker._reranks_images())
         if "text" not in known and len(library.captions) and len(library.images):
-            paces["text"] = StageCosts.measured(library.captions, found._compares_captions())
-        return found._replace(paces=paces)
+            costs["text"] = RerankCosts.measure(library.captions, reranker._reranks_captions())
+        return reranker._replace(costs=costs)
 
-    def _compares_images(self) -> Callable[[Sequence[str]], object]:
-        """With a text as long as texts mostly are."""
-        terms, shares = self.encoder.texts([TRIAL]), np.ones(1, dtype=np.float32)
+    def _reranks_images(self) -> Callable[[Sequence[str]], object]:
+        terms, shares = self.encoder.texts([SAMPLE_QUERY]), np.ones(1, dtype=np.float32)
         return lambda ids: self.images(terms, shares, ids)
 
-    def _compares_captions(self) -> Callable[[Sequence[str]], object]:
-        """With the first image that there is."""
+    def _reranks_captions(self) -> Callable[[Sequence[str]], object]:
         terms, shares = self.library.parts(self.library.sample(1)), np.ones(1, dtype=np.float32)
         return lambda ids: self.captions(terms, shares, ids, [found.text for found in self.library.texts(ids)])
 
-    def depth(self, found: Modality, wanted: int | TimeBudget | None, k: int, spent: float) -> int:
-        """How many candidates to compare: never fewer than are shown, so that all have its score.
+    def depth(self, target: Modality, wanted: int | TimeBudget | None, k: int, elapsed: float) -> int:
+        """Number of candidates to rerank: at least k, so that all hits have a score of the reranker.
 
         Args:
-            wanted: how many, None for all there are, or the time that the answer may take.
-            spent: of that time, until now.
+            target: modality of the hits.
+            wanted: number of candidates, None for all, or the time that the answer may take.
+            k: number of hits.
+            elapsed: seconds since the start of the search.
         """
-        index = self.library.images if found == "image" else self.library.captions
+        index = self.library.images if target == "image" else self.library.captions
         if isinstance(wanted, TimeBudget):
-            if self.paces is None:
-                raise ValueError("what was opened with paced=False knows no pace, by which a budget is kept")
-            wanted = self.paces[found].depth(wanted.seconds - spent) if found in self.paces else k
+            if self.costs is None:
+                raise ValueError("a time budget needs measured costs; open the searcher with measure_costs=True")
+            wanted = self.costs[target].depth(wanted.seconds - elapsed) if target in self.costs else k
         return max(k, len(index) if wanted is None else min(wanted, len(index)))
 
     @staticmethod
-    def compares(query: Query, found: Modality) -> bool:
-        """Whether all terms can be scored with what is searched for: one side must be images, the other texts."""
-        return query.modalities == {"text" if found == "image" else "image"}
+    def applies_to(query: Query, target: Modality) -> bool:
+        """Whether every term can be scored with the hits: images with texts, or texts with images."""
+        return query.modalities == {"text" if target == "image" else "image"}
 
     def encode(self, query: Query) -> Encoded:
-        """The terms, which must be of one modality; a picture may come as an item or as itself."""
+        """Encode the terms, which must be of one modality; items are images."""
         if query.modalities == {"text"}:
-            return self.encoder.texts([str(term.what) for term in query.terms])
-        return stack([self._image(term.what) for term in query.terms])
+            return self.encoder.texts([str(term.content) for term in query.terms])
+        return stack([self._image(term.content) for term in query.terms])
 
-    def _image(self, what: object) -> Encoded:
-        if isinstance(what, ItemId):
-            return self.library.parts([str(what)]).to(self.encoder.device)
-        return self.encoder.images([what])  # type: ignore[list-item]  # terms of this modality are nothing else
+    def _image(self, content: object) -> Encoded:
+        if isinstance(content, ItemId):
+            return self.library.parts([str(content)]).to(self.encoder.device)
+        return self.encoder.images([content])  # type: ignore[list-item]  # an image term is an item or a picture
 
-    def images(self, terms: Encoded, shares: Floats, ids: Sequence[str]) -> list[Scored]:
-        """Images by their score with texts."""
-        return reordered(ids, self.encoder.scores(self.library.parts(ids), terms) @ shares) if ids else []
+    def images(self, terms: Encoded, shares: Floats, ids: Sequence[str]) -> list[ScoredItem]:
+        """Images by decreasing score with texts."""
+        return sort_by_score(ids, self.encoder.scores(self.library.parts(ids), terms) @ shares) if ids else []
 
-    def captions(self, terms: Encoded, shares: Floats, ids: Sequence[str], texts: Sequence[str]) -> list[Scored]:
-        """Captions by their score with images."""
-        return reordered(ids, shares @ self.encoder.scores(terms, self.encoder.texts(texts))) if ids else []
+    def captions(self, terms: Encoded, shares: Floats, ids: Sequence[str], texts: Sequence[str]) -> list[ScoredItem]:
+        """Captions by decreasing score with images."""
+        return sort_by_score(ids, shares @ self.encoder.scores(terms, self.encoder.texts(texts))) if ids else []
 
 
-def reordered(ids: Sequence[str], scores: Floats) -> list[Scored]:
-    """Candidates by falling score; of equal ones that which came first stays first."""
+def sort_by_score(ids: Sequence[str], scores: Floats) -> list[ScoredItem]:
+    """Items by decreasing score; ties keep their order."""
     order = np.argsort(-scores, kind="stable")
-    return [Scored(ids[place], float(scores[place])) for place in order]
+    return [ScoredItem(ids[place], float(scores[place])) for place in order]
 
 
-def candidates(found: Sequence[str], worded: Sequence[str], most: int, k: int) -> list[str]:
-    """What vectors and words found, each once: all of words, the k nearest by vectors, and more of them up to ``most``.
+def merge_candidates(nearest: Sequence[str], keyword_hits: Sequence[str], count: int, k: int) -> list[str]:
+    """Candidates for reranking: all keyword hits, the k nearest, and further nearest ones up to ``count``.
 
-    Words bring in what is a match by itself, so it takes the place of what vectors found last.
+    A keyword hit replaces the last of the nearest, because it is a match in any case.
     """
-    named = set(worded)
-    others = [id for id in found if id not in named][: max(0, most - len(named))]
-    kept = named.union(found[:k], others)
-    return [id for id in dict.fromkeys([*found, *worded]) if id in kept]
+    named = set(keyword_hits)
+    others = [id for id in nearest if id not in named][: max(0, count - len(named))]
+    kept = named.union(nearest[:k], others)
+    return [id for id in dict.fromkeys([*nearest, *keyword_hits]) if id in kept]

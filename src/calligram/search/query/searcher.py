@@ -1,7 +1,8 @@
-"""Finding images and captions of a library by texts, pictures and items."""
+"""Search a library: find images and captions by texts, pictures and items."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,77 +15,75 @@ import torch
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded
 from calligram.search.library.library import Library
-from calligram.search.library.matchers import PathLike
 from calligram.search.library.tables import KeywordHit
 from calligram.search.query.cutoff import ScoreScales, library_scales, stored_scales
 from calligram.search.query.encoded_query import EncodedQuery, QueryPlanner, StageTimes
 from calligram.search.query.encoder import QueryEncoder, load_encoders, unit_vectors
-from calligram.search.query.keyword_fusion import has_every_word, reciprocal_ranks
-from calligram.search.query.query import ItemId, Modality, Query, Term, What
-from calligram.search.query.rerank import Reranker, Scored, StageCosts, TimeBudget, candidates
+from calligram.search.query.keyword_fusion import reciprocal_ranks
+from calligram.search.query.query import ItemId, Modality, Query, Term, TermContent
+from calligram.search.query.rerank import RerankCosts, Reranker, ScoredItem, TimeBudget, merge_candidates
+from calligram.text import has_every_word
 
 if TYPE_CHECKING:
     from calligram.search.explain.word_importance import WordImportances
 
-DEPTH = 100
-"""candidates that a second stage orders, and at least as many are joined with what words find"""
-WORDED = 50
-"""images that the words of a query may bring in"""
-_WORDS = ThreadPoolExecutor(8, "words")
-CHANGED = 0.1
-"""share by which a library must have grown or shrunk for its scores to be measured anew"""
+RERANK_DEPTH = 100
+"""candidates that are reranked, and the least number that is fused with keyword hits"""
+MAX_KEYWORD_HITS = 50
+REMEASURE_SHARE = 0.1
+"""scales are measured again when the number of items has changed by more than this share"""
+_KEYWORD_THREADS = ThreadPoolExecutor(8, "keywords")
 
 
 class Hit(NamedTuple):
-    """Something that was found."""
+    """An image or a caption that was found."""
 
     id: str
     score: float
-    """the matcher's; higher is better"""
+    """of the matcher; higher is better"""
     rank: int
     """from 1"""
     path: str | None = None
-    """of an image that is a file"""
+    """of an image that is a file of its own"""
     text: str | None = None
     """of a caption"""
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a search found, best first."""
+    """The hits of a search, best first."""
 
     hits: tuple[Hit, ...]
-    below: int = 0
-    """how many more would have been shown, were their scores not under the cut-off"""
-    timings: Mapping[str, float] = field(default_factory=dict)
+    below_cutoff: int = 0
+    """number of hits that are hidden because their score is below the cut-off"""
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
     """seconds of ``encode``, ``search`` and ``rerank``"""
-    unknown: tuple[str, ...] = ()
-    """words of the query that the matcher has never seen"""
+    unknown_words: tuple[str, ...] = ()
+    """words of the query that are not in the matcher's vocabulary"""
     depth: int = 0
-    """candidates that a second stage compared with the query; 0 where there was none"""
-    took: float = 0.0
-    """seconds, all in all"""
-    unread: int = 0
-    """words of the query that are more than the matcher reads of a text"""
+    """number of candidates that were reranked; 0 without a reranker"""
+    seconds: float = 0.0
+    """of the whole search"""
+    truncated_words: int = 0
+    """words of the query beyond the longest text that the matcher reads"""
 
 
 class Searcher:
-    """Encodes a query, looks it up, reorders the first candidates where there is a second stage, and cuts off.
+    """Searches a library: encodes a query, finds the nearest items, reranks candidates, and applies the cut-off.
 
-    Hits are in the order of the matcher's score (the second stage's, where there is one), with one exception: images
-    whose captions or path have every word of the query form a ranking of their own, and both rankings are joined
-    by reciprocal ranks. ``Hit.score`` is the matcher's all the same. Such images are never cut off.
+    Hits are in the order of the matcher's score, or of the reranker's score where there is one, with one exception:
+    images whose captions or path contain every word of the query form a second ranking, and the two rankings are fused
+    by reciprocal ranks. ``Hit.score`` is the matcher's score for these images too. The cut-off does not apply to them.
 
-    That is the default because it measured best, with queries kept out of the library (``bench/relevance.py``; scenes
-    with a matcher of the demo's kind, Flickr8k's test images with a small one). Short queries: of the matches that
-    fit into the first ten, 33% are there instead of 18% on scenes and 32% instead of 10% on Flickr8k; 23% and 13%
-    where only a tenth of the images have captions. Whole captions: R@1 43 instead of 37 and 17 instead of 12, next to
-    no change with a tenth. Joining with images that have *any* word of the query (``hybrid=True``) takes whole
-    captions further, to 53 and 25, but down to 6 and 4 where a tenth have captions: it is for libraries with captions
-    throughout.
+    This default measured best, with queries that are not in the library (``bench/relevance.py``; scenes with a matcher
+    like the demo's, test images of Flickr8k with a small one). Short queries: of the matches that fit into the first
+    ten, 33% are there instead of 18% on scenes, and 32% instead of 10% on Flickr8k; 23% and 13% where only a tenth of
+    the images have captions. Captions as queries: R@1 is 43 instead of 37 and 17 instead of 12, with almost no change
+    where a tenth have captions. Fusion with images that contain *any* word of the query (``hybrid=True``) increases R@1
+    of captions to 53 and 25, but lowers it to 6 and 4 where a tenth have captions. It is for libraries in which all
+    images have captions.
 
-    Nothing in a searcher changes after it was made, but for what it knows of its own pace, and any number of threads
-    may use it.
+    A searcher never changes, except for its measured costs of reranking, and any number of threads may use it.
     """
 
     def __init__(
@@ -93,151 +92,163 @@ class Searcher:
         encoder: QueryEncoder,
         reranker: QueryEncoder | None = None,
         scales: ScoreScales | None = None,
-        paces: Mapping[Modality, StageCosts] | None = MappingProxyType({}),
+        costs: Mapping[Modality, RerankCosts] | None = MappingProxyType({}),
     ) -> None:
         """Args:
-        reranker: of a matcher whose score needs both sides; the library must have been indexed with it.
+        library: to search.
+        encoder: of the matcher that indexed the library.
+        reranker: of a matcher that scores pairs, which the library must have been indexed with.
         scales: score scales of the library; by default those stored with it, or measured now.
-        paces: what the second stage takes here; measured when not given, None where no answer will have a budget.
+        costs: of reranking on this machine; missing ones are measured, unless it is None: then no search may have a
+            time budget.
         """
         self.library, self.scales = library, library_scales(library, encoder, reranker) if scales is None else scales
         self._encoders = encoder, reranker
-        self._asker = QueryPlanner(library, encoder, self.scales)
-        self._reranker = None if reranker is None else Reranker.measured(reranker, library, paces)
-        self._paces = paces if self._reranker is None else self._reranker.paces
+        self._planner = QueryPlanner(library, encoder, self.scales)
+        self._reranker = None if reranker is None else Reranker.with_costs(reranker, library, costs)
+        self._costs = costs if self._reranker is None else self._reranker.costs
 
     @classmethod
-    def open(cls, library_folder: PathLike, *, device: str | torch.device = "cpu", paced: bool = True) -> Searcher:
-        """Open a library with the matcher that filled it.
+    def open(
+        cls,
+        library_folder: str | os.PathLike[str],
+        *,
+        device: str | torch.device = "cpu",
+        measure_costs: bool = True,
+    ) -> Searcher:
+        """Open a library with the matcher that indexed it.
 
         Args:
-            paced: whether answers may have a budget, for which the pace of a second stage is measured now.
+            library_folder: of the library.
+            device: where queries are encoded.
+            measure_costs: measure the costs of reranking now, which searches with a time budget need.
 
         Raises:
-            UserError: when there is no library, or its matcher is not there or no longer what it was.
+            UserError: when there is no library, or its matcher is missing or has changed.
         """
         library = Library.open(library_folder)
-        return cls(library, *load_encoders(library.folder, library.manifest, device), paces={} if paced else None)
+        encoders = load_encoders(library.folder, library.manifest, device)
+        return cls(library, *encoders, costs={} if measure_costs else None)
 
     @property
     def device(self) -> torch.device:
-        """Where queries are encoded."""
+        """The device on which queries are encoded."""
         return self._encoders[0].device
 
     def refreshed(self) -> Searcher:
-        """This searcher, or, when something was committed to the library since, a new one that sees it."""
+        """This searcher, or a new one if the library has changed since it was opened."""
         library = self.library.refreshed()
         if library is self.library:
             return self
         before, now = self.library.manifest, library.manifest
         if (before.matcher, before.reranker) != (now.matcher, now.reranker):
             return Searcher(
-                library, *load_encoders(library.folder, now, self.device), paces=None if self._paces is None else {}
+                library, *load_encoders(library.folder, now, self.device), costs=None if self._costs is None else {}
             )
-        # While an indexing run is under way, none are stored for the present state.
+        # During an indexing run, no scales are stored for the present state.
         scales = stored_scales(now, now.matcher.fingerprint, now.reranker.fingerprint if now.reranker else None)
-        if scales is None and abs(len(library) - self.scales.items) <= CHANGED * self.scales.items:
+        if scales is None and abs(len(library) - self.scales.items) <= REMEASURE_SHARE * self.scales.items:
             scales = self.scales
-        return Searcher(library, *self._encoders, scales=scales, paces=self._paces)
+        return Searcher(library, *self._encoders, scales=scales, costs=self._costs)
 
     def images(
         self,
-        query: What | Term | Query,
+        query: TermContent | Term | Query,
         k: int = 10,
         *,
         where: str | None = None,
         all: bool = False,
         hybrid: bool | None = None,
-        depth: int | TimeBudget | None = DEPTH,
+        depth: int | TimeBudget | None = RERANK_DEPTH,
     ) -> Results:
-        """Images of the library.
+        """Find images of the library.
 
         Args:
-            query: a text, a picture, an item, or several with weights. Items are never among their own hits.
-            k: hits at most.
+            query: a text, a picture, an item, or several terms with weights. Items are never among their own hits.
+            k: maximum number of hits.
             where: a condition on the metadata, such as ``year >= 2020``.
-            all: also hits under the cut-off. A query of items alone has none: an item has neighbours, however far.
-            hybrid: True to join with images that have any word of the query, False to look for no words.
-            depth: candidates that a second stage orders; None for all there are, a budget for as many as it allows.
+            all: also return hits below the cut-off. A query of items alone has no cut-off.
+            hybrid: True to fuse with images that contain any word of the query, False for no keyword search.
+            depth: number of candidates to rerank, None for all, or a time budget.
         """
-        clock, index = StageTimes(), self.library.images
+        times, index = StageTimes(), self.library.images
         _check(k, depth)
-        with clock.of("encode"):
-            asked = self._asker.ask(query, "image", where)
-            second = self._second_stage(asked)
-            terms = None if second is None else self._terms(second, asked)
-        wanted = max(k, DEPTH) if second is None else second.depth("image", depth, k, clock.spent)
-        own = frozenset(str(term.what) for term in asked.query.terms if isinstance(term.what, ItemId))
-        with clock.of("search"):
-            # Words are looked up on another core meanwhile.
-            hearing = None if hybrid is False else _WORDS.submit(self._heard, asked, own)
-            found = asked.look_up(index, wanted + len(own))
-            found = [scored for scored in found if scored.id not in own]
-            heard = hearing.result() if hearing else []
-            named = {item.id for item in heard if has_every_word(asked.query.words, (item.words,))}
-            worded = [item.id for item in heard if hybrid or item.id in named]
-        with clock.of("rerank"):
-            if second is not None and terms is not None:
-                ids = candidates([scored.id for scored in found], worded, wanted, k)
-                found = second.images(terms, asked.shares, ids)
-        with clock.of("search"):
-            chosen = self._joined(asked, found, worded, k)
-            paths = self.library.paths([scored.id for scored in chosen])
-        cutoff = None if all or len(own) == len(asked.query.terms) else asked.cutoff(self.scales, reranked=bool(second))
-        hits = [Hit(s.id, s.score, 0, _plain(paths[s.id])) for s in chosen if s.id in paths]
-        return self._results(asked, hits, cutoff, named, clock, len(found) if second else 0)
+        with times.stage("encode"):
+            encoded = self._planner.encode(query, "image", where)
+            reranker = self._reranker_for(encoded)
+            terms = None if reranker is None else self._terms(reranker, encoded)
+        count = max(k, RERANK_DEPTH) if reranker is None else reranker.depth("image", depth, k, times.elapsed)
+        own = frozenset(str(term.content) for term in encoded.query.terms if isinstance(term.content, ItemId))
+        with times.stage("search"):
+            # Keyword search runs in another thread meanwhile.
+            searching = None if hybrid is False else _KEYWORD_THREADS.submit(self._keyword_hits, encoded, own)
+            found = [item for item in encoded.nearest(index, count + len(own)) if item.id not in own]
+            hits = searching.result() if searching else []
+            with_every_word = {hit.id for hit in hits if has_every_word(encoded.query.words, (hit.words,))}
+            keyword_hits = [hit.id for hit in hits if hybrid or hit.id in with_every_word]
+        with times.stage("rerank"):
+            if reranker is not None and terms is not None:
+                ids = merge_candidates([item.id for item in found], keyword_hits, count, k)
+                found = reranker.images(terms, encoded.shares, ids)
+        with times.stage("search"):
+            chosen = self._fuse(encoded, found, keyword_hits, k) if keyword_hits else found[:k]
+            paths = self.library.paths([item.id for item in chosen])
+        only_items = len(own) == len(encoded.query.terms)
+        cutoff = None if all or only_items else encoded.cutoff(self.scales, reranked=bool(reranker))
+        images = [Hit(item.id, item.score, 0, _text(paths[item.id])) for item in chosen if item.id in paths]
+        return self._results(encoded, images, cutoff, with_every_word, times, len(found) if reranker else 0)
 
     def like(self, id: str, k: int = 10, *, where: str | None = None) -> Results:
-        """Images that look like one of the library's."""
+        """Find images that are similar to an item of the library."""
         return self.images(ItemId(id), k, where=where)
 
     def texts(
         self,
-        query: What | Term | Query,
+        query: TermContent | Term | Query,
         k: int = 10,
         *,
         where: str | None = None,
         all: bool = False,
         hybrid: bool | None = None,
-        depth: int | TimeBudget | None = DEPTH,
+        depth: int | TimeBudget | None = RERANK_DEPTH,
     ) -> Results:
-        """Captions of the library; arguments are those of ``images``, and conditions are on a caption's first image.
+        """Find captions of the library; arguments are those of ``images``, and conditions apply to the first image.
 
         Raises:
-            UserError: for ``hybrid=True``, since words are looked up for images.
+            UserError: for ``hybrid=True``, because keyword search finds images.
         """
         if hybrid:
-            raise UserError("words are looked up for images, not for captions; leave out hybrid=True (--any-word)")
-        clock, index = StageTimes(), self.library.captions
+            raise UserError("keyword search finds images, not captions; leave out hybrid=True (--any-word)")
+        times, index = StageTimes(), self.library.captions
         _check(k, depth)
-        with clock.of("encode"):
-            asked = self._asker.ask(query, "text", where)
-            second = self._second_stage(asked)
-            terms = None if second is None else self._terms(second, asked)
-        wanted = k if second is None else second.depth("text", depth, k, clock.spent)
-        with clock.of("search"):
-            found = asked.look_up(index, wanted)
-            captions = {caption.id: caption.text for caption in self.library.texts([scored.id for scored in found])}
-        with clock.of("rerank"):
-            if second is not None and terms is not None:
-                ids = [scored.id for scored in found]
-                found = second.captions(terms, asked.shares, ids, [captions[id] for id in ids])
-        cutoff = None if all else asked.cutoff(self.scales, reranked=bool(second))
-        hits = [Hit(s.id, s.score, 0, text=captions[s.id]) for s in found[:k]]
-        return self._results(asked, hits, cutoff, (), clock, len(found) if second else 0)
+        with times.stage("encode"):
+            encoded = self._planner.encode(query, "text", where)
+            reranker = self._reranker_for(encoded)
+            terms = None if reranker is None else self._terms(reranker, encoded)
+        count = k if reranker is None else reranker.depth("text", depth, k, times.elapsed)
+        with times.stage("search"):
+            found = encoded.nearest(index, count)
+            captions = {caption.id: caption.text for caption in self.library.texts([item.id for item in found])}
+        with times.stage("rerank"):
+            if reranker is not None and terms is not None:
+                ids = [item.id for item in found]
+                found = reranker.captions(terms, encoded.shares, ids, [captions[id] for id in ids])
+        cutoff = None if all else encoded.cutoff(self.scales, reranked=bool(reranker))
+        hits = [Hit(item.id, item.score, 0, text=captions[item.id]) for item in found[:k]]
+        return self._results(encoded, hits, cutoff, (), times, len(found) if reranker else 0)
 
     def explain(self, id: str, text: str) -> WordImportances:
-        """Which words of a text an image goes by: what its score loses when each is left out, and where each looks.
+        """The importance of each word of a text for its score with an item, and the attention of each word.
 
         Raises:
-            UserError: for an image that is not there, and for a text of fewer than two words.
+            UserError: for an unknown item, and for a text of fewer than two words.
         """
         from calligram.search.explain.word_importance import item_attention, leave_one_out
 
         first, second = self._encoders
         item = self.library.item(id)
         if item.gone:
-            raise UserError(f"the picture of item '{id}' was gone when its source was indexed last; index it again")
+            raise UserError(f"the picture of item '{id}' was missing when its source was last indexed; index it again")
         if second is not None:
             kept = self.library.parts([id])
             found = leave_one_out(text, lambda texts: second.scores(kept, second.texts(texts))[0])
@@ -247,40 +258,46 @@ class Searcher:
 
     def _results(
         self,
-        asked: EncodedQuery,
+        encoded: EncodedQuery,
         hits: list[Hit],
         cutoff: float | None,
         kept: Collection[str],
-        clock: StageTimes,
-        compared: int,
+        times: StageTimes,
+        reranked: int,
     ) -> Results:
-        """Without what is under the cut-off, and numbered; the pace learns from it."""
+        """Number the hits that reach the cut-off or are in ``kept``, and update the costs of reranking."""
         shown = [hit for hit in hits if cutoff is None or hit.score >= cutoff or hit.id in kept]
         numbered = tuple(hit._replace(rank=rank) for rank, hit in enumerate(shown, 1))
-        took, times = clock.spent, clock.times
-        if compared and self._paces is not None and (pace := self._paces.get(asked.found)):
-            pace.learn(took - times["encode"] - times["rerank"], compared, times["rerank"])
-        return Results(numbered, len(hits) - len(shown), times, asked.unknown, compared, took, asked.unread)
+        total, stages = times.elapsed, times.seconds
+        if reranked and self._costs is not None and (costs := self._costs.get(encoded.target)):
+            costs.update(total - stages["encode"] - stages["rerank"], reranked, stages["rerank"])
+        hidden = len(hits) - len(shown)
+        return Results(numbered, hidden, stages, encoded.unknown_words, reranked, total, encoded.truncated_words)
 
-    def _second_stage(self, asked: EncodedQuery) -> Reranker | None:
-        applies = self._reranker is not None and self._reranker.compares(asked.query, asked.found)
+    def _reranker_for(self, encoded: EncodedQuery) -> Reranker | None:
+        applies = self._reranker is not None and self._reranker.applies_to(encoded.query, encoded.target)
         return self._reranker if applies else None
 
-    def _terms(self, second: Reranker, asked: EncodedQuery) -> Encoded:
-        """The query as the second stage sees it, which the first may have encoded already."""
-        same = second.encoder is self._encoders[0] and asked.encoded is not None
-        return asked.encoded if same and asked.encoded is not None else second.encode(asked.query)
+    def _terms(self, reranker: Reranker, encoded: EncodedQuery) -> Encoded:
+        """The terms encoded by the reranker, which may be the matcher that has encoded them already."""
+        if reranker.encoder is self._encoders[0] and encoded.encoded is not None:
+            return encoded.encoded
+        return reranker.encode(encoded.query)
 
-    def _heard(self, asked: EncodedQuery, own: Collection[str]) -> list[KeywordHit]:
-        """Images with words of the query in a caption or their path, best first."""
-        words = asked.query.words
-        return [w for w in self.library.full_text(words, WORDED, asked.where) if w.id not in own] if words else []
+    def _keyword_hits(self, encoded: EncodedQuery, own: Collection[str]) -> list[KeywordHit]:
+        """Images with words of the query in a caption or the path, best first."""
+        words = encoded.query.words
+        hits = self.library.full_text(words, MAX_KEYWORD_HITS, encoded.where) if words else []
+        return [hit for hit in hits if hit.id not in own]
 
-    def _joined(self, asked: EncodedQuery, found: list[Scored], worded: list[str], k: int) -> list[Scored]:
-        """The first k of what was found joined with what words found."""
-        order = reciprocal_ranks([[scored.id for scored in found], worded])[:k]
-        known = {scored.id: scored for scored in found}
-        known |= {s.id: s for s in asked.scored(self.library.images, [id for id in order if id not in known])}
+    def _fuse(
+        self, encoded: EncodedQuery, found: list[ScoredItem], keyword_hits: list[str], k: int
+    ) -> list[ScoredItem]:
+        """The first k items of two fused rankings."""
+        order = reciprocal_ranks([[item.id for item in found], keyword_hits])[:k]
+        known = {item.id: item for item in found}
+        missing = [id for id in order if id not in known]
+        known |= {item.id: item for item in encoded.score_items(self.library.images, missing)}
         return [known[id] for id in order]
 
 
@@ -291,5 +308,5 @@ def _check(k: int, depth: int | TimeBudget | None) -> None:
         raise UserError(f"depth must be at least 1, got {depth}")
 
 
-def _plain(path: Path | None) -> str | None:
+def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)

@@ -1,4 +1,4 @@
-"""Vectors with filter columns: what the rest of a search knows of an engine."""
+"""The interface of a vector index; everything outside this package uses only this interface."""
 
 from __future__ import annotations
 
@@ -14,76 +14,76 @@ from calligram.search.filters.conditions import Condition
 
 
 class VectorHit(NamedTuple):
-    """An item that was found, and its cosine with the query."""
+    """An item found by vector search, and its cosine with the query."""
 
     id: str
     score: float
 
 
 class Index(Protocol):
-    """Vectors of length one under ids, with columns to filter by, searched by cosine.
+    """Vectors with ids and filter columns, searched by cosine.
 
-    Vectors are brought to length one when they are added. Columns are numbers, text or flags (see
-    ``filter_columns.kinds_of``); a table's rows are in the order of the ids given with it, and a later call may bring
-    columns that earlier ones did not have. All methods may be called from many threads; one writer at a time.
+    Vectors are normalised to unit length when they are added. Columns hold numbers, text or flags (see
+    ``columns.kinds_of``). The rows of a table of columns are in the order of the ids given with it, and a later call
+    may add columns. All methods may be called from many threads, with one writer at a time.
     """
 
     @property
     def dim(self) -> int:
-        """Dimensions of the vectors."""
+        """Number of dimensions of the vectors."""
         ...
 
     @property
     def version(self) -> int | None:
-        """The state this index reads, for opening it again as it is now; None where the engine keeps no states."""
+        """The version that this index reads, with which it can be opened again; None for engines without versions."""
         ...
 
     def add(self, ids: Sequence[str], vectors: NDArray[np.float32], columns: pa.Table) -> None:
-        """Add items, or replace those whose id is there: all of them or, if anything fails, none.
+        """Add items, or replace items with the same id; if anything fails, nothing changes.
 
         Raises:
-            UserError: for vectors of another dimension, of length zero or not finite, and for ids given twice.
+            UserError: for vectors of another dimension, zero or not finite, and for ids given twice.
         """
         ...
 
     def update(self, ids: Sequence[str], columns: pa.Table) -> None:
-        """Give items that are there other values in ``columns``; vectors and other columns stay.
+        """Change some columns of items; vectors and other columns stay.
 
         Raises:
-            UserError: for an id that is not there.
+            UserError: for an unknown id.
         """
         ...
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Take items out; ids that are not there are passed over."""
+        """Remove items; unknown ids are skipped."""
         ...
 
     def search(self, vectors: NDArray[np.float32], k: int, where: Condition | None = None) -> list[list[VectorHit]]:
-        """The k nearest items of each query (Q, D), best first; fewer only where fewer satisfy the condition."""
+        """The k nearest items of each query (Q, D), best first; fewer where fewer satisfy the condition."""
         ...
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """The stored vectors (N, D) in the order of ``ids``.
 
         Raises:
-            UserError: for an id that is not there.
+            UserError: for an unknown id.
         """
         ...
 
     def __len__(self) -> int: ...
 
     def optimize(self, track: Track = silent) -> None:
-        """Tidy up after writing: join small pieces, build or extend an approximate structure where it pays."""
+        """Compact the storage after writing, and build or extend an approximate index where that is faster."""
         ...
 
     def restore(self, version: int | None) -> None:
-        """Go back to an earlier state, undoing what was written after it; nothing where the engine keeps no states."""
+        """Return to an earlier version, undoing later writes; does nothing for engines without versions."""
         ...
 
     def drop_versions(self, keep: int | None = None) -> None:
-        """Delete the states before ``keep``, or all but the present one, and what an interrupted write left behind.
+        """Delete the versions before ``keep``, or all but the present one, and the files of interrupted writes.
 
-        Call it as the only writer, and name the oldest state that anybody may still read: a library passes the version
-        its manifest names, or an older one while readers may not have looked at the new manifest yet.
+        Only the single writer may call it. ``keep`` is the oldest version that a reader may have open: a library passes
+        the version of its manifest, or an older one for readers that have not read the new manifest yet.
         """
         ...

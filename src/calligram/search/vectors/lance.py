@@ -1,10 +1,10 @@
-"""An index in a folder, kept by Lance and searched in memory."""
+"""A vector index in a folder: a Lance table that is read into memory for exact search."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Lock
@@ -17,26 +17,31 @@ from numpy.typing import NDArray
 from calligram.errors import UserError
 from calligram.extras import lancedb
 from calligram.progress import Track, silent
-from calligram.search.filters.columns import checked_ids, checked_vectors, stored_columns
-from calligram.search.filters.conditions import Condition, lance_literal, to_lance
-from calligram.search.vectors.exact import Nearest
+from calligram.search.filters.columns import checked_ids, stored_columns
+from calligram.search.filters.conditions import Condition, to_lance
+from calligram.search.vectors.exact import ExactSearch
 from calligram.search.vectors.index import VectorHit
-
-# One version of a Lance table in memory, as searches read it.
+from calligram.vectors import checked_unit_rows
 
 READ_BATCH_ROWS = 8192
-"""rows read at a time"""
-REMEMBERED = 32
-"""conditions whose answers are kept: a page sends the same one with every query"""
+CACHED_CONDITIONS = 32
+"""conditions whose rows are cached: a page sends the same condition with every query"""
+CONDITION_IDS = 2000
+"""ids in one condition"""
+KEEP_ALL_VERSIONS = timedelta(days=36_500)
+KEEP_NO_VERSIONS = timedelta(milliseconds=1)
+VERSION_AGE_MARGIN = timedelta(minutes=1)
+"""versions are deleted by age, and some time passes until the deletion"""
+MAX_OPTIMIZE_CALLS = 8
 
 
 class Snapshot:
-    """Ids and vectors of a version; conditions are put to the table, which stays at that version."""
+    """Ids and vectors of one version of the table in memory; the table evaluates conditions at the same version."""
 
-    def __init__(self, table: Any, ids: pa.StringArray, rows: NDArray[np.uint64], nearest: Nearest):
+    def __init__(self, table: Any, ids: pa.StringArray, rows: NDArray[np.uint64], search: ExactSearch):
         """Use ``read``."""
         self.version = int(table.version)
-        self._table, self._ids, self._nearest = table, ids, nearest
+        self._table, self._ids, self._exact = table, ids, search
         self._order = np.argsort(rows)
         self._rows = rows[self._order]
         self._columns = frozenset(table.schema.names)
@@ -45,24 +50,24 @@ class Snapshot:
 
     @classmethod
     def read(cls, table: Any, dim: int) -> Snapshot:
-        """Read a table as it is now."""
+        """Read the present version of a table."""
         count = table.count_rows()
         vectors, rows = np.empty((count, dim), np.float16), np.empty(count, np.uint64)
-        ids, at = [], 0
+        ids, start = [], 0
         for batch in table.search().select(["id", "vector"]).with_row_id(True).to_batches(READ_BATCH_ROWS):
-            here = slice(at, at + len(batch))
-            vectors[here] = batch["vector"].flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
-            rows[here] = batch["_rowid"].to_numpy()
+            part = slice(start, start + len(batch))
+            vectors[part] = batch["vector"].flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
+            rows[part] = batch["_rowid"].to_numpy()
             ids.append(batch["id"])
-            at += len(batch)
-        return cls(table, pa.concat_arrays(ids) if ids else pa.array([], pa.string()), rows, Nearest(vectors))
+            start += len(batch)
+        return cls(table, pa.concat_arrays(ids) if ids else pa.array([], pa.string()), rows, ExactSearch(vectors))
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def search(self, queries: NDArray[np.float32], k: int, where: Condition | None) -> list[list[VectorHit]]:
-        """The k nearest items of each query (Q, D) of length one."""
-        allowed = None if where is None else self._that_hold(where)
+        """The k nearest items of each query (Q, D) at unit length."""
+        allowed = None if where is None else self._satisfying(where)
         return [
             [
                 VectorHit(*pair)
@@ -70,11 +75,11 @@ class Snapshot:
                     self._ids.take(pa.array(rows.tolist(), pa.int64())).to_pylist(), scores.tolist(), strict=True
                 )
             ]
-            for rows, scores in self._nearest.search(queries, k, allowed)
+            for rows, scores in self._exact.search(queries, k, allowed)
         ]
 
-    def _that_hold(self, where: Condition) -> NDArray[np.bool_]:
-        """For each row whether it satisfies a condition."""
+    def _satisfying(self, where: Condition) -> NDArray[np.bool_]:
+        """Whether each row satisfies a condition."""
         with self._lock:
             if where in self._allowed:
                 self._allowed.move_to_end(where)
@@ -85,55 +90,42 @@ class Snapshot:
         allowed[self._order[np.searchsorted(self._rows, found)]] = True
         with self._lock:
             self._allowed[where] = allowed
-            if len(self._allowed) > REMEMBERED:
+            if len(self._allowed) > CACHED_CONDITIONS:
                 self._allowed.popitem(last=False)
         return allowed
 
 
-# Tidying a Lance table without losing a version that somebody names.
+def compact(table: Any) -> None:
+    """Merge small files and update the indexes of a table; earlier versions stay.
 
-NEVER = timedelta(days=36_500)
-PRUNED_VERSIONS = timedelta(milliseconds=1)
-MARGIN = timedelta(minutes=1)
-"""versions are deleted by age, and time passes between the question and the deed"""
-TURNS = 8
-
-
-def tidy(table: Any) -> None:
-    """Join small pieces and bring indexes up to date, until there is nothing left to do; old versions stay.
-
-    One call of ``optimize`` leaves work for the next, which would make a new version when it is least expected.
+    ``optimize`` is repeated until it changes nothing: otherwise a later call would create another version.
     """
-    for _ in range(TURNS):
+    for _ in range(MAX_OPTIMIZE_CALLS):
         before = table.version
-        table.optimize(cleanup_older_than=NEVER)
+        table.optimize(cleanup_older_than=KEEP_ALL_VERSIONS)
         if table.version == before:
             return
 
 
-def prune(table: Any, oldest: int) -> None:
-    """Delete versions before ``oldest`` and what an interrupted write left; ``tidy`` it before naming ``oldest``."""
+def drop_table_versions(table: Any, oldest: int) -> None:
+    """Delete the versions before ``oldest`` and the files of interrupted writes; call ``compact`` first."""
     made = {int(version["version"]): version["timestamp"] for version in table.list_versions()}
     if oldest not in made or min(made) == oldest:
         return
     if oldest != table.version:
-        age = datetime.now().astimezone() - made[oldest].astimezone() + MARGIN
-        table.optimize(cleanup_older_than=max(age, MARGIN), delete_unverified=True)
+        age = datetime.now().astimezone() - made[oldest].astimezone() + VERSION_AGE_MARGIN
+        table.optimize(cleanup_older_than=max(age, VERSION_AGE_MARGIN), delete_unverified=True)
         return
-    table.optimize(cleanup_older_than=NEVER)
-    if table.version == oldest:  # else there was work left after all, and it is cleaned another time
-        table.optimize(cleanup_older_than=PRUNED_VERSIONS, delete_unverified=True)
-
-
-ASKED = 2000
-"""ids named in one condition"""
+    table.optimize(cleanup_older_than=KEEP_ALL_VERSIONS)
+    if table.version == oldest:  # else optimize found work, and a later call deletes the versions
+        table.optimize(cleanup_older_than=KEEP_NO_VERSIONS, delete_unverified=True)
 
 
 class LanceIndex:
-    """A Lance table of ids, vectors in sixteen bits and filter columns.
+    """A Lance table of ids, float16 vectors and filter columns.
 
-    Each call that writes makes one new version of the table, so that a killed process leaves the last one. Searches
-    read a version into memory, three bytes for each number of a vector, and are exact; see ``nearest``.
+    Each writing call creates one version of the table, so that a killed process leaves the last complete one. A search
+    reads a version into memory, with three bytes for each number of a vector, and is exact; see ``exact``.
     """
 
     def __init__(self, database: Any, table: Any, pinned: bool):
@@ -144,7 +136,7 @@ class LanceIndex:
 
     @classmethod
     def open(cls, folder: Path, name: str, *, dim: int | None = None, version: int | None = None) -> LanceIndex:
-        """Open the table ``name`` in a folder; see ``choosing.open_index``."""
+        """Open the table ``name`` in a folder; see ``tables.open_index``."""
         database = lancedb().connect(str(folder))
         try:
             table = database.open_table(name)
@@ -152,8 +144,8 @@ class LanceIndex:
                 table.checkout(version)
         except (ValueError, RuntimeError, OSError) as error:
             if dim is None or version is not None:
-                at = "" if version is None else f" at version {version}"
-                raise UserError(f"there is no index {name!r}{at} in {folder}; index the collection again") from error
+                which = "" if version is None else f" at version {version}"
+                raise UserError(f"there is no index {name!r}{which} in {folder}; index the collection again") from error
             table = database.create_table(name, schema=schema_of(dim))
         found = cls(database, table, version is not None)
         if dim not in (None, found.dim):
@@ -171,8 +163,8 @@ class LanceIndex:
         return int(self._table.version)
 
     def add(self, ids: Sequence[str], vectors: NDArray[np.float32], columns: pa.Table) -> None:
-        """Add items or replace them whole; columns that are not given are missing."""
-        given, flat = checked_ids(ids), checked_vectors(vectors, self.dim).astype(np.float16)
+        """Add items, or replace items with the same id; columns that are not given are null."""
+        given, flat = checked_ids(ids), checked_unit_rows(vectors, self.dim).astype(np.float16)
         if len(flat) != len(given):
             raise UserError(f"{len(given)} ids with {len(flat)} vectors; there must be one vector for each id")
         stored = stored_columns(columns, len(given))
@@ -190,7 +182,7 @@ class LanceIndex:
             merge.execute(pa.table(rows, schema=self._table.schema))
 
     def update(self, ids: Sequence[str], columns: pa.Table) -> None:
-        """Give items other values in some columns."""
+        """Change some columns of items."""
         given, stored = checked_ids(ids), stored_columns(columns, len(ids))
         with self._writing():
             if not given or not stored.num_columns:
@@ -204,14 +196,14 @@ class LanceIndex:
                 raise UserError(f"{len(given) - changed.num_updated_rows} ids of {len(given)} are not in the index")
 
     def remove(self, ids: Sequence[str]) -> None:
-        """Take items out, all in one version."""
+        """Remove items, all in one version."""
         with self._writing():
             if ids:
                 self._table.delete(any_of(ids))
 
     def search(self, vectors: NDArray[np.float32], k: int, where: Condition | None = None) -> list[list[VectorHit]]:
-        """The k nearest items of each query, exactly."""
-        queries = checked_vectors(vectors, self.dim)
+        """The k nearest items of each query."""
+        queries = checked_unit_rows(vectors, self.dim)
         if k < 1:
             raise UserError(f"k must be at least 1, got {k}")
         return self._read().search(queries, k, where)
@@ -219,30 +211,30 @@ class LanceIndex:
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """The stored vectors in the order of ``ids``."""
         found: dict[str, NDArray[np.float32]] = {}
-        for start in range(0, len(ids), ASKED):
-            query = self._table.search().where(any_of(ids[start : start + ASKED])).select(["id", "vector"])
+        for start in range(0, len(ids), CONDITION_IDS):
+            query = self._table.search().where(any_of(ids[start : start + CONDITION_IDS])).select(["id", "vector"])
             rows = query.to_arrow().combine_chunks()
             flat = rows["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, self.dim)
             found |= dict(zip(rows["id"].to_pylist(), flat.astype(np.float32), strict=True))
-        lacking = [id for id in ids if id not in found]
-        if lacking:
-            raise UserError(f"{len(lacking)} ids are not in the index, the first is {lacking[0]!r}")
+        missing = [id for id in ids if id not in found]
+        if missing:
+            raise UserError(f"{len(missing)} ids are not in the index, the first is {missing[0]!r}")
         return np.stack([found[id] for id in ids]) if ids else np.empty((0, self.dim), np.float32)
 
     def __len__(self) -> int:
-        held = self._snapshot
-        return len(held) if held is not None and held.version == self.version else int(self._table.count_rows())
+        read = self._snapshot
+        return len(read) if read is not None and read.version == self.version else int(self._table.count_rows())
 
     def optimize(self, track: Track = silent) -> None:
-        """Join small pieces, and index the ids, which are looked up when items are replaced."""
+        """Compact the table, and index the ids, which are looked up when items are replaced."""
         from lancedb.index import BTree
 
         with self._writing():
-            for step in track(("ids", "pieces"), "settling the index", 2):
+            for step in track(("ids", "files"), "optimizing the index", 2):
                 if step == "ids" and len(self) and not self._table.list_indices():
                     self._table.create_index("id", config=BTree())
-                elif step == "pieces":
-                    tidy(self._table)
+                elif step == "files":
+                    compact(self._table)
 
     def restore(self, version: int | None) -> None:
         """Make an earlier version the present one."""
@@ -252,9 +244,9 @@ class LanceIndex:
                 self._table.restore()
 
     def drop_versions(self, keep: int | None = None) -> None:
-        """Delete the versions before ``keep`` (the present one when None) and files that no version has."""
+        """Delete the versions before ``keep`` (by default the present one), and files that no version uses."""
         with self._writing():
-            prune(self._table, self.version if keep is None else keep)
+            drop_table_versions(self._table, self.version if keep is None else keep)
 
     def _writing(self) -> threading.RLock:
         if self._pinned:
@@ -262,7 +254,7 @@ class LanceIndex:
         return self._changing
 
     def _grow(self, columns: pa.Table) -> None:
-        """Make room for columns that the table does not have yet; a version of its own, which changes no row."""
+        """Add the columns that the table does not have yet, in a version of their own."""
         schema = self._table.schema
         for field in columns.schema:
             if field.name in schema.names and schema.field(field.name).type != field.type:
@@ -273,10 +265,10 @@ class LanceIndex:
             self._table.add_columns(new)
 
     def _read(self) -> Snapshot:
-        """The present version in memory, read once however many threads ask."""
+        """The present version in memory; it is read once for all threads."""
         with self._changing:
             if self._snapshot is None or self._snapshot.version != self.version:
-                # A handle of its own, since a search may still use it when a writer has moved on.
+                # A separate handle, because a search may still use this version after a writer has created the next.
                 table = self._database.open_table(self._table.name)
                 table.checkout(self.version)
                 self._snapshot = Snapshot.read(table, self.dim)
@@ -284,11 +276,11 @@ class LanceIndex:
 
 
 def schema_of(dim: int) -> pa.Schema:
-    """Columns of a new index; those to filter by come with the items."""
+    """Columns of a new index; filter columns are added with the items."""
     vector = pa.list_(pa.float16(), dim)
     return pa.schema([pa.field("id", pa.string(), False), pa.field("vector", vector, False)])
 
 
-def any_of(ids: Sequence[str]) -> str:
+def any_of(ids: Iterable[str]) -> str:
     """A condition for rows with one of these ids."""
-    return f"id IN ({', '.join(lance_literal(id) for id in ids)})"
+    return "id IN ({})".format(", ".join("'{}'".format(id.replace("'", "''")) for id in ids))

@@ -11,10 +11,10 @@ from PIL import Image
 
 from calligram.search.filters.parser import parse
 from calligram.search.library.library import Library
-from calligram.search.query.query import WEIGHTED, ItemId, Term
+from calligram.search.query.query import WEIGHTED_TERM, ItemId, Term
 from calligram.search.query.query import Query as SearchQuery
 from calligram.search.query.rerank import TimeBudget
-from calligram.search.query.searcher import DEPTH, Results, Searcher
+from calligram.search.query.searcher import RERANK_DEPTH, Results, Searcher
 from calligram.serve.guard import RefusedRequest, error_responses, read_upload
 from calligram.serve.overview import SAMPLE_ITEMS
 from calligram.serve.schema import BrowseAnswer, HitAnswer, ImageSearchRequest, SearchAnswer, SearchRequest
@@ -99,7 +99,7 @@ def rerank_depth(request: SearchRequest, budget_ms: float | None) -> int | TimeB
     if request.depth is not None:
         return request.depth
     chosen = request.budget_ms or budget_ms
-    return DEPTH if chosen is None else TimeBudget.of_milliseconds(chosen)
+    return RERANK_DEPTH if chosen is None else TimeBudget.of_milliseconds(chosen)
 
 
 def search_query(request: SearchRequest, picture: Image.Image | None) -> SearchQuery:
@@ -117,19 +117,19 @@ def search_query(request: SearchRequest, picture: Image.Image | None) -> SearchQ
 
 def weighted_term(text: str, sign: float = 1.0) -> Term:
     """The term of ``2:dog``, with a weight as on the command line, or of ``dog``."""
-    found = WEIGHTED.fullmatch(text.strip())
+    found = WEIGHTED_TERM.fullmatch(text.strip())
     return Term(found["rest"], sign * float(found["weight"])) if found else Term(text, sign)
 
 
 def respond(service: Service, results: Results) -> Response:
     """Hits as JSON, with the times of the stages in the header ``Server-Timing``."""
-    service.metrics.count_search(results.timings)
-    times = {stage: round(1000 * seconds, 3) for stage, seconds in results.timings.items()}
+    service.metrics.count_search(results.stage_seconds)
+    times = {stage: round(1000 * seconds, 3) for stage, seconds in results.stage_seconds.items()}
     hits = [
         HitAnswer(id=hit.id, score=hit.score, rank=hit.rank, path=hit.path, text=getattr(hit, "text", None) or None)
         for hit in results.hits
     ]
-    took = round(1000 * results.took, 3)
-    answer = SearchAnswer(hits=hits, below=results.below, milliseconds=times, depth=results.depth, took=took)
+    took = round(1000 * results.seconds, 3)
+    answer = SearchAnswer(hits=hits, below=results.below_cutoff, milliseconds=times, depth=results.depth, took=took)
     timing = ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in times.items())
     return Response(answer.model_dump_json(), media_type="application/json", headers={"Server-Timing": timing})
