@@ -1,7 +1,15 @@
+from calligram.search.indexing.diff import Change as Change
+from calligram.search.indexing.diff import LibraryState as LibraryState
+from calligram.search.indexing.diff import resolve as resolve
+from calligram.search.indexing.exif import exif_columns as exif_columns
 from calligram.search.indexing.forget import forget_items as forget_items
 from calligram.search.indexing.ray import stage_over_ray as stage_over_ray
 from calligram.search.indexing.run import IndexReport as IndexReport
 from calligram.search.indexing.run import index_source as index_source
 from calligram.search.indexing.run import stage_source as stage_source
 from calligram.search.indexing.shards import Shard as Shard
+from calligram.search.indexing.sources import CollectionSource as CollectionSource
+from calligram.search.indexing.sources import FolderSource as FolderSource
+from calligram.search.indexing.sources import open_source as open_source
 from calligram.search.indexing.thumbnails import thumbnail as thumbnail
+from calligram.search.indexing.writer import LibraryWriter as LibraryWriter
