@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from calligram.recipes.parts.pair_stages import PairLoss, plan_pair_stages
-from calligram.recipes.parts.settings import Optimisation
+from calligram.recipes.parts.settings import Optimisation, PairLoss, plan_pair_stages
 from calligram.training.objectives.objective import InfoNCEObjective, RankingObjective
 
 

@@ -23,7 +23,6 @@ from calligram.recipes.parts.matchers import (
     MatcherSettings,
     build_matcher,
 )
-from calligram.recipes.parts.pair_stages import PairLoss, WeightedObjectives, pair_batches, plan_pair_stages
 from calligram.recipes.parts.pseudo_pairs import PseudoSettings, make_pseudo_pairs
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import (
@@ -37,9 +36,13 @@ from calligram.recipes.parts.settings import (
     ModelFolder,
     Optimisation,
     PairedSettings,
+    PairLoss,
     Temperature,
     TopK,
     WarmupEpochs,
+    WeightedObjectives,
+    pair_batches,
+    plan_pair_stages,
 )
 from calligram.recipes.parts.towers import ImageSettings, TextSettings
 from calligram.training.batches.pair_sampler import PairSampler, derived_seed

@@ -26,7 +26,6 @@ from calligram.recipes.parts.matchers import (
     build_matcher,
 )
 from calligram.recipes.parts.mined_negatives import NEGATIVES, MinedNegatives, MinedNegativesSettings, Miner
-from calligram.recipes.parts.pair_stages import PairLoss, WeightedObjectives, pair_batches, plan_pair_stages
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import (
     BatchSize,
@@ -37,8 +36,12 @@ from calligram.recipes.parts.settings import (
     ModelFolder,
     Optimisation,
     PairedSettings,
+    PairLoss,
     SparseSettings,
     TextsPerImage,
+    WeightedObjectives,
+    pair_batches,
+    plan_pair_stages,
 )
 from calligram.recipes.parts.towers import ImageSettings, TextSettings
 from calligram.training.batches.mined_negatives import OfflineSampler

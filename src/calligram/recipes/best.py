@@ -14,9 +14,9 @@ from calligram.models import catalog
 from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.matcher import Matcher
 from calligram.models.vse import VSE
+from calligram.recipes.parts.instance_classifier import ClassifierSettings, classifier, group_classes
 from calligram.recipes.parts.matchers import FragmentModels, check_fragments, fragment_matcher, fragment_towers
 from calligram.recipes.parts.mined_negatives import MinedNegatives, MinedNegativesSettings, Miner
-from calligram.recipes.parts.pair_stages import ClassifierSettings, classifier, group_classes, pair_batches
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import (
     BatchSize,
@@ -30,6 +30,7 @@ from calligram.recipes.parts.settings import (
     PairedSettings,
     Temperature,
     TextsPerImage,
+    pair_batches,
 )
 from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers
 from calligram.training.batches.mined_negatives import OfflineSampler

@@ -14,7 +14,6 @@ from calligram.models.catalog import MATCHERS
 from calligram.models.layers.networks import HeadKind
 from calligram.models.load import load_matcher
 from calligram.recipes.parts.matchers import FragmentModels, MatcherName, MatcherSettings, build_matcher
-from calligram.recipes.parts.pair_stages import pair_batches
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import (
     Dim,
@@ -24,6 +23,7 @@ from calligram.recipes.parts.settings import (
     ModelFolder,
     Optimisation,
     PairedSettings,
+    pair_batches,
 )
 from calligram.recipes.parts.towers import ImageSettings, TextSettings
 from calligram.training.loop import Stage

@@ -15,9 +15,17 @@ from calligram.features.inputs import Inputs
 from calligram.models.layers.networks import HeadKind
 from calligram.models.matcher import Matcher
 from calligram.models.vse import VSE
-from calligram.recipes.parts.pair_stages import ClassifierSettings, classifier, group_classes, pair_batches
+from calligram.recipes.parts.instance_classifier import ClassifierSettings, classifier, group_classes
 from calligram.recipes.parts.run import Plan, RunContext
-from calligram.recipes.parts.settings import Dim, EMADecay, LearningRate, Optimisation, PairedSettings, Temperature
+from calligram.recipes.parts.settings import (
+    Dim,
+    EMADecay,
+    LearningRate,
+    Optimisation,
+    PairedSettings,
+    Temperature,
+    pair_batches,
+)
 from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers, check_towers
 from calligram.training.batches.batch import Batches
 from calligram.training.loop import Evaluate, Stage

@@ -10,20 +10,13 @@ from calligram.data.collection import Collection
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment
 from calligram.models.layers.networks import HeadKind
+from calligram.recipes.parts.instance_classifier import ClassifierSettings, classifier, group_classes
 from calligram.recipes.parts.matchers import (
     FragmentModels,
     check_fragments,
     extra_objectives,
     fragment_matcher,
     fragment_towers,
-)
-from calligram.recipes.parts.pair_stages import (
-    ClassifierSettings,
-    PairLoss,
-    classifier,
-    group_classes,
-    pair_batches,
-    plan_pair_stages,
 )
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import (
@@ -38,10 +31,13 @@ from calligram.recipes.parts.settings import (
     Margin,
     Optimisation,
     PairedSettings,
+    PairLoss,
     Temperature,
     TextsPerImage,
     TopK,
     WarmupEpochs,
+    pair_batches,
+    plan_pair_stages,
 )
 from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers, check_towers
 from calligram.training.batches.batch import Batches

@@ -97,7 +97,7 @@ class Run:
 
     def finish(self, seconds: float) -> None:
         """Record the training time over all calls."""
-        about = {**self.about, "seconds": round(seconds, 1)}
+        about = {**json.loads((self.folder / RUN_FILE).read_text(encoding="utf-8")), "seconds": round(seconds, 1)}
         replace_json(self.folder / RUN_FILE, about, indent=1)
 
     def describe(self, matcher: Matcher, inputs: Inputs) -> None:

@@ -12,8 +12,8 @@ from calligram.models.layers.cross_attention import Aggregation, Norm
 from calligram.models.layers.networks import HeadKind
 from calligram.models.layers.part_towers import PartSettings
 from calligram.models.matcher import Matcher
-from calligram.recipes.parts.pair_stages import WeightedObjectives
 from calligram.recipes.parts.run import RunContext
+from calligram.recipes.parts.settings import WeightedObjectives
 from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers, check_towers, need_features
 
 if TYPE_CHECKING:

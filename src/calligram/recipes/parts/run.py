@@ -21,15 +21,14 @@ from calligram.data.collection import Collection
 from calligram.data.sparse import EXTRA_IMAGES_KEY
 from calligram.device import device_name, device_named
 from calligram.errors import UserError
-from calligram.evaluation.encode import load_pairing
-from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.evaluation.encode import encode_pairing, load_pairing, score_matrix
+from calligram.evaluation.ranking import relevant_ranks, summarise
 from calligram.features.inputs import Inputs
 from calligram.models.load import WEIGHTS_FILE, read_run_file
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import Recipe, find_recipe
 from calligram.recipes.parts.config import as_plain, resolve, translate_run
-from calligram.recipes.parts.sparse import epochs_factor, refuse_leaks, teacher_fingerprints, with_more_epochs
 from calligram.training.distributed import Processes
 from calligram.training.loop import Evaluate, Loop, Stage, train
 from calligram.training.runs import METRICS_FILE, Run
@@ -91,7 +90,10 @@ def run_recipe(
     context = context or RunContext(device_named())
     whole, collection = collection, settings.sparse.of(collection, settings.seed, context.device)
     _check_captions(whole, collection, learns=recipe.learns)
-    refuse_leaks(settings.teachers, whole, collection)
+    if settings.teachers:
+        from calligram.recipes.parts.sparse import refuse_leaks
+
+        refuse_leaks(settings.teachers, whole, collection)
     about = _about(recipe, settings, collection, context, command)
     if context.processes.first:
         defaults = {"settings": as_plain(recipe.defaults), "teachers": about["teachers"]}
@@ -105,7 +107,10 @@ def run_recipe(
         about["pseudo pairs"] = plan.pseudo
     if resume and context.processes.first:
         Run.check_source_hash(out, "pseudo pairs", plan.pseudo)
-    plan = plan._replace(stages=with_more_epochs(plan.stages, epochs_factor(settings, whole, collection)))
+    if settings.sparse.length != "as-set":
+        from calligram.recipes.parts.sparse import epochs_factor, with_more_epochs
+
+        plan = plan._replace(stages=with_more_epochs(plan.stages, epochs_factor(settings, whole, collection)))
     for stage in plan.stages:  # all stages now: the last one may start hours later
         check_parameter_groups(plan.matcher, (*stage.lr_scale, *stage.frozen))
     plan.matcher.to(context.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -159,7 +164,7 @@ def _about(
         "settings": as_plain(settings),
         "collection": collection.name,
         "content": collection.fingerprint,
-        "teachers": teacher_fingerprints(settings.teachers),
+        "teachers": _teacher_fingerprints(settings.teachers),
         "commit": commit(),
         "command": command or shlex.join(sys.argv),
         "calligram": calligram.__version__,
@@ -167,6 +172,14 @@ def _about(
         "python": platform.python_version(),
         "device": device_name(context.device),
     }
+
+
+def _teacher_fingerprints(teachers: Mapping[str, str]) -> dict[str, str]:
+    if not teachers:
+        return {}
+    from calligram.recipes.parts.sparse import teacher_fingerprints
+
+    return teacher_fingerprints(teachers)
 
 
 def _retrieval_on_dev(plan: Plan, collection: Collection, context: RunContext) -> Evaluate:
@@ -180,11 +193,20 @@ def _retrieval_on_dev(plan: Plan, collection: Collection, context: RunContext) -
     loaded = load_pairing(plan.inputs, dev, context.track)
 
     def evaluate(matcher: Matcher) -> Mapping[str, float]:
-        found = evaluate_retrieval(matcher, plan.inputs, dev, loaded=loaded, depth=plan.dev_depth).retrieval
+        if plan.dev_depth is not None:
+            from calligram.evaluation.retrieval import evaluate_retrieval
+
+            found = evaluate_retrieval(matcher, plan.inputs, dev, loaded=loaded, depth=plan.dev_depth).retrieval
+            i2t, t2i = found.i2t, found.t2i
+        else:  # the recalls only, without the other measures of a report
+            encoded = encode_pairing(matcher.eval(), plan.inputs, loaded, context.track)
+            scores = score_matrix(matcher, encoded, track=context.track)
+            i2t = summarise(relevant_ranks(scores, dev.matches))
+            t2i = summarise(relevant_ranks(scores.T, dev.matches.T))
         return {
-            "rsum": found.rsum,
-            **{f"i2t_r{k}": getattr(found.i2t, f"r{k}") for k in (1, 5, 10)},
-            **{f"t2i_r{k}": getattr(found.t2i, f"r{k}") for k in (1, 5, 10)},
+            "rsum": i2t.rsum + t2i.rsum,
+            **{f"i2t_r{k}": getattr(i2t, f"r{k}") for k in (1, 5, 10)},
+            **{f"t2i_r{k}": getattr(t2i, f"r{k}") for k in (1, 5, 10)},
         }
 
     return evaluate

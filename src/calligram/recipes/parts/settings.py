@@ -1,23 +1,32 @@
-"""Settings that recipes share: of every run, of training, of batches of pairs, and of the optimizer."""
+"""Settings that recipes share, and what they build: sampler, batches, optimizer, schedule and stages."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import torch
 
 from calligram.data.collection import Collection
 from calligram.data.matches import Matches
-from calligram.data.sparse import Sparsity, sparse_view
+from calligram.data.pairing import Pairing
 from calligram.errors import UserError
+from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
-from calligram.recipes.parts.sparse import TrainingLength, view_with_suggested_captions
+from calligram.recipes.parts.run import RunContext
+from calligram.recipes.parts.towers import ImageSettings, TextSettings
+from calligram.training.batches.batch import Batches
 from calligram.training.batches.pair_sampler import PairSampler
-from calligram.training.loop import Loop, Precision
-from calligram.training.objectives.objective import Objective
+from calligram.training.loop import BatchSource, Loop, Precision, Stage
+from calligram.training.objectives.objective import InfoNCEObjective, JointObjective, Objective, RankingObjective
+
+if TYPE_CHECKING:
+    from calligram.training.objectives.instance import ClassLabels
+
+WeightedObjectives = tuple[tuple[float, Objective], ...]
+"""objectives with their weights"""
 
 Seed = Annotated[int, "seed of all random numbers", (0, 4611686018427387904)]
 DevDepth = Annotated[
@@ -61,7 +70,7 @@ class SparseSettings:
         (0, 4611686018427387904),
     ] = 0
     length: Annotated[
-        TrainingLength,
+        Literal["as-set", "extended", "half"],
         "number of epochs: as set (as-set), more with fewer captions (extended), or as many as give half of the steps "
         "that all captions would take (half)",
     ] = "as-set"
@@ -84,6 +93,11 @@ class SparseSettings:
             seed: seed of the run, used where ``self.seed`` is None.
             device: device of the run that suggests further images.
         """
+        if self.images == 1 and self.captions is None and not self.run:
+            return collection
+        from calligram.data.sparse import Sparsity, sparse_view
+        from calligram.recipes.parts.sparse import view_with_suggested_captions
+
         sparsity = Sparsity(self.images, self.captions, seed if self.seed is None else self.seed)
         if not self.run:
             return sparse_view(collection, sparsity)
@@ -227,3 +241,103 @@ class Optimisation:
             if not sign:
                 raise UserError(f"optim.lr_scale takes NAME:FACTOR separated by commas, got '{part}'")
         return out
+
+
+class PairSettings(Protocol):
+    """The settings that ``pair_batches`` uses."""
+
+    @property
+    def image(self) -> ImageSettings:
+        """Settings of the image tower, with augmentation."""
+
+    @property
+    def text(self) -> TextSettings:
+        """Settings of the text tower, with word dropout."""
+
+    @property
+    def ignore_also_true(self) -> bool:
+        """Whether pairs that are known to be true are left out as negatives."""
+
+    def sampler(self, matches: Matches) -> PairSampler:
+        """Return the sampler that puts pairs into batches."""
+
+
+def pair_batches(
+    settings: PairSettings,
+    pairing: Pairing,
+    inputs: Inputs,
+    context: RunContext,
+    *,
+    sampler: PairSampler | None = None,
+    classes: ClassLabels | None = None,
+) -> Batches:
+    """Return the batches of a pairing.
+
+    Args:
+        sampler: replaces the sampler of the settings.
+        classes: class of each image and text, for the instance loss.
+    """
+    return Batches(
+        pairing,
+        inputs,
+        settings.sampler(pairing.matches) if sampler is None else sampler,
+        augment=settings.image.augment,
+        word_dropout=settings.text.effective_word_dropout,
+        device=context.device,
+        processes=context.processes,
+        ignore_also_true=settings.ignore_also_true,
+        classes=classes,
+        track=context.track,
+    )
+
+
+@dataclass(frozen=True)
+class PairLoss:
+    """A loss over the scores of a batch, and its warm-up."""
+
+    kind: Literal["ranking", "infonce"]
+    margin: float
+    top_k: int | None
+    """number of hardest negatives per anchor in the ranking loss"""
+    warmup_epochs: int
+    """number of first epochs of the ranking loss, with all negatives of a batch"""
+    temperature: float
+    warmup: Literal["ranking", "infonce"] = "ranking"
+    """loss of the warm-up; with the hardest negatives from the start, all scores collapse to one value"""
+    candidates: CandidateSettings = CandidateSettings()
+    """which pairs of a batch are scored, and the weight of the loss over vectors"""
+
+
+def plan_pair_stages(
+    loss: PairLoss,
+    epochs: int,
+    batches: BatchSource,
+    optim: Optimisation,
+    lr: float,
+    frozen: tuple[str, ...] = (),
+    extra: WeightedObjectives = (),
+) -> tuple[Stage, ...]:
+    """Return one stage, or a warm-up stage with all negatives and a stage with the hardest ones.
+
+    Args:
+        extra: further objectives with their weights, used in both stages.
+    """
+
+    def stage(name: str, epochs: int, objective: Objective) -> Stage:
+        objective = loss.candidates.with_candidates(objective)
+        whole = JointObjective((1.0, objective), *extra) if extra else objective
+        return Stage(
+            name, epochs, whole, batches, optim.build, lr, optim.part_lr(), frozen, optim.factor(), optim.clip,
+            optim.accumulate,
+        )  # fmt: skip
+
+    if loss.kind == "infonce":
+        return (stage("infonce", epochs, InfoNCEObjective(loss.temperature)),)
+    warm = 0 if loss.top_k is None else min(loss.warmup_epochs, epochs)
+    hard = RankingObjective(loss.margin, loss.top_k)
+    every = InfoNCEObjective(loss.temperature) if loss.warmup == "infonce" else RankingObjective(loss.margin)
+    return tuple(
+        stage(name, epochs, objective)
+        for name, epochs, objective in (("warm-up", warm, every), ("ranking", epochs - warm, hard))
+        if epochs
+    )

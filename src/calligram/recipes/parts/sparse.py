@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from calligram.models.load import RUN_FILE, check_run_folder, load_matcher, read
 from calligram.training.stages import Stage
 
 Ints = NDArray[np.int64]
-TrainingLength = Literal["as-set", "extended", "half"]
 
 EXTENDED_EPOCHS = ((0.1, 2.5), (0.2, 2.0), (0.5, 1.2), (1.0, 1.0))
 """share of annotations, and the paper's factor on the number of epochs"""
