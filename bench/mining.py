@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calligram.data.matches import Matches
-from calligram.evaluation.mine import TILE_BYTES, aligned, best_by_cosine, product
+from calligram.evaluation.mine import TILE_BYTES, best_by_cosine, inner_products, padded_rows
 from calligram.vectors import unit_length
 
 Row = dict[str, object]
@@ -42,7 +42,7 @@ def _measured(row: Callable[[str, float, str], Row], device: str, images: int, t
     for turn in range(4):
         for precision in ("fp32", "bf16"):
             a, b = (one, two) if precision == "fp32" else (one.bfloat16(), two.bfloat16())
-            whole = aligned(b)
+            whole = padded_rows(b)
             works: dict[str, Callable[[], object]] = {
                 f"{precision}, product alone": lambda a=a, b=whole: _products(a, b, step),
                 f"{precision}, mining": lambda a=a, b=b, p=precision: lists.update(
@@ -86,7 +86,7 @@ def _seconds(work: Callable[[], object], device: str) -> float:
 
 def _products(one: Tensor, two: Tensor, step: int) -> None:
     for start in range(0, len(one), step):
-        product(one[start : start + step], two)
+        inner_products(one[start : start + step], two)
 
 
 def _sorted(one: Tensor, two: Tensor, matches: Matches, step: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.files import (  # fmt: skip
+from calligram.files import (
     LOCK_FILE,
     content_hash,
     folder_parts,

@@ -13,7 +13,13 @@ from PIL import Image
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile, RegionRecord
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.evaluation.attention import AttentionShares, attend, place_of, see_image, see_picture
+from calligram.evaluation.attention import (
+    AttentionShares,
+    attention_to_sentence,
+    encode_collection_image,
+    encode_picture,
+    position_name,
+)
 from calligram.models import catalog
 from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.load import load_matcher
@@ -107,8 +113,8 @@ def slowly(matcher, inputs, seen, spelt, temperature, focal):
 def test_shares_of_scan_are_those_of_the_loop(scan, boxed, row, count):
     """Parts are the mark of the beginning, a red disc the round red thing, and that of the end."""
     matcher, inputs = scan
-    seen = see_image(matcher, inputs, boxed, row)
-    found = attend(matcher, inputs, seen, SENTENCE)
+    seen = encode_collection_image(matcher, inputs, boxed, row)
+    found = attention_to_sentence(matcher, inputs, seen, SENTENCE)
     words, regions = slowly(matcher, inputs, seen, [[1], [2], [3], [4], [5, 6], [7]], 9.0, focal=False)
     assert found.words.shape == (6, count)
     np.testing.assert_allclose(found.words, words, atol=1e-5)
@@ -124,8 +130,8 @@ def test_shares_of_bfan_are_those_of_the_loop_with_pieces_joined(bfan, boxed):
     pieces = inputs.texts.pieces
     spelt = pieces.tokenizer.convert_ids_to_tokens(pieces.encode([SENTENCE])[0])
     assert spelt == ["[CLS]", "a", "red", "disc", "[UNK]", "the", "round", "[UNK]", "red", "thing", "[UNK]", "[SEP]"]
-    seen = see_image(matcher, inputs, boxed, "train-1")
-    found = attend(matcher, inputs, seen, SENTENCE)
+    seen = encode_collection_image(matcher, inputs, boxed, "train-1")
+    found = attention_to_sentence(matcher, inputs, seen, SENTENCE)
     words, regions = slowly(matcher, inputs, seen, [[1], [2], [3], [5], [6, 7, 8], [9]], 20.0, focal=True)
     np.testing.assert_allclose(found.words, words, atol=1e-4)
     np.testing.assert_allclose(found.regions, regions, atol=1e-4)
@@ -135,16 +141,16 @@ def test_shares_of_bfan_are_those_of_the_loop_with_pieces_joined(bfan, boxed):
 
 def test_regions_lie_where_the_collection_has_them(scan, boxed, stored_tiny):
     matcher, inputs = scan
-    found = attend(matcher, inputs, see_image(matcher, inputs, boxed, "train-1"), SENTENCE)
+    found = attention_to_sentence(matcher, inputs, encode_collection_image(matcher, inputs, boxed, "train-1"), SENTENCE)
     expected = np.array([[0, 2, 20, 30], [4, 2, 21, 30], [8, 2, 22, 30]]) / np.array([40, 32, 40, 32])
     np.testing.assert_allclose(found.boxes, expected, atol=1e-6)
-    assert found.at(0.05, 0.5) == 0
-    assert found.at(0.3, 0.5) == 2  # within all three, of which it is the smallest
-    assert found.at(0.9, 0.5) is None
-    with pytest.raises(UserError, match="has no image 'nobody'; its images are called as 'train-0' is"):
-        see_image(matcher, inputs, boxed, "nobody")
+    assert found.region_at(0.05, 0.5) == 0
+    assert found.region_at(0.3, 0.5) == 2  # within all three, of which it is the smallest
+    assert found.region_at(0.9, 0.5) is None
+    with pytest.raises(UserError, match="has no image 'nobody'; an example of an id is 'train-0'"):
+        encode_collection_image(matcher, inputs, boxed, "nobody")
     with pytest.raises(UserError, match="unknown stored feature 'windows'"):
-        see_image(matcher, inputs, stored_tiny, "train-1")
+        encode_collection_image(matcher, inputs, stored_tiny, "train-1")
 
 
 @pytest.mark.parametrize(("fit", "left"), [("squash", 0), ("crop", 4 / 40)])
@@ -158,27 +164,27 @@ def test_cells_of_a_new_picture_and_of_a_collections_are_the_same(tiny, tmp_path
     changes = (f"image.backbone={tmp_path / 'backbone'}", f"image.fit={fit}", "image.size=32", "epochs=1")
     matcher, inputs = trained(tiny, tmp_path / "run", *changes)
     picture = tiny.pictures.open(3)
-    found = attend(matcher, inputs, see_picture(matcher, inputs, picture), SENTENCE)
-    stored = attend(matcher, inputs, see_image(matcher, inputs, tiny, "train-3"), SENTENCE)
+    found = attention_to_sentence(matcher, inputs, encode_picture(matcher, inputs, picture), SENTENCE)
+    stored = attention_to_sentence(matcher, inputs, encode_collection_image(matcher, inputs, tiny, "train-3"), SENTENCE)
     np.testing.assert_allclose(found.words, stored.words)
     assert found.words.shape == (6, 4)
     assert found.boxes[0].tolist() == pytest.approx([left, 0, 0.5, 0.5])
     assert found.boxes[3].tolist() == pytest.approx([0.5, 0.5, 1 - left, 1])
-    assert found.at(0.3, 0.7) == 2
-    assert found.at(0.01, 0.5) == (None if left else 0)
+    assert found.region_at(0.3, 0.7) == 2
+    assert found.region_at(0.01, 0.5) == (None if left else 0)
 
 
-def test_words_that_were_cut_off_look_nowhere(scan, boxed):
+def test_words_that_were_cut_off_have_no_attention(scan, boxed):
     matcher, inputs = scan
-    seen = see_image(matcher, inputs, boxed, "train-1")
-    found = attend(matcher, inputs, seen, "disc " * 70)
+    seen = encode_collection_image(matcher, inputs, boxed, "train-1")
+    found = attention_to_sentence(matcher, inputs, seen, "disc " * 70)
     assert found.words.shape == (70, 3)
     assert (found.words[:60].sum(1) > 0.99).all()
     assert not found.words[60:].any()
-    assert found.plain()["words"][60:] == [None] * 10
+    assert found.as_json()["words"][60:] == [None] * 10
 
 
-def test_an_ensemble_looks_where_its_members_do_on_average(scan, boxed):
+def test_attention_of_an_ensemble_is_the_mean_of_its_members(scan, boxed):
     matcher, inputs = scan
     shape = json.loads(json.dumps(catalog.describe(matcher)))
     shape["settings"]["direction"] = "i2t"
@@ -187,7 +193,8 @@ def test_an_ensemble_looks_where_its_members_do_on_average(scan, boxed):
     for member, own in zip(joined.members, (matcher, other), strict=True):
         member.load_state_dict(own.state_dict())
     found, one, two = (
-        attend(m, inputs, see_image(m, inputs, boxed, "train-0"), SENTENCE) for m in (joined, matcher, other)
+        attention_to_sentence(m, inputs, encode_collection_image(m, inputs, boxed, "train-0"), SENTENCE)
+        for m in (joined, matcher, other)
     )
     np.testing.assert_allclose(found.words, (one.words + two.words) / 2, atol=1e-5)
     np.testing.assert_allclose(found.regions, (one.regions + two.regions) / 2, atol=1e-5)
@@ -199,7 +206,9 @@ def test_a_matcher_of_single_vectors_has_no_attention(scan, boxed):
     inputs = scan[1]
     vsrn = VSRN(VSRNSettings(len(inputs.texts), dim=8, feature_dim=4, word_dim=6, hidden=8, layers=1)).eval()
     assert vsrn.attends == frozenset()
-    assert attend(vsrn, inputs, see_image(vsrn, inputs, boxed, "train-1"), SENTENCE) is None
+    assert (
+        attention_to_sentence(vsrn, inputs, encode_collection_image(vsrn, inputs, boxed, "train-1"), SENTENCE) is None
+    )
 
 
 def test_by_hand():
@@ -207,12 +216,12 @@ def test_by_hand():
     boxes = np.array([[0, 0, 0.3, 1], [0.5, 0, 1, 0.3]], dtype=np.float32)
     looks = AttentionShares(boxes, np.array([[0.25, 0.75]]), np.array([[0.25], [1.0]]), frozenset(("words",)))
     assert looks.rest.tolist() == [0.75, 0]
-    assert [place_of(box) for box in boxes] == ["left", "upper right"]
-    assert looks._replace(boxes=None).at(0.1, 0.1) is None
-    assert looks.plain()["words"] == [[0.25, 0.75]]
+    assert [position_name(box) for box in boxes] == ["left", "upper right"]
+    assert looks._replace(boxes=None).region_at(0.1, 0.1) is None
+    assert looks.as_json()["words"] == [[0.25, 0.75]]
 
 
-def test_words_learn_to_look_at_the_region_they_name(tmp_path):
+def test_words_are_trained_to_attend_to_the_region_they_name(tmp_path):
     """Three regions of different colours, in any order, and a caption that names them: a third would be chance."""
     draft, random = Draft("colours"), np.random.default_rng(0)
     colours, looks = ("red", "green", "blue", "white", "black", "pink"), np.random.default_rng(1).normal(size=(6, 8))
@@ -234,7 +243,9 @@ def test_words_learn_to_look_at_the_region_they_name(tmp_path):
     matcher, inputs = trained(collection, tmp_path / "run", "image.features=looks", "batch=20", "epochs=10")
     named = []
     for row, text in zip(range(140, 180), collection.column("captions", "text")[140:], strict=True):
-        found = attend(matcher, inputs, see_image(matcher, inputs, collection, f"test-{row - 140}"), text)
+        found = attention_to_sentence(
+            matcher, inputs, encode_collection_image(matcher, inputs, collection, f"test-{row - 140}"), text
+        )
         for word, (start, end) in enumerate(whitespace_word_spans(text)):
             if text[start:end] in colours:
                 named.append(found.words[word, shown[row].tolist().index(colours.index(text[start:end]))])

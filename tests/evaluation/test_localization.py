@@ -96,7 +96,7 @@ def test_recalls_by_hand(collection, inputs):
     assert found.kinds == {"animals": pytest.approx(100), "other": pytest.approx(0)}
 
 
-def test_the_whole_picture_and_its_middle_stand_beside(collection, inputs):
+def test_the_whole_image_and_its_centre_are_baselines(collection, inputs):
     """The whole reaches dogs (all of it) and tree (exactly a half); the middle overlaps a half of the picture less."""
     loaded = load_phrases(inputs, collection, "test")
     found = evaluate_localization(widths(inputs, dogs=1.0, ball=1.0, tree=1.0), inputs, loaded)
@@ -105,7 +105,7 @@ def test_the_whole_picture_and_its_middle_stand_beside(collection, inputs):
     assert found.as_dict()["whole"] == found.whole
 
 
-def test_a_constant_scorer_finds_nothing_first(collection, inputs):
+def test_a_constant_scorer_has_recall_zero(collection, inputs):
     class Constant(ByWidth):
         def score(self, images, texts):
             return torch.zeros(len(images.vectors), len(texts.vectors))
@@ -124,8 +124,8 @@ def test_scores_that_are_not_finite_are_refused(collection, inputs):
         evaluate_localization(Broken({}), inputs, load_phrases(inputs, collection, "test"))
 
 
-def test_what_is_missing_is_said(collection, inputs, tiny):
+def test_missing_inputs_are_named_in_the_error(collection, inputs, tiny):
     with pytest.raises(UserError, match=r"6 of 6 images of .* have no proposals 'four'; find them with"):
         load_phrases(inputs, tiny, "test")
-    with pytest.raises(UserError, match="sees whole pictures"):
+    with pytest.raises(UserError, match="takes whole images"):
         load_phrases(Inputs(PixelInput(16), inputs.texts), collection, "test")

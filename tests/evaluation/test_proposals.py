@@ -8,7 +8,7 @@ from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PhraseRecord
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation.proposals import (
-    NEVER,
+    NO_HIT,
     ImageBoxes,
     first_hits,
     phrase_targets,
@@ -49,7 +49,7 @@ def test_an_overlap_of_exactly_a_half_counts():
     target = ImageBoxes(np.array([[0, 0, 2, 1]], np.float32), np.array([3]))
     proposals = ImageBoxes(np.array([[5, 5, 6, 6], [0, 0, 1, 1]], np.float32), np.array([3, 3]))
     assert first_hits(target, proposals).tolist() == [2]
-    assert first_hits(target, proposals, 0.51).tolist() == [NEVER]
+    assert first_hits(target, proposals, 0.51).tolist() == [NO_HIT]
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_the_report_has_every_source_and_their_union(grounded):
     assert report.rows[2].boxes == 41
 
 
-def test_boxes_can_be_looked_for_one_by_one(grounded):
+def test_single_boxes_can_be_targets(grounded):
     """Of the three boxes the whole picture reaches none: 0.4, 0.4 and 0.01 of it."""
     after = add_regions(grounded, ExtractionTask(SlidingWindows(1), "one", 1)).collection
     report = proposal_recall(after, "test", "boxes", counts=(1,))
@@ -104,6 +104,6 @@ def test_boxes_can_be_looked_for_one_by_one(grounded):
     )
 
 
-def test_nothing_to_compare_is_said(grounded):
+def test_missing_proposals_are_refused(grounded):
     with pytest.raises(UserError, match=r"no proposals for split test .* --proposals edgeboxes --split test"):
         proposal_recall(grounded)

@@ -47,7 +47,7 @@ def test_ignored_items_leave_the_ranking():
 def test_blocks_equal_the_whole(monkeypatch):
     scores, _, matches = random_case(4, queries=40)
     whole = relevant_ranks(scores, matches)
-    monkeypatch.setattr(ranking, "BLOCK", 70)
+    monkeypatch.setattr(ranking, "BLOCK_SCORES", 70)
     assert relevant_ranks(scores, matches).ranks.tolist() == whole.ranks.tolist()
 
 
@@ -64,7 +64,7 @@ def test_a_constant_scorer_is_last_and_a_perfect_one_first():
 def test_scores_that_are_not_finite_are_refused(bad):
     scores, _, matches = random_case(6, ties=False)
     scores[3, 4] = bad
-    with pytest.raises(NotFiniteError, match="1 scores are not finite, the first in row 3"):
+    with pytest.raises(NotFiniteError, match=r"1 scores are not finite \(NaN or infinite\), the first in row 3"):
         relevant_ranks(scores, matches)
 
 

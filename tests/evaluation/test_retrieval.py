@@ -65,9 +65,9 @@ def test_folds_are_the_mean_of_contiguous_parts(setup):
         rows = [pairing.visuals.ids.index(i) for i in half.visuals.ids]
         columns = [pairing.texts.ids.index(i) for i in half.texts.ids]
         expected.append(protocols.measure_retrieval(scores[np.ix_(rows, columns)], half.matches).t2i.r1)
-    assert protocols.in_folds(scores, pairing, 2).t2i.r1 == pytest.approx(np.mean(expected))
-    with pytest.raises(UserError, match="6 images cannot be cut into 4 equal folds"):
-        protocols.in_folds(scores, pairing, 4)
+    assert protocols.measure_folds(scores, pairing, 2).t2i.r1 == pytest.approx(np.mean(expected))
+    with pytest.raises(UserError, match="6 images cannot be divided into 4 equal folds"):
+        protocols.measure_folds(scores, pairing, 4)
 
 
 def test_a_score_matrix_in_tiles_or_in_a_file_equals_the_whole(setup):
@@ -95,7 +95,7 @@ def test_a_report_has_the_keys_others_read(setup):
     assert "oracle" not in found
 
 
-def test_where_all_truth_is_known_the_oracle_stands_beside(setup):
+def test_the_oracle_is_reported_where_all_true_pairs_are_known(setup):
     matcher, inputs, pairing = setup
     visual, text = pairing.matches.pairs()
     also = Matches(np.append(visual, [1, 2]), np.append(text, [0, 0]), pairing.matches.shape)
@@ -110,10 +110,10 @@ def test_where_all_truth_is_known_the_oracle_stands_beside(setup):
 
 def test_within_one_modality_the_query_itself_does_not_count():
     vectors = np.eye(3)[[0, 0, 1]]
-    found = protocols.within(vectors, Matches([0, 1, 2], [0, 0, 1], (3, 2)))
+    found = protocols.retrieval_within(vectors, Matches([0, 1, 2], [0, 0, 1], (3, 2)))
     assert found is not None
     assert (found.r1, found.queries) == (100, 2)
-    assert protocols.within(vectors, Matches([0, 1, 2], [0, 1, 2], (3, 3))) is None
+    assert protocols.retrieval_within(vectors, Matches([0, 1, 2], [0, 1, 2], (3, 3))) is None
 
 
 def test_identities_match_across_images(tiny, setup):
@@ -136,17 +136,19 @@ def test_a_sheet_is_drawn(setup, tmp_path):
     assert (tmp_path / "deep" / "sheet.png").stat().st_size > 5000
 
 
-def test_what_is_found_both_ways_overlap_and_correlation_are_drawn(setup, tmp_path):
+def test_retrieved_items_overlap_and_correlation_are_drawn(setup, tmp_path):
     matcher, inputs, pairing = setup
     seen = []
-    protocols.evaluate_retrieval(matcher, inputs, pairing, look=lambda encoded, scores: seen.append((encoded, scores)))
+    protocols.evaluate_retrieval(
+        matcher, inputs, pairing, on_scores=lambda encoded, scores: seen.append((encoded, scores))
+    )
     before = np.random.default_rng(0).normal(size=(6, 5))
     drawn = draw_pictures(matcher, *seen[0], pairing, tmp_path / "pictures", before=before)
     assert [file.name for file in drawn] == ["images.png", "texts.png", "ranks.png", "overlap.png", "correlation.png"]
     assert all(file.stat().st_size > 3000 for file in drawn)
 
 
-def test_a_report_has_chance_and_overlap_beside_it(setup):
+def test_a_report_has_chance_and_overlap(setup):
     matcher, inputs, pairing = setup
     found = protocols.evaluate_retrieval(matcher, inputs, pairing).as_dict()
     assert found["chance"]["t2i"]["r1"] == pytest.approx(100 / 6 * (13 + 2) / 14)  # one text of fourteen has two images

@@ -23,7 +23,7 @@ def test_unknown_words_are_listed_in_order(words):
     assert not unknown.lost("a striped dog")
 
 
-def test_text_vectors_know_a_word_whose_part_is_known():
+def test_a_word_is_known_to_text_vectors_if_one_of_its_parts_is():
     vectors = TextVectorInput.fit(TEXTS, None, TextVectorSettings(kind="tfidf"))
     assert UnknownWords(vectors)("the dog's zebra") == ["zebra"]
     assert UnknownWords(Vocabulary.build(TEXTS, 1))("the dog's zebra") == ["dog's", "zebra"]

@@ -37,7 +37,7 @@ def run(collection, out, *changes, resume=False):
     return run_recipe(RECIPES["a3vse"], settings_of(*changes), collection, out, resume=resume, context=context)
 
 
-def test_pseudo_pairs_teach_what_the_captions_do_not_say(spoken_tiny, tmp_path):
+def test_pseudo_pairs_teach_words_that_captions_do_not_have(spoken_tiny, tmp_path):
     """Two captioned images know two colours; the detector knows all six, by the same words."""
     changes = ("sparse.images=0.17", "dim=32", "text.word_dim=16", "text.hidden=32", "text.dropout=0",
                "text.word_dropout=0",
@@ -51,7 +51,7 @@ def test_pseudo_pairs_teach_what_the_captions_do_not_say(spoken_tiny, tmp_path):
     assert {"info_nce", "pseudo_info_nce", "intra", "cross", "trans", "cross_error"} <= set(terms)
 
 
-def test_words_of_pseudo_sentences_are_known_and_their_images_are_others(spoken_tiny):
+def test_words_of_pseudo_sentences_are_in_the_vocabulary_and_their_images_differ(spoken_tiny):
     plan = planned(spoken_tiny, "sparse.images=0.17")
     assert set(COLOURS) <= set(plan.inputs.texts.words)
     (stage,) = plan.stages
@@ -117,7 +117,7 @@ def test_table_5_is_settings(spoken_tiny):
     assert planned(spoken_tiny, "a3vse.attention=mean").matcher.settings.attention == "mean"
 
 
-def test_without_images_to_speak_of_it_says_so_and_trains_on_captions_alone(spoken_tiny, tmp_path, caplog):
+def test_without_uncaptioned_images_training_uses_captions_only(spoken_tiny, tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="calligram"):
         best = run(spoken_tiny, tmp_path / "run", "sparse.images=1", "steps=3")
     assert best["rsum"] > 0
@@ -190,7 +190,7 @@ def test_other_matchers_learn_from_pseudo_pairs_too(matcher, changes, spoken_tin
     assert terms["stage"] == "infonce"
 
 
-def test_settings_that_do_not_go_together_are_refused(spoken_tiny):
+def test_contradictory_settings_are_refused(spoken_tiny):
     for changes in ((), ("pseudo.region_source=missing",)):  # before pseudo-sentences are made
         with pytest.raises(UserError, match=r"matcher=scan does not score by vectors.* take adversary.weight=0"):
             planned(spoken_tiny, "matcher=scan", *changes)

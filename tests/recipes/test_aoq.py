@@ -32,7 +32,7 @@ def run(collection, out, *changes, resume=False):
     return run_recipe(RECIPES["aoq"], settings_of(*changes), collection, out, resume=resume, context=context)
 
 
-def test_two_rounds_learn_and_keep_what_the_first_one_found(tiny, tmp_path):
+def test_two_rounds_train_and_keep_the_mined_negatives_of_the_first(tiny, tmp_path):
     changes = ("dim=32", "image.size=24", "image.channels=8,16", "text.word_dim=16", "text.hidden=16", "lr=0.01")
     best = run(tiny, tmp_path / "run", *changes, "batch=14", "texts=3", "epochs=25", "warmup_epochs=10")
     assert best["t2i_r1"] > 60  # chance is 1 in 6
@@ -53,7 +53,7 @@ def test_two_rounds_learn_and_keep_what_the_first_one_found(tiny, tmp_path):
     assert kept.about["content"] == tiny.fingerprint
 
 
-def test_the_second_round_begins_from_scratch_or_goes_on(tiny, tmp_path, monkeypatch):
+def test_the_second_round_starts_from_scratch_or_continues(tiny, tmp_path, monkeypatch):
     at_start = {}
 
     def watched(self, number, epoch, start, optimizer, real=_Trainer._run_epoch):
@@ -113,7 +113,7 @@ def test_negatives_of_a_folder_or_of_a_teacher_make_one_round(tiny, tmp_path):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_who_mined_may_not_have_seen_captions_that_are_removed(tiny, tmp_path):
+def test_a_miner_that_saw_removed_captions_is_refused(tiny, tmp_path):
     run(tiny, tmp_path / "miner", "loss=online")
     run(tiny, tmp_path / "own lists", "epochs=2")
     for name in ("miner", "own lists"):
@@ -183,7 +183,7 @@ def test_mmca_has_the_rates_of_fragments_at_the_size_of_its_paper():
     assert (found.dim, found.dim % found.mmca.heads) == (256, 0)
 
 
-def test_settings_that_do_not_go_together_are_refused(tiny, tmp_path):
+def test_contradictory_settings_are_refused(tiny, tmp_path):
     for changes, message in (
         (("warmup_epochs=2",), "warmup_epochs=2 leaves none of epochs=2"),
         (("online=false",), "online=false needs loss=offline-quintuplet"),

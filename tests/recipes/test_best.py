@@ -54,7 +54,7 @@ def run(collection, out, *changes, resume=False):
 
 
 @pytest.mark.parametrize("members", ["mmca", "mmca,mmca", "mmca,scan,vse"])
-def test_members_learn_side_by_side_and_the_run_is_self_contained(spoken_tiny, tmp_path, members):
+def test_members_are_trained_together_and_the_run_is_self_contained(spoken_tiny, tmp_path, members):
     best = run(spoken_tiny, tmp_path / "run", *STORED, f"ensemble_members={members}", "epochs=10")
     assert best["t2i_r1"] > 25  # chance is 1 in 12, and each colour has two images
     matcher, inputs = Run.open(tmp_path / "run").load()
@@ -68,7 +68,7 @@ def test_members_learn_side_by_side_and_the_run_is_self_contained(spoken_tiny, t
     assert not any(alike)
 
 
-def test_a_member_learns_what_it_would_learn_alone(stored_tiny, tmp_path):
+def test_a_member_is_trained_as_it_would_be_alone(stored_tiny, tmp_path):
     """Gradients of an ensemble's member are those of its own objective: members see nothing of each other."""
     plan = planned(stored_tiny, *STORED, "ensemble_members=mmca,scan", "instance=0.5")
     batch = next(plan.stages[0].batches.epoch(0))
@@ -109,7 +109,7 @@ def test_networks_are_trained_end_to_end_one_for_each_member_or_one_for_all(tiny
 
 
 @pytest.mark.parametrize("shared", ["false", "true"])
-def test_members_start_from_the_same_networks_which_learn_more_slowly(tiny, networks, shared):
+def test_members_start_from_the_same_networks_with_a_lower_learning_rate(tiny, networks, shared):
     plan = planned(tiny, *networks, f"shared={shared}", "ensemble_members=mmca,mmca")
     assert sorted(plan.stages[0].lr_scale.values()) == ([0.1, 0.3] if shared == "true" else [0.1, 0.1, 0.3, 0.3])
     if shared == "false":
@@ -123,13 +123,13 @@ def test_members_start_from_the_same_networks_which_learn_more_slowly(tiny, netw
     assert found.parts.shape == twice.parts.shape == (2, 4, 32)
 
 
-def test_dev_is_measured_by_candidates_or_by_all_pairs(stored_tiny, tmp_path):
+def test_dev_scores_candidates_or_all_pairs(stored_tiny, tmp_path):
     found = [run(stored_tiny, tmp_path / depth, *STORED, f"dev_depth={depth}") for depth in ("0", "100", "1")]
     assert found[0]["rsum"] == found[1]["rsum"]  # more candidates than there are items
     assert found[2].keys() == found[0].keys()
 
 
-def test_a_library_searches_by_joined_vectors_and_orders_by_all_members(stored_tiny, tmp_path):
+def test_a_library_searches_by_joined_vectors_and_reranks_by_all_members(stored_tiny, tmp_path):
     run(stored_tiny, tmp_path / "run", *STORED, "ensemble_members=mmca,scan")
     models = LibraryMatchers.load(tmp_path / "run")
     index_source(models, stored_tiny.folder, tmp_path / "library")
@@ -197,6 +197,6 @@ def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, tmp_path, monke
         ((), "give --set text"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(stored_tiny, changes, message):
+def test_contradictory_settings_are_refused(stored_tiny, changes, message):
     with pytest.raises(UserError, match=message):
         planned(stored_tiny, *changes)

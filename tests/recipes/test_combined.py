@@ -82,7 +82,7 @@ def test_two_runs_become_one_that_is_self_contained_and_resumes_to_nothing(looke
         inputs.images.images([looked_at.sentences("test").visuals.open(0)])
 
 
-def test_regions_of_a_new_picture_are_proposed_now(looked_at, members):
+def test_regions_of_a_new_picture_are_proposed_on_the_fly(looked_at, members):
     from transformers import MobileNetV2Config, MobileNetV2Model
 
     backbone = Backbone(MobileNetV2Model(MobileNetV2Config(depth_multiplier=0.35, image_size=32))).eval()
@@ -110,7 +110,7 @@ def test_a_share_of_zero_is_the_image_sentence_matcher(looked_at, members, tmp_p
     assert matcher.settings.image_dim == 8
 
 
-def test_regions_and_phrases_stand_behind_what_they_are_of(looked_at, members, tmp_path):
+def test_region_and_phrase_features_follow_those_of_their_image_and_text(looked_at, members, tmp_path):
     run("combined", looked_at, tmp_path / "run", *named(members))
     _, inputs = load_run(tmp_path / "run")
     _, phrases = load_run(members / "phrases")
@@ -142,13 +142,13 @@ def test_runs_of_other_kinds_are_refused(looked_at, members, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_images_without_regions_are_said_before_a_run_is_begun(members, tiny_draft, tmp_path):
+def test_missing_regions_are_refused_before_a_run_starts(members, tiny_draft, tmp_path):
     with pytest.raises(UserError, match=r"have no proposals 'grid'; find them with .*calligram regions"):
         run("combined", with_features(tiny_draft, tmp_path), tmp_path / "run", *named(members))
     assert not (tmp_path / "run").exists()
 
 
-def test_a_method_for_new_pictures_that_is_not_there_is_refused_before_training(looked_at, tmp_path):
+def test_an_unknown_proposer_for_new_pictures_is_refused_before_training(looked_at, tmp_path):
     with pytest.raises(UserError, match="unknown proposals 'nothere'"):
         run(
             "two-branch-phrases", looked_at, tmp_path / "run", "region.proposals=grid", "region.proposer=nothere", TFIDF

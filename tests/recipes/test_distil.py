@@ -47,7 +47,7 @@ def test_a_teacher_scores_rows_of_the_training_pairing_as_it_does_alone(stored_t
 
 
 @pytest.mark.parametrize("pictures", [(STORED,), ("image.size=16", "image.channels=4", "image.crop=1")])
-def test_vectors_come_to_follow_a_teacher_from_inputs_of_their_own(stored_tiny, teacher, tmp_path, pictures):
+def test_a_student_with_other_inputs_is_distilled_from_a_teacher(stored_tiny, teacher, tmp_path, pictures):
     run("distil", stored_tiny, tmp_path / "run", f"teacher={teacher}", *pictures, "epochs=30", "infonce_weight=0.1")
     rows = [row for row in Run.open(tmp_path / "run").metrics() if "divergence" in row]
     assert rows[-1]["divergence"] < 0.7 * rows[0]["divergence"]
@@ -57,7 +57,7 @@ def test_vectors_come_to_follow_a_teacher_from_inputs_of_their_own(stored_tiny, 
     assert not any("teacher" in name for name, _ in matcher.named_parameters())
 
 
-def test_batches_say_which_items_they_hold(stored_tiny, teacher):
+def test_batches_hold_the_rows_of_their_items(stored_tiny, teacher):
     settings = resolve(RECIPES["distil"].defaults, [*SMALL, STORED, f"teacher={teacher}"])
     plan = RECIPES["distil"].plan(settings, stored_tiny, CPU)
     train = stored_tiny.sentences("train").join_equal_texts()
@@ -86,7 +86,7 @@ def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, teacher, tmp_pa
     assert all(torch.equal(whole[name], killed[name]) for name in whole)
 
 
-def test_another_teacher_in_the_same_folder_is_noticed(stored_tiny, tmp_path):
+def test_a_changed_teacher_in_the_same_folder_is_refused(stored_tiny, tmp_path):
     run("vse", stored_tiny, tmp_path / "teacher", STORED, "epochs=1")
     changes = (f"teacher={tmp_path / 'teacher'}", STORED, "epochs=1")
     run("distil", stored_tiny, tmp_path / "run", *changes)
@@ -119,7 +119,7 @@ def test_a_teacher_that_saw_captions_which_are_removed_is_refused(stored_tiny, t
     assert "may have seen captions" in caplog.text
 
 
-def test_mmca_without_its_pair_module_can_follow():
+def test_mmca_without_its_pair_module_can_be_a_student():
     assert resolve(RECIPES["distil"].defaults, ["matcher=mmca", "mmca.alpha=0"]).matcher == "mmca"
 
 
@@ -135,6 +135,6 @@ def test_mmca_without_its_pair_module_can_follow():
         (("teacher=/no/run",), "there is no folder /no/run"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(stored_tiny, tmp_path, changes, message):
+def test_contradictory_settings_are_refused(stored_tiny, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         run("distil", stored_tiny, tmp_path / "run", STORED, *changes)

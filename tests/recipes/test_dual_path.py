@@ -42,7 +42,7 @@ def run(collection, out, *changes, resume=False):
     return run_recipe(RECIPES["dual-path"], settings_of(*changes), collection, out, resume=resume, context=context)
 
 
-def test_both_stages_from_scratch_learn_and_the_classifier_stays_behind(tiny, tmp_path):
+def test_both_stages_train_from_scratch_and_the_classifier_is_not_saved(tiny, tmp_path):
     changes = ("image.size=24", "image.channels=8,16", "first.epochs=20", "second.epochs=20", "batch=14", "texts=3")
     changes += ("text.cnn.width=8", "dim=32", "first.lr=0.01", "second.lr=0.01", "second.optim.lr_scale=")
     best = run(tiny, tmp_path / "run", *changes)
@@ -67,7 +67,7 @@ def test_stage_one_alone_stores_features_and_stage_two_trains_the_backbone(tiny,
     assert any(not torch.equal(trained[name], started[name]) for name in trained)
 
 
-def test_features_of_the_first_stage_are_what_the_backbone_gives(tiny, backbone, tmp_path):
+def test_features_of_the_first_stage_are_those_of_the_backbone(tiny, backbone, tmp_path):
     """Trained on stored features and on pixels through the held backbone, the first stage is the same."""
     changes = (f"image.backbone={backbone}", "image.size=32", "first.epochs=1", "second.epochs=1")
     plan = RECIPES["dual-path"].plan(settings_of(*changes), tiny, RunContext())
@@ -87,7 +87,7 @@ def range_of(collection):
     return np.arange(len(collection.sentences("train").visuals))
 
 
-def test_the_classifier_of_the_first_stage_goes_on_into_the_second_also_after_a_kill(tiny, tmp_path, monkeypatch):
+def test_the_classifier_continues_from_the_first_stage_into_the_second_also_after_a_kill(tiny, tmp_path, monkeypatch):
     changes = ("image.size=16", "image.channels=4", "first.epochs=2", "second.epochs=2", "classifier.dropout=0.3")
     run(tiny, tmp_path / "whole", *changes)
     saved = _Trainer._save
@@ -131,14 +131,14 @@ def test_classes_by_clusters_and_persons(tiny, stored_tiny, tmp_path):
         RECIPES["dual-path"].plan(settings_of("classifier.clusters=3"), tiny, RunContext())
 
 
-def test_a_class_for_each_image_where_captions_that_read_the_same_would_chain_them(tiny):
+def test_equal_captions_do_not_join_the_classes_of_their_images(tiny):
     plan = RECIPES["dual-path"].plan(settings_of("image.size=16", "image.channels=4"), tiny, RunContext())
     # "a warm colour" is one caption of two images: a group by the paper's definition, so five classes for six images.
     assert plan.stages[0].batches.groups == 5
 
 
 @pytest.mark.parametrize("preset", ["ours", "paper", "release"])
-def test_presets_are_laid_over_the_defaults_and_under_what_is_given(preset):
+def test_presets_replace_defaults_and_given_settings_replace_presets(preset):
     defaults = RECIPES["dual-path"].defaults
     settings = resolve(defaults, ["first.epochs=3", f"preset={preset}"])
     assert (settings.preset, settings.first.epochs) == (preset, 3)
@@ -149,7 +149,7 @@ def test_presets_are_laid_over_the_defaults_and_under_what_is_given(preset):
         resolve(defaults, ["preset=papers"])
 
 
-def test_settings_that_do_not_go_together_are_refused():
+def test_contradictory_settings_are_refused():
     for changes, message in (
         (("first.epochs=0", "second.epochs=0"), "nothing to train"),
         (("first.weights=0,0,0",), "first.weights and first.infonce are all zero"),
@@ -160,7 +160,7 @@ def test_settings_that_do_not_go_together_are_refused():
             settings_of(*changes)
 
 
-def test_vse_takes_the_instance_loss_beside_its_own(tiny, tmp_path):
+def test_vse_adds_the_instance_loss_to_its_own(tiny, tmp_path):
     recipe = RECIPES["vse"]
     changes = ("instance=0.5", "image.size=16", "image.channels=4", "dim=16", "text.min_count=1", "epochs=2", "batch=6")
     settings = resolve(recipe.defaults, [*changes, "text.network=cnn", "text.cnn.blocks=1", "text.cnn.width=4"])
@@ -168,7 +168,7 @@ def test_vse_takes_the_instance_loss_beside_its_own(tiny, tmp_path):
     assert (tmp_path / "run" / "best.safetensors").is_file()
 
 
-def test_classes_may_start_where_their_images_are(stored_tiny):
+def test_classes_can_be_initialized_with_their_images(stored_tiny):
     changes = ("image.features=colour", "classifier.init=images", "head=linear", "second.epochs=1")
     plan = RECIPES["dual-path"].plan(settings_of(*changes), stored_tiny, RunContext())
     first, second = (stage.objective.parts[-1].classes for stage in plan.stages)

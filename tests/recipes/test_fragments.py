@@ -94,7 +94,7 @@ def test_cells_of_a_backbone_serve_frozen_and_trained(tiny, backbone, tmp_path, 
 
 
 @pytest.mark.parametrize("matcher", ["bfan", "mmca"])
-def test_a_library_orders_what_vectors_find_by_attention(stored_tiny, tmp_path, matcher):
+def test_a_library_reranks_candidates_by_attention(stored_tiny, tmp_path, matcher):
     run(stored_tiny, tmp_path / "run", STORED, f"matcher={matcher}", "epochs=1")
     models = LibraryMatchers.load(tmp_path / "run")
     assert models.reranker is not None
@@ -120,7 +120,7 @@ def test_mmca_without_its_pair_module_is_a_matcher_of_vectors(stored_tiny, tmp_p
 
 @pytest.mark.parametrize("name", ["scan", "mmca"])
 @pytest.mark.parametrize("train", ["false", "true"])
-def test_a_text_encoder_gives_the_words(stored_tiny, tiny_bert, tmp_path, train, name):
+def test_a_text_encoder_provides_the_words(stored_tiny, tiny_bert, tmp_path, train, name):
     encoder = (f"text.encoder={tiny_bert}", f"text.train={train}")
     run(stored_tiny, tmp_path / "run", STORED, f"matcher={name}", *encoder, "epochs=1")
     matcher, inputs = Run.open(tmp_path / "run").load()
@@ -137,7 +137,7 @@ def test_mmca_learns_with_a_frozen_encoder_and_refuses_heads_that_do_not_fit(sto
         run(stored_tiny, tmp_path / "other", *changes, "mmca.heads=5")
 
 
-def test_captions_are_written_in_training_alone(stored_tiny, tmp_path):
+def test_the_caption_decoder_is_used_in_training_only(stored_tiny, tmp_path):
     run(
         stored_tiny,
         tmp_path / "run",
@@ -154,7 +154,7 @@ def test_captions_are_written_in_training_alone(stored_tiny, tmp_path):
     assert not any("writer" in name for name, _ in matcher.named_parameters())
 
 
-def test_word_vectors_start_the_table(stored_tiny, tmp_path):
+def test_word_vectors_initialize_the_word_table(stored_tiny, tmp_path):
     (tmp_path / "words.txt").write_text("disc 1 2 3 4 5 6 7 8\n", encoding="utf-8")
     settings = resolve(RECIPES["fragments"].defaults, [*SMALL, STORED, f"text.vectors={tmp_path / 'words.txt'}"])
     plan = RECIPES["fragments"].plan(settings, stored_tiny, RunContext(torch.device("cpu")))
@@ -210,14 +210,14 @@ def test_runs_on_the_same_inputs_become_an_ensemble(stored_tiny, tmp_path):
         ),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(stored_tiny, tmp_path, changes, message):
+def test_contradictory_settings_are_refused(stored_tiny, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         run(stored_tiny, tmp_path / "run", *changes)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("recipe", ["fragments", "a3vse"])
-def test_words_are_hidden_where_they_can_be(recipe):
+def test_word_dropout_applies_only_where_words_can_be_masked(recipe):
     def hidden(*changes: str) -> float:
         return resolve(RECIPES[recipe].defaults, changes).text.effective_word_dropout
 
@@ -239,7 +239,7 @@ def test_an_unknown_matcher_suggests_the_nearest(stored_tiny):
         fragment_matcher("scam", settings, towers)
 
 
-def test_candidates_and_the_loss_of_vectors_are_for_scores_that_are_more_than_a_cosine(stored_tiny, tmp_path):
+def test_candidates_and_first_stage_are_refused_for_matchers_of_vectors(stored_tiny, tmp_path):
     for change in ("candidates=2", "first_stage=1"):
         with pytest.raises(UserError, match=r"candidates and first_stage are for matchers .* scan, bfan and mmca"):
             run(stored_tiny, tmp_path / "run", STORED, "matcher=vsrn", change)

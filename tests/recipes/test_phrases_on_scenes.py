@@ -29,7 +29,7 @@ def looked_at(tmp_path_factory):
     return add_regions(scenes, ExtractionTask(load_proposer("edgeboxes", BOXES), "edgeboxes", BOXES, None)).collection
 
 
-def test_phrases_are_found_in_most_of_the_cases_that_the_boxes_allow(looked_at, tmp_path):
+def test_localization_reaches_most_of_the_upper_bound(looked_at, tmp_path):
     """R@1 against what the best choice among the proposals would reach (two-branch, Sec. 4.4).
 
     Ten boxes, of which one or two are right, and 480 scenes to learn from: 76% was measured, a guess reaches a fifth.
@@ -52,6 +52,6 @@ def test_phrases_are_found_in_most_of_the_cases_that_the_boxes_allow(looked_at, 
         (("dim=0",), "dim must be at least 1"),
     ],
 )
-def test_what_makes_no_sense_is_said(changes, message):
+def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         resolve(RECIPES["two-branch-phrases"].defaults, changes)

@@ -22,7 +22,7 @@ def run(collection, model, out, *changes, resume=False):
 
 
 @pytest.mark.parametrize("model", ["tiny_clip", "tiny_siglip"])
-def test_a_model_as_it_is_becomes_a_run_that_can_be_measured_and_moved(model, tiny, request, tmp_path):
+def test_a_model_without_fine_tuning_becomes_a_run_that_can_be_evaluated_and_moved(model, tiny, request, tmp_path):
     found = run(tiny, request.getfixturevalue(model), tmp_path / "run", "epochs=0")
     (tmp_path / "run").rename(tmp_path / "moved")
     matcher, inputs = Run.open(tmp_path / "moved").load()

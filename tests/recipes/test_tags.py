@@ -48,7 +48,9 @@ def test_scores_are_sums_of_the_probabilities_of_named_labels(
     assert evaluate_retrieval(matcher, inputs, tiny.sentences("test")).retrieval.t2i.queries == 14
 
 
-def test_without_wordnet_it_is_said_and_names_alone_are_used(tiny, tiny_classifier, tmp_path, monkeypatch, caplog):
+def test_without_wordnet_a_warning_is_logged_and_only_names_are_used(
+    tiny, tiny_classifier, tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(WordNet, "find", lambda: None)
     with caplog.at_level(logging.WARNING):
         run(tiny, tmp_path / "run", f"backbone={tiny_classifier}")
@@ -75,13 +77,13 @@ def test_a_classifier_is_needed(tiny, tmp_path):
         run(tiny, tmp_path / "run")
 
 
-def test_probabilities_under_the_least_count_as_none(tiny, tiny_classifier, tmp_path):
+def test_probabilities_below_the_minimum_count_as_zero(tiny, tiny_classifier, tmp_path):
     run(tiny, tmp_path / "run", f"backbone={tiny_classifier}", "min_probability=1.0", "expand=none")
     matcher = Run.open(tmp_path / "run").load()[0]
     assert matcher.encode_images(torch.randn(3, matcher.settings.image_dim)).vectors.sum() == 0
 
 
-def test_no_captions_are_needed_and_without_those_of_dev_nothing_is_measured(
+def test_no_captions_are_needed_and_without_dev_captions_nothing_is_measured(
     tiny_draft, tiny_classifier, tmp_path, caplog
 ):
     (tmp_path / "pictures").mkdir()

@@ -65,13 +65,13 @@ def test_resuming_a_fitted_run_does_nothing(colours, tmp_path):
         run("cca", colours, tmp_path / "run", *SIDES, "eta=0.1", resume=True)
 
 
-def test_a_fit_that_was_cut_short_is_made_again(colours, tmp_path):
+def test_an_interrupted_fit_is_repeated(colours, tmp_path):
     best = run("cca", colours, tmp_path / "run", *SIDES)
     (tmp_path / "run" / "best.safetensors").unlink()
     assert run("cca", colours, tmp_path / "run", *SIDES, resume=True) == best
 
 
-def test_constraints_are_a_second_stage_and_its_epochs_are_what_counts(colours, tmp_path):
+def test_constraints_are_a_second_stage_and_the_best_epoch_is_one_of_them(colours, tmp_path):
     settings = ("epochs=3", "constraint_epochs=1", "constraint_lr=0", "constraint_weights=0.1,0.2", "ema_decay=0")
     best = run("two-branch", colours, tmp_path / "run", *SIDES, *settings)
     rows = [row for row in Run(tmp_path / "run").metrics() if "dev" in row]
@@ -83,12 +83,12 @@ def test_constraints_are_a_second_stage_and_its_epochs_are_what_counts(colours, 
 
 
 @pytest.mark.parametrize("extra", ["none", "random"])
-def test_other_batches_and_one_direction_serve_too(colours, tmp_path, extra):
+def test_other_batches_and_one_direction_train_too(colours, tmp_path, extra):
     settings = ("epochs=10", f"extra={extra}", "weights=0,1", "layers=1", "top_k=none")
     assert run("two-branch", colours, tmp_path / "run", *SIDES, *settings)["t2i_r1"] > 20
 
 
-def test_a_recurrent_network_is_trained_along(colours, tmp_path):
+def test_a_recurrent_network_is_trained_too(colours, tmp_path):
     side = ("image.features=colours", "text.source=gru", "text.min_count=1", "text.hidden=16", "text.word_dim=8")
     settings = resolve(RECIPES["two-branch"].defaults, [*SMALL["two-branch"], *side, "epochs=12"])
     matcher = RECIPES["two-branch"].plan(settings, colours, RunContext()).matcher
@@ -122,7 +122,7 @@ def test_batch_statistics_are_measured_and_left_out_of_search(colours, tmp_path,
     assert load_run(tmp_path / "run")[0].text_branch.norm.statistics == "batch"
     with caplog.at_level(logging.WARNING):
         stored = load_matcher(tmp_path / "run")
-    assert "statistics of its training are used instead" in caplog.text
+    assert "the training statistics are used instead" in caplog.text
     assert stored.matcher.encode_texts(*stored.inputs.texts.texts(["a red disc"])).vectors.shape == (1, 16)
 
 
@@ -144,7 +144,7 @@ def test_batch_statistics_are_measured_and_left_out_of_search(colours, tmp_path,
         ("cca", ("text.vectors.kind=hglmm",), "need word vectors"),
     ],
 )
-def test_what_makes_no_sense_is_said(colours, tmp_path, recipe, change, message):
+def test_invalid_settings_are_refused(colours, tmp_path, recipe, change, message):
     with pytest.raises(UserError, match=message):
         run(recipe, colours, tmp_path / "run", *SIDES, *change)
     assert not (tmp_path / "run").exists()

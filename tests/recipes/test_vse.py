@@ -68,7 +68,7 @@ def test_a_backbone_trained_end_to_end_learns(tiny, backbone, tmp_path):
     assert best["t2i_r1"] > 40  # chance is 1 in 6
 
 
-def test_hidden_words_and_frozen_parts(tiny, tmp_path):
+def test_word_dropout_and_frozen_parts(tiny, tmp_path):
     run(
         tiny,
         tmp_path / "run",

@@ -10,7 +10,7 @@ from calligram.data.collection import Collection
 from calligram.data.draft import RegionRecord
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.evaluation.attention import attend, see_image
+from calligram.evaluation.attention import attention_to_sentence, encode_collection_image
 from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
@@ -59,8 +59,10 @@ def test_boxes_are_those_of_the_items_own_row(folder):
         found = searcher.explain(item_called(searcher, name), SENTENCE).attention
         expected = np.array([[4 * n, 2, 20 + row, 30] for n in range(3)]) / np.array([40, 32, 40, 32])
         np.testing.assert_allclose(found.boxes, expected, atol=1e-6)
-        seen = see_image(stored.matcher, stored.inputs, collection, name)
-        np.testing.assert_allclose(found.words, attend(stored.matcher, stored.inputs, seen, SENTENCE).words, atol=5e-3)
+        seen = encode_collection_image(stored.matcher, stored.inputs, collection, name)
+        np.testing.assert_allclose(
+            found.words, attention_to_sentence(stored.matcher, stored.inputs, seen, SENTENCE).words, atol=5e-3
+        )
 
 
 def test_without_the_collection_words_are_weighed_and_nothing_has_a_place(folder):

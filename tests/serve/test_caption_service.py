@@ -18,7 +18,7 @@ def test_a_fully_captioned_collection_has_nothing_to_suggest(library_folder, ser
     while (found := captions.suggestions(library)).state == "working" and time.monotonic() < until:
         time.sleep(0.05)
     assert found.state == "failed"
-    assert "has a caption; there is none to propose" in found.message
+    assert "has a caption, so there is nothing to suggest" in found.message
 
 
 def test_a_new_caption_is_found_after_the_collection_is_indexed_again(served_run, few_captions, tmp_path):

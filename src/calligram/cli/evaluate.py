@@ -143,7 +143,7 @@ def _whole_images(options: EvaluateOptions, run: Run, matcher: Matcher, inputs: 
             pairing,
             folds=options.folds,
             within_modality=options.within,
-            look=statistics,
+            on_scores=statistics,
             precision=options.precision,
             depth=options.depth,
             first=None if options.first is None else _encoded_by(options.first, pairing, device),
@@ -175,7 +175,7 @@ class _ScoreStatistics:
 
     def __call__(self, encoded: EncodedPairing, scores: Floats) -> None:
         """Count and draw what the options select."""
-        from calligram.evaluation.figures import draw_found_images, draw_pictures, sample, untrained_features
+        from calligram.evaluation.figures import draw_found_images, draw_pictures, sample_images, untrained_features
         from calligram.evaluation.word_matching import UnknownWords, unknown_failures
 
         options, pairing = self.options, self.pairing
@@ -185,7 +185,7 @@ class _ScoreStatistics:
         if options.sheet is not None:
             draw_found_images(scores, pairing, options.sheet)
         if options.pictures is not None:
-            chosen = pairing.visuals.select(sample(len(pairing.visuals)))
+            chosen = pairing.visuals.select(sample_images(len(pairing.visuals)))
             before = untrained_features(self.run.about["settings"], self.inputs, chosen)
             self.drawn += draw_pictures(self.matcher, encoded, scores, pairing, options.pictures, before=before)
 

@@ -89,16 +89,18 @@ def explain(
 def _encode(stored: StoredMatcher, image: str, collection: Path | None) -> tuple[EncodedPicture, Image.Image | None]:
     """The encoded image, and the picture if there is one."""
     from calligram.data.collection import Collection
-    from calligram.evaluation.attention import row_of, see_image, see_picture
+    from calligram.evaluation.attention import encode_collection_image, encode_picture, image_row
     from calligram.search.query.query import read_picture
 
     if collection is None:
         picture = read_picture(Path(image))
-        return see_picture(stored.matcher, stored.inputs, picture), picture
+        return encode_picture(stored.matcher, stored.inputs, picture), picture
     opened = Collection.open(collection)
-    row = row_of(opened, image)
+    row = image_row(opened, image)
     there = opened.column("images", "path")[row] is not None
-    return see_image(stored.matcher, stored.inputs, opened, image), opened.pictures.open(row) if there else None
+    return encode_collection_image(stored.matcher, stored.inputs, opened, image), opened.pictures.open(
+        row
+    ) if there else None
 
 
 def _point(text: str) -> tuple[float, float]:
@@ -117,7 +119,7 @@ def _point(text: str) -> tuple[float, float]:
 def _region(found: WordImportances, point: tuple[float, float]) -> int:
     if found.attention is None:
         raise UserError(f"--at needs attention, and {_NO_ATTENTION}")
-    region = found.attention.at(*point)
+    region = found.attention.region_at(*point)
     if region is None:
         raise UserError(
             "the run has no region at the point of --at: it uses the middle square of the picture, or the boxes that "
@@ -136,13 +138,13 @@ _NO_ATTENTION = (
 
 def _plain(found: WordImportances, region: int | None) -> dict[str, object]:
     words = [word._asdict() for word in found.words]
-    attention = None if found.attention is None else found.attention.plain()
+    attention = None if found.attention is None else found.attention.as_json()
     chosen = {} if region is None else {"region": region}
     return {"score": found.score, "words": words, "attention": attention, **chosen}
 
 
 def _print(found: WordImportances) -> None:
-    from calligram.evaluation.attention import place_of
+    from calligram.evaluation.attention import position_name
 
     most = max(abs(word.weight) for word in found.words) or 1.0
     important, attention = found.most_important(), found.attention
@@ -156,7 +158,7 @@ def _print(found: WordImportances) -> None:
         cells = [escape(word.word), f"{word.weight:+.4f}", bar]
         if attention is not None and boxes is not None:
             shares = attention.words[number]
-            cells.append(f"{place_of(boxes[shares.argmax()])} {shares.max():.0%}" if shares.any() else "")
+            cells.append(f"{position_name(boxes[shares.argmax()])} {shares.max():.0%}" if shares.any() else "")
         table.add_row(*cells, style=style)
     console.print(table)
     named = ", ".join(word.word for word in important)
@@ -172,13 +174,13 @@ def _print(found: WordImportances) -> None:
 
 def _print_region(attention: AttentionShares, words: list[WordImportance], region: int) -> None:
     """Print the attention of one region to the words, in descending order."""
-    from calligram.evaluation.attention import place_of
+    from calligram.evaluation.attention import position_name
 
     assert attention.boxes is not None
     shares = attention.regions[region]
     listed = ", ".join(f"{words[place].word} {shares[place]:.0%}" for place in (-shares).argsort(kind="stable"))
     rest = f"; punctuation and ends of the text {attention.rest[region]:.0%}"
-    console.print(f"the region {place_of(attention.boxes[region])} attends to: {listed}{rest}", markup=False)
+    console.print(f"the region {position_name(attention.boxes[region])} attends to: {listed}{rest}", markup=False)
 
 
 def localize(

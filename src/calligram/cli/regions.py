@@ -91,9 +91,9 @@ def _rate(seconds_each: float) -> str:
 
 def _show_recall(collection: Collection, split: str, record: Path | None) -> None:
     """Print the recall at each number of regions, and record it."""
-    from calligram.evaluation.proposals import TARGETS, proposal_recall
+    from calligram.evaluation.proposals import TARGET_KINDS, proposal_recall
 
-    reports = [proposal_recall(collection, split, targets) for targets in TARGETS]
+    reports = [proposal_recall(collection, split, targets) for targets in TARGET_KINDS]
     for report in reports:
         _print_recall(report)
     if record is not None:

@@ -38,7 +38,7 @@ def semantics(
     """Show the pseudo-sentences of uncaptioned images, and how many of their words occur in captions."""
     from calligram.data.collection import Collection
     from calligram.device import device_named
-    from calligram.evaluation.word_matching import found_by_words, word_overlap
+    from calligram.evaluation.word_matching import retrieval_by_words, word_overlap
     from calligram.recipes.parts.config import resolve
     from calligram.recipes.parts.pseudo_pairs import SemanticsSettings, make_pseudo_pairs, pseudo_sentences
     from calligram.recipes.parts.run import RunContext
@@ -49,7 +49,7 @@ def semantics(
     context, sparse = RunContext(device_named(device), track=progress_bar), settings.sparse.of(whole)
     if found:
         pairing = whole.sentences(split)
-        by_words = found_by_words(
+        by_words = retrieval_by_words(
             pseudo_sentences(sparse, pairing.visuals, settings.pseudo, context), pairing.texts.strings, pairing.matches
         )
         _show_found(by_words, f"{whole.name}, {split}", as_json=as_json)
@@ -66,7 +66,7 @@ def semantics(
         console.print(f"{pairs.visuals.ids[place]}: {sentences[place]}", markup=False, soft_wrap=True)
     console.print(f"{len(sentences):,} images without captions, {len(pairs.texts):,} different pseudo-sentences")
     console.print(
-        f"{shared.said:,} words (that occur at least 4 times); captions contain {shared.shared:,}; "
+        f"{shared.pseudo:,} words (that occur at least 4 times); captions contain {shared.shared:,}; "
         f"IoU with the {shared.captions:,} words of the captions: {shared.iou:.1f}%"
     )
 

@@ -1,4 +1,4 @@
-"""How good a matcher is. ``ranking`` is pure arithmetic; ``retrieval`` runs matchers; nothing here trains."""
+"""Evaluation of matchers: ``ranking`` computes metrics from scores, ``retrieval`` runs matchers. No training."""
 
 from calligram.lazy import lazy_exports
 

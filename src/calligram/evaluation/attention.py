@@ -1,4 +1,4 @@
-"""Where the words of a sentence look in a picture, and which words each region of it looks at."""
+"""Attention between the words of a sentence and the regions of a picture, as a matcher computes it."""
 
 from __future__ import annotations
 
@@ -20,58 +20,58 @@ from calligram.models.matcher import Encoded, Matcher, QuerySide
 from calligram.text import whitespace_word_spans
 
 Floats = NDArray[np.float32]
-LOW, HIGH = 0.36, 0.64
-"""shares of a picture's side between which is its middle"""
-DIGITS = 6
-"""of shares and boxes as they are printed and sent"""
+MIDDLE_START, MIDDLE_END = 0.36, 0.64
+"""the middle of a picture, as shares of its side"""
+SHARE_DIGITS = 6
+"""decimal digits of attention shares and boxes in JSON"""
 
 
 class EncodedPicture(NamedTuple):
-    """A picture as a matcher sees it: any number of sentences can be asked of it."""
+    """A picture encoded by a matcher, for any number of sentences."""
 
     encoded: Encoded
-    """of this picture alone"""
+    """encoding of this one picture"""
     boxes: Floats | None
-    """(R, 4) left, top, right and bottom of its regions in shares of the picture; None where they are not known"""
+    """(R, 4) left, top, right and bottom of its regions, as shares of the picture; None where they are unknown"""
 
 
 class WordParts(NamedTuple):
-    """The words of a sentence and the parts that a text input makes of them."""
+    """The number of words of a sentence, and the word of each token of a text input."""
 
     words: int
     owners: list[int | None]
-    """number of the word that each part belongs to; None for marks of the ends and punctuation"""
+    """word number of each token; None for special tokens and punctuation"""
 
 
 class AttentionShares(NamedTuple):
-    """Who looks where, in shares: of words at regions, and of regions at words."""
+    """Attention weights of words over regions, and of regions over words."""
 
     boxes: Floats | None
-    """(R, 4) of the regions, as ``Seen`` has them"""
+    """(R, 4) boxes of the regions, as in ``EncodedPicture``"""
     words: Floats
-    """(W, R) where each word looks, which sums to one; zero throughout for a word that was cut off"""
+    """(W, R) attention of each word over the regions; rows sum to one, or are zero for a word that was cut off"""
     regions: Floats
-    """(R, W) which words each region looks at; one, less what it gives to the marks of the ends and to punctuation"""
+    """(R, W) attention of each region over the words; rows sum to one minus the attention to special tokens"""
     scored: frozenset[QuerySide]
-    """whose looks the matcher's score goes by; the others are what they would be by the same attention"""
+    """directions of attention that the score of the matcher uses; the others are computed in the same way"""
 
     @property
     def rest(self) -> Floats:
-        """(R,) what each region gives to the marks of the ends and to punctuation, which are not shown."""
+        """(R,) attention of each region to special tokens and punctuation, which are not shown."""
         rest: Floats = np.clip(1 - self.regions.sum(1), 0, 1)
         return rest
 
-    def at(self, x: float, y: float) -> int | None:
-        """The smallest region around a point, given in shares of the picture; None where there is none."""
+    def region_at(self, x: float, y: float) -> int | None:
+        """Return the smallest region that contains a point (as shares of the picture); None where there is none."""
         if self.boxes is None:
             return None
         left, top, right, bottom = self.boxes.T
-        around = np.flatnonzero((left <= x) & (x <= right) & (top <= y) & (y <= bottom))
+        containing = np.flatnonzero((left <= x) & (x <= right) & (top <= y) & (y <= bottom))
         areas = (right - left) * (bottom - top)
-        return int(around[np.argmin(areas[around])]) if len(around) else None
+        return int(containing[np.argmin(areas[containing])]) if len(containing) else None
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it; a word that was cut off has null."""
+    def as_json(self) -> dict[str, Any]:
+        """Return JSON values; null for a word that was cut off."""
         return {
             "boxes": None if self.boxes is None else _rounded(self.boxes),
             "words": [row if any(row) else None for row in _rounded(self.words)],
@@ -82,27 +82,30 @@ class AttentionShares(NamedTuple):
 
 
 def _rounded(values: Floats) -> list[Any]:
-    found: list[Any] = np.round(values.astype(np.float64), DIGITS).tolist()
+    found: list[Any] = np.round(values.astype(np.float64), SHARE_DIGITS).tolist()
     return found
 
 
-def place_of(box: Floats) -> str:
-    """Where a box lies, in words; the page says it in the same.
+def position_name(box: Floats) -> str:
+    """Return the position of a box in words; the web page uses the same words.
 
     >>> place_of(np.array([0.7, 0.0, 1.0, 0.3], dtype=np.float32))
     'upper right'
     """
     x, y = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
-    parts = ["upper" if y < LOW else "lower" if y > HIGH else "", "left" if x < LOW else "right" if x > HIGH else ""]
+    parts = [
+        "upper" if y < MIDDLE_START else "lower" if y > MIDDLE_END else "",
+        "left" if x < MIDDLE_START else "right" if x > MIDDLE_END else "",
+    ]
     return " ".join(filter(None, parts)) or "middle"
 
 
 @torch.no_grad()
-def see_picture(matcher: Matcher, inputs: Inputs, image: Image.Image) -> EncodedPicture:
-    """A picture that is in no collection.
+def encode_picture(matcher: Matcher, inputs: Inputs, image: Image.Image) -> EncodedPicture:
+    """Encode a picture that is not in a collection.
 
     Raises:
-        UserError: when the matcher reads features that came with a collection.
+        UserError: when the matcher needs features stored with a collection.
     """
     encoded = _encoded(matcher, inputs, inputs.images.images([image.convert("RGB")]))
     count = 1 if encoded.parts is None else encoded.parts.shape[1]
@@ -110,29 +113,29 @@ def see_picture(matcher: Matcher, inputs: Inputs, image: Image.Image) -> Encoded
 
 
 @torch.no_grad()
-def see_image(matcher: Matcher, inputs: Inputs, collection: Collection, id: str) -> EncodedPicture:
-    """An image of a collection, whose stored features are read where the matcher goes by them.
+def encode_collection_image(matcher: Matcher, inputs: Inputs, collection: Collection, id: str) -> EncodedPicture:
+    """Encode an image of a collection, from its stored features if the matcher needs them.
 
     Raises:
-        UserError: when the collection has no such image, or not the features.
+        UserError: when the collection does not have the image or the features.
     """
-    row = row_of(collection, id)
+    row = image_row(collection, id)
     if not isinstance(inputs.images, StoredInput):
-        return see_picture(matcher, inputs, collection.pictures.open(row))
+        return encode_picture(matcher, inputs, collection.pictures.open(row))
     rows = inputs.images.load(collection.visuals(np.array([row]))).take(np.zeros(1, dtype=np.int64))
     return EncodedPicture(_encoded(matcher, inputs, rows), stored_part_boxes(inputs.images, collection, row))
 
 
-def row_of(collection: Collection, id: str) -> int:
-    """The row of an image.
+def image_row(collection: Collection, id: str) -> int:
+    """Return the row of an image.
 
     Raises:
-        UserError: when there is none of this id.
+        UserError: when no image has this id.
     """
     ids = collection.column("images", "id")
     if id not in ids:
         raise UserError(
-            f"{collection.folder} has no image '{id}'; its images are called as '{ids[0]}' is"
+            f"{collection.folder} has no image '{id}'; an example of an id is '{ids[0]}'"
             if ids
             else f"{collection.folder} has no images"
         )
@@ -145,58 +148,60 @@ def _encoded(matcher: Matcher, inputs: Inputs, rows: Tensor) -> Encoded:
 
 
 @torch.no_grad()
-def attend(matcher: Matcher, inputs: Inputs, seen: EncodedPicture, sentence: str) -> AttentionShares | None:
-    """Who looks where between a picture and the words of a sentence, as ``words_of`` finds them.
+def attention_to_sentence(
+    matcher: Matcher, inputs: Inputs, picture: EncodedPicture, sentence: str
+) -> AttentionShares | None:
+    """Return the attention between a picture and the words of a sentence, split at white space.
 
-    None for a matcher that compares one vector with another, and where nothing is known of where words are.
+    None for a matcher without attention, and for a text input whose tokens have no known position.
 
     See also: ``Searcher.explain``, for a picture of a library.
     """
-    spelt = words_and_parts(inputs, sentence) if matcher.attends else None
-    if spelt is None:
+    tokens = word_parts(inputs, sentence) if matcher.attends else None
+    if tokens is None:
         return None
     device = next(matcher.parameters()).device
-    words, mask = inputs.texts.texts([one_spaced(sentence)])
+    words, mask = inputs.texts.texts([with_single_spaces(sentence)])
     texts = matcher.eval().encode_texts(words.to(device), mask.to(device))
-    return attended(matcher, seen, texts, spelt)
+    return word_attention(matcher, picture, texts, tokens)
 
 
-def one_spaced(sentence: str) -> str:
-    """The sentence as it is encoded to be explained; its words stay as many as they were."""
+def with_single_spaces(sentence: str) -> str:
+    """Return the sentence with single spaces; the number of words stays the same."""
     return " ".join(sentence.split())
 
 
-def words_and_parts(inputs: Inputs, sentence: str) -> WordParts | None:
-    """Which word of a sentence each part of it belongs to; None where the text input does not tell."""
-    plain = one_spaced(sentence)
+def word_parts(inputs: Inputs, sentence: str) -> WordParts | None:
+    """Return the word of each token of a sentence; None where the text input does not know it."""
+    plain = with_single_spaces(sentence)
     parts, words = token_spans(inputs.texts, plain), whitespace_word_spans(plain)
     return None if parts is None else WordParts(len(words), token_word_indices(parts, words))
 
 
 @torch.no_grad()
-def attended(matcher: Matcher, seen: EncodedPicture, texts: Encoded, spelt: WordParts) -> AttentionShares:
-    """The matcher's shares by whole words.
+def word_attention(matcher: Matcher, picture: EncodedPicture, texts: Encoded, tokens: WordParts) -> AttentionShares:
+    """Return the attention of a matcher by whole words.
 
-    A word of several pieces looks where they look on average, and is looked at as much as all of them together. Nothing
-    is made to sum to one again: what a region gives to the marks of the ends stays theirs.
+    The attention of a word is the mean over its tokens; the attention to a word is the sum over its tokens. Nothing is
+    normalized again, so the attention of a region to special tokens stays theirs.
 
     Args:
-        texts: the sentence alone, at the matcher's device.
-        spelt: what ``words_and_parts`` says of it.
+        texts: encoding of the sentence, on the matcher's device.
+        tokens: output of ``word_parts`` for the sentence.
     """
     from_words, from_regions = (
         shares[0].float().cpu().numpy()
-        for shares in matcher.attention_weights(seen.encoded.to(texts.vectors.device), texts)
+        for shares in matcher.attention_weights(picture.encoded.to(texts.vectors.device), texts)
     )
-    mask, boxes = seen.encoded.mask, seen.boxes
+    mask, boxes = picture.encoded.mask, picture.boxes
     real = np.ones(len(from_words), dtype=bool) if mask is None else mask[0].cpu().numpy()
     if boxes is not None and len(boxes) == len(real):
         boxes = boxes[real]
-    belongs = np.zeros((spelt.words, from_words.shape[1]), dtype=np.float32)
-    for part, word in enumerate(spelt.owners):
+    belongs = np.zeros((tokens.words, from_words.shape[1]), dtype=np.float32)
+    for part, word in enumerate(tokens.owners):
         if word is not None:
             belongs[word, part] = 1
     mean = belongs / np.maximum(belongs.sum(1, keepdims=True), 1)
-    # Boxes that are not as many as the regions are not theirs.
+    # Boxes that differ in number from the regions belong to something else.
     known = boxes if boxes is not None and len(boxes) == real.sum() else None
     return AttentionShares(known, mean @ from_words[real].T, from_regions[real] @ belongs.T, matcher.attends)

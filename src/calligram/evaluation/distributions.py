@@ -1,4 +1,4 @@
-"""How far the scores of matching and of other pairs lie apart: two histograms and the area they share."""
+"""Distributions of scores and ranks: overlap of the scores of matching and other pairs, and cross-retrieval ranks."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from calligram.errors import NotFiniteError
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
 
-BINS = 100
-"""steps of 0.02 of a cosine; the paper does not say how wide its own are"""
-BLOCK = 1 << 22
-"""scores counted at a time"""
+HISTOGRAM_BINS = 100
+"""number of bins, 0.02 wide for cosines; the paper does not give its bin width"""
+BLOCK_SCORES = 1 << 22
+"""number of scores counted at once"""
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Counts of pairs by score."""
+    """Histograms of the scores of matching pairs and of other pairs."""
 
     edges: NDArray[np.float64]
-    """(B + 1,) of the bins; the last one includes its upper edge"""
+    """(B + 1,) edges of the bins; the last bin includes its upper edge"""
     positive: Ints
-    """(B,) matching pairs"""
+    """(B,) number of matching pairs"""
     negative: Ints
-    """(B,) other pairs, without those known to be true"""
+    """(B,) number of other pairs, without pairs that are known to be true"""
     positive_mean: float
     """mean score of matching pairs"""
     negative_mean: float
@@ -39,12 +39,12 @@ class Overlap:
     def s(self) -> float:
         """S, the integral over x of min(P(x), Q(x)) (dual-path, Eq. 10), P and Q being the two histograms as densities.
 
-        0 where no bin holds pairs of both kinds, 1 where both are spread alike.
+        0 where no bin holds pairs of both kinds, 1 where both distributions are equal.
         """
         return float(np.minimum(self.positive / self.positive.sum(), self.negative / self.negative.sum()).sum())
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON, without the histograms."""
+        """Return JSON values, without the histograms."""
         return {"s": self.s, "positive_mean": self.positive_mean, "negative_mean": self.negative_mean}
 
 
@@ -54,16 +54,17 @@ def score_overlap(
     *,
     also_true: Matches | None = None,
     span: tuple[float, float] | None = (-1.0, 1.0),
-    bins: int = BINS,
+    bins: int = HISTOGRAM_BINS,
 ) -> Overlap | None:
-    """Count all pairs of a score matrix (I, T) by score, a block of rows at a time; None when there is but one kind.
+    """Return the histograms of the scores of matching pairs and of other pairs; None where one kind is missing.
 
-    What S is the overlap of (dual-path, Eq. 10, Fig. 5).
+    Their overlap is S (dual-path, Eq. 10, Fig. 5).
 
     Args:
-        also_true: pairs that are true without matching; they count as neither.
-        span: scores between which the bins lie, the cosine's by default; None for the scores' own range. What lies
-            outside by rounding goes into the outermost bins.
+        scores: (I, T).
+        also_true: pairs that are true without matching; they are left out.
+        span: range of the bins, that of the cosine by default; None for the range of the scores. Scores outside the
+            range, by rounding, are counted in the outermost bins.
     """
     if scores.shape != matches.shape:
         raise ValueError(f"scores are {scores.shape} but matches are {matches.shape}")
@@ -75,7 +76,7 @@ def score_overlap(
     every, sums = np.zeros(bins, dtype=np.int64), 0.0
     for block in _blocks(scores):
         if not np.isfinite(block).all():
-            raise NotFiniteError("some scores are not finite; they cannot be counted")
+            raise NotFiniteError("some scores are not finite (NaN or infinite), so their histogram cannot be computed")
         every += _counts(block, low, high, bins)
         sums += float(block.sum(dtype=np.float64))
     own, own_sum = _of_pairs(scores, matches, low, high, bins)
@@ -88,7 +89,7 @@ def score_overlap(
 
 
 def _blocks(scores: Floats) -> list[Floats]:
-    step = max(1, BLOCK // max(1, scores.shape[1]))
+    step = max(1, BLOCK_SCORES // max(1, scores.shape[1]))
     return [np.asarray(scores[first : first + step]) for first in range(0, len(scores), step)]
 
 
@@ -99,7 +100,7 @@ def _range(scores: Floats) -> tuple[float, float]:
 
 
 def _counts(values: Floats, low: float, high: float, bins: int) -> Ints:
-    # In double precision, so that a score falls into the same bin wherever it is counted.
+    # In double precision, so that a score falls into the same bin in both histograms.
     place = np.floor((values.ravel().astype(np.float64) - low) * (bins / (high - low)))
     return np.bincount(np.clip(place, 0, bins - 1).astype(np.int64), minlength=bins)
 
@@ -130,18 +131,16 @@ def draw_overlap(found: Overlap, file: Path, title: str = "") -> None:
     figure.savefig(file, dpi=110)
 
 
-# Cross-retrieval rank: how well a matching pair does in the worse of the two directions.
-
-EDGES = (1, 2, 6, 11, 51, 201)
-"""first ranks of the intervals that are counted; the paper speaks of 1 and of more than 200"""
+RANK_EDGES = (1, 2, 6, 11, 51, 201)
+"""first rank of each interval; the paper has the intervals 1 and above 200"""
 
 
 def cross_ranks(scores: Floats, matches: Matches) -> NDArray[np.float64]:
-    """max(5 r_i - 4, r_t) of every matching pair (aoq, supplement), in the order of ``matches.pairs()``.
+    """Return max(5 r_i - 4, r_t) of every matching pair (aoq, supplement), in the order of ``matches.pairs()``.
 
-    r_i is the pair's rank against pairs of the same text and images that do not match it, r_t against those of the same
-    image. The 5, the paper's captions of an image, is the number of texts over that of images, so that both ranks span
-    the same range: max(T / I (r_i - 1) + 1, r_t).
+    r_i is the rank of the pair among the images that do not match its text, r_t among the texts that do not match its
+    image. The 5 is the number of captions per image in the paper. Here it is the number of texts over the number of
+    images, so that both ranks have the same range: max(T / I (r_i - 1) + 1, r_t).
 
     Args:
         scores: (I, T), higher is better.
@@ -159,9 +158,9 @@ def cross_ranks(scores: Floats, matches: Matches) -> NDArray[np.float64]:
 
 
 def pair_ranks(scores: Floats, matches: Matches) -> Ints:
-    """The rank of each matching pair of ``scores`` (Q, C) among its row's columns that do not match.
+    """Return the rank of each matching pair of ``scores`` (Q, C) among the columns of its row that do not match.
 
-    A column that does not match and scores the same stands before.
+    A column that does not match and has an equal score is ranked before it.
     """
     if scores.shape != matches.shape:
         raise ValueError(f"scores are {scores.shape} but matches are {matches.shape}")
@@ -169,22 +168,22 @@ def pair_ranks(scores: Floats, matches: Matches) -> Ints:
     for row in range(scores.shape[0]):
         values, own = np.asarray(scores[row]), matches.texts_of(row)
         if not np.isfinite(values).all():
-            raise NotFiniteError(f"scores of row {row} are not finite; they cannot be ranked")
+            raise NotFiniteError(f"scores of row {row} are not finite (NaN or infinite), so they cannot be ranked")
         mine = values[own]
         ranks += [np.count_nonzero(values >= v) - np.count_nonzero(mine >= v) + 1 for v in mine]
     return np.array(ranks, dtype=np.int64)
 
 
 def cross_rank_counts(ranks: NDArray[np.float64]) -> dict[str, int]:
-    """How many pairs lie in each interval of ranks."""
-    stops = [*(edge - 1 for edge in EDGES[1:]), None]
-    names = [f"{a}" if a == b else f"{a}-{b}" if b else f"> {a - 1}" for a, b in zip(EDGES, stops, strict=True)]
-    counts = np.histogram(ranks, [*EDGES, np.inf])[0]
+    """Return the number of pairs in each interval of ranks."""
+    stops = [*(edge - 1 for edge in RANK_EDGES[1:]), None]
+    names = [f"{a}" if a == b else f"{a}-{b}" if b else f"> {a - 1}" for a, b in zip(RANK_EDGES, stops, strict=True)]
+    counts = np.histogram(ranks, [*RANK_EDGES, np.inf])[0]
     return dict(zip(names, counts.tolist(), strict=True))
 
 
 def draw_cross_ranks(ranks: Mapping[str, NDArray[np.float64]], file: Path) -> None:
-    """Bars of the shares of pairs by interval, for one matcher or several side by side (aoq, supplement, Fig. 6)."""
+    """Draw the shares of pairs by interval of ranks, for one matcher or several (aoq, supplement, Fig. 6)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2, 3.2), layout="constrained")

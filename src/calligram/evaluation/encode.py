@@ -1,4 +1,4 @@
-"""Running a matcher over a pairing: encodings, and scores in tiles."""
+"""Encodings and score matrix of a pairing."""
 
 from __future__ import annotations
 
@@ -17,57 +17,55 @@ from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.models.matcher import Encoded, Matcher, stack
 from calligram.progress import Track, silent
 
-# Scores in lower precision, where a score is more than one matrix product.
-
 Precision = Literal["fp32", "bf16"]
 
 
 def check_precision(matcher: Matcher, precision: Precision) -> None:
-    """Refuse what would change nothing but the ties.
+    """Refuse lower precision for a matcher that scores by cosines.
 
     Raises:
-        UserError: for bfloat16 and a matcher that scores by the cosine: rounded to eight bits, many would be equal.
+        UserError: for bfloat16 and such a matcher: with eight bits many scores would be equal.
     """
     if precision != "fp32" and not matcher.reranks:
         raise UserError(
-            f"--precision {precision} is for matchers that compare each pair by attention, and this one scores by the "
-            "cosine of two vectors, which costs next to nothing; leave it out"
+            f"--precision {precision} is for matchers that score pairs by attention; this one scores by the cosine of "
+            "two vectors, which is fast already; leave the option out"
         )
 
 
-def lowered(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[Any]:
-    """What scores are computed under: autocast as in training, or nothing. Encodings stay in float32."""
+def score_precision(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[Any]:
+    """Return the context in which scores are computed: autocast as in training, or none."""
     return contextlib.nullcontext() if precision == "fp32" else torch.autocast(device.type, torch.bfloat16)
 
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
-SCORE_BYTES = 1 << 30
-"""A score matrix larger than this is kept in a temporary file instead of memory."""
+MAX_MEMORY_BYTES = 1 << 30
+"""largest score matrix in memory; a larger one is kept in a temporary file"""
 
 
 class EncodedPairing(NamedTuple):
-    """Both sides of a pairing as a matcher sees them."""
+    """The images and texts of a pairing, encoded by a matcher."""
 
     images: Encoded
     texts: Encoded
 
     def select(self, images: Ints, texts: Ints) -> EncodedPairing:
-        """Some of both."""
+        """Return some images and some texts."""
         one, two = (torch.from_numpy(rows).to(self.images.vectors.device) for rows in (images, texts))
         return EncodedPairing(self.images.rows(one), self.texts.rows(two))
 
 
 class LoadedPairing(NamedTuple):
-    """Both sides of a pairing as prepared inputs, for encoding them more than once."""
+    """The images and texts of a pairing as prepared inputs, for encoding them several times."""
 
     images: ImageRows
     texts: TextRows
 
 
 def load_pairing(inputs: Inputs, pairing: Pairing, track: Track = silent) -> LoadedPairing:
-    """Decode images and encode words, once."""
+    """Prepare the inputs of a pairing: decode its images and tokenise its texts."""
     return LoadedPairing(
         inputs.images.load(pairing.visuals, track),
         inputs.texts.load(pairing.texts.strings, pairing.visuals.pictures.cache, track),
@@ -82,7 +80,7 @@ def _device(matcher: Matcher) -> torch.device:
 def encode_images(
     matcher: Matcher, inputs: Inputs, rows: ImageRows, *, batch: int = 128, track: Track = silent
 ) -> Encoded:
-    """Encode each image once. Encodings stay on the matcher's device."""
+    """Encode images in batches; encodings stay on the matcher's device."""
     device = _device(matcher)
     chunks = np.array_split(np.arange(len(rows)), max(1, -(-len(rows) // batch)))
     pieces = [
@@ -94,7 +92,7 @@ def encode_images(
 
 @torch.no_grad()
 def encode_texts(matcher: Matcher, rows: TextRows, *, batch: int = 512, track: Track = silent) -> Encoded:
-    """Encode texts in order of length, so that little of a batch is padding, and put them back in order."""
+    """Encode texts in batches of similar length, to avoid padding; the result is in the original order."""
     device = _device(matcher)
     order = np.argsort(rows.lengths, kind="stable")
     chunks = np.array_split(order, max(1, -(-len(order) // batch)))
@@ -107,14 +105,14 @@ def encode_texts(matcher: Matcher, rows: TextRows, *, batch: int = 512, track: T
 
 
 def encode_pairing(matcher: Matcher, inputs: Inputs, loaded: LoadedPairing, track: Track = silent) -> EncodedPairing:
-    """Encode both sides."""
+    """Encode the images and texts of a pairing."""
     return EncodedPairing(
         encode_images(matcher, inputs, loaded.images, track=track), encode_texts(matcher, loaded.texts, track=track)
     )
 
 
-def room_for(shape: tuple[int, ...], budget: int = SCORE_BYTES) -> Floats:
-    """An array for scores, in a temporary file where they would take too much memory."""
+def score_array(shape: tuple[int, ...], budget: int = MAX_MEMORY_BYTES) -> Floats:
+    """Return an array for scores, in a temporary file if it is larger than ``budget`` bytes."""
     if math.prod(shape) * 4 <= budget:
         return np.empty(shape, dtype=np.float32)
     with tempfile.TemporaryFile() as file:  # the mapping keeps the unnamed file alive
@@ -127,16 +125,16 @@ def score_matrix(
     encoded: EncodedPairing,
     *,
     rows: int = 256,
-    budget: int = SCORE_BYTES,
+    budget: int = MAX_MEMORY_BYTES,
     precision: Precision = "fp32",
     track: Track = silent,
 ) -> Floats:
-    """All scores (I, T), computed ``rows`` images at a time."""
-    scores = room_for((len(encoded.images.vectors), len(encoded.texts.vectors)), budget)
+    """Return all scores (I, T), computed for ``rows`` images at once."""
+    scores = score_array((len(encoded.images.vectors), len(encoded.texts.vectors)), budget)
     starts = range(0, len(scores), rows)
     for start in track(starts, "scoring", len(starts)):
         part = encoded.images.rows(slice(start, start + rows))
-        with lowered(part.vectors.device, precision):
+        with score_precision(part.vectors.device, precision):
             found = matcher.score(part, encoded.texts)
         scores[start : start + rows] = found.float().cpu().numpy()
     return scores

@@ -1,4 +1,4 @@
-"""The pictures of an evaluation: what is found both ways, how pairs rank, how scores and features lie."""
+"""Figures of an evaluation: retrieved items, correlations of features, sheets of suggestions, and a t-SNE map."""
 
 from __future__ import annotations
 
@@ -42,14 +42,23 @@ from calligram.vectors import unit_length, unit_rows
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Features = NDArray[np.float64]
+ImageVectors = NDArray[np.float32]
+Floats = NDArray[np.floating]
+Ints = NDArray[np.int64]
 
-# Pictures people would rather look at: queries with what was found for them.
+SAMPLE_IMAGES = 100
+"""number of random images whose features are compared, as in the paper"""
+MAX_MAP_IMAGES = 1000
+"""largest number of images in a t-SNE map; more take minutes and show less"""
+SHEET_COLUMNS, SUGGESTION_LINES = 5, 3
+"""columns of a sheet of suggestions, and lines of text under an image"""
 
 
 def draw_sheet(
     matcher: Matcher, inputs: Inputs, pairing: Pairing, file: Path, *, queries: int = 6, first: int = 5, seed: int = 0
 ) -> None:
-    """Draw randomly chosen texts with their first images; see ``draw_found_images``."""
+    """Encode a pairing and draw random texts with their first images; see ``draw_found_images``."""
     scores = score_matrix(matcher, encode_pairing(matcher, inputs, load_pairing(inputs, pairing)))
     draw_found_images(scores, pairing, file, queries=queries, first=first, seed=seed)
 
@@ -57,10 +66,10 @@ def draw_sheet(
 def draw_found_images(
     scores: Floats, pairing: Pairing, file: Path, *, queries: int = 6, first: int = 5, seed: int = 0
 ) -> None:
-    """Draw randomly chosen texts with their first images (dual-path, Fig. 9).
+    """Draw random texts with their first images (dual-path, Fig. 9).
 
-    A green frame marks a match, which is an image of the same person where items match by identity; a blue one an
-    image of which the text is true all the same.
+    A green frame marks a matching image (of the same person, where items match by identity). A blue frame marks another
+    image for which the text is true.
     """
     from matplotlib.figure import Figure
 
@@ -90,9 +99,9 @@ def draw_found_images(
 def draw_found_texts(
     scores: Floats, pairing: Pairing, file: Path, *, queries: int = 4, first: int = 5, seed: int = 0
 ) -> None:
-    """Draw randomly chosen images with their first texts (dual-path, Fig. 10).
+    """Draw random images with their first texts (dual-path, Fig. 10).
 
-    Matches are green, other texts that are true blue, the rest red.
+    Matching texts are green, other true texts blue, false texts red.
     """
     from matplotlib.figure import Figure
 
@@ -128,19 +137,10 @@ def _save(figure: Figure, file: Path) -> None:
     figure.savefig(file, dpi=80)
 
 
-# How alike the features of different images are.
-
-Features = NDArray[np.float64]
-ImageVectors = NDArray[np.float32]
-
-IMAGES = 100
-"""drawn at random, as the paper shows them"""
-
-
 def correlation(vectors: NDArray[np.floating]) -> Features:
-    """Pearson's correlation between the features of every two images, (N, D) to (N, N) (dual-path, Fig. 4).
+    """Return Pearson's correlation between the features of every two images, (N, D) to (N, N) (dual-path, Fig. 4).
 
-    A vector whose entries are all equal has none; it counts as 0, and as 1 with itself.
+    The correlation of a constant vector is undefined; it is set to 0, and to 1 with itself.
     """
     centred = np.asarray(vectors, dtype=np.float64)
     centred = centred - centred.mean(axis=1, keepdims=True)
@@ -150,14 +150,14 @@ def correlation(vectors: NDArray[np.floating]) -> Features:
     return found
 
 
-def mean_between(correlations: Features) -> float:
-    """Mean size of the correlation between different images; the smaller, the nearer to orthogonal."""
+def mean_absolute_correlation(correlations: Features) -> float:
+    """Return the mean absolute correlation between different images; 0 for orthogonal features."""
     different = ~np.eye(len(correlations), dtype=bool)
     return float(np.abs(correlations[different]).mean()) if different.any() else 0.0
 
 
 def draw_correlation(panels: Mapping[str, Features], file: Path) -> None:
-    """Draw correlations side by side, each under its name."""
+    """Draw correlation matrices next to each other, with their names."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(0.9 + 3.6 * len(panels), 3.6), layout="constrained")
@@ -165,19 +165,15 @@ def draw_correlation(panels: Mapping[str, Features], file: Path) -> None:
     for axis, (name, values) in zip(axes, panels.items(), strict=True):
         shown = axis.imshow(values, vmin=-1, vmax=1, cmap="RdBu_r", interpolation="nearest")
         axis.set(xticks=[], yticks=[])
-        axis.set_title(f"{name}\nmean size {mean_between(values):.3f}", fontsize=9)
+        axis.set_title(f"{name}\nmean absolute {mean_absolute_correlation(values):.3f}", fontsize=9)
     figure.colorbar(shown, ax=axes, shrink=0.85)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)
 
 
-Floats = NDArray[np.floating]
-Ints = NDArray[np.int64]
-
-
-def sample(images: int, seed: int = 0) -> Ints:
-    """The images whose features are compared, ascending."""
-    chosen = np.random.default_rng(seed).choice(images, min(IMAGES, images), replace=False)
+def sample_images(images: int, seed: int = 0) -> Ints:
+    """Return the rows of the images whose features are compared, ascending."""
+    chosen = np.random.default_rng(seed).choice(images, min(SAMPLE_IMAGES, images), replace=False)
     return np.sort(chosen).astype(np.int64)
 
 
@@ -193,7 +189,7 @@ def draw_pictures(
     """Draw ``images.png``, ``texts.png``, ``ranks.png``, ``overlap.png`` and ``correlation.png`` into ``folder``.
 
     Args:
-        before: (N, D) features of the images of ``sample`` before training, to stand beside the matcher's.
+        before: (N, D) features of the images of ``sample_images`` before training, for comparison.
     """
     draw_found_images(scores, pairing, folder / "images.png")
     draw_found_texts(scores, pairing, folder / "texts.png")
@@ -203,9 +199,9 @@ def draw_pictures(
     if apart is not None:
         draw_overlap(apart, folder / "overlap.png")
         drawn.append(folder / "overlap.png")
-    vectors = encoded.images.vectors[sample(len(pairing.visuals))].float().cpu().numpy()
-    panels = {} if before is None else {"the backbone's features, before training": correlation(before)}
-    panels["this matcher's features"] = correlation(vectors)
+    vectors = encoded.images.vectors[sample_images(len(pairing.visuals))].float().cpu().numpy()
+    panels = {} if before is None else {"features of the backbone before training": correlation(before)}
+    panels["features of this matcher"] = correlation(vectors)
     draw_correlation(panels, folder / "correlation.png")
     return [*drawn, folder / "correlation.png"]
 
@@ -234,14 +230,9 @@ def _load_backbone(settings: Mapping[str, Any]) -> BackboneInput | None:
     return BackboneInput(Backbone.load(name), pixel_input(name), Path(name).name)
 
 
-# Images to caption on one sheet, each with its number, its id and why.
-
-COLUMNS, LINES = 5, 3
-
-
 def draw_suggestions(collection: Collection, chosen: Sequence[Suggestion], file: Path, track: Track = silent) -> None:
-    """Write the pictures in their order, left to right."""
-    columns, tall = max(1, min(COLUMNS, len(chosen))), CELL_HEIGHT + LINES * LINE_HEIGHT + 12
+    """Draw images to caption on one sheet, in order, each with its number, its id and the reasons."""
+    columns, tall = max(1, min(SHEET_COLUMNS, len(chosen))), CELL_HEIGHT + SUGGESTION_LINES * LINE_HEIGHT + 12
     lines = max(1, -(-len(chosen) // columns))
     size = (
         2 * SHEET_MARGIN + columns * (CELL_WIDTH + CELL_GAP) - CELL_GAP,
@@ -268,31 +259,24 @@ def draw_suggestions(collection: Collection, chosen: Sequence[Suggestion], file:
         else:
             sheet.paste(picture, (left + (CELL_WIDTH - picture.width) // 2, top + (CELL_HEIGHT - picture.height) // 2))
         draw.text((left, top + CELL_HEIGHT + 8), f"{place + 1}  {suggestion.image[-30:]}", fill=TEXT_COLOUR, font=font)
-        for line, words in enumerate(textwrap.wrap(suggestion.why, 38)[: LINES - 1]):
+        for line, words in enumerate(textwrap.wrap(suggestion.why, 38)[: SUGGESTION_LINES - 1]):
             draw.text((left, top + CELL_HEIGHT + 8 + (line + 1) * LINE_HEIGHT), words, fill=FAINT_COLOUR, font=font)
     file.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(file)
 
 
-# Images and texts of a joint space laid out on a plane, so that what is close there is close here.
-
-MapFloats = NDArray[np.float32]
-MOST = 1000
-"""images that are drawn; t-SNE of many thousands takes minutes and shows less"""
-
-
-def lay_out(vectors: MapFloats, seed: int = 0) -> MapFloats:
-    """Places (N, 2) of vectors (N, D) by t-SNE over cosines (van der Maaten and Hinton, 2008)."""
+def tsne_layout(vectors: ImageVectors, seed: int = 0) -> ImageVectors:
+    """Return positions (N, 2) of vectors (N, D) by t-SNE over cosines (van der Maaten and Hinton, 2008)."""
     from sklearn.manifold import TSNE
 
-    # A neighbourhood is far smaller than the whole; scikit-learn refuses anything else.
+    # The perplexity must be far below the number of vectors; scikit-learn refuses other values.
     perplexity = min(30.0, max(1.0, (len(vectors) - 1) / 3))
     places = TSNE(metric="cosine", init="random", perplexity=perplexity, random_state=seed).fit_transform(vectors)
     return np.asarray(places, dtype=np.float32)
 
 
 def draw_map(encoded: EncodedPairing, matches: Matches, target: Path, title: str = "") -> Path:
-    """Draw images in blue and one text of each in red, a thin line between the two (a3vse, Fig. 3).
+    """Draw a t-SNE map of images (blue), each joined by a line to one of its texts (red) (a3vse, Fig. 3).
 
     Images without a text are left out.
     """
@@ -300,11 +284,11 @@ def draw_map(encoded: EncodedPairing, matches: Matches, target: Path, title: str
 
     image, text = matches.pairs()
     _, first = np.unique(image, return_index=True)
-    image, text = image[first][:MOST], text[first][:MOST]
+    image, text = image[first][:MAX_MAP_IMAGES], text[first][:MAX_MAP_IMAGES]
     vectors = [
         unit_length(side.vectors).cpu().numpy()[rows] for side, rows in ((encoded.images, image), (encoded.texts, text))
     ]
-    places = lay_out(np.concatenate(vectors))
+    places = tsne_layout(np.concatenate(vectors))
     one, two = places[: len(image)], places[len(image) :]
     figure = Figure(figsize=(5, 5), layout="constrained")
     axis = figure.subplots()

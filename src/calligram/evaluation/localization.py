@@ -1,4 +1,4 @@
-"""Phrase localization: which of an image's proposals a phrase speaks of, measured beside what needs no matcher."""
+"""Phrase localization: recall of the box of a phrase among the proposals of its image, with bounds and baselines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from calligram.data.grounding import ImageBoxes, grounded_phrases, phrase_texts
 from calligram.data.matches import Matches
 from calligram.errors import UserError
 from calligram.evaluation.encode import encode_texts
-from calligram.evaluation.proposals import NEVER, first_hits, recall_within
+from calligram.evaluation.proposals import NO_HIT, first_hits, recall_within
 from calligram.evaluation.ranking import relevant_ranks
 from calligram.features.images.region_input import ProposalFeatures, RegionInput
 from calligram.features.inputs import Inputs, TextRows
@@ -25,71 +25,71 @@ from calligram.progress import Track, silent
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
-THRESHOLD = 0.5
-"""overlap with the truth from which a box is right"""
-CENTRE = 0.8
-"""share of the picture's area of the box in its middle that a localizer has to beat"""
-REGIONS = 4096
-"""regions encoded at a time, by whole images"""
+MIN_IOU = 0.5
+"""smallest IoU of a correct box with the truth"""
+CENTRE_AREA = 0.8
+"""area of the central box of the baseline, as a share of the image"""
+BATCH_REGIONS = 4096
+"""number of regions encoded at once, in whole images"""
 
 
 @dataclass(frozen=True)
 class Localization:
-    """Percent of phrases whose box is among the first k, and what bounds and baselines give."""
+    """Percent of phrases whose box is among the first k proposals, with an upper bound and baselines."""
 
     r1: float
     r5: float
     r10: float
     oracle: float
-    """phrases that any of the proposals reaches: no matcher can be better"""
+    """phrases with a correct box among all proposals: the upper bound"""
     whole: float
-    """R@1 of the answer "the whole picture" """
+    """R@1 of the whole image as the answer"""
     central: float
-    """R@1 of the answer "the middle" """
+    """R@1 of the central box as the answer"""
     phrases: int
     images: int
     proposals: float
-    """boxes an image, on average"""
+    """mean number of proposals per image"""
     kinds: Mapping[str, float] = field(default_factory=dict)
-    """R@1 by kind of phrase, where phrases have kinds"""
+    """R@1 by kind of phrase, if phrases have kinds"""
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return JSON values."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class LoadedPhrases:
-    """The phrases of a split and the proposals of their images, ready to be encoded more than once."""
+    """The phrases of a split and the proposals of their images, prepared for encoding."""
 
     targets: ImageBoxes
-    """the box that each phrase is found at"""
+    """target box of each phrase"""
     texts: TextRows
     """distinct strings"""
     text_of: Ints
-    """string of each phrase"""
+    """number of the string of each phrase"""
     kinds: tuple[str, ...]
     proposed: ProposalFeatures
     sizes: Ints
-    """(phrases, 2) width and height of each one's image"""
+    """(P, 2) width and height of the image of each phrase"""
 
 
 def load_phrases(
     inputs: Inputs, collection: Collection, split: str, *, images: int | None = None, track: Track = silent
 ) -> LoadedPhrases:
-    """Prepare a split.
+    """Prepare the phrases and proposals of a split.
 
     Args:
-        images: take only the first so many of those that have phrases.
+        images: number of images with phrases, the first ones; None for all.
 
     Raises:
         UserError: when the matcher was not trained on regions, or there are no phrases or proposals.
     """
     if not isinstance(inputs.images, RegionInput):
-        raise UserError("this matcher sees whole pictures; phrases are localized by one trained on regions")
+        raise UserError("this matcher takes whole images; phrase localization needs a matcher trained on regions")
     for table in ("phrases", "groundings"):
         if not collection.has(table):
-            raise UserError(f"collection {collection.folder} has no {table}; there is nothing to localize")
+            raise UserError(f"collection {collection.folder} has no {table}, which phrase localization needs")
     grounded = grounded_phrases(collection, collection.images_in(split))
     rows = np.unique(grounded.chain_boxes.images)[:images]
     if len(rows) < len(np.unique(grounded.chain_boxes.images)):
@@ -117,32 +117,32 @@ def evaluate_localization(
 ) -> Localization:
     """Rank the proposals of its image for every phrase (two-branch, Sec. 4.4).
 
-    A box is right if it overlaps the smallest box around all regions of the phrase by at least a half; phrases without
-    a box do not count. Wrong boxes with an equal score stand before right ones.
+    A box is correct if its IoU with the smallest box around all regions of the phrase is at least 0.5. Phrases without
+    a box are left out. Wrong boxes with an equal score are ranked before correct ones.
     """
     matcher.eval()
     texts = encode_texts(matcher, loaded.texts)
     targets, at = loaded.targets, loaded.proposed.boxes
-    ranks = np.full(len(targets), NEVER, dtype=np.int64)
+    ranks = np.full(len(targets), NO_HIT, dtype=np.int64)
     for image, regions in _encoded(matcher, inputs, loaded.proposed, track):
         mine = targets.rows_of_image(image)
-        right = iou(targets.boxes[mine], at.boxes[at.rows_of_image(image)]) >= THRESHOLD
+        correct = iou(targets.boxes[mine], at.boxes[at.rows_of_image(image)]) >= MIN_IOU
         strings, back = np.unique(loaded.text_of[mine], return_inverse=True)
-        asked = texts.rows(torch.from_numpy(strings).to(texts.vectors.device))
-        scores = matcher.score(regions, asked).T.float().cpu().numpy()[back]
-        phrase, box = np.nonzero(right)
-        ranks[mine[right.any(axis=1)]] = relevant_ranks(scores, Matches(phrase, box, right.shape)).best
+        queries = texts.rows(torch.from_numpy(strings).to(texts.vectors.device))
+        scores = matcher.score(regions, queries).T.float().cpu().numpy()[back]
+        phrase, box = np.nonzero(correct)
+        ranks[mine[correct.any(axis=1)]] = relevant_ranks(scores, Matches(phrase, box, correct.shape)).best
     return _summary(ranks, loaded)
 
 
 def _encoded(
     matcher: Matcher, inputs: Inputs, proposed: ProposalFeatures, track: Track
 ) -> Iterator[tuple[int, Encoded]]:
-    """The regions of one image after the other; many images are encoded together."""
+    """Yield the encoded regions of each image; several images are encoded together."""
     device = next(matcher.parameters()).device
     images, starts = np.unique(proposed.boxes.images, return_index=True)
     ends = np.append(starts[1:], len(proposed.boxes))
-    groups = np.split(np.arange(len(images)), np.flatnonzero(np.diff(starts // REGIONS)) + 1)
+    groups = np.split(np.arange(len(images)), np.flatnonzero(np.diff(starts // BATCH_REGIONS)) + 1)
     for group in track(groups, "localizing", len(groups)):
         first, last = int(starts[group[0]]), int(ends[group[-1]])
         rows = proposed.rows.take(np.arange(first, last)).to(device)
@@ -156,14 +156,14 @@ def _summary(ranks: Ints, loaded: LoadedPhrases) -> Localization:
     kinds = np.array(loaded.kinds, dtype=object)
     images = len(np.unique(targets.images))
     recalls = [recall_within(ranks, k) for k in (1, 5, 10)]
-    whole, central = (_overlap_with_fixed(targets.boxes, loaded.sizes, share) for share in (1.0, CENTRE))
+    whole, central = (_overlap_with_fixed(targets.boxes, loaded.sizes, share) for share in (1.0, CENTRE_AREA))
     return Localization(
         recalls[0],
         recalls[1],
         recalls[2],
-        oracle=recall_within(first_hits(targets, at, THRESHOLD), NEVER - 1),
-        whole=100 * float((whole >= THRESHOLD).mean()),
-        central=100 * float((central >= THRESHOLD).mean()),
+        oracle=recall_within(first_hits(targets, at, MIN_IOU), NO_HIT - 1),
+        whole=100 * float((whole >= MIN_IOU).mean()),
+        central=100 * float((central >= MIN_IOU).mean()),
         phrases=len(targets),
         images=images,
         proposals=len(at) / images,
@@ -172,7 +172,7 @@ def _summary(ranks: Ints, loaded: LoadedPhrases) -> Localization:
 
 
 def _overlap_with_fixed(boxes: Floats, sizes: Ints, share: float) -> Floats:
-    """Overlap of each box with the one in the middle of its image that has this share of the area: (N,)."""
+    """Return the IoU (N,) of each box with the central box of its image that has this share of the area."""
     margin = (1 - share**0.5) / 2 * sizes
     fixed = np.concatenate([margin, sizes - margin], axis=1).astype(np.float32)
     pairs = zip(boxes, fixed, strict=True)

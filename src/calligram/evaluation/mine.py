@@ -1,4 +1,4 @@
-"""Offline mining: for every image the texts, and for every text the images, that score best without matching."""
+"""Offline mining of hard negatives, and the rank of the hardest negative of a batch among all negatives of a split."""
 
 from __future__ import annotations
 
@@ -22,13 +22,17 @@ from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.vectors import unit_length
 
+Ints = NDArray[np.int64]
+
+FIRST_RANKS = 100
+"""number of first ranks; the paper counts ranks among the first hundred"""
 TILE_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
-"""scores held at a time, by kind of device"""
-_WIDENS = "dtype" in torch.ops.aten.mm.overloads()  # type: ignore[no-untyped-call]
-"""whether a product of bfloat16 can be given in float32 on an accelerator: from torch 2.8 on"""
+"""size of a tile of scores, by kind of device"""
+_HAS_MM_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()  # type: ignore[no-untyped-call]
+"""whether torch can return a bfloat16 matrix product in float32 on a GPU: since torch 2.8"""
 
 
-class Best(NamedTuple):
+class BestCandidates(NamedTuple):
     """The best candidates of each anchor, descending."""
 
     scores: Tensor
@@ -49,14 +53,14 @@ def mine_pairing(
     ignore_also_true: bool = False,
     track: Track = silent,
 ) -> NegativeLists:
-    """Encode a pairing and mine it (aoq, Sec. 3.2); the lists are named by its ids.
+    """Encode a pairing and mine its hard negatives (aoq, Sec. 3.2); the lists hold its ids.
 
     Args:
-        encoded: the pairing's encodings, where they are there already.
-        ignore_also_true: pairs known to be true without being annotated are no negatives.
+        encoded: encodings of the pairing, if they are computed already.
+        ignore_also_true: leave out pairs that are known to be true without being annotated.
     """
     if not len(pairing.matches):
-        raise UserError("this split has no captions; there is nothing to mine")
+        raise UserError("this split has no captions to mine; give another split")
     matcher.eval()
     if encoded is None:
         encoded = encode_pairing(matcher, inputs, load_pairing(inputs, pairing, track), track)
@@ -84,24 +88,25 @@ def mine_negatives(
     tile_bytes: int | None = None,
     track: Track = silent,
 ) -> tuple[Tensor, Tensor]:
-    """The best candidates that are not ``excluded``: (I, texts) for images and (T, images) for texts; -1 where fewer.
+    """Return the hardest negatives: texts (I, texts) of images and images (T, images) of texts; -1 if fewer.
 
-    Exact, and in memory bounded by the encodings, a tile of scores and the lists. Cosines are one matrix product and a
-    selection each way; other scores are computed once, for both ways.
+    The result is exact. Memory holds the encodings, a tile of scores and the lists. Cosines are computed for each
+    direction; other scores are computed once for both directions.
 
     Args:
-        precision: ``bf16`` rounds the vectors of cosines, and adds up in fp32.
-        tile_bytes: of scores held at a time.
+        excluded: pairs that are not negatives.
+        precision: ``bf16`` rounds the vectors of cosines and accumulates in fp32.
+        tile_bytes: size of a tile of scores.
     """
     tile = tile_bytes or TILE_BYTES.get(encoded.images.vectors.device.type, 1 << 26)
     if matcher.reranks:
         if precision != "fp32":
-            raise UserError("--precision bf16 is for matchers that score by the cosine; leave it out for this one")
+            raise UserError("--precision bf16 is for matchers that score by cosines; leave it out for this one")
         return _by_scores(matcher, encoded, excluded, texts, images, tile, track)
     one, two = unit_length(encoded.images.vectors), unit_length(encoded.texts.vectors)
     for side in (one, two):
         if not bool(torch.isfinite(side).all()):
-            raise NotFiniteError("some encodings are not finite; they cannot be ranked")
+            raise NotFiniteError("some encodings are not finite (NaN or infinite), so they cannot be ranked")
     if precision == "bf16":
         one, two = one.bfloat16(), two.bfloat16()
     return (
@@ -113,68 +118,68 @@ def mine_negatives(
 def best_by_cosine(
     anchors: Tensor, candidates: Tensor, excluded: Matches, k: int, tile: int, track: Track = silent, label: str = ""
 ) -> Tensor:
-    """Rows of the k best candidates of each anchor: unit vectors (A, D) and (C, D), in float32 or bfloat16."""
+    """Return rows (A, k) of the best candidates (C, D) of each anchor (A, D): unit vectors in float32 or bfloat16."""
     count = len(candidates)
     k = min(k, count)
     found = torch.empty(len(anchors), k, dtype=torch.int32, device=anchors.device)
     mask = _Mask(excluded, anchors.device)
     step = max(1, tile // (4 * max(1, count)))
-    candidates = aligned(candidates)
+    candidates = padded_rows(candidates)
     starts = range(0, len(anchors), step)
     for start in track(starts, label, len(starts)):
         block = slice(start, min(start + step, len(anchors)))
-        scores = product(anchors[block], candidates)
+        scores = inner_products(anchors[block], candidates)
         scores[:, count:] = -torch.inf
         mask.apply(scores, block)
-        found[block] = _named(top(scores, k))
+        found[block] = _rows_or_none(top_candidates(scores, k))
     return found
 
 
-def aligned(vectors: Tensor) -> Tensor:
-    """With zeros to a multiple of 8 on an accelerator: tensor cores take seven times as long for rows of odd length."""
+def padded_rows(vectors: Tensor) -> Tensor:
+    """Append zero rows to a multiple of 8 on a GPU: for other numbers tensor cores are seven times as slow."""
     missing = -len(vectors) % 8
     return F.pad(vectors, (0, 0, 0, missing)) if missing and vectors.is_cuda else vectors
 
 
-def product(one: Tensor, two: Tensor) -> Tensor:
-    """All inner products (A, C), added up and given in float32 whatever the vectors are rounded to."""
+def inner_products(one: Tensor, two: Tensor) -> Tensor:
+    """Return all inner products (A, C), accumulated in float32 also for bfloat16 vectors."""
     if one.dtype == torch.float32:
         return one @ two.T
-    if one.device.type == "cuda" and _WIDENS:
+    if one.device.type == "cuda" and _HAS_MM_OUT_DTYPE:
         return torch.mm(one, two.T, out_dtype=torch.float32)
     return one.float() @ two.float().T
 
 
-def top(scores: Tensor, k: int) -> Best:
-    """The k largest of each row (A, C), as ``topk`` gives them, in one pass over the scores.
+def top_candidates(scores: Tensor, k: int) -> BestCandidates:
+    """Return the k largest of each row (A, C), as ``topk`` does, in one pass over the scores.
 
-    Columns are laid into groups; the k largest lie within the k groups whose maxima are largest, so that only those
-    are searched.
+    Columns are divided into groups. The k largest values lie in the k groups with the largest maxima, so only these
+    groups are searched.
     """
     rows, columns = scores.shape
     width = int((columns / max(1, k)) ** 0.5)
     if width < 4:
-        return Best(*scores.topk(min(k, columns), dim=1))
+        return BestCandidates(*scores.topk(min(k, columns), dim=1))
     groups = columns // width
-    # Group g holds columns g, g + groups, g + 2 groups, ...: maxima are then taken over neighbours in memory at once.
+    # Group g holds columns g, g + groups, g + 2 groups, ...: this order in memory makes the maxima fast.
     whole = scores[:, : groups * width].view(rows, width, groups)
     chosen = whole.amax(1).topk(k, dim=1).indices
     places = (chosen.unsqueeze(1) + groups * torch.arange(width, device=scores.device).view(1, -1, 1)).flatten(1)
     rest = torch.arange(groups * width, columns, device=scores.device).expand(rows, -1)
     places = torch.cat([places, rest], dim=1)
     best = scores.gather(1, places).topk(k, dim=1)
-    return Best(best.values, places.gather(1, best.indices))
+    return BestCandidates(best.values, places.gather(1, best.indices))
 
 
 def _by_scores(
     matcher: Matcher, encoded: EncodedPairing, excluded: Matches, texts: int, images: int, tile: int, track: Track
 ) -> tuple[Tensor, Tensor]:
-    """Each tile of scores serves both ways: images are finished with their rows, texts keep the best so far."""
+    """Mine both directions from each tile of scores; a tile completes the lists of its images."""
     count, columns = len(encoded.images.vectors), len(encoded.texts.vectors)
     device = encoded.images.vectors.device
     texts, images = min(texts, columns), min(images, count)
     of_images = torch.empty(count, texts, dtype=torch.int32, device=device)
-    so_far = Best(
+    so_far = BestCandidates(
         torch.full((columns, images), -torch.inf, device=device),
         torch.zeros(columns, images, dtype=torch.int64, device=device),
     )
@@ -185,27 +190,27 @@ def _by_scores(
         block = slice(start, min(start + step, count))
         scores = matcher.score(encoded.images.rows(block), encoded.texts).float()
         if not bool(torch.isfinite(scores).all()):
-            raise NotFiniteError(f"some scores of images {block.start} to {block.stop - 1} are not finite")
+            raise NotFiniteError(f"scores of images {block.start} to {block.stop - 1} are not finite (NaN or infinite)")
         mask.apply(scores, block)
-        of_images[block] = _named(top(scores, texts))
-        so_far = _merged(so_far, top(scores.T.contiguous(), min(images, scores.shape[0])), start)
-    return of_images, _named(so_far)
+        of_images[block] = _rows_or_none(top_candidates(scores, texts))
+        so_far = _merge(so_far, top_candidates(scores.T.contiguous(), min(images, scores.shape[0])), start)
+    return of_images, _rows_or_none(so_far)
 
 
-def _merged(so_far: Best, fresh: Best, first: int) -> Best:
+def _merge(so_far: BestCandidates, fresh: BestCandidates, first: int) -> BestCandidates:
     scores = torch.cat([so_far.scores, fresh.scores], dim=1)
     rows = torch.cat([so_far.rows, fresh.rows + first], dim=1)
     best = scores.topk(so_far.scores.shape[1], dim=1)
-    return Best(best.values, rows.gather(1, best.indices))
+    return BestCandidates(best.values, rows.gather(1, best.indices))
 
 
-def _named(best: Best) -> Tensor:
-    """Rows, with -1 where only excluded candidates were left."""
+def _rows_or_none(best: BestCandidates) -> Tensor:
+    """Return the rows, with -1 where only excluded candidates are left."""
     return best.rows.masked_fill(best.scores == -torch.inf, -1).int()
 
 
 class _Mask:
-    """Takes excluded pairs out of blocks of rows."""
+    """Masks excluded pairs in blocks of rows."""
 
     def __init__(self, excluded: Matches, device: torch.device) -> None:
         rows, columns = excluded.pairs()  # sorted by row
@@ -218,29 +223,21 @@ class _Mask:
         scores[self._rows[part] - block.start, self._columns[part]] = -torch.inf
 
 
-# How hard the hardest negative of a batch is: its rank among all negatives of a split.
-
-Ints = NDArray[np.int64]
-
-WITHIN = 100
-"""the paper asks how often a rank is among the first hundred"""
-
-
 @dataclass(frozen=True)
 class OnlineRanks:
-    """Ranks of online hard negatives in a whole split, one direction."""
+    """Ranks of the hardest negatives of batches among all negatives of a split, in one direction."""
 
     mean: float
     median: float
     within: float
-    """share of ranks among the first hundred"""
+    """share of ranks among the first ``FIRST_RANKS``"""
     expected_mean: float
-    """of batches drawn at random, whatever the scores"""
+    """expected mean for random batches"""
     expected_within: float
     anchors: int
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """Return JSON values."""
         return asdict(self)
 
 
@@ -248,15 +245,13 @@ class OnlineRanks:
 def online_ranks(
     matcher: Matcher, encoded: EncodedPairing, matches: Matches, batches: Sequence[Ints], *, track: Track = silent
 ) -> tuple[OnlineRanks, OnlineRanks]:
-    """The argument of aoq, Sec. 1, measured: how far the hardest negative of a batch stands from the hardest there is.
-
-    Each anchor's best-scored negative among its batch is ranked among all of the anchor's negatives in the split.
+    """Rank the hardest negative of each anchor in its batch among all its negatives in the split (aoq, Sec. 1).
 
     Args:
         batches: (N, 2) rows of images and texts that share a batch.
 
     Returns:
-        Of image anchors among texts, and of text anchors among images.
+        Ranks of texts for image anchors, and of images for text anchors.
     """
     device = encoded.images.vectors.device
     found: tuple[list[_RankedNegatives], list[_RankedNegatives]] = ([], [])
@@ -275,13 +270,18 @@ def online_ranks(
 class _RankedNegatives:
     rank: int
     negatives: int
-    """of the anchor in the split"""
+    """number of negatives of the anchor in the split"""
     drawn: int
-    """of them in the batch"""
+    """number of them in the batch"""
 
 
 def _ranked(scores: NDArray[np.floating], anchors: Ints, batch: Ints, matches: Matches) -> list[_RankedNegatives]:
-    """``scores`` are those of the anchors with every candidate of the split; ``batch`` the candidates in the batch."""
+    """Rank the hardest negative of each anchor.
+
+    Args:
+        scores: (A, C) of the anchors with every candidate of the split.
+        batch: the candidates in the batch.
+    """
     out = []
     for row, anchor in zip(scores, anchors, strict=True):
         own = matches.texts_of(int(anchor))
@@ -289,28 +289,28 @@ def _ranked(scores: NDArray[np.floating], anchors: Ints, batch: Ints, matches: M
         if not len(others):
             continue
         hardest = row[others].max()
-        # Equally hard negatives share the better rank: a tie is no evidence that harder ones were missed.
+        # Equally hard negatives share the better rank: a tie does not show that a harder one was missed.
         harder = np.count_nonzero(row > hardest) - np.count_nonzero(row[own] > hardest)
         out.append(_RankedNegatives(int(harder) + 1, len(row) - len(own), len(others)))
     return out
 
 
-def _summary(seen: Sequence[_RankedNegatives]) -> OnlineRanks:
-    if not seen:
+def _summary(ranked: Sequence[_RankedNegatives]) -> OnlineRanks:
+    if not ranked:
         raise ValueError("no anchor has a negative in its batch")
-    ranks = np.array([s.rank for s in seen])
+    ranks = np.array([s.rank for s in ranked])
     return OnlineRanks(
         float(ranks.mean()),
         float(np.median(ranks)),
-        float((ranks <= WITHIN).mean()),
-        float(np.mean([expected_rank(s.negatives, s.drawn) for s in seen])),
-        float(np.mean([chance_within(WITHIN, s.negatives, s.drawn) for s in seen])),
-        len(seen),
+        float((ranks <= FIRST_RANKS).mean()),
+        float(np.mean([expected_rank(s.negatives, s.drawn) for s in ranked])),
+        float(np.mean([chance_within(FIRST_RANKS, s.negatives, s.drawn) for s in ranked])),
+        len(ranked),
     )
 
 
 def expected_rank(negatives: int, drawn: int) -> float:
-    """Mean rank of the hardest of ``drawn`` negatives out of ``negatives``, drawn at random (aoq, Sec. 1).
+    """Return the mean rank of the hardest of ``drawn`` random negatives out of ``negatives`` (aoq, Sec. 1).
 
     (N + 1) / (m + 1); the paper rounds it to N / m, 500K / 128.
     """
@@ -318,9 +318,9 @@ def expected_rank(negatives: int, drawn: int) -> float:
 
 
 def chance_within(first: int, negatives: int, drawn: int) -> float:
-    """Chance that one of ``drawn`` random negatives is among the ``first`` hardest (aoq, Sec. 1)."""
+    """Return the probability that one of ``drawn`` random negatives is among the ``first`` hardest (aoq, Sec. 1)."""
     if drawn > negatives - first:
         return 1.0
-    # None of them is: each further one is drawn from what is left.
+    # One minus the probability that none is, drawn without replacement.
     left = np.arange(drawn)
     return float(1 - np.exp(np.log1p(-first / (negatives - left)).sum()))

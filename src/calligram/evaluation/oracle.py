@@ -1,9 +1,9 @@
-"""What a scorer would get that knows every fact of every scene, and nothing else.
+"""Metrics of an oracle that knows which pairs are true, and nothing else.
 
-It scores true pairs above false ones and cannot tell true pairs apart; its metrics are expectations over a random order
-of equally true items, so a caption that fits m images finds its own first with probability 1 / m. It is a yardstick and
-no bound: a matcher that has learnt how captions are written, that of two true ones the more specific is likelier to be
-an image's own, can do better from image to text.
+It scores true pairs above false ones, and all true pairs alike. Its metrics are expectations over a random order of
+equally true items: a caption that is true of m images ranks its own image first with probability 1 / m. It is a
+reference and not an upper bound. A matcher that knows how captions are written can do better from image to text: of two
+true captions, the more specific one is more likely to be the image's own.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ Ints = NDArray[np.int64]
 
 
 def oracle_ranks(own: Matches, true: Matches) -> Direction:
-    """Expected metrics of rows as queries.
+    """Return the expected metrics of the oracle, with rows as queries.
 
     Args:
-        own: (Q, C), what counts as found: the query's annotated partners.
-        true: (Q, C), every true pair, ``own`` included.
+        own: (Q, C), relevant pairs: the annotated partners of a query.
+        true: (Q, C), all true pairs, with ``own``.
     """
     return _expected(own.counts()[0], true.counts()[0])
 
 
 def chance(own: Matches) -> Direction:
-    """Expected metrics of a scorer that knows nothing: all items of the other side in random order."""
+    """Return the expected metrics of a random order of all items."""
     wanted = own.counts()[0]
     return _expected(wanted, np.full_like(wanted, own.shape[1]))
 
 
 def _expected(wanted: Ints, fitting: Ints) -> Direction:
-    """Of ``fitting`` items in random order, ``wanted`` are to be found; a query with none is left out."""
+    """Return the metrics where ``wanted`` of ``fitting`` items in random order are relevant, for queries with any."""
     wanted, fitting = wanted[wanted > 0], fitting[wanted > 0]
     if not len(wanted):
-        raise ValueError("no query has a relevant item; there is nothing to measure")
-    # Drawing p own items among n true ones in random order, the first stands at (n + 1) / (p + 1) on average.
+        raise ValueError("no query has a relevant item; no metric is defined")
+    # The mean rank of the first of p own items among n true ones in random order is (n + 1) / (p + 1).
     first = (fitting + 1) / (wanted + 1)
     kinds, of = np.unique(np.stack([fitting, wanted], axis=1), axis=0, return_inverse=True)
     share = np.bincount(of.ravel(), minlength=len(kinds)) / len(wanted)
@@ -60,14 +60,14 @@ def _expected(wanted: Ints, fitting: Ints) -> Direction:
 
 
 def _within(k: int, true: int, own: int) -> float:
-    """Probability that one of ``own`` items is among the first k of ``true`` in random order."""
+    """Return the probability that one of ``own`` items is among the first k of ``true`` in random order."""
     return 1 - math.comb(true - own, k) / math.comb(true, k) if k < true else 1.0
 
 
 def _precisions(true: int, own: int) -> tuple[float, float]:
-    """Expected average precision over all places, and within the first ``own``.
+    """Return the expected average precision over all ranks, and within the first ``own`` ranks.
 
-    The item at place r is an own one with probability own / true; given that, the r - 1 places before it hold
+    The item at rank r is an own one with probability own / true. Given that, the r - 1 ranks before it hold
     (r - 1)(own - 1) / (true - 1) own ones on average.
     """
     place = np.arange(1, true + 1)

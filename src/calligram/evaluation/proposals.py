@@ -1,4 +1,4 @@
-"""How much of the truth proposals reach: recall of annotated boxes among the first k proposals of a picture."""
+"""Recall of annotated boxes among the first k proposals of an image."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from calligram.errors import UserError, command
 
 Ints = NDArray[np.int64]
 
-COUNTS = (10, 36, 100, 200)
-NEVER = np.iinfo(np.int64).max
-"""rank of a box that no proposal reaches"""
+PROPOSAL_COUNTS = (10, 36, 100, 200)
+NO_HIT = np.iinfo(np.int64).max
+"""rank of a target without a matching proposal"""
 
 
 @dataclass(frozen=True)
 class SourceRecall:
-    """One method of proposing, or several together."""
+    """Recall of one source of proposals, or of several together."""
 
     source: str
     recall: dict[int, float | None]
-    """percent of the targets reached within k boxes of each source; None where fewer than k were asked for"""
+    """percent of targets found among the first k boxes of each source; None where fewer than k were requested"""
     boxes: float
-    """mean number of boxes an image"""
+    """mean number of boxes per image"""
     seconds: float | None = None
-    """time an image took, where it is known"""
+    """time per image, where it is known"""
 
 
 @dataclass(frozen=True)
 class RecallReport:
-    """Recall of every source of a collection, and of all of them together."""
+    """Recall of each source of a collection, and of all sources together."""
 
     collection: str
     split: str
@@ -44,17 +44,17 @@ class RecallReport:
     """``phrases`` or ``boxes``"""
     images: int
     count: int
-    """of targets"""
+    """number of targets"""
     threshold: float
     rows: list[SourceRecall]
 
 
 def first_hits(targets: ImageBoxes, proposals: ImageBoxes, threshold: float = 0.5) -> Ints:
-    """For each target the rank of the first proposal in its image with an IoU of at least ``threshold``: (N,).
+    """Return for each target the rank of the first proposal in its image with an IoU of at least ``threshold``: (N,).
 
     Ranks start at one; ``NEVER`` where there is no such proposal.
     """
-    ranks = np.full(len(targets.boxes), NEVER, dtype=np.int64)
+    ranks = np.full(len(targets.boxes), NO_HIT, dtype=np.int64)
     order = np.argsort(proposals.images, kind="stable")
     images, boxes = proposals.images[order], proposals.boxes[order]
     for image in np.unique(targets.images):
@@ -62,50 +62,52 @@ def first_hits(targets: ImageBoxes, proposals: ImageBoxes, threshold: float = 0.
         where = np.flatnonzero(targets.images == image)
         if end > start:
             reached = iou(targets.boxes[where], boxes[start:end]) >= threshold
-            ranks[where] = np.where(reached.any(axis=1), reached.argmax(axis=1) + 1, NEVER)
+            ranks[where] = np.where(reached.any(axis=1), reached.argmax(axis=1) + 1, NO_HIT)
     return ranks
 
 
 def recall_within(ranks: Ints, k: int) -> float:
-    """Percent of targets whose first hit is among the first ``k`` proposals."""
+    """Return the percentage of targets whose first hit is among the first ``k`` proposals."""
     return 100 * float((ranks <= k).mean())
 
 
 def phrase_targets(collection: Collection, images: Ints, source: str = "truth") -> ImageBoxes:
-    """One box for each phrase and image: the smallest around all regions of the phrase there."""
+    """Return one box per phrase and image: the smallest box around all regions of the phrase."""
     return grounded_phrases(collection, images, source).targets
 
 
 def box_targets(collection: Collection, images: Ints, source: str = "truth") -> ImageBoxes:
-    """Every region of a source by itself, once, however many phrases speak of it."""
+    """Return every region of a source, each once."""
     return boxes_of_source(collection, images, source)
 
 
-TARGETS = {"phrases": phrase_targets, "boxes": box_targets}
+TARGET_KINDS = {"phrases": phrase_targets, "boxes": box_targets}
 
 
 def proposal_recall(
     collection: Collection,
     split: str = "test",
     targets: str = "phrases",
-    counts: Sequence[int] = COUNTS,
+    counts: Sequence[int] = PROPOSAL_COUNTS,
     threshold: float = 0.5,
 ) -> RecallReport:
-    """Recall of the annotated boxes for every source of proposals in the collection and for their union.
+    """Return the recall of annotated boxes for every source of proposals in the collection, and for their union.
 
-    Only images that every source has looked at count, so that the rows can be compared. The union at k has the first k
-    boxes of every source.
+    Only images that were processed by every source are used, so that the rows can be compared. The union at k has the
+    first k boxes of every source.
 
     Args:
-        targets: a name in ``TARGETS``.
+        targets: a key of ``TARGET_KINDS``.
 
     Raises:
-        UserError: when there is nothing to compare.
+        UserError: when there are no proposals or no annotated boxes.
     """
-    sources, rows = _looked_at(collection, split)
-    wanted = TARGETS[targets](collection, rows)
+    sources, rows = _common_images(collection, split)
+    wanted = TARGET_KINDS[targets](collection, rows)
     if not len(wanted.boxes):
-        raise UserError(f"split {split} of {collection.folder} has no annotated {targets} in the images looked at")
+        raise UserError(
+            f"split {split} of {collection.folder} has no annotated {targets} in the images that have proposals"
+        )
     found = {name: box_targets(collection, rows, name) for name in sources}
     ranks = {name: first_hits(wanted, boxes, threshold) for name, boxes in found.items()}
     limits = {name: _limit(collection, name, found[name]) for name in sources}
@@ -125,23 +127,23 @@ def proposal_recall(
     return RecallReport(collection.name, split, targets, len(rows), len(wanted.boxes), threshold, report)
 
 
-def _looked_at(collection: Collection, split: str) -> tuple[list[str], Ints]:
-    """The sources with proposals in a split, and the images that all of them have looked at."""
+def _common_images(collection: Collection, split: str) -> tuple[list[str], Ints]:
+    """Return the sources with proposals in a split, and the images that were processed by all of them."""
     rows = collection.images_in(split)
-    looked = {name: np.intersect1d(rows, images) for name, images in _sources(collection).items()}
-    sources = [name for name, images in looked.items() if len(images)]
+    processed = {name: np.intersect1d(rows, images) for name, images in _sources(collection).items()}
+    sources = [name for name, images in processed.items() if len(images)]
     if not sources:
         raise UserError(
             f"no proposals for split {split} of {collection.folder}; find some with "
             + command("calligram", "regions", collection.folder, "--proposals", "edgeboxes", "--split", split)
         )
     for name in sources:
-        rows = np.intersect1d(rows, looked[name])
+        rows = np.intersect1d(rows, processed[name])
     return sources, rows
 
 
 def _sources(collection: Collection) -> dict[str, Ints]:
-    """Every source but the truth, with the images it has looked at."""
+    """Return every source except the truth, with the images that it processed."""
     listed = _recorded(collection)
     table = collection.table("proposals") if collection.has("proposals") else None
     found: dict[str, Ints] = {}
@@ -156,7 +158,7 @@ def _sources(collection: Collection) -> dict[str, Ints]:
 
 
 def _limit(collection: Collection, source: str, found: ImageBoxes) -> int:
-    """How many regions of an image were asked for; where nobody knows, how many an image has at most."""
+    """Return the requested number of regions per image, or the largest number of an image where it was not recorded."""
     about = _recorded(collection).get(source)
     return int(about["settings"]["top"]) if about else int(np.bincount(found.images).max(initial=0))
 

@@ -1,8 +1,8 @@
-"""Ranks and what is computed from them: pure, many-to-many, pessimistic about ties.
+"""Ranks of relevant items and the metrics computed from them, for many-to-many matches.
 
-Everything rests on one quantity, the rank of each relevant item (``relevant_ranks``): 1 plus the number of items
-that stand before it, where an irrelevant item with an equal score stands before. A constant scorer is therefore last
-everywhere, and no metric depends on the order of a sort.
+All metrics are computed from the rank of each relevant item (``relevant_ranks``): 1 plus the number of items before it.
+An irrelevant item with an equal score counts as before it. So a constant scorer gets the worst ranks, and no metric
+depends on the order of a sort.
 """
 
 from __future__ import annotations
@@ -19,28 +19,26 @@ from calligram.errors import NotFiniteError
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
 
-BLOCK = 1 << 22
-"""scores compared at a time"""
+BLOCK_SCORES = 1 << 22
+"""number of scores compared at once"""
 
 
 @dataclass(frozen=True)
 class RelevantRanks:
-    """Ranks of all relevant items, query by query: those of query q are ``ranks[starts[q]:starts[q + 1]]``,
-    ascending.
-    """
+    """Ranks of all relevant items by query: those of query q are ``ranks[starts[q]:starts[q + 1]]``, ascending."""
 
     starts: Ints
     ranks: Ints
 
     @property
     def best(self) -> Ints:
-        """Rank of the first relevant item of each query that has one."""
+        """Rank of the first relevant item, for each query that has one."""
         has = np.diff(self.starts) > 0
         return self.ranks[self.starts[:-1][has]]
 
     @property
     def queries(self) -> int:
-        """Queries that have a relevant item."""
+        """Number of queries that have a relevant item."""
         return int((np.diff(self.starts) > 0).sum())
 
 
@@ -49,18 +47,18 @@ def relevant_ranks(scores: Floats, relevant: Matches, ignore: Matches | None = N
 
     Args:
         scores: (Q, C), higher is better.
-        relevant: (Q, C), the columns that answer each row.
-        ignore: (Q, C), columns taken out of a row's ranking, such as the query itself.
+        relevant: (Q, C), the relevant columns of each row.
+        ignore: (Q, C), columns that are left out of a row's ranking, such as the query itself.
 
     Raises:
-        NotFiniteError: when a score is NaN or infinite; comparisons with NaN are false and would make it look perfect.
+        NotFiniteError: when a score is NaN or infinite. Comparisons with NaN are false, so ranks would look perfect.
     """
     if scores.shape != relevant.shape:
         raise ValueError(f"scores are {scores.shape} but matches are {relevant.shape}")
     rows, columns = (relevant if ignore is None else relevant.minus(ignore)).pairs()
     starts = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=scores.shape[0]))]).astype(np.int64)
     ranks = np.empty(len(rows), dtype=np.int64)
-    step = max(1, BLOCK // max(1, scores.shape[1]))
+    step = max(1, BLOCK_SCORES // max(1, scores.shape[1]))
     for first in range(0, scores.shape[0], step):
         last = min(first + step, scores.shape[0])
         block = np.asarray(scores[first:last])
@@ -79,11 +77,13 @@ def _refuse_non_finite(block: Floats, first: int) -> None:
     if not finite.all():
         row = int(np.flatnonzero(~finite.all(axis=1))[0])
         count = int((~finite).sum())
-        raise NotFiniteError(f"{count} scores are not finite, the first in row {first + row}; they cannot be ranked")
+        raise NotFiniteError(
+            f"{count} scores are not finite (NaN or infinite), the first in row {first + row}; they cannot be ranked"
+        )
 
 
 def _block_ranks(block: Floats, rows: Ints, columns: Ints) -> Ints:
-    """Ranks of the relevant (row, column) pairs of a block, ascending within each row."""
+    """Return the ranks of the relevant (row, column) pairs of a block, ascending within each row."""
     values = block[rows, columns]
     order = np.lexsort((-values, rows))
     rows, values = rows[order], values[order]
@@ -99,12 +99,12 @@ def _block_ranks(block: Floats, rows: Ints, columns: Ints) -> Ints:
         for row in np.flatnonzero(counts):
             own = slice(stops[row] - counts[row], stops[row])
             at_least[own] = block.shape[1] - np.searchsorted(np.sort(block[row]), values[own], "left")
-    # Columns at least as good, less the relevant ones among them, plus this item's place among the relevant.
+    # Columns with at least this score, minus the relevant ones among them, plus this item's rank among the relevant.
     return (at_least - _at_least_among(rows, values) + place + 1).astype(np.int64)
 
 
 def _at_least_among(rows: Ints, values: Floats) -> Ints:
-    """For values sorted by row and descending: how many of the same row are at least as large."""
+    """Return, for values sorted by row and descending, how many of the same row are at least as large."""
     if not len(rows):
         return np.empty(0, dtype=np.int64)
     changes = np.flatnonzero((rows[1:] != rows[:-1]) | (values[1:] != values[:-1])) + 1
@@ -125,11 +125,11 @@ class Direction:
     map: float
     """mean average precision over the whole ranking"""
     map_r: float
-    """mAP@R: average precision within the first R places, R being the query's number of relevant items"""
+    """mAP@R: mean average precision within the first R ranks, R being the number of relevant items of the query"""
     r_precision: float
-    """share of relevant items within the first R places"""
+    """share of relevant items within the first R ranks"""
     queries: int
-    """queries that have a relevant item; others are left out"""
+    """number of queries that have a relevant item; others are left out"""
 
     @property
     def rsum(self) -> float:
@@ -138,18 +138,18 @@ class Direction:
 
 
 def recall_at(best: Ints, ks: Sequence[int]) -> dict[int, float]:
-    """Percentage of queries whose first relevant item stands within the first k places."""
+    """Return the percentage of queries whose first relevant item is within the first k ranks."""
     return {k: 100.0 * float((best <= k).mean()) if len(best) else 0.0 for k in ks}
 
 
 def summarise(found: RelevantRanks) -> Direction:
-    """All metrics of one direction.
+    """Return all metrics of one direction.
 
-    The median follows the field: the rank of the middle query, rounded down between two. With matches by identity the
+    The median is rounded down, as usual in the field. With matches by identity the
     recalls are the cumulative match characteristic of person search (dual-path, Table VII).
     """
     if not found.queries:
-        raise ValueError("no query has a relevant item; there is nothing to measure")
+        raise ValueError("no query has a relevant item; no metric is defined")
     best = found.best
     recall = recall_at(best, (1, 5, 10))
     counts = np.diff(found.starts)
@@ -172,7 +172,7 @@ def summarise(found: RelevantRanks) -> Direction:
 
 
 def mean_of(directions: Iterable[Direction]) -> Direction:
-    """Average of folds, metric by metric; queries are added up."""
+    """Return the mean of each metric over folds; numbers of queries are added."""
     rows = [asdict(d) for d in directions]
     average = {f.name: float(np.mean([r[f.name] for r in rows])) for f in fields(Direction) if f.name != "queries"}
     return Direction(**average, queries=sum(r["queries"] for r in rows))

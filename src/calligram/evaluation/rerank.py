@@ -1,7 +1,7 @@
-"""Retrieve, then rerank: the cosine of vectors finds candidates, the matcher's score puts them in order.
+"""Retrieve and rerank: the cosine of vectors finds candidates, and the score of the matcher sorts them.
 
-This is how a matcher that compares pairs is searched with, and it costs the share of pairs that are candidates. Metrics
-are those of the whole ranking: candidates first, in the order of the score, then the rest as the first stage had it.
+This is how a search uses a matcher that scores pairs. The cost is proportional to the number of candidates. Metrics are
+those of the whole ranking: candidates first, sorted by the score, then the other items in the order of the first stage.
 """
 
 from __future__ import annotations
@@ -15,80 +15,80 @@ from numpy.typing import NDArray
 
 from calligram.data.matches import Matches
 from calligram.errors import UserError
-from calligram.evaluation.encode import EncodedPairing, Precision, lowered, room_for, score_matrix
+from calligram.evaluation.encode import EncodedPairing, Precision, score_array, score_matrix, score_precision
 from calligram.evaluation.ranking import RelevantRanks, relevant_ranks
 from calligram.models.matcher import EmbeddingMatcher, Matcher
 from calligram.progress import Track, silent
 
 Floats = NDArray[np.floating]
-LOWEST = float(np.finfo(np.float32).min)
-"""of a pair that was not scored; no candidate has it, and ranks want finite numbers"""
-TILE = (256, 2048)
-"""images and texts whose candidates are scored at a time"""
+NOT_SCORED = float(np.finfo(np.float32).min)
+"""score of a pair that is not a candidate; finite, since ranks need finite scores"""
+TILE_ITEMS = (256, 2048)
+"""number of images and texts whose candidates are scored at once"""
 
 
 @dataclass(frozen=True)
 class RerankReport:
-    """What retrieve-then-rerank did."""
+    """Cost and first-stage recall of retrieve and rerank."""
 
     depth: int
-    """candidates of a query at most; 0 for all there are"""
+    """largest number of candidates per query; 0 for all"""
     i2t: float
-    """percentage of images with a matching text among their candidates: the first stage's recall@depth"""
+    """percentage of images with a matching text among their candidates: recall@depth of the first stage"""
     t2i: float
-    """the same of texts"""
+    """the same for texts"""
     scored: float
     """share of all pairs that the matcher scored"""
     first: str = ""
-    """the run whose vectors found candidates; the matcher itself if empty"""
+    """run whose vectors find the candidates; empty for the matcher itself"""
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return JSON values."""
         return {name: value for name, value in asdict(self).items() if value != ""}
 
 
 class TwoStageScores(NamedTuple):
-    """Both stages' scores of all pairs (I, T), and from where on an item is a candidate."""
+    """The scores of both stages (I, T), and the score above which an item is a candidate."""
 
     first: Floats
     second: Floats
-    """``LOWEST`` where a pair is no candidate either way"""
+    """``NOT_SCORED`` where a pair is a candidate in neither direction"""
     text_floors: Floats
-    """(I,) an image's candidates are the texts whose first score is above this"""
+    """(I,) the candidates of an image are the texts with a first score above this"""
     image_floors: Floats
-    """(T,) likewise a text's"""
+    """(T,) the same for texts"""
     scored: float
-    """share of all pairs"""
+    """share of all pairs that were scored by the second stage"""
 
     def i2t(self, relevant: Matches) -> tuple[RelevantRanks, float]:
-        """Ranks of relevant texts, and recall@depth."""
-        return staged_ranks(self.first, self.second, self.text_floors, relevant)
+        """Return the ranks of relevant texts, and recall@depth."""
+        return reranked_ranks(self.first, self.second, self.text_floors, relevant)
 
     def t2i(self, relevant: Matches) -> tuple[RelevantRanks, float]:
-        """Ranks of relevant images, and recall@depth; ``relevant`` is (I, T) here too."""
-        return staged_ranks(self.first.T, self.second.T, self.image_floors, relevant.T)
+        """Return the ranks of relevant images, and recall@depth; ``relevant`` is (I, T) here too."""
+        return reranked_ranks(self.first.T, self.second.T, self.image_floors, relevant.T)
 
 
 def check_depth(matcher: Matcher, depth: int, *, first: bool) -> None:
-    """Refuse a reranking that is none.
+    """Refuse reranking that would change nothing.
 
     Args:
-        first: whether another matcher's vectors find the candidates.
+        first: whether the vectors of another matcher find the candidates.
     """
     if depth < 0:
         raise UserError(f"depth must be at least 1, or 0 for all, got {depth}")
     if not matcher.reranks and not first:
         raise UserError(
-            "this run scores by the cosine of its vectors, so its candidates are in order already; leave out --depth, "
-            "or name with --first a run whose vectors find them"
+            "this run scores by the cosine of its vectors, so reranking its candidates changes nothing; leave out "
+            "--depth, or give with --first a run whose vectors find the candidates"
         )
 
 
-def floors(scores: Floats, depth: int) -> Floats:
-    """The score (Q,) above which a query's candidates (Q, C) are: the next best after ``depth`` of them.
+def candidate_floors(scores: Floats, depth: int) -> Floats:
+    """Return the score (Q,) above which a column is a candidate (Q, C): the highest score after the ``depth`` best.
 
-    Candidates that tie with the first one left out are left out too, so that a sort's order decides nothing; with
-    ``depth`` 0, or as many as there are, nothing is.
+    Columns with exactly this score are left out too, so that the order of a sort does not matter. With ``depth`` 0, or
+    at least the number of columns, all are candidates.
     """
     if not depth or depth >= scores.shape[1]:
         return np.full(len(scores), -np.inf, dtype=np.float32)
@@ -110,19 +110,19 @@ def rerank_candidates(
 ) -> TwoStageScores:
     """Score the candidates of both directions, and no other pairs.
 
-    Where every pair is a candidate, tiles are those of ``score_matrix``, so that scores are the same to the bit.
+    Where every pair is a candidate, ``score_matrix`` is used, so that scores are bit-equal to a full evaluation.
 
     Args:
-        depth: candidates of each query; 0 for all.
-        first: the same items as another matcher encodes them, whose vectors find the candidates.
+        depth: number of candidates per query; 0 for all.
+        first: encodings of the same items by another matcher, whose vectors find the candidates.
     """
     vectors = score_matrix(EmbeddingMatcher(), first or encoded)
-    text_floors, image_floors = floors(vectors, depth), floors(vectors.T, depth)
+    text_floors, image_floors = candidate_floors(vectors, depth), candidate_floors(vectors.T, depth)
     if not (np.isfinite(text_floors).all() and np.isfinite(image_floors).all()):
         second = score_matrix(matcher, encoded, precision=precision, track=track)
         return TwoStageScores(vectors, second, text_floors, image_floors, 1.0)
-    second = room_for(vectors.shape)
-    second[:] = LOWEST
+    second = score_array(vectors.shape)
+    second[:] = NOT_SCORED
     count = 0
     for one, two in track(_tiles(*vectors.shape), "reranking"):
         tile = vectors[one, two]
@@ -134,11 +134,11 @@ def rerank_candidates(
 
 
 def _tiles(images: int, texts: int) -> list[tuple[slice, slice]]:
-    """Parts of the grid; what a matcher computes for an item alone, it computes once in each."""
+    """Return the tiles of the score matrix; computations of single items are repeated once per tile."""
     return [
-        (slice(i, min(i + TILE[0], images)), slice(t, min(t + TILE[1], texts)))
-        for i in range(0, images, TILE[0])
-        for t in range(0, texts, TILE[1])
+        (slice(i, min(i + TILE_ITEMS[0], images)), slice(t, min(t + TILE_ITEMS[1], texts)))
+        for i in range(0, images, TILE_ITEMS[0])
+        for t in range(0, texts, TILE_ITEMS[1])
     ]
 
 
@@ -149,23 +149,23 @@ def _scores(
     pairs: tuple[NDArray[np.int64], NDArray[np.int64]],
     precision: Precision,
 ) -> Floats:
-    """The matcher's scores of some pairs of a tile, numbered from its corner."""
+    """Return the scores of some pairs of a tile, with rows and columns relative to the tile."""
     device = encoded.images.vectors.device
     rows, columns = (torch.from_numpy(numbers).to(device) for numbers in pairs)
-    with lowered(device, precision):
+    with score_precision(device, precision):
         found = matcher.score_some(encoded.images.rows(tile[0]), encoded.texts.rows(tile[1]), rows, columns)
     return found.float().cpu().numpy()
 
 
-def staged_ranks(first: Floats, second: Floats, floor: Floats, relevant: Matches) -> tuple[RelevantRanks, float]:
-    """Ranks of the relevant columns of every row, and the percentage of queries with one among the candidates.
+def reranked_ranks(first: Floats, second: Floats, floor: Floats, relevant: Matches) -> tuple[RelevantRanks, float]:
+    """Return the ranks of the relevant columns of every row, and the percentage of queries with one as a candidate.
 
-    Whatever is no candidate keeps its rank: all that stood before it still does, in another order. So the ranks of
-    relevant candidates are those among candidates, and the others are the first stage's.
+    A column that is not a candidate keeps its rank of the first stage: the columns before it stay before it, in another
+    order. A relevant candidate has its rank among the candidates.
     """
     candidate = first > floor[:, None]
     before = relevant_ranks(first, relevant)
-    among = relevant_ranks(np.where(candidate, second, np.float32(LOWEST)), relevant)
+    among = relevant_ranks(np.where(candidate, second, np.float32(NOT_SCORED)), relevant)
     rows, columns = relevant.pairs()
     counts = np.bincount(rows[candidate[rows, columns]], minlength=len(first))
     place = np.arange(len(rows)) - before.starts[:-1].repeat(np.diff(before.starts))

@@ -1,9 +1,10 @@
-"""Protocols: both directions, folds, within one modality, and beside the oracle."""
+"""Evaluation of retrieval: both directions, folds, within one modality, and the oracle as a reference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +26,16 @@ from calligram.evaluation.oracle import chance, oracle_ranks
 from calligram.evaluation.ranking import Direction, mean_of, relevant_ranks, summarise
 from calligram.evaluation.rerank import RerankReport, TwoStageScores, check_depth, rerank_candidates
 from calligram.features.inputs import Inputs
-from calligram.models.ensemble import Ensemble
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.vectors import unit_length
 
+if TYPE_CHECKING:
+    from calligram.models.ensemble import Ensemble
+
 Floats = NDArray[np.floating]
-Look = Callable[[EncodedPairing, Floats], None]
+ScoreCallback = Callable[[EncodedPairing, Floats], None]
+"""receives the encodings and all scores of an evaluation"""
 
 
 @dataclass(frozen=True)
@@ -47,37 +51,37 @@ class Retrieval:
         return self.i2t.rsum + self.t2i.rsum
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return JSON values."""
         return {"i2t": asdict(self.i2t), "t2i": asdict(self.t2i), "rsum": self.rsum}
 
 
 @dataclass(frozen=True)
 class RetrievalReport:
-    """Retrieval of one split, with what belongs beside it."""
+    """Retrieval on one split, with references and further measures."""
 
     retrieval: Retrieval
     images: int
     texts: int
     folds: int = 1
     oracle: Retrieval | None = None
-    """an oracle's figures for the same question, where every true pair is known"""
+    """metrics of the oracle, where all true pairs are known"""
     true: Retrieval | None = None
-    """the same matcher when every true pair counts as found"""
+    """metrics of the matcher where all true pairs are relevant"""
     within: dict[str, Direction] = field(default_factory=dict)
-    """i2i and t2t: items that share a partner"""
+    """retrieval within a modality (i2i, t2t); items with a common partner are relevant"""
     chance: Retrieval | None = None
-    """what a random order would get"""
+    """metrics of a random order"""
     overlap: Overlap | None = None
-    """scores of matching and of other pairs; None where there is but one kind, or not all pairs are scored"""
+    """score histograms of matching and other pairs; None where one kind is missing or not all pairs are scored"""
     precision: Precision = "fp32"
-    """of the scores"""
+    """floating-point precision of the scores"""
     stages: RerankReport | None = None
-    """where candidates alone were scored"""
+    """cost and recall of the first stage, where only candidates were scored"""
     alone: tuple[Retrieval, ...] = ()
-    """of an ensemble: each member by itself"""
+    """each ensemble member on its own"""
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON: ``i2t``, ``t2i`` and ``rsum`` at the top."""
+        """Return JSON values, with ``i2t``, ``t2i`` and ``rsum`` at the top level."""
         out: dict[str, object] = {**self.retrieval.as_dict(), "images": self.images, "texts": self.texts}
         out["folds"] = self.folds
         for name in ("oracle", "true", "chance"):
@@ -97,34 +101,34 @@ class RetrievalReport:
 
 
 def measure_retrieval(scores: Floats, matches: Matches) -> Retrieval:
-    """Both directions of a score matrix (I, T)."""
+    """Return the metrics of both directions of a score matrix (I, T)."""
     return Retrieval(
         summarise(relevant_ranks(scores, matches)), summarise(relevant_ranks(np.asarray(scores).T, matches.T))
     )
 
 
 def oracle_retrieval(matches: Matches, true: Matches) -> Retrieval:
-    """Both directions of the oracle."""
+    """Return the metrics of the oracle in both directions."""
     return Retrieval(oracle_ranks(matches, true), oracle_ranks(matches.T, true.T))
 
 
 def chance_retrieval(matches: Matches) -> Retrieval:
-    """Both directions of a random order."""
+    """Return the metrics of a random order in both directions."""
     return Retrieval(chance(matches), chance(matches.T))
 
 
 def fold_rows(images: int, folds: int) -> list[NDArray[np.int64]]:
-    """Contiguous, equal folds of the images, as the 5 x 1K protocol takes them."""
+    """Return contiguous folds of equal size, as in the 5 x 1K protocol."""
     if folds < 1 or images % folds:
         fitting = ", ".join(str(n) for n in range(2, min(images, 50) + 1) if images % n == 0)
         raise UserError(
-            f"{images} images cannot be cut into {folds} equal folds; these can be had: {fitting or 'none'}"
+            f"{images} images cannot be divided into {folds} equal folds; possible numbers: {fitting or 'none'}"
         )
     return np.split(np.arange(images), folds)
 
 
-def in_folds(scores: Floats, pairing: Pairing, folds: int) -> Retrieval:
-    """Mean over folds of the images, each with its own texts only; one fold is all there is."""
+def measure_folds(scores: Floats, pairing: Pairing, folds: int) -> Retrieval:
+    """Return the mean over folds; a fold has some images and their texts."""
     if folds == 1:
         return measure_retrieval(scores, pairing.matches)
     parts = [
@@ -135,7 +139,7 @@ def in_folds(scores: Floats, pairing: Pairing, folds: int) -> Retrieval:
 
 
 def fold_items(pairing: Pairing, folds: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """The images of each fold, and their texts."""
+    """Return the images and the texts of each fold."""
     of_image, of_text = pairing.matches.pairs()
     found = []
     for images in fold_rows(len(pairing.visuals), folds):
@@ -147,12 +151,12 @@ def fold_items(pairing: Pairing, folds: int) -> list[tuple[NDArray[np.int64], ND
 
 
 def mean_retrieval(parts: Sequence[Retrieval]) -> Retrieval:
-    """Average of folds."""
+    """Return the mean over folds."""
     return Retrieval(mean_of(p.i2t for p in parts), mean_of(p.t2i for p in parts))
 
 
-def within(vectors: Floats, matches: Matches) -> Direction | None:
-    """Retrieval among items of one kind: relevant are those that share a partner; None when none do."""
+def retrieval_within(vectors: Floats, matches: Matches) -> Direction | None:
+    """Return retrieval within one modality; items with a common partner are relevant. None where there are none."""
     shared = matches.shared_texts()
     if not len(shared):
         return None
@@ -169,25 +173,25 @@ def evaluate_retrieval(
     folds: int = 1,
     within_modality: bool = False,
     loaded: LoadedPairing | None = None,
-    look: Look | None = None,
+    on_scores: ScoreCallback | None = None,
     precision: Precision = "fp32",
     depth: int | None = None,
     first: EncodedPairing | None = None,
     alone: bool = False,
     track: Track = silent,
 ) -> RetrievalReport:
-    """Measure a matcher on a pairing, in both directions and beside what the pairing knows to be true.
+    """Evaluate a matcher on a pairing in both directions.
 
     Args:
-        loaded: the pairing's prepared inputs, where they are used again and again as dev is in training.
-        look: is handed the encodings and the scores, to draw them for instance; not with ``depth``.
+        loaded: prepared inputs of the pairing, if they are used several times.
+        on_scores: called with the encodings and the scores, for instance to draw them; not with ``depth``.
         precision: of scores that are more than a cosine; encodings are in float32.
-        depth: score only so many candidates of each query, found by the cosine of vectors; 0 for all of them.
-        first: the pairing as another matcher encodes it, whose vectors find the candidates.
-        alone: measure each member of an ensemble by itself as well; not where candidates alone are scored.
+        depth: number of candidates per query that are scored, retrieved by the cosine of vectors; 0 for all.
+        first: encodings of the pairing by another matcher, whose vectors retrieve the candidates.
+        alone: also evaluate each ensemble member on its own; not where only candidates are scored.
     """
     if not len(pairing.matches):
-        raise UserError("this split has no captions; there is nothing to measure")
+        raise UserError("this split has no captions to evaluate on; give another split")
     check_precision(matcher, precision)
     if depth is not None:
         check_depth(matcher, depth, first=first is not None)
@@ -198,14 +202,14 @@ def evaluate_retrieval(
     true, shared, stages = None, None, None
     if depth is None:
         scores = score_matrix(matcher, encoded, precision=precision, track=track)
-        found = in_folds(scores, pairing, folds)
+        found = measure_folds(scores, pairing, folds)
         true = measure_retrieval(scores, known) if known is not None else None
         shared = overlap_of(matcher, scores, pairing)
-        if look is not None:
-            look(encoded, scores)
+        if on_scores is not None:
+            on_scores(encoded, scores)
     else:
-        found, true, stages = staged_retrieval(matcher, encoded, pairing, depth, folds, first, precision, track)
-    ensemble = matcher if isinstance(matcher, Ensemble) and alone and not depth else None
+        found, true, stages = reranked_retrieval(matcher, encoded, pairing, depth, folds, first, precision, track)
+    ensemble = _as_ensemble(matcher) if alone and not depth else None
     return RetrievalReport(
         found,
         len(pairing.visuals),
@@ -213,16 +217,22 @@ def evaluate_retrieval(
         folds,
         oracle_retrieval(pairing.matches, known) if known is not None else None,
         true,
-        within_each(encoded, pairing.matches) if within_modality else {},
+        retrieval_within_modalities(encoded, pairing.matches) if within_modality else {},
         chance_retrieval(pairing.matches) if folds == 1 else None,
         shared,
         precision,
         stages,
-        each_alone(ensemble, encoded, pairing, folds, precision, track) if ensemble else (),
+        measure_members(ensemble, encoded, pairing, folds, precision, track) if ensemble else (),
     )
 
 
-def each_alone(
+def _as_ensemble(matcher: Matcher) -> Ensemble | None:
+    from calligram.models.ensemble import Ensemble
+
+    return matcher if isinstance(matcher, Ensemble) else None
+
+
+def measure_members(
     ensemble: Ensemble,
     encoded: EncodedPairing,
     pairing: Pairing,
@@ -230,21 +240,21 @@ def each_alone(
     precision: Precision = "fp32",
     track: Track = silent,
 ) -> tuple[Retrieval, ...]:
-    """What each member finds by itself, from what the ensemble encoded."""
+    """Evaluate each ensemble member on its own, from the encodings of the ensemble."""
     return tuple(
-        in_folds(score_matrix(member, EncodedPairing(*own), precision=precision, track=track), pairing, folds)
+        measure_folds(score_matrix(member, EncodedPairing(*own), precision=precision, track=track), pairing, folds)
         for member, *own in ensemble.by_member(encoded.images, encoded.texts)
     )
 
 
-def within_each(encoded: EncodedPairing, matches: Matches) -> dict[str, Direction]:
-    """``within`` of images and of texts, where some share a partner."""
+def retrieval_within_modalities(encoded: EncodedPairing, matches: Matches) -> dict[str, Direction]:
+    """Return retrieval within images and within texts, where some items have a common partner."""
     sides = (("i2i", encoded.images.vectors, matches), ("t2t", encoded.texts.vectors, matches.T))
-    found = {name: within(unit_length(vectors).cpu().numpy(), own) for name, vectors, own in sides}
+    found = {name: retrieval_within(unit_length(vectors).cpu().numpy(), own) for name, vectors, own in sides}
     return {name: direction for name, direction in found.items() if direction is not None}
 
 
-def staged_retrieval(
+def reranked_retrieval(
     matcher: Matcher,
     encoded: EncodedPairing,
     pairing: Pairing,
@@ -254,20 +264,20 @@ def staged_retrieval(
     precision: Precision = "fp32",
     track: Track = silent,
 ) -> tuple[Retrieval, Retrieval | None, RerankReport]:
-    """Retrieve, then rerank: the metrics, those by all that is true where that is known, and what it took.
+    """Retrieve and rerank; return the metrics, those with all true pairs if they are known, and the cost.
 
-    Candidates of a fold are among the fold's items.
+    Candidates of a fold are items of that fold.
     """
     if folds == 1:
         staged = rerank_candidates(matcher, encoded, depth, first=first, precision=precision, track=track)
-        found, recalls = _staged(staged, pairing.matches)
-        true = None if pairing.also_true is None else _staged(staged, pairing.also_true)[0]
+        found, recalls = _reranked(staged, pairing.matches)
+        true = None if pairing.also_true is None else _reranked(staged, pairing.also_true)[0]
         return found, true, RerankReport(depth, *recalls, staged.scored)
     parts, recalled, shares = [], [], []
     for items in track(fold_items(pairing, folds), "folds", folds):
         other = None if first is None else first.select(*items)
         staged = rerank_candidates(matcher, encoded.select(*items), depth, first=other, precision=precision)
-        found, recalls = _staged(staged, pairing.matches.select(*items))
+        found, recalls = _reranked(staged, pairing.matches.select(*items))
         parts.append(found)
         recalled.append(recalls)
         shares.append(staged.scored)
@@ -275,13 +285,13 @@ def staged_retrieval(
     return mean_retrieval(parts), None, RerankReport(depth, float(i2t), float(t2i), float(np.mean(shares)))
 
 
-def _staged(staged: TwoStageScores, relevant: Matches) -> tuple[Retrieval, tuple[float, float]]:
-    """Metrics and the first stage's recall, both ways."""
+def _reranked(staged: TwoStageScores, relevant: Matches) -> tuple[Retrieval, tuple[float, float]]:
+    """Return the metrics and the recall of the first stage, in both directions."""
     (texts, i2t), (images, t2i) = staged.i2t(relevant), staged.t2i(relevant)
     return Retrieval(summarise(texts), summarise(images)), (i2t, t2i)
 
 
 def overlap_of(matcher: Matcher, scores: Floats, pairing: Pairing) -> Overlap | None:
-    """Both histograms over the range of the cosine, or of the scores where a matcher's are something else."""
+    """Return the score histograms, over the range of the cosine or of the scores of a reranking matcher."""
     span = None if matcher.reranks else (-1.0, 1.0)
     return score_overlap(scores, pairing.matches, also_true=pairing.also_true, span=span)

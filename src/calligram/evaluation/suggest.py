@@ -1,4 +1,7 @@
-"""Which images to caption next: those that stand for many that nothing captioned is like, where a matcher is unsure."""
+"""Suggests images to caption: images that represent the uncaptioned ones and that the matcher is uncertain about.
+
+The choice is facility location over image vectors, weighted by uncertainty.
+"""
 
 from __future__ import annotations
 
@@ -19,26 +22,30 @@ from calligram.models.matcher import Encoded, Matcher
 from calligram.progress import Track, silent
 from calligram.vectors import unit_length
 
-# A few items that stand for all: greedy weighted facility location over unit vectors.
+Ints = NDArray[np.int64]
 
+IMAGE_BATCH = 1024
+"""number of images that are loaded and encoded at once"""
+MAX_CAPTIONS = 5000
+"""largest number of captions that images are scored with"""
 TILE_BYTES = 1 << 26
-"""similarities held at a time"""
-DEMAND = 20_000
-"""items that a choice is judged by, where there are more"""
-AGAIN = 32
-"""candidates whose gains are brought up to date together"""
+"""size of a tile of similarities"""
+MAX_DEMAND_ITEMS = 20_000
+"""largest number of items in the sum of the facility location function"""
+UPDATE_BATCH = 32
+"""number of candidates whose gains are updated at once"""
 
 
-class Pick(NamedTuple):
-    """One of the items chosen."""
+class CoverChoice(NamedTuple):
+    """An item chosen by ``cover``."""
 
     row: int
     gain: float
-    """what it added to the sum of weighted similarities"""
+    """increase of the sum of weighted similarities"""
     nearest: float
-    """its similarity to the most similar item that was a centre before it; -1 where there was none"""
+    """similarity to the nearest earlier centre; -1 where there was none"""
     stands_for: int
-    """items whose most similar centre it became"""
+    """number of items whose nearest centre it is now"""
 
 
 @torch.no_grad()
@@ -49,52 +56,54 @@ def cover(
     n: int,
     *,
     near: float = 0.98,
-    demand: int = DEMAND,
+    demand: int = MAX_DEMAND_ITEMS,
     tile_bytes: int = TILE_BYTES,
     track: Track = silent,
-) -> list[Pick]:
-    """Choose up to n items S, one after the other, each the one that raises most
+) -> list[CoverChoice]:
+    """Choose up to n items S greedily, each time the item with the largest increase of
 
         F(S) = sum over items i of  w_i  max over j in S and in the centres of  s(i, j)
 
-    with s the cosine, at least -1. It is the facility location function, monotone and submodular, for which this greedy
-    choice reaches 1 - 1/e of the best (Nemhauser, Wolsey and Fisher 1978); the centres are those that are there
-    already (Wei, Iyer and Bilmes 2015 select training data by it). Unlike the greedy k-center of core-sets (Sener and
-    Savarese 2018), which takes whatever lies furthest off, it takes what many others are like.
+    where s is the cosine, at least -1. This is the facility location function, which is monotone and submodular, so the
+    greedy choice reaches at least 1 - 1/e of the optimum (Nemhauser, Wolsey and Fisher 1978). Wei, Iyer and Bilmes
+    (2015) select training data with it. Centres are the items chosen before. The greedy k-center of core-sets (Sener
+    and Savarese 2018) takes the item that is furthest away; this function takes an item that is similar to many others.
 
-    Gains can only fall, so those of the last round bound those of this one, and only the candidates at the top are
-    computed anew (Minoux 1978); the choice is the same. Of equal gains the first row counts. Memory is bounded by the
-    vectors and a tile.
+    Gains never increase, so the gains of the last round are upper bounds, and only the best candidates are computed
+    again (Minoux 1978); the choice is the same. Of equal gains the first row is chosen. Memory holds the vectors and a
+    tile of similarities.
 
     Args:
         items: (N, D) unit vectors.
-        covered: (N,) similarity of each to its nearest centre, as ``nearest`` gives it.
-        weights: (N,), none below zero.
-        near: items at least this similar to a centre or to one chosen are the same to us, and are not chosen.
-        demand: where there are more items, the sum runs over as many, evenly spaced; all can still be chosen.
+        covered: (N,) similarity of each item to its nearest centre, from ``nearest``.
+        weights: (N,), not negative.
+        near: items at least this similar to a centre are duplicates and are not chosen.
+        demand: largest number of items in the sum, evenly spaced; all items can be chosen.
     """
     free = covered < near
     count = min(demand, len(items))
-    asked = torch.from_numpy(np.linspace(0, max(0, len(items) - 1), count).round().astype(np.int64)).to(items.device)
-    open_demand = _Demand(items[asked], weights[asked], covered[asked], len(items))
+    in_sum = torch.from_numpy(np.linspace(0, max(0, len(items) - 1), count).round().astype(np.int64)).to(items.device)
+    demand_items = _Demand(items[in_sum], weights[in_sum], covered[in_sum], len(items))
     rows = torch.nonzero(free).flatten()
     bounds = torch.full((len(items),), -torch.inf, dtype=torch.float64, device=items.device)
-    step = max(1, tile_bytes // (4 * max(1, len(asked))))
+    step = max(1, tile_bytes // (4 * max(1, len(in_sum))))
     starts = range(0, len(rows), step)
     for start in track(starts, "weighing images", len(starts)):
         block = rows[start : start + step]
-        bounds[block] = open_demand.gains(items[block])
+        bounds[block] = demand_items.gains(items[block])
     known = free.clone()
-    picks: list[Pick] = []
+    picks: list[CoverChoice] = []
     while len(picks) < n and bool(free.any()):
         row = int(bounds.argmax())
         if not known[row]:
-            again = torch.topk(bounds.masked_fill(known, -torch.inf), min(AGAIN, int((free & ~known).sum()))).indices
+            again = torch.topk(
+                bounds.masked_fill(known, -torch.inf), min(UPDATE_BATCH, int((free & ~known).sum()))
+            ).indices
             again = torch.unique(torch.cat([again, again.new_tensor([row])]))
-            bounds[again] = open_demand.gains(items[again])
+            bounds[again] = demand_items.gains(items[again])
             known[again] = True
             continue
-        picks.append(Pick(row, float(bounds[row]), float(covered[row]), open_demand.take(items[row])))
+        picks.append(CoverChoice(row, float(bounds[row]), float(covered[row]), demand_items.take(items[row])))
         like = items @ items[row]
         covered = torch.maximum(covered, like)
         free &= like < near
@@ -105,19 +114,19 @@ def cover(
 
 
 class _Demand:
-    """Items that are to be near a centre, and how near the nearest one is."""
+    """The items of the sum, and their similarity to the nearest centre."""
 
     def __init__(self, items: Tensor, weights: Tensor, covered: Tensor, count: int) -> None:
         self._items, self._weights, self._covered = items, weights.to(items.dtype), covered.clone()
         self._scale = count / max(1, len(items))
 
     def gains(self, candidates: Tensor) -> Tensor:
-        """What each would add to F: the sum over i of w_i [s(i, j) - c_i]_+, c_i the nearest centre so far."""
+        """Return the increase of F for each candidate j: sum over i of w_i [s(i, j) - c_i]_+, c_i as ``covered``."""
         closer = torch.relu(candidates @ self._items.T - self._covered)
         return (closer @ self._weights).double() * self._scale
 
     def take(self, chosen: Tensor) -> int:
-        """Make it a centre; returns for how many items it is the nearest now."""
+        """Make an item a centre; return the number of items whose nearest centre it is."""
         like = self._items @ chosen
         count = int((like > self._covered).sum())
         self._covered = torch.maximum(self._covered, like)
@@ -126,7 +135,7 @@ class _Demand:
 
 @torch.no_grad()
 def nearest(items: Tensor, centres: Tensor, *, tile_bytes: int = TILE_BYTES, track: Track = silent) -> Tensor:
-    """Similarity of each item (N, D) to its nearest centre (M, D), of unit vectors; -1 where there are none."""
+    """Return the similarity of each item (N, D) to its nearest centre (M, D), unit vectors; -1 without centres."""
     best = items.new_full((len(items),), -1.0)
     if not len(centres):
         return best
@@ -138,45 +147,37 @@ def nearest(items: Tensor, centres: Tensor, *, tile_bytes: int = TILE_BYTES, tra
     return best
 
 
-Ints = NDArray[np.int64]
-
-CHUNK = 1024
-"""images that are prepared and encoded at a time"""
-KNOWN = 5000
-"""captions that images are scored with, where there are more"""
-
-
 class Suggestion(NamedTuple):
-    """An image to caption, and why."""
+    """An image to caption, and the reasons."""
 
     image: str
-    """its id"""
+    """id of the image"""
     row: int
-    """in the collection"""
+    """row in the collection"""
     nearest: float
-    """similarity to the nearest image that is captioned or was proposed before, -1 to 1"""
+    """similarity to the nearest image that is captioned or suggested before, -1 to 1"""
     uncertainty: float
-    """0 to 1, as ``uncertainties`` gives it"""
+    """0 to 1, from ``uncertainties``"""
     stands_for: int
-    """images without captions that are more like it than like any of those"""
+    """number of images without captions that are more similar to it than to those"""
     far: bool
-    """less is captioned that is like it than of half of the candidates"""
+    """whether it is less similar to captioned images than half of the candidates are"""
 
     @property
     def why(self) -> str:
         """The reasons in words."""
-        first = [*(["far from what is captioned"] if self.far else []), *(["uncertain"] if self.unsure else [])]
+        first = [*(["far from what is captioned"] if self.far else []), *(["uncertain"] if self.uncertain else [])]
         others = "images" if self.stands_for != 1 else "image"
         return ", ".join([*first, f"stands for {self.stands_for} {others}"])
 
     @property
-    def unsure(self) -> bool:
-        """Most captioned images are described better by captions of others."""
+    def uncertain(self) -> bool:
+        """Whether most captioned images have a higher best score with captions of other images."""
         return self.uncertainty > 0.5
 
 
 class Suggestions(NamedTuple):
-    """What to caption, the most telling first, and what that was chosen from."""
+    """Images to caption, most useful first, and the numbers of candidates and captioned images."""
 
     chosen: tuple[Suggestion, ...]
     candidates: int
@@ -195,49 +196,55 @@ def suggest_images(
     near: float = 0.98,
     track: Track = silent,
 ) -> Suggestions:
-    """Propose images of a split, and for train of none, that have no caption.
+    """Suggest images without captions of a split; for train also images that are in no split.
 
-    Chosen by ``cover`` over the matcher's image vectors, the captioned images of the same splits being there already.
-    An image weighs 1 - a + a u_i, u_i its uncertainty and a ``uncertainty``: so an image is proposed that is like many
-    of which the matcher is unsure, not one that is unsure because it is like no other (information density, Settles and
-    Craven 2008). Vectors are taken from their mean, since what all images share tells none apart.
+    ``cover`` chooses them by the image vectors of the matcher, with the captioned images of the same splits as first
+    centres. An image has the weight 1 - a + a u_i, where u_i is its uncertainty and a is ``uncertainty``. So an image
+    is suggested if it is similar to many uncertain images, and not if it is an uncertain outlier (information density,
+    Settles and Craven 2008). The mean of all vectors is subtracted, since it does not distinguish images.
 
     Args:
-        uncertainty: a, 0 to go by coverage alone, 1 for images that the matcher is sure of not to count.
-        near: cosine at which two images are the same to us, and one of them is not proposed.
+        uncertainty: a, from 0 (coverage only) to 1 (images that the matcher is certain about have no weight).
+        near: cosine from which two images are duplicates; only one of them is suggested.
     """
     if n < 1:
-        raise UserError(f"at least 1 image is proposed, got {n}")
+        raise UserError(f"the number of images to suggest must be at least 1, got {n}")
     if not 0 <= uncertainty <= 1:
-        raise UserError(f"the weight of uncertainty is from 0 to 1, got {uncertainty}")
+        raise UserError(f"the weight of uncertainty must be from 0 to 1, got {uncertainty}")
     candidates, captioned = _pool(collection, split)
     if not len(candidates):
-        raise UserError(f"every image of split {split} of {collection.folder} has a caption; there is none to propose")
-    vectors, best = _seen(matcher.eval(), inputs, collection, np.concatenate([captioned, candidates]), track)
+        raise UserError(
+            f"every image of split {split} of {collection.folder} has a caption, so there is nothing to suggest"
+        )
+    vectors, best = _encode_and_score(
+        matcher.eval(), inputs, collection, np.concatenate([captioned, candidates]), track
+    )
     own, known = _from_mean(vectors), len(captioned)
-    unsure = uncertainties(best[known:], best[:known])
+    uncertain = uncertainties(best[known:], best[:known])
     covered = nearest(own[known:], own[:known], track=track)
-    picks = cover(own[known:], covered, 1 - uncertainty + uncertainty * unsure, n, near=near, track=track)
+    picks = cover(own[known:], covered, 1 - uncertainty + uncertainty * uncertain, n, near=near, track=track)
     ids = collection.table("images").column("id")
     middle = float(covered.median())
     rows = [int(candidates[pick.row]) for pick in picks]
     chosen = tuple(
-        Suggestion(ids[row].as_py(), row, pick.nearest, float(unsure[pick.row]), pick.stands_for, pick.nearest < middle)
+        Suggestion(
+            ids[row].as_py(), row, pick.nearest, float(uncertain[pick.row]), pick.stands_for, pick.nearest < middle
+        )
         for row, pick in zip(rows, picks, strict=True)
     )
     return Suggestions(chosen, len(candidates), known)
 
 
 def uncertainties(best: Tensor, of_captioned: Tensor) -> Tensor:
-    """How unsure a matcher is of images: the share of captioned images that have a higher best score.
+    """Return the uncertainty (N,) of images: the share of captioned images that have a higher best score.
 
-    Least confidence (Lewis and Gale 1994), with the best score of an image among captions of others as confidence.
-    Scores of a matcher have no scale of their own; captioned images, scored without their own captions, give it one.
-    Equal scores count half; 1 where nothing is captioned.
+    This is least confidence (Lewis and Gale 1994). The confidence of an image is its best score with captions of other
+    images. Scores have no absolute scale, so they are compared with those of captioned images, which are scored without
+    their own captions. Equal scores count half; the uncertainty is 1 where no image is captioned.
 
     Args:
-        best: (N,) of the images asked about.
-        of_captioned: (M,).
+        best: (N,) best score of each image.
+        of_captioned: (M,) best score of each captioned image.
     """
     if not len(of_captioned):
         return torch.ones(len(best), device=best.device)
@@ -247,7 +254,7 @@ def uncertainties(best: Tensor, of_captioned: Tensor) -> Tensor:
 
 
 def _pool(collection: Collection, split: str) -> tuple[Ints, Ints]:
-    """Rows without and with captions: of a split, for train also of none; of all where there are no splits."""
+    """Return the rows without and with captions of a split, for train also of no split; of all without splits."""
     matched = collection.numbers("matches", "image")
     if not any(collection.splits()):
         rows = np.arange(len(collection.table("images")))
@@ -259,31 +266,33 @@ def _pool(collection: Collection, split: str) -> tuple[Ints, Ints]:
     return np.setdiff1d(rows, matched), np.intersect1d(rows, matched)
 
 
-def _seen(matcher: Matcher, inputs: Inputs, collection: Collection, rows: Ints, track: Track) -> tuple[Tensor, Tensor]:
-    """Vectors of images (N, D), and the best score of each with a caption of another (N,).
+def _encode_and_score(
+    matcher: Matcher, inputs: Inputs, collection: Collection, rows: Ints, track: Track
+) -> tuple[Tensor, Tensor]:
+    """Return the vectors (N, D) of images, and the best score (N,) of each with a caption of another image.
 
-    Images are read, encoded and scored a chunk at a time, and only this is kept of them.
+    Images are loaded, encoded and scored in batches, and only these results are kept.
     """
     known = _captioned(collection, rows)
-    kept = np.linspace(0, max(0, len(known.texts) - 1), min(KNOWN, len(known.texts))).round().astype(np.int64)
+    kept = np.linspace(0, max(0, len(known.texts) - 1), min(MAX_CAPTIONS, len(known.texts))).round().astype(np.int64)
     cache = known.visuals.pictures.cache
     texts = None
     if len(kept):
         texts = encode_texts(matcher, inputs.texts.load(known.texts.select(kept).strings, cache, track), track=track)
     vectors, best = [], []
-    starts = range(0, len(rows), CHUNK)
-    for start in track(starts, f"images, by {CHUNK}", len(starts)):
-        part = np.arange(start, min(start + CHUNK, len(rows)))
+    starts = range(0, len(rows), IMAGE_BATCH)
+    for start in track(starts, f"images, by {IMAGE_BATCH}", len(starts)):
+        part = np.arange(start, min(start + IMAGE_BATCH, len(rows)))
         encoded = encode_images(matcher, inputs, inputs.images.load(known.visuals.select(part), silent))
         if not bool(torch.isfinite(encoded.vectors).all()):
-            raise NotFiniteError("some encodings are not finite; they cannot be compared")
+            raise NotFiniteError("some encodings are not finite (NaN or infinite), so they cannot be compared")
         vectors.append(encoded.vectors.float())
         best.append(_best_of_others(matcher, encoded, texts, known.matches.select(part, kept)))
     return torch.cat(vectors), torch.cat(best)
 
 
 def _captioned(collection: Collection, rows: Ints) -> Pairing:
-    """These images and their captions, of which those that read the same are one."""
+    """Return the images with their captions; equal captions are joined."""
     image, caption = collection.numbers("matches", "image"), collection.numbers("matches", "caption")
     here = np.isin(image, rows)
     captions = np.unique(caption[here])
@@ -294,7 +303,7 @@ def _captioned(collection: Collection, rows: Ints) -> Pairing:
 
 
 def _best_of_others(matcher: Matcher, images: Encoded, texts: Encoded | None, own: Matches) -> Tensor:
-    """The best score of each image, its own captions left out; minus infinity where there are no others."""
+    """Return the best score of each image without its own captions; minus infinity where there are no others."""
     if texts is None:
         return images.vectors.new_full((len(images.vectors),), -torch.inf).float()
     scores = matcher.score(images, texts).float()
@@ -303,6 +312,6 @@ def _best_of_others(matcher: Matcher, images: Encoded, texts: Encoded | None, ow
 
 
 def _from_mean(vectors: Tensor) -> Tensor:
-    """Directions from the mean direction, at length one."""
+    """Return unit vectors of the differences from the mean direction."""
     directions = unit_length(vectors)
     return unit_length(directions - directions.mean(0)) if len(vectors) > 1 else directions

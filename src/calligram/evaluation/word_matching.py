@@ -1,4 +1,4 @@
-"""How many failures are of texts with words that the matcher has never seen."""
+"""Matching by words: unknown words of queries, overlap of vocabularies, and retrieval by shared words."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ from calligram.features.texts.vocabulary import SPECIAL_WORDS, Vocabulary
 from calligram.features.texts.word_counts import KnownWords
 from calligram.text import tokenise, without_stop_words
 
+Floats = NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class UnknownFailures:
-    """Texts as queries for images, by whether they were found and whether all their words are known."""
+    """Counts of text queries by success and by unknown words."""
 
     failures: int
-    """texts none of whose images is among the first"""
+    """texts without a matching image among the first ``within`` ranks"""
     failures_unknown: int
-    """those with an unknown word"""
+    """failures with an unknown word"""
     found: int
     found_unknown: int
     within: int
-    """ranks that count as found"""
+    """number of first ranks that count as found"""
     words: tuple[tuple[str, int], ...]
-    """unknown words of failures, most frequent first, and how many failures have each"""
+    """unknown words of failures with the number of failures, most frequent first"""
 
     @property
     def failure_rate(self) -> tuple[float, float]:
-        """Percent of texts that fail, with an unknown word and without; NaN where there are none."""
+        """Percent of failures among texts with an unknown word, and among texts without; NaN where there are none."""
         known = (self.failures - self.failures_unknown, self.found - self.found_unknown)
         both = ((self.failures_unknown, self.found_unknown), known)
         rates = [100 * lost / (lost + found) if lost + found else float("nan") for lost, found in both]
         return rates[0], rates[1]
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return JSON values."""
         return asdict(self)
 
 
@@ -54,15 +56,15 @@ def unknown_failures(
     unknown: Callable[[str], list[str]],
     within: int = 10,
 ) -> UnknownFailures:
-    """Count failures from text to image with out-of-vocabulary words (a3vse, Sec. 4.7: those of rank > 10 are marked).
+    """Count failures of text-to-image retrieval with out-of-vocabulary words (a3vse, Sec. 4.7: rank > 10 is a failure).
 
     Args:
         scores: (I, T), higher is better.
-        unknown: gives the unknown words of a text.
+        unknown: returns the unknown words of a text.
     """
-    asked = np.flatnonzero(matches.counts()[1])
+    queries = np.flatnonzero(matches.counts()[1])
     lost = relevant_ranks(np.asarray(scores).T, matches.T).best > within
-    words = [unknown(texts[text]) for text in asked.tolist()]
+    words = [unknown(texts[text]) for text in queries.tolist()]
     strange = np.array([bool(of_text) for of_text in words], dtype=bool)
     counts = Counter(w for of_text, fails in zip(words, lost, strict=True) if fails for w in dict.fromkeys(of_text))
     return UnknownFailures(
@@ -71,74 +73,63 @@ def unknown_failures(
     )  # fmt: skip
 
 
-# Words of a query that a matcher has never seen.
-
-
 class UnknownWords:
-    """Tells them; none for a matcher that reads pieces of words."""
+    """Finds the words of a query that are not in the vocabulary of a text input; none for inputs of word pieces."""
 
     def __init__(self, text: TextInput) -> None:
         self._knows = text.is_known
 
     def __call__(self, text: str) -> list[str]:
-        """In the order of the text."""
+        """Return the unknown words in the order of the text."""
         return [word for word in tokenise(text) if not self._knows(word)]
 
     def of_all(self, texts: Iterable[str]) -> list[str]:
-        """Those of several texts, each once."""
+        """Return the unknown words of several texts, each once."""
         return list(dict.fromkeys(word for text in texts for word in self(text)))
 
     def lost(self, text: str) -> bool:
-        """Whether a text has no word that says what is meant and is known."""
+        """Whether a text has no known word besides stop words."""
         return not without_stop_words(word for word in tokenise(text) if self._knows(word))
-
-
-# How much two bodies of text share their words.
 
 
 @dataclass(frozen=True)
 class WordOverlap:
-    """Two vocabularies."""
+    """Sizes of two vocabularies and of their intersection."""
 
     captions: int
-    """words that captions use"""
-    said: int
-    """words of pseudo-sentences"""
+    """number of words of captions"""
+    pseudo: int
+    """number of words of pseudo-sentences"""
     shared: int
 
     @property
     def iou(self) -> float:
         """Intersection over union of the words, in percent."""
-        return 100 * self.shared / max(1, self.captions + self.said - self.shared)
+        return 100 * self.shared / max(1, self.captions + self.pseudo - self.shared)
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
-        return {**asdict(self), "iou": self.iou}
+        """Return JSON values."""
+        return {"captions": self.captions, "said": self.pseudo, "shared": self.shared, "iou": self.iou}
 
 
-def word_overlap(captions: Iterable[str], said: Iterable[str], min_count: int = 4) -> WordOverlap:
-    """The vocabulary of captions beside that of pseudo-sentences (a3vse, Sec. 4.6).
+def word_overlap(captions: Iterable[str], sentences: Iterable[str], min_count: int = 4) -> WordOverlap:
+    """Compare the vocabulary of captions with that of pseudo-sentences (a3vse, Sec. 4.6).
 
     Args:
-        min_count: rarer words do not count, on either side; the paper's is 4.
+        min_count: rarer words are left out of both; 4 in the paper.
     """
-    one, other = (set(Vocabulary.build(texts, min_count).words) - set(SPECIAL_WORDS) for texts in (captions, said))
+    one, other = (set(Vocabulary.build(texts, min_count).words) - set(SPECIAL_WORDS) for texts in (captions, sentences))
     return WordOverlap(len(one), len(other), len(one & other))
 
 
-# Captions found by the words that they share with what is said of images: how good pseudo-sentences are.
+def word_scores(sentences: Sequence[str], texts: Sequence[str]) -> Floats:
+    """Return the cosines (I, T) of the word vectors of sentences and texts, with inverse document frequency weights.
 
-Floats = NDArray[np.float64]
-
-
-def word_scores(said: Sequence[str], texts: Sequence[str]) -> Floats:
-    """Cosines (I, T) of the words of sentences and texts, each word weighted by how few sentences have it.
-
-    The weight of a word that n of N sentences have is log((N + 1) / (n + 1)). Words that no sentence has do not count.
+    The weight of a word in n of N sentences is log((N + 1) / (n + 1)). Words that are in no sentence are left out.
     """
-    known = KnownWords(tuple(sorted({word for sentence in said for word in tokenise(sentence)})))
-    sides = [(known.counts(strings) > 0).astype(np.float64) for strings in (said, texts)]
-    weights = np.log((len(said) + 1) / (np.asarray(sides[0].sum(axis=0)).ravel() + 1))
+    known = KnownWords(tuple(sorted({word for sentence in sentences for word in tokenise(sentence)})))
+    sides = [(known.counts(strings) > 0).astype(np.float64) for strings in (sentences, texts)]
+    weights = np.log((len(sentences) + 1) / (np.asarray(sides[0].sum(axis=0)).ravel() + 1))
     unit = []
     for side in sides:
         weighted = side @ sp.diags_array(weights)
@@ -147,6 +138,6 @@ def word_scores(said: Sequence[str], texts: Sequence[str]) -> Floats:
     return np.asarray((unit[0] @ unit[1].T).toarray(), dtype=np.float64)
 
 
-def found_by_words(said: Sequence[str], texts: Sequence[str], matches: Matches) -> Retrieval:
-    """Recalls both ways, by shared words alone."""
-    return measure_retrieval(word_scores(said, texts), matches)
+def retrieval_by_words(sentences: Sequence[str], texts: Sequence[str], matches: Matches) -> Retrieval:
+    """Return retrieval in both directions by shared words only."""
+    return measure_retrieval(word_scores(sentences, texts), matches)

@@ -1,4 +1,4 @@
-"""Complete programs: which matcher, which objective, which stages, and what a paper claims of them."""
+"""Recipes: named programs that make a matcher from a collection, by name in ``catalog``."""
 
 from calligram.lazy import lazy_exports
 

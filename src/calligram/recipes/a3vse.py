@@ -17,12 +17,7 @@ from calligram.features.inputs import Inputs
 from calligram.models.catalog import MATCHERS
 from calligram.models.layers.networks import HeadKind
 from calligram.models.matcher import Matcher
-from calligram.recipes.parts.matchers import (
-    FragmentModels,
-    MatcherName,
-    MatcherSettings,
-    build_matcher,
-)
+from calligram.recipes.parts.matchers import FragmentModels, MatcherName, MatcherSettings, build_matcher
 from calligram.recipes.parts.pseudo_pairs import PseudoSettings, make_pseudo_pairs
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import (

@@ -19,12 +19,7 @@ from calligram.features.inputs import Inputs
 from calligram.models.layers.networks import HeadKind
 from calligram.models.load import RUN_FILE, load_matcher
 from calligram.models.matcher import Matcher
-from calligram.recipes.parts.matchers import (
-    FragmentModels,
-    MatcherName,
-    MatcherSettings,
-    build_matcher,
-)
+from calligram.recipes.parts.matchers import FragmentModels, MatcherName, MatcherSettings, build_matcher
 from calligram.recipes.parts.mined_negatives import NEGATIVES, MinedNegatives, MinedNegativesSettings, Miner
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import (

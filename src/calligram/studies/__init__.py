@@ -1,4 +1,4 @@
-"""What the papers claim, as rows that can be run, judged and reported."""
+"""Studies: claims of papers as rows that can be run, judged and reported."""
 
 from calligram.lazy import lazy_exports
 

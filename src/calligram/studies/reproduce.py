@@ -21,7 +21,7 @@ from calligram.evaluation.distributions import draw_overlap
 from calligram.evaluation.encode import EncodedPairing
 from calligram.evaluation.figures import draw_found_images, draw_found_texts, draw_map
 from calligram.evaluation.localization import evaluate_localization, load_phrases
-from calligram.evaluation.retrieval import Floats, Look, evaluate_retrieval
+from calligram.evaluation.retrieval import Floats, ScoreCallback, evaluate_retrieval
 from calligram.features.images.region_input import RegionInput
 from calligram.files import replace_text
 from calligram.models.load import WEIGHTS_FILE
@@ -46,45 +46,45 @@ from calligram.training.runs import Run
 Say = Callable[[str], None]
 
 
-def map_drawer(test: Pairing, target: Path, title: str) -> Look:
+def map_drawer(test: Pairing, target: Path, title: str) -> ScoreCallback:
     """Return a function that draws the test split as a t-SNE map."""
 
-    def look(encoded: EncodedPairing, scores: Floats) -> None:
+    def draw(encoded: EncodedPairing, scores: Floats) -> None:
         del scores
         draw_map(encoded, test.matches, target, title)
 
-    return look
+    return draw
 
 
-def image_sheet_drawer(test: Pairing, target: Path) -> Look:
+def image_sheet_drawer(test: Pairing, target: Path) -> ScoreCallback:
     """Return a function that draws the first images of some texts."""
 
-    def look(encoded: EncodedPairing, scores: Floats) -> None:
+    def draw(encoded: EncodedPairing, scores: Floats) -> None:
         del encoded
         draw_found_images(scores, test, target, queries=3)
 
-    return look
+    return draw
 
 
-def both_sheets_drawer(test: Pairing, texts: Path, images: Path) -> Look:
+def both_sheets_drawer(test: Pairing, texts: Path, images: Path) -> ScoreCallback:
     """Return a function that draws five texts of some images and four images of some texts (mmca, Figs. 4 and 5)."""
 
-    def look(encoded: EncodedPairing, scores: Floats) -> None:
+    def draw(encoded: EncodedPairing, scores: Floats) -> None:
         del encoded
         draw_found_texts(scores, test, texts, queries=4, first=5)
         draw_found_images(scores, test, images, queries=4, first=4)
 
-    return look
+    return draw
 
 
-def call_all(looks: Sequence[Look]) -> Look | None:
+def call_all(callbacks: Sequence[ScoreCallback]) -> ScoreCallback | None:
     """Return a function that calls all given functions; None where there are none."""
 
-    def look(encoded: EncodedPairing, scores: Floats) -> None:
-        for each in looks:
+    def run(encoded: EncodedPairing, scores: Floats) -> None:
+        for each in callbacks:
             each(encoded, scores)
 
-    return look if looks else None
+    return run if callbacks else None
 
 
 class Level(NamedTuple):
@@ -262,17 +262,17 @@ def _run(
     else:
         by_identity = collection.has_identities("test")
         test = collection.identities("test") if by_identity else collection.sentences("test")
-        looks: list[Look] = [image_sheet_drawer(test, sheet)] if pictures else []
+        callbacks: list[ScoreCallback] = [image_sheet_drawer(test, sheet)] if pictures else []
         if seed == 0 and row.name in study.mapped:
             pictures.append(shown / f"{plain}-map.png")
-            looks.append(map_drawer(test, pictures[-1], row.name))
+            callbacks.append(map_drawer(test, pictures[-1], row.name))
         if seed == 0 and row.name in study.sheets:
             both = [sheet.with_name(sheet.name.replace("found", f"found-{side}")) for side in ("texts", "images")]
             pictures += both if collection.generated else []
-            looks.append(both_sheets_drawer(test, *both))
-        look = call_all(looks)
+            callbacks.append(both_sheets_drawer(test, *both))
+        on_scores = call_all(callbacks)
         report = evaluate_retrieval(
-            matcher, inputs, test, within_modality=True, look=look, alone=True, track=context.track
+            matcher, inputs, test, within_modality=True, on_scores=on_scores, alone=True, track=context.track
         )
         compared = any(c.metric == "overlap" and row.name in (c.better, c.worse) for c in study.claims)
         if seed == 0 and compared and report.overlap is not None:

@@ -5,6 +5,9 @@ from calligram.recipes.parts.config import settings_fields as settings_fields
 from calligram.recipes.parts.config import translate_run as translate_run
 from calligram.recipes.parts.config import with_present_changes as with_present_changes
 from calligram.recipes.parts.config import with_present_keys as with_present_keys
+from calligram.recipes.parts.instance_classifier import ClassifierSettings as ClassifierSettings
+from calligram.recipes.parts.instance_classifier import classifier as classifier
+from calligram.recipes.parts.instance_classifier import group_classes as group_classes
 from calligram.recipes.parts.matchers import FragmentModels as FragmentModels
 from calligram.recipes.parts.matchers import MatcherSettings as MatcherSettings
 from calligram.recipes.parts.matchers import build_matcher as build_matcher
@@ -15,12 +18,6 @@ from calligram.recipes.parts.matchers import fragment_towers as fragment_towers
 from calligram.recipes.parts.mined_negatives import MinedNegatives as MinedNegatives
 from calligram.recipes.parts.mined_negatives import MinedNegativesSettings as MinedNegativesSettings
 from calligram.recipes.parts.mined_negatives import Miner as Miner
-from calligram.recipes.parts.pair_stages import ClassifierSettings as ClassifierSettings
-from calligram.recipes.parts.pair_stages import PairLoss as PairLoss
-from calligram.recipes.parts.pair_stages import classifier as classifier
-from calligram.recipes.parts.pair_stages import group_classes as group_classes
-from calligram.recipes.parts.pair_stages import pair_batches as pair_batches
-from calligram.recipes.parts.pair_stages import plan_pair_stages as plan_pair_stages
 from calligram.recipes.parts.pseudo_pairs import PseudoSettings as PseudoSettings
 from calligram.recipes.parts.pseudo_pairs import SemanticsSettings as SemanticsSettings
 from calligram.recipes.parts.pseudo_pairs import make_pseudo_pairs as make_pseudo_pairs
@@ -33,9 +30,12 @@ from calligram.recipes.parts.run import train_recipe as train_recipe
 from calligram.recipes.parts.settings import CandidateSettings as CandidateSettings
 from calligram.recipes.parts.settings import Optimisation as Optimisation
 from calligram.recipes.parts.settings import PairedSettings as PairedSettings
+from calligram.recipes.parts.settings import PairLoss as PairLoss
 from calligram.recipes.parts.settings import RunSettings as RunSettings
 from calligram.recipes.parts.settings import SparseSettings as SparseSettings
 from calligram.recipes.parts.settings import TrainedSettings as TrainedSettings
+from calligram.recipes.parts.settings import pair_batches as pair_batches
+from calligram.recipes.parts.settings import plan_pair_stages as plan_pair_stages
 from calligram.recipes.parts.sparse import extended as extended
 from calligram.recipes.parts.text_vectors import VectorTextSettings as VectorTextSettings
 from calligram.recipes.parts.text_vectors import fitted_text as fitted_text

@@ -17,12 +17,12 @@ from calligram.errors import UserError
 from calligram.evaluation.attention import (
     AttentionShares,
     EncodedPicture,
-    attend,
-    attended,
-    one_spaced,
-    row_of,
-    see_picture,
-    words_and_parts,
+    attention_to_sentence,
+    encode_picture,
+    image_row,
+    with_single_spaces,
+    word_attention,
+    word_parts,
 )
 from calligram.features.images.region_input import grid_part_boxes, stored_part_boxes
 from calligram.features.images.stored_input import StoredInput
@@ -86,7 +86,7 @@ def leave_one_out(sentence: str, score: Callable[[Sequence[str]], Floats]) -> Wo
             f"the importance of a word is measured by leaving it out; give at least two words, got {len(spans)}"
         )
     texts = [sentence, *(sentence[:start] + sentence[end:] for start, end in spans)]
-    whole, *rest = (float(value) for value in score([one_spaced(text) for text in texts]))
+    whole, *rest = (float(value) for value in score([with_single_spaces(text) for text in texts]))
     return WordImportances(
         whole,
         [
@@ -106,7 +106,7 @@ def explain(matcher: Matcher, inputs: Inputs, image: Image.Image, sentence: str)
 
     See also: ``explain_picture`` for a picture that is encoded already, ``Searcher.explain`` for an item of a library.
     """
-    return explain_picture(matcher, inputs, see_picture(matcher, inputs, image), sentence)
+    return explain_picture(matcher, inputs, encode_picture(matcher, inputs, image), sentence)
 
 
 @torch.no_grad()
@@ -129,7 +129,7 @@ def explain_picture(matcher: Matcher, inputs: Inputs, seen: EncodedPicture, sent
         found: Floats = matcher.score(seen.encoded, stack(pieces))[0].float().cpu().numpy()
         return found
 
-    return leave_one_out(sentence, score)._replace(attention=attend(matcher, inputs, seen, sentence))
+    return leave_one_out(sentence, score)._replace(attention=attention_to_sentence(matcher, inputs, seen, sentence))
 
 
 @torch.inference_mode()
@@ -145,12 +145,12 @@ def item_attention(encoder: QueryEncoder, image: Encoded, item: Item, text: str)
     if not encoder.matcher.attends or image.parts is None:
         return None
     with encoder.tokenizer_lock:
-        parts = words_and_parts(encoder.inputs, text)
+        parts = word_parts(encoder.inputs, text)
     if parts is None:
         return None
     boxes = part_boxes(encoder.inputs.images, item, image.parts.shape[1])
     picture = EncodedPicture(on_device(image, encoder.device), boxes)
-    return attended(encoder.matcher, picture, encoder.texts([one_spaced(text)]), parts)
+    return word_attention(encoder.matcher, picture, encoder.texts([with_single_spaces(text)]), parts)
 
 
 def part_boxes(images: ImageInput, item: Item, count: int) -> Floats | None:
@@ -164,7 +164,7 @@ def part_boxes(images: ImageInput, item: Item, count: int) -> Floats | None:
     root = str(item.metadata["source"])
     try:
         collection = _open_collection(root, (Path(root) / MANIFEST).stat().st_mtime_ns)
-        return stored_part_boxes(images, collection, row_of(collection, str(item.metadata["path"])))
+        return stored_part_boxes(images, collection, image_row(collection, str(item.metadata["path"])))
     except (UserError, OSError):  # the collection was moved or changed: importance and attention need no boxes
         return None
 

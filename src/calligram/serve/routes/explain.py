@@ -48,7 +48,7 @@ async def explain(
             raise RefusedRequest(404, str(error)) from None
 
     found = await service.search(work)
-    attention = None if found.attention is None else AttentionAnswer(**found.attention.plain())
+    attention = None if found.attention is None else AttentionAnswer(**found.attention.as_json())
     words = [WordAnswer(**word._asdict()) for word in found.words]
     return ExplainAnswer(score=found.score, words=words, attention=attention)
 

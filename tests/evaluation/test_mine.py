@@ -10,7 +10,7 @@ from calligram.data.matches import Matches
 from calligram.data.negatives import NegativeLists
 from calligram.errors import NotFiniteError, UserError
 from calligram.evaluation.encode import EncodedPairing
-from calligram.evaluation.mine import mine_negatives, mine_pairing, top
+from calligram.evaluation.mine import mine_negatives, mine_pairing, top_candidates
 from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher
 from calligram.models.vse import VSE, VSESettings
 from calligram.vectors import unit_length
@@ -62,12 +62,12 @@ def test_mined_lists_are_those_of_a_full_sort(matcher, tile):
 @pytest.mark.parametrize(("columns", "k"), [(1, 1), (7, 7), (1000, 3), (1003, 10), (64, 1), (5, 9)])
 def test_top_is_topk(columns, k):
     scores = torch.randn(6, columns, generator=torch.Generator().manual_seed(1))
-    found, plain = top(scores, k), scores.topk(min(k, columns), dim=1)
+    found, plain = top_candidates(scores, k), scores.topk(min(k, columns), dim=1)
     torch.testing.assert_close(found.scores, plain.values)
     torch.testing.assert_close(found.rows, plain.indices)
 
 
-def test_bf16_lists_are_fp32s_except_for_near_ties():
+def test_bf16_lists_equal_fp32_lists_except_for_near_ties():
     sides, matches = encoded(60, 400, 256), Matches(np.arange(60), np.arange(60), (60, 400))
     scores = (unit_length(sides.images.vectors) @ unit_length(sides.texts.vectors).T).numpy()
     exact, rounded = (
@@ -80,7 +80,7 @@ def test_bf16_lists_are_fp32s_except_for_near_ties():
     assert (exact == rounded).float().mean() > 0.8
 
 
-def test_lists_asked_for_longer_than_there_are_candidates_end_early():
+def test_lists_are_no_longer_than_the_number_of_candidates():
     sides, matches = encoded(4, 6), Matches(np.arange(4), np.arange(4), (4, 6))
     of_images, of_texts = mine_negatives(EmbeddingMatcher(), sides, matches)
     assert of_images.shape == (4, 6)
@@ -95,7 +95,7 @@ def test_numbers_that_cannot_be_compared_are_refused():
     for matcher in (EmbeddingMatcher(), Product()):
         with pytest.raises(NotFiniteError, match="not finite"):
             mine_negatives(matcher, sides, matches)
-    with pytest.raises(UserError, match="bf16 is for matchers that score by the cosine"):
+    with pytest.raises(UserError, match="bf16 is for matchers that score by cosines"):
         mine_negatives(Product(), encoded(4, 6), matches, precision="bf16")
 
 

@@ -29,7 +29,7 @@ def test_every_recipe_has_the_settings_of_sparse_collections(name):
     assert (settings.sparse.images, settings.sparse.captions, settings.sparse.seed) == (0.1, 2, 3)
 
 
-def test_words_of_removed_captions_are_not_known(tiny, tmp_path):
+def test_words_of_removed_captions_are_not_in_the_vocabulary(tiny, tmp_path):
     run(tiny, tmp_path / "run", "sparse.images=0.5", "sparse.captions=1")
     words = set(Run.open(tmp_path / "run").load()[1].texts.words)
     sparse = tiny.sparse(0.5, 1)
@@ -39,7 +39,7 @@ def test_words_of_removed_captions_are_not_known(tiny, tmp_path):
     assert {"red", "green", "blue", "yellow", "white", "black"} - words
 
 
-def test_a_run_knows_its_level_and_is_not_taken_up_with_another(tiny, tmp_path):
+def test_a_run_records_its_level_and_is_not_resumed_with_another(tiny, tmp_path):
     run(tiny, tmp_path / "run", "sparse.images=0.5")
     about = Run.open(tmp_path / "run").about
     assert about["collection"] == "tiny (50% of images x all captions, seed 0)"
@@ -48,7 +48,7 @@ def test_a_run_knows_its_level_and_is_not_taken_up_with_another(tiny, tmp_path):
         run(tiny, tmp_path / "run", "sparse.images=0.9", resume=True)
 
 
-def test_runs_from_before_there_were_sparse_settings_can_be_taken_up(tiny, tmp_path):
+def test_runs_older_than_the_sparse_settings_can_be_resumed(tiny, tmp_path):
     first = run(tiny, tmp_path / "run")
     file = tmp_path / "run" / "run.json"
     about = json.loads(file.read_text())
@@ -87,7 +87,7 @@ def test_a_sparse_run_takes_longer(tiny, epoch_of, length, factor):
     assert epochs_factor(settings, tiny, settings.sparse.of(tiny)) == pytest.approx(factor)
 
 
-def test_lengthened_stages_are_trained(tiny, tmp_path):
+def test_stages_with_more_epochs_are_trained(tiny, tmp_path):
     run(tiny, tmp_path / "run", "sparse.images=0.5", "sparse.captions=1", "epoch_of=pairs", "sparse.length=half")
     assert max(row["epoch"] for row in Run.open(tmp_path / "run").metrics() if "dev" in row) == round(2.5 * 2) - 1
 

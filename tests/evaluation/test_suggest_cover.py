@@ -54,7 +54,7 @@ def clusters(*sizes, noise=0.05, dim=8, seed=0):
     return torch.nn.functional.normalize(torch.from_numpy(np.concatenate(made)).float(), dim=1)
 
 
-def test_the_largest_crowd_without_a_centre_comes_first():
+def test_the_largest_cluster_without_a_centre_is_chosen_first():
     items = clusters(10, 30, 20)
     first = cover(items, nearest(items, items[15:16]), torch.ones(60), 2, near=0.9999)
     assert first[0].row >= 40  # the second crowd has a centre already, the third is larger than the first
@@ -63,7 +63,7 @@ def test_the_largest_crowd_without_a_centre_comes_first():
     assert first[0].nearest < 0.3
 
 
-def test_weights_turn_the_choice():
+def test_weights_change_the_choice():
     items = clusters(10, 30)
     weights = torch.cat([torch.ones(10), torch.full((30,), 0.1)])
     covered = nearest(items, items[:0])
@@ -71,7 +71,7 @@ def test_weights_turn_the_choice():
     assert cover(items, covered, weights, 1)[0].row < 10
 
 
-def test_what_is_nearly_the_same_is_proposed_once():
+def test_duplicates_are_suggested_once():
     items = clusters(5, 5, noise=1e-4)
     found = cover(items, nearest(items, items[:0]), torch.ones(10), 10, near=0.99)
     assert sorted(pick.row // 5 for pick in found) == [0, 1]
@@ -90,12 +90,12 @@ def test_a_sample_of_the_demand_finds_nearly_as_much():
     assert value(some) > 0.97 * value(whole)
 
 
-def test_nothing_is_chosen_from_nothing():
+def test_an_empty_set_gives_no_choice():
     none = torch.zeros(0, 4)
     assert cover(none, nearest(none, none), torch.zeros(0), 3) == []
 
 
-def test_gains_fall_and_add_up_to_what_is_covered():
+def test_gains_decrease_and_sum_to_the_objective():
     items = clusters(20, 20, 20, noise=0.3, seed=1)
     covered, weights = nearest(items, items[:1]), torch.rand(60, generator=torch.Generator().manual_seed(0))
     found = cover(items, covered, weights, 8)

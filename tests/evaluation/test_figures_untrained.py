@@ -24,7 +24,7 @@ def backbone(tmp_path_factory):
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_the_backbone_sees_as_it_did_before_training(tiny, backbone, trained):
+def test_untrained_features_are_those_of_the_backbone_before_training(tiny, backbone, trained):
     visuals = tiny.sentences("test").visuals
     frozen = BackboneInput(Backbone.load(backbone), pixel_input(backbone), "b", batch=4)
     inputs = Inputs(PixelInput(32) if trained else frozen, Vocabulary.build(["a"], 1))
@@ -33,7 +33,7 @@ def test_the_backbone_sees_as_it_did_before_training(tiny, backbone, trained):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_there_are_none_without_a_backbone_or_once_it_is_gone(tiny, backbone):
+def test_there_are_no_untrained_features_without_the_folder_of_the_backbone(tiny, backbone):
     visuals, inputs = tiny.sentences("test").visuals, Inputs(PixelInput(32), Vocabulary.build(["a"], 1))
     assert untrained_features({}, inputs, visuals) is None
     assert untrained_features({"image": {"backbone": ""}}, inputs, visuals) is None

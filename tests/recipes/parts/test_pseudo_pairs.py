@@ -25,7 +25,7 @@ def detected(tiny_draft, tmp_path_factory):
     return write_draft(draft, folder / "collection")
 
 
-def test_images_without_captions_are_paired_with_what_is_said_of_them(detected):
+def test_images_without_captions_are_paired_with_pseudo_sentences(detected):
     sparse = detected.sparse(1 / 3)
     annotated = {sparse.sentences("train").visuals.ids[v] for v in sparse.sentences("train").matches.pairs()[0]}
     pairs = make_pseudo_pairs(sparse, FINDER)
@@ -44,14 +44,14 @@ def test_the_same_sentence_of_several_images_is_one_text(detected):
     assert len(pairs.visuals) >= 4
 
 
-def test_nothing_to_pair_is_said(detected):
+def test_missing_pseudo_sentences_are_refused(detected):
     with pytest.raises(UserError, match="train of tiny has no image without captions"):
         make_pseudo_pairs(detected, FINDER)
     with pytest.raises(UserError, match=r"none of 3 images of split train .* gets a pseudo-sentence"):
         make_pseudo_pairs(detected.sparse(0.5), PseudoSettings(region_source="finder", min_score=0.95))
 
 
-def test_kinds_of_semantics_follow_each_other_without_saying_a_word_twice(detected, tiny_classifier):
+def test_sources_are_joined_in_order_without_repeated_words(detected, tiny_classifier):
     sparse = detected.sparse(0.5)
     visuals = sparse.unannotated("train")
 
@@ -112,7 +112,7 @@ def test_several_sentences_have_a_few_words_each_in_their_order(detected):
     assert draw_sentences("red dog brown", "train-0", PseudoSettings()) == ["red dog brown"]
 
 
-def test_captions_of_the_most_similar_images_are_said_too(detected, tiny_classifier):
+def test_captions_of_the_most_similar_images_are_added(detected, tiny_classifier):
     sparse = detected.sparse(0.5)
     how = PseudoSettings(region_source="finder", backbone=str(tiny_classifier), neighbours=2)
     pairs = make_pseudo_pairs(sparse, how)
@@ -131,7 +131,7 @@ def test_captions_of_the_most_similar_images_are_said_too(detected, tiny_classif
         make_pseudo_pairs(sparse, PseudoSettings(region_source="finder", neighbours=1))
 
 
-def test_an_image_is_not_among_those_that_are_most_like_it(detected, tiny_classifier):
+def test_an_image_is_not_its_own_neighbour(detected, tiny_classifier):
     words, captioned = ImageWords.load(str(tiny_classifier)), detected.sentences("train")
     found = words.neighbour_captions(captioned.visuals, captioned, len(captioned.visuals))
     texts = [captioned.texts.strings[captioned.matches.texts_of(i)[0]] for i in range(len(captioned.visuals))]

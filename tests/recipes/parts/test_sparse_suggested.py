@@ -40,7 +40,7 @@ def captioned(collection):
     return {found.visuals.ids[v]: len(found.matches.texts_of(v)) for v in found.matches.pairs()[0].tolist()}
 
 
-def test_suggested_images_come_to_those_that_were_captioned_as_many_as_at_random(spoken_tiny, start):
+def test_suggested_images_are_added_to_captioned_ones_in_the_same_number_as_random_ones(spoken_tiny, start):
     few = captioned(spoken_tiny.sparse(0.25, 1))
     chosen = settings("sparse.images=0.25", "sparse.captions=1", f"sparse.run={start}", "sparse.more=0.25")
     view = chosen.sparse.of(spoken_tiny)
@@ -52,7 +52,7 @@ def test_suggested_images_come_to_those_that_were_captioned_as_many_as_at_random
     assert chosen.sparse.of(spoken_tiny).fingerprint == view.fingerprint
 
 
-def test_a_run_on_suggestions_suggests_beside_them(spoken_tiny, start, tmp_path):
+def test_a_run_on_suggested_images_suggests_further_ones(spoken_tiny, start, tmp_path):
     few = ("sparse.images=0.25", "sparse.captions=1", "sparse.more=0.25")
     one = settings(*few, f"sparse.run={start}")
     run_recipe(RECIPES["vse"], one, spoken_tiny, tmp_path / "one", context=RunContext(torch.device("cpu")))
@@ -62,14 +62,14 @@ def test_a_run_on_suggestions_suggests_beside_them(spoken_tiny, start, tmp_path)
     assert len(captioned(second)) == 9
 
 
-def test_captions_are_of_the_seed_of_the_run_where_settings_leave_it_to_that(spoken_tiny):
+def test_kept_captions_depend_on_the_seed_of_the_run_if_sparse_seed_is_none(spoken_tiny):
     own = settings("sparse.images=0.5", "sparse.seed=none")
     assert own.sparse.of(spoken_tiny, 3).fingerprint == spoken_tiny.sparse(0.5, seed=3).fingerprint
     fixed = settings("sparse.images=0.5", "sparse.seed=1")
     assert fixed.sparse.of(spoken_tiny, 3).fingerprint == spoken_tiny.sparse(0.5, seed=1).fingerprint
 
 
-def test_half_of_the_settings_is_refused_and_so_is_a_share_that_is_none(spoken_tiny, start):
+def test_incomplete_settings_and_a_share_below_one_image_are_refused(spoken_tiny, start):
     for change in ("sparse.more=0.1", "sparse.run=somewhere"):
         with pytest.raises(UserError, match="give both or none"):
             settings(change)
@@ -85,18 +85,18 @@ def test_half_of_the_settings_is_refused_and_so_is_a_share_that_is_none(spoken_t
         ("sparse.images=0.25", "sparse.captions=1", "sparse.seed=1"),
     ],
 )
-def test_a_run_that_saw_captions_which_nobody_has_written_yet_may_not_choose(spoken_tiny, start, changes):
+def test_a_run_that_saw_removed_captions_may_not_suggest(spoken_tiny, start, changes):
     leaks = settings(*changes, f"sparse.run={start}", "sparse.more=0.25")
     with pytest.raises(UserError, match=r"was trained on 25% of images x 1 caption, seed 0, with captions that"):
         leaks.sparse.of(spoken_tiny)
 
 
-def test_a_run_on_fewer_captions_may_choose(spoken_tiny, start):
+def test_a_run_on_fewer_captions_may_suggest(spoken_tiny, start):
     more = settings("sparse.images=0.5", "sparse.captions=2", f"sparse.run={start}", "sparse.more=0.25")
     assert len(captioned(more.sparse.of(spoken_tiny))) == 9
 
 
-def test_a_run_on_another_collection_may_not_choose(spoken_tiny, stored_tiny, start, tmp_path):
+def test_a_run_on_another_collection_may_not_suggest(spoken_tiny, stored_tiny, start, tmp_path):
     few = ("sparse.images=0.25", "sparse.captions=1", "sparse.more=0.25")
     with pytest.raises(UserError, match=r"was not trained on .* \(its content was .*give a run on this collection"):
         settings(*few, f"sparse.run={start}").sparse.of(stored_tiny)
@@ -130,7 +130,7 @@ def test_a_study_suggests_by_the_row_of_the_same_seed(spoken_tiny, tmp_path):
     ]
 
 
-def test_rows_of_the_study_differ_in_what_is_chosen_alone():
+def test_rows_of_the_study_differ_only_in_the_chosen_images():
     def without(row):
         return [
             c for c in row.changes if not c.startswith(("sparse.images", "sparse.run", "sparse.more", "sparse.unc"))

@@ -15,7 +15,7 @@ from calligram.errors import UserError
 from calligram.evaluation import rerank
 from calligram.evaluation.encode import EncodedPairing, encode_pairing, load_pairing, score_matrix
 from calligram.evaluation.ranking import relevant_ranks
-from calligram.evaluation.rerank import floors, rerank_candidates
+from calligram.evaluation.rerank import candidate_floors, rerank_candidates
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.features.images.pixels import PixelInput
 from calligram.features.images.stored_input import StoredInput
@@ -84,7 +84,7 @@ def test_full_depth_is_exhaustive_ranking_to_the_last_item(setup, depth):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-def test_candidates_come_first_in_the_scores_order_and_the_rest_in_the_vectors(setup, depth):
+def test_candidates_are_sorted_by_score_and_the_rest_by_vectors(setup, depth):
     matcher, encoded = setup
     first, second, relevant = score_matrix(EmbeddingMatcher(), encoded), score_matrix(matcher, encoded), matches()
     staged = rerank_candidates(matcher, encoded, depth)
@@ -105,7 +105,7 @@ def test_candidates_come_first_in_the_scores_order_and_the_rest_in_the_vectors(s
 def test_tiles_change_nothing(setup, monkeypatch):
     matcher, encoded = setup
     whole = rerank_candidates(matcher, encoded, 3)
-    monkeypatch.setattr(rerank, "TILE", (2, 3))
+    monkeypatch.setattr(rerank, "TILE_ITEMS", (2, 3))
     parted = rerank_candidates(matcher, encoded, 3)
     np.testing.assert_allclose(parted.second, whole.second, rtol=1e-5, atol=1e-5)
     assert parted.scored == whole.scored
@@ -124,12 +124,12 @@ def test_another_matchers_vectors_may_find_the_candidates(setup):
     assert (staged.second[candidates] > -1e30).all()
 
 
-def test_what_ties_with_the_first_one_left_out_is_left_out():
+def test_ties_with_the_first_excluded_candidate_are_excluded():
     scores = np.array([[0.5, 0.9, 0.5, 0.5, 0.1], [0.1, 0.2, 0.3, 0.4, 0.5]], np.float32)
-    assert (scores > floors(scores, 2)[:, None]).sum(1).tolist() == [1, 2]
-    assert (scores > floors(scores, 4)[:, None]).sum(1).tolist() == [4, 4]
-    assert (scores > floors(scores, 5)[:, None]).all()
-    assert (scores > floors(scores, 0)[:, None]).all()
+    assert (scores > candidate_floors(scores, 2)[:, None]).sum(1).tolist() == [1, 2]
+    assert (scores > candidate_floors(scores, 4)[:, None]).sum(1).tolist() == [4, 4]
+    assert (scores > candidate_floors(scores, 5)[:, None]).all()
+    assert (scores > candidate_floors(scores, 0)[:, None]).all()
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def read(stored_tiny):
                            pairing=pairing)  # fmt: skip
 
 
-def test_a_report_says_what_the_first_stage_found_and_what_share_was_scored(read):
+def test_a_report_has_the_recall_of_the_first_stage_and_the_share_of_scored_pairs(read):
     whole = evaluate_retrieval(read.scan, read.inputs, read.pairing)
     assert whole.stages is None
     for first in (None, read.before):
@@ -171,7 +171,7 @@ def test_candidates_of_a_fold_are_among_its_items(read):
     assert together.retrieval.i2t.meanr == pytest.approx(np.mean([part.retrieval.i2t.meanr for part in apart]))
 
 
-def test_what_is_true_besides_is_measured_in_the_same_order(read):
+def test_true_pairs_are_measured_in_the_same_ranking(read):
     visual, text = read.pairing.matches.pairs()
     also = Matches(np.append(visual, [1, 2]), np.append(text, [0, 0]), read.pairing.matches.shape)
     known = Pairing(read.pairing.visuals, read.pairing.texts, read.pairing.matches, also)
@@ -179,15 +179,15 @@ def test_what_is_true_besides_is_measured_in_the_same_order(read):
     assert evaluate_retrieval(read.scan, read.inputs, known, depth=0).true == whole.true
 
 
-def test_vectors_that_are_in_order_already_are_not_reranked(read):
-    with pytest.raises(UserError, match="in order already; leave out --depth, or name with --first"):
+def test_a_matcher_of_vectors_is_not_reranked(read):
+    with pytest.raises(UserError, match="changes nothing; leave out --depth, or give with --first"):
         evaluate_retrieval(read.vse, read.first, read.pairing, depth=5)
     assert evaluate_retrieval(read.vse, read.first, read.pairing, depth=5, first=read.before).stages is not None
     with pytest.raises(UserError, match="at least 1, or 0 for all, got -1"):
         evaluate_retrieval(read.scan, read.inputs, read.pairing, depth=-1)
 
 
-def test_scores_in_lower_precision_are_near_and_said_to_be_so(setup, read):
+def test_scores_in_lower_precision_are_close_and_the_report_names_the_precision(setup, read):
     matcher, encoded = setup
     fine, coarse = score_matrix(matcher, encoded), score_matrix(matcher, encoded, precision="bf16")
     assert coarse.dtype == np.float32
@@ -198,5 +198,5 @@ def test_scores_in_lower_precision_are_near_and_said_to_be_so(setup, read):
     found = evaluate_retrieval(read.scan, read.inputs, read.pairing, precision="bf16")
     assert found.as_dict()["precision"] == "bf16"
     assert next(read.scan.parameters()).dtype == torch.float32
-    with pytest.raises(UserError, match="--precision bf16 is for matchers that compare each pair by attention"):
+    with pytest.raises(UserError, match="--precision bf16 is for matchers that score pairs by attention"):
         evaluate_retrieval(read.vse, read.first, read.pairing, precision="bf16")

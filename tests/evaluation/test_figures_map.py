@@ -6,20 +6,20 @@ from PIL import Image
 
 from calligram.data.matches import Matches
 from calligram.evaluation.encode import EncodedPairing
-from calligram.evaluation.figures import draw_map, lay_out
+from calligram.evaluation.figures import draw_map, tsne_layout
 from calligram.models.matcher import Encoded
 
 
-def test_what_is_close_in_the_space_is_close_on_the_plane():
+def test_near_vectors_are_near_on_the_map():
     rng = np.random.default_rng(0)
     centres = rng.normal(size=(3, 8))
     vectors = (centres.repeat(12, axis=0) + 0.05 * rng.normal(size=(36, 8))).astype(np.float32)
-    places = lay_out(vectors)
+    places = tsne_layout(vectors)
     assert places.shape == (36, 2)
     group = np.arange(36) // 12
     distances = np.linalg.norm(places[:, None] - places[None], axis=-1) + 1e9 * np.eye(36)
     assert (group[distances.argmin(1)] == group).all()
-    assert np.array_equal(places, lay_out(vectors))  # the same again
+    assert np.array_equal(places, tsne_layout(vectors))  # the same again
 
 
 def test_a_map_shows_images_in_blue_and_a_text_of_each_in_red(tmp_path):

@@ -43,7 +43,7 @@ def run(crowds, tmp_path_factory):
     return load_matcher(out)
 
 
-def test_each_crowd_without_a_caption_is_proposed_before_any_a_second_time(crowds, run):
+def test_each_uncaptioned_cluster_is_suggested_before_any_a_second_time(crowds, run):
     found = suggest_images(run.matcher, run.inputs, crowds, 8, uncertainty=0, near=0.9999)
     assert (found.candidates, found.captioned) == (37, 8)
     crowd = [int(s.image.rpartition("-")[2]) % CROWDS for s in found.chosen]
@@ -54,10 +54,10 @@ def test_each_crowd_without_a_caption_is_proposed_before_any_a_second_time(crowd
     assert "stands for" in found.chosen[0].why
 
 
-def test_it_is_the_same_again_and_in_chunks(crowds, run, monkeypatch):
+def test_suggestions_are_reproducible_and_do_not_depend_on_the_batch_size(crowds, run, monkeypatch):
     whole = suggest_images(run.matcher, run.inputs, crowds, 10)
     assert suggest_images(run.matcher, run.inputs, crowds, 10) == whole
-    monkeypatch.setattr(suggest, "CHUNK", 7)
+    monkeypatch.setattr(suggest, "IMAGE_BATCH", 7)
     assert [s.image for s in suggest_images(run.matcher, run.inputs, crowds, 10).chosen] == [
         s.image for s in whole.chosen
     ]
@@ -66,7 +66,7 @@ def test_it_is_the_same_again_and_in_chunks(crowds, run, monkeypatch):
 def test_best_scores_leave_out_an_images_own_captions(crowds, run, monkeypatch):
     """Against the whole matrix of scores, with every (image, caption) pair looked at by itself."""
     rows = np.array([5, 0, 10, 3])
-    vectors, best = suggest._seen(run.matcher.eval(), run.inputs, crowds, rows, suggest.silent)
+    vectors, best = suggest._encode_and_score(run.matcher.eval(), run.inputs, crowds, rows, suggest.silent)
     pairing = suggest._captioned(crowds, rows)
     assert [len(pairing.matches.texts_of(i)) for i in range(4)] == [1, 1, 1, 0]
     scores = score_matrix(run.matcher, encode_pairing(run.matcher, run.inputs, load_pairing(run.inputs, pairing)))
@@ -92,12 +92,12 @@ def test_a_collection_without_captions_or_splits_is_covered_from_nothing(crowds,
     assert found.chosen[0].nearest == -1
 
 
-def test_what_cannot_be_proposed_is_told(crowds, run):
+def test_impossible_suggestions_are_refused(crowds, run):
     with pytest.raises(UserError, match=r"every image of split dev .* has a caption"):
         suggest_images(run.matcher, run.inputs, crowds, split="dev")
     with pytest.raises(UserError, match="unknown split 'tran'"):
         suggest_images(run.matcher, run.inputs, crowds, split="tran")
     with pytest.raises(UserError, match="from 0 to 1, got 2"):
         suggest_images(run.matcher, run.inputs, crowds, uncertainty=2)
-    with pytest.raises(UserError, match="at least 1 image"):
+    with pytest.raises(UserError, match="at least 1, got 0"):
         suggest_images(run.matcher, run.inputs, crowds, 0)

@@ -6,7 +6,7 @@ from PIL import Image
 from calligram.studies.reproduce import Level, draw_levels
 
 
-def test_each_model_is_a_curve_and_one_without_pairs_a_line_across(tmp_path):
+def test_each_model_is_a_curve_and_one_without_captions_a_horizontal_line(tmp_path):
     curve = {"one": [Level(100, 5.0, 4.0), Level(10, 1.0, 2.0)]}
     counts = []
     for name, curves in (("alone", curve), ("both", {**curve, "none": [Level(0, 3.0, 3.5)]})):

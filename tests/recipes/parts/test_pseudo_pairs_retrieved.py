@@ -51,14 +51,14 @@ def corpus(spoken_tiny, tmp_path):
     return file
 
 
-def test_captions_of_the_collection_are_not_among_what_is_found(spoken_tiny, corpus):
+def test_captions_of_the_collection_are_not_retrieved(spoken_tiny, corpus):
     lost = spoken_tiny.sparse(0.5, 1)
     lines = gzip.decompress(corpus.read_bytes()).decode().splitlines()
     assert sentences_not_in(lines, spoken_tiny) == OTHERS
     assert len(lost.sentences("train").texts) < len(spoken_tiny.sentences("train").texts)
 
 
-def test_what_a_run_finds_stands_beside_what_is_said(spoken_tiny, first, corpus):
+def test_retrieved_sentences_are_added_to_other_pseudo_sentences(spoken_tiny, first, corpus):
     sparse = spoken_tiny.sparse(0.5, 1)
     visuals = sparse.unannotated("train")
     found = retrieved_sentences(sparse, visuals, str(first), str(corpus), 2, RunContext())
@@ -74,7 +74,7 @@ def test_what_a_run_finds_stands_beside_what_is_said(spoken_tiny, first, corpus)
         assert len(both) == 3
 
 
-def test_a_second_run_learns_from_them_and_knows_their_words(spoken_tiny, first, corpus, tmp_path):
+def test_a_second_run_trains_on_retrieved_sentences_and_their_words(spoken_tiny, first, corpus, tmp_path):
     changes = (f"pseudo.run={first}", f"pseudo.corpus={corpus}", "epochs=1")
     run(spoken_tiny, tmp_path / "again", *changes)
     _, inputs = Run.open(tmp_path / "again").load()
@@ -83,7 +83,7 @@ def test_a_second_run_learns_from_them_and_knows_their_words(spoken_tiny, first,
         run(spoken_tiny, tmp_path / "fewer", *changes, "sparse.images=0.2")
 
 
-def test_an_ensemble_has_seen_what_its_members_have(spoken_tiny, first, corpus, tmp_path):
+def test_an_ensemble_of_members_that_saw_removed_captions_is_refused(spoken_tiny, first, corpus, tmp_path):
     members = [tmp_path / "whole", tmp_path / "other"]
     for seed, folder in enumerate(members):
         run(spoken_tiny, folder, "sparse.images=1", "sparse.captions=none", "epochs=1", f"seed={seed}")
@@ -101,7 +101,7 @@ def test_an_ensemble_has_seen_what_its_members_have(spoken_tiny, first, corpus, 
         run(spoken_tiny, tmp_path / "again", f"pseudo.run={tmp_path / 'both'}", f"pseudo.corpus={corpus}")
 
 
-def test_a_run_is_not_taken_up_with_other_pseudo_pairs(spoken_tiny, first, corpus, tmp_path):
+def test_a_run_is_not_resumed_with_other_pseudo_pairs(spoken_tiny, first, corpus, tmp_path):
     changes = (f"pseudo.run={first}", f"pseudo.corpus={corpus}", "epochs=2")
     run(spoken_tiny, tmp_path / "again", *changes)
     run(spoken_tiny, tmp_path / "again", *changes, resume=True)
@@ -110,7 +110,7 @@ def test_a_run_is_not_taken_up_with_other_pseudo_pairs(spoken_tiny, first, corpu
         run(spoken_tiny, tmp_path / "again", *changes, resume=True)
 
 
-def test_a_damaged_run_is_said(spoken_tiny, first, corpus, tmp_path):
+def test_a_damaged_run_is_refused(spoken_tiny, first, corpus, tmp_path):
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "run.json").write_text("{")
     changes = (f"pseudo.run={tmp_path / 'damaged'}", f"pseudo.corpus={corpus}")
@@ -120,7 +120,7 @@ def test_a_damaged_run_is_said(spoken_tiny, first, corpus, tmp_path):
         run(spoken_tiny, tmp_path / "damaged", resume=True)
 
 
-def test_what_does_not_go_together_is_refused(spoken_tiny, first, corpus, tmp_path):
+def test_contradictory_settings_are_refused(spoken_tiny, first, corpus, tmp_path):
     with pytest.raises(UserError, match=r"pseudo\.run= .* and pseudo\.corpus= .* go together"):
         PseudoSettings(run=str(first))
     with pytest.raises(UserError, match=r"or give a run that retrieves sentences with pseudo\.run="):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calligram.data.matches import Matches
-from calligram.evaluation.word_matching import found_by_words, word_scores
+from calligram.evaluation.word_matching import retrieval_by_words, word_scores
 
 SENTENCES = st.lists(st.lists(st.sampled_from("abcde"), max_size=4).map(" ".join), min_size=1, max_size=5)
 
@@ -32,5 +32,5 @@ def test_scores_are_weighted_cosines_of_word_sets(said, texts):
 def test_images_are_found_by_rare_words():
     said = ["person dog", "person horse", "person"]
     matches = Matches(np.array([0, 1, 2]), np.array([0, 1, 2]), (3, 3))
-    found = found_by_words(said, ["A dog!", "a person on a horse", "nothing"], matches)
+    found = retrieval_by_words(said, ["A dog!", "a person on a horse", "nothing"], matches)
     assert found.t2i.r1 == pytest.approx(200 / 3)

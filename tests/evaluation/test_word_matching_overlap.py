@@ -16,7 +16,7 @@ def test_iou_is_that_of_the_literal_sets(captions, said, least):
         together = " ".join(texts).split()
         words.append({word for word in together if together.count(word) >= least})
     found = word_overlap(captions, said, least)
-    assert (found.captions, found.said, found.shared) == (len(words[0]), len(words[1]), len(words[0] & words[1]))
+    assert (found.captions, found.pseudo, found.shared) == (len(words[0]), len(words[1]), len(words[0] & words[1]))
     union = words[0] | words[1]
     assert found.iou == pytest.approx(100 * len(words[0] & words[1]) / len(union) if union else 0)
 

@@ -27,7 +27,7 @@ def test_failures_are_counted_by_whether_their_words_are_known():
     assert found.as_dict()["within"] == 1
 
 
-def test_rates_of_nothing_are_not_numbers(capsys):
+def test_rates_without_queries_are_nan(capsys):
     found = unknown_failures(np.ones((2, 1)), Matches(np.array([0]), np.array([0]), (2, 1)), ("a dog",), strange, 10)
     assert math.isnan(found.failure_rate[0])
     assert found.failure_rate[1] == 0.0

@@ -63,17 +63,17 @@ def test_rows_of_studies_are_valid_before_anything_is_run(paper):
         resolve(RECIPES[row.recipe].defaults, [*row.changes, "seed=1"])
 
 
-def test_a_claim_about_rows_that_are_not_there_is_refused():
+def test_a_claim_about_rows_that_do_not_exist_is_refused():
     with pytest.raises(ValueError, match="compares rows that do not exist"):
         Study("p", (Row("a", "vse"),), (Claim("a beats b", "a", "b"),))
 
 
-def test_every_pattern_of_rows_must_name_some(tiny, tmp_path):
+def test_a_pattern_that_matches_no_row_is_refused(tiny, tmp_path):
     with pytest.raises(UserError, match=r"unknown row of paper 'odl'; did you mean 'old'"):
         reproduce_study(STUDY, tiny, results=tmp_path / "results", runs=tmp_path / "runs", only=("new", "odl"))
 
 
-def test_rows_are_run_once_and_the_budget_is_kept(tiny, tmp_path):
+def test_rows_are_run_once_and_within_the_budget(tiny, tmp_path):
     said: list[str] = []
     options = {"results": tmp_path / "results", "runs": tmp_path / "runs", "changes": SMALL, "say": said.append}
     reproduce_study(STUDY, tiny, budget_minutes=0, **options)
@@ -110,7 +110,7 @@ def test_rows_are_run_once_and_the_budget_is_kept(tiny, tmp_path):
     assert (tmp_path / "docs" / "results-rsum.png").is_file()
 
 
-def test_a_row_that_was_stopped_while_it_was_measured_is_not_trained_again(tiny, tmp_path, monkeypatch):
+def test_a_row_stopped_during_evaluation_is_not_trained_again(tiny, tmp_path, monkeypatch):
     given = {"seeds": 1, "results": tmp_path / "results", "runs": tmp_path / "runs", "changes": SMALL, "only": ("new",)}
 
     def stopped(*_, **__):
@@ -128,7 +128,7 @@ def test_a_row_that_was_stopped_while_it_was_measured_is_not_trained_again(tiny,
     assert not (run / "state").exists()
 
 
-def test_rows_that_build_on_others_are_given_their_runs(tmp_path):
+def test_rows_that_need_other_rows_get_their_run_folders(tmp_path):
     (tmp_path / "old").mkdir()
     with pytest.raises(UserError, match="row 'old' has no run in"):
         with_row_folder("sentences=row:old", lambda name: tmp_path / name)
@@ -137,7 +137,7 @@ def test_rows_that_build_on_others_are_given_their_runs(tmp_path):
     assert with_row_folder("alpha=0.2", lambda name: tmp_path / name) == "alpha=0.2"
 
 
-def test_a_metric_that_was_not_measured_is_not_judge_claims(tmp_path):
+def test_a_metric_that_was_not_measured_is_not_judged(tmp_path):
     plain = {"r1": 1.0}
     for name, t2t in (("new", {"r1": 5.0}), ("old", None)):
         append_result(
@@ -151,7 +151,7 @@ def test_a_metric_that_was_not_measured_is_not_judge_claims(tmp_path):
     assert found[0].numbers["new"] == [5.0]
 
 
-def test_of_some_metrics_less_is_better():
+def test_for_some_metrics_lower_is_better():
     claim = Claim("further apart", "new", "old", metric="overlap")
     found = judge(claim, STUDY, {"new": [0.0913, 0.0914], "old": [0.2562, 0.2563]}, "c")
     assert found.verdict == "holds"
@@ -161,7 +161,7 @@ def test_of_some_metrics_less_is_better():
     assert judge(median, STUDY, {"new": [1.0, 1.0], "old": [3.0, 4.0]}, "c").verdict == "holds"
 
 
-def test_a_claim_may_say_how_many_times_as_good():
+def test_a_claim_can_have_a_factor():
     """Means of 14 and 10: more than 1.3 times, by 1, and the error of the worse counts 1.3 times."""
     claim = Claim("much better", "new", "old", factor=1.3)
     found = judge(claim, STUDY, {"new": [13.9, 14.0, 14.1], "old": [9.9, 10.0, 10.1]}, "c")
@@ -192,7 +192,7 @@ def test_rows_of_several_levels_and_maps_of_rows_are_drawn(tiny, tmp_path):
         Study("p", rows, (), mapped=("none",))
 
 
-def test_overlap_is_measured_judge_claims_and_drawn(tiny, tmp_path):
+def test_overlap_is_measured_judged_and_drawn(tiny, tmp_path):
     study = Study("paper", STUDY.rows[:2], (Claim("further apart", "new", "old", metric="overlap"),))
     results = tmp_path / "results"
     found = reproduce_study(study, tiny, seeds=1, results=results, runs=tmp_path / "runs", changes=SMALL)
@@ -206,7 +206,7 @@ def test_overlap_is_measured_judge_claims_and_drawn(tiny, tmp_path):
     assert f"{lines[0].overlap:.4f}" in report
 
 
-def test_results_survive_the_file_and_damage_is_said(tmp_path):
+def test_results_are_read_back_and_a_damaged_line_is_named(tmp_path):
     result = Result(
         "vse", {"epochs": 3}, 0, "c", "test", {"r1": 1.0}, {"r1": 2.0}, 30.0, 5.0, "cpu", "abc", "calligram x"
     )

@@ -50,14 +50,14 @@ def test_by_hand():
     assert found.medr == 1
 
 
-def test_nobody_is_in_two_splits(people):
+def test_no_person_is_in_two_splits(people):
     identity = people.numbers("images", "identity")
     seen = [set(identity[people.images_in(split)].tolist()) for split in ("train", "dev", "test")]
     assert all(seen)
     assert sum(map(len, seen)) == len(set.union(*seen))
 
 
-def test_a_text_is_true_of_all_images_of_its_person_and_of_whoever_looks_as_it_says(people):
+def test_a_text_is_true_of_all_images_of_its_person_and_of_persons_with_the_same_look(people):
     pairing = people.identities("all")
     identity = people.numbers("images", "identity")
     assert pairing.also_true is not None
@@ -68,7 +68,7 @@ def test_a_text_is_true_of_all_images_of_its_person_and_of_whoever_looks_as_it_s
     assert 90 < oracle_ranks(pairing.matches.T, pairing.also_true.T).r1 <= 100
 
 
-def test_a_collection_says_whether_it_has_identities(people, tiny, tmp_path):
+def test_a_collection_knows_whether_it_has_identities(people, tiny, tmp_path):
     assert people.has_identities("test")
     scenes = generate_scenes(tmp_path / "scenes", images=30, size=16, workers=1)
     assert not scenes.has_identities("test")

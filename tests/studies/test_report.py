@@ -29,7 +29,7 @@ def written(folder: Path, *lines: Result) -> Path:
     return folder
 
 
-def test_rows_stand_beside_the_first_with_means_and_spreads_over_seeds(tmp_path):
+def test_a_table_has_means_standard_deviations_and_differences_from_the_first_row(tmp_path):
     plain, _, wide = ROWS
     results = written(tmp_path / "results", line(plain, 0, 100.0), line(plain, 1, 104.0), line(wide, 0, 101.96))
     found = study_tables({"paper": STUDY}, ["pictures", "other"], results)
@@ -41,7 +41,7 @@ def test_rows_stand_beside_the_first_with_means_and_spreads_over_seeds(tmp_path)
     assert "other" not in found
 
 
-def test_results_of_other_settings_are_of_no_row(tmp_path):
+def test_results_of_other_settings_belong_to_no_row(tmp_path):
     plain, _, wide = ROWS
     other = line(wide, 0, 500.0, settings={"dim": 8})
     assert not study_tables({"paper": STUDY}, ["pictures"], written(tmp_path / "results", line(plain, 0, 100.0), other))
@@ -55,7 +55,7 @@ def test_where_the_first_is_missing_there_are_no_differences():
     assert found.endswith("Not run: plain.\n")
 
 
-def test_phrases_found_in_images_are_compared_by_their_first_boxes():
+def test_localization_results_are_compared_by_r1():
     boxes = [{"r1": r1, "r5": 60.0, "r10": 70.0} for r1 in (50.0, 47.5)]
     rows = {row.name: [line(row, 0, 0.0, localization=of)] for row, of in zip(ROWS, boxes, strict=False)}
     found = table(rows)
@@ -63,6 +63,6 @@ def test_phrases_found_in_images_are_compared_by_their_first_boxes():
     assert "| long | 47.5 / 60.0 / 70.0 | 47.5 | -2.5 | 1 |" in found
 
 
-def test_a_table_of_rows_that_are_not_there_is_refused():
+def test_a_table_of_rows_that_do_not_exist_is_refused():
     with pytest.raises(ValueError, match=r"rows of a table or figure do not exist: \['tall'\]"):
         Study("paper", ROWS, (), {"Table 9": ("plain", "tall")})

@@ -31,7 +31,7 @@ def test_the_nearest_texts_are_those_of_the_definition_in_tiles_of_any_size():
         assert csls_nearest_texts(images, texts, 4, near=3, tile=tile).tolist() == expected
 
 
-def test_a_text_that_is_near_to_all_images_does_not_stand_first_for_all():
+def test_a_hub_text_is_not_the_nearest_of_all_images():
     images = torch.tensor([[1.0, 0.3, 0.0], [1.0, -0.3, 0.0], [1.0, 0.0, 0.3]])
     hub, own = torch.tensor([[1.0, 0.0, 0.02]]), torch.tensor([[0.6, 0.6, 0.0], [0.6, -0.6, 0.0], [0.6, 0.0, 0.6]])
     texts = torch.cat([hub, own])
@@ -40,6 +40,6 @@ def test_a_text_that_is_near_to_all_images_does_not_stand_first_for_all():
     assert csls_nearest_texts(images, texts, 1, near=3)[:, 0].tolist() == [1, 2, 3]
 
 
-def test_fewer_texts_than_asked_for_are_all_of_them():
+def test_all_texts_are_returned_where_there_are_fewer_than_requested():
     assert sorted(csls_nearest_texts(torch.randn(2, 3), torch.randn(3, 3), 10)[0].tolist()) == [0, 1, 2]
     assert csls_nearest_texts(torch.randn(0, 3), torch.randn(3, 3), 2).shape == (0, 2)

@@ -31,7 +31,7 @@ def literal(scores: np.ndarray, matching: np.ndarray, left_out: np.ndarray, bins
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("block", [7, 1 << 22])
 def test_s_is_the_integral_of_dual_path_eq_10(dtype, block, monkeypatch):
-    monkeypatch.setattr(measured, "BLOCK", block)
+    monkeypatch.setattr(measured, "BLOCK_SCORES", block)
     rng = np.random.default_rng(0)
     matching = rng.random((12, 17)) < 0.2
     left_out = ~matching & (rng.random(matching.shape) < 0.1)
@@ -56,7 +56,7 @@ def test_by_hand():
     assert (found.positive_mean, found.negative_mean) == (0, -0.25)
 
 
-def test_a_perfect_scorer_has_none_and_a_constant_one_all():
+def test_s_is_zero_for_a_perfect_scorer_and_one_for_a_constant_one():
     matches = Matches([0, 1], [0, 1], (2, 2))
     assert score_overlap(np.eye(2), matches).s == 0
     assert score_overlap(np.zeros((2, 2)), matches).s == 1
