@@ -112,7 +112,7 @@ def test_mmca_without_its_pair_module_is_a_matcher_of_vectors(stored_tiny, tmp_p
     run(stored_tiny, tmp_path / "run", *alone)
     assert LibraryMatchers.load(tmp_path / "run").reranker is None
     matcher, inputs = Run.open(tmp_path / "run").load()
-    with pytest.raises(UserError, match="its candidates are in order already"):
+    with pytest.raises(UserError, match="reranking its candidates changes nothing"):
         evaluate_retrieval(matcher, inputs, stored_tiny.sentences("test"), depth=3)
     with pytest.raises(UserError, match="candidates and first_stage are for matchers that score pairs by more"):
         run(stored_tiny, tmp_path / "other", *alone, "candidates=2")
