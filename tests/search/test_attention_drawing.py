@@ -5,14 +5,14 @@ import pytest
 from PIL import Image
 
 from calligram.evaluation.attention import AttentionShares
-from calligram.search.explain.drawing import draw_attention, draw_words, light, lit
+from calligram.search.explain.drawing import brightness, draw_attention, draw_words, highlight_regions
 from calligram.search.explain.word_importance import WordImportance, WordImportances
 
 CELLS = np.array([[0, 0, 0.5, 0.5], [0.5, 0, 1, 0.5], [0, 0.5, 0.5, 1], [0.5, 0.5, 1, 1]], dtype=np.float32)
 BOXES = np.array([[0, 0, 1, 1], [0.25, 0.25, 0.75, 0.75]], dtype=np.float32)
 
 
-def brightness(image: Image.Image, box: np.ndarray) -> float:
+def middle_brightness(image: Image.Image, box: np.ndarray) -> float:
     """Of the middle of a box, away from what its edges are drawn with."""
     left, top, right, bottom = (float(v) for v in box)
     x, y = (left + right) / 2 * image.width, (top + bottom) / 2 * image.height
@@ -22,8 +22,8 @@ def brightness(image: Image.Image, box: np.ndarray) -> float:
 @pytest.mark.parametrize("size", [(200, 100), (60, 90)])
 @pytest.mark.parametrize("colour", ["black", "white", "green"])
 def test_a_cell_is_the_brighter_the_more_it_is_looked_at(size, colour):
-    drawn = lit(Image.new("RGB", size, colour), CELLS, np.array([0.0, 0.3, 0.6, 1.0], dtype=np.float32))
-    shown = [brightness(drawn, box) for box in CELLS]
+    drawn = highlight_regions(Image.new("RGB", size, colour), CELLS, np.array([0.0, 0.3, 0.6, 1.0], dtype=np.float32))
+    shown = [middle_brightness(drawn, box) for box in CELLS]
     assert shown == sorted(shown)
     assert shown[3] > shown[0] + 30
     assert max(drawn.size) == 250
@@ -31,16 +31,16 @@ def test_a_cell_is_the_brighter_the_more_it_is_looked_at(size, colour):
 
 def test_where_boxes_overlap_the_brightest_counts():
     white = Image.new("RGB", (100, 100), "white")
-    over = brightness(lit(white, BOXES, np.array([1.0, 0.2], dtype=np.float32)), BOXES[1])
-    alone = brightness(lit(white, BOXES[:1], np.ones(1, dtype=np.float32)), BOXES[1])
+    over = middle_brightness(highlight_regions(white, BOXES, np.array([1.0, 0.2], dtype=np.float32)), BOXES[1])
+    alone = middle_brightness(highlight_regions(white, BOXES[:1], np.ones(1, dtype=np.float32)), BOXES[1])
     assert over == pytest.approx(alone, abs=2)
 
 
 def test_light_that_is_spread_evenly_is_dim():
     """By hand: of twelve regions with a twelfth each, every one shows at a third; of four, one has all."""
-    np.testing.assert_allclose(light(np.full(12, 1 / 12)), 1 / 3)
-    np.testing.assert_allclose(light(np.array([0, 0, 1.0, 0])), [0, 0, 1, 0])
-    np.testing.assert_allclose(light(np.array([0.6, 0.4])), [0.4, 0.4 * 2 / 3])
+    np.testing.assert_allclose(brightness(np.full(12, 1 / 12)), 1 / 3)
+    np.testing.assert_allclose(brightness(np.array([0, 0, 1.0, 0])), [0, 0, 1, 0])
+    np.testing.assert_allclose(brightness(np.array([0.6, 0.4])), [0.4, 0.4 * 2 / 3])
 
 
 def explained(words: int, boxes) -> WordImportances:

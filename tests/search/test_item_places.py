@@ -85,5 +85,5 @@ def test_a_picture_that_is_gone_is_told(folder):
         (folder / "images").rename(folder / "collection" / "images")
     with pytest.raises(UserError, match="was missing when its source was last indexed; index it again"):
         Searcher.open(folder / "library").explain(gone, SENTENCE)
-    with pytest.raises(UserError, match="has no item 'nobody'; ids are those that a search gives"):
+    with pytest.raises(UserError, match="has no item 'nobody'; use an id of a search result"):
         Searcher.open(folder / "library").explain("nobody", SENTENCE)

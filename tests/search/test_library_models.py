@@ -92,7 +92,7 @@ def test_the_reranker_is_remembered_and_none_can_be_added_later(cross_run, small
     index_source(LibraryMatchers.load(small_run, library=tmp_path / "both"), photos, tmp_path / "both")
     with pytest.raises(UserError, match=r"was indexed with no reranker, this is reranker .*--rebuild"):
         index_source(LibraryMatchers.load(small_run, cross_run), photos, indexed)
-    with pytest.raises(UserError, match="nothing to re-rank by; index it with --reranker RUN"):
+    with pytest.raises(UserError, match="has no reranker; index it with --reranker RUN"):
         Library.open(indexed).parts(Library.open(indexed).sample(1))
 
 
@@ -130,7 +130,7 @@ def test_a_localizer_can_be_added_and_exchanged_at_any_time_and_stays(small_run,
 
 
 def test_a_localizer_must_see_regions(small_run):
-    with pytest.raises(UserError, match="sees whole pictures; train one on regions"):
+    with pytest.raises(UserError, match="scores whole pictures; train one on regions"):
         LibraryMatchers.load(small_run, localizer=small_run)
 
 

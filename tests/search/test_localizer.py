@@ -14,7 +14,7 @@ from calligram.features.texts.chunker import Chunker, PhraseSpan
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.matcher import Encoded, Matcher
 from calligram.search.explain.drawing import COLOURS, LabelledBox, colour_of, draw_boxes
-from calligram.search.explain.localize import localize_phrase, localize_sentence, look, rank
+from calligram.search.explain.localize import encode_proposals, localize_phrase, localize_sentence, rank_boxes
 
 COLOUR = {"red": (1.0, -1.0, -1.0), "blue": (-1.0, -1.0, 1.0)}
 
@@ -67,19 +67,19 @@ def test_the_best_box_is_the_one_the_phrase_speaks_of(picture, inputs):
 
 
 def test_boxes_come_best_first_and_apart(picture, inputs):
-    matcher, looked = ByColour(inputs.texts), look(ByColour(inputs.texts), inputs, picture)
-    hits = rank(matcher, inputs, looked, ["red"], k=5)[0]
+    matcher, looked = ByColour(inputs.texts), encode_proposals(ByColour(inputs.texts), inputs, picture)
+    hits = rank_boxes(matcher, inputs, looked, ["red"], k=5)[0]
     assert [hit.rank for hit in hits] == [1, 2, 3, 4, 5]
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-    every = rank(matcher, inputs, looked, ["red"], k=1000, apart=None)[0]
+    every = rank_boxes(matcher, inputs, looked, ["red"], k=1000, max_overlap=None)[0]
     assert len(every) == len(looked.boxes) == 200
-    assert len(rank(matcher, inputs, looked, ["red"], k=1000)[0]) < 200
+    assert len(rank_boxes(matcher, inputs, looked, ["red"], k=1000)[0]) < 200
 
 
 def test_every_noun_phrase_of_a_sentence_gets_its_box(picture, inputs):
     matcher = ByColour(inputs.texts)
     sentence = "the red thing is near the blue thing"
-    found = localize_sentence(matcher, inputs, look(matcher, inputs, picture), sentence)
+    found = localize_sentence(matcher, inputs, encode_proposals(matcher, inputs, picture), sentence)
     assert [located.text for located in found] == ["the red thing", "the blue thing"]
     assert found[0].hits[0].box[0] < 60 < found[1].hits[0].box[0]
     assert sentence[found[1].span.start : found[1].span.end] == "the blue thing"
@@ -92,7 +92,7 @@ def test_a_text_without_a_noun_phrase_is_one(picture, inputs):
 
     matcher = ByColour(inputs.texts)
     none = Inputs(inputs.images, inputs.texts, Finds({}))
-    found = localize_sentence(matcher, none, look(matcher, inputs, picture), "  red ")
+    found = localize_sentence(matcher, none, encode_proposals(matcher, inputs, picture), "  red ")
     assert [(located.span, located.text) for located in found] == [(PhraseSpan(2, 5), "red")]
     assert found[0].hits[0].box[2] < 60
 
@@ -114,8 +114,8 @@ def test_what_cannot_be_done_is_said(picture, inputs):
         localize_phrase(matcher, inputs, picture, "red", k=0)
     with pytest.raises(UserError, match="train one on regions"):
         localize_phrase(matcher, Inputs(PixelInput(16), inputs.texts), picture, "red")
-    looked = look(matcher, inputs, picture)
-    with pytest.raises(UserError, match="has not learnt to find noun phrases"):
+    looked = encode_proposals(matcher, inputs, picture)
+    with pytest.raises(UserError, match="has no noun-phrase chunker"):
         localize_sentence(matcher, Inputs(inputs.images, inputs.texts), looked, "the red thing")
 
 

@@ -210,18 +210,18 @@ def localize(
         from calligram.evaluation.word_matching import UnknownWords
         from calligram.features.texts.chunker import PhraseSpan
         from calligram.models.load import load_matcher
-        from calligram.search.explain.localize import LocatedPhrase, localize_sentence, look, rank
+        from calligram.search.explain.localize import LocatedPhrase, encode_proposals, localize_sentence, rank_boxes
         from calligram.search.query.query import read_picture
 
         picture = read_picture(image)
         stored = load_matcher(run)
         matcher = stored.matcher.to(device_named(device))
         spinner.update("finding boxes")
-        regions = look(matcher, stored.inputs, picture)
+        regions = encode_proposals(matcher, stored.inputs, picture)
         if sentence:
             found = localize_sentence(matcher, stored.inputs, regions, phrase, k or 1, apart)
         else:
-            hits = rank(matcher, stored.inputs, regions, [phrase], k or 3, apart)[0]
+            hits = rank_boxes(matcher, stored.inputs, regions, [phrase], k or 3, apart)[0]
             found = [LocatedPhrase(PhraseSpan(0, len(phrase)), phrase, hits)]
         unknown = UnknownWords(stored.inputs.texts)
         unknown_words = unknown.of_all(located.text for located in found)

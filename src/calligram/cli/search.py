@@ -166,7 +166,7 @@ def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
     table.add_column("caption" if captions else "image", overflow="fold")
     # Images in the shards of a collection have no path, so their name is shown.
     unnamed = [hit.id for hit in results.hits if not captions and hit.path is None]
-    names = {item.id: item.name for item in searcher.library.items(unnamed)}
+    names = searcher.library.names(unnamed)
     for hit in results.hits:
         table.add_row(str(hit.rank), f"{hit.score:.3f}", escape(hit.text or hit.path or names[hit.id]))
     console.print(table)

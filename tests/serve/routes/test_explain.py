@@ -46,7 +46,7 @@ def test_the_weight_of_a_word_is_the_loss_of_score_without_it(served, library_fo
         (
             {"text": "a dog", "id": "nothing"},
             404,
-            "the library has no item 'nothing'; ids are those that a search gives",
+            "the library has no item 'nothing'; use an id of a search result",
         ),
     ],
 )
@@ -77,7 +77,7 @@ def test_attention_equals_that_of_the_python_function(attending, attending_folde
 def test_an_unknown_id_is_reported_with_a_second_stage_too(attending):
     answer = attending.client.get("/api/explain", params={"id": "nothing", "text": "a dog"})
     assert answer.status_code == 404
-    assert "has no item 'nothing'; ids are those that a search gives" in answer.json()["error"]
+    assert "has no item 'nothing'; use an id of a search result" in answer.json()["error"]
 
 
 def test_a_matcher_of_single_vectors_has_no_attention(served, item):

@@ -13,7 +13,7 @@ from PIL import Image
 
 from calligram.models.load import load_matcher
 from calligram.search.explain.library_localizer import LibraryLocalizer
-from calligram.search.explain.localize import localize_sentence, look
+from calligram.search.explain.localize import encode_proposals, localize_sentence
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers
@@ -29,7 +29,7 @@ def test_the_noun_phrases_of_a_sentence_get_boxes(served, served_run, item):
     found = served.located(item, SENTENCE, k=4)
     stored = load_matcher(served_run / "phrases")
     with Image.open(io.BytesIO(served.client.get("/api/image", params={"id": item}).content)) as picture:
-        looked = look(stored.matcher, stored.inputs, picture.convert("RGB"))
+        looked = encode_proposals(stored.matcher, stored.inputs, picture.convert("RGB"))
         assert (found["width"], found["height"]) == picture.size
     expected = localize_sentence(stored.matcher, stored.inputs, looked, SENTENCE, 4)
     assert len(expected) >= 2

@@ -5,10 +5,10 @@ from calligram.search.explain.drawing import draw_boxes as draw_boxes
 from calligram.search.explain.library_localizer import LibraryLocalizer as LibraryLocalizer
 from calligram.search.explain.library_localizer import LocatedPhrases as LocatedPhrases
 from calligram.search.explain.localize import LocatedPhrase as LocatedPhrase
+from calligram.search.explain.localize import encode_proposals as encode_proposals
 from calligram.search.explain.localize import localize_sentence as localize_sentence
-from calligram.search.explain.localize import look as look
-from calligram.search.explain.localize import rank as rank
-from calligram.search.explain.localize import region_side as region_side
+from calligram.search.explain.localize import rank_boxes as rank_boxes
+from calligram.search.explain.localize import require_region_input as require_region_input
 from calligram.search.explain.word_importance import WordImportance as WordImportance
 from calligram.search.explain.word_importance import WordImportances as WordImportances
 from calligram.search.explain.word_importance import explain_picture as explain_picture

@@ -1,4 +1,4 @@
-"""A sheet of one picture for each word, lit where the word looks."""
+"""Drawings of explanations: boxes of phrases, word importance, and the attention of each word."""
 
 from __future__ import annotations
 
@@ -16,12 +16,27 @@ from calligram.features.texts.chunker import PhraseSpan
 from calligram.search.explain.localize import Box
 from calligram.search.explain.word_importance import WordImportance, WordImportances
 
-# Pictures with boxes in distinct colours, and the sentence whose phrases have the same colours.
-
 COLOURS = ("#56b4e9", "#e69f00", "#cc79a7", "#009e73", "#f0e442", "#d55e00", "#0072b2")
-"""told apart by the colour-blind too (Okabe and Ito, 2008); the page has the same, in the same order"""
-SIDE = 640
-"""pictures whose longer side is less are enlarged, for lines and letters to be readable"""
+"""distinguishable with colour blindness (Okabe and Ito, 2008); the page uses the same colours in the same order"""
+MIN_DRAWN_PIXELS = 640
+"""pictures whose longer side is shorter are enlarged, so that lines and letters are readable"""
+MAX_DRAWN_PIXELS = 1280
+MIN_FONT_PIXELS, MAX_FONT_PIXELS = 15, 30
+"""font sizes of the words with the smallest and the largest weight"""
+POSITIVE_COLOUR, NEGATIVE_COLOUR, NEUTRAL_COLOUR = (200, 16, 32), (32, 80, 200), (70, 70, 70)
+TILE_PIXELS, MARGIN_PIXELS, TITLE_PIXELS = 250, 14, 30
+"""longer side of the picture of a word, space around it, and height of the title above it"""
+MAX_COLUMNS = 6
+EVEN_ATTENTION_FACTOR = 3
+"""a word with even attention to all regions is drawn with this fraction of full brightness, 1 / 3"""
+SHADE_COLOUR, LIGHT_COLOUR = (16, 18, 26), (255, 176, 32)
+REGION_COLOUR = (168, 96, 0)
+REGION_WORDS = 2
+"""words in the title of a region"""
+OUTLINED_BOXES = 3
+"""boxes of a word with an outline, where regions overlap"""
+
+Floats = NDArray[np.float32]
 
 
 class LabelledBox(NamedTuple):
@@ -33,20 +48,20 @@ class LabelledBox(NamedTuple):
 
 
 def colour_of(number: int) -> str:
-    """The colour of an item by its place; after the last one they begin again."""
+    """The colour for a number; colours repeat after the last one."""
     return COLOURS[number % len(COLOURS)]
 
 
 def draw_boxes(
     image: Image.Image, boxes: Sequence[LabelledBox], sentence: str = "", spans: Sequence[PhraseSpan] = ()
 ) -> Image.Image:
-    """The picture with boxes, and below it the sentence, where there is one, with numbered spans in their colours."""
-    factor = max(1.0, SIDE / max(image.size))
+    """Draw boxes on a picture, and below it the sentence with numbered spans in the colours of the boxes."""
+    factor = max(1.0, MIN_DRAWN_PIXELS / max(image.size))
     picture = image.convert("RGB").resize((round(image.width * factor), round(image.height * factor)))
     pen, font = ImageDraw.Draw(picture), letters(15)
-    for box, colour, label in reversed(boxes):  # the best is drawn last, above the others
+    for box, colour, label in reversed(boxes):  # the best is drawn last, over the others
         corners = [round(value * factor) for value in box]
-        # A dark edge keeps a line visible on a ground of its own colour.
+        # A dark edge keeps a line visible on a background of the same colour.
         pen.rectangle([corners[0] - 1, corners[1] - 1, corners[2] + 1, corners[3] + 1], outline="#333333", width=6)
         pen.rectangle(corners, outline=colour, width=4)
         if label:
@@ -55,7 +70,7 @@ def draw_boxes(
 
 
 def _with_sentence(picture: Image.Image, sentence: str, spans: Sequence[PhraseSpan]) -> Image.Image:
-    """The picture above the sentence, broken at words; phrases are numbered and underlined in their colours."""
+    """The picture above the sentence, with line breaks; phrases are numbered and underlined in their colours."""
     font, small, line, edge = letters(19), letters(15), 34, 10
     space, badge = font.getlength(" "), 26
     placed, x, y, last = [], float(edge), edge, None
@@ -91,7 +106,7 @@ def _label(
     colour: str,
     font: ImageFont.ImageFont | ImageFont.FreeTypeFont,
 ) -> None:
-    """A number on its colour, in black or white, whichever is read more easily."""
+    """A label on its colour, in black or white, whichever has more contrast."""
     left, top = corner
     red, green, blue = ImageColor.getrgb(colour)[:3]
     pen.rectangle((left, top, left + 12 + round(font.getlength(text)), top + 20), fill=colour)
@@ -108,30 +123,21 @@ def _words(sentence: str) -> list[PhraseSpan]:
     return found
 
 
-# A picture above its sentence, whose words are the larger and the redder the more they weigh.
-
-SMALL, LARGE = 15, 30
-"""sizes of letters: of a word without weight, and of the one with most"""
-LONGEST = 1280
-"""side of the picture as it is drawn"""
-FOR, AGAINST, NEITHER = (200, 16, 32), (32, 80, 200), (70, 70, 70)
-
-
 def draw_words(image: Image.Image, found: WordImportances) -> Image.Image:
-    """Draw them: red for words that raise the score, blue for those that lower it."""
-    factor = min(max(1.0, SIDE / max(image.size)), LONGEST / max(image.size))
+    """Draw a picture above its sentence; words with positive weights are red, with negative weights blue."""
+    factor = min(max(1.0, MIN_DRAWN_PIXELS / max(image.size)), MAX_DRAWN_PIXELS / max(image.size))
     picture = image.convert("RGB").resize((max(1, round(image.width * factor)), max(1, round(image.height * factor))))
-    width = max(picture.width, SIDE // 2)
+    width = max(picture.width, MIN_DRAWN_PIXELS // 2)
     most = max(abs(word.weight) for word in found.words) or 1.0
     edge, line, gap = 12, 42, 8
     placed, x, y = [], float(edge), edge
     for word in found.words:
         share = abs(word.weight) / most
-        font = letters(round(SMALL + share * (LARGE - SMALL)))
+        font = letters(round(MIN_FONT_PIXELS + share * (MAX_FONT_PIXELS - MIN_FONT_PIXELS)))
         length = font.getlength(word.word)
         if x + length > width - edge and x > edge:
             x, y = float(edge), y + line
-        placed.append((x, y + line - gap, word.word, mixed(share, word.weight > 0), font))
+        placed.append((x, y + line - gap, word.word, weight_colour(share, word.weight > 0), font))
         x += length + gap
     sheet = Image.new("RGB", (width, picture.height + y + line + edge), "white")
     sheet.paste(picture, ((width - picture.width) // 2, 0))
@@ -141,30 +147,14 @@ def draw_words(image: Image.Image, found: WordImportances) -> Image.Image:
     return sheet
 
 
-def mixed(share: float, raises: bool) -> tuple[int, int, int]:
-    """The colour of a word that weighs this share of the heaviest."""
-    end = FOR if raises else AGAINST
-    red, green, blue = (round(a + share * (b - a)) for a, b in zip(NEITHER, end, strict=True))
+def weight_colour(share: float, raises: bool) -> tuple[int, int, int]:
+    """The colour of a word whose weight is this share of the largest weight."""
+    end = POSITIVE_COLOUR if raises else NEGATIVE_COLOUR
+    red, green, blue = (round(a + share * (b - a)) for a, b in zip(NEUTRAL_COLOUR, end, strict=True))
     return red, green, blue
 
 
-Floats = NDArray[np.float32]
-
-TILE, EDGE, LINE = 250, 14, 30
-"""longer side of a word's picture, space around it, and height of what is written above it"""
-COLUMNS = 6
-"""pictures beside each other at most"""
-SPREAD = 3
-"""a word that looks at nothing in particular shows at one in so many of full light"""
-VEIL, WARM = (16, 18, 26), (255, 176, 32)
-REGION = (168, 96, 0)
-NAMED = 2
-"""words of a region that are named above it"""
-OUTLINED = 3
-"""boxes of a word that get an outline, where regions overlap"""
-
-
-class Tile(NamedTuple):
+class AttentionTile(NamedTuple):
     """A small picture and the line above it."""
 
     picture: Image.Image
@@ -174,37 +164,39 @@ class Tile(NamedTuple):
 
 
 def draw_attention(image: Image.Image, found: WordImportances, region: int | None = None) -> Image.Image:
-    """The picture with its words by weight, then once for each word, lit where it looks.
+    """Draw the picture with its words, then one tile for each word with the regions that it attends to.
 
     Args:
-        region: one whose words are shown too.
+        image: the picture.
+        found: importance and attention of the words.
+        region: number of a region that gets a tile with its words.
     """
     top = draw_words(image, found)
-    looks = found.attention
-    if looks is None or looks.boxes is None:
+    attention = found.attention
+    if attention is None or attention.boxes is None:
         return top
     most = max(abs(word.weight) for word in found.words) or 1.0
-    tiles = [_region(image, looks, region, found.words)] if region is not None else []
+    tiles = [_region(image, attention, region, found.words)] if region is not None else []
     tiles += [
-        _word(image, looks.boxes, row, word, mixed(abs(word.weight) / most, word.weight > 0))
-        for word, row in zip(found.words, looks.words, strict=True)
-        if row.any()  # not those that were cut off
+        _word(image, attention.boxes, row, word, weight_colour(abs(word.weight) / most, word.weight > 0))
+        for word, row in zip(found.words, attention.words, strict=True)
+        if row.any()  # truncated words have no attention
     ]
     return _below(top, tiles)
 
 
-def light(shares: Floats) -> Floats:
-    """How bright regions are drawn, 0 to 1: by the largest share, unless all are about alike.
+def brightness(shares: Floats) -> Floats:
+    """Brightness of regions, 0 to 1, relative to the largest share.
 
-    Light that is spread evenly stays dim, or a word that looks nowhere in particular would seem to look everywhere.
+    Even attention is drawn dim; otherwise, a word without a clear focus would highlight the whole picture.
     """
-    largest = max(float(shares.max(initial=0.0)), SPREAD / max(len(shares), 1))
+    largest = max(float(shares.max(initial=0.0)), EVEN_ATTENTION_FACTOR / max(len(shares), 1))
     bright: Floats = shares / largest
     return bright
 
 
-def lit(image: Image.Image, boxes: Floats, bright: Floats, longer: int = TILE) -> Image.Image:
-    """The picture in the dark but for its regions, each as bright as told; where they overlap, the brightest counts."""
+def highlight_regions(image: Image.Image, boxes: Floats, bright: Floats, longer: int = TILE_PIXELS) -> Image.Image:
+    """A darkened picture with highlighted regions; where regions overlap, the brightest counts."""
     factor = longer / max(image.size)
     size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
     picture = np.asarray(image.convert("RGB").resize(size, Image.Resampling.LANCZOS), dtype=np.float32)
@@ -213,61 +205,65 @@ def lit(image: Image.Image, boxes: Floats, bright: Floats, longer: int = TILE) -
     for (left, top, right, bottom), value in zip(corners.tolist(), bright.tolist(), strict=True):
         part = shine[top:bottom, left:right]
         np.maximum(part, value, out=part)
-    grey = picture.mean(2, keepdims=True) * 0.25 + np.array(VEIL) * 0.5
-    warm = picture * 0.62 + np.array(WARM) * 0.38  # colour, not light alone: what is lit may be black
+    grey = picture.mean(2, keepdims=True) * 0.25 + np.array(SHADE_COLOUR) * 0.5
+    warm = picture * 0.62 + np.array(LIGHT_COLOUR) * 0.38  # colour in addition to brightness: a region may be black
     drawn = Image.fromarray(np.clip(grey + shine**0.8 * (warm - grey), 0, 255).astype(np.uint8))
     if _overlap(boxes):
         pen = ImageDraw.Draw(drawn)
-        for place in np.argsort(bright)[-OUTLINED:].tolist():
-            tone = tuple(round(80 + bright[place] * (c - 80)) for c in WARM)
+        for place in np.argsort(bright)[-OUTLINED_BOXES:].tolist():
+            tone = tuple(round(80 + bright[place] * (c - 80)) for c in LIGHT_COLOUR)
             pen.rectangle(corners[place].tolist(), outline=tone, width=1 + round(2 * float(bright[place])))
     return drawn
 
 
 def _overlap(boxes: Floats) -> bool:
-    """Whether regions lie over each other, as boxes do and cells do not."""
+    """Whether regions overlap, as boxes do and grid cells do not."""
     areas = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).sum()
     spans = (boxes[:, 2:].max(0) - boxes[:, :2].min(0)).prod() if len(boxes) else 0.0
     return bool(areas > 1.01 * spans)
 
 
-def _word(image: Image.Image, boxes: Floats, row: Floats, word: WordImportance, colour: tuple[int, int, int]) -> Tile:
-    return Tile(lit(image, boxes, light(row)), word.word, colour, f"peak {row.max():.0%}")
+def _word(
+    image: Image.Image, boxes: Floats, row: Floats, word: WordImportance, colour: tuple[int, int, int]
+) -> AttentionTile:
+    return AttentionTile(highlight_regions(image, boxes, brightness(row)), word.word, colour, f"peak {row.max():.0%}")
 
 
-def _region(image: Image.Image, looks: AttentionShares, region: int, words: list[WordImportance]) -> Tile:
-    """The region alone, and its words, most first."""
-    assert looks.boxes is not None
-    picture = lit(image, looks.boxes[region : region + 1], np.ones(1, dtype=np.float32))
-    shares = looks.regions[region]
-    first = [f"{words[place].word} {shares[place]:.0%}" for place in np.argsort(-shares, kind="stable")[:NAMED]]
-    return Tile(picture, ", ".join(first), REGION, "")
+def _region(image: Image.Image, attention: AttentionShares, region: int, words: list[WordImportance]) -> AttentionTile:
+    """The tile of a region, with the words that it attends to most."""
+    assert attention.boxes is not None
+    picture = highlight_regions(image, attention.boxes[region : region + 1], np.ones(1, dtype=np.float32))
+    shares = attention.regions[region]
+    first = [f"{words[place].word} {shares[place]:.0%}" for place in np.argsort(-shares, kind="stable")[:REGION_WORDS]]
+    return AttentionTile(picture, ", ".join(first), REGION_COLOUR, "")
 
 
-def _below(top: Image.Image, tiles: list[Tile]) -> Image.Image:
-    """Tiles in rows under a picture."""
+def _below(top: Image.Image, tiles: list[AttentionTile]) -> Image.Image:
+    """Tiles in rows below a picture."""
     if not tiles:
         return top
     width, height = tiles[0].picture.size
-    step_x, step_y = max(width, TILE // 2) + EDGE, height + LINE + EDGE
-    columns = min(COLUMNS, len(tiles), max(3, math.ceil(math.sqrt(1.6 * len(tiles) * step_y / step_x))))
+    step_x, step_y = max(width, TILE_PIXELS // 2) + MARGIN_PIXELS, height + TITLE_PIXELS + MARGIN_PIXELS
+    columns = min(MAX_COLUMNS, len(tiles), max(3, math.ceil(math.sqrt(1.6 * len(tiles) * step_y / step_x))))
     rows = math.ceil(len(tiles) / columns)
-    whole = max(top.width, columns * step_x + EDGE)
-    sheet = Image.new("RGB", (whole, top.height + rows * step_y + EDGE), "white")
+    whole = max(top.width, columns * step_x + MARGIN_PIXELS)
+    sheet = Image.new("RGB", (whole, top.height + rows * step_y + MARGIN_PIXELS), "white")
     sheet.paste(top, ((whole - top.width) // 2, 0))
     pen, font, small = ImageDraw.Draw(sheet), letters(18), letters(13)
-    left = (whole - columns * step_x + EDGE) // 2
+    left = (whole - columns * step_x + MARGIN_PIXELS) // 2
     for place, tile in enumerate(tiles):
         x, y = left + place % columns * step_x, top.height + place // columns * step_y
-        room = step_x - EDGE - (small.getlength(tile.note) + 8 if tile.note else 0)
-        pen.text((x, y + LINE - 7), _cut(tile.title, font, room), fill=tile.colour, font=font, anchor="ls")
-        pen.text((x + step_x - EDGE, y + LINE - 7), tile.note, fill=(120, 120, 120), font=small, anchor="rs")
-        sheet.paste(tile.picture, (x, y + LINE))
+        room = step_x - MARGIN_PIXELS - (small.getlength(tile.note) + 8 if tile.note else 0)
+        pen.text((x, y + TITLE_PIXELS - 7), _cut(tile.title, font, room), fill=tile.colour, font=font, anchor="ls")
+        pen.text(
+            (x + step_x - MARGIN_PIXELS, y + TITLE_PIXELS - 7), tile.note, fill=(120, 120, 120), font=small, anchor="rs"
+        )
+        sheet.paste(tile.picture, (x, y + TITLE_PIXELS))
     return sheet
 
 
 def _cut(text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont, room: float) -> str:
-    """As much of a text as there is room for."""
+    """The text, shortened to the available width."""
     if font.getlength(text) <= room:
         return text
     while text and font.getlength(f"{text}…") > room:

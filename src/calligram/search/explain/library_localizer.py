@@ -1,4 +1,4 @@
-"""Phrases in the pictures of a library: its localizer, which remembers the last few pictures it looked at."""
+"""Phrase localization in the pictures of a library, with a cache of encoded proposals."""
 
 from __future__ import annotations
 
@@ -21,69 +21,70 @@ from calligram.models.load import StoredMatcher
 from calligram.search.explain.localize import (
     EncodedProposals,
     LocatedPhrase,
+    encode_proposals,
     localize_sentence,
-    look,
-    rank,
-    region_side,
-    whole,
+    rank_boxes,
+    require_region_input,
+    trimmed_span,
 )
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import MatcherRecord
 from calligram.search.query.encoder import load_recorded
 
 CACHED_PICTURES = 32
-"""pictures whose proposals are kept: some 200 boxes each, at 2 kB a box for 512 numbers"""
+"""pictures whose proposals are cached: about 200 boxes each, with 2 kB for the 512 numbers of a box"""
 
 
 class ProposedPicture(NamedTuple):
-    """A picture that was looked at."""
+    """The proposals and the size of a picture."""
 
-    looked: EncodedProposals
+    proposals: EncodedProposals
     width: int
     height: int
 
 
 @dataclass(frozen=True)
 class LocatedPhrases:
-    """Where the noun phrases of a text are in a picture."""
+    """The noun phrases of a text and their boxes in a picture."""
 
     phrases: tuple[LocatedPhrase, ...]
-    """in the order of the text; a phrase of which no telling word is known has no boxes"""
+    """in the order of the text; a phrase without a known content word has no boxes"""
     width: int
-    """of the picture, upright; boxes are in its pixels"""
+    """of the upright picture, in pixels"""
     height: int
     proposals: int
-    """boxes that were compared"""
-    unknown: tuple[str, ...] = ()
-    """words of the phrases that the localizer has never seen"""
-    timings: Mapping[str, float] = field(default_factory=dict)
-    """seconds of ``look`` and ``rank``"""
+    """number of boxes that were ranked"""
+    unknown_words: tuple[str, ...] = ()
+    """words of the phrases that are not in the localizer's vocabulary"""
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    """seconds of ``look`` (proposing and encoding boxes) and ``rank``"""
 
 
 class LibraryLocalizer:
-    """Finds phrases in pictures. Any number of threads may use it: what it remembers changes no answer."""
+    """Finds phrases in pictures. Any number of threads may use it."""
 
     def __init__(self, stored: StoredMatcher, device: str | torch.device = "cpu") -> None:
         """Args:
         stored: a matcher of regions and phrases.
+        device: where proposals are encoded.
 
         Raises:
-            UserError: when it sees whole pictures, or the detector that proposes its regions is not there.
+            UserError: for a matcher of whole pictures, and when the detector that proposes its regions is missing.
         """
-        side = region_side(stored.inputs)
+        regions = require_region_input(stored.inputs)
         self.model = MatcherRecord(stored.fingerprint, stored.source)
         self._matcher, self._inputs = stored.matcher.to(device).eval(), stored.inputs
-        self._proposer = load_proposer(side.proposals, side.top, device)
+        self._proposer = load_proposer(regions.proposals, regions.top, device)
         self._unknown = UnknownWords(stored.inputs.texts)
-        self._seen: OrderedDict[str, Future[ProposedPicture]] = OrderedDict()
-        self._lock, self._ranking = threading.Lock(), threading.Lock()
+        self._cache: OrderedDict[str, Future[ProposedPicture]] = OrderedDict()
+        self._lock, self._rank_lock = threading.Lock(), threading.Lock()
 
     @classmethod
     def open(cls, library: Library, device: str | torch.device = "cpu") -> LibraryLocalizer:
-        """The localizer that a library was indexed with.
+        """Open the localizer that a library names.
 
         Raises:
-            UserError: when it has none, or it is not there or no longer what it was.
+            UserError: when it has none, or its localizer is missing or has changed.
         """
         model = library.manifest.localizer
         if model is None:
@@ -94,66 +95,67 @@ class LibraryLocalizer:
         """The ``k`` best boxes for each noun phrase of ``text`` in an item's picture.
 
         Raises:
-            UserError: when the text is empty, the item is not known, or its picture is gone or broken.
+            UserError: for an empty text or an unknown item, and when its picture is missing or damaged.
         """
         if not text.strip():
             raise UserError("the text is empty; give a phrase or a sentence, such as 'a dog on the beach'")
-        began = time.perf_counter()
-        seen = self._look(library, id)
-        looked = time.perf_counter()
-        phrases = tuple(self._known(located) for located in self._rank(seen.looked, text, k))
-        times = {"look": looked - began, "rank": time.perf_counter() - looked}
+        start = time.perf_counter()
+        picture = self._picture(library, id)
+        encoded = time.perf_counter()
+        phrases = tuple(self._without_unknown(located) for located in self._rank(picture.proposals, text, k))
+        seconds = {"look": encoded - start, "rank": time.perf_counter() - encoded}
         unknown = tuple(self._unknown.of_all(located.text for located in phrases))
-        return LocatedPhrases(phrases, seen.width, seen.height, len(seen.looked.boxes), unknown, times)
+        count = len(picture.proposals.boxes)
+        return LocatedPhrases(phrases, picture.width, picture.height, count, unknown, seconds)
 
-    def _rank(self, looked: EncodedProposals, text: str, k: int) -> list[LocatedPhrase]:
+    def _rank(self, proposals: EncodedProposals, text: str, k: int) -> list[LocatedPhrase]:
         # Tokenizers of transformers refuse two calls at a time, and ranking takes milliseconds.
-        with self._ranking:
+        with self._rank_lock:
             if self._inputs.chunker is not None:
-                return localize_sentence(self._matcher, self._inputs, looked, text, k)
-            span = whole(text)
+                return localize_sentence(self._matcher, self._inputs, proposals, text, k)
+            span = trimmed_span(text)
             phrase = text[span.start : span.end]
-            return [LocatedPhrase(span, phrase, rank(self._matcher, self._inputs, looked, [phrase], k)[0])]
+            return [LocatedPhrase(span, phrase, rank_boxes(self._matcher, self._inputs, proposals, [phrase], k)[0])]
 
-    def _known(self, located: LocatedPhrase) -> LocatedPhrase:
-        """Without boxes where no known word says what is meant: they would be any."""
+    def _without_unknown(self, located: LocatedPhrase) -> LocatedPhrase:
+        """The phrase, without boxes if none of its content words is known, because its boxes would be arbitrary."""
         return located._replace(hits=[]) if self._unknown.lost(located.text) else located
 
-    def _look(self, library: Library, id: str) -> ProposedPicture:
-        """The picture's proposals; known by its content, so that a picture that has changed is looked at again."""
+    def _picture(self, library: Library, id: str) -> ProposedPicture:
+        """The proposals of an item's picture, cached by a hash of its content."""
         content = library.picture(id)
         key = content_hash(content, 16)
         with self._lock:
-            known = self._seen.get(key)
+            known = self._cache.get(key)
             if known is not None:
-                self._seen.move_to_end(key)
+                self._cache.move_to_end(key)
             else:
-                mine = self._seen[key] = Future()
-                while len(self._seen) > CACHED_PICTURES:
-                    self._seen.popitem(last=False)
+                mine = self._cache[key] = Future()
+                while len(self._cache) > CACHED_PICTURES:
+                    self._cache.popitem(last=False)
         if known is not None:
-            return known.result()  # another thread may be at it still
+            return known.result()  # waits for the thread that computes it
         try:
-            mine.set_result(self._look_at(content, id))
+            mine.set_result(self._propose(content, id))
         except BaseException as error:
             with self._lock:
-                self._seen.pop(key, None)
+                self._cache.pop(key, None)
             mine.set_exception(error)
         return mine.result()
 
-    def _look_at(self, content: bytes, id: str) -> ProposedPicture:
+    def _propose(self, content: bytes, id: str) -> ProposedPicture:
         try:
             picture = decode(content)
         except PictureError as error:
             raise UserError(f"the picture of item {id} cannot be read: {error}") from error
         return ProposedPicture(
-            look(self._matcher, self._inputs, picture, self._proposer), picture.width, picture.height
+            encode_proposals(self._matcher, self._inputs, picture, self._proposer), picture.width, picture.height
         )
 
 
 def no_localizer() -> UserError:
-    """Say how a library gets one."""
+    """The error for a library without a localizer."""
     return UserError(
-        "this library has no localizer, so phrases cannot be found within its pictures; give it one with "
-        '"calligram index ... --localizer RUN", RUN being trained by "calligram train two-branch-phrases"'
+        "this library has no localizer, so phrases cannot be found within its pictures; add one with "
+        '"calligram index ... --localizer RUN", with a RUN of "calligram train two-branch-phrases"'
     )

@@ -1,4 +1,4 @@
-"""Where in a picture a phrase is: boxes of the picture, ranked by a matcher of regions and phrases."""
+"""Phrase localization: the boxes of a picture, ranked by a matcher of regions and phrases."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from calligram.models.matcher import Encoded, Matcher
 Floats = NDArray[np.float32]
 Box = tuple[float, float, float, float]
 
-APART = 0.5
-"""boxes that overlap more count as one answer"""
+MAX_HIT_OVERLAP = 0.5
+"""IoU above which a box is left out because it repeats a better one"""
 
 
 class BoxHit(NamedTuple):
-    """A box of a picture that answers a phrase."""
+    """A box of a picture that matches a phrase."""
 
     box: Box
-    """x0, y0, x1, y1 in pixels of the picture, x1 and y1 being the far edges"""
+    """x0, y0, x1, y1 in pixels: left, top, right and bottom edge"""
     score: float
-    """the matcher's; higher is better, and comparable within a picture only"""
+    """of the matcher; higher is better, and comparable within one picture only"""
     rank: int
 
 
 class EncodedProposals(NamedTuple):
-    """A picture's proposals as a matcher sees them: any number of phrases can be asked of it."""
+    """The proposals of a picture, encoded once for any number of phrases."""
 
     boxes: Floats
     regions: Encoded
@@ -52,36 +52,46 @@ class LocatedPhrase(NamedTuple):
 
 
 @torch.no_grad()
-def look(matcher: Matcher, inputs: Inputs, image: Image.Image, proposer: Proposer | None = None) -> EncodedProposals:
-    """Propose boxes in a picture and encode them: what takes time, done once for all phrases.
+def encode_proposals(
+    matcher: Matcher, inputs: Inputs, image: Image.Image, proposer: Proposer | None = None
+) -> EncodedProposals:
+    """Propose boxes in a picture and encode them, which is the slow part of localization.
 
     Args:
-        proposer: the run's own, where it has been made before; a detector takes time to load.
+        matcher: of regions and phrases.
+        inputs: of the matcher.
+        image: the picture.
+        proposer: of the run; it is loaded where it is not given, which takes time for a detector.
 
     Raises:
         UserError: when the matcher was not trained on regions.
     """
-    side = region_side(inputs)
+    regions = require_region_input(inputs)
     picture = image.convert("RGB")
-    boxes = side.propose(picture, proposer)
+    boxes = regions.propose(picture, proposer)
     device = next(matcher.parameters()).device
-    features: Tensor = side.finish(side.regions(picture, boxes).to(device))
+    features: Tensor = regions.finish(regions.regions(picture, boxes).to(device))
     return EncodedProposals(boxes, matcher.eval().encode_images(features))
 
 
 @torch.no_grad()
-def rank(
+def rank_boxes(
     matcher: Matcher,
     inputs: Inputs,
-    looked: EncodedProposals,
+    proposals: EncodedProposals,
     phrases: Sequence[str],
     k: int = 3,
-    apart: float | None = APART,
+    max_overlap: float | None = MAX_HIT_OVERLAP,
 ) -> list[list[BoxHit]]:
     """The ``k`` best boxes for each phrase.
 
     Args:
-        apart: leave out a box that overlaps a better one by more than this; None keeps all, as recalls are measured.
+        matcher: of regions and phrases.
+        inputs: of the matcher.
+        proposals: of the picture.
+        phrases: to localize.
+        k: number of boxes.
+        max_overlap: leave out a box whose IoU with a better one is above this; None keeps all, as for measuring recall.
     """
     if k < 1:
         raise UserError(f"k must be at least 1, got {k}")
@@ -93,62 +103,77 @@ def rank(
     words, mask = inputs.texts.texts(list(phrases))
     device = next(matcher.parameters()).device
     texts = matcher.eval().encode_texts(words.to(device), mask.to(device))
-    scores = matcher.score(looked.regions, texts).float().cpu().numpy()
+    scores = matcher.score(proposals.regions, texts).float().cpu().numpy()
     if not np.isfinite(scores).all():
         raise NotFiniteError("the localizer's scores are not finite; it cannot be used")
-    return [_best(looked.boxes, column, k, apart) for column in scores.T]
+    return [_best(proposals.boxes, column, k, max_overlap) for column in scores.T]
 
 
 def localize_phrase(
-    matcher: Matcher, inputs: Inputs, image: Image.Image, phrase: str, k: int = 3, *, apart: float | None = APART
+    matcher: Matcher,
+    inputs: Inputs,
+    image: Image.Image,
+    phrase: str,
+    k: int = 3,
+    *,
+    max_overlap: float | None = MAX_HIT_OVERLAP,
 ) -> list[BoxHit]:
-    """The boxes of a picture that a phrase most likely speaks of, best first.
+    """The boxes of a picture that match a phrase best, best first.
 
-    See also: ``look`` and ``rank`` for several phrases of one picture, ``localize_sentence`` for those of a sentence.
+    See also: ``encode_proposals`` and ``rank_boxes`` for several phrases, ``localize_sentence`` for a sentence.
     """
-    return rank(matcher, inputs, look(matcher, inputs, image), [phrase], k, apart)[0]
+    return rank_boxes(matcher, inputs, encode_proposals(matcher, inputs, image), [phrase], k, max_overlap)[0]
 
 
 def localize_sentence(
-    matcher: Matcher, inputs: Inputs, looked: EncodedProposals, sentence: str, k: int = 1, apart: float | None = APART
+    matcher: Matcher,
+    inputs: Inputs,
+    proposals: EncodedProposals,
+    sentence: str,
+    k: int = 1,
+    max_overlap: float | None = MAX_HIT_OVERLAP,
 ) -> list[LocatedPhrase]:
     """The noun phrases of a sentence with their boxes (two-branch, Sec. 4 and Fig. 2).
 
-    A text in which none is found is a phrase itself, such as a single word.
+    A text without a noun phrase is itself the phrase.
 
     Raises:
         UserError: when the run has no chunker.
     """
     if inputs.chunker is None:
-        raise UserError("this run has not learnt to find noun phrases (chunks=0); ask for one phrase at a time")
-    spans = inputs.chunker.spans(sentence) or [whole(sentence)]
+        raise UserError("this run has no noun-phrase chunker (chunker_captions=0); give one phrase at a time")
+    spans = inputs.chunker.spans(sentence) or [trimmed_span(sentence)]
     texts = [sentence[span.start : span.end] for span in spans]
-    hits = rank(matcher, inputs, looked, texts, k, apart)
+    hits = rank_boxes(matcher, inputs, proposals, texts, k, max_overlap)
     return [LocatedPhrase(*found) for found in zip(spans, texts, hits, strict=True)]
 
 
-def whole(text: str) -> PhraseSpan:
-    """All of a text but the blanks around it."""
+def trimmed_span(text: str) -> PhraseSpan:
+    """The span of a text without the white space around it."""
     start = len(text) - len(text.lstrip())
     return PhraseSpan(start, start + len(text.strip()))
 
 
-def region_side(inputs: Inputs) -> RegionInput:
-    """The image side of a matcher of regions."""
+def require_region_input(inputs: Inputs) -> RegionInput:
+    """The image input of a matcher of regions.
+
+    Raises:
+        UserError: for a matcher of whole pictures.
+    """
     if not isinstance(inputs.images, RegionInput):
         raise UserError(
-            'this matcher sees whole pictures; train one on regions with "calligram train two-branch-phrases"'
+            'this matcher scores whole pictures; train one on regions with "calligram train two-branch-phrases"'
         )
     return inputs.images
 
 
-def _best(boxes: Floats, scores: Floats, k: int, apart: float | None) -> list[BoxHit]:
+def _best(boxes: Floats, scores: Floats, k: int, max_overlap: float | None) -> list[BoxHit]:
     hits: list[BoxHit] = []
     kept = np.zeros((0, 4), dtype=np.float32)
     for place in np.argsort(-scores, kind="stable").tolist():
         if len(hits) == k:
             break
-        if apart is not None and len(kept) and iou(boxes[place][None], kept).max() > apart:
+        if max_overlap is not None and len(kept) and iou(boxes[place][None], kept).max() > max_overlap:
             continue
         kept = np.concatenate([kept, boxes[place][None]])
         x0, y0, x1, y1 = boxes[place].tolist()

@@ -1,4 +1,4 @@
-"""Captions of a source: encoded once, kept true to what the source says."""
+"""Captions: encode new ones, and update or remove the others."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from calligram.search.indexing.writer import LibraryWriter
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 4096
+COMMIT_CAPTIONS = 4096
 """captions that are encoded and committed together"""
 
 
 class SourceCaptionRow(NamedTuple):
-    """A caption as it should be in the library."""
+    """A caption of the source with at least one present item."""
 
     id: str
     key: str
@@ -40,10 +40,15 @@ def take_captions(
     dirty: set[str],
     track: Track = silent,
 ) -> Counter[str]:
-    """Add captions that are new, encode those that changed, and remove those without a picture.
+    """Add new captions, encode changed ones again, and remove captions without a picture.
 
     Args:
-        dirty: items of which something else is said now; their captions are filtered by the same columns.
+        writer: of the library.
+        stored: the matcher that encodes.
+        source: of the captions.
+        state: of the library.
+        dirty: ids of items whose columns changed; conditions on their captions use the same columns.
+        track: shows progress.
     """
     known = _known(writer, state.number)
     wanted = _wanted(source, state)
@@ -52,12 +57,12 @@ def take_captions(
     moved = [w for w in moved if known[w.id][1] != w.items or w.items[0] in dirty]
     extra = sorted(known.keys() - {w.id for w in wanted})
     left: list[SourceCaptionRow] = []
-    for start in track(range(0, len(encode), AT_ONCE), "encoding captions", -(-len(encode) // AT_ONCE)):
-        left += _encode(writer, stored, encode[start : start + AT_ONCE], state.number)
+    for start in track(range(0, len(encode), COMMIT_CAPTIONS), "encoding captions", -(-len(encode) // COMMIT_CAPTIONS)):
+        left += _encode(writer, stored, encode[start : start + COMMIT_CAPTIONS], state.number)
         writer.commit()
     if left:
         log.warning(
-            "%d captions are left out: the matcher knows none of their words, such as '%s'",
+            "%d captions are left out because the matcher knows none of their words, such as '%s'",
             len(left), left[0].text[:60],
         )  # fmt: skip
     if moved:
@@ -76,7 +81,7 @@ def remove_captions(writer: LibraryWriter, ids: Sequence[str]) -> None:
 
 
 def _known(writer: LibraryWriter, number: int) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Text and items by id."""
+    """Text and items of each caption of a source, by id."""
     found = {}
     for batch in writer.tables.column("captions", ("id", "text", "items"), f"source = {number}"):
         for row in batch.to_pylist():
@@ -85,7 +90,7 @@ def _known(writer: LibraryWriter, number: int) -> dict[str, tuple[str, tuple[str
 
 
 def _wanted(source: PictureSource, state: LibraryState) -> list[SourceCaptionRow]:
-    """Captions with at least one picture that is there."""
+    """The captions of the source with at least one present picture."""
     there = {key: known.id for key, known in state.items.items() if known.present}
     wanted = []
     for caption in source.captions():
@@ -99,7 +104,7 @@ def _wanted(source: PictureSource, state: LibraryState) -> list[SourceCaptionRow
 def _encode(
     writer: LibraryWriter, stored: StoredMatcher, wanted: Sequence[SourceCaptionRow], number: int
 ) -> list[SourceCaptionRow]:
-    """Add captions; returns those without a vector, which nobody could find."""
+    """Encode and add captions; returns the captions without a usable vector."""
     rows = stored.inputs.texts.load([w.text for w in wanted])
     vectors = encode_texts(stored.matcher, rows).vectors.float().cpu().numpy()
     usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
@@ -115,7 +120,7 @@ def _row(wanted: SourceCaptionRow, number: int) -> Mapping[str, Any]:
 
 
 def caption_columns(writer: LibraryWriter, first: Sequence[str]) -> Any:
-    """A caption is filtered by what is known of its first picture.
+    """The columns of captions, which are those of their first picture.
 
     Args:
         writer: of the library.

@@ -277,7 +277,7 @@ def encoding_threads(device: torch.device) -> Iterator[tuple[ThreadPoolExecutor,
     parallel = min(cores, MAX_PARALLEL_BATCHES) if device.type == "cpu" else 1
     each = max(1, min(before, cores // parallel)) if device.type == "cpu" else before
     try:
-        # In torch, the number of threads holds for the thread that sets it and for those that start later.
+        # In torch, the number of threads holds for the thread that sets it and for threads that start later.
         with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(each,)) as pool:
             yield pool, parallel
     finally:

@@ -1,4 +1,4 @@
-"""Taking items out of a library for good."""
+"""Delete items from a library, and leave their pictures out of later indexing runs."""
 
 from __future__ import annotations
 
@@ -18,28 +18,39 @@ from calligram.search.indexing.writer import LibraryWriter
 from calligram.search.library.manifest import Manifest, read_manifest
 from calligram.search.query.encoder import load_encoders
 
-WANTED = ("id", "source", "key", "bytes", "mtime", "hash", "state", "folder", "name", "width", "height", "metadata")
+READ_COLUMNS = (
+    "id",
+    "source",
+    "key",
+    "bytes",
+    "mtime",
+    "hash",
+    "state",
+    "folder",
+    "name",
+    "width",
+    "height",
+    "metadata",
+)
 
 
 def forget_items(
     library: Path, names: Sequence[str], *, where: str | None = None, gone: bool = False, track: Track = silent
 ) -> int:
-    """Delete the items that all of names, condition and ``gone`` apply to, as far as given; gives how many.
+    """Delete the items that satisfy all given criteria, with their vectors, thumbnails, parts and captions.
 
-    Vectors, thumbnails, parts and captions go with them.
-
-    The pictures themselves stay where they are. A later ``index`` leaves them out, also under another name, until their
-    content changes or it is told to take them ``again``.
+    Returns the number of items. The picture files stay. A later indexing run leaves them out, also under another name,
+    until their content changes or the run is started with ``again``.
 
     Args:
-        library: its folder.
+        library: folder of the library.
         names: ids, or paths of pictures or of folders.
         where: a condition on columns.
         gone: items whose file is no longer there.
-        track: told how far it has come.
+        track: shows progress.
     """
     if not names and where is None and not gone:
-        raise UserError("say what to forget: ids, paths, --where CONDITION or --gone")
+        raise UserError("nothing to forget is given; give ids, paths, --where CONDITION or --gone")
     manifest = read_manifest(library)
     with lock_folder(library, "library"):
         manifest = read_manifest(library, writing=True)
@@ -54,7 +65,7 @@ def forget_items(
 
 
 def _store_scales(writer: LibraryWriter) -> None:
-    """Measure the score scales of what is left. Forgetting needs no matcher, so a missing one is no error here."""
+    """Measure the score scales of the remaining items, unless the matcher is missing, which is no error here."""
     try:
         encoders = load_encoders(writer.folder, writer.manifest)
     except UserError:
@@ -69,7 +80,7 @@ def _chosen(
     condition = parse(where, manifest.kinds) if where is not None else None
     found, matched = [], set[str]()
     paths = {os.path.abspath(name): name for name in names}
-    for batch in writer.tables.column("items", WANTED):
+    for batch in writer.tables.column("items", READ_COLUMNS):
         for row in batch.to_pylist():
             named = _named(row, roots[row["source"]], names, paths)
             matched |= named
@@ -83,7 +94,7 @@ def _chosen(
 
 
 def _named(row: Mapping[str, Any], root: str, names: Sequence[str], paths: Mapping[str, str]) -> set[str]:
-    """Which of the names mean this item: its id, its path within the source, its whole path, or a folder above."""
+    """The names that mean this item: its id, its path within the source, its whole path, or a folder above it."""
     if not names:
         return set()
     own = {row["id"], row["key"]} & set(names)
@@ -109,7 +120,7 @@ def _delete(writer: LibraryWriter, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _delete_captions(writer: LibraryWriter, ids: set[str]) -> None:
-    """Captions of other items, too, lose these; those of no other item go."""
+    """Remove the items from their captions, and delete captions without any other item."""
     left: list[dict[str, Any]] = []
     alone: list[dict[str, Any]] = []
     for batch in writer.tables.column("captions", ("id", "source", "key", "text", "items")):

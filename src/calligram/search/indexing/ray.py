@@ -1,4 +1,4 @@
-"""The shards of a source over a Ray cluster; all machines see the same files."""
+"""Encode the shards of a source on a Ray cluster whose machines share a file system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from calligram.search.indexing.shards import Shard
 from calligram.search.indexing.sources import open_source
 from calligram.search.library.matchers import NO_RERANKER, LibraryMatchers
 
-MOST_SHARDS = 1024
+MAX_SHARDS = 1024
 
 
 def ray_module() -> Any:
@@ -35,19 +35,19 @@ def stage_over_ray(
     device: str = "auto",
     track: Track = silent,
 ) -> int:
-    """Encode a source in as many shards as the cluster has places for; gives how many pictures that were.
+    """Encode a source with one shard for each GPU, or for each CPU core, of the cluster.
 
-    What is already staged is not encoded again, so a run that was stopped goes on. The encodings wait in the library's
-    staging folder, for ``index_source`` to take them in.
+    Returns the number of pictures. Pictures in the staging folder are not encoded again, so a stopped run continues.
+    ``index_source`` then adds the rows of the staging folder to the library.
 
     Args:
         address: ``ray://host:10001``, ``host:6379``, ``auto`` for the cluster this machine belongs to, or ``local``.
-        models: loaded once more by each worker, from where they lie.
-        source: a folder that all machines see under this path.
-        out: the library, which they see as well.
-        rebuild: encode all of the source, not only what the library lacks.
+        models: the matchers; each worker loads them from their folders.
+        source: a folder that all machines have at this path.
+        out: folder of the library, which all machines have as well.
+        rebuild: encode the whole source, not only what the library lacks.
         device: where each worker encodes.
-        track: told how far it has come.
+        track: shows progress.
     """
     check_readable(models, open_source(source))
     ray = ray_module()
@@ -58,7 +58,7 @@ def stage_over_ray(
     try:
         gpus = device != "cpu" and ray.cluster_resources().get("GPU", 0)
         places = int(gpus or ray.cluster_resources().get("CPU", 1))
-        count = max(1, min(places, MOST_SHARDS))
+        count = max(1, min(places, MAX_SHARDS))
         task = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=3)(_stage_shard)
         named = [s.source if s is not None else None for s in (models.matcher, models.reranker)]
         places_of = str(source.resolve()), str(out.resolve())
@@ -78,10 +78,10 @@ def _finished(ray: Any, running: list[Any]) -> Any:
 def _stage_shard(
     named: list[str | None], source: str, out: str, shard: tuple[int, int], device: str, rebuild: bool
 ) -> int:
-    """What a worker does: the same as ``calligram index --shard``."""
+    """The task of a worker: the same as ``calligram index --shard``."""
     import torch
 
-    torch.set_num_threads(1)  # there is a worker for every core
+    torch.set_num_threads(1)  # there is one worker for each core
     matcher, reranker = named
     assert matcher is not None
     models = LibraryMatchers.load(matcher, None if reranker == matcher else reranker or NO_RERANKER)

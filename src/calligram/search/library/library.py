@@ -1,4 +1,4 @@
-"""A folder of items that can be searched, as its last commit left it."""
+"""A library opened for reading, at its last commit."""
 
 from __future__ import annotations
 
@@ -27,65 +27,33 @@ from calligram.search.library.tables import KeywordHit, Tables, open_indexes
 from calligram.search.vectors.index import Index
 from calligram.text import composed, keywords
 
-# What a library keeps of images for a second stage, from rows of its table to tensors.
-
-
-def encodings(rows: pa.Table, order: Sequence[int]) -> Encoded:
-    """Rows of the table ``parts`` in some order; parts in half precision on disk and single in use.
-
-    Images of one matcher mostly have equally many parts. Those are read as one array, straight from the table's memory:
-    a hundred images by themselves take three times as long.
-    """
-    counts = rows.column("count").to_numpy()
-    if len(set(counts.tolist())) > 1:
-        return stack([encodings(rows.slice(place, 1), [0]) for place in order])
-    chosen = np.asarray(order, dtype=np.int64)
-    vectors = torch.from_numpy(_joined(rows, "vector", np.dtype(np.float32))[chosen])
-    if not len(counts) or not counts[0]:
-        return Encoded(vectors)
-    shape = (len(counts), int(counts[0]), -1)
-    parts = _joined(rows, "parts", np.dtype(np.float16)).reshape(shape)
-    mask = _joined(rows, "mask", np.dtype(np.bool_))
-    return Encoded(vectors, torch.from_numpy(parts[chosen]).float(), torch.from_numpy(mask[chosen]))
-
-
-def _joined(rows: pa.Table, name: str, kind: np.dtype[np.generic]) -> NDArray[np.generic]:
-    """A binary column whose values have one length, as (N, numbers)."""
-    pieces = []
-    for chunk in rows.column(name).chunks:
-        if len(chunk):
-            _, offsets, data = chunk.buffers()
-            ends = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
-            pieces.append(np.frombuffer(data, np.uint8)[ends[0] : ends[-1]].view(kind).reshape(len(chunk), -1))
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.empty((0, 0), kind)
-
-
 FACETS = ("year", "camera", "folder", "split", "source")
-MOST_VALUES = 200
-"""of a facet that are counted one by one"""
+"""columns whose values are counted"""
+MAX_FACET_VALUES = 200
+"""values of a facet that are counted, the most frequent ones"""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A picture of the library."""
+    """An item of the library: a picture with its metadata and captions."""
 
     id: str
     path: Path | None
-    """the file it is; None where it lies within a shard, or there is no picture"""
+    """None for a picture within a shard, and where there are only features"""
     name: str
     folder: str
-    """relative to its source"""
+    """relative to the source"""
     width: int
     height: int
     metadata: Mapping[str, ColumnValue] = field(repr=False)
-    """every column it can be filtered by"""
+    """all its columns"""
     captions: tuple[str, ...] = ()
     gone: bool = False
-    """the file was not there when its source was last looked at"""
+    """the file was missing when its source was last indexed"""
 
 
 class LibraryCaption(NamedTuple):
-    """A text of the library and the items it belongs to."""
+    """A caption of the library and its items."""
 
     id: str
     text: str
@@ -93,7 +61,7 @@ class LibraryCaption(NamedTuple):
 
 
 class Library:
-    """What was committed last. Immutable, and may be read from many threads."""
+    """A library at one commit. It never changes, and many threads may read it."""
 
     def __init__(self, folder: Path, manifest: Manifest, stamp: tuple[int, int]) -> None:
         """Use ``Library.open``."""
@@ -102,7 +70,7 @@ class Library:
         self._tables = Tables.open(inside / "tables", manifest.versions)
         self.images, self.captions = open_indexes(inside, manifest)
         self._roots = {source.number: source.root for source in manifest.sources}
-        self._counting = threading.Lock()
+        self._stats_lock = threading.Lock()
 
     images: Index
     captions: Index
@@ -112,7 +80,7 @@ class Library:
         """Open the library in ``folder`` for reading.
 
         Raises:
-            UserError: when there is none, or it was written by a newer or an older version.
+            UserError: when there is none, or its format is newer or older.
         """
         path = Path(folder)
         for _ in range(3):
@@ -120,12 +88,12 @@ class Library:
             try:
                 return cls(path, read_manifest(path), stamp)
             except UserError:
-                if _stamp(path) == stamp:  # else a commit came between reading the manifest and opening what it names
+                if _stamp(path) == stamp:  # else a commit came between reading the manifest and opening its tables
                     raise
         return cls(path, read_manifest(path), _stamp(path))
 
     def refreshed(self) -> Library:
-        """This library, or, when something was committed since, a new one that has it."""
+        """This library, or a new one if there was a commit since it was opened."""
         return self if _stamp(self.folder) == self._stamp else Library.open(self.folder)
 
     def __len__(self) -> int:
@@ -133,7 +101,7 @@ class Library:
 
     @property
     def kinds(self) -> Mapping[str, Kind]:
-        """The columns that can be filtered by."""
+        """The columns for conditions."""
         return self.manifest.kinds
 
     def item(self, id: str) -> Item:
@@ -144,19 +112,24 @@ class Library:
         """Items in the order of ``ids``.
 
         Raises:
-            UserError: for an id that is not there.
+            UserError: for an unknown id.
         """
         found = {item.id: item for item in self.known_items(ids)}
         return [found[_known(id, found)] for id in ids]
 
     def known_items(self, ids: Sequence[str]) -> list[Item]:
-        """Items in no order; ids that are not there are passed over."""
+        """Items in no order; unknown ids are skipped."""
         return [self._item(row) for row in self._tables.take("items", list(dict.fromkeys(ids))).to_pylist()]
 
     def paths(self, ids: Sequence[str]) -> dict[str, Path | None]:
-        """Where items lie as files of their own, None for those that do not; ids that are not there are passed over."""
+        """Paths of items that are files of their own, None for other items; unknown ids are skipped."""
         rows = self._tables.take("items", list(dict.fromkeys(ids)), ("id", "source", "file", "offset")).to_pylist()
         return {row["id"]: self._path(row) for row in rows}
+
+    def names(self, ids: Sequence[str]) -> dict[str, str]:
+        """File names of items, or their ids in a collection; unknown ids are skipped."""
+        rows = self._tables.take("items", list(dict.fromkeys(ids)), ("id", "name")).to_pylist()
+        return {row["id"]: row["name"] for row in rows}
 
     def _path(self, row: Mapping[str, Any]) -> Path | None:
         return Path(self._roots[row["source"]], row["file"]) if row["file"] is not None and row["offset"] < 0 else None
@@ -169,7 +142,7 @@ class Library:
         return Item(row["id"], path, row["name"], row["folder"], *size, about, tuple(row["captions"] or ()), gone)
 
     def thumbnail(self, id: str) -> bytes:
-        """A small JPEG of an item."""
+        """The thumbnail of an item, a JPEG."""
         rows = self._tables.take("thumbnails", [id]).column("jpeg").to_pylist()
         if not rows:
             self.item(id)
@@ -177,10 +150,10 @@ class Library:
         return bytes(rows[0])
 
     def picture(self, id: str) -> bytes:
-        """An item's picture as it came, read from its source.
+        """The bytes of an item's picture, read from its source.
 
         Raises:
-            UserError: when the item is not known, or its file is no longer there.
+            UserError: for an unknown item, and when its file cannot be read.
         """
         rows = self._tables.take("items", [id], ["source", "file", "offset", "bytes"]).to_pylist()
         row = next(iter(rows), None)
@@ -199,9 +172,9 @@ class Library:
             raise UserError(f"the picture of item {id} cannot be read: {error.strerror}: {file}") from error
 
     def parts(self, ids: Sequence[str]) -> Encoded:
-        """What the reranker keeps of these items, in the order of ``ids``."""
+        """The reranker's encodings of items, in the order of ``ids``."""
         if self.manifest.reranker is None:
-            raise UserError(f"{self.folder} has nothing to re-rank by; index it with --reranker RUN")
+            raise UserError(f"{self.folder} has no reranker; index it with --reranker RUN")
         rows = self._tables.take("parts", list(dict.fromkeys(ids)))
         places = {id: place for place, id in enumerate(rows.column("id").to_pylist())}
         return encodings(rows, [places[_known(id, places)] for id in ids])
@@ -214,7 +187,7 @@ class Library:
         """Captions in the order of ``ids``.
 
         Raises:
-            UserError: for an id that is not there.
+            UserError: for an unknown id.
         """
         rows = self._tables.take("captions", list(dict.fromkeys(ids))).to_pylist()
         found = {row["id"]: LibraryCaption(row["id"], row["text"], tuple(row["items"])) for row in rows}
@@ -223,44 +196,44 @@ class Library:
         return [found[id] for id in ids]
 
     def full_text(self, query: str, k: int, where: Condition | None = None) -> list[KeywordHit]:
-        """The k items whose captions and file names match best by BM25, any of the words sufficing."""
+        """The k items whose captions and paths match any of the words best, by BM25."""
         words = " ".join(keywords(composed(query)))
         if not words or k < 1:
             return []
-        asked = k if where is None else 4 * k
+        limit = k if where is None else 4 * k
         while True:
-            found = self._tables.keyword_search(words, asked)
-            kept = found if where is None else self._that_hold(found, where)
-            if len(kept) >= k or len(found) < asked:
+            found = self._tables.keyword_search(words, limit)
+            kept = found if where is None else self._satisfying(found, where)
+            if len(kept) >= k or len(found) < limit:
                 return kept[:k]
-            asked *= 4
+            limit *= 4
 
-    def _that_hold(self, found: Sequence[KeywordHit], where: Condition) -> list[KeywordHit]:
+    def _satisfying(self, found: Sequence[KeywordHit], where: Condition) -> list[KeywordHit]:
         about = {item.id: item.metadata for item in self.known_items([f.id for f in found])}
         return [f for f in found if f.id in about and holds(where, about[f.id])]
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
-        """Every item's columns, with ``id`` and ``state``; also of those whose file is gone."""
+        """The columns of every item, with ``id`` and ``state``, also of items whose file is gone."""
         wanted = ["id", "state", "key", "source", "folder", "name", "bytes", "width", "height", "metadata"]
         for batch in self._tables.column("items", wanted):
             for row in batch.to_pylist():
                 yield {"id": row["id"], "state": row["state"], **columns.row_of(row, self._roots[row["source"]])}
 
     def sample(self, count: int) -> list[str]:
-        """Ids of so many items that are there, drawn at random but always the same."""
+        """Ids of at most ``count`` present items: always the same, and in effect random, because ids are hashes."""
         batches = self._tables.column("items", ("id",), "state = 'present'")
         return heapq.nsmallest(count, (id for batch in batches for id in batch.column("id").to_pylist()))
 
     def problems(self) -> list[tuple[str, str]]:
-        """Files that could not be taken in, and why."""
+        """Files that could not be indexed, and the reasons."""
         rows = [
             row for batch in self._tables.column("problems", ["source", "key", "reason"]) for row in batch.to_pylist()
         ]
         return sorted((os.path.join(self._roots[row["source"]], row["key"]), row["reason"]) for row in rows)
 
     def stats(self) -> Mapping[str, object]:
-        """Counts, what it was made with, its size, and how often the values of some columns occur."""
-        with self._counting:  # counted once, and not by every thread that asks at the same time
+        """Counts, matchers, size on disk, and the frequencies of the values of some columns."""
+        with self._stats_lock:  # so that threads do not compute it at the same time
             return self._stats
 
     @cached_property
@@ -284,7 +257,7 @@ class Library:
                 for name, counter in counters.items():
                     if row.get(name) not in (None, ""):
                         counter[row[name]] += 1
-        return {name: dict(counter.most_common(MOST_VALUES)) for name, counter in counters.items() if counter}
+        return {name: dict(counter.most_common(MAX_FACET_VALUES)) for name, counter in counters.items() if counter}
 
 
 def _known(id: str, known: Mapping[str, object]) -> str:
@@ -295,7 +268,7 @@ def _known(id: str, known: Mapping[str, object]) -> str:
 
 def _no_item(id: str) -> UserError:
     return UserError(
-        f"the library has no item '{id}'; ids are those that a search gives, and a picture may be gone since"
+        f"the library has no item '{id}'; use an id of a search result, and search again if the library has changed"
     )
 
 
@@ -312,3 +285,36 @@ def _files(folder: Path) -> Iterator[Path]:
         for name in names:
             if (file := Path(place, name)).is_file():
                 yield file
+
+
+# Encodings of the reranker, from rows of the table ``parts``.
+
+
+def encodings(rows: pa.Table, order: Sequence[int]) -> Encoded:
+    """Rows of the table ``parts`` in the given order, converted from float16 to float32.
+
+    The images of one matcher mostly have the same number of parts. They are then read as one array from the table's
+    memory, in a third of the time of reading image by image.
+    """
+    counts = rows.column("count").to_numpy()
+    if len(set(counts.tolist())) > 1:
+        return stack([encodings(rows.slice(place, 1), [0]) for place in order])
+    chosen = np.asarray(order, dtype=np.int64)
+    vectors = torch.from_numpy(_binary_column(rows, "vector", np.dtype(np.float32))[chosen])
+    if not len(counts) or not counts[0]:
+        return Encoded(vectors)
+    shape = (len(counts), int(counts[0]), -1)
+    parts = _binary_column(rows, "parts", np.dtype(np.float16)).reshape(shape)
+    mask = _binary_column(rows, "mask", np.dtype(np.bool_))
+    return Encoded(vectors, torch.from_numpy(parts[chosen]).float(), torch.from_numpy(mask[chosen]))
+
+
+def _binary_column(rows: pa.Table, name: str, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+    """A binary column whose values have the same length, as (N, numbers)."""
+    pieces = []
+    for chunk in rows.column(name).chunks:
+        if len(chunk):
+            _, offsets, data = chunk.buffers()
+            ends = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+            pieces.append(np.frombuffer(data, np.uint8)[ends[0] : ends[-1]].view(dtype).reshape(len(chunk), -1))
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces) if pieces else np.empty((0, 0), dtype)

@@ -1,4 +1,4 @@
-"""What a library is: the one file whose replacement makes a change count."""
+"""The manifest of a library, ``library.json``: replacing it atomically is the commit."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ FORMAT = "calligram-library"
 VERSION = 1
 MANIFEST = "library.json"
 REBUILT = "rebuilt.json"
-"""the manifest of a library that is being rebuilt, until it takes the other's place"""
+"""the manifest of a library that is being rebuilt; it replaces the other one at the end"""
 
 MIGRATIONS: Mapping[int, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {}
-"""by version: takes the library's folder and its manifest, and returns the manifest of the next version"""
+"""by version: a function of the library's folder and manifest that returns the manifest of the next version"""
 
 
 @dataclass(frozen=True)
 class MatcherRecord:
-    """A matcher that filled the library or works with it."""
+    """A matcher, reranker or localizer of the library."""
 
     fingerprint: str
     source: str
@@ -32,7 +32,7 @@ class MatcherRecord:
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """Where pictures came from."""
+    """A source of pictures."""
 
     number: int
     root: str
@@ -41,7 +41,7 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The state of a library. It names the versions of all tables, so that they change together."""
+    """The state of a library. It names the version of each table, so that all tables change together."""
 
     matcher: MatcherRecord
     dim: int
@@ -49,27 +49,27 @@ class Manifest:
     localizer: MatcherRecord | None = None
     sources: tuple[SourceRecord, ...] = ()
     kinds: Mapping[str, Kind] = field(default_factory=dict)
-    """columns that can be filtered by"""
+    """columns for conditions"""
     generation: int = 1
     """number of the folder that holds the tables; a rebuilt library has the next"""
     index: str | None = None
-    """address of the vectors' engine; None for tables in the library's own folder"""
+    """address of the vector engine; None for Lance in the library's own folder"""
     label: str = ""
-    """tells this library from others in the same engine"""
+    """distinguishes this library from others on the same server"""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """of each table that counts"""
+    """of each table"""
     earlier: tuple[tuple[float, Mapping[str, int]], ...] = ()
-    """versions that counted before, until when, for readers that have not looked again yet"""
+    """earlier versions with the time until which they are kept, for readers that have them open"""
     counts: Mapping[str, int] = field(default_factory=dict)
     scales: Mapping[str, Any] | None = None
     """score scales and cut-offs, and the state of the library that they were measured for; see ``query.cutoff``"""
 
     def source_at(self, root: Path) -> SourceRecord | None:
-        """The source with this folder."""
+        """The source at this folder, or None."""
         return next((s for s in self.sources if s.root == str(root)), None)
 
     def with_source(self, root: Path, kind: Literal["folder", "collection"]) -> tuple[Manifest, SourceRecord]:
-        """The source with this folder, added when it is new."""
+        """The source at this folder, and the manifest with it."""
         known = self.source_at(root)
         if known is not None and known.kind == kind:
             return self, known
@@ -79,13 +79,16 @@ class Manifest:
 
 
 def read_manifest(folder: Path, name: str = MANIFEST, *, writing: bool = False) -> Manifest:
-    """The manifest of the library in ``folder``.
+    """Read the manifest of a library.
 
     Args:
-        writing: bring an older library up to this version, for which its lock is held; a reader refuses it instead.
+        folder: of the library.
+        name: of the manifest's file.
+        writing: update the format of an older library, whose lock the caller holds; without it, an older format is an
+            error.
 
     Raises:
-        UserError: when there is no library, it is damaged, or of another version.
+        UserError: when there is no library, or its manifest is damaged or has another version.
     """
     file = folder / name
     try:
@@ -128,7 +131,7 @@ def _migrated(folder: Path, content: dict[str, Any], version: int, writing: bool
 
 
 def write_manifest(folder: Path, manifest: Manifest, name: str = MANIFEST) -> None:
-    """Replace the manifest in one step, safely on disk: the moment at which changes count."""
+    """Replace the manifest atomically, which is the commit."""
     replace_json(folder / name, {"format": FORMAT, "version": VERSION, **asdict(manifest)}, indent=1)
 
 

@@ -70,9 +70,9 @@ class LibraryMatchers:
             refuse_regions(one.inputs, one.source)
         third = load_matcher(localizer) if localizer is not None else None
         if third is not None:
-            from calligram.search.explain.localize import region_side
+            from calligram.search.explain.localize import require_region_input
 
-            region_side(third.inputs)
+            require_region_input(third.inputs)
         return cls(first, second, third)
 
     def records(self) -> dict[str, MatcherRecord | None]:

@@ -16,13 +16,7 @@ from calligram.errors import UserError
 from calligram.extras import require
 from calligram.progress import Track, silent
 from calligram.search.filters.columns import checked_ids, stored_columns
-from calligram.search.filters.conditions import (
-    LIKE_SUBSTITUTES,
-    Condition,
-    milvus_literal,
-    substituted_name,
-    to_milvus,
-)
+from calligram.search.filters.conditions import LIKE_SUBSTITUTES, Condition, milvus_literal, substituted_name, to_milvus
 from calligram.search.vectors.index import VectorHit
 from calligram.vectors import checked_unit_rows
 

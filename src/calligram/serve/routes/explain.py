@@ -71,10 +71,10 @@ async def locate(
             raise RefusedRequest(404, str(error)) from None
 
     found = await service.localize(work)
-    times = {stage: round(1000 * seconds, 3) for stage, seconds in found.timings.items()}
+    times = {stage: round(1000 * seconds, 3) for stage, seconds in found.stage_seconds.items()}
     answer = LocateAnswer(
         width=found.width, height=found.height, phrases=[_phrase(located) for located in found.phrases],
-        unknown=list(found.unknown), proposals=found.proposals, milliseconds=times,
+        unknown=list(found.unknown_words), proposals=found.proposals, milliseconds=times,
     )  # fmt: skip
     timing = ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in times.items())
     return Response(answer.model_dump_json(), media_type="application/json", headers={"Server-Timing": timing})
