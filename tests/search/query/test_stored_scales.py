@@ -104,7 +104,7 @@ def test_a_rebuilt_library_has_the_scales_of_its_new_matcher(photos, library, wr
     assert Searcher.open(library).scales == expected != before
 
 
-def test_forgetting_measures_what_is_left(library, no_measuring):
+def test_forgetting_measures_the_remaining_items(library, no_measuring):
     before = Searcher.open(library).scales
     forget_items(library, [], where="name = 'more_20.jpg'")
     expected = measured_now(library)

@@ -55,7 +55,7 @@ def test_a_position_at_the_origin_or_off_the_globe_is_left_out():
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_every_format_that_can_say_it_is_heard(kind):
+def test_exif_data_of_every_format_is_read(kind):
     exif = Image.Exif()
     exif[ExifTags.Base.Make] = "Acme"
     stream = io.BytesIO()
@@ -78,7 +78,7 @@ def test_what_cannot_be_read_has_no_facts(data):
         ((30, 20),) * 2,
     ],
 )
-def test_a_thumbnail_keeps_the_shape_and_says_nothing_else(size, small):
+def test_a_thumbnail_keeps_the_aspect_ratio_and_has_no_metadata(size, small):
     made = Image.open(io.BytesIO(thumbnail(Image.new("RGB", size, "red"))))
     assert made.format == "JPEG"
     assert made.size == small
@@ -105,7 +105,7 @@ def test_too_little_is_not_made_into_a_thumbnail():
     assert thumbnail(image, b"", image.reduce((8, 4))) == thumbnail(image)
 
 
-def test_exif_is_looked_for_before_the_pixels_only(monkeypatch):
+def test_exif_is_searched_only_before_the_pixels(monkeypatch):
     data = encoded() + b"Exif"  # such bytes turn up among those of a large picture
     monkeypatch.setattr("calligram.search.indexing.exif.Image.open", lambda _: pytest.fail("opened again"))
     assert exif_columns(data) == {}

@@ -12,7 +12,7 @@ from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 
 
-def test_what_is_forgotten_stays_away_until_it_changes(models, photos, indexed, photograph, by_path):
+def test_forgotten_pictures_are_left_out_until_they_change(models, photos, indexed, photograph, by_path):
     library = Library.open(indexed)
     ids = by_path(library)
     assert forget_items(indexed, [ids["photo_0.jpg"], "trip/photo_1.jpg", str(photos / "trip" / "photo_2.jpg")]) == 3
@@ -33,7 +33,7 @@ def test_what_is_forgotten_stays_away_until_it_changes(models, photos, indexed, 
     assert len(Library.open(indexed)) == 12
 
 
-def test_nothing_of_what_is_forgotten_can_be_read_in_any_version(models, tiny_draft, tmp_path, by_path):
+def test_forgotten_items_cannot_be_read_in_any_version(models, tiny_draft, tmp_path, by_path):
     import lancedb
 
     (tmp_path / "pictures").mkdir()
@@ -67,7 +67,7 @@ def test_gone_items_and_folders_can_be_forgotten(models, photos, indexed):
     assert len(list(Library.open(indexed).rows())) == 3
 
 
-def test_what_is_not_there_cannot_be_forgotten_and_nothing_else_is(indexed):
+def test_forgetting_an_unknown_item_is_an_error_and_deletes_nothing(indexed):
     with pytest.raises(UserError, match="no item with the id or path 'nothing'; nothing was forgotten"):
         forget_items(indexed, ["photo_0.jpg", "nothing"])
     with pytest.raises(UserError, match="nothing to forget is given"):

@@ -87,7 +87,7 @@ def test_a_weighted_quantile_is_the_plain_one_of_repeated_values():
         assert weighted_quantile(values, counts.astype(float), share) == expected
 
 
-def test_the_cutoff_of_several_terms_is_the_mean_of_theirs_and_what_is_avoided_may_be_as_usual():
+def test_the_cutoff_of_several_terms_is_a_weighted_mean_with_the_mean_score_for_negative_terms():
     """By hand: 0.5 * 0.3 + 0.25 * 0.8 - 0.25 * 0.2."""
     text, image = ScoreScale(0.2, 0.05, 0.3), ScoreScale(0.6, 0.15, 0.8)
     assert query_cutoff(np.array([0.5, 0.25, -0.25]), [text, image, text]) == pytest.approx(0.3)

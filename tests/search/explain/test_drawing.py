@@ -21,7 +21,7 @@ def middle_brightness(image: Image.Image, box: np.ndarray) -> float:
 
 @pytest.mark.parametrize("size", [(200, 100), (60, 90)])
 @pytest.mark.parametrize("colour", ["black", "white", "green"])
-def test_a_cell_is_the_brighter_the_more_it_is_looked_at(size, colour):
+def test_a_cell_with_more_attention_is_brighter(size, colour):
     drawn = highlight_regions(Image.new("RGB", size, colour), CELLS, np.array([0.0, 0.3, 0.6, 1.0], dtype=np.float32))
     shown = [middle_brightness(drawn, box) for box in CELLS]
     assert shown == sorted(shown)
@@ -51,7 +51,7 @@ def explained(words: int, boxes) -> WordImportances:
 
 @pytest.mark.parametrize("size", [(40, 30), (5, 900), (900, 5), (640, 480)])
 @pytest.mark.parametrize("words", [2, 13, 64])
-def test_there_is_a_picture_for_each_word_below_those_by_weight(size, words):
+def test_there_is_a_tile_for_each_word_below_the_words_by_weight(size, words):
     picture = Image.effect_noise(size, 90).convert("RGB")
     found = explained(words, CELLS)
     top, sheet = draw_words(picture, found), draw_attention(picture, found)

@@ -26,7 +26,7 @@ print(stage_over_ray("local", LibraryMatchers.load(run), photos, out, device="cp
 
 
 @pytest.mark.slow
-def test_ray_encodes_what_a_last_run_takes_in(small_run, photos, tmp_path, monkeypatch):
+def test_ray_encodes_shards_that_an_indexing_run_adds(small_run, photos, tmp_path, monkeypatch):
     # Ray keeps a token in the home directory; this one is the test's own.
     home = {**os.environ, "HOME": str(tmp_path / "home")}
     done = subprocess.run(

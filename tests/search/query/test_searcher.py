@@ -89,7 +89,7 @@ def test_captions_by_texts_and_pictures(world):
     assert [hit.score for hit in hits] == pytest.approx(expected, abs=2e-3)
 
 
-def test_terms_add_up_with_their_weights_and_what_is_avoided_counts_against(world):
+def test_a_score_is_the_weighted_mean_over_terms_with_negative_weights(world):
     query = Query((Term("a red disc", 2.0), Term("a warm colour"), Term("snow", -1.0)))
     scores = world.images @ (
         0.5 * text_vector(world, "a red disc")
@@ -99,7 +99,7 @@ def test_terms_add_up_with_their_weights_and_what_is_avoided_counts_against(worl
     check(world.searcher.images(query, 18, **PLAIN).hits, world.ids, scores)
 
 
-def test_a_text_and_a_picture_share_the_say_by_the_spread_of_their_scores(world):
+def test_the_weights_of_a_text_and_a_picture_are_divided_by_the_spread_of_their_scores(world):
     scales = ScoreScales(
         across=ScoreScale(0.0, 0.1, -math.inf),
         short_texts=ScoreScale(0.0, 0.1, -math.inf),
@@ -137,7 +137,7 @@ def test_images_with_every_word_of_the_query_come_up_and_keep_the_matchers_score
     assert [hit.id for hit in world.searcher.images("snow sky", 18).hits] == [hit.id for hit in plain]
 
 
-def test_hits_for_fewer_are_the_first_of_those_for_more(world):
+def test_fewer_hits_are_the_first_of_more_hits(world):
     for query in ("snow", "a red disc", world.pictures[0]):
         whole = world.searcher.images(query, 18).hits
         for k in (1, 4, 9):
@@ -150,7 +150,7 @@ def with_cutoff(world, cutoff: float) -> Searcher:
     return Searcher(world.searcher.library, world.searcher._encoders[0], scales=scales)
 
 
-def test_what_is_under_the_cutoff_is_counted_and_shown_only_on_request(world):
+def test_hits_below_the_cutoff_are_counted_and_shown_only_on_request(world):
     scores = np.sort(world.images @ text_vector(world, "a red disc"))[::-1]
     searcher = with_cutoff(world, float(scores[5] + scores[6]) / 2)  # pictures come in equal threes
     results = searcher.images("a red disc", 8, hybrid=False)
@@ -185,7 +185,7 @@ def test_words_that_the_matcher_has_never_seen_have_no_good_match(world):
     assert world.searcher.images(Query((Term(world.pictures[0]), Term("treasury"))), 5).hits
 
 
-def test_a_cutoff_is_learnt_from_captions_when_there_are_enough_images(tiny_draft, write_run, tmp_path):
+def test_a_cutoff_is_estimated_from_captions_when_there_are_enough_images(tiny_draft, write_run, tmp_path):
     (tmp_path / "pictures").mkdir()
     collection = write_draft(tiny_draft(tmp_path / "pictures", 4), tmp_path / "collection")
     stored = load_matcher(write_run(tmp_path / "run"))
@@ -250,7 +250,7 @@ def test_a_matcher_that_has_changed_is_refused_with_the_command_that_rebuilds(ph
         Searcher.open(tmp_path / "nowhere")
 
 
-def test_requests_that_make_no_sense_are_refused(world):
+def test_invalid_requests_are_refused(world):
     with pytest.raises(UserError, match="k must be at least 1, got 0"):
         world.searcher.images("snow", 0)
     with pytest.raises(UserError, match="depth must be at least 1, got 0"):
@@ -265,7 +265,7 @@ def test_requests_that_make_no_sense_are_refused(world):
     assert world.searcher.images("?!", **PLAIN).hits
 
 
-def test_a_library_without_items_is_searched_in_vain(write_run, tmp_path):
+def test_a_library_without_items_has_no_hits(write_run, tmp_path):
     (tmp_path / "photos").mkdir()
     index_source(LibraryMatchers(load_matcher(write_run(tmp_path / "run"))), tmp_path / "photos", tmp_path / "library")
     searcher = Searcher.open(tmp_path / "library")

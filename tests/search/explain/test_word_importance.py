@@ -37,7 +37,7 @@ def slowly(matcher, inputs, words: list[str], punctuation: list[str]) -> list[fl
 
 @pytest.mark.parametrize("batch", [3, 128])
 @torch.no_grad()
-def test_a_words_weight_is_what_the_score_loses_without_it(small_run, batch, monkeypatch):
+def test_the_importance_of_a_word_is_the_decrease_of_the_score_without_it(small_run, batch, monkeypatch):
     monkeypatch.setattr(word_importance, "BATCH_SENTENCES", batch)
     stored = load_matcher(small_run)
     found = explain(stored.matcher, stored.inputs, PICTURE, SENTENCE)
@@ -48,7 +48,7 @@ def test_a_words_weight_is_what_the_score_loses_without_it(small_run, batch, mon
     np.testing.assert_allclose([word.weight for word in found.words], expected, atol=1e-5)
 
 
-def test_of_a_sentence_that_is_cut_what_is_read_is_weighed(small_run):
+def test_a_sentence_that_is_too_long_is_truncated_before_words_are_left_out(small_run):
     stored = load_matcher(small_run)
     longest = stored.inputs.texts.max_words
     found = explain(stored.matcher, stored.inputs, PICTURE, "red " * longest + "blue disc")

@@ -48,7 +48,7 @@ ROW = {"year": 2021.0, "camera": "Canon EOS", "taken": "2021-06-30T10:00:00", "m
         "year > -1",
     ],
 )
-def test_a_condition_means_what_it_says(text):
+def test_a_condition_selects_the_rows_that_satisfy_it(text):
     assert holds(parse(text, KINDS), ROW)
     assert not holds(parse(f"not ({text})", KINDS), ROW)
 

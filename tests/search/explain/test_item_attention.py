@@ -76,7 +76,7 @@ def test_without_the_collection_words_are_weighed_and_nothing_has_a_place(folder
     np.testing.assert_array_equal(after.attention.words, before.attention.words)
 
 
-def test_a_picture_that_is_gone_is_told(folder):
+def test_explaining_a_missing_picture_or_an_unknown_item_is_an_error(folder):
     gone = item_called(Searcher.open(folder / "library"), "train-2")
     (folder / "collection" / "images").rename(folder / "images")
     try:

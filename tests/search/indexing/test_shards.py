@@ -13,7 +13,7 @@ from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers
 
 
-def test_shards_are_taken_in_without_encoding_again(
+def test_rows_of_shards_are_added_without_encoding_again(
     models, photos, indexed, tmp_path, monkeypatch, contents, same, done
 ):
     out = tmp_path / "sharded"
@@ -44,14 +44,14 @@ def test_a_run_without_shard_encodes_what_the_shards_did_not(
     assert same(contents(out), contents(indexed))
 
 
-def test_shards_of_another_matcher_are_not_taken(models, photos, indexed, tmp_path, write_run, contents, same):
+def test_shards_of_another_matcher_are_ignored(models, photos, indexed, tmp_path, write_run, contents, same):
     out = tmp_path / "sharded"
     stage_source(LibraryMatchers.load(write_run(tmp_path / "other", seed=1)), photos, out, Shard(1, 1))
     index_source(models, photos, out)
     assert same(contents(out), contents(indexed))
 
 
-def test_a_shard_that_is_being_worked_on_is_waited_for(models, photos, tmp_path):
+def test_a_shard_that_is_being_encoded_is_an_error(models, photos, tmp_path):
     out = tmp_path / "sharded"
     stage_source(models, photos, out, Shard(1, 1))
     (folder,) = (out / "staging").glob("*/1-of-1")

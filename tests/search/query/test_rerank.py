@@ -84,7 +84,7 @@ def test_depth_that_covers_everything_is_exhaustive_scoring(stage):
             assert [truth[hit.id] for hit in hits] == pytest.approx([hit.score for hit in hits], abs=1e-5)
 
 
-def test_what_is_kept_of_an_image_is_what_the_matcher_sees_but_for_rounding(stage):
+def test_stored_parts_equal_the_matchers_parts_except_for_rounding(stage):
     picture = stage.tiny.sentences("test").visuals.open(2)
     with torch.no_grad():
         direct = stage.second.matcher.score(

@@ -39,7 +39,7 @@ def test_nothing_changed_means_nothing_written(models, photos, indexed, done):
     assert (indexed / "library.json").stat().st_mtime_ns == before
 
 
-def test_a_second_run_takes_in_each_kind_of_change(models, photos, indexed, photograph, contents, done):
+def test_a_second_run_applies_each_kind_of_change(models, photos, indexed, photograph, contents, done):
     before = contents(indexed)
     photograph(photos / "fresh.jpg", 40)
     photograph(photos / "photo_0.jpg", 41)
@@ -58,7 +58,7 @@ def test_a_second_run_takes_in_each_kind_of_change(models, photos, indexed, phot
     assert done(index_source(models, photos, indexed)) == {}
 
 
-def test_what_is_the_same_is_not_encoded_again(models, photos, indexed, monkeypatch, contents, done):
+def test_unchanged_contents_are_not_encoded_again(models, photos, indexed, monkeypatch, contents, done):
     def never(*_, **__):
         raise AssertionError("encoded again")
 
@@ -162,7 +162,7 @@ def test_a_content_that_went_while_it_was_to_be_copied_is_encoded_after_all(
     np.testing.assert_allclose(contents(indexed)["zzz.jpg"][1], before["photo_0.jpg"][1], atol=1e-3)
 
 
-def test_what_was_gone_comes_back_as_it_was(models, photos, indexed, tmp_path, contents, done):
+def test_an_item_that_was_gone_returns_unchanged(models, photos, indexed, tmp_path, contents, done):
     before = contents(indexed)
     shutil.move(photos / "trip", tmp_path / "away")
     report = index_source(models, photos, indexed)
@@ -221,7 +221,7 @@ def test_a_source_that_is_not_there_changes_nothing(models, photos, indexed, con
     assert len(contents(indexed)) == 12
 
 
-def test_a_second_writer_is_told_who_writes(models, photos, indexed):
+def test_a_second_writer_gets_an_error_that_names_the_first(models, photos, indexed):
     with lock_folder(indexed, "library"), pytest.raises(UserError, match=r"is being written to by process \d+"):
         index_source(models, photos, indexed)
 
@@ -274,7 +274,7 @@ def test_an_empty_folder_makes_an_empty_library(models, tmp_path):
     assert open_writer.MANIFEST in os.listdir(tmp_path / "library")
 
 
-def test_captions_beside_pictures_are_told_of(small_run, tmp_path, caplog):
+def test_a_table_of_captions_that_is_not_read_causes_a_warning(small_run, tmp_path, caplog):
     from PIL import Image
 
     from calligram.search.library.matchers import LibraryMatchers

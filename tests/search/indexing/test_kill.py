@@ -124,7 +124,7 @@ def test_a_library_killed_ten_times_is_the_one_that_was_not(small_run, photos, t
     assert index_source(LibraryMatchers.load(small_run), photos, killed).counts["unchanged"] == len(wanted)
 
 
-def test_a_shard_that_was_killed_goes_on(small_run, photos, tmp_path):
+def test_a_shard_that_was_killed_continues(small_run, photos, tmp_path):
     index_source(LibraryMatchers.load(small_run), photos, tmp_path / "whole")
     from calligram.search.indexing.run import stage_source
     from calligram.search.indexing.shards import Shard

@@ -39,7 +39,7 @@ def test_a_path_is_a_picture_and_a_misspelt_one_is_an_error_rather_than_a_text(t
         parse_content("reed.png")
 
 
-def test_terms_that_say_nothing_are_refused():
+def test_empty_terms_are_refused():
     with pytest.raises(UserError, match="other than zero, got 0"):
         Term("dog", 0.0)
     with pytest.raises(UserError, match="got nan"):

@@ -133,7 +133,7 @@ def test_the_query_is_encoded_once_where_one_matcher_does_both(library, monkeypa
     assert count == ([first] if second is first else [first, second])
 
 
-def test_what_was_learnt_stays_when_the_library_is_opened_again(library):
+def test_measured_costs_stay_when_the_library_is_opened_again(library):
     searcher = Searcher.open(library[0])
     (library[0] / "library.json").touch()
     again = searcher.refreshed()
@@ -156,14 +156,14 @@ def test_a_rebuild_can_leave_the_second_stage_out(library, stored_tiny, tmp_path
     assert (len(found["hits"]), found["depth"]) == (ALL, 0)
 
 
-def test_what_cannot_be_is_told(library):
+def test_impossible_requests_are_errors(library):
     with pytest.raises(UserError, match=re.escape("--depth and --budget-ms cannot be combined")):
         command("search", library[0], "a red disc", "--depth", "5", "--budget-ms", "100")
     with pytest.raises(UserError, match="a number of milliseconds above 0, got 0"):
         command("search", library[0], "a red disc", "--budget-ms", "0")
 
 
-def test_the_table_says_how_many_were_compared(library):
+def test_the_table_shows_the_number_of_reranked_candidates(library):
     told = command("search", library[0], "a red disc", "-k", "2", "--all", "--budget-ms", "60000")
     assert re.search(r"18 of 18 reranked, \d+ ms", told)
 

@@ -6,7 +6,7 @@ from calligram.search.query.cutoff import EVERYDAY_PHRASES, MIN_UNSEEN_ITEMS, TR
 from calligram.text import without_stop_words
 
 
-def test_a_caption_matches_its_items_and_a_piece_those_with_its_words():
+def test_a_caption_matches_its_items_and_a_phrase_the_items_with_its_words():
     items = [["A red dog runs."], ["a red dog runs", "Two cats"], [], ["a red doghouse"]]
     trials = trial_queries(items)
     assert "a red dog runs" in trials.texts
@@ -15,7 +15,7 @@ def test_a_caption_matches_its_items_and_a_piece_those_with_its_words():
         assert row.tolist() == [*expected, False, f" {text} " in " a red doghouse "]
 
 
-def test_pieces_are_short_and_begin_and_end_with_a_word_that_says_something():
+def test_phrases_are_short_and_have_no_stop_word_at_either_end():
     items = [[f"a dog number{n} on the beach of the town"] for n in range(3 * TRIAL_CAPTIONS)]
     trials = trial_queries(items)
     pieces = [text for text in trials.texts if len(text.split()) <= 3]
@@ -25,7 +25,7 @@ def test_pieces_are_short_and_begin_and_end_with_a_word_that_says_something():
     assert all(trials.matches.any(axis=1))
 
 
-def test_texts_as_short_as_pieces_are_brief_and_telling_words_say_what_is_meant():
+def test_texts_as_short_as_phrases_are_short_and_stop_words_are_removed():
     trials = trial_queries([["a dog on the beach"], ["dog"]])
     assert [text for text, brief in zip(trials.texts, trials.short, strict=True) if not brief] == ["a dog on the beach"]
     assert without_stop_words(["A", "dog", "on", "the", "beach"]) == ["dog", "beach"]
@@ -46,7 +46,7 @@ def test_phrases_stand_in_where_there_are_no_captions():
     assert not [p for p in EVERYDAY_PHRASES if "\n" in p or "  " in p]
 
 
-def test_captions_that_may_have_been_learnt_are_tried_where_others_are_too_few():
+def test_captions_of_the_training_split_are_used_where_others_are_too_few():
     items = [[f"caption number{n}"] for n in range(3 * MIN_UNSEEN_ITEMS)]
     few = [n >= MIN_UNSEEN_ITEMS - 1 for n in range(len(items))]
     assert len(trial_queries(items, trained=few).texts) > 2 * MIN_UNSEEN_ITEMS

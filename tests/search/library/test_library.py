@@ -18,7 +18,7 @@ from calligram.search.library.library import Library
 from calligram.text import has_every_word
 
 
-def test_an_item_says_what_the_file_says(indexed, photos, by_path):
+def test_an_item_has_the_metadata_of_its_file(indexed, photos, by_path):
     library = Library.open(indexed)
     item = library.item(by_path(library)["trip/photo_2.jpg"])
     assert item.path == photos / "trip" / "photo_2.jpg"
@@ -122,7 +122,7 @@ def test_a_library_of_another_version_is_refused_or_brought_up_to_date(models, p
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", '{"format": "calligram-library", "version": 1}', '{"format": "x"}']
 )
-def test_a_damaged_library_is_refused_with_a_word_and_can_be_rebuilt(models, photos, indexed, text):
+def test_a_damaged_library_is_refused_with_an_error_and_can_be_rebuilt(models, photos, indexed, text):
     (indexed / manifest.MANIFEST).write_text(text)
     with pytest.raises(UserError, match=r"is damaged|does not describe"):
         Library.open(indexed)

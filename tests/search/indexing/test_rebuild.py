@@ -33,7 +33,7 @@ def test_a_command_that_is_suggested_can_be_pasted(models, photos, write_run, tm
     assert told == ["calligram", "index", str(other), str(photos), "--out", str(out), "--rebuild"]
 
 
-def test_a_library_is_rebuilt_behind_the_back_of_its_readers(
+def test_a_library_can_be_searched_while_it_is_rebuilt(
     models, photos, indexed, write_run, tmp_path, photograph, monkeypatch, contents, done
 ):
     photograph(tmp_path / "more" / "a.jpg", 70)
