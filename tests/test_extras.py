@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import gc
 import re
 import sys
 import tomllib
@@ -13,7 +14,7 @@ import pytest
 import calligram
 from calligram import extras
 from calligram.errors import UserError
-from calligram.extras import missing_modules, opencv, require
+from calligram.extras import fast_imports, missing_modules, opencv, require
 
 
 def test_examples_of_the_documentation():
@@ -41,3 +42,13 @@ def test_all_extras_that_errors_name_are_in_the_project_file():
     sources = (file.read_text(encoding="utf-8") for file in Path(calligram.__file__).parent.rglob("*.py"))
     named = {extra for text in sources for extra in re.findall(r'extra="(\w+)", purpose', text)}
     assert named == set(project["optional-dependencies"]) - {"dev"}
+
+
+def test_imports_without_garbage_collection_leave_it_as_it_was():
+    assert gc.isenabled()
+    with fast_imports():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="inside"), fast_imports():
+        raise ValueError("inside")
+    assert gc.isenabled()

@@ -9,7 +9,7 @@ import typer
 
 from calligram.cli.screen import console, progress_bar, show_spinner
 from calligram.errors import UserError, command
-from calligram.extras import import_lancedb_for_command
+from calligram.extras import fast_imports, import_lancedb_for_command
 
 if TYPE_CHECKING:
     from calligram.search.indexing.run import IndexReport
@@ -75,11 +75,12 @@ def index(
             'RUN, SOURCE and --out LIBRARY are needed, as in "calligram index runs/vse photos --out library"'
         )
     with show_spinner("loading") as spinner:
-        import_lancedb_for_command()
-        from calligram.device import device_named
-        from calligram.search.indexing.run import index_source, stage_source
-        from calligram.search.indexing.shards import Shard
-        from calligram.search.library.matchers import LibraryMatchers
+        with fast_imports():
+            import_lancedb_for_command()
+            from calligram.device import device_named
+            from calligram.search.indexing.run import index_source, stage_source
+            from calligram.search.indexing.shards import Shard
+            from calligram.search.library.matchers import LibraryMatchers
 
         share = None if shard is None else Shard.parse(shard)
         where = device_named(device)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from calligram.cli.screen import console, errors, show_spinner
 from calligram.errors import UserError
-from calligram.extras import import_lancedb_for_command
+from calligram.extras import fast_imports, import_lancedb_for_command
 
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.search.query.query import Query
@@ -68,7 +68,7 @@ def search(
     if depth is not None and budget is not None:
         raise UserError("--depth and --budget-ms cannot be combined; give a number of candidates or a time limit")
     _check(library, where, staged=depth is not None or budget is not None)
-    with show_spinner("loading") as spinner:
+    with show_spinner("loading") as spinner, fast_imports():
         import_lancedb_for_command()
         from calligram.search.query.rerank import TimeBudget
 
