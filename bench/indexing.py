@@ -21,7 +21,7 @@ from calligram.data.collection import Collection
 from calligram.data.pictures import decode
 from calligram.device import device_named
 from calligram.features.images.pixels import PixelInput
-from calligram.models.load import StoredMatcher
+from calligram.models.catalog import StoredMatcher
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe

@@ -27,13 +27,12 @@ from mmca_layer import Layer, by_pair, lowest
 from mmca_limits import both_ways, products, shapes, timed_best, worked
 from torch import Tensor, nn
 
-from calligram.device import use_compile
+from calligram.device import use_compile, use_cuda_graphs
 from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.models.layers import score_tiles
 from calligram.models.matcher import Encoded
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.training.batches.batch import Batch
-from calligram.training.cuda_graphs import use_cuda_graphs
 from calligram.training.objectives.candidates import RetrieveRerankObjective
 from calligram.training.objectives.objective import RankingObjective
 from calligram.vectors import unit_length

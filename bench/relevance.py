@@ -23,7 +23,7 @@ from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile
 from calligram.data.pairing import Pairing
 from calligram.data.write_collection import write_draft
-from calligram.models.load import StoredMatcher, load_matcher
+from calligram.models.catalog import StoredMatcher, load_matcher
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers

@@ -23,7 +23,7 @@ from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.files import lock_folder
 from calligram.models import catalog
-from calligram.models.load import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
+from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.scenes.generate import generate_scenes
 from calligram.search.filters import columns

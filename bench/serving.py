@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from calligram.device import device_named
 from calligram.files import lock_folder
-from calligram.models.load import load_matcher
+from calligram.models.catalog import load_matcher
 from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe

@@ -1,4 +1,4 @@
-"""Devices by name, and switches for kernels on a GPU: attention without cuDNN, and ``torch.compile``.
+"""Devices by name, and switches for a GPU: attention without cuDNN, ``torch.compile``, CUDA graphs.
 
 Operations over many small parts take as long as their reads and writes of memory. Compiled, several operations read and
 write once. The first call of a compiled function takes up to a minute, so compilation is off by default:
@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 
 COMPILE_VARIABLE = "CALLIGRAM_COMPILE"
 """environment variable: 1 to compile on a GPU"""
+GRAPHS_VARIABLE = "CALLIGRAM_GRAPHS"
+"""environment variable: 1 to use CUDA graphs on a GPU"""
+GRAPH_DEVICE_TYPE = "cuda"
+"""type of device that can capture graphs"""
 ATTENTION_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """all attention kernels but cuDNN's"""
 
@@ -66,25 +70,44 @@ def without_cudnn_attention(tensor: Tensor) -> AbstractContextManager[None]:
     return sdpa_kernel(ATTENTION_BACKENDS) if tensor.is_cuda else nullcontext()
 
 
-class _CompileSwitch:
-    """State of the whole process, because gradient checkpoints recompute in another thread."""
+class _Switch:
+    """A choice for the whole process, not for a thread, because gradient checkpoints recompute in another thread."""
 
-    on = os.environ.get(COMPILE_VARIABLE) == "1" and torch.cuda.is_available()
+    def __init__(self, variable: str) -> None:
+        self.on = os.environ.get(variable) == "1" and torch.cuda.is_available()
+
+    @contextmanager
+    def set(self, on: bool) -> Iterator[None]:
+        """Set it inside a block, whatever the environment variable is."""
+        before, self.on = self.on, on
+        try:
+            yield
+        finally:
+            self.on = before
 
 
-@contextmanager
-def use_compile(on: bool = True) -> Iterator[None]:
-    """Switch compilation on or off inside a block, whatever the environment variable is."""
-    before, _CompileSwitch.on = _CompileSwitch.on, on
-    try:
-        yield
-    finally:
-        _CompileSwitch.on = before
+_COMPILE = _Switch(COMPILE_VARIABLE)
+_GRAPHS = _Switch(GRAPHS_VARIABLE)
+
+
+def use_compile(on: bool = True) -> AbstractContextManager[None]:
+    """Switch compilation on or off inside a block."""
+    return _COMPILE.set(on)
 
 
 def compile_enabled() -> bool:
     """Whether functions with ``compile_if_enabled`` are compiled now."""
-    return _CompileSwitch.on
+    return _COMPILE.on
+
+
+def use_cuda_graphs(on: bool = True) -> AbstractContextManager[None]:
+    """Switch CUDA graphs (``training/cuda_graphs.py``) on or off inside a block."""
+    return _GRAPHS.set(on)
+
+
+def uses_cuda_graphs(tensor: Tensor) -> bool:
+    """Whether to use CUDA graphs for this tensor: they are switched on, it is on a GPU, and gradients are enabled."""
+    return _GRAPHS.on and tensor.device.type == GRAPH_DEVICE_TYPE and torch.is_grad_enabled()
 
 
 def compile_if_enabled(*dynamic_axes: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -102,7 +125,7 @@ def compile_if_enabled(*dynamic_axes: int) -> Callable[[Callable[P, R]], Callabl
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if not _CompileSwitch.on:
+            if not _COMPILE.on:
                 return function(*args, **kwargs)
             if not compiled:
                 compiled.append(torch.compile(function))

@@ -21,8 +21,8 @@ from calligram.evaluation.attention import (
     position_name,
 )
 from calligram.models import catalog
+from calligram.models.catalog import load_matcher
 from calligram.models.ensemble import Ensemble, EnsembleSettings
-from calligram.models.load import load_matcher
 from calligram.models.vsrn import VSRN, VSRNSettings
 from calligram.recipes.catalog import find_recipe
 from calligram.recipes.parts.config import resolve

@@ -10,7 +10,7 @@ from calligram.errors import UserError
 from calligram.evaluation import suggest
 from calligram.evaluation.encode import encode_pairing, load_pairing, score_matrix
 from calligram.evaluation.suggest import suggest_images, uncertainties
-from calligram.models.load import load_matcher
+from calligram.models.catalog import load_matcher
 from calligram.recipes.parts.run import train_recipe
 
 SMALL = ("batch=6", "epochs=2", "dim=8", "text.word_dim=6", "text.hidden=8", "text.min_count=1", "image.features=f")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.models.load import use_training_statistics
+from calligram.models.catalog import use_training_statistics
 from calligram.models.matcher import Encoded
 from calligram.models.two_branch import (
     Branch,

@@ -5,8 +5,7 @@ import torch
 
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded
-from calligram.training.loop import CollapseDetector
-from calligram.training.objectives.objective import VectorSpread
+from calligram.training.objectives.objective import CollapseDetector, VectorSpread
 
 
 def spread_of(vectors: torch.Tensor) -> VectorSpread:

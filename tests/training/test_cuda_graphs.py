@@ -9,7 +9,8 @@ from copy import deepcopy
 import pytest
 import torch
 
-from calligram.device import use_compile
+from calligram import device as switches
+from calligram.device import use_compile, use_cuda_graphs
 from calligram.models import mmca
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.training import cuda_graphs
@@ -44,7 +45,8 @@ class Again:
 @pytest.fixture
 def stepped(monkeypatch):
     """Lets the CPU use the stand-in."""
-    monkeypatch.setattr(cuda_graphs, "DEVICE_TYPE", "cpu")
+    monkeypatch.setattr(switches, "GRAPH_DEVICE_TYPE", "cpu")
+    monkeypatch.setattr(cuda_graphs, "GRAPH_DEVICE_TYPE", "cpu")
     monkeypatch.setattr(cuda_graphs, "capture", Again)
     monkeypatch.setattr(mmca, "MAX_STACKED_ITEMS", 0)
     monkeypatch.setattr(Again, "made", 0)
@@ -86,7 +88,7 @@ class Trained:
         batch = self.batch(seed=seed, **sizes)
         torch.manual_seed(seed)
         # One block per step, as in training: autocast keeps converted weights until it is left.
-        with cuda_graphs.use_cuda_graphs(on), torch.autocast(self.device, torch.bfloat16, enabled=self.lower):
+        with use_cuda_graphs(on), torch.autocast(self.device, torch.bfloat16, enabled=self.lower):
             terms = self.objective(self.matcher, batch)
         return terms, sum(terms.values())
 

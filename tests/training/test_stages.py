@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from calligram.training.stages import WeightAverage
+from calligram.training.loop import WeightAverage
 
 
 def test_the_weight_average_follows_its_recurrence_and_copies_counters():

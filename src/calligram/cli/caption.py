@@ -140,7 +140,7 @@ def suggest(
         from calligram.data.collection import Collection
         from calligram.device import device_named
         from calligram.evaluation.suggest import suggest_images
-        from calligram.models.load import load_matcher
+        from calligram.models.catalog import load_matcher
 
         for file in out or ():
             if file.suffix.lower() == ".csv":

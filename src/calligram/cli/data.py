@@ -148,8 +148,7 @@ def demo(
     from calligram.recipes.parts.config import resolve
     from calligram.recipes.parts.run import RunContext, run_recipe
     from calligram.scenes.generate import generate_scenes
-    from calligram.training.curves import draw_curves
-    from calligram.training.runs import Run
+    from calligram.training.runs import Run, draw_curves
 
     began = time.perf_counter()
     folder = out / "scenes"

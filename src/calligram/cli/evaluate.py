@@ -203,7 +203,7 @@ class _ScoreStatistics:
 def _encoded_by(run: Path, pairing: Pairing, device: torch.device) -> EncodedPairing:
     """The vectors of a pairing by another run."""
     from calligram.evaluation.encode import encode_pairing, load_pairing
-    from calligram.models.load import load_matcher
+    from calligram.models.catalog import load_matcher
 
     stored = load_matcher(run).to(device)
     return encode_pairing(

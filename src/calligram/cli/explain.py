@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from calligram.evaluation.attention import AttentionShares, EncodedPicture
-    from calligram.models.load import StoredMatcher
+    from calligram.models.catalog import StoredMatcher
     from calligram.search.explain.localize import LocatedPhrase
     from calligram.search.explain.word_importance import WordImportance, WordImportances
 
@@ -54,7 +54,7 @@ def explain(
         from calligram.device import device_named
         from calligram.evaluation.word_matching import UnknownWords
         from calligram.features.texts.vocabulary import count_truncated_words
-        from calligram.models.load import load_matcher
+        from calligram.models.catalog import load_matcher
         from calligram.search.explain.drawing import draw_attention
         from calligram.search.explain.word_importance import explain_picture
         from calligram.search.library.matchers import refuse_regions
@@ -209,7 +209,7 @@ def localize(
         from calligram.device import device_named
         from calligram.evaluation.word_matching import UnknownWords
         from calligram.features.texts.chunker import PhraseSpan
-        from calligram.models.load import load_matcher
+        from calligram.models.catalog import load_matcher
         from calligram.search.explain.localize import LocatedPhrase, encode_proposals, localize_sentence, rank_boxes
         from calligram.search.query.query import read_picture
 

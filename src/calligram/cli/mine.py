@@ -46,7 +46,7 @@ def mine(
     from calligram.device import device_named
     from calligram.evaluation.encode import encode_pairing, load_pairing
     from calligram.evaluation.mine import mine_pairing
-    from calligram.models.load import load_matcher
+    from calligram.models.catalog import load_matcher
 
     if out.exists():
         raise UserError(f"{out} exists; give another folder with --out")
@@ -103,7 +103,7 @@ def _ranks(
 ) -> tuple[OnlineRanks, OnlineRanks] | None:
     """Ranks of the hardest texts and images of twenty random batches; None if there are too few images or texts."""
     from calligram.evaluation.mine import online_ranks
-    from calligram.training.batches.pair_sampler import PairSampler
+    from calligram.training.batches.batch import PairSampler
 
     if min(_matched(pairing)) < 2:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,6 @@ import typer
 from rich.table import Table
 
 from calligram.cli.screen import console, progress_bar, show_spinner
-from calligram.errors import command
 
 
 def train(
@@ -27,8 +27,8 @@ def train(
     from calligram.recipes.catalog import find_recipe
     from calligram.recipes.parts.config import resolve
     from calligram.recipes.parts.run import RunContext, run_recipe
-    from calligram.training.curves import draw_curves
     from calligram.training.distributed import Processes
+    from calligram.training.runs import draw_curves
 
     chosen = find_recipe(recipe)
     settings = resolve(chosen.defaults, set_ or [], config)
@@ -50,7 +50,7 @@ def train(
             f"best on dev: {measured} in epoch {best['epoch'] + 1:.0f}" if best["epoch"] >= 0 else f"on dev: {measured}"
         )
         console.print(f"{chosen_by}; the matcher is in {out}", markup=False)
-        measure = command("calligram", "evaluate", out, collection, "--split", "test")
+        measure = shlex.join(["calligram", "evaluate", str(out), str(collection), "--split", "test"])
         console.print(f"measure it with {measure}", markup=False, soft_wrap=True)
 
 

@@ -4,6 +4,12 @@ from calligram.models.a3vse import A3VSESettings as A3VSESettings
 from calligram.models.a3vse import ContextAttention as ContextAttention
 from calligram.models.bfan import BFAN as BFAN
 from calligram.models.bfan import BFANSettings as BFANSettings
+from calligram.models.catalog import StoredMatcher as StoredMatcher
+from calligram.models.catalog import check_run_folder as check_run_folder
+from calligram.models.catalog import load_from_run as load_from_run
+from calligram.models.catalog import load_matcher as load_matcher
+from calligram.models.catalog import read_run_file as read_run_file
+from calligram.models.catalog import run_fingerprint as run_fingerprint
 from calligram.models.cca import CCA as CCA
 from calligram.models.cca import CCASettings as CCASettings
 from calligram.models.ensemble import Ensemble as Ensemble
@@ -11,12 +17,6 @@ from calligram.models.ensemble import EnsembleSettings as EnsembleSettings
 from calligram.models.ensemble import SentencePhraseMatcher as SentencePhraseMatcher
 from calligram.models.ensemble import SentencePhraseSettings as SentencePhraseSettings
 from calligram.models.export import export_onnx as export_onnx
-from calligram.models.load import StoredMatcher as StoredMatcher
-from calligram.models.load import check_run_folder as check_run_folder
-from calligram.models.load import load_from_run as load_from_run
-from calligram.models.load import load_matcher as load_matcher
-from calligram.models.load import read_run_file as read_run_file
-from calligram.models.load import run_fingerprint as run_fingerprint
 from calligram.models.matcher import EmbeddingMatcher as EmbeddingMatcher
 from calligram.models.matcher import Encoded as Encoded
 from calligram.models.matcher import Matcher as Matcher

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from calligram.errors import UserError, unknown
+from calligram.features.inputs import Inputs
+from calligram.files import file_parts, folder_parts, parts_hash, tensor_parts
 from calligram.lazy import Catalog
 from calligram.models.matcher import Matcher
 
@@ -126,3 +134,127 @@ def load(description_file: Path, weights_file: Path) -> Matcher:
     except (OSError, ValueError, KeyError, SafetensorError, RuntimeError) as error:
         raise UserError(f"no matcher could be read from {weights_file} ({error})") from error
     return matcher.eval()
+
+
+# Load a trained matcher from a run folder, or a dual encoder of ``transformers``, for inference.
+
+log = logging.getLogger(__name__)
+
+# Files and folders inside a run folder.
+RUN_FILE = "run.json"
+"""recipe, settings, collection and versions"""
+INPUTS_FOLDER = "inputs"
+"""folder: how images and texts are prepared for the matcher"""
+MATCHER_FILE = "matcher.json"
+"""name and settings of the matcher"""
+WEIGHTS_FILE = "best.safetensors"
+"""weights of the best epoch"""
+
+
+@dataclass(frozen=True)
+class StoredMatcher:
+    """A matcher in evaluation mode, with the inputs that prepare images and texts for it."""
+
+    matcher: Matcher
+    inputs: Inputs
+    fingerprint: str
+    """hash of weights, architecture and preprocessing; two matchers with equal fingerprints give equal encodings"""
+    source: str
+    """where it was loaded from: an absolute path, or a hub name"""
+
+    def to(self, device: torch.device | str) -> StoredMatcher:
+        """Move the matcher and its inputs to a device."""
+        self.matcher.to(device)
+        self.inputs.to(device)
+        return self
+
+
+def load_matcher(source: str | os.PathLike[str]) -> StoredMatcher:
+    """Load the matcher of a run folder, or a dual encoder of ``transformers`` by folder or hub name.
+
+    Raises:
+        UserError: when there is no matcher, or the run has no checkpoint yet.
+    """
+    name = os.fspath(source)
+    folder = Path(name).expanduser()
+    if (folder / RUN_FILE).is_file():
+        matcher, inputs = load_from_run(folder)
+        if use_training_statistics(matcher):
+            log.warning(
+                "%s was evaluated with batch statistics (statistics=batch), which a single query does not have; "
+                "the training statistics are used instead",
+                folder,
+            )
+        return StoredMatcher(matcher, inputs, run_fingerprint(folder), str(folder.resolve()))
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise UserError(
+            f"{folder} is neither a run (it has no {RUN_FILE}) nor a dual encoder of transformers "
+            '(it has no config.json); make a run with "calligram train"'
+        )
+    if not folder.is_dir() and (folder.is_absolute() or folder.parent.is_dir()):
+        # A hub name is OWNER/NAME. Without a slash, or when OWNER is an existing folder, the user means a folder.
+        raise UserError(
+            f'there is no folder {folder}; make a run with "calligram train", or give a hub name as OWNER/NAME'
+        )
+    if folder.is_dir():
+        name = str(folder.resolve())
+    from calligram.models.pretrained import load_dual_encoder  # imports transformers, which run folders do not need
+
+    matcher, inputs, _ = load_dual_encoder(name)
+    return StoredMatcher(matcher.eval(), inputs, _hash_of_matcher(matcher, inputs), name)
+
+
+def use_training_statistics(matcher: nn.Module) -> bool:
+    """Make batch norm use its training statistics, so that an encoding does not depend on the rest of the batch.
+
+    Changes modules with ``statistics="batch"``, such as ``BranchNorm``.
+
+    Returns:
+        Whether any module was changed.
+    """
+    changed = [module for module in matcher.modules() if getattr(module, "statistics", None) == "batch"]
+    for norm in changed:
+        norm.statistics = "training"  # type: ignore[assignment]
+    return bool(changed)
+
+
+def load_from_run(folder: Path) -> tuple[Matcher, Inputs]:
+    """Load the best matcher of a run folder, and its inputs."""
+    check_run_folder(folder)
+    return load(folder / MATCHER_FILE, folder / WEIGHTS_FILE), Inputs.read(folder / INPUTS_FOLDER)
+
+
+def read_run_file(folder: Path) -> dict[str, Any]:
+    """Read recipe, settings, collection and versions from the ``run.json`` of a run folder."""
+    try:
+        content: dict[str, Any] = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(
+            f"{folder / RUN_FILE} is damaged ({error}); restore the file, or train again into another folder"
+        ) from error
+    return content
+
+
+def check_run_folder(folder: Path) -> None:
+    """Refuse a folder that is not a run, or that has no checkpoint yet."""
+    if not (folder / RUN_FILE).is_file():
+        raise UserError(f'{folder} is not a run (it has no {RUN_FILE}); make one with "calligram train"')
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise UserError(
+            f"{folder} has no checkpoint yet; wait until its first epoch ends, or continue it with --resume"
+        )
+
+
+def run_fingerprint(folder: Path) -> str:
+    """Hash the files of a run folder that inference reads. Settings, metrics and dates do not count."""
+    files = (file_parts(folder / name, name) for name in (MATCHER_FILE, WEIGHTS_FILE))
+    return parts_hash(chain(*files, folder_parts(folder / INPUTS_FOLDER)), 12)
+
+
+def _hash_of_matcher(matcher: Matcher, inputs: Inputs) -> str:
+    """Hash a matcher in memory: the files of a hub model may be in any cache folder, and in several files."""
+    described = json.dumps(describe(matcher), sort_keys=True).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        inputs.save(Path(folder))
+        parts = chain([described], tensor_parts(matcher.state_dict()), folder_parts(Path(folder)))
+        return parts_hash(parts, 12)

@@ -40,7 +40,7 @@ from calligram.recipes.parts.settings import (
     plan_pair_stages,
 )
 from calligram.recipes.parts.towers import ImageSettings, TextSettings
-from calligram.training.batches.pair_sampler import PairSampler, derived_seed
+from calligram.training.batches.batch import PairSampler, derived_seed
 from calligram.training.batches.pseudo_pairs import PseudoPairBatches, RepeatedPasses
 from calligram.training.loop import BatchSource, Stage
 from calligram.training.objectives.pseudo_pairs import Adversary, AdversaryTerms, PseudoPairObjective

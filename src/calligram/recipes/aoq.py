@@ -16,8 +16,8 @@ from calligram.data.negatives import MINE_HINT, NegativeLists
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
+from calligram.models.catalog import RUN_FILE, load_matcher
 from calligram.models.layers.networks import HeadKind
-from calligram.models.load import RUN_FILE, load_matcher
 from calligram.models.matcher import Matcher
 from calligram.recipes.parts.matchers import FragmentModels, MatcherName, MatcherSettings, build_matcher
 from calligram.recipes.parts.mined_negatives import NEGATIVES, MinedNegatives, MinedNegativesSettings, Miner

@@ -10,9 +10,8 @@ from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.evaluation.encode import encode_pairing, load_pairing
-from calligram.models.catalog import MATCHERS
+from calligram.models.catalog import MATCHERS, load_matcher
 from calligram.models.layers.networks import HeadKind
-from calligram.models.load import load_matcher
 from calligram.recipes.parts.matchers import FragmentModels, MatcherName, MatcherSettings, build_matcher
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import (

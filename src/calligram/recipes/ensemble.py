@@ -17,8 +17,8 @@ from calligram.features.joined_input import JoinedImageInput, JoinedTextInput
 from calligram.features.texts.chunker import Chunker, annotated_captions
 from calligram.features.texts.text_vectors import TextVectorInput
 from calligram.models import catalog
+from calligram.models.catalog import INPUTS_FOLDER
 from calligram.models.ensemble import Ensemble, EnsembleSettings, SentencePhraseMatcher, SentencePhraseSettings
-from calligram.models.load import INPUTS_FOLDER
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import RunSettings
 from calligram.training.loop import Loop

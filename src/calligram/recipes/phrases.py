@@ -44,7 +44,7 @@ from calligram.recipes.two_branch import (
     HiddenSize,
     TripletsKept,
 )
-from calligram.training.batches.pair_sampler import ExtraPairs
+from calligram.training.batches.batch import ExtraPairs
 from calligram.training.batches.phrases import (
     NEGATIVE_IOU,
     POSITIVE_IOU,

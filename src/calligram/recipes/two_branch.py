@@ -30,8 +30,7 @@ from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import BatchSize, Dim, Epochs, LearningRate, Optimisation, TrainedSettings
 from calligram.recipes.parts.text_vectors import VectorTextSettings, fitted_text
 from calligram.recipes.parts.towers import ImageSettings, image_input, need_features
-from calligram.training.batches.batch import Batches
-from calligram.training.batches.pair_sampler import NeighbourhoodSampler
+from calligram.training.batches.batch import Batches, NeighbourhoodSampler
 from calligram.training.loop import Stage
 from calligram.training.objectives.objective import Objective
 from calligram.training.objectives.two_branch import LogisticObjective, NeighbourhoodObjective

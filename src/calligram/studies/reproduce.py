@@ -24,7 +24,7 @@ from calligram.evaluation.localization import evaluate_localization, load_phrase
 from calligram.evaluation.retrieval import Floats, ScoreCallback, evaluate_retrieval
 from calligram.features.images.region_input import RegionInput
 from calligram.files import replace_text
-from calligram.models.load import WEIGHTS_FILE
+from calligram.models.catalog import WEIGHTS_FILE
 from calligram.recipes.catalog import find_recipe
 from calligram.recipes.parts.config import resolve, with_present_changes
 from calligram.recipes.parts.run import RunContext, run_recipe
@@ -40,8 +40,7 @@ from calligram.studies.results import (
     row_key,
     settings_of,
 )
-from calligram.training.curves import draw_comparison, draw_curves
-from calligram.training.runs import Run
+from calligram.training.runs import Run, draw_comparison, draw_curves
 
 Say = Callable[[str], None]
 

@@ -8,7 +8,6 @@ graph keeps its memory, and each new shape takes a second to capture, so CUDA gr
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +21,10 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
-from calligram import device
+from calligram.device import GRAPH_DEVICE_TYPE, GRAPHS_VARIABLE, compile_enabled, use_cuda_graphs
 
 log = logging.getLogger(__name__)
 
-GRAPHS_VARIABLE = "CALLIGRAM_GRAPHS"
-"""environment variable: 1 to use CUDA graphs on a GPU"""
-DEVICE_TYPE = "cuda"
-"""type of device that can capture graphs"""
 PADDING_MULTIPLE = 4
 """a dynamic axis is padded to a multiple of this length, so that few shapes are captured"""
 MAX_GRAPHS = 32
@@ -40,27 +35,6 @@ WARMUP_RUNS = 3
 """runs before the capture, in which libraries select and compile their kernels"""
 
 GraphFunction = Callable[..., Tensor]
-
-
-class _GraphSwitch:
-    """State of the whole process."""
-
-    on = os.environ.get(GRAPHS_VARIABLE) == "1" and torch.cuda.is_available()
-
-
-@contextmanager
-def use_cuda_graphs(on: bool = True) -> Iterator[None]:
-    """Switch CUDA graphs on or off inside a block, whatever the environment variable is."""
-    before, _GraphSwitch.on = _GraphSwitch.on, on
-    try:
-        yield
-    finally:
-        _GraphSwitch.on = before
-
-
-def uses_cuda_graphs(tensor: Tensor) -> bool:
-    """Whether to use CUDA graphs for this tensor: they are switched on, it is on a GPU, and gradients are enabled."""
-    return _GraphSwitch.on and tensor.device.type == DEVICE_TYPE and torch.is_grad_enabled()
 
 
 def run_with_cuda_graphs(
@@ -234,7 +208,7 @@ class GraphCache:
             self._addresses = addresses
         key = (
             tuple((t.shape, t.dtype) for t in inputs),
-            torch.is_autocast_enabled(DEVICE_TYPE), torch.get_autocast_dtype(DEVICE_TYPE), device.compile_enabled(),
+            torch.is_autocast_enabled(GRAPH_DEVICE_TYPE), torch.get_autocast_dtype(GRAPH_DEVICE_TYPE), compile_enabled(),
             torch.backends.cuda.matmul.allow_tf32, inputs[0].device,
         )  # fmt: skip
         self._shape_counts[key] += 1
@@ -306,5 +280,5 @@ def autocast_without_cache() -> torch.autocast:
     """Autocast with the current settings, without its cache of converted weights, which would be those of an earlier
     step.
     """
-    on, dtype = torch.is_autocast_enabled(DEVICE_TYPE), torch.get_autocast_dtype(DEVICE_TYPE)
-    return torch.autocast(DEVICE_TYPE, dtype, enabled=on, cache_enabled=False)
+    on, dtype = torch.is_autocast_enabled(GRAPH_DEVICE_TYPE), torch.get_autocast_dtype(GRAPH_DEVICE_TYPE)
+    return torch.autocast(GRAPH_DEVICE_TYPE, dtype, enabled=on, cache_enabled=False)

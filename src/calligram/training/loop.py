@@ -1,4 +1,4 @@
-"""The training loop, and the detector that stops a failed run."""
+"""The training loop, the parameter groups of a stage, and the moving average of weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,30 +15,15 @@ from torch import Tensor, nn
 from calligram.errors import NotFiniteError, UserError
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
-from calligram.training.batches.batch import Batch, BatchSource
-from calligram.training.batches.pair_sampler import derived_seed
-from calligram.training.curves import TensorBoardWriter
+from calligram.training.batches.batch import Batch, BatchSource, derived_seed
 from calligram.training.distributed import Processes
-from calligram.training.objectives.objective import VectorSpread
-from calligram.training.runs import Run, optimizer_tensors, restore_optimizer
-from calligram.training.stages import (
-    Evaluate,
-    Loop,
-    Precision,
-    Stage,
-    WeightAverage,
-    freeze_statistics,
-    parameter_groups,
-)
+from calligram.training.objectives.objective import NOT_FINITE_ADVICE, CollapseDetector
+from calligram.training.runs import Run, TensorBoardWriter, optimizer_tensors, restore_optimizer
+from calligram.training.stages import Evaluate, Loop, Precision, Stage
 
 log = logging.getLogger(__name__)
 
 __all__ = ["BatchSource", "Evaluate", "Loop", "Precision", "Stage", "train"]
-
-NOT_FINITE_ADVICE = (
-    "lower the learning rate (--set lr=...), clip gradients (--set optim.clip=1), or use --set precision=fp32"
-)
-"""what to do after a loss that is not finite; part of error messages"""
 
 
 def train(
@@ -266,37 +251,78 @@ class _Trainer:
         self.run.save_state(self.step, tensors, position)
 
 
-def _list_terms(names: list[str], terms: Mapping[str, float]) -> str:
-    return ", ".join(f"{name}={terms[name]}" for name in names)
+def parameter_groups(
+    matcher: Matcher, objective: nn.Module, lr_scale: Mapping[str, float], frozen: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Group parameters by their factor on the learning rate: the matcher's modules, then the objective's own weights.
+
+    Args:
+        lr_scale: factors by name of a sub-module; the longest matching name wins.
+        frozen: sub-modules that are not trained.
+    """
+    check_parameter_groups(matcher, (*lr_scale, *frozen))
+    by_factor: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in matcher.named_parameters():
+        fixed = any(name.startswith(f"{part}.") for part in frozen)
+        parameter.requires_grad_(not fixed)
+        if not fixed:
+            within = [part for part in lr_scale if name.startswith(f"{part}.")]
+            factor = lr_scale[max(within, key=len)] if within else 1.0
+            by_factor.setdefault(factor, []).append(parameter)
+    groups = [{"params": params, "factor": factor} for factor, params in by_factor.items()]
+    own = [p for p in objective.parameters() if p.requires_grad]
+    return [*groups, {"params": own, "factor": 1.0}] if own else groups
 
 
-class CollapseDetector:
-    """Checks the loss and the spread of the vectors at every step.
+def check_parameter_groups(matcher: Matcher, named: Iterable[str]) -> None:
+    """Refuse names of modules that the matcher does not have."""
+    names = dict(matcher.named_modules())
+    for part in named:
+        if part not in names:
+            tops = ", ".join(name for name, _ in matcher.named_children())
+            raise UserError(
+                f"the matcher has no module '{part}'; it has: {tops}, and their sub-modules by dotted names"
+            )
 
-    Networks start with vectors close together. So the run stops only after ``patience`` steps, and only if the spread
-    was below ``min_spread`` in the last ``patience`` steps. Hard negatives from the start move all vectors to one
-    point, where the loss stays at twice the margin.
+
+def freeze_statistics(matcher: Matcher, frozen: Sequence[str]) -> None:
+    """Put frozen modules into evaluation mode, so that batch normalisation does not update its statistics."""
+    for name in frozen:
+        matcher.get_submodule(name).eval()
+
+
+class WeightAverage:
+    """Exponential moving average of a module's weights and buffers; it scores better than the last weights.
+
+    The decay grows with the steps as (1 + n) / (10 + n) up to ``decay``, so that early random weights are forgotten.
     """
 
-    def __init__(self, min_spread: float = 1e-4, patience: int = 100) -> None:
-        self.min_spread, self.patience, self._below, self._checked = min_spread, patience, 0, 0
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        if not 0 < decay < 1:
+            raise ValueError(f"decay must be between 0 and 1, got {decay}")
+        self.decay, self.steps = decay, 0
+        self.weights = {k: v.detach().clone() for k, v in module.state_dict().items()}
+        self._views: dict[str, Tensor] = {}
 
-    def check(self, step: int, terms: Mapping[str, float], spread: VectorSpread | None) -> None:
-        """Raise an error if the loss is not finite or the embeddings have collapsed."""
-        broken = [name for name, value in terms.items() if not math.isfinite(value)]
-        if broken:
-            raise UserError(
-                f"the loss is not finite at step {step} ({_list_terms(broken, terms)}); {NOT_FINITE_ADVICE}"
-            )
-        if spread is None:
-            return
-        self._checked += 1
-        modality, smallest = min((("images", float(spread.images)), ("texts", float(spread.texts))), key=lambda s: s[1])
-        self._below = self._below + 1 if smallest < self.min_spread else 0
-        if self._checked >= self.patience and self._below >= self.patience:
-            raise UserError(
-                f"the embeddings collapsed: at step {step} all {modality} have the same vector "
-                f"(spread {smallest:.1e}). Hard negatives from the start cause this; warm up with all negatives "
-                "(--set warmup_epochs=2), "
-                "or lower the learning rate (--set lr=...)"
-            )
+    @torch.no_grad()
+    def update(self, module: nn.Module) -> None:
+        """Add the weights after a step."""
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        self.steps += 1
+        now = self._views or self._list_views(module)
+        floats = [name for name, value in now.items() if value.is_floating_point()]
+        # One kernel for all weights: on a GPU a launch costs more than the arithmetic.
+        torch._foreach_lerp_([self.weights[n] for n in floats], [now[n] for n in floats], 1 - decay)
+        for name in now.keys() - set(floats):
+            self.weights[name].copy_(now[name])
+
+    def _list_views(self, module: nn.Module) -> dict[str, Tensor]:
+        # Views of the weights: steps change them in place, so they are listed once.
+        self._views = {k: v.detach() for k, v in module.state_dict().items()}
+        return self._views
+
+    def restore(self, weights: Mapping[str, Tensor], steps: int) -> None:
+        """Continue from saved weights."""
+        self.steps = steps
+        for name, value in weights.items():
+            self.weights[name].copy_(value)

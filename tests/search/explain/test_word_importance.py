@@ -8,7 +8,7 @@ from PIL import Image
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary, whitespace_word_spans
-from calligram.models.load import load_matcher
+from calligram.models.catalog import load_matcher
 from calligram.models.two_branch import TwoBranchSimilarity, TwoBranchSimilaritySettings
 from calligram.search.explain import word_importance
 from calligram.search.explain.drawing import draw_words

@@ -14,7 +14,7 @@ from calligram.data.collection import Collection
 from calligram.data.draft import TarMember
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.models.load import INPUTS_FOLDER
+from calligram.models.catalog import INPUTS_FOLDER
 from calligram.search.filters.parser import parse
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library

@@ -12,7 +12,7 @@ from torch import nn
 
 from calligram.errors import UserError
 from calligram.models import catalog
-from calligram.models.load import MATCHER_FILE, WEIGHTS_FILE, load_matcher
+from calligram.models.catalog import MATCHER_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.matcher import Encoded, Matcher
 from calligram.search.explain.library_localizer import LibraryLocalizer
 from calligram.search.indexing.run import index_source

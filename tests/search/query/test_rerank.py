@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
-from calligram.models.load import StoredMatcher, load_matcher
+from calligram.models.catalog import StoredMatcher, load_matcher
 from calligram.models.matcher import Encoded, Matcher
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library

@@ -13,7 +13,7 @@ from PIL import Image
 
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.models.load import load_matcher
+from calligram.models.catalog import load_matcher
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.query.cutoff import ScoreScale, ScoreScales

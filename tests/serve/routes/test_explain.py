@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from calligram.data.pictures import decode
-from calligram.models.load import load_matcher
+from calligram.models.catalog import load_matcher
 from calligram.search.explain.word_importance import explain
 from calligram.search.query.searcher import Searcher
 from calligram.serve.settings import MAX_EXPLAINED_WORDS

@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from calligram.models.load import load_matcher
+from calligram.models.catalog import load_matcher
 from calligram.search.explain.library_localizer import LibraryLocalizer
 from calligram.search.explain.localize import encode_proposals, localize_sentence
 from calligram.search.indexing.run import index_source

@@ -8,8 +8,7 @@ from calligram.data.pairing import Pairing
 from calligram.features.images.pixels import Augment, PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
-from calligram.training.batches.batch import Batches
-from calligram.training.batches.pair_sampler import PairSampler
+from calligram.training.batches.batch import Batches, PairSampler
 
 
 def batches(pairing: Pairing, size: int = 14, **options: object) -> Batches:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from calligram.data.matches import Matches
-from calligram.training.batches.pair_sampler import NeighbourhoodSampler, PairSampler, second_partners
+from calligram.training.batches.batch import NeighbourhoodSampler, PairSampler, second_partners
 
 FIVE = Matches(np.repeat(np.arange(20), 5), np.arange(100), (20, 100))
 

@@ -5,7 +5,7 @@ import pytest
 
 from calligram.data.matches import Matches
 from calligram.errors import UserError
-from calligram.training.batches.pair_sampler import PairSampler, derived_seed
+from calligram.training.batches.batch import PairSampler, derived_seed
 
 
 def random_matches(seed: int = 0) -> Matches:

@@ -13,9 +13,8 @@ from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 from calligram.models.vse import VSE, VSESettings
-from calligram.training.batches.batch import Batches
+from calligram.training.batches.batch import Batches, PairSampler
 from calligram.training.batches.mined_negatives import OfflineSampler
-from calligram.training.batches.pair_sampler import PairSampler
 from calligram.training.distributed import Processes
 from calligram.training.objectives.offline import OfflineObjective, OfflineTerms
 

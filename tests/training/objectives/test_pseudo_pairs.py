@@ -14,8 +14,7 @@ from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.losses.adversarial import DOMAIN_PAIRS
 from calligram.models.vse import VSE, VSESettings
-from calligram.training.batches.batch import Batches
-from calligram.training.batches.pair_sampler import PairSampler
+from calligram.training.batches.batch import Batches, PairSampler
 from calligram.training.batches.pseudo_pairs import PseudoPairBatch, PseudoPairBatches, RepeatedPasses
 from calligram.training.distributed import Processes
 from calligram.training.objectives.objective import InfoNCEObjective, RankingObjective

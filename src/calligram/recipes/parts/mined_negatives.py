@@ -17,7 +17,7 @@ from calligram.evaluation.mine import mine_pairing
 from calligram.features.inputs import Inputs
 from calligram.files import replace_file
 from calligram.models import catalog
-from calligram.models.load import MATCHER_FILE, WEIGHTS_FILE, load_matcher
+from calligram.models.catalog import MATCHER_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.matcher import EmbeddingMatcher, Matcher
 from calligram.recipes.parts.run import RunContext
 from calligram.training.batches.mined_negatives import OfflineSampler

@@ -24,7 +24,7 @@ from calligram.errors import UserError
 from calligram.evaluation.encode import encode_images, encode_texts
 from calligram.features.pseudo.image_words import ImageWords, Naming
 from calligram.features.pseudo.region_words import Attributes, PseudoSentences, region_sentences
-from calligram.models.load import load_matcher
+from calligram.models.catalog import load_matcher
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.settings import RunSettings
 from calligram.text import tokenise

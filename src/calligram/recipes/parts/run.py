@@ -24,15 +24,14 @@ from calligram.errors import UserError
 from calligram.evaluation.encode import encode_pairing, load_pairing, score_matrix
 from calligram.evaluation.ranking import relevant_ranks, summarise
 from calligram.features.inputs import Inputs
-from calligram.models.load import WEIGHTS_FILE, read_run_file
+from calligram.models.catalog import WEIGHTS_FILE, read_run_file
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import Recipe, find_recipe
 from calligram.recipes.parts.config import as_plain, resolve, translate_run
 from calligram.training.distributed import Processes
-from calligram.training.loop import Evaluate, Loop, Stage, train
+from calligram.training.loop import Evaluate, Loop, Stage, check_parameter_groups, train
 from calligram.training.runs import METRICS_FILE, Run
-from calligram.training.stages import check_parameter_groups
 
 COMMIT_FILE = Path(calligram.__file__).parent / "COMMIT"
 """holds the commit where the code was copied without its git history"""

@@ -17,8 +17,7 @@ from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.towers import ImageSettings, TextSettings
-from calligram.training.batches.batch import Batches
-from calligram.training.batches.pair_sampler import PairSampler
+from calligram.training.batches.batch import Batches, PairSampler
 from calligram.training.loop import BatchSource, Loop, Precision, Stage
 from calligram.training.objectives.objective import InfoNCEObjective, JointObjective, Objective, RankingObjective
 

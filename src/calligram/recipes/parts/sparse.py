@@ -22,7 +22,7 @@ from calligram.data.sparse import (
     with_extra_captions,
 )
 from calligram.errors import UserError
-from calligram.models.load import RUN_FILE, check_run_folder, load_matcher, read_run_file, run_fingerprint
+from calligram.models.catalog import RUN_FILE, check_run_folder, load_matcher, read_run_file, run_fingerprint
 from calligram.training.stages import Stage
 
 Ints = NDArray[np.int64]

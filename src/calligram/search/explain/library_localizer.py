@@ -17,7 +17,7 @@ from calligram.errors import UserError
 from calligram.evaluation.word_matching import UnknownWords
 from calligram.features.regions.proposers import load_proposer
 from calligram.files import content_hash
-from calligram.models.load import StoredMatcher
+from calligram.models.catalog import StoredMatcher
 from calligram.search.explain.localize import (
     EncodedProposals,
     LocatedPhrase,

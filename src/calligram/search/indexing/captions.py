@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calligram.evaluation.encode import encode_texts
-from calligram.models.load import StoredMatcher
+from calligram.models.catalog import StoredMatcher
 from calligram.progress import Track, silent
 from calligram.search.filters import columns
 from calligram.search.indexing.diff import LibraryState, short_hash

@@ -24,7 +24,7 @@ from calligram.features.images.backbones import BackboneInput
 from calligram.features.images.pixels import PixelInput
 from calligram.features.images.stored_input import StoredInput
 from calligram.files import content_hash
-from calligram.models.load import StoredMatcher
+from calligram.models.catalog import StoredMatcher
 from calligram.models.matcher import Encoded
 from calligram.progress import Track, silent, track_parts
 from calligram.search.indexing.exif import exif_columns

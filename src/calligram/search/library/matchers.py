@@ -9,7 +9,7 @@ from pathlib import Path
 from calligram.errors import UserError, command
 from calligram.features.inputs import Inputs
 from calligram.files import lock_folder
-from calligram.models.load import StoredMatcher, load_matcher
+from calligram.models.catalog import StoredMatcher, load_matcher
 from calligram.search.library.manifest import MANIFEST, Manifest, MatcherRecord, read_manifest
 
 PathLike = str | os.PathLike[str]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from calligram.errors import NotFiniteError, UserError, command
 from calligram.features.texts.vocabulary import count_truncated_words
-from calligram.models.load import StoredMatcher, load_matcher
+from calligram.models.catalog import StoredMatcher, load_matcher
 from calligram.models.matcher import Encoded
 from calligram.search.library.manifest import Manifest, MatcherRecord
 from calligram.text import tokenise

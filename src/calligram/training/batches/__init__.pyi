@@ -1,10 +1,10 @@
 from calligram.training.batches.batch import Batch as Batch
 from calligram.training.batches.batch import Batches as Batches
 from calligram.training.batches.batch import BatchSource as BatchSource
+from calligram.training.batches.batch import NeighbourhoodSampler as NeighbourhoodSampler
+from calligram.training.batches.batch import PairSampler as PairSampler
+from calligram.training.batches.batch import derived_seed as derived_seed
 from calligram.training.batches.mined_negatives import OfflineSampler as OfflineSampler
-from calligram.training.batches.pair_sampler import NeighbourhoodSampler as NeighbourhoodSampler
-from calligram.training.batches.pair_sampler import PairSampler as PairSampler
-from calligram.training.batches.pair_sampler import derived_seed as derived_seed
 from calligram.training.batches.phrases import DrawnPairsObjective as DrawnPairsObjective
 from calligram.training.batches.phrases import PhraseBatches as PhraseBatches
 from calligram.training.batches.phrases import PhrasePairs as PhrasePairs

@@ -11,7 +11,7 @@ from scipy.special import ndtr, ndtri
 
 from calligram.data.matches import Matches
 from calligram.data.negatives import NegativeLists, RankedRows
-from calligram.training.batches.pair_sampler import PairSampler, derived_seed
+from calligram.training.batches.batch import PairSampler, derived_seed
 
 Ints = NDArray[np.int64]
 RankDistribution = Literal["uniform", "normal"]

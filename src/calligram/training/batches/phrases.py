@@ -18,8 +18,7 @@ from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.losses.contrastive import logistic_loss
 from calligram.models.matcher import Matcher
 from calligram.text import caption_key
-from calligram.training.batches.batch import Batch
-from calligram.training.batches.pair_sampler import ExtraPairs, derived_seed
+from calligram.training.batches.batch import Batch, ExtraPairs, derived_seed
 from calligram.training.distributed import Processes
 from calligram.training.objectives.objective import Objective
 

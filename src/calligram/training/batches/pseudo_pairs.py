@@ -7,8 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 
-from calligram.training.batches.batch import Batch, BatchSource
-from calligram.training.batches.pair_sampler import derived_seed
+from calligram.training.batches.batch import Batch, BatchSource, derived_seed
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,32 @@
-"""Objectives: losses of a batch as named terms, with the weights that only training uses."""
+"""Objectives: losses of a batch as named terms, the weights that only training uses, and the collapse detector."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
+from calligram.device import uses_cuda_graphs
+from calligram.errors import UserError
 from calligram.losses.contrastive import symmetric_info_nce
 from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
-from calligram.training.cuda_graphs import run_with_cuda_graphs, uses_cuda_graphs
+from calligram.training.cuda_graphs import run_with_cuda_graphs
 from calligram.training.distributed import gather, is_single_process
 from calligram.vectors import unit_length
 
 if TYPE_CHECKING:  # importing ensembles would import networks that other matchers do not need
     from calligram.models.ensemble import Ensemble
+
+NOT_FINITE_ADVICE = (
+    "lower the learning rate (--set lr=...), clip gradients (--set optim.clip=1), or use --set precision=fp32"
+)
+"""what to do after a loss that is not finite; part of error messages"""
 
 
 @dataclass
@@ -218,3 +225,39 @@ class EnsembleObjective(Objective):
             found |= {f"{number}_{name}": term for name, term in own.items()}
             self.measures |= {f"{number}_{name}": value for name, value in objective.measures.items()}
         return found
+
+
+class CollapseDetector:
+    """Checks the loss and the spread of the vectors at every step.
+
+    Networks start with vectors close together. So the run stops only after ``patience`` steps, and only if the spread
+    was below ``min_spread`` in the last ``patience`` steps. Hard negatives from the start move all vectors to one
+    point, where the loss stays at twice the margin.
+    """
+
+    def __init__(self, min_spread: float = 1e-4, patience: int = 100) -> None:
+        self.min_spread, self.patience, self._below, self._checked = min_spread, patience, 0, 0
+
+    def check(self, step: int, terms: Mapping[str, float], spread: VectorSpread | None) -> None:
+        """Raise an error if the loss is not finite or the embeddings have collapsed."""
+        broken = [name for name, value in terms.items() if not math.isfinite(value)]
+        if broken:
+            raise UserError(
+                f"the loss is not finite at step {step} ({_list_terms(broken, terms)}); {NOT_FINITE_ADVICE}"
+            )
+        if spread is None:
+            return
+        self._checked += 1
+        modality, smallest = min((("images", float(spread.images)), ("texts", float(spread.texts))), key=lambda s: s[1])
+        self._below = self._below + 1 if smallest < self.min_spread else 0
+        if self._checked >= self.patience and self._below >= self.patience:
+            raise UserError(
+                f"the embeddings collapsed: at step {step} all {modality} have the same vector "
+                f"(spread {smallest:.1e}). Hard negatives from the start cause this; warm up with all negatives "
+                "(--set warmup_epochs=2), "
+                "or lower the learning rate (--set lr=...)"
+            )
+
+
+def _list_terms(names: list[str], terms: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={terms[name]}" for name in names)

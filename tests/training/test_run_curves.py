@@ -4,7 +4,7 @@ import json
 
 from PIL import Image
 
-from calligram.training.curves import draw_comparison, draw_curves, errors_by_epoch, last_round_metrics
+from calligram.training.runs import draw_comparison, draw_curves, errors_by_epoch, last_round_metrics
 
 ROWS = [
     {"step": 10, "stage": "I", "epoch": 0, "loss": 2.0, "instance_text_error": 1.0, "instance_image_error": 0.5},
