@@ -11,10 +11,16 @@ from calligram import studies as studies
 from calligram import training as training
 from calligram.data.collection import Collection as Collection
 from calligram.errors import UserError as UserError
+from calligram.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
 from calligram.models.matcher import EmbeddingMatcher as EmbeddingMatcher
 from calligram.models.matcher import Encoded as Encoded
 from calligram.models.matcher import Matcher as Matcher
+from calligram.recipes.parts.run import train_recipe as train_recipe
 from calligram.search.indexing.run import index_source as index_source
 from calligram.search.query.searcher import Searcher as Searcher
+from calligram.training.runs import load_run as load_run
 
 __version__: str
+evaluate = evaluate_retrieval
+load = load_run
+train = train_recipe

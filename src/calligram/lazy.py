@@ -38,8 +38,9 @@ class Catalog(Mapping[str, T], Generic[T]):
 def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make ``__getattr__`` and ``__dir__`` of a package from the stub file next to its ``__init__.py``.
 
-    The stub lists the public names as ``from calligram.package.module import Name as Name``. Type checkers read the
-    same file, so the names are listed once. It is read when the first name is used.
+    The stub lists the public names as ``from calligram.package.module import Name as Name``, and second names as
+    ``second = Name``. Type checkers read the same file, so the names are listed once. It is read when the first name is
+    used.
     """
 
     @cache
@@ -47,8 +48,13 @@ def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], Callabl
         import ast  # here, because most commands use no exported name
 
         stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
-        imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-        return {alias.asname or alias.name: (str(node.module), alias.name) for node in imports for alias in node.names}
+        found: dict[str, tuple[str, str]] = {}
+        for node in stub.body:
+            if isinstance(node, ast.ImportFrom):
+                found |= {alias.name: (str(node.module), alias.name) for alias in node.names}
+            elif isinstance(node, ast.Assign):
+                found[ast.unparse(node.targets[0])] = found[ast.unparse(node.value)]
+        return found
 
     def get(name: str) -> Any:
         if name == "__all__":

@@ -208,8 +208,8 @@ class GraphCache:
             self._addresses = addresses
         key = (
             tuple((t.shape, t.dtype) for t in inputs),
-            torch.is_autocast_enabled(GRAPH_DEVICE_TYPE), torch.get_autocast_dtype(GRAPH_DEVICE_TYPE), compile_enabled(),
-            torch.backends.cuda.matmul.allow_tf32, inputs[0].device,
+            torch.is_autocast_enabled(GRAPH_DEVICE_TYPE), torch.get_autocast_dtype(GRAPH_DEVICE_TYPE),
+            compile_enabled(), torch.backends.cuda.matmul.allow_tf32, inputs[0].device,
         )  # fmt: skip
         self._shape_counts[key] += 1
         if key not in self._captured:
