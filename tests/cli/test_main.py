@@ -48,7 +48,7 @@ PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
         ),
         (
             ["evaluate", "{run}", "{tiny}", "--precision", "bf16"],
-            "--precision bf16 is for matchers that score pairs by attention",
+            "--precision bf16 is for matchers that score",
         ),
         (["train", "vse", "{tiny}", "--out", "/proc/nowhere/x", "--set", "epochs=1"], "/proc/nowhere"),
         (["import", "flikr8k", "x", "y"], "unknown format 'flikr8k'; did you mean 'flickr8k'?"),
