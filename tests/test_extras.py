@@ -52,3 +52,4 @@ def test_imports_without_garbage_collection_leave_it_as_it_was():
     with pytest.raises(ValueError, match="inside"), fast_imports():
         raise ValueError("inside")
     assert gc.isenabled()
+    gc.unfreeze()
