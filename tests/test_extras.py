@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import gc
 import re
 import sys
 import tomllib
@@ -14,7 +13,8 @@ import pytest
 import calligram
 from calligram import extras
 from calligram.errors import UserError
-from calligram.extras import fast_imports, missing_modules, opencv, require
+from calligram.extras import missing_modules, opencv, require
+from calligram.search.vectors.lance import lancedb
 
 
 def test_examples_of_the_documentation():
@@ -26,7 +26,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     with pytest.raises(
         UserError, match=r'^a library needs lancedb; install it with: pip install "calligram\[search\]"$'
     ):
-        extras.lancedb()
+        lancedb()
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(UserError, match="this proposal method needs opencv-contrib-python-headless; install it with"):
         opencv()
@@ -40,16 +40,5 @@ def test_an_installed_package_is_imported():
 def test_all_extras_that_errors_name_are_in_the_project_file():
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
     sources = (file.read_text(encoding="utf-8") for file in Path(calligram.__file__).parent.rglob("*.py"))
-    named = {extra for text in sources for extra in re.findall(r'extra="(\w+)", purpose', text)}
+    named = {extra for text in sources for extra in re.findall(r'(?:extra=|install_command\()"(\w+)"', text)}
     assert named == set(project["optional-dependencies"]) - {"dev"}
-
-
-def test_imports_without_garbage_collection_leave_it_as_it_was():
-    assert gc.isenabled()
-    with fast_imports():
-        assert not gc.isenabled()
-    assert gc.isenabled()
-    with pytest.raises(ValueError, match="inside"), fast_imports():
-        raise ValueError("inside")
-    assert gc.isenabled()
-    gc.unfreeze()

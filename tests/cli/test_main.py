@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import subprocess
@@ -14,7 +15,7 @@ import torch
 import typer
 
 from calligram import __version__
-from calligram.cli.main import VERBS, app
+from calligram.cli.main import VERBS, app, fast_imports
 
 COMMAND = [sys.executable, "-m", "calligram"]
 PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
@@ -129,3 +130,14 @@ def test_every_verb_explains_itself(calligram, verb):
     assert done.stdout.startswith(f"Usage: calligram {verb} [OPTIONS]")
     summary = next(section[verb][1] for section in VERBS.values() if verb in section)
     assert len(summary) <= 66  # a line of 80 characters
+
+
+def test_imports_without_garbage_collection_leave_it_as_it_was():
+    assert gc.isenabled()
+    with fast_imports():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="inside"), fast_imports():
+        raise ValueError("inside")
+    assert gc.isenabled()
+    gc.unfreeze()

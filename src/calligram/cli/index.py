@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from calligram.cli.main import fast_imports, import_lancedb_for_command
 from calligram.cli.screen import console, progress_bar, show_spinner
 from calligram.errors import UserError, command
-from calligram.extras import fast_imports, import_lancedb_for_command
 
 if TYPE_CHECKING:
     from calligram.search.indexing.run import IndexReport

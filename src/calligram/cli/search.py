@@ -10,9 +10,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from calligram.cli.main import fast_imports, import_lancedb_for_command
 from calligram.cli.screen import console, errors, show_spinner
 from calligram.errors import UserError
-from calligram.extras import fast_imports, import_lancedb_for_command
 
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.search.query.query import Query

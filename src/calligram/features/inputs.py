@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -18,7 +19,6 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.errors import UserError, unknown
-from calligram.lazy import Catalog
 from calligram.progress import Track, silent
 
 if TYPE_CHECKING:
@@ -106,25 +106,23 @@ class TextInput(Saveable, Protocol):
         ...
 
 
-IMAGE_INPUTS: Mapping[str, type[ImageInput]] = Catalog(
-    {
-        "pixels": "calligram.features.images.pixels:PixelInput",
-        "stored": "calligram.features.images.stored_input:StoredInput",
-        "backbone": "calligram.features.images.backbones:BackboneInput",
-        "regions": "calligram.features.images.region_input:RegionInput",
-        "joined-images": "calligram.features.joined_input:JoinedImageInput",
-    }
-)
-TEXT_INPUTS: Mapping[str, type[TextInput]] = Catalog(
-    {
-        "words": "calligram.features.texts.vocabulary:Vocabulary",
-        "wordpieces": "calligram.features.texts.wordpieces:WordPieces",
-        "encoder": "calligram.features.texts.text_encoder:EncoderInput",
-        "text-vectors": "calligram.features.texts.text_vectors:TextVectorInput",
-        "joined-texts": "calligram.features.joined_input:JoinedTextInput",
-        "concepts": "calligram.features.pseudo.concepts:ConceptInput",
-    }
-)
+IMAGE_INPUTS: Mapping[str, str] = {
+    "pixels": "calligram.features.images.pixels:PixelInput",
+    "stored": "calligram.features.images.stored_input:StoredInput",
+    "backbone": "calligram.features.images.backbones:BackboneInput",
+    "regions": "calligram.features.images.region_input:RegionInput",
+    "joined-images": "calligram.features.joined_input:JoinedImageInput",
+}
+"""where the class of each kind of image input is; it is imported when a saved matcher has it"""
+TEXT_INPUTS: Mapping[str, str] = {
+    "words": "calligram.features.texts.vocabulary:Vocabulary",
+    "wordpieces": "calligram.features.texts.wordpieces:WordPieces",
+    "encoder": "calligram.features.texts.text_encoder:EncoderInput",
+    "text-vectors": "calligram.features.texts.text_vectors:TextVectorInput",
+    "joined-texts": "calligram.features.joined_input:JoinedTextInput",
+    "concepts": "calligram.features.pseudo.concepts:ConceptInput",
+}
+"""the same for text inputs"""
 
 
 @dataclass(frozen=True)
@@ -177,9 +175,11 @@ class Inputs:
         for side, kind, known in (("image", kinds[0], IMAGE_INPUTS), ("text", kinds[1], TEXT_INPUTS)):
             if kind not in known:
                 raise unknown(f"{side} input", kind, known)
+        image_class: type[ImageInput] = resolve_name(IMAGE_INPUTS[kinds[0]])
+        text_class: type[TextInput] = resolve_name(TEXT_INPUTS[kinds[1]])
         chunker = None
         if "chunker" in content:
             from calligram.features.texts.chunker import Chunker
 
             chunker = Chunker.read(folder)
-        return cls(IMAGE_INPUTS[kinds[0]].read(folder, images), TEXT_INPUTS[kinds[1]].read(folder, texts), chunker)
+        return cls(image_class.read(folder, images), text_class.read(folder, texts), chunker)

@@ -109,9 +109,10 @@ def describe(matcher: Matcher) -> dict[str, object]:
 def build(description: Mapping[str, Any]) -> Matcher:
     """Build a matcher with random weights from the output of ``describe``."""
     name = str(description.get("matcher"))
-    if name not in MATCHERS:
-        raise unknown("matcher", name, MATCHERS)
-    entry = MATCHERS[name]
+    try:
+        entry = MATCHERS[name]
+    except KeyError:
+        raise unknown("matcher", name, MATCHERS) from None
     known = {f.name for f in fields(entry.settings)}
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in description["settings"].items()}
     for key in settings:

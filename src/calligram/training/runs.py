@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from calligram.errors import UserError
+from calligram.extras import install_command
 from calligram.features.inputs import Inputs
 from calligram.files import move_folder, replace_file, replace_json, replace_text
 from calligram.models import catalog
@@ -311,7 +312,7 @@ class TensorBoardWriter:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            log.info('metrics are only in metrics.jsonl; for TensorBoard: pip install "calligram[tensorboard]"')
+            log.info("metrics are only in metrics.jsonl; for TensorBoard: %s", install_command("tensorboard"))
         else:
             self._writer = SummaryWriter
         self._open: Any = None

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from calligram.errors import UserError
-from calligram.extras import lancedb
 from calligram.files import replace_json
 from calligram.search.library.manifest import Manifest
 from calligram.search.vectors.index import Index
-from calligram.search.vectors.lance import any_of, compact, drop_table_versions
+from calligram.search.vectors.lance import any_of, compact, drop_table_versions, lancedb
 
 SCHEMAS: Mapping[str, pa.Schema] = {
     "items": pa.schema(

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from calligram.errors import UserError
-from calligram.extras import lancedb
+from calligram.extras import require
 from calligram.progress import Track, silent
 from calligram.search.filters.columns import checked_ids, stored_columns
 from calligram.search.filters.conditions import Condition, to_lance
@@ -284,3 +284,16 @@ def schema_of(dim: int) -> pa.Schema:
 def any_of(ids: Iterable[str]) -> str:
     """A condition for rows with one of these ids."""
     return "id IN ({})".format(", ".join("'{}'".format(id.replace("'", "''")) for id in ids))
+
+
+def lancedb() -> Any:
+    """Import ``lancedb``.
+
+    Raises:
+        UserError: when it is not installed.
+    """
+    try:
+        import lancedb as package
+    except ImportError:
+        return require("lancedb", extra="search", purpose="a library")
+    return package
