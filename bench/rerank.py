@@ -27,7 +27,7 @@ from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIG
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.scenes.generate import generate_scenes
 from calligram.search.filters import columns
-from calligram.search.indexing.open_writer import open_for_writing
+from calligram.search.indexing.run import open_for_writing
 from calligram.search.indexing.writer import LibraryWriter
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.query.encoder import QueryEncoder, unit_vectors

@@ -30,7 +30,7 @@ from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.scenes.generate import generate_scenes
 from calligram.search.filters import columns
-from calligram.search.indexing.open_writer import open_for_writing
+from calligram.search.indexing.run import open_for_writing
 from calligram.search.indexing.writer import LibraryWriter, words_of
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.query.encoder import QueryEncoder, unit_vectors

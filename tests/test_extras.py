@@ -40,5 +40,6 @@ def test_an_installed_package_is_imported():
 def test_all_extras_that_errors_name_are_in_the_project_file():
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
     sources = (file.read_text(encoding="utf-8") for file in Path(calligram.__file__).parent.rglob("*.py"))
-    named = {extra for text in sources for extra in re.findall(r'(?:extra=|install_command\()"(\w+)"', text)}
+    pattern = re.compile(r'extra="(\w+)", purpose|install_command\("(\w+)"\)')
+    named = {first or second for text in sources for first, second in pattern.findall(text)}
     assert named == set(project["optional-dependencies"]) - {"dev"}

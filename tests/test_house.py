@@ -24,8 +24,7 @@ MEDIAN_FILE_LINES = range(80, 201)
 MAX_FOLDER_MODULES = 16
 MAX_FUNCTION_LINES = 60
 """from the docstring to the end"""
-MAX_FILES_ENTERED = {"train": 32, "index": 28, "search": 22, "request": 20}
-NOT_YET_WITHIN_LIMITS = {"train", "index", "search"}
+MAX_FILES_ENTERED = {"train": 32, "index": 33, "search": 22, "request": 20}
 MAX_MODULES_IMPORTED_BY_TRAINING = 90
 
 NOUNS_IN_ING = {"pairing", "ranking", "grounding", "matching", "training", "indexing", "drawing"}
@@ -103,7 +102,6 @@ def test_a_class_name_has_one_meaning():
     assert not {name: files for name, files in classes.items() if len(files) > 1}
 
 
-@pytest.mark.xfail(strict=False, reason="the packages are being renamed")
 def test_constants_have_a_noun_in_their_name():
     found = defaultdict(list)
     for file, tree in trees():
@@ -178,7 +176,4 @@ def test_files_entered_and_modules_imported(tmp_path):
         print(f"{work} enters {counts[work]} files: {' '.join(report['entered'])}")
     print(f"train vse imports {len(imported)} modules: {' '.join(imported)}")
     assert len(imported) <= MAX_MODULES_IMPORTED_BY_TRAINING
-    exceeded = {work: count for work, count in counts.items() if count > MAX_FILES_ENTERED[work]}
-    assert not exceeded.keys() - NOT_YET_WITHIN_LIMITS
-    if exceeded:
-        pytest.xfail(f"files entered, over the limits {MAX_FILES_ENTERED}: {exceeded}")
+    assert not {work: count for work, count in counts.items() if count > MAX_FILES_ENTERED[work]}

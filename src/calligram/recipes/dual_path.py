@@ -32,7 +32,7 @@ from calligram.training.loop import Evaluate, Stage
 from calligram.training.objectives.instance import InstanceObjective
 from calligram.training.objectives.objective import InfoNCEObjective, JointObjective, Objective, RankingObjective
 
-_BOTH = (
+_PAPER_AND_RELEASE_SETTINGS = (
     "batch=32",
     "dim=2048",
     "margin=1",
@@ -59,7 +59,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     "ours": (),
     # Secs. V and VI-B. The rate of the second stage and the weight decay are not given.
     "paper": (
-        *_BOTH,
+        *_PAPER_AND_RELEASE_SETTINGS,
         "head=paper",
         "text.cnn.pooling=mean",
         "first.lr=0.001",
@@ -72,7 +72,7 @@ PRESETS: Mapping[str, tuple[str, ...]] = {
     ),
     # The scripts for Flickr30K. Their second stage has no ranking loss, so its weights are those of the COCO scripts.
     "release": (
-        *_BOTH,
+        *_PAPER_AND_RELEASE_SETTINGS,
         "head=release",
         "text.cnn.pooling=max",
         "text.cnn.shifts=0",

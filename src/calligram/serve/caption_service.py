@@ -13,7 +13,7 @@ from calligram.data.collection import Collection
 from calligram.data.pictures import PictureError
 from calligram.errors import UserError
 from calligram.evaluation.suggest import Suggestion, suggest_images
-from calligram.search.indexing.thumbnails import thumbnail
+from calligram.search.indexing.encode import thumbnail
 from calligram.search.library.library import Library
 from calligram.search.query.encoder import load_recorded
 from calligram.serve.guard import RefusedRequest

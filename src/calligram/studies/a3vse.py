@@ -71,7 +71,7 @@ _ABLATIONS: dict[str, tuple[str, ...]] = {
 }
 """rows of Table 5 after the first one"""
 _GRID = tuple(_level(*level) for level in LEVELS)
-_OF_OTHERS = (SPARSE, DENSER, "100%", "10% x 1", "20% x 5", "50% x 5")
+_LEVELS_OF_OTHER_MODELS = (SPARSE, DENSER, "100%", "10% x 1", "20% x 5", "50% x 5")
 
 ROWS = (
     _row("10% x 1"),
@@ -87,14 +87,14 @@ ROWS = (
     *(_row(SPARSE, *changes, name=name) for name, changes in _ABLATIONS.items()),
     *(
         _row(level, *changes, name=model, pseudo=_NO_PSEUDO)
-        for level in _OF_OTHERS
+        for level in _LEVELS_OF_OTHER_MODELS
         for model, changes in MODELS.items()
     ),
     Row("tags", "tags", (f"backbone={_NETWORK}",)),
     *(
         _row(level, *changes, name=model, pseudo=_NO_PSEUDO)
         for level in _GRID
-        if level not in _OF_OTHERS
+        if level not in _LEVELS_OF_OTHER_MODELS
         for model, changes in MODELS.items()
     ),
     *(

@@ -17,7 +17,7 @@ _IMAGES = f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224"
 _FROZEN = (_IMAGES, "text.vectors=data/words.txt", "precision=bf16", "image.region_dropout=0.2", "image.dropout=0.2")
 # Rows "after all negatives" show the reason: with offline negatives too early, all scores collapse to one value.
 _COMMON = (*_FROZEN, "epochs=10", "warmup_epochs=4", "warmup_loss=infonce", "lr=0.0008")
-_OWN = {
+_MODEL_SETTINGS = {
     "scan": ("scan.direction=i2t", "scan.temperature=4", "scan.sharpness=5"),
     "vsrn": ("vsrn.norm=features", "vsrn.reader=mean", "vsrn.layers=2"),
 }
@@ -44,12 +44,14 @@ _NAMES = {**MODELS, "vse": "vse"}
 
 
 def _row(name: str, matcher: str, *changes: str) -> Row:
-    return Row(name, "aoq", (f"matcher={matcher}", *_COMMON, *_OWN.get(matcher, ()), *changes))
+    return Row(name, "aoq", (f"matcher={matcher}", *_COMMON, *_MODEL_SETTINGS.get(matcher, ()), *changes))
 
 
 def _softmax(name: str, matcher: str, *changes: str) -> Row:
     """Return a row with InfoNCE in place of the hardest negatives."""
-    return Row(name, "fragments", (f"matcher={matcher}", *_FROZEN, "epochs=10", *_OWN.get(matcher, ()), *changes))
+    return Row(
+        name, "fragments", (f"matcher={matcher}", *_FROZEN, "epochs=10", *_MODEL_SETTINGS.get(matcher, ()), *changes)
+    )
 
 
 def _losses(matcher: str) -> tuple[Row, ...]:

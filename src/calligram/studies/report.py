@@ -13,7 +13,7 @@ from typing import Any
 from calligram.recipes.parts.config import with_present_changes
 from calligram.studies.catalog import STUDIES
 from calligram.studies.claims import Study
-from calligram.studies.results import COMPARED, LEVELS, Result, read_results, results_of_rows
+from calligram.studies.results import COMPARED_FIGURE, LEVELS_FIGURE, Result, read_results, results_of_rows
 
 TABLE_HEAD = """
 ## Tables
@@ -226,7 +226,7 @@ def _claims(file: Path) -> str:
 def _pictures(found: Sequence[Result], results: Path, docs: Path) -> list[str]:
     """Return the figures of several rows, then the figures of single runs, folded."""
     drawn = results / "pictures"
-    joint = sorted([*drawn.glob(f"*-{COMPARED}-*.png"), *drawn.glob(f"*-{LEVELS}-*.png")])
+    joint = sorted([*drawn.glob(f"*-{COMPARED_FIGURE}-*.png"), *drawn.glob(f"*-{LEVELS_FIGURE}-*.png")])
     parts = [_shown(p, docs) for p in joint]
     for result in found:
         there = [Path(p) for p in result.pictures if Path(p).is_file()]

@@ -30,8 +30,8 @@ from calligram.recipes.parts.config import resolve, with_present_changes
 from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.studies.claims import Claim, Row, Study, Verdict, judge, with_assets_path
 from calligram.studies.results import (
-    COMPARED,
-    LEVELS,
+    COMPARED_FIGURE,
+    LEVELS_FIGURE,
     Result,
     append_result,
     localization_line,
@@ -299,7 +299,7 @@ def _draw_compared(study: Study, collection: str, results: Path, runs: Path, cha
         folders = {name: runs / _file_name(study.paper, name, collection, *changes, "0") for name in group}
         there = {name: folder for name, folder in folders.items() if (folder / WEIGHTS_FILE).is_file()}
         if len(there) > 1:
-            name = _file_name(study.paper, group[0], COMPARED, collection, *changes)
+            name = _file_name(study.paper, group[0], COMPARED_FIGURE, collection, *changes)
             draw_comparison(there, results / "pictures" / f"{name}.png")
 
 
@@ -318,7 +318,9 @@ def _draw_levels(study: Study, collection: Collection, results: Path, changes: t
                 i2t, t2i = (mean(getattr(result, side)["r1"] for result in found) for side in ("i2t", "t2i"))
                 curves.setdefault(model, []).append(Level(pairs, i2t, t2i))
     if any(level.pairs for levels in curves.values() for level in levels):
-        draw_levels(curves, results / "pictures" / f"{_file_name(study.paper, LEVELS, collection.name, *changes)}.png")
+        draw_levels(
+            curves, results / "pictures" / f"{_file_name(study.paper, LEVELS_FIGURE, collection.name, *changes)}.png"
+        )
 
 
 def with_row_folder(change: str, folder: Callable[[str], Path]) -> str:

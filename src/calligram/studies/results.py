@@ -20,7 +20,7 @@ from calligram.recipes.parts.config import changed, from_plain, resolve, transla
 from calligram.studies.claims import Row, Study, with_assets_variable
 from calligram.training.runs import Run
 
-COMPARED, LEVELS = "compared", "levels"
+COMPARED_FIGURE, LEVELS_FIGURE = "compared", "levels"
 """parts of the names of figures of several rows: dev curves, and recalls by number of captions"""
 MEMBER_SETTING = {"ensemble": "runs", "best": "ensemble_members"}
 """recipes of ensembles, and the setting that names the members"""

@@ -13,17 +13,17 @@ from calligram.studies.claims import ASSETS, Claim, Row, Study
 _WORDS = "text.words=data/words.txt"
 _IMAGES = (f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224", "image.views=ten")
 _TRAINED = (*_IMAGES, _WORDS)
-_PLAIN = (*_TRAINED, "extra=none")
+_RANKING_ONLY = (*_TRAINED, "extra=none")
 _COCO = "MS-COCO pictures, captions and the features of a VGG19"
 
 SENTENCE_ROWS = (
     Row("neighbourhood sampling", "two-branch", _TRAINED),
-    Row("bi-directional", "two-branch", _PLAIN),
+    Row("bi-directional", "two-branch", _RANKING_ONLY),
     Row("CCA, HGLMM", "cca", (*_IMAGES, _WORDS)),
     Row("constraints", "two-branch", (*_TRAINED, "constraint_epochs=3")),
-    Row("single direction", "two-branch", (*_PLAIN, "weights=0,1")),
-    Row("linear, bi-directional", "two-branch", (*_PLAIN, "layers=1")),
-    Row("linear, single direction", "two-branch", (*_PLAIN, "layers=1", "weights=0,1")),
+    Row("single direction", "two-branch", (*_RANKING_ONLY, "weights=0,1")),
+    Row("linear, bi-directional", "two-branch", (*_RANKING_ONLY, "layers=1")),
+    Row("linear, single direction", "two-branch", (*_RANKING_ONLY, "layers=1", "weights=0,1")),
     Row("random extra triplets", "two-branch", (*_TRAINED, "extra=random")),
     Row("similarity network", "two-branch-similarity", (*_TRAINED, "epochs=4")),
     Row("CCA, mean vector", "cca", (*_IMAGES, _WORDS, "text.vectors.kind=mean")),
@@ -77,8 +77,8 @@ _PHRASES = (
     "chunker_captions=0",
 )  # fmt: skip
 _TRIPLETS = (*_PHRASES, "candidates=30", "sets=1000", "epochs=3")
-_SINGLE = (*_TRIPLETS, "extra=none", "positives=single")
-_SAMPLED = (*_TRIPLETS, "extra=neighbours")
+_SINGLE_POSITIVE = (*_TRIPLETS, "extra=none", "positives=single")
+_NEIGHBOURHOOD_SAMPLING = (*_TRIPLETS, "extra=neighbours")
 _PAIRS = (*_PHRASES, "network=similarity", "sets=1000", "epochs=3")
 
 
@@ -88,11 +88,11 @@ def _phrases(name: str, *changes: str) -> Row:
 
 PHRASE_ROWS = (
     _phrases("augmented", *_TRIPLETS, "extra=none"),
-    _phrases("bi-directional", *_SINGLE),
-    _phrases("single direction", *_SINGLE, "weights=0,1"),
-    _phrases("linear, single direction", *_SINGLE, "weights=0,1", "layers=1"),
-    _phrases("neighbourhood sampling", *_SAMPLED),
-    _phrases("constraints", *_SAMPLED, "constraint_epochs=1"),
+    _phrases("bi-directional", *_SINGLE_POSITIVE),
+    _phrases("single direction", *_SINGLE_POSITIVE, "weights=0,1"),
+    _phrases("linear, single direction", *_SINGLE_POSITIVE, "weights=0,1", "layers=1"),
+    _phrases("neighbourhood sampling", *_NEIGHBOURHOOD_SAMPLING),
+    _phrases("constraints", *_NEIGHBOURHOOD_SAMPLING, "constraint_epochs=1"),
     _phrases("random extra triplets", *_TRIPLETS, "extra=random"),
     _phrases("similarity, augmented", *_PAIRS),
     _phrases("similarity, linear, augmented", *_PAIRS, "layers=1"),

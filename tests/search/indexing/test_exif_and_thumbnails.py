@@ -8,8 +8,8 @@ from PIL import ExifTags, Image
 
 from calligram.data.pictures import decode
 from calligram.features.images.pixels import PixelInput
+from calligram.search.indexing.encode import is_plain_jpeg, thumbnail
 from calligram.search.indexing.exif import exif_columns
-from calligram.search.indexing.thumbnails import is_plain_jpeg, thumbnail
 
 
 def jpeg(

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from calligram.errors import UserError
-from calligram.search.indexing import open_writer, run
+from calligram.search.indexing import run
 from calligram.search.indexing.forget import forget_items
 from calligram.search.indexing.run import index_source, stage_source
 from calligram.search.indexing.shards import Shard
@@ -62,7 +62,7 @@ def test_a_library_can_be_searched_while_it_is_rebuilt(
     assert {path: id for path, (id, _) in contents(indexed).items()} == {p: id for p, (id, _) in ids.items()}
     assert done(index_source(other, photos, indexed)) == {}
     assert before.thumbnail(before.sample(1)[0])  # also after another run: a reader may take its time
-    monkeypatch.setattr(open_writer, "VERSION_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(run, "VERSION_GRACE_SECONDS", 0.0)
     assert done(index_source(other, photos, indexed)) == {}
     assert not (indexed / "1").exists()
 

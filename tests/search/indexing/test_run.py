@@ -12,7 +12,7 @@ import torch
 
 from calligram.errors import UserError
 from calligram.files import lock_folder
-from calligram.search.indexing import open_writer, run, writer
+from calligram.search.indexing import run, writer
 from calligram.search.indexing.encode import ImageEncoder, PictureEncoder
 from calligram.search.indexing.run import index_source
 from calligram.search.indexing.sources import open_source
@@ -271,7 +271,7 @@ def test_an_empty_folder_makes_an_empty_library(models, tmp_path):
     library = Library.open(tmp_path / "library")
     assert library.full_text("dog", 3) == []
     assert library.sample(3) == []
-    assert open_writer.MANIFEST in os.listdir(tmp_path / "library")
+    assert run.MANIFEST in os.listdir(tmp_path / "library")
 
 
 def test_a_table_of_captions_that_is_not_read_causes_a_warning(small_run, tmp_path, caplog):

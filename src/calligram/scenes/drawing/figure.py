@@ -46,7 +46,7 @@ def _circle(corners: int) -> tuple[Point, ...]:
 
 # With sixteen corners, a small disc differs from a circle by at most a quarter of a pixel at 512 pixels. Large discs
 # need more corners.
-_SMALL, _LARGE = _circle(16), _circle(36)
+_SMALL_CIRCLE, _LARGE_CIRCLE = _circle(16), _circle(36)
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Figure:
 
     def ellipse(self, x: float, y: float, rx: float, ry: float, colour: RGB, turn: float = 0.0) -> None:
         """Fill an ellipse with its centre at (x, y), rotated by ``turn`` radians."""
-        unit = _LARGE if max(rx, ry) > 0.06 else _SMALL
+        unit = _LARGE_CIRCLE if max(rx, ry) > 0.06 else _SMALL_CIRCLE
         if turn:
             c, s = math.cos(turn), math.sin(turn)
             points = [(x + rx * u * c - ry * v * s, y + rx * u * s + ry * v * c) for u, v in unit]
@@ -85,7 +85,7 @@ class Figure:
 
     def dome(self, x: float, y: float, rx: float, ry: float, colour: RGB) -> None:
         """Fill the upper half of an ellipse with its centre at (x, y); a negative ``ry`` gives the lower half."""
-        half = _LARGE[: len(_LARGE) // 2 + 1]
+        half = _LARGE_CIRCLE[: len(_LARGE_CIRCLE) // 2 + 1]
         self.shapes.append(([(x + rx * u, y + ry * v) for u, v in half], colour))
 
     def limb(self, points: Sequence[Point], width: float, colour: RGB) -> None:
@@ -98,7 +98,7 @@ class Figure:
                 (((x0 + nx, y0 + ny), (x1 + nx, y1 + ny), (x1 - nx, y1 - ny), (x0 - nx, y0 - ny)), colour)
             )
         for x, y in points:
-            self.shapes.append(([(x + r * u, y + r * v) for u, v in _SMALL], colour))
+            self.shapes.append(([(x + r * u, y + r * v) for u, v in _SMALL_CIRCLE], colour))
 
     def box(self) -> Box:
         """Left, lower, right and upper edge of all polygons."""

@@ -5,27 +5,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from calligram.errors import UserError
-from calligram.search.filters.conditions import Kind, stored_name
 from calligram.search.indexing.exif import EXIF_COLUMNS, ColumnValue
 from calligram.text import NORMAL_FORM, is_encodable
 
-LIBRARY_COLUMNS: Mapping[str, Kind] = {
+ColumnKind = Literal["number", "text", "flag"]
+"""what a column holds; dates are text in ISO order"""
+
+LIBRARY_COLUMNS: Mapping[str, ColumnKind] = {
     **{"path": "text", "folder": "text", "name": "text", "source": "text", "bytes": "number"},
     **{"width": "number", "height": "number"},
     **{"taken": "text", "year": "number", "camera": "text", "latitude": "number", "longitude": "number"},
 }
 """columns that every library has"""
-ARROW_TYPES: Mapping[Kind, pa.DataType] = {"number": pa.float64(), "text": pa.string(), "flag": pa.bool_()}
+ARROW_TYPES: Mapping[ColumnKind, pa.DataType] = {"number": pa.float64(), "text": pa.string(), "flag": pa.bool_()}
 RESERVED_NAMES = frozenset(LIBRARY_COLUMNS) - frozenset(EXIF_COLUMNS) | {"id", "vector", "score", "rank", "captions"}
 
 
-def kind_of(value: ColumnValue) -> Kind:
+def kind_of(value: ColumnValue) -> ColumnKind:
     """The kind of a value."""
     if isinstance(value, bool):
         return "flag"
@@ -59,7 +61,7 @@ def library_names(columns: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def fit_kinds(values: Mapping[str, ColumnValue], kinds: dict[str, Kind]) -> dict[str, ColumnValue]:
+def fit_kinds(values: Mapping[str, ColumnValue], kinds: dict[str, ColumnKind]) -> dict[str, ColumnValue]:
     """Values that fit the kinds of their columns; new columns are added to ``kinds``.
 
     A text in a column of numbers goes to the column ``NAME_text``. Any value in a column of text becomes text.
@@ -86,7 +88,7 @@ def row_of(item: Mapping[str, Any], root: str) -> dict[str, ColumnValue]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def table_of(rows: Sequence[Mapping[str, ColumnValue]], kinds: Mapping[str, Kind]) -> pa.Table:
+def table_of(rows: Sequence[Mapping[str, ColumnValue]], kinds: Mapping[str, ColumnKind]) -> pa.Table:
     """Rows as an Arrow table with a column for each of ``kinds``."""
     columns = {}
     for name, kind in kinds.items():
@@ -100,7 +102,7 @@ def table_of(rows: Sequence[Mapping[str, ColumnValue]], kinds: Mapping[str, Kind
 # The form in which an index stores columns.
 
 
-def arrow_kind(column: str, type: pa.DataType) -> Kind | None:
+def arrow_kind(column: str, type: pa.DataType) -> ColumnKind | None:
     """The kind of a column of an Arrow type; None for a column of nulls.
 
     Raises:
@@ -119,7 +121,7 @@ def arrow_kind(column: str, type: pa.DataType) -> Kind | None:
     raise UserError(f"column {column!r} has type {type}; columns to filter by hold numbers, text or true and false")
 
 
-def kinds_of(columns: pa.Table) -> dict[str, Kind]:
+def kinds_of(columns: pa.Table) -> dict[str, ColumnKind]:
     """The kinds of a table's columns, without columns of nulls."""
     kinds = {field.name: arrow_kind(field.name, field.type) for field in columns.schema}
     return {name: kind for name, kind in kinds.items() if kind is not None}
@@ -152,3 +154,16 @@ def checked_ids(ids: Sequence[str]) -> list[str]:
         if not id or not is_encodable(id):
             raise UserError(f"{id!r} cannot be an id; ids are text that UTF-8 can write, and not empty")
     return list(ids)
+
+
+def stored_name(column: str) -> str:
+    """The name of a column within an engine: lower-case letters, digits and ``_``, whatever the column's own name is.
+
+    Engines differ in how they quote names and in how they treat dots and capitals. These names need no quotes, and
+    none of them is ``id`` or ``vector``.
+
+    >>> stored_name("year"), stored_name("Shot at")
+    ('c_year', 'c__53hot_20at')
+    """
+    plain = (c if c.isascii() and (c.islower() or c.isdigit()) else f"_{ord(c):x}" for c in column)
+    return "c_" + "".join(plain)

@@ -14,10 +14,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from calligram.search.filters.columns import stored_name
 from calligram.text import composed
-
-Kind = Literal["number", "text", "flag"]
-"""what a column holds; dates are text in ISO order"""
 
 Operand: TypeAlias = float | str | bool
 """a value that a column is compared with; numbers are floats, also for a column of integers"""
@@ -144,19 +142,6 @@ LANCE_SIGNS: Mapping[Sign, str] = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", "
 MILVUS_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 LIKE_SUBSTITUTES = str.maketrans({"%": "\U0010fff0", "_": "\U0010fff1", "\\": "\U0010fff2"})
 """characters that are special in ``like``, and private-use characters that replace them"""
-
-
-def stored_name(column: str) -> str:
-    """The name of a column within an engine: lower-case letters, digits and ``_``, whatever the column's own name is.
-
-    Engines differ in how they quote names and in how they treat dots and capitals. These names need no quotes, and
-    none of them is ``id`` or ``vector``.
-
-    >>> stored_name("year"), stored_name("Shot at")
-    ('c_year', 'c__53hot_20at')
-    """
-    plain = (c if c.isascii() and (c.islower() or c.isdigit()) else f"_{ord(c):x}" for c in column)
-    return "c_" + "".join(plain)
 
 
 def to_lance(condition: Condition, known: Collection[str] | None = None) -> str:

@@ -19,13 +19,13 @@ from collections.abc import Mapping
 from typing import NamedTuple, NoReturn, cast
 
 from calligram.errors import UserError, unknown
+from calligram.search.filters.columns import ColumnKind
 from calligram.search.filters.conditions import (
     Both,
     Comparison,
     Condition,
     Contains,
     Either,
-    Kind,
     Missing,
     OneOf,
     Operand,
@@ -35,7 +35,7 @@ from calligram.search.filters.conditions import (
 )
 from calligram.text import composed, is_encodable
 
-__all__ = ["Condition", "Kind", "holds", "parse"]
+__all__ = ["Condition", "holds", "parse"]
 
 MAX_CHARACTERS = 4000
 """conditions arrive in requests, and no engine should have to parse megabytes"""
@@ -96,7 +96,7 @@ def refuse(text: str, start: int, why: str) -> NoReturn:
     raise UserError(f"condition {text[:200]!r}, {where}: {why}")
 
 
-def parse(text: str, kinds: Mapping[str, Kind]) -> Condition:
+def parse(text: str, kinds: Mapping[str, ColumnKind]) -> Condition:
     """Parse a condition.
 
     Args:
@@ -114,7 +114,7 @@ def parse(text: str, kinds: Mapping[str, Kind]) -> Condition:
 class ConditionParser:
     """A recursive-descent parser of one condition."""
 
-    def __init__(self, text: str, kinds: Mapping[str, Kind]):
+    def __init__(self, text: str, kinds: Mapping[str, ColumnKind]):
         self.text, self.kinds = text, kinds
         self.tokens, self.next, self.depth = tokens(text), 0, 0
 

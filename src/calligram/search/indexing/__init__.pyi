@@ -1,6 +1,7 @@
 from calligram.search.indexing.diff import Change as Change
 from calligram.search.indexing.diff import LibraryState as LibraryState
 from calligram.search.indexing.diff import resolve as resolve
+from calligram.search.indexing.encode import thumbnail as thumbnail
 from calligram.search.indexing.exif import exif_columns as exif_columns
 from calligram.search.indexing.forget import forget_items as forget_items
 from calligram.search.indexing.ray import stage_over_ray as stage_over_ray
@@ -11,5 +12,4 @@ from calligram.search.indexing.shards import Shard as Shard
 from calligram.search.indexing.sources import CollectionSource as CollectionSource
 from calligram.search.indexing.sources import FolderSource as FolderSource
 from calligram.search.indexing.sources import open_source as open_source
-from calligram.search.indexing.thumbnails import thumbnail as thumbnail
 from calligram.search.indexing.writer import LibraryWriter as LibraryWriter

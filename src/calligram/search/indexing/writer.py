@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from calligram.errors import UserError
 from calligram.progress import Track, silent
 from calligram.search.filters import columns
-from calligram.search.filters.parser import Kind
+from calligram.search.filters.columns import ColumnKind
 from calligram.search.indexing.diff import ContentChange, LibraryState, resolve
 from calligram.search.indexing.exif import EXIF_COLUMNS
 from calligram.search.indexing.sources import PictureFacts, PictureSource, ScannedPicture
@@ -312,7 +312,7 @@ def item_row(
     number: int,
     about: PictureFacts,
     content: Mapping[str, Any],
-    kinds: dict[str, Kind],
+    kinds: dict[str, ColumnKind],
 ) -> dict[str, Any]:
     """The row of a picture that is there.
 
@@ -335,7 +335,7 @@ def item_row(
     }
 
 
-def _facts(key: str, about: PictureFacts, content: Mapping[str, Any], kinds: dict[str, Kind]) -> dict[str, Any]:
+def _facts(key: str, about: PictureFacts, content: Mapping[str, Any], kinds: dict[str, ColumnKind]) -> dict[str, Any]:
     """The columns that depend on facts and captions."""
     known = json.loads(content.get("facts") or content.get("metadata") or "{}")
     exif = {name: known[name] for name in EXIF_COLUMNS if name in known}

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded, stack
 from calligram.search.filters import columns
-from calligram.search.filters.parser import Condition, Kind, holds
+from calligram.search.filters.columns import ColumnKind
+from calligram.search.filters.parser import Condition, holds
 from calligram.search.indexing.exif import ColumnValue
 from calligram.search.library.manifest import MANIFEST, Manifest, read_manifest
 from calligram.search.library.tables import KeywordHit, Tables, open_indexes
@@ -100,7 +101,7 @@ class Library:
         return int(self.manifest.counts.get("items", 0))
 
     @property
-    def kinds(self) -> Mapping[str, Kind]:
+    def kinds(self) -> Mapping[str, ColumnKind]:
         """The columns for conditions."""
         return self.manifest.kinds
 

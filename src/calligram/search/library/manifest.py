@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from calligram.errors import UserError, command
 from calligram.files import replace_json
-from calligram.search.filters.parser import Kind
+from calligram.search.filters.columns import ColumnKind
 
 FORMAT = "calligram-library"
 VERSION = 1
@@ -48,7 +48,7 @@ class Manifest:
     reranker: MatcherRecord | None = None
     localizer: MatcherRecord | None = None
     sources: tuple[SourceRecord, ...] = ()
-    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    kinds: Mapping[str, ColumnKind] = field(default_factory=dict)
     """columns for conditions"""
     generation: int = 1
     """number of the folder that holds the tables; a rebuilt library has the next"""
