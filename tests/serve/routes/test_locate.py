@@ -127,14 +127,14 @@ def test_a_picture_is_encoded_once_for_many_requests(library_folder, monkeypatch
     library = Library.open(library_folder)
     locator, ids = LibraryLocalizer.open(library), library.sample(3)
     looks = []
-    really = LibraryLocalizer._look_at
+    really = LibraryLocalizer._propose
 
     def counted(self, content, id):
         looks.append(id)
         time.sleep(0.1)
         return really(self, content, id)
 
-    monkeypatch.setattr(LibraryLocalizer, "_look_at", counted)
+    monkeypatch.setattr(LibraryLocalizer, "_propose", counted)
     answers: dict[str, list] = {text: [] for text in ("a dog", SENTENCE)}
     threads = [
         threading.Thread(target=lambda text=text, id=id: answers[text].append((id, locator.locate(library, id, text))))
@@ -158,4 +158,4 @@ def test_only_the_last_pictures_are_cached(library_folder, monkeypatch):
     locator = LibraryLocalizer.open(library)
     for id in library.sample(4):
         locator.locate(library, id, "a dog")
-    assert len(locator._seen) == 2
+    assert len(locator._cache) == 2
