@@ -25,6 +25,28 @@ from calligram.data.write_collection import write_draft
 COLOURS = ("red", "green", "blue", "yellow", "white", "black")
 
 
+SLOW_TESTS = (
+    "cli/", "recipes/", "search/explain/", "search/indexing/", "search/test_startup.py", "serve/", "studies/",
+    "data/test_add_captions.py::test_a_process_killed", "features/regions/test_extract.py::test_a_killed_run",
+    "features/regions/test_photographs.py", "features/test_store.py::test_an_extraction_killed",
+    "features/texts/test_word_vectors.py::test_the_command_gives", "models/test_export",
+    "models/test_catalog.py::test_a_matcher_is_imported", "search/library/test_library.py::test_vectors_may_be_kept",
+    "search/query/test_rerank_runs.py", "search/vectors/test_engines.py", "test_device.py::test_compiled",
+    "test_house.py::test_files_entered", "test_imports.py::test_training_and_evaluation", "test_results_document.py",
+    "test_readme.py::test_the_commands", "test_wheel.py", "training/test_distributed.py",
+    "training/test_loop.py::test_a_run_killed",
+)  # fmt: skip
+"""beginnings of the names of tests that train runs, fill libraries, export, or start servers, browsers and processes"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark slow tests, which ``make quick`` leaves out."""
+    for item in items:
+        name = f"{item.path.relative_to(Path(__file__).parent).as_posix()}::{item.name}"
+        if name.startswith(SLOW_TESTS):
+            item.add_marker(pytest.mark.slow)
+
+
 def _tiny_draft(folder: Path, repeats: int = 1) -> Draft:
     """Six images per repeat, a coloured disc on grey each; all of them in train, and again in dev and test."""
     draft = Draft("tiny")

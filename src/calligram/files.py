@@ -1,7 +1,8 @@
 """Files on disk: atomic replacement, locks between processes, and content hashes.
 
 Fsync policy: the content of a file is on the disk before the file takes its final name, and so is the name before the
-function returns. A loss of power leaves the old file or the new one, whole.
+function returns. A loss of power leaves the old file or the new one, whole. ``move_folder`` only renames,
+because the content of such a folder can be made again.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ NORMAL_FORM: Literal["NFC"] = "NFC"
 """Unicode form in which texts are compared: an é may be one character or two, and file names have either"""
 
 _LETTERS_AND_ACCENTS = r"(?:[^\W_][\u0300-\u036f]*)+"  # an accent that is a character of its own belongs to its letter
-_CHARACTER_WORD = r"[぀-ヿ㐀-鿿豈-﫿]"  # of a script that is written without spaces
+_CHARACTER_WORD = r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"  # Japanese kana and Chinese characters: no spaces
 _TOKEN = re.compile(rf"{_CHARACTER_WORD}|{_LETTERS_AND_ACCENTS}(?:['’]{_LETTERS_AND_ACCENTS})?")
 
 HYPHENATED_WORD = re.compile(r"\w+(?:['’-]\w+)*")
@@ -57,7 +57,7 @@ def word_spans(text: str) -> list[TextSpan]:
 
 
 def split_word(word: str) -> list[str]:
-    """Parts of a word of ``tokenise`` that has no vector of its own: split at ``- + '`` and digits.
+    """Split a word that has no vector of its own at ``- + '`` and at digits.
 
     >>> split_word("dog's")
     ['dog', 's']

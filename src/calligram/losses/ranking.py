@@ -29,8 +29,8 @@ def ranking_loss(scores: Tensor, target: Tensor, margin: float, top_k: int | Non
         )
     negatives = scores.masked_fill(target >= 0, -torch.inf)
     if top_k == 1 and scores.shape[1]:
-        # Each pair has at most one hinge, so a mask is enough. Collecting the positives would need their number, and
-        # the host would wait for the accelerator.
+        # One hinge for each positive pair: a mask selects them. Indexing the positives would be nonzero(), for which
+        # the host waits until the GPU has counted them.
         hinges = (margin - scores + negatives.max(1, keepdim=True).values).clamp(min=0)
         return hinges.masked_fill(target <= 0, 0.0).sum()
     anchor, positive = (target > 0).nonzero(as_tuple=True)

@@ -57,7 +57,7 @@ class BranchNorm(nn.BatchNorm1d):
     """Batch norm that can use the statistics of the batch also after training (two-branch, footnote 3).
 
     With ``statistics="batch"`` the encoding of an item depends on the other items of the batch, so such a matcher
-    cannot answer a single query. ``models.catalog`` sets it to ``training``; the running averages are kept in both cases.
+    cannot answer a single query. ``models.catalog`` sets it to ``training``. Running averages are kept in both cases.
     """
 
     def __init__(self, dim: int, statistics: str = "training") -> None:

@@ -118,7 +118,7 @@ def _describe(fault: dict[str, Any]) -> str:
     return f"{where}: {message[:1].lower()}{message[1:]}" if where else message
 
 
-# The middleware.
+# The middleware that every request passes.
 
 
 class Guard:
@@ -267,7 +267,7 @@ def _same_origin(headers: Headers, host: str) -> bool:
         return False
 
 
-# Pictures.
+# Uploaded pictures: their format and size are checked before they are decoded.
 
 
 def read_upload(content: bytes, settings: ServerSettings) -> Image.Image:

@@ -39,13 +39,17 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder. Every file is replaced atomically, so a kill leaves the old file or the new one."""
+    """A run folder.
+
+    Files are replaced atomically, so a kill leaves the old file or the new one. Only ``metrics.jsonl`` is appended to;
+    resuming cuts it back to the saved state.
+    """
 
     folder: Path
 
     @classmethod
     def create(cls, folder: Path, about: Mapping[str, object]) -> Run:
-        """Create a run, or open one to resume; ``check`` decides whether that is allowed."""
+        """Create a run folder, or open the one that is there. Call ``check`` first: it refuses other runs."""
         if not (folder / RUN_FILE).is_file():
             folder.mkdir(parents=True, exist_ok=True)
             replace_json(folder / RUN_FILE, about, indent=1)
@@ -308,25 +312,25 @@ class TensorBoardWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._writer: Any = None
+        self._writer_class: Any = None
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             log.info("metrics are only in metrics.jsonl; for TensorBoard: %s", install_command("tensorboard"))
         else:
-            self._writer = SummaryWriter
-        self._open: Any = None
+            self._writer_class = SummaryWriter
+        self._writer: Any = None
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
         """Add scalars at a step; the first call after a resume hides later steps of the earlier process."""
-        if self._writer is None:
+        if self._writer_class is None:
             return
-        if self._open is None:
-            self._open = self._writer(str(self._folder / "tensorboard"), purge_step=step)
+        if self._writer is None:
+            self._writer = self._writer_class(str(self._folder / "tensorboard"), purge_step=step)
         for name, value in values.items():
-            self._open.add_scalar(name, value, step)
+            self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Flush and close."""
-        if self._open is not None:
-            self._open.close()
+        if self._writer is not None:
+            self._writer.close()

@@ -10,8 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from calligram.data.draft import CaptionRecord, Draft, ImageRecord, MetadataValue, PhraseRecord, PictureFile, Problems
-from calligram.data.draft import RegionRecord as Region
+from calligram.data.draft import (
+    CaptionRecord,
+    Draft,
+    ImageRecord,
+    MetadataValue,
+    PhraseRecord,
+    PictureFile,
+    Problems,
+    RegionRecord,
+)
 from calligram.data.readers.entities_annotations import (
     Annotation,
     MarkedSentence,
@@ -158,7 +166,7 @@ def _tar_files(tar: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
 
 def add_regions(draft: Draft, image: str, annotation: Annotation) -> None:
     """Add the boxes of one image, in pixels of the image size in the annotation."""
-    draft.regions += [Region(region_id(image, n), image, box) for n, box in enumerate(annotation.boxes)]
+    draft.regions += [RegionRecord(region_id(image, n), image, box) for n, box in enumerate(annotation.boxes)]
 
 
 def region_id(image: str, number: int) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WeightedObjectives = tuple[tuple[float, Objective], ...]
 """objectives with their weights"""
 
-Seed = Annotated[int, "seed of all random numbers", (0, 4611686018427387904)]
+Seed = Annotated[int, "seed of all random numbers", (0, 2**62)]
 DevDepth = Annotated[
     int,
     "number of candidates per query that are scored on dev after an epoch, retrieved by vectors; 0 for all",
@@ -66,7 +66,7 @@ class SparseSettings:
     seed: Annotated[
         int | None,
         "seed of the selection; levels with one seed are nested; none for the seed of the run",
-        (0, 4611686018427387904),
+        (0, 2**62),
     ] = 0
     length: Annotated[
         Literal["as-set", "extended", "half"],
@@ -74,7 +74,7 @@ class SparseSettings:
         "that all captions would take (half)",
     ] = "as-set"
     run: Annotated[
-        str, "folder of a run that suggests further images; the images suggested to that run are kept too"
+        str, "folder of a run that suggests further training images, in addition to those that it was trained with"
     ] = ""
     more: Annotated[float, "share of the captioned training images that sparse.run adds", (0, 1)] = 0.0
     uncertainty: Annotated[float, "weight of the uncertainty of sparse.run against coverage", (0, 1)] = 0.5

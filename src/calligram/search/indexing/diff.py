@@ -26,7 +26,17 @@ Action = Literal[
     "problem",  # could not be scanned: record the reason
     "solved",  # had a problem, and is no longer there: delete the record
 ]
-Outcome = Literal["added", "changed", "moved", "copied", "touched", "returned", "problem", "forgotten", "not encoded"]
+Outcome = Literal[
+    "added",  # new content
+    "changed",  # the file of an item has other content
+    "moved",  # the content of an item whose file is gone, under another name: the item keeps its id
+    "copied",  # the content of an item that is still there: a new item takes over its encodings
+    "touched",  # same content, another date
+    "returned",  # the file of an item that was gone
+    "problem",  # could not be decoded
+    "forgotten",  # content that "calligram forget" removed
+    "not encoded",  # content that another run was to encode, and did not
+]
 
 
 class IndexedItem(NamedTuple):
@@ -244,7 +254,7 @@ def _resolve_row(row: Mapping[str, Any], state: LibraryState, moves: Counter[str
 
 
 def _new_id(key: str, state: LibraryState, new_ids: set[str]) -> str:
-    """A short id that is safe in a URL; with a number in the hash where a renamed picture has the plain one."""
+    """A short id that is safe in a URL: a hash of the key, and of a counter if a renamed picture has that id."""
     turn = 0
     while True:
         id = short_hash(f"{state.number}/{key}" + (f"#{turn}" if turn else ""))

@@ -35,7 +35,7 @@ from calligram.search.library.matchers import LibraryMatchers
 THUMBNAIL_PIXELS = 320
 """approximate length of the longer side"""
 MIN_REDUCED_SHARE = 0.9
-"""a picture with fewer pixels than this share of the thumbnail's width or height is not enlarged to it"""
+"""the picture reduced for the matcher becomes the thumbnail if it has at least this share of its width and height"""
 JPEG_QUALITY = 80
 MAX_COPIED_BYTES = 48_000
 """a small picture with more bytes is compressed again"""

@@ -16,10 +16,17 @@ A matcher with a vocabulary maps all unknown words to one token, and its scores 
 scores. A query with unknown words for more than half of its content words has therefore no good match
 (``EncodedQuery.is_unknown``).
 
-Measured by ``bench/relevance.py`` with a matcher like the demo's on scenes, and a small one on the test images of
-Flickr8k with four captions each. Of the matches among the first ten hits, 97 and 90% are shown for captions, and 96 and
-98% for short queries. Of the other hits, 25 and 17%, and 6 and 11%, are hidden. Queries about another subject are
-refused in 97 and 57% of cases, nearly all of them because of unknown words; the scores alone would refuse 7 and 3%.
+Measured by ``bench/relevance.py``, with a matcher like the demo's on scenes and a small one on the test images of
+Flickr8k (four captions each):
+
+                                                                      scenes   Flickr8k
+    matches among the first ten hits that are shown, captions            97%        90%
+    the same for short queries                                           96%        98%
+    other hits among the first ten that are hidden, captions             25%        17%
+    the same for short queries                                            6%        11%
+    queries about another subject that are refused                       97%        57%
+    the same by scores alone, without the rule for unknown words          7%         3%
+
 Captions whose own images were removed are refused in only 2% of cases, because similar images remain.
 
 Measuring takes some seconds, so the scales are stored in the library's manifest: at the end of an indexing run, or by
