@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -146,6 +147,14 @@ def _imports(tree: ast.Module, modules: set[str]) -> Iterator[str]:
                 inner = f"{package}.{alias.name}".lstrip(".")
                 if inner in modules or package in modules:
                     yield inner if inner in modules else package
+
+
+def test_the_design_names_files_that_exist():
+    text = (Path(__file__).parent.parent / "docs" / "design.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
+    files = [f"/{file}" for file, _ in trees()] + [f"/tests/{file.name}" for file in Path(__file__).parent.glob("*.py")]
+    assert len(named) > 50
+    assert not {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
 
 
 def measure(folder: Path) -> dict[str, dict[str, list[str]]]:
