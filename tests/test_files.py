@@ -18,6 +18,7 @@ from calligram.files import (
     LOCK_FILE,
     content_hash,
     folder_parts,
+    hash_fraction,
     lock_folder,
     lock_holder,
     parts_hash,
@@ -25,7 +26,6 @@ from calligram.files import (
     replace_json,
     replace_text,
     tensor_parts,
-    text_fraction,
     text_hash,
     try_lock,
     wait_for_lock,
@@ -137,7 +137,7 @@ def test_hashes_keep_the_values_of_libraries_and_caches_on_disk(tmp_path):
     assert text_hash("calligram", 8) == content_hash(b"calligram", 8)
     assert text_hash("\udcff", 4) == content_hash(b"?", 4)
     assert parts_hash([b"calli", b"gram"], 8) == content_hash(b"calligram", 8)
-    assert text_fraction("1.jpg") == 0.2979514140375614
+    assert hash_fraction("1.jpg") == 0.2979514140375614
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "c.json").write_text(json.dumps([1]))
     (tmp_path / "a.txt").write_text("x")

@@ -204,6 +204,6 @@ def tensor_parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
         yield name.encode() + tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
 
 
-def text_fraction(text: str) -> float:
+def hash_fraction(text: str) -> float:
     """A number in [0, 1) that depends only on the text (the first 64 bits of its SHA-256)."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64

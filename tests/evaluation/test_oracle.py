@@ -5,7 +5,7 @@ import pytest
 
 from calligram.data.matches import Matches
 from calligram.evaluation.oracle import oracle_ranks
-from calligram.evaluation.ranking import relevant_ranks, summarise
+from calligram.evaluation.ranking import relevant_ranks, retrieval_metrics
 
 
 def test_the_oracle_is_the_mean_over_random_orders_of_what_is_true():
@@ -13,7 +13,7 @@ def test_the_oracle_is_the_mean_over_random_orders_of_what_is_true():
     true = rng.random((30, 40)) < 0.2
     own = true & (rng.random(true.shape) < 0.4)
     own_matches, true_matches = (Matches(*np.nonzero(m), m.shape) for m in (own, true))
-    draws = [summarise(relevant_ranks(true + rng.random(true.shape) / 2, own_matches)) for _ in range(600)]
+    draws = [retrieval_metrics(relevant_ranks(true + rng.random(true.shape) / 2, own_matches)) for _ in range(600)]
     expected = oracle_ranks(own_matches, true_matches)
     for metric in ("r1", "r5", "r10", "map", "map_r", "r_precision"):
         assert getattr(expected, metric) == pytest.approx(np.mean([getattr(d, metric) for d in draws]), abs=0.7)

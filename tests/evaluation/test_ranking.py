@@ -7,7 +7,7 @@ from sklearn.metrics import average_precision_score, top_k_accuracy_score
 from calligram.data.matches import Matches
 from calligram.errors import NotFiniteError
 from calligram.evaluation import ranking
-from calligram.evaluation.ranking import mean_of, recall_at, relevant_ranks, summarise
+from calligram.evaluation.ranking import mean_of, recall_at, relevant_ranks, retrieval_metrics
 
 
 def random_case(seed: int, queries: int = 12, items: int = 30, share: float = 0.15, ties: bool = True):
@@ -56,7 +56,7 @@ def test_a_constant_scorer_is_last_and_a_perfect_one_first():
     constant = relevant_ranks(np.zeros(relevant.shape), matches)
     counts = relevant.sum(1)
     assert constant.best.tolist() == [relevant.shape[1] - n + 1 for n in counts if n]
-    perfect = summarise(relevant_ranks(relevant.astype(float), matches))
+    perfect = retrieval_metrics(relevant_ranks(relevant.astype(float), matches))
     assert (perfect.r1, perfect.map, perfect.map_r, perfect.r_precision, perfect.medr) == (100, 100, 100, 100, 1)
 
 
@@ -70,12 +70,12 @@ def test_scores_that_are_not_finite_are_refused(bad):
 
 def test_average_precision_and_recall_agree_with_scikit_learn():
     scores, relevant, matches = random_case(7, queries=25, items=60, ties=False)
-    found = summarise(relevant_ranks(scores, matches))
+    found = retrieval_metrics(relevant_ranks(scores, matches))
     rows = [q for q in range(25) if relevant[q].any()]
     expected = np.mean([average_precision_score(relevant[q], scores[q]) for q in rows])
     assert found.map == pytest.approx(100 * expected)
     single = np.eye(25, 60, dtype=bool)
-    found = summarise(relevant_ranks(scores, Matches(*np.nonzero(single), single.shape)))
+    found = retrieval_metrics(relevant_ranks(scores, Matches(*np.nonzero(single), single.shape)))
     for k, value in ((1, found.r1), (5, found.r5), (10, found.r10)):
         expected = top_k_accuracy_score(np.arange(25), scores, k=k, labels=np.arange(60))
         assert value == pytest.approx(100 * expected)
@@ -85,7 +85,7 @@ def test_precision_at_r_by_hand():
     """Relevant at ranks 1, 3 and 4 of R = 3: R-precision 2/3, mAP@R (1/1 + 2/3) / 3, mAP (1 + 2/3 + 3/4) / 3."""
     scores = np.array([[0.9, 0.8, 0.7, 0.6, 0.5]])
     matches = Matches([0, 0, 0], [0, 2, 3], (1, 5))
-    found = summarise(relevant_ranks(scores, matches))
+    found = retrieval_metrics(relevant_ranks(scores, matches))
     assert found.r_precision == pytest.approx(200 / 3)
     assert found.map_r == pytest.approx(100 * (1 + 2 / 3) / 3)
     assert found.map == pytest.approx(100 * (1 + 2 / 3 + 3 / 4) / 3)
@@ -94,11 +94,11 @@ def test_precision_at_r_by_hand():
 def test_recall_and_folds():
     assert recall_at(np.array([1, 3, 11]), (1, 5, 10)) == pytest.approx({1: 100 / 3, 5: 200 / 3, 10: 200 / 3})
     scores, _, matches = random_case(8)
-    one = summarise(relevant_ranks(scores, matches))
+    one = retrieval_metrics(relevant_ranks(scores, matches))
     assert mean_of([one, one]).r5 == pytest.approx(one.r5)
     assert mean_of([one, one]).queries == 2 * one.queries
 
 
 def test_nothing_relevant_is_an_error():
     with pytest.raises(ValueError, match="no query has a relevant item"):
-        summarise(relevant_ranks(np.zeros((2, 3)), Matches([], [], (2, 3))))
+        retrieval_metrics(relevant_ranks(np.zeros((2, 3)), Matches([], [], (2, 3))))

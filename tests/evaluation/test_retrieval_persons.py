@@ -7,7 +7,7 @@ import pytest
 
 from calligram.data.matches import Matches
 from calligram.evaluation.oracle import chance, oracle_ranks
-from calligram.evaluation.ranking import relevant_ranks, summarise
+from calligram.evaluation.ranking import relevant_ranks, retrieval_metrics
 from calligram.evaluation.retrieval import measure_retrieval
 from calligram.scenes.generate import generate_scenes
 
@@ -44,7 +44,7 @@ def test_cmc_and_map_are_those_of_the_definitions():
 def test_by_hand():
     """Images of persons A, A, B. "A" finds B, A, A: first hit at 2, AP = (1/2 + 2/3) / 2. "B" finds B: AP = 1."""
     scores = np.array([[0.5, 0.1], [0.4, 0.2], [0.9, 0.8]])
-    found = summarise(relevant_ranks(scores.T, Matches.from_groups([0, 0, 1], [0, 1]).T))
+    found = retrieval_metrics(relevant_ranks(scores.T, Matches.from_groups([0, 0, 1], [0, 1]).T))
     assert (found.r1, found.r5) == (50, 100)
     assert found.map == pytest.approx(100 * (7 / 12 + 1) / 2)
     assert found.medr == 1
@@ -77,7 +77,7 @@ def test_a_collection_knows_whether_it_has_identities(people, tiny, tmp_path):
 def test_chance_is_the_mean_over_random_orders(people):
     rng = np.random.default_rng(0)
     own = Matches.from_groups([0, 0, 1, 1, 1, 2, 3, 3], [0, 1, 1, 2, 3, 9]).T
-    draws = [summarise(relevant_ranks(rng.random(own.shape), own)) for _ in range(2000)]
+    draws = [retrieval_metrics(relevant_ranks(rng.random(own.shape), own)) for _ in range(2000)]
     expected = chance(own)
     for metric in ("r1", "r5", "map", "map_r", "r_precision"):
         assert getattr(expected, metric) == pytest.approx(np.mean([getattr(d, metric) for d in draws]), abs=2)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.evaluation.localization import Localization
-    from calligram.evaluation.ranking import Direction
+    from calligram.evaluation.ranking import DirectionMetrics
     from calligram.evaluation.rerank import RerankReport
     from calligram.evaluation.retrieval import Retrieval, RetrievalReport
     from calligram.evaluation.word_matching import UnknownFailures
@@ -222,6 +222,6 @@ def print_localization(found: Localization, title: str) -> None:
     console.print(f"R@1 is {100 * found.r1 / max(found.oracle, 1e-9):.0f}% of the upper bound of the proposals")
 
 
-def _row(name: str, d: Direction) -> tuple[str, ...]:
+def _row(name: str, d: DirectionMetrics) -> tuple[str, ...]:
     recalls = (f"{value:.1f}" for value in (d.r1, d.r5, d.r10))
     return (name, *recalls, f"{d.medr:.0f}", f"{d.meanr:.1f}", f"{d.map:.1f}", f"{d.map_r:.1f}")

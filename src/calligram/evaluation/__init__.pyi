@@ -33,8 +33,8 @@ from calligram.evaluation.mine import mine_pairing as mine_pairing
 from calligram.evaluation.mine import online_ranks as online_ranks
 from calligram.evaluation.proposals import RecallReport as RecallReport
 from calligram.evaluation.proposals import proposal_recall as proposal_recall
-from calligram.evaluation.ranking import Direction as Direction
-from calligram.evaluation.ranking import summarise as summarise
+from calligram.evaluation.ranking import DirectionMetrics as DirectionMetrics
+from calligram.evaluation.ranking import retrieval_metrics as retrieval_metrics
 from calligram.evaluation.rerank import RerankReport as RerankReport
 from calligram.evaluation.retrieval import Retrieval as Retrieval
 from calligram.evaluation.retrieval import RetrievalReport as RetrievalReport

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calligram.data.matches import Matches
-from calligram.evaluation.ranking import Direction
+from calligram.evaluation.ranking import DirectionMetrics
 
 Ints = NDArray[np.int64]
 
 
-def oracle_ranks(own: Matches, true: Matches) -> Direction:
+def oracle_ranks(own: Matches, true: Matches) -> DirectionMetrics:
     """Return the expected metrics of the oracle, with rows as queries.
 
     Args:
@@ -29,13 +29,13 @@ def oracle_ranks(own: Matches, true: Matches) -> Direction:
     return _expected(own.counts()[0], true.counts()[0])
 
 
-def chance(own: Matches) -> Direction:
+def chance(own: Matches) -> DirectionMetrics:
     """Return the expected metrics of a random order of all items."""
     wanted = own.counts()[0]
     return _expected(wanted, np.full_like(wanted, own.shape[1]))
 
 
-def _expected(wanted: Ints, fitting: Ints) -> Direction:
+def _expected(wanted: Ints, fitting: Ints) -> DirectionMetrics:
     """Return the metrics where ``wanted`` of ``fitting`` items in random order are relevant, for queries with any."""
     wanted, fitting = wanted[wanted > 0], fitting[wanted > 0]
     if not len(wanted):
@@ -46,7 +46,7 @@ def _expected(wanted: Ints, fitting: Ints) -> Direction:
     share = np.bincount(of.ravel(), minlength=len(kinds)) / len(wanted)
     recall = {k: 100 * float(share @ [_within(k, int(n), int(p)) for n, p in kinds]) for k in (1, 5, 10)}
     precision = 100 * share @ np.array([_precisions(int(n), int(p)) for n, p in kinds])
-    return Direction(
+    return DirectionMetrics(
         recall[1],
         recall[5],
         recall[10],

@@ -114,7 +114,7 @@ def _at_least_among(rows: Ints, values: Floats) -> Ints:
 
 
 @dataclass(frozen=True)
-class Direction:
+class DirectionMetrics:
     """Metrics of one direction. Recalls, mAP and precision are percentages; ranks are 1-based."""
 
     r1: float
@@ -142,7 +142,7 @@ def recall_at(best: Ints, ks: Sequence[int]) -> dict[int, float]:
     return {k: 100.0 * float((best <= k).mean()) if len(best) else 0.0 for k in ks}
 
 
-def summarise(found: RelevantRanks) -> Direction:
+def retrieval_metrics(found: RelevantRanks) -> DirectionMetrics:
     """Return all metrics of one direction.
 
     The median is rounded down, as usual in the field. With matches by identity the
@@ -158,7 +158,7 @@ def summarise(found: RelevantRanks) -> Direction:
     precision = place / found.ranks
     inside = found.ranks <= relevant
     per_query = 1 / np.maximum(relevant, 1)
-    return Direction(
+    return DirectionMetrics(
         recall[1],
         recall[5],
         recall[10],
@@ -171,8 +171,10 @@ def summarise(found: RelevantRanks) -> Direction:
     )
 
 
-def mean_of(directions: Iterable[Direction]) -> Direction:
+def mean_of(directions: Iterable[DirectionMetrics]) -> DirectionMetrics:
     """Return the mean of each metric over folds; numbers of queries are added."""
     rows = [asdict(d) for d in directions]
-    average = {f.name: float(np.mean([r[f.name] for r in rows])) for f in fields(Direction) if f.name != "queries"}
-    return Direction(**average, queries=sum(r["queries"] for r in rows))
+    average = {
+        f.name: float(np.mean([r[f.name] for r in rows])) for f in fields(DirectionMetrics) if f.name != "queries"
+    }
+    return DirectionMetrics(**average, queries=sum(r["queries"] for r in rows))

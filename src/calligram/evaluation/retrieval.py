@@ -23,7 +23,7 @@ from calligram.evaluation.encode import (
     score_matrix,
 )
 from calligram.evaluation.oracle import chance, oracle_ranks
-from calligram.evaluation.ranking import Direction, mean_of, relevant_ranks, summarise
+from calligram.evaluation.ranking import DirectionMetrics, mean_of, relevant_ranks, retrieval_metrics
 from calligram.evaluation.rerank import RerankReport, TwoStageScores, check_depth, rerank_candidates
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
@@ -42,8 +42,8 @@ ScoreCallback = Callable[[EncodedPairing, Floats], None]
 class Retrieval:
     """Image-to-text and text-to-image retrieval."""
 
-    i2t: Direction
-    t2i: Direction
+    i2t: DirectionMetrics
+    t2i: DirectionMetrics
 
     @property
     def rsum(self) -> float:
@@ -67,7 +67,7 @@ class RetrievalReport:
     """metrics of the oracle, where all true pairs are known"""
     true: Retrieval | None = None
     """metrics of the matcher where all true pairs are relevant"""
-    within: dict[str, Direction] = field(default_factory=dict)
+    within: dict[str, DirectionMetrics] = field(default_factory=dict)
     """retrieval within a modality (i2i, t2t); items with a common partner are relevant"""
     chance: Retrieval | None = None
     """metrics of a random order"""
@@ -103,7 +103,8 @@ class RetrievalReport:
 def measure_retrieval(scores: Floats, matches: Matches) -> Retrieval:
     """Return the metrics of both directions of a score matrix (I, T)."""
     return Retrieval(
-        summarise(relevant_ranks(scores, matches)), summarise(relevant_ranks(np.asarray(scores).T, matches.T))
+        retrieval_metrics(relevant_ranks(scores, matches)),
+        retrieval_metrics(relevant_ranks(np.asarray(scores).T, matches.T)),
     )
 
 
@@ -155,14 +156,14 @@ def mean_retrieval(parts: Sequence[Retrieval]) -> Retrieval:
     return Retrieval(mean_of(p.i2t for p in parts), mean_of(p.t2i for p in parts))
 
 
-def retrieval_within(vectors: Floats, matches: Matches) -> Direction | None:
+def retrieval_within(vectors: Floats, matches: Matches) -> DirectionMetrics | None:
     """Return retrieval within one modality; items with a common partner are relevant. None where there are none."""
     shared = matches.shared_texts()
     if not len(shared):
         return None
     diagonal = np.arange(len(vectors))
     scores = vectors @ vectors.T
-    return summarise(relevant_ranks(scores, shared, ignore=Matches(diagonal, diagonal, scores.shape)))
+    return retrieval_metrics(relevant_ranks(scores, shared, ignore=Matches(diagonal, diagonal, scores.shape)))
 
 
 def evaluate_retrieval(
@@ -247,7 +248,7 @@ def measure_members(
     )
 
 
-def retrieval_within_modalities(encoded: EncodedPairing, matches: Matches) -> dict[str, Direction]:
+def retrieval_within_modalities(encoded: EncodedPairing, matches: Matches) -> dict[str, DirectionMetrics]:
     """Return retrieval within images and within texts, where some items have a common partner."""
     sides = (("i2i", encoded.images.vectors, matches), ("t2t", encoded.texts.vectors, matches.T))
     found = {name: retrieval_within(unit_length(vectors).cpu().numpy(), own) for name, vectors, own in sides}
@@ -288,7 +289,7 @@ def reranked_retrieval(
 def _reranked(staged: TwoStageScores, relevant: Matches) -> tuple[Retrieval, tuple[float, float]]:
     """Return the metrics and the recall of the first stage, in both directions."""
     (texts, i2t), (images, t2i) = staged.i2t(relevant), staged.t2i(relevant)
-    return Retrieval(summarise(texts), summarise(images)), (i2t, t2i)
+    return Retrieval(retrieval_metrics(texts), retrieval_metrics(images)), (i2t, t2i)
 
 
 def overlap_of(matcher: Matcher, scores: Floats, pairing: Pairing) -> Overlap | None:

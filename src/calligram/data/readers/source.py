@@ -9,7 +9,7 @@ from pathlib import Path
 from calligram.data.collection import SPLITS
 from calligram.data.draft import Draft, Problems
 from calligram.errors import UserError
-from calligram.files import text_fraction
+from calligram.files import hash_fraction
 
 SPLIT_NAMES = {
     "train": "train",
@@ -86,7 +86,7 @@ def split_by_hash(key: str, shares: Sequence[float] = DEFAULT_SPLIT_SHARES) -> s
     >>> [split_by_hash(f"{n}.jpg") for n in range(3)] == [split_by_hash(f"{n}.jpg") for n in range(3)]
     True
     """
-    fraction = text_fraction(key)
+    fraction = hash_fraction(key)
     train, dev, _ = shares
     return "train" if fraction < train else "dev" if fraction < train + dev else "test"
 
@@ -129,7 +129,7 @@ def key_to_move(split_of: dict[str, str]) -> str:
     """The key to move to an empty split: the one with the smallest hash in the largest split (of equals, the first)."""
     splits = list(split_of.values())
     largest = max(SPLITS, key=splits.count)
-    return min((key for key, split in split_of.items() if split == largest), key=text_fraction)
+    return min((key for key, split in split_of.items() if split == largest), key=hash_fraction)
 
 
 def _fill_empty_splits(draft: Draft, wanted: Sequence[str], problems: Problems) -> None:

@@ -22,7 +22,7 @@ from calligram.data.sparse import EXTRA_IMAGES_KEY
 from calligram.device import device_name, device_named
 from calligram.errors import UserError
 from calligram.evaluation.encode import encode_pairing, load_pairing, score_matrix
-from calligram.evaluation.ranking import relevant_ranks, summarise
+from calligram.evaluation.ranking import relevant_ranks, retrieval_metrics
 from calligram.features.inputs import Inputs
 from calligram.models.catalog import WEIGHTS_FILE, read_run_file
 from calligram.models.matcher import Matcher
@@ -200,8 +200,8 @@ def _retrieval_on_dev(plan: Plan, collection: Collection, context: RunContext) -
         else:  # the recalls only, without the other measures of a report
             encoded = encode_pairing(matcher.eval(), plan.inputs, loaded, context.track)
             scores = score_matrix(matcher, encoded, track=context.track)
-            i2t = summarise(relevant_ranks(scores, dev.matches))
-            t2i = summarise(relevant_ranks(scores.T, dev.matches.T))
+            i2t = retrieval_metrics(relevant_ranks(scores, dev.matches))
+            t2i = retrieval_metrics(relevant_ranks(scores.T, dev.matches.T))
         return {
             "rsum": i2t.rsum + t2i.rsum,
             **{f"i2t_r{k}": getattr(i2t, f"r{k}") for k in (1, 5, 10)},

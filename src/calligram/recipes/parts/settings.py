@@ -242,7 +242,7 @@ class Optimisation:
         return out
 
 
-class PairSettings(Protocol):
+class BatchSettings(Protocol):
     """The settings that ``pair_batches`` uses."""
 
     @property
@@ -262,7 +262,7 @@ class PairSettings(Protocol):
 
 
 def pair_batches(
-    settings: PairSettings,
+    settings: BatchSettings,
     pairing: Pairing,
     inputs: Inputs,
     context: RunContext,
