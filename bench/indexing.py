@@ -26,7 +26,7 @@ from calligram.recipes.catalog import RECIPES
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.scenes.generate import generate_scenes
-from calligram.search.indexing.encode import BATCH
+from calligram.search.indexing.encode import BATCH_PICTURES
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
 
@@ -61,8 +61,9 @@ def in_turns(stored: StoredMatcher, files: list[Path]) -> float:
     assert isinstance(pixels, PixelInput)
     began = time.perf_counter()
     with ThreadPoolExecutor() as pool:
-        for start in range(0, len(files), BATCH):
-            part = pool.map(lambda file: pixels.resize(decode(file.read_bytes())), files[start : start + BATCH])
+        for start in range(0, len(files), BATCH_PICTURES):
+            chosen = files[start : start + BATCH_PICTURES]
+            part = pool.map(lambda file: pixels.resize(decode(file.read_bytes())), chosen)
             stored.matcher.encode_images(pixels.finish(torch.from_numpy(np.stack(list(part)))))
     return len(files) / (time.perf_counter() - began)
 
@@ -74,12 +75,12 @@ def side_by_side(stored: StoredMatcher, files: list[Path]) -> float:
 
     @torch.no_grad()
     def batch(start: int) -> None:
-        part = np.stack([pixels.resize(decode(file.read_bytes())) for file in files[start : start + BATCH]])
+        part = np.stack([pixels.resize(decode(file.read_bytes())) for file in files[start : start + BATCH_PICTURES]])
         stored.matcher.encode_images(pixels.finish(torch.from_numpy(part)))
 
     began = time.perf_counter()
     with ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        list(pool.map(batch, range(0, len(files), BATCH)))
+        list(pool.map(batch, range(0, len(files), BATCH_PICTURES)))
     speed = len(files) / (time.perf_counter() - began)
     torch.set_num_threads(before)
     return speed
