@@ -240,7 +240,7 @@ def test_exactly_one_action_must_be_given(given):
     for arguments in ((), ("--undo", "--history"), ("list.csv", "--undo")):
         done = call("caption", collection.folder, *arguments)
         assert "give one of: a file of captions to add, --undo, or --history" in str(done.exception)
-    assert "nothing to take back" in str(call("caption", collection.folder, "--undo").exception)
+    assert "nothing to remove" in str(call("caption", collection.folder, "--undo").exception)
     assert "no captions were added" in call("caption", collection.folder, "--history").output
 
 

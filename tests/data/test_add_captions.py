@@ -90,7 +90,7 @@ def test_earlier_states_can_be_restored(copy):
     assert Collection.open(copy).table("captions").equals(first.table("captions"))
     assert remove_last_captions(copy).revision == 1
     assert pairs(Collection.open(copy)) == pairs(before)
-    with pytest.raises(UserError, match="nothing to take back"):
+    with pytest.raises(UserError, match="nothing to remove"):
         remove_last_captions(copy)
     assert add_new_captions(copy, [NewCaption("train-1", "grass")]).captions == 1
 

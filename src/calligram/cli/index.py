@@ -114,7 +114,9 @@ def _print(report: IndexReport, out: Path) -> None:
     console.print(f"{out} contains {size['items']:,} pictures{captions}", highlight=False, markup=False)
     if size.get("problems"):
         lists = command("calligram", "index", "--problems", out)
-        console.print(f"{size['problems']:,} files could not be used: {lists} lists them", markup=False, soft_wrap=True)
+        console.print(
+            f"files that could not be used: {size['problems']:,}; {lists} lists them", markup=False, soft_wrap=True
+        )
 
 
 def _list_problems(library: Path) -> None:

@@ -74,7 +74,9 @@ def list_(
     for name in READERS:
         table.add_row("format", name, f"calligram import {name} SOURCE DEST")
     for name, study in STUDIES.items():
-        table.add_row("paper", name, f"{len(study.claims)} claims: calligram reproduce {name} COLLECTION")
+        table.add_row(
+            "paper", name, f"claims: {len(study.claims)}; run them with: calligram reproduce {name} COLLECTION"
+        )
     console.print(table)
 
 

@@ -154,7 +154,7 @@ def remove_last_captions(folder: Path, keep: Callable[[CaptionRevision], None] |
         before = Collection.open(folder)
         earlier = caption_revisions(before)
         if not earlier:
-            raise UserError(f"no captions were added to {folder} since its import; there is nothing to take back")
+            raise UserError(f"no captions were added to {folder} since its import; there is nothing to remove")
         last = earlier[-1]
         if keep is not None:
             keep(last)

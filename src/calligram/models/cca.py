@@ -41,7 +41,7 @@ class CanonicalDirections(NamedTuple):
 
 
 class CCA(EmbeddingMatcher):
-    """Cosine of canonical projections weighted by their correlations: diag(r) W'(x - mean).
+    """Cosine of canonical projections, each weighted by its correlation: diag(r) W'(x - mean).
 
     The baseline of two-branch, Table 2, in the normalised form of that paper: correlations to the power 1, then length
     one. There are no gradient steps; ``fit`` computes it in one pass over matching pairs.

@@ -130,7 +130,9 @@ def drop_regions(real: Tensor, hide: float) -> Tensor:
 
 
 class MMCA(Matcher):
-    """S = i_0 . c_0 + alpha i_1 . c_1, with vectors of length one (mmca, Secs. 3.3-3.5).
+    """Cosine after self-attention plus alpha times the cosine after cross-attention (mmca, Secs. 3.3-3.5).
+
+    S = i_0 . c_0 + alpha i_1 . c_1, with vectors of length one.
 
     i_0 is the mean over regions after a Transformer unit. c_0 is the output of n-gram filters over the states of a
     BERT-like encoder. They are the vectors of the first search stage; the pair module reranks.

@@ -24,9 +24,9 @@ class TagSettings:
 
 
 class TagMatcher(Matcher):
-    """Scores r = s_g' q (a3vse, Sec. 4.2): s_g are concept probabilities of the image, q is one for the text's
-    concepts.
+    """Sum of the image's probabilities of the concepts that the text names (a3vse, Sec. 4.2).
 
+    r = s_g' q: s_g are the concept probabilities of the image, q is one for the concepts of the text and else zero.
     The classifier is the pretrained classification layer of the backbone.
     """
 

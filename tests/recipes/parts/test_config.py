@@ -127,6 +127,9 @@ def test_the_old_name_of_a_setting_is_refused_with_its_present_name(tmp_path):
     file.write_text("[first.optim]\nparts = []\n")
     with pytest.raises(UserError, match=r"setting first\.optim\.parts is now called first\.optim\.lr_scale"):
         resolve(RECIPES["dual-path"].defaults, [], file)
+    # Recipe ensemble never had a setting "members", so the new name would be refused too.
+    with pytest.raises(UserError, match="unknown setting 'members'"):
+        resolve(RECIPES["ensemble"].defaults, ["members=a,b"])
 
 
 def test_settings_written_under_old_names_are_translated():

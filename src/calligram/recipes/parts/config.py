@@ -102,7 +102,7 @@ def resolve(defaults: S, changes: Sequence[str] = (), file: Path | None = None) 
     given = [*_read_toml(file), *(_split(change) for change in changes)]
     for key, raw in [*_preset_values(defaults, given), *given]:
         if key not in known:
-            if key in RENAMED_SETTINGS:
+            if RENAMED_SETTINGS.get(key) in known:
                 raise UserError(f"setting {key} is now called {RENAMED_SETTINGS[key]}")
             raise unknown("setting", key, known)
         values[key] = _parse(raw, known[key])

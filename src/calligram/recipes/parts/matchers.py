@@ -50,7 +50,7 @@ class BFANModel:
 
     focal: Annotated[
         Literal["equal", "prob"],
-        "relevant parts: those above the mean (equal), or above others weighted by their confidence (prob)",
+        "relevant parts: attention above the mean (equal), or above a mean weighted by confidence (prob)",
     ] = "equal"
     norm: Annotated[Norm, "normalization of the products of regions and words, over the attending items"] = (
         "clipped_l2norm"
@@ -64,7 +64,8 @@ class VSRNModel:
 
     layers: Annotated[int, "number of reasoning layers", (0, 100)] = 4
     norm: Annotated[
-        Literal["regions", "features"], "axis along which regions are normalized; regions in the release"
+        Literal["regions", "features"],
+        "axis over which values are L2-normalised: over the regions of an image (the release), or over features",
     ] = "regions"
     norm_before: Annotated[bool, "also normalize before reasoning; only on MS-COCO in the release"] = True
     batch_norm: Annotated[bool, "batch normalization of the image vector; only on Flickr30K in the release"] = False

@@ -83,7 +83,8 @@ class PseudoSettings:
         int, "number of captions taken from the most similar captioned images; needs pseudo.backbone", (0, 100)
     ] = 0
     run: Annotated[
-        str, "folder of a run, trained on no more captions, whose vectors retrieve sentences from pseudo.corpus"
+        str,
+        "folder of a run whose vectors retrieve sentences from pseudo.corpus; it must not have seen removed captions",
     ] = ""
     corpus: Annotated[str, "text file with one sentence per line, also .gz, for pseudo.run"] = ""
     retrieved: Annotated[int, "number of sentences that pseudo.run retrieves for an image", (1, 100)] = 3

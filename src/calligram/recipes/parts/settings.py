@@ -65,13 +65,13 @@ class SparseSettings:
     ] = None
     seed: Annotated[
         int | None,
-        "seed of the selection; levels with one seed are nested; none for the seed of the run",
+        "seed of the selection: with one seed, a smaller share is part of a larger one; none for the seed of the run",
         (0, 2**62),
     ] = 0
     length: Annotated[
         Literal["as-set", "extended", "half"],
-        "number of epochs: as set (as-set), more with fewer captions (extended), or as many as give half of the steps "
-        "that all captions would take (half)",
+        "number of epochs: as set (as-set), more with fewer captions (extended), or so many that training takes half "
+        "of the steps that it would take with all captions (half)",
     ] = "as-set"
     run: Annotated[
         str, "folder of a run that suggests further training images, in addition to those that it was trained with"
@@ -158,7 +158,7 @@ class CandidateSettings:
     ] = 0
     first_stage: Annotated[
         float | None,
-        "weight of the same loss over the cosines of vectors; none for 1 where candidates is set, else 0",
+        "weight of a second term: the loss over the cosines of vectors; none for 1 where candidates is set, else 0",
         (0, 1000),
     ] = None
     dev_depth: DevDepth = 0

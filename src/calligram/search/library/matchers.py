@@ -104,8 +104,7 @@ class LibraryMatchers:
             if self._differs(manifest, name):
                 before = _description(name, getattr(manifest, name))
                 raise UserError(
-                    f"{library} was indexed with {before}, this is {_description(name, model)}: "
-                    f"their vectors cannot be compared; rebuild it with "
+                    f"{library} was indexed with {before}, this is {_description(name, model)}; rebuild it with "
                     f"{self._command(library, source)}, or choose another --out"
                 )
 
