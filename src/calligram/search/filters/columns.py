@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from calligram.errors import UserError
+from calligram.search.filters.conditions import ColumnKind, stored_name
 from calligram.search.indexing.exif import EXIF_COLUMNS, ColumnValue
 from calligram.text import NORMAL_FORM, is_encodable
-
-ColumnKind = Literal["number", "text", "flag"]
-"""what a column holds; dates are text in ISO order"""
 
 LIBRARY_COLUMNS: Mapping[str, ColumnKind] = {
     **{"path": "text", "folder": "text", "name": "text", "source": "text", "bytes": "number"},
@@ -154,16 +152,3 @@ def checked_ids(ids: Sequence[str]) -> list[str]:
         if not id or not is_encodable(id):
             raise UserError(f"{id!r} cannot be an id; ids are text that UTF-8 can write, and not empty")
     return list(ids)
-
-
-def stored_name(column: str) -> str:
-    """The name of a column within an engine: lower-case letters, digits and ``_``, whatever the column's own name is.
-
-    Engines differ in how they quote names and in how they treat dots and capitals. These names need no quotes, and
-    none of them is ``id`` or ``vector``.
-
-    >>> stored_name("year"), stored_name("Shot at")
-    ('c_year', 'c__53hot_20at')
-    """
-    plain = (c if c.isascii() and (c.islower() or c.isdigit()) else f"_{ord(c):x}" for c in column)
-    return "c_" + "".join(plain)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from calligram.errors import UserError
 from calligram.progress import Track, silent
 from calligram.search.filters import columns
-from calligram.search.filters.columns import ColumnKind
+from calligram.search.filters.conditions import ColumnKind
 from calligram.search.indexing.diff import ContentChange, LibraryState, resolve
 from calligram.search.indexing.exif import EXIF_COLUMNS
 from calligram.search.indexing.sources import PictureFacts, PictureSource, ScannedPicture
