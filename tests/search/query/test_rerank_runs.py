@@ -147,7 +147,7 @@ def test_a_rebuild_can_leave_the_second_stage_out(library, stored_tiny, tmp_path
     index = ("index", first, stored_tiny.folder, "--out", out, "--device", "cpu")
     command(*index, "--reranker", second.source)
     assert Library.open(out).manifest.reranker is not None
-    with pytest.raises(UserError, match=r"this is no reranker: .*--rebuild"):
+    with pytest.raises(UserError, match=r"this is no reranker; rebuild it with .*--rebuild"):
         command(*index, "--reranker", "none")
     command(*index, "--reranker", "none", "--rebuild")
     assert Library.open(out).manifest.reranker is None
