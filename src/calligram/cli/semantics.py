@@ -56,7 +56,7 @@ def semantics(
         return
     pairs = make_pseudo_pairs(sparse, settings.pseudo, context, split)
     sentences = [pairs.texts.strings[text] for text in pairs.matches.pairs()[1].tolist()]
-    # All captions, including those that the sparse collection leaves out: this is a measurement, not training.
+    # All captions, also the captions that the sparse collection leaves out: this is a measurement, not training.
     shared = word_overlap(whole.sentences(split).texts.strings, sentences)
     if as_json:
         typer.echo(json.dumps({"images": len(sentences), "sentences": len(pairs.texts), **shared.as_dict()}))

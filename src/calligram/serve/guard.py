@@ -78,7 +78,7 @@ def error_answer(status: int, reason: str, log_id: str | None = None) -> JSONRes
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The error statuses of a route for the OpenAPI description; those that every route has are added."""
+    """The error statuses of a route for the OpenAPI description, with the statuses that every route has."""
     return {status: {"model": ErrorAnswer} for status in (401, 403, 421, 500, *statuses)}
 
 

@@ -74,7 +74,7 @@ class SparseSettings:
         "of the steps that it would take with all captions (half)",
     ] = "as-set"
     run: Annotated[
-        str, "folder of a run that suggests further training images, in addition to those that it was trained with"
+        str, "folder of a run that suggests further training images; its own training images are kept too"
     ] = ""
     more: Annotated[float, "share of the captioned training images that sparse.run adds", (0, 1)] = 0.0
     uncertainty: Annotated[float, "weight of the uncertainty of sparse.run against coverage", (0, 1)] = 0.5

@@ -88,7 +88,7 @@ class OfflineSampler(PairSampler):
         return np.stack([pairs[:, 0], pairs[:, 1], image, text, image_of, text_of], axis=1)
 
     def _draw_non_matching(self, images: _Draw, texts: _Draw, count: int) -> tuple[Ints, Ints]:
-        """Draw images and texts, and draw again those that match each other."""
+        """Draw images and texts; pairs that match each other are drawn again."""
         image, text = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
         again = np.arange(count)
         for _ in range(MAX_DRAWS):
