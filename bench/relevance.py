@@ -26,10 +26,9 @@ from calligram.data.write_collection import write_draft
 from calligram.models.catalog import StoredMatcher, load_matcher
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
-from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder, unit_vectors
 from calligram.search.query.cutoff import COUNTED_HITS, ScoreScales, measure_scales, random_phrase, words_of
 from calligram.search.query.encoded_query import QueryPlanner
-from calligram.search.query.encoder import QueryEncoder, unit_vectors
 from calligram.search.query.searcher import Searcher
 
 MOST_IMAGES, QUERIES = 1000, 250
@@ -127,7 +126,7 @@ Rows = list[tuple[str, float, str]]
 
 def words(known: Known, stored: StoredMatcher, libraries: dict[str, Library]) -> Rows:
     """What words bring: whole captions by the rank of their own image, pieces by what is found of their matches."""
-    rng, encoder, rows = np.random.default_rng(1), QueryEncoder(stored), []
+    rng, encoder, rows = np.random.default_rng(1), MatcherEncoder(stored), []
     pieces = known.pieces(rng)[:QUERIES]
     images = rng.permutation(len(known.kept_out))[:QUERIES].tolist()
     whole = [known.captions[image] for image in images]
@@ -144,7 +143,7 @@ def words(known: Known, stored: StoredMatcher, libraries: dict[str, Library]) ->
 
 def cutoff(known: Known, stored: StoredMatcher, library: Library, name: str) -> Rows:
     """What the cut-off lets through and what it refuses."""
-    encoder = QueryEncoder(stored)
+    encoder = MatcherEncoder(stored)
     asker = QueryPlanner(library, encoder, measure_scales(library, encoder))
 
     def learnt(queries: Sequence[str], *, by_words: bool = True) -> Floats:

@@ -29,8 +29,7 @@ from calligram.scenes.generate import generate_scenes
 from calligram.search.filters import columns
 from calligram.search.indexing.run import open_for_writing
 from calligram.search.indexing.writer import LibraryWriter
-from calligram.search.library.matchers import LibraryMatchers
-from calligram.search.query.encoder import QueryEncoder, unit_vectors
+from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder, unit_vectors
 from calligram.search.query.rerank import TimeBudget
 from calligram.search.query.searcher import Searcher
 
@@ -88,7 +87,7 @@ def make_library(folder: Path) -> tuple[Path, list[str]]:
     collection = generate_scenes(folder / "scenes", images=400, size=32)
     captions = list(dict.fromkeys(collection.sentences("all").texts.strings))
     run, library = make_run(folder / "run", captions), folder / "library"
-    centres = unit_vectors(QueryEncoder(load_matcher(run)).texts(captions))
+    centres = unit_vectors(MatcherEncoder(load_matcher(run)).texts(captions))
     with lock_folder(library, "library"):
         fill(
             open_for_writing(library, LibraryMatchers.load(str(run), str(run)), folder, None, rebuild=False).writer,

@@ -32,8 +32,7 @@ from calligram.scenes.generate import generate_scenes
 from calligram.search.filters import columns
 from calligram.search.indexing.run import open_for_writing
 from calligram.search.indexing.writer import LibraryWriter, words_of
-from calligram.search.library.matchers import LibraryMatchers
-from calligram.search.query.encoder import QueryEncoder, unit_vectors
+from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder, unit_vectors
 from calligram.search.query.searcher import Searcher
 
 Row = dict[str, object]
@@ -55,7 +54,7 @@ def make_run(folder: Path) -> tuple[Path, list[str]]:
 
 def mixture(run: Path, captions: Sequence[str]) -> Floats:
     """A vector for each item, at a cosine of about 0.85 to that of its caption."""
-    centres = unit_vectors(QueryEncoder(load_matcher(run)).texts(captions))
+    centres = unit_vectors(MatcherEncoder(load_matcher(run)).texts(captions))
     noise = np.random.default_rng(0).normal(scale=0.6 / DIM**0.5, size=(ITEMS, DIM)).astype(np.float32)
     vectors = centres[np.arange(ITEMS) % len(centres)] + noise
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from calligram.cli.screen import progress_bar, show_spinner
-from calligram.progress import silent, track_parts
 
 SCRIPT = """
 import logging, sys, time
@@ -69,17 +68,3 @@ def test_a_progress_bar_yields_every_item_with_and_without_a_spinner():
         assert next(left) == 0
     left.close()
     assert list(progress_bar([], "nothing")) == []
-
-
-def test_parts_are_yielded_whole_and_their_items_are_counted():
-    counted = []
-
-    def track(items, label, total=None):
-        for item in items:
-            counted.append((label, total))
-            yield item
-
-    parts = [[1, 2], [], [3], [4, 5, 6]]
-    assert list(track_parts(track, parts, "numbers", 6)) == [[1, 2], [3], [4, 5, 6]]
-    assert counted == [("numbers", 6)] * 6
-    assert list(track_parts(silent, [[1, 1]], "numbers")) == [[1, 1]]

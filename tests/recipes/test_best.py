@@ -13,8 +13,7 @@ from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
-from calligram.search.library.matchers import LibraryMatchers
-from calligram.search.query.encoder import QueryEncoder
+from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder
 from calligram.search.query.searcher import Searcher
 from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
@@ -133,7 +132,7 @@ def test_a_library_searches_by_joined_vectors_and_reranks_by_all_members(stored_
     run(stored_tiny, tmp_path / "run", *STORED, "ensemble_members=mmca,scan")
     models = LibraryMatchers.load(tmp_path / "run")
     index_source(models, stored_tiny.folder, tmp_path / "library")
-    library, encoder = Library.open(tmp_path / "library"), QueryEncoder(models.matcher)
+    library, encoder = Library.open(tmp_path / "library"), MatcherEncoder(models.matcher)
     hits = Searcher(library, encoder, encoder).images("a red disc", 18, hybrid=False, all=True).hits
     query = encoder.texts(["a red disc"])
     expected = encoder.scores(library.parts([hit.id for hit in hits]), query)[:, 0]

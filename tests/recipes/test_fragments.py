@@ -14,8 +14,7 @@ from calligram.recipes.parts.matchers import fragment_matcher, fragment_towers
 from calligram.recipes.parts.run import RunContext, run_recipe
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
-from calligram.search.library.matchers import LibraryMatchers
-from calligram.search.query.encoder import QueryEncoder
+from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder
 from calligram.search.query.searcher import Searcher
 from calligram.studies.results import result_line
 from calligram.training.runs import Run
@@ -100,7 +99,7 @@ def test_a_library_reranks_candidates_by_attention(stored_tiny, tmp_path, matche
     assert models.reranker is not None
     index_source(models, stored_tiny.folder, tmp_path / "library")
     library = Library.open(tmp_path / "library")
-    encoder = QueryEncoder(models.matcher)
+    encoder = MatcherEncoder(models.matcher)
     hits = Searcher(library, encoder, encoder).images("a red disc", 18, hybrid=False, all=True).hits
     query = encoder.texts(["a red disc"])
     expected = encoder.scores(library.parts([hit.id for hit in hits]), query)[:, 0]

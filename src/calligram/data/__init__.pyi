@@ -35,6 +35,7 @@ from calligram.data.pairing import Texts as Texts
 from calligram.data.pairing import Visuals as Visuals
 from calligram.data.pictures import PictureError as PictureError
 from calligram.data.pictures import decode as decode
+from calligram.data.pictures import exif_columns as exif_columns
 from calligram.data.pictures import font as font
 from calligram.data.revision import NewRegions as NewRegions
 from calligram.data.revision import images_with_proposals as images_with_proposals

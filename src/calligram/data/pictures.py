@@ -1,18 +1,24 @@
-"""Stored pictures, and decoding of picture files: rotated, animated, 16-bit, CMYK, transparent, damaged, very large."""
+"""Picture files: their pixels and their EXIF data, and the pictures of a collection.
+
+Files may be rotated, animated, 16-bit, CMYK, transparent, damaged or very large.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, ImageFont, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFont, ImageOps, UnidentifiedImageError
 
 from calligram.errors import UserError
 
@@ -22,6 +28,13 @@ if TYPE_CHECKING:
 MAX_MEGAPIXELS = 150
 """larger pictures are refused, because decoding one takes more than half a gigabyte"""
 PICTURE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm"})
+EXIF_DATE = re.compile(r"(\d{4})[:-](\d{2})[:-](\d{2})[ T](\d{2}):(\d{2}):(\d{2})")
+EXIF_SIGNATURES = (b"Exif", b"EXIF", b"eXIf", b"II*\x00", b"MM\x00*")
+"""a file without any of them has no EXIF block"""
+MAX_CAMERA_CHARACTERS = 100
+JPEG_START = b"\xff\xd8"
+SCAN_MARKER, JFIF_MARKER, ADOBE_MARKER, COMMENT_MARKER = 0xDA, 0xE0, 0xEE, 0xFE
+FRAME_MARKERS = frozenset((0xC0, 0xC1, 0xC2))
 
 # Pillow warns above 89 megapixels. The limit here is higher, so its warning is not needed.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
@@ -188,3 +201,89 @@ def _as_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, layer).convert("RGB")
     return image.convert("RGB")
+
+
+# EXIF data, and the segments of a JPEG file.
+
+
+def exif_columns(data: bytes) -> dict[str, str | int | float]:
+    """Date, year, camera and position from the EXIF block; missing and invalid values are left out."""
+    if not _may_have_exif(data):
+        return {}
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            exif = image.getexif()
+            inner = exif.get_ifd(ExifTags.IFD.Exif)
+            place = exif.get_ifd(ExifTags.IFD.GPSInfo)
+    except Exception:  # a damaged block must not exclude the picture, and decoders raise errors of any type
+        return {}
+    taken = _taken(inner.get(ExifTags.Base.DateTimeOriginal) or exif.get(ExifTags.Base.DateTime))
+    found = {
+        "taken": taken,
+        "year": int(taken[:4]) if taken else None,
+        "camera": _camera(exif.get(ExifTags.Base.Make), exif.get(ExifTags.Base.Model)),
+        "latitude": _degrees(place, ExifTags.GPS.GPSLatitude, ExifTags.GPS.GPSLatitudeRef, "S", 90),
+        "longitude": _degrees(place, ExifTags.GPS.GPSLongitude, ExifTags.GPS.GPSLongitudeRef, "W", 180),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _may_have_exif(data: bytes) -> bool:
+    """Whether the file may have an EXIF block; in a JPEG file, only the part before the pixels is searched."""
+    before = next((place for marker, place in segments(data) if marker == SCAN_MARKER), len(data))
+    return any(data.find(mark, 0, before) >= 0 for mark in EXIF_SIGNATURES)
+
+
+def _taken(text: object) -> str | None:
+    """``2020:05:01 12:30:00`` in ISO format; None for invalid dates, such as the zeros of a clock that was not set."""
+    match = EXIF_DATE.match(str(text)) if text else None
+    if match is None:
+        return None
+    try:
+        return datetime(*(int(part) for part in match.groups())).isoformat()  # type: ignore[arg-type]
+    except ValueError:
+        return None
+
+
+def _camera(make: object, model: object) -> str | None:
+    first, second = (_plain(part) for part in (make, model))
+    if second.lower().startswith(first.lower()):  # many model names begin with the name of the maker
+        return second or None
+    return f"{first} {second}".strip() or None
+
+
+def _plain(text: object) -> str:
+    cleaned = str(text or "").replace("\x00", " ").encode("utf-8", "ignore").decode("utf-8")
+    return " ".join(cleaned.split())[:MAX_CAMERA_CHARACTERS]
+
+
+def _degrees(place: Mapping[int, Any], value: int, side: int, negative: str, most: float) -> float | None:
+    try:
+        degrees, minutes, seconds = (float(part) for part in place[value])
+        found = degrees + minutes / 60 + seconds / 3600
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    if not 0 <= found <= most or (degrees, minutes, seconds) == (0, 0, 0):
+        return None
+    return round(-found if str(place.get(side, "")).upper().startswith(negative) else found, 6)
+
+
+def segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Marker and offset of each segment of a JPEG file, up to the first with pixels; none for other files."""
+    place = len(JPEG_START) if data.startswith(JPEG_START) else len(data)
+    while place + 10 < len(data) and data[place] == 0xFF:
+        yield data[place + 1], place
+        if data[place + 1] == SCAN_MARKER:
+            return
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+
+
+def is_plain_jpeg(data: bytes) -> bool:
+    """Whether a file is a grey or colour JPEG without EXIF data, colour profile and comment."""
+    for marker, place in segments(data):
+        if marker == SCAN_MARKER:
+            return True
+        extra = JFIF_MARKER <= marker < 0xF0 and marker not in (JFIF_MARKER, ADOBE_MARKER)
+        if extra or marker == COMMENT_MARKER or (marker in FRAME_MARKERS and data[place + 9] not in (1, 3)):
+            return False
+    return False

@@ -15,7 +15,7 @@ from calligram.errors import UserError
 from calligram.evaluation.suggest import Suggestion, suggest_images
 from calligram.search.indexing.encode import thumbnail
 from calligram.search.library.library import Library
-from calligram.search.query.encoder import load_recorded
+from calligram.search.library.matchers import load_recorded
 from calligram.serve.guard import RefusedRequest
 
 log = logging.getLogger("calligram.serve")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from calligram.data.pictures import decode
+from calligram.data.pictures import decode, exif_columns, is_plain_jpeg
 from calligram.features.images.pixels import PixelInput
-from calligram.search.indexing.encode import is_plain_jpeg, thumbnail
-from calligram.search.indexing.exif import exif_columns
+from calligram.search.filters.columns import EXIF_COLUMNS
+from calligram.search.indexing.encode import thumbnail
 
 
 def jpeg(
@@ -43,6 +43,7 @@ def test_date_camera_and_position_are_read():
         "latitude": pytest.approx(-33.856667),
         "longitude": pytest.approx(151.21),
     }
+    assert set(found) == set(EXIF_COLUMNS)
 
 
 @pytest.mark.parametrize("date", ["0000:00:00 00:00:00", "2021:13:01 00:00:00", "yesterday", "    "])
@@ -107,7 +108,7 @@ def test_too_little_is_not_made_into_a_thumbnail():
 
 def test_exif_is_searched_only_before_the_pixels(monkeypatch):
     data = encoded() + b"Exif"  # such bytes turn up among those of a large picture
-    monkeypatch.setattr("calligram.search.indexing.exif.Image.open", lambda _: pytest.fail("opened again"))
+    monkeypatch.setattr("calligram.data.pictures.Image.open", lambda _: pytest.fail("opened again"))
     assert exif_columns(data) == {}
 
 

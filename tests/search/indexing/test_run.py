@@ -78,7 +78,7 @@ def test_many_batches_at_once_keep_their_order_and_leave_torch_as_it_was(models,
     source = open_source(photos)
     entries = source.scan().entries
     worker = dataclasses.replace(PictureEncoder.of(models, source, "cpu"), batch=2)
-    rows = [row for batch in worker.run(entries, frozenset()) for row in batch]
+    rows = list(worker.run(entries, frozenset()))
     assert sorted(row["key"] for row in rows) == sorted(entry.key for entry in entries)
     fine = [row["key"] for row in rows if row.get("vector") is not None]
     assert len(fine) > 4
@@ -105,9 +105,9 @@ def test_pictures_are_counted_when_they_are_encoded_and_not_when_they_are_read(m
     source = open_source(photos)
     entries = source.scan().entries
     worker = dataclasses.replace(PictureEncoder.of(models, source, "cpu"), batch=2)
-    unusable = sum("problem" in row for batch in worker.run(entries, frozenset()) for row in batch)
+    unusable = sum("problem" in row for row in worker.run(entries, frozenset()))
     encoded.clear()
-    assert sum(len(batch) for batch in worker.run(entries, frozenset(), track)) == len(entries)
+    assert len(list(worker.run(entries, frozenset(), track))) == len(entries)
     assert counted == ["indexing pictures"] * len(entries)
 
 

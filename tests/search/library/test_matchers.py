@@ -16,10 +16,10 @@ from calligram.models.catalog import MATCHER_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.matcher import Encoded, Matcher
 from calligram.search.explain.library_localizer import LibraryLocalizer
 from calligram.search.indexing.run import index_source
+from calligram.search.library import matchers
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import MatcherRecord
-from calligram.search.library.matchers import LibraryMatchers
-from calligram.search.query.encoder import load_recorded
+from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder, load_recorded
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,13 @@ def cross_run(small_run, tmp_path, monkeypatch):
     torch.manual_seed(3)
     catalog.save(Cross(CrossSettings()), folder / MATCHER_FILE, folder / WEIGHTS_FILE)
     return folder
+
+
+def test_many_texts_have_the_vectors_of_single_texts_in_their_order(small_run, monkeypatch):
+    monkeypatch.setattr(matchers, "BATCH_TEXTS", 2)
+    encoder, texts = MatcherEncoder(load_matcher(small_run)), ["a warm colour", "snow", "a red disc", "", "blue snow"]
+    alone = torch.cat([encoder.texts([text]).vectors for text in texts])
+    torch.testing.assert_close(torch.from_numpy(encoder.text_vectors(texts)), alone)
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -17,8 +17,7 @@ from calligram.models.catalog import StoredMatcher, load_matcher
 from calligram.models.matcher import Encoded, Matcher
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
-from calligram.search.library.matchers import LibraryMatchers
-from calligram.search.query.encoder import QueryEncoder
+from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder
 from calligram.search.query.query import ItemId, Query, Term
 from calligram.search.query.rerank import merge_candidates, sort_by_score
 from calligram.search.query.searcher import Searcher
@@ -62,7 +61,7 @@ def stage(tiny, write_run, tmp_path_factory):
     first, second = load_matcher(write_run(folder / "run")), attending()
     index_source(LibraryMatchers(first, second), tiny.folder, folder / "library")
     library = Library.open(folder / "library")
-    searcher = Searcher(library, QueryEncoder(first), QueryEncoder(second))
+    searcher = Searcher(library, MatcherEncoder(first), MatcherEncoder(second))
     ids = [row["id"] for row in library.rows()]
     return SimpleNamespace(library=library, first=first, second=second, searcher=searcher, ids=ids, tiny=tiny)
 
@@ -98,7 +97,7 @@ def test_stored_parts_equal_the_matchers_parts_except_for_rounding(stage):
 
 
 def test_the_second_stage_needs_both_sides_and_changes_the_order(stage):
-    plain = Searcher(stage.library, QueryEncoder(stage.first))
+    plain = Searcher(stage.library, MatcherEncoder(stage.first))
     first = [hit.id for hit in plain.images("a red disc", 18, hybrid=False, all=True).hits]
     second = [hit.id for hit in stage.searcher.images("a red disc", 18, hybrid=False, all=True).hits]
     assert sorted(first) == sorted(second)
@@ -106,7 +105,7 @@ def test_the_second_stage_needs_both_sides_and_changes_the_order(stage):
 
 
 def test_a_small_depth_reorders_only_the_first_candidates(stage):
-    plain = Searcher(stage.library, QueryEncoder(stage.first))
+    plain = Searcher(stage.library, MatcherEncoder(stage.first))
     candidates = [hit.id for hit in plain.images("a red disc", 5, hybrid=False, all=True).hits]
     truth = exhaustive(stage, "a red disc")
     hits = stage.searcher.images("a red disc", 3, hybrid=False, all=True, depth=5).hits
@@ -140,7 +139,7 @@ def test_captions_are_reordered_for_pictures_and_for_items(stage):
 
 
 def test_queries_that_the_second_stage_cannot_score_keep_the_first_stages_order(stage):
-    plain = Searcher(stage.library, QueryEncoder(stage.first))
+    plain = Searcher(stage.library, MatcherEncoder(stage.first))
     picture = stage.tiny.sentences("test").visuals.open(1)
     mixed = Query((Term("a red disc"), Term(picture)))
     for query in (picture, mixed):

@@ -21,8 +21,8 @@ from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIG
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.scan import SCAN, SCANSettings
 from calligram.search.library.library import Library
+from calligram.search.library.matchers import load_encoders
 from calligram.search.query.cutoff import measure_scales, stored_scales
-from calligram.search.query.encoder import load_encoders
 from calligram.search.query.query import ItemId
 from calligram.search.query.rerank import RerankCosts, TimeBudget
 from calligram.search.query.searcher import Searcher

@@ -14,10 +14,9 @@ from calligram.search.indexing.forget import forget_items
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import MANIFEST, read_manifest, write_manifest
-from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.library.matchers import LibraryMatchers, load_encoders
 from calligram.search.query import cutoff
 from calligram.search.query.cutoff import UNKNOWN_SCALE, measure_scales, stored_scales, with_scales
-from calligram.search.query.encoder import load_encoders
 from calligram.search.query.searcher import Searcher
 
 

@@ -29,7 +29,7 @@ from calligram.search.explain.localize import (
 )
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import MatcherRecord
-from calligram.search.query.encoder import load_recorded
+from calligram.search.library.matchers import load_recorded
 
 CACHED_PICTURES = 32
 """pictures whose proposals are cached: about 200 boxes each, with 2 kB for the 512 numbers of a box"""

@@ -30,7 +30,7 @@ from calligram.features.inputs import ImageInput, Inputs
 from calligram.features.texts.vocabulary import count_truncated_words
 from calligram.models.matcher import Encoded, Matcher, stack
 from calligram.search.library.library import Item
-from calligram.search.query.encoder import QueryEncoder, on_device
+from calligram.search.library.matchers import MatcherEncoder, on_device
 from calligram.text import whitespace_word_spans
 
 Floats = NDArray[np.float32]
@@ -133,7 +133,7 @@ def explain_picture(matcher: Matcher, inputs: Inputs, seen: EncodedPicture, sent
 
 
 @torch.inference_mode()
-def item_attention(encoder: QueryEncoder, image: Encoded, item: Item, text: str) -> AttentionShares | None:
+def item_attention(encoder: MatcherEncoder, image: Encoded, item: Item, text: str) -> AttentionShares | None:
     """The attention between an item of a library and a text; None for a matcher without attention.
 
     Args:

@@ -2,11 +2,11 @@ from calligram.search.filters.columns import checked_ids as checked_ids
 from calligram.search.filters.columns import kinds_of as kinds_of
 from calligram.search.filters.columns import row_of as row_of
 from calligram.search.filters.columns import stored_columns as stored_columns
+from calligram.search.filters.columns import stored_name as stored_name
 from calligram.search.filters.columns import table_of as table_of
 from calligram.search.filters.conditions import Condition as Condition
 from calligram.search.filters.conditions import holds as holds
 from calligram.search.filters.conditions import negate as negate
-from calligram.search.filters.conditions import stored_name as stored_name
 from calligram.search.filters.conditions import to_lance as to_lance
 from calligram.search.filters.conditions import to_milvus as to_milvus
 from calligram.search.filters.parser import parse as parse

@@ -1,28 +1,42 @@
-"""Metadata columns of items: their names, kinds and values, and the form in which an index stores them."""
+"""Metadata columns of items: their names, kinds and values, and the form in which an index stores them.
+
+pyarrow is imported on use, so that a wrong condition is refused before anything slow is imported.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING, Any, Literal
 
 from calligram.errors import UserError
-from calligram.search.filters.conditions import ColumnKind, stored_name
-from calligram.search.indexing.exif import EXIF_COLUMNS, ColumnValue
 from calligram.text import NORMAL_FORM, is_encodable
 
-LIBRARY_COLUMNS: Mapping[str, ColumnKind] = {
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ColumnKind = Literal["number", "text", "flag"]
+"""what a column holds; dates are text in ISO order"""
+ColumnValue = str | int | float | bool | None
+
+FILE_COLUMNS: Mapping[str, ColumnKind] = {
     **{"path": "text", "folder": "text", "name": "text", "source": "text", "bytes": "number"},
     **{"width": "number", "height": "number"},
-    **{"taken": "text", "year": "number", "camera": "text", "latitude": "number", "longitude": "number"},
 }
+"""columns that a library fills for each picture; no source may replace them"""
+EXIF_COLUMNS: Mapping[str, ColumnKind] = {
+    "taken": "text",
+    "year": "number",
+    "camera": "text",
+    "latitude": "number",
+    "longitude": "number",
+}
+"""columns from the EXIF data of a picture; a column of the source with the same name replaces them"""
+LIBRARY_COLUMNS: Mapping[str, ColumnKind] = {**FILE_COLUMNS, **EXIF_COLUMNS}
 """columns that every library has"""
-ARROW_TYPES: Mapping[ColumnKind, pa.DataType] = {"number": pa.float64(), "text": pa.string(), "flag": pa.bool_()}
-RESERVED_NAMES = frozenset(LIBRARY_COLUMNS) - frozenset(EXIF_COLUMNS) | {"id", "vector", "score", "rank", "captions"}
+ARROW_TYPES: Mapping[ColumnKind, str] = {"number": "float64", "text": "string", "flag": "bool"}
+RESERVED_NAMES = frozenset(FILE_COLUMNS) | {"id", "vector", "score", "rank", "captions"}
 
 
 def kind_of(value: ColumnValue) -> ColumnKind:
@@ -88,6 +102,8 @@ def row_of(item: Mapping[str, Any], root: str) -> dict[str, ColumnValue]:
 
 def table_of(rows: Sequence[Mapping[str, ColumnValue]], kinds: Mapping[str, ColumnKind]) -> pa.Table:
     """Rows as an Arrow table with a column for each of ``kinds``."""
+    import pyarrow as pa
+
     columns = {}
     for name, kind in kinds.items():
         values = [row.get(name) for row in rows]
@@ -100,21 +116,36 @@ def table_of(rows: Sequence[Mapping[str, ColumnValue]], kinds: Mapping[str, Colu
 # The form in which an index stores columns.
 
 
+def stored_name(column: str) -> str:
+    """The name of a column within an engine: lower-case letters, digits and ``_``, whatever the column's own name is.
+
+    Engines differ in how they quote names and in how they treat dots and capitals. These names need no quotes, and
+    none of them is ``id`` or ``vector``.
+
+    >>> stored_name("year"), stored_name("Shot at")
+    ('c_year', 'c__53hot_20at')
+    """
+    plain = (c if c.isascii() and (c.islower() or c.isdigit()) else f"_{ord(c):x}" for c in column)
+    return "c_" + "".join(plain)
+
+
 def arrow_kind(column: str, type: pa.DataType) -> ColumnKind | None:
     """The kind of a column of an Arrow type; None for a column of nulls.
 
     Raises:
         UserError: for other types.
     """
-    if pa.types.is_dictionary(type):
+    from pyarrow import types
+
+    if types.is_dictionary(type):
         type = type.value_type
-    if pa.types.is_boolean(type):
+    if types.is_boolean(type):
         return "flag"
-    if pa.types.is_integer(type) or pa.types.is_floating(type):
+    if types.is_integer(type) or types.is_floating(type):
         return "number"
-    if pa.types.is_string(type) or pa.types.is_large_string(type) or pa.types.is_string_view(type):
+    if types.is_string(type) or types.is_large_string(type) or types.is_string_view(type):
         return "text"
-    if pa.types.is_null(type):
+    if types.is_null(type):
         return None
     raise UserError(f"column {column!r} has type {type}; columns to filter by hold numbers, text or true and false")
 
@@ -130,6 +161,9 @@ def stored_columns(columns: pa.Table, rows: int) -> pa.Table:
 
     Integers above 2**53 lose their last digits.
     """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     if columns.num_columns and len(columns) != rows:
         raise UserError(f"{rows} ids with {len(columns)} rows of columns; there must be one row for each id")
     found = {}

@@ -14,10 +14,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from calligram.search.filters.columns import stored_name
 from calligram.text import composed
 
-ColumnKind = Literal["number", "text", "flag"]
-"""what a column holds; dates are text in ISO order"""
 Operand: TypeAlias = float | str | bool
 """a value that a column is compared with; numbers are floats, also for a column of integers"""
 
@@ -234,16 +233,3 @@ def milvus_literal(value: Operand) -> str:
     if isinstance(value, str):
         return '"' + value.translate(MILVUS_ESCAPES) + '"'
     return str(value).lower() if isinstance(value, bool) else repr(value + 0.0)
-
-
-def stored_name(column: str) -> str:
-    """The name of a column within an engine: lower-case letters, digits and ``_``, whatever the column's own name is.
-
-    Engines differ in how they quote names and in how they treat dots and capitals. These names need no quotes, and
-    none of them is ``id`` or ``vector``.
-
-    >>> stored_name("year"), stored_name("Shot at")
-    ('c_year', 'c__53hot_20at')
-    """
-    plain = (c if c.isascii() and (c.islower() or c.isdigit()) else f"_{ord(c):x}" for c in column)
-    return "c_" + "".join(plain)

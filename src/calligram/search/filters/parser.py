@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from typing import NamedTuple, NoReturn, cast
 
 from calligram.errors import UserError, unknown
+from calligram.search.filters.columns import ColumnKind
 from calligram.search.filters.conditions import (
     Both,
-    ColumnKind,
     Comparison,
     Condition,
     Contains,

@@ -2,7 +2,6 @@ from calligram.search.indexing.diff import Change as Change
 from calligram.search.indexing.diff import LibraryState as LibraryState
 from calligram.search.indexing.diff import resolve as resolve
 from calligram.search.indexing.encode import thumbnail as thumbnail
-from calligram.search.indexing.exif import exif_columns as exif_columns
 from calligram.search.indexing.forget import forget_items as forget_items
 from calligram.search.indexing.ray import stage_over_ray as stage_over_ray
 from calligram.search.indexing.run import IndexReport as IndexReport

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from calligram.evaluation.encode import encode_texts
-from calligram.models.catalog import StoredMatcher
 from calligram.progress import Track, silent
 from calligram.search.filters import columns
 from calligram.search.indexing.diff import LibraryState, short_hash
 from calligram.search.indexing.sources import PictureSource
 from calligram.search.indexing.writer import LibraryWriter
+from calligram.search.library.matchers import MatcherEncoder
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,7 @@ class SourceCaptionRow(NamedTuple):
 
 def take_captions(
     writer: LibraryWriter,
-    stored: StoredMatcher,
+    encoder: MatcherEncoder,
     source: PictureSource,
     state: LibraryState,
     dirty: set[str],
@@ -44,7 +43,7 @@ def take_captions(
 
     Args:
         writer: of the library.
-        stored: the matcher that encodes.
+        encoder: of the library's matcher.
         source: of the captions.
         state: of the library.
         dirty: ids of items whose columns changed; conditions on their captions use the same columns.
@@ -58,7 +57,7 @@ def take_captions(
     extra = sorted(known.keys() - {w.id for w in wanted})
     left: list[SourceCaptionRow] = []
     for start in track(range(0, len(encode), COMMIT_CAPTIONS), "encoding captions", -(-len(encode) // COMMIT_CAPTIONS)):
-        left += _encode(writer, stored, encode[start : start + COMMIT_CAPTIONS], state.number)
+        left += _encode(writer, encoder, encode[start : start + COMMIT_CAPTIONS], state.number)
         writer.commit()
     if left:
         log.warning(
@@ -102,12 +101,11 @@ def _wanted(source: PictureSource, state: LibraryState) -> list[SourceCaptionRow
 
 
 def _encode(
-    writer: LibraryWriter, stored: StoredMatcher, wanted: Sequence[SourceCaptionRow], number: int
+    writer: LibraryWriter, encoder: MatcherEncoder, wanted: Sequence[SourceCaptionRow], number: int
 ) -> list[SourceCaptionRow]:
     """Encode and add captions; returns the captions without a usable vector."""
-    rows = stored.inputs.texts.load([w.text for w in wanted])
-    vectors = encode_texts(stored.matcher, rows).vectors.float().cpu().numpy()
-    usable = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
+    vectors = encoder.text_vectors([w.text for w in wanted])
+    usable = np.asarray(np.isfinite(vectors).all(axis=1) & vectors.any(axis=1))
     kept = [w for w, fine in zip(wanted, usable, strict=True) if fine]
     writer.tables.put("captions", [_row(w, number) for w in kept])
     if kept:

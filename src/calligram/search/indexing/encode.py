@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from calligram.data.pictures import PictureError, decode
+from calligram.data.pictures import PictureError, decode, exif_columns, is_plain_jpeg
 from calligram.errors import UserError
 from calligram.features.images.backbones import BackboneInput
 from calligram.features.images.pixels import PixelInput
@@ -27,8 +27,7 @@ from calligram.features.images.stored_input import StoredInput
 from calligram.files import content_hash
 from calligram.models.catalog import StoredMatcher
 from calligram.models.matcher import Encoded
-from calligram.progress import Track, silent, track_parts
-from calligram.search.indexing.exif import SCAN_MARKER, exif_columns, segments
+from calligram.progress import Track, silent
 from calligram.search.indexing.sources import PictureSource, ScannedPicture
 from calligram.search.library.matchers import LibraryMatchers
 
@@ -39,8 +38,6 @@ MIN_REDUCED_SHARE = 0.9
 JPEG_QUALITY = 80
 MAX_COPIED_BYTES = 48_000
 """a small picture with more bytes is compressed again"""
-JFIF_MARKER, ADOBE_MARKER, COMMENT_MARKER = 0xE0, 0xEE, 0xFE
-FRAME_MARKERS = frozenset((0xC0, 0xC1, 0xC2))
 ENCODED_ROW = pa.schema(
     {
         **{"key": pa.string(), "bytes": pa.int64(), "mtime": pa.int64(), "hash": pa.string(), "problem": pa.string()},
@@ -74,7 +71,7 @@ class ImageEncoder:
     """The image tower of a matcher: prepares pictures in any thread and encodes them in batches."""
 
     def __init__(self, stored: StoredMatcher, device: torch.device | str = "cpu") -> None:
-        self.stored, self.device = stored, torch.device(device)
+        self.device = torch.device(device)
         self.matcher = stored.to(self.device).matcher.eval()
         self._input = stored.inputs.images
 
@@ -128,12 +125,6 @@ class ImageEncoder:
             return self._input.features(rows.to(self.device)) if isinstance(self._input, BackboneInput) else rows
         return self._input.images([image for image in prepared if isinstance(image, Image.Image)])
 
-    @torch.no_grad()
-    def dim(self) -> int:
-        """Number of dimensions of the vectors, found by encoding a text."""
-        words, mask = self.stored.inputs.texts.texts(["a"])
-        return int(self.matcher.encode_texts(words.to(self.device), mask.to(self.device)).vectors.shape[1])
-
 
 @dataclass
 class DecodedPicture:
@@ -161,10 +152,8 @@ class PictureEncoder:
             return cls(source, encoder, encoder if models.reranker is not None else None)
         return cls(source, encoder, ImageEncoder(models.reranker, device))
 
-    def run(
-        self, pictures: Sequence[ScannedPicture], known: Container[str], track: Track = silent
-    ) -> Iterator[list[Row]]:
-        """Rows as in ``ENCODED_ROW``, one batch at a time; the next pictures are prepared meanwhile.
+    def run(self, pictures: Sequence[ScannedPicture], known: Container[str], track: Track = silent) -> Iterator[Row]:
+        """Rows as in ``ENCODED_ROW``; the next pictures are prepared and encoded meanwhile.
 
         Args:
             pictures: of the scan.
@@ -178,7 +167,7 @@ class PictureEncoder:
             batches = self._batches(picture for task in decoded for picture in task)
             encoded = in_order(pool, lambda b: b[0] + self._encode(b[1]), batches, parallel)
             # Progress counts encoded pictures: when the last one is read, the slowest batches are still running.
-            yield from track_parts(track, encoded, "indexing pictures", len(pictures))
+            yield from track((row for rows in encoded for row in rows), "indexing pictures", len(pictures))
 
     def _batches(self, pictures: Iterable[DecodedPicture]) -> Iterator[tuple[list[Row], list[DecodedPicture]]]:
         """Rows that are complete, and pictures to encode together."""
@@ -262,17 +251,17 @@ def as_bytes(values: Tensor, dtype: type[np.generic] = np.float32) -> bytes:
     return values.numpy().astype(dtype).tobytes()
 
 
-def row_batches(batches: Iterable[list[Row]], rows: int, seconds: float) -> Iterator[list[Row]]:
-    """Join batches until there are so many rows, or so much time has passed."""
-    joined: list[Row] = []
+def row_batches(rows: Iterable[Row], count: int, seconds: float) -> Iterator[list[Row]]:
+    """Collect rows until there are so many, or so much time has passed."""
+    batch: list[Row] = []
     since = time.monotonic()
-    for batch in batches:
-        joined += batch
-        if len(joined) >= rows or time.monotonic() - since > seconds:
-            yield joined
-            joined, since = [], time.monotonic()
-    if joined:
-        yield joined
+    for row in rows:
+        batch.append(row)
+        if len(batch) == count or time.monotonic() - since > seconds:
+            yield batch
+            batch, since = [], time.monotonic()
+    if batch:
+        yield batch
 
 
 @contextmanager
@@ -339,14 +328,3 @@ def _from_reduced(size: tuple[int, int], reduced: Image.Image | None) -> Image.I
     if reduced.width * size[1] == reduced.height * size[0]:
         return reduced.reduce(factor) if factor > 1 else reduced
     return reduced.resize((wanted[0], wanted[1]), Image.Resampling.BILINEAR)
-
-
-def is_plain_jpeg(data: bytes) -> bool:
-    """Whether a file is a grey or colour JPEG without EXIF data, colour profile and comment."""
-    for marker, place in segments(data):
-        if marker == SCAN_MARKER:
-            return True
-        extra = JFIF_MARKER <= marker < 0xF0 and marker not in (JFIF_MARKER, ADOBE_MARKER)
-        if extra or marker == COMMENT_MARKER or (marker in FRAME_MARKERS and data[place + 9] not in (1, 3)):
-            return False
-    return False

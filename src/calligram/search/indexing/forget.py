@@ -16,7 +16,7 @@ from calligram.search.indexing.captions import caption_columns, remove_captions
 from calligram.search.indexing.diff import forgotten_key
 from calligram.search.indexing.writer import LibraryWriter
 from calligram.search.library.manifest import Manifest, read_manifest
-from calligram.search.query.encoder import load_encoders
+from calligram.search.library.matchers import load_encoders
 
 READ_COLUMNS = (
     "id",

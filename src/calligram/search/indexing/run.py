@@ -20,14 +20,13 @@ from calligram.files import LOCK_FILE, lock_folder, move_file
 from calligram.progress import Track, silent
 from calligram.search.indexing.captions import take_captions
 from calligram.search.indexing.diff import Change, LibraryState, diff, pictures_to_encode
-from calligram.search.indexing.encode import ImageEncoder, PictureEncoder, Row, row_batches
+from calligram.search.indexing.encode import PictureEncoder, Row, row_batches
 from calligram.search.indexing.shards import STAGING, Shard, remove_staged, stage, staged_rows
 from calligram.search.indexing.sources import CollectionSource, FolderSource, ScannedPicture, open_source, reopen
 from calligram.search.indexing.writer import VERSION_GRACE_SECONDS, LibraryWriter, remove_folder
 from calligram.search.library.manifest import MANIFEST, REBUILT, Manifest, read_manifest
-from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder
 from calligram.search.library.tables import Tables, empty_indexes
-from calligram.search.query.encoder import query_encoders
 
 log = logging.getLogger(__name__)
 
@@ -168,9 +167,8 @@ class IndexingRun:
         state.set_missing(changes)
         counts = self._add_pictures(pictures_to_encode(changes), state)
         counts.update(self._apply(changes, state))
-        counts.update(
-            take_captions(self.writer, self.models.matcher, self.source, state, self.writer.written, self.track)
-        )
+        encoder = MatcherEncoder(self.models.matcher, self.device)
+        counts.update(take_captions(self.writer, encoder, self.source, state, self.writer.written, self.track))
         return counts
 
     def _add_pictures(self, pictures: Sequence[ScannedPicture], state: LibraryState) -> Counter[str]:
@@ -183,19 +181,18 @@ class IndexingRun:
             encode_again += self.writer.not_encoded
         if encode_again:  # an item had their content when they were read, and has another one since
             encoder = PictureEncoder.of(self.models, self.source, self.device)
-            batches = encoder.run([by_key[key] for key in encode_again], frozenset(), self.track)
-            for rows in row_batches(batches, COMMIT_ROWS, COMMIT_SECONDS):
+            encoded = encoder.run([by_key[key] for key in encode_again], frozenset(), self.track)
+            for rows in row_batches(encoded, COMMIT_ROWS, COMMIT_SECONDS):
                 counts += self.writer.add_rows(rows, by_key, self.source, state)
         return Counter({name: count for name, count in counts.items() if name != "not encoded"})
 
-    def _encoded(self, pictures: Mapping[str, ScannedPicture], state: LibraryState) -> Iterator[list[Row]]:
+    def _encoded(self, pictures: Mapping[str, ScannedPicture], state: LibraryState) -> Iterator[Row]:
         """Rows from the staging folder, then rows that are encoded now."""
         left = dict(pictures)
         if (self.writer.folder / STAGING).exists():
-            for rows in staged_rows(self.writer.folder, self.source, self.models, pictures):
-                for row in rows:
-                    del left[row["key"]]
-                yield rows
+            for row in staged_rows(self.writer.folder, self.source, self.models, pictures):
+                del left[row["key"]]
+                yield row
         if left:
             encoder = PictureEncoder.of(self.models, self.source, self.device)
             yield from encoder.run(list(left.values()), state, self.track)
@@ -248,7 +245,7 @@ class OpenedWriter:
         if changed or self.manifest_changed or not writer.manifest.versions:
             writer.commit()
             writer.optimize(track)
-            writer.store_scales(*query_encoders(models.matcher, models.reranker, device))
+            writer.store_scales(*models.encoders(device))
         if writer.name == REBUILT:
             if self.replaced is not None:
                 os.utime(writer.folder / str(self.replaced.generation))  # when it was replaced; see _remove_leftovers
@@ -310,7 +307,7 @@ def _previous_manifest(out: Path, *, rebuild: bool) -> Manifest | None:
 
 def _fresh(models: LibraryMatchers, engine: str | None, generation: int) -> Manifest:
     named = models.records()
-    dim = ImageEncoder(models.matcher).dim()
+    dim = MatcherEncoder(models.matcher).text_vectors(["a"]).shape[1]
     label = secrets.token_hex(4)
     return Manifest(dim=dim, generation=generation, index=engine, label=label, **named)  # type: ignore[arg-type]
 

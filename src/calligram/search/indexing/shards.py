@@ -84,7 +84,7 @@ def stage(
 
 def staged_rows(
     out: Path, source: PictureSource, models: LibraryMatchers, pictures: Mapping[str, ScannedPicture]
-) -> Iterator[list[Row]]:
+) -> Iterator[Row]:
     """Rows of the staging folder for these pictures, each once.
 
     Raises:
@@ -99,10 +99,10 @@ def staged_rows(
             continue
         for file in sorted(folder.glob("*.parquet")):
             for batch in pq.ParquetFile(file).iter_batches(STAGED_FILE_ROWS):
-                rows = [row for row in batch.to_pylist() if _fits(row, pictures) and row["key"] not in taken]
-                taken |= {row["key"] for row in rows}
-                if rows:
-                    yield rows
+                for row in batch.to_pylist():
+                    if _fits(row, pictures) and row["key"] not in taken:
+                        taken.add(row["key"])
+                        yield row
 
 
 def remove_staged(out: Path, source: PictureSource) -> None:

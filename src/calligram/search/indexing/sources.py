@@ -20,7 +20,7 @@ from calligram.data.pictures import PICTURE_SUFFIXES, PictureError
 from calligram.errors import UserError
 from calligram.files import text_hash
 from calligram.search.filters import columns
-from calligram.search.indexing.exif import ColumnValue
+from calligram.search.filters.columns import ColumnValue
 from calligram.search.library.manifest import MANIFEST as LIBRARY
 from calligram.search.library.manifest import SourceRecord
 

@@ -19,15 +19,14 @@ from numpy.typing import NDArray
 from calligram.errors import UserError
 from calligram.progress import Track, silent
 from calligram.search.filters import columns
-from calligram.search.filters.conditions import ColumnKind
+from calligram.search.filters.columns import EXIF_COLUMNS, ColumnKind
 from calligram.search.indexing.diff import ContentChange, LibraryState, resolve
-from calligram.search.indexing.exif import EXIF_COLUMNS
 from calligram.search.indexing.sources import PictureFacts, PictureSource, ScannedPicture
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import MANIFEST, Manifest, SourceRecord, write_manifest
+from calligram.search.library.matchers import MatcherEncoder
 from calligram.search.library.tables import INDEXES, PendingChanges, Tables, open_indexes
 from calligram.search.query.cutoff import measure_scales, stored_scales, with_scales
-from calligram.search.query.encoder import QueryEncoder
 from calligram.text import composed, indexed_words
 
 VERSION_GRACE_SECONDS = 600.0
@@ -282,7 +281,7 @@ class LibraryWriter:
         for name, index in zip(INDEXES, (self.images, self.captions), strict=True):
             index.drop_versions(oldest.get(name))
 
-    def store_scales(self, encoder: QueryEncoder, reranker: QueryEncoder | None) -> None:
+    def store_scales(self, encoder: MatcherEncoder, reranker: MatcherEncoder | None) -> None:
         """Measure the score scales of what is committed and store them in the manifest, so that no search has to."""
         matchers = encoder.fingerprint, None if reranker is None else reranker.fingerprint
         if stored_scales(self.manifest, *matchers) is not None:

@@ -7,6 +7,9 @@ from calligram.search.library.manifest import SourceRecord as SourceRecord
 from calligram.search.library.manifest import read_manifest as read_manifest
 from calligram.search.library.manifest import write_manifest as write_manifest
 from calligram.search.library.matchers import LibraryMatchers as LibraryMatchers
+from calligram.search.library.matchers import MatcherEncoder as MatcherEncoder
+from calligram.search.library.matchers import load_encoders as load_encoders
+from calligram.search.library.matchers import load_recorded as load_recorded
 from calligram.search.library.matchers import refuse_regions as refuse_regions
 from calligram.search.library.tables import KeywordHit as KeywordHit
 from calligram.search.library.tables import Tables as Tables

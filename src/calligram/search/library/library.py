@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded, stack
 from calligram.search.filters import columns
-from calligram.search.filters.conditions import ColumnKind
+from calligram.search.filters.columns import ColumnKind, ColumnValue
 from calligram.search.filters.parser import Condition, holds
-from calligram.search.indexing.exif import ColumnValue
 from calligram.search.library.manifest import MANIFEST, Manifest, read_manifest
 from calligram.search.library.tables import KeywordHit, Tables, open_indexes
 from calligram.search.vectors.index import Index

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from calligram.errors import UserError, command
 from calligram.files import replace_json
-from calligram.search.filters.conditions import ColumnKind
+from calligram.search.filters.columns import ColumnKind
 
 FORMAT = "calligram-library"
 VERSION = 1

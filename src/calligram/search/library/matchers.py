@@ -1,20 +1,96 @@
-"""The matchers of an indexing run, and the check that a library was indexed with the same ones."""
+"""The matchers of a library: loaded for indexing or for search, compared with its manifest, and used to encode."""
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from calligram.errors import UserError, command
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from calligram.errors import NotFiniteError, UserError, command
 from calligram.features.inputs import Inputs
+from calligram.features.texts.vocabulary import count_truncated_words
 from calligram.files import lock_folder
 from calligram.models.catalog import StoredMatcher, load_matcher
+from calligram.models.matcher import Encoded
 from calligram.search.library.manifest import MANIFEST, Manifest, MatcherRecord, read_manifest
+from calligram.text import tokenise
+from calligram.vectors import unit_length
 
+Floats = NDArray[np.float32]
 PathLike = str | os.PathLike[str]
 NO_RERANKER = "none"
 """in place of a reranker: hits stay in the order of the vectors, also for a matcher that could re-rank"""
+BATCH_TEXTS = 512
+"""captions that are encoded in one batch"""
+
+
+class MatcherEncoder:
+    """Encodes texts and pictures with a matcher, and scores them. It never changes, so threads may share it."""
+
+    def __init__(self, stored: StoredMatcher, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        self.fingerprint = stored.fingerprint
+        self.matcher, self.inputs = stored.to(self.device).matcher.eval(), stored.inputs
+        # Tokenizers of transformers set their padding at every call and refuse two calls at a time.
+        self.tokenizer_lock = threading.Lock()
+
+    @torch.inference_mode()
+    def texts(self, strings: Sequence[str]) -> Encoded:
+        """Encode texts."""
+        with self.tokenizer_lock:
+            words, mask = self.inputs.texts.texts(list(strings))
+        return self.matcher.encode_texts(words.to(self.device), mask.to(self.device))
+
+    def text_vectors(self, strings: Sequence[str]) -> Floats:
+        """Vectors (N, D) of many texts, not normalised; texts of similar length share a batch, to avoid padding."""
+        order = np.argsort([len(string) for string in strings], kind="stable")
+        batches = [order[start : start + BATCH_TEXTS] for start in range(0, len(order), BATCH_TEXTS)]
+        found = [self.texts([strings[row] for row in batch]).vectors.float().cpu().numpy() for batch in batches]
+        return np.concatenate(found)[np.argsort(order, kind="stable")]
+
+    def unknown_words(self, text: str) -> list[str]:
+        """Words of a text that the matcher has no token for; none for a matcher that splits words into pieces."""
+        return [word for word in tokenise(text) if not self.inputs.texts.is_known(word)]
+
+    def truncated_words(self, text: str) -> int:
+        """Number of words at the end of a text that are beyond the longest text the matcher reads."""
+        with self.tokenizer_lock:
+            return count_truncated_words(self.inputs.texts, text)
+
+    @torch.inference_mode()
+    def images(self, images: Sequence[Image.Image]) -> Encoded:
+        """Encode pictures."""
+        rows = self.inputs.images.images(list(images)).to(self.device)
+        return self.matcher.encode_images(self.inputs.images.finish(rows))
+
+    @torch.inference_mode()
+    def scores(self, images: Encoded, texts: Encoded) -> Floats:
+        """All scores (I, T) of images and texts."""
+        scores = self.matcher.score(on_device(images, self.device), on_device(texts, self.device)).float().cpu().numpy()
+        if not np.isfinite(scores).all():
+            raise NotFiniteError("the matcher's scores are not finite; it cannot be searched with")
+        return np.ascontiguousarray(scores)
+
+
+def unit_vectors(encoded: Encoded) -> Floats:
+    """The vectors, scaled to unit length."""
+    vectors = unit_length(encoded.vectors).cpu().numpy()
+    if not np.isfinite(vectors).all():
+        raise NotFiniteError("the matcher's vectors are not finite; it cannot be searched with")
+    return np.ascontiguousarray(vectors, dtype=np.float32)
+
+
+def on_device(encoded: Encoded, device: torch.device) -> Encoded:
+    """Encodings on a device, in float32; a library stores parts in float16."""
+    vectors, parts, mask = encoded.to(device)
+    return Encoded(vectors.float(), None if parts is None else parts.float(), mask)
 
 
 @dataclass(frozen=True)
@@ -75,6 +151,13 @@ class LibraryMatchers:
             require_region_input(third.inputs)
         return cls(first, second, third)
 
+    def encoders(self, device: str | torch.device = "cpu") -> tuple[MatcherEncoder, MatcherEncoder | None]:
+        """Encoders of the matcher and of the reranker; one encoder where both are the same matcher."""
+        first = MatcherEncoder(self.matcher, device)
+        if self.reranker is None or self.reranker.fingerprint == self.matcher.fingerprint:
+            return first, None if self.reranker is None else first
+        return first, MatcherEncoder(self.reranker, device)
+
     def records(self) -> dict[str, MatcherRecord | None]:
         """The records for a manifest, by role."""
         stored = {"matcher": self.matcher, "reranker": self.reranker, "localizer": self.localizer}
@@ -130,6 +213,53 @@ def refuse_regions(inputs: Inputs, source: str) -> None:
             f"{source} finds phrases within pictures and cannot score whole ones; give it to calligram localize, or "
             "to calligram index as --localizer together with a matcher of whole pictures"
         )
+
+
+def load_encoders(
+    folder: Path, manifest: Manifest, device: str | torch.device = "cpu"
+) -> tuple[MatcherEncoder, MatcherEncoder | None]:
+    """The encoders of the matcher and the reranker that a library names.
+
+    Raises:
+        UserError: when one is missing, or has changed since the library was indexed.
+    """
+    first, second = manifest.matcher, manifest.reranker
+    matcher = load_recorded(folder, "matcher", first)
+    reranker = None if second is None else matcher
+    if second is not None and second.fingerprint != first.fingerprint:
+        reranker = load_recorded(folder, "reranker", second)
+    return LibraryMatchers(matcher, reranker).encoders(device)
+
+
+def load_recorded(library: Path, role: str, model: MatcherRecord) -> StoredMatcher:
+    """Load a matcher that a library names.
+
+    Args:
+        library: its folder.
+        role: matcher, reranker or localizer.
+        model: the library's record of it.
+
+    Raises:
+        UserError: when it is missing, or has changed since the library was indexed.
+    """
+    try:
+        stored = load_matcher(model.source)
+    except UserError as error:
+        raise UserError(f"the {role} of {library} cannot be loaded: {error}") from error
+    if stored.fingerprint != model.fingerprint:
+        own: tuple[object, ...] = (model.source, "SOURCE", "--out", library)
+        if role == "reranker":
+            own = ("RUN", "SOURCE", "--out", library, "--reranker", model.source)
+        what_to_do = "rebuild it with " + command("calligram", "index", *own, "--rebuild")
+        if role == "localizer":
+            what_to_do = "use the new one with " + command(
+                "calligram", "index", "RUN", "SOURCE", "--out", library, "--localizer", model.source
+            )
+        raise UserError(
+            f"{library} was indexed with {role} {model.fingerprint[:8]}, and {model.source} is now "
+            f"{stored.fingerprint[:8]}; {what_to_do}"
+        )
+    return stored
 
 
 def _recorded_reranker(library: Path, model: MatcherRecord) -> StoredMatcher:

@@ -4,10 +4,6 @@ from calligram.search.query.cutoff import library_scales as library_scales
 from calligram.search.query.cutoff import measure_scales as measure_scales
 from calligram.search.query.encoded_query import EncodedQuery as EncodedQuery
 from calligram.search.query.encoded_query import QueryPlanner as QueryPlanner
-from calligram.search.query.encoder import QueryEncoder as QueryEncoder
-from calligram.search.query.encoder import load_encoders as load_encoders
-from calligram.search.query.encoder import load_recorded as load_recorded
-from calligram.search.query.encoder import query_encoders as query_encoders
 from calligram.search.query.keyword_fusion import reciprocal_ranks as reciprocal_ranks
 from calligram.search.query.query import ItemId as ItemId
 from calligram.search.query.query import Query as Query

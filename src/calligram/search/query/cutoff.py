@@ -49,7 +49,7 @@ from calligram.errors import NotFiniteError, UserError
 from calligram.files import LOCK_FILE, try_lock
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import MANIFEST, Manifest, read_manifest, write_manifest
-from calligram.search.query.encoder import QueryEncoder, unit_vectors
+from calligram.search.library.matchers import MatcherEncoder, unit_vectors
 from calligram.search.query.query import Modality
 from calligram.text import STOP_WORDS, keywords
 
@@ -152,7 +152,7 @@ def query_cutoff(shares: Floats, scales: list[ScoreScale]) -> float:
     return float(sum(share * value for share, value in zip(shares, expected, strict=True)))
 
 
-def library_scales(library: Library, encoder: QueryEncoder, reranker: QueryEncoder | None = None) -> ScoreScales:
+def library_scales(library: Library, encoder: MatcherEncoder, reranker: MatcherEncoder | None = None) -> ScoreScales:
     """The scales of a library: the stored ones, or measured now and stored where that is possible."""
     matchers = encoder.fingerprint, None if reranker is None else reranker.fingerprint
     manifest = library.manifest
@@ -227,7 +227,7 @@ def _try_to_store(library: Library, scales: ScoreScales) -> None:
         return
 
 
-def measure_scales(library: Library, encoder: QueryEncoder, reranker: QueryEncoder | None = None) -> ScoreScales:
+def measure_scales(library: Library, encoder: MatcherEncoder, reranker: MatcherEncoder | None = None) -> ScoreScales:
     """Score trial queries with a sample of the library: captions, phrases of captions, or everyday phrases.
 
     Raises:
@@ -263,7 +263,7 @@ def _scale_of_some(scores: Floats, matches: Flags, chosen: Flags) -> ScoreScale:
     return replace(scale, cutoff=estimate_scale(scores[chosen], matches[chosen]).cutoff)
 
 
-def _reranked_scale(library: Library, reranker: QueryEncoder, ids: list[str], trials: TrialQueries) -> ScoreScale:
+def _reranked_scale(library: Library, reranker: MatcherEncoder, ids: list[str], trials: TrialQueries) -> ScoreScale:
     # Images with known matches first: a sample of this size has few.
     order = np.argsort(-trials.matches.sum(axis=0), kind="stable")[:RERANK_SAMPLE_IMAGES]
     step = max(1, len(trials.texts) * 2 // (3 * RERANK_SAMPLE_IMAGES))

@@ -17,8 +17,8 @@ from calligram.errors import UserError
 from calligram.models.matcher import Encoded
 from calligram.search.filters.parser import Condition, parse
 from calligram.search.library.library import Library
+from calligram.search.library.matchers import MatcherEncoder, unit_vectors
 from calligram.search.query.cutoff import ScoreScales, is_short, query_cutoff
-from calligram.search.query.encoder import QueryEncoder, unit_vectors
 from calligram.search.query.query import ItemId, Modality, Query, Term, TermContent, combine_vectors
 from calligram.search.query.rerank import ScoredItem
 from calligram.search.vectors.index import Index
@@ -106,7 +106,7 @@ class QueryPlanner(NamedTuple):
     """Encodes queries for a library."""
 
     library: Library
-    encoder: QueryEncoder
+    encoder: MatcherEncoder
     scales: ScoreScales
 
     def encode(self, query: TermContent | Term | Query, target: Modality, where: str | None) -> EncodedQuery:

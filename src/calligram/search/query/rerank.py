@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded, stack
 from calligram.search.library.library import Library
-from calligram.search.query.encoder import QueryEncoder
+from calligram.search.library.matchers import MatcherEncoder
 from calligram.search.query.query import ItemId, Modality, Query
 from calligram.search.vectors.index import Index
 
@@ -135,14 +135,14 @@ class ScoredItem(NamedTuple):
 class Reranker(NamedTuple):
     """A matcher that scores pairs, and the library that stores its encodings of the items."""
 
-    encoder: QueryEncoder
+    encoder: MatcherEncoder
     library: Library
     costs: Mapping[Modality, RerankCosts] | None
     """of reranking images and captions on this machine; None where no answer has a budget"""
 
     @classmethod
     def with_costs(
-        cls, encoder: QueryEncoder, library: Library, known: Mapping[Modality, RerankCosts] | None
+        cls, encoder: MatcherEncoder, library: Library, known: Mapping[Modality, RerankCosts] | None
     ) -> Reranker:
         """A reranker with known costs; unknown costs are measured, unless ``known`` is None."""
         reranker = cls(encoder, library, known)

@@ -15,10 +15,10 @@ import torch
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded
 from calligram.search.library.library import Library
+from calligram.search.library.matchers import MatcherEncoder, load_encoders, unit_vectors
 from calligram.search.library.tables import KeywordHit
 from calligram.search.query.cutoff import ScoreScales, library_scales, stored_scales
 from calligram.search.query.encoded_query import EncodedQuery, QueryPlanner, StageTimes
-from calligram.search.query.encoder import QueryEncoder, load_encoders, unit_vectors
 from calligram.search.query.keyword_fusion import reciprocal_ranks
 from calligram.search.query.query import ItemId, Modality, Query, Term, TermContent
 from calligram.search.query.rerank import RerankCosts, Reranker, ScoredItem, TimeBudget, merge_candidates
@@ -89,8 +89,8 @@ class Searcher:
     def __init__(
         self,
         library: Library,
-        encoder: QueryEncoder,
-        reranker: QueryEncoder | None = None,
+        encoder: MatcherEncoder,
+        reranker: MatcherEncoder | None = None,
         scales: ScoreScales | None = None,
         costs: Mapping[Modality, RerankCosts] | None = MappingProxyType({}),
     ) -> None:
