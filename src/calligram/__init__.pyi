@@ -12,6 +12,10 @@ from calligram import training as training
 from calligram.data.collection import Collection as Collection
 from calligram.errors import UserError as UserError
 from calligram.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
+from calligram.features.inputs import ImageInput as ImageInput
+from calligram.features.inputs import TextInput as TextInput
+from calligram.features.inputs import image_input as image_input
+from calligram.features.inputs import text_input as text_input
 from calligram.models.matcher import EmbeddingMatcher as EmbeddingMatcher
 from calligram.models.matcher import Encoded as Encoded
 from calligram.models.matcher import Matcher as Matcher

@@ -13,10 +13,11 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
 from typing import ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from calligram.errors import UserError
@@ -52,6 +53,12 @@ def device_named(name: str = "auto") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device '{name}' is not available: torch finds no CUDA device; use --device cpu")
     return device
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device of a module's weights; the CPU for a module without parameters and buffers."""
+    found = next(chain(module.parameters(), module.buffers()), None)
+    return torch.device("cpu") if found is None else found.device
 
 
 def device_name(device: torch.device) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+from calligram.errors import UserError, unknown
 
 T = TypeVar("T")
 
@@ -14,25 +17,109 @@ T = TypeVar("T")
 class Catalog(Mapping[str, T], Generic[T]):
     """A table of names whose values are imported at the first look-up.
 
+    A value from outside the package joins the table by ``register``, or as an entry point of an installed package.
+    Entry points are read only for a name that is not in the table.
+
     Args:
         references: ``"package.module:attribute"`` for each name.
+        group: entry point group of installed packages that add to the table; empty for none.
     """
 
-    def __init__(self, references: Mapping[str, str]) -> None:
+    def __init__(self, references: Mapping[str, str], group: str = "") -> None:
         self.references = dict(references)
+        self.group = group
+        self._registered: dict[str, T] = {}
+
+    def register(self, name: str, value: T) -> None:
+        """Add a class or a function under a new name. Defining it again, as in a notebook, replaces it.
+
+        Raises:
+            UserError: when another class or function has the name.
+        """
+        before = self._registered.get(name)
+        replaces = before is None or self._defined(before).__qualname__ == self._defined(value).__qualname__
+        if name in self.references or not replaces:
+            raise UserError(f"the name '{name}' is in use already; choose another name")
+        self._registered[name] = value
+
+    def _defined(self, value: T) -> Any:
+        """Return the class or function that a value of the table stands for."""
+        return value
+
+    def find(self, name: str, kind: str, source: str = "") -> T:
+        """Return the value of a name that the user or a file gives. Imports nothing that a file names.
+
+        Args:
+            kind: what the table holds, for the error message.
+            source: ``"module:Class"`` if a file names where the class comes from.
+
+        Raises:
+            UserError: when the name is unknown. The message tells how to allow the class that the file names.
+        """
+        try:
+            return self[name]
+        except KeyError:
+            pass
+        if not source:
+            raise unknown(kind, name, {*self, *entry_points_of(self.group)})
+        module = source.partition(":")[0]
+        python = module.removesuffix(".py")
+        raise UserError(
+            f"{kind} '{name}' is the class {source}, which is not part of Calligram, and loading a file never imports "
+            f'code. If you trust this code: in Python, write "import {python}" before loading; on the command line, '
+            f'use "calligram --import {module} VERB ...". Or install a package that declares the name in the entry '
+            f"point group {self.group}"
+        )
 
     def __getitem__(self, name: str) -> T:
-        module, _, attribute = self.references[name].partition(":")
+        if name in self._registered:
+            return self._registered[name]
+        if name in self.references:
+            return self._resolve(self.references[name])
+        reference = entry_points_of(self.group)[name]
+        try:
+            return self._resolve(reference)
+        except (ImportError, AttributeError) as error:
+            raise UserError(
+                f"an installed package declares '{name}' as {reference} in the entry point group {self.group}, which "
+                f"cannot be imported ({error}); repair or remove the package"
+            ) from error
+
+    def _resolve(self, reference: str) -> T:
+        module, _, attribute = reference.partition(":")
         return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
 
     def __contains__(self, name: object) -> bool:
-        return name in self.references
+        return name in self.references or name in self._registered or name in entry_points_of(self.group)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.references)
+        yield from self.references
+        yield from self._registered
 
     def __len__(self) -> int:
-        return len(self.references)
+        return len(self.references) + len(self._registered)
+
+
+def entry_points_of(group: str) -> dict[str, str]:
+    """Return the references ``"module:attribute"`` that installed packages declare in a group, by name.
+
+    Imports none of them.
+    """
+    if not group:
+        return {}
+    from importlib.metadata import entry_points  # here, because it takes time and most commands do not need it
+
+    return {entry.name: entry.value.replace(" ", "") for entry in entry_points(group=group)}
+
+
+def reference_to(value: Any) -> str:
+    """Return ``"module:Class"`` of a class or function; for a script, the name of its file instead of ``__main__``."""
+    module = str(value.__module__)
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec is not None else Path(file).name if file else module
+    return f"{module}:{value.__qualname__}"
 
 
 def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

@@ -15,12 +15,14 @@ from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 TEXTS = ["a red dog", "a blue ball"]
 
 
-@pytest.mark.parametrize("what", ["regions of images", "text vectors"])
+@pytest.mark.parametrize("what", ["image input 'regions'", "text input 'text-vectors'"])
 def test_inputs_that_no_network_computes_are_refused(tmp_path, what):
     vectors = TextVectorInput.fit(TEXTS, None, TextVectorSettings(kind="tfidf"))
     regions = RegionInput(RegionCrops(PixelInput(16), 2), "grid", "grid", 4)
     inputs = Inputs(regions, Vocabulary.build(TEXTS, 1)) if "regions" in what else Inputs(PixelInput(16), vectors)
     matcher = TwoBranchEmbedding(TwoBranchSettings(image_dim=regions.dim, text_dim=vectors.dim, hidden=8, dim=4))
-    with pytest.raises(UserError, match=f"is {what}, which no network computes.*; export a matcher that is trained on"):
+    with pytest.raises(
+        UserError, match=f"{what} of this matcher is not computed by a network.*; export a matcher that is trained on"
+    ):
         export_onnx(matcher, inputs, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

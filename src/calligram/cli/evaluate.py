@@ -70,13 +70,12 @@ def evaluate(
     with show_spinner("loading"):
         from calligram.data.collection import Collection
         from calligram.device import device_named
-        from calligram.features.images.region_input import RegionInput
         from calligram.training.runs import Run
 
         opened, source = Run.open(run), Collection.open(collection)
         matcher, inputs = opened.load()
         matcher, inputs = matcher.to(device_named(device)), inputs.to(device_named(device))
-    if isinstance(inputs.images, RegionInput):
+    if inputs.images.region_input is not None:
         options.check_for_phrases()
         _phrases(options, opened, matcher, inputs, source)
     else:
@@ -130,13 +129,14 @@ class EvaluateOptions:
 def _whole_images(options: EvaluateOptions, run: Run, matcher: Matcher, inputs: Inputs, source: Collection) -> None:
     """Measure retrieval in both directions, and print, draw or record the result."""
     with show_spinner("measuring"):
+        from calligram.device import device_of
         from calligram.evaluation.retrieval import evaluate_retrieval
         from calligram.studies.results import append_result, result_line
 
         by_identity = source.has_identities(options.split) if options.identities is None else options.identities
         pairing = source.identities(options.split) if by_identity else source.sentences(options.split)
         statistics = _ScoreStatistics(options, run, matcher, inputs, pairing)
-        device = next(matcher.parameters()).device
+        device = device_of(matcher)
         report = evaluate_retrieval(
             matcher,
             inputs,

@@ -11,11 +11,11 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.data.collection import Collection
+from calligram.device import device_of
 from calligram.errors import UserError
-from calligram.features.images.region_input import grid_part_boxes, stored_part_boxes
-from calligram.features.images.stored_input import StoredInput
+from calligram.features.images.region_input import stored_part_boxes
 from calligram.features.inputs import Inputs
-from calligram.features.texts.vocabulary import token_spans, token_word_indices
+from calligram.features.texts.vocabulary import token_word_indices
 from calligram.models.matcher import Encoded, Matcher, QuerySide
 from calligram.text import whitespace_word_spans
 
@@ -109,7 +109,7 @@ def encode_picture(matcher: Matcher, inputs: Inputs, image: Image.Image) -> Enco
     """
     encoded = _encoded(matcher, inputs, inputs.images.images([image.convert("RGB")]))
     count = 1 if encoded.parts is None else encoded.parts.shape[1]
-    return EncodedPicture(encoded, grid_part_boxes(inputs.images, image.size, count))
+    return EncodedPicture(encoded, inputs.images.part_boxes(image.size, count))
 
 
 @torch.no_grad()
@@ -120,10 +120,11 @@ def encode_collection_image(matcher: Matcher, inputs: Inputs, collection: Collec
         UserError: when the collection does not have the image or the features.
     """
     row = image_row(collection, id)
-    if not isinstance(inputs.images, StoredInput):
+    name = inputs.images.stored_name
+    if name is None:
         return encode_picture(matcher, inputs, collection.pictures.open(row))
     rows = inputs.images.load(collection.visuals(np.array([row]))).take(np.zeros(1, dtype=np.int64))
-    return EncodedPicture(_encoded(matcher, inputs, rows), stored_part_boxes(inputs.images, collection, row))
+    return EncodedPicture(_encoded(matcher, inputs, rows), stored_part_boxes(name, collection, row))
 
 
 def image_row(collection: Collection, id: str) -> int:
@@ -143,7 +144,7 @@ def image_row(collection: Collection, id: str) -> int:
 
 
 def _encoded(matcher: Matcher, inputs: Inputs, rows: Tensor) -> Encoded:
-    device = next(matcher.parameters()).device
+    device = device_of(matcher)
     return matcher.eval().encode_images(inputs.images.finish(rows.to(device)))
 
 
@@ -160,7 +161,7 @@ def attention_to_sentence(
     tokens = word_parts(inputs, sentence) if matcher.attends else None
     if tokens is None:
         return None
-    device = next(matcher.parameters()).device
+    device = device_of(matcher)
     words, mask = inputs.texts.texts([with_single_spaces(sentence)])
     texts = matcher.eval().encode_texts(words.to(device), mask.to(device))
     return word_attention(matcher, picture, texts, tokens)
@@ -174,7 +175,7 @@ def with_single_spaces(sentence: str) -> str:
 def word_parts(inputs: Inputs, sentence: str) -> WordParts | None:
     """Return the word of each token of a sentence; None where the text input does not know it."""
     plain = with_single_spaces(sentence)
-    parts, words = token_spans(inputs.texts, plain), whitespace_word_spans(plain)
+    parts, words = inputs.texts.token_spans(plain), whitespace_word_spans(plain)
     return None if parts is None else WordParts(len(words), token_word_indices(parts, words))
 
 

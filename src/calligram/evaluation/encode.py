@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from calligram.data.pairing import Pairing
+from calligram.device import device_of
 from calligram.errors import UserError
 from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.models.matcher import Encoded, Matcher, stack
@@ -73,7 +74,7 @@ def load_pairing(inputs: Inputs, pairing: Pairing, track: Track = silent) -> Loa
 
 
 def _device(matcher: Matcher) -> torch.device:
-    return next(matcher.parameters()).device
+    return device_of(matcher)
 
 
 @torch.no_grad()

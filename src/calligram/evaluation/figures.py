@@ -49,6 +49,8 @@ Ints = NDArray[np.int64]
 
 SAMPLE_IMAGES = 100
 """number of random images whose features are compared, as in the paper"""
+BATCH_PICTURES = 64
+"""pictures that go through a backbone in one batch"""
 MAX_MAP_IMAGES = 1000
 """largest number of images in a t-SNE map; more take minutes and show less"""
 SHEET_COLUMNS, SUGGESTION_LINES = 5, 3
@@ -212,11 +214,12 @@ def untrained_features(settings: Mapping[str, Any], inputs: Inputs, visuals: Vis
     Args:
         settings: of ``run.json``; they name the folder of a trained backbone.
     """
-    source = inputs.images if isinstance(inputs.images, BackboneInput) else _load_backbone(settings)
+    source = inputs.images if inputs.images.network is not None else _load_backbone(settings)
     if source is None:
         return None
     pictures = [visuals.open(index) for index in range(len(visuals))]
-    parts = [source.images(pictures[first : first + source.batch]) for first in range(0, len(pictures), source.batch)]
+    batches = range(0, len(pictures), BATCH_PICTURES)
+    parts = [source.images(pictures[first : first + BATCH_PICTURES]) for first in batches]
     found = torch.cat(parts).float()
     vectors: ImageVectors = (found.mean(1) if found.ndim == 3 else found).numpy()
     return vectors

@@ -13,11 +13,12 @@ from calligram.data.boxes import iou
 from calligram.data.collection import Collection
 from calligram.data.grounding import ImageBoxes, grounded_phrases, phrase_texts
 from calligram.data.matches import Matches
+from calligram.device import device_of
 from calligram.errors import UserError
 from calligram.evaluation.encode import encode_texts
 from calligram.evaluation.proposals import NO_HIT, first_hits, recall_within
 from calligram.evaluation.ranking import relevant_ranks
-from calligram.features.images.region_input import ProposalFeatures, RegionInput
+from calligram.features.images.region_input import ProposalFeatures
 from calligram.features.inputs import Inputs, TextRows
 from calligram.models.matcher import Encoded, Matcher
 from calligram.progress import Track, silent
@@ -85,7 +86,8 @@ def load_phrases(
     Raises:
         UserError: when the matcher was not trained on regions, or there are no phrases or proposals.
     """
-    if not isinstance(inputs.images, RegionInput):
+    regions = inputs.images.region_input
+    if regions is None:
         raise UserError("this matcher takes whole images; phrase localization needs a matcher trained on regions")
     for table in ("phrases", "groundings"):
         if not collection.has(table):
@@ -106,7 +108,7 @@ def load_phrases(
         inputs.texts.load(list(strings), collection.pictures.cache, track),
         text_of.astype(np.int64),
         tuple(str(kind or "") for kind in kinds),
-        inputs.images.proposal_features(collection, rows, track),
+        regions.proposal_features(collection, rows, track),
         sizes[grounded.targets.images],
     )
 
@@ -139,7 +141,7 @@ def _encoded(
     matcher: Matcher, inputs: Inputs, proposed: ProposalFeatures, track: Track
 ) -> Iterator[tuple[int, Encoded]]:
     """Yield the encoded regions of each image; several images are encoded together."""
-    device = next(matcher.parameters()).device
+    device = device_of(matcher)
     images, starts = np.unique(proposed.boxes.images, return_index=True)
     ends = np.append(starts[1:], len(proposed.boxes))
     groups = np.split(np.arange(len(images)), np.flatnonzero(np.diff(starts // BATCH_REGIONS)) + 1)

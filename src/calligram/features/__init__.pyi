@@ -2,11 +2,15 @@ from calligram.features import images as images
 from calligram.features import pseudo as pseudo
 from calligram.features import regions as regions
 from calligram.features import texts as texts
+from calligram.features.inputs import IMAGE_INPUTS as IMAGE_INPUTS
+from calligram.features.inputs import TEXT_INPUTS as TEXT_INPUTS
 from calligram.features.inputs import ImageInput as ImageInput
 from calligram.features.inputs import ImageRows as ImageRows
 from calligram.features.inputs import Inputs as Inputs
 from calligram.features.inputs import TextInput as TextInput
 from calligram.features.inputs import TextRows as TextRows
+from calligram.features.inputs import image_input as image_input
+from calligram.features.inputs import text_input as text_input
 from calligram.features.joined_input import JoinedImageInput as JoinedImageInput
 from calligram.features.joined_input import JoinedTextInput as JoinedTextInput
 from calligram.features.store import FeatureStore as FeatureStore

@@ -6,27 +6,32 @@ The inputs are saved with a matcher, so that queries are prepared in the same wa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
-from calligram.errors import UserError, unknown
+from calligram.errors import UserError
+from calligram.lazy import Catalog, reference_to
 from calligram.progress import Track, silent
 
 if TYPE_CHECKING:
     from calligram.data.pairing import Visuals
-    from calligram.features.images.pixels import Augment
+    from calligram.features.images.pixels import Augment, PixelInput
+    from calligram.features.images.region_input import RegionInput
     from calligram.features.texts.chunker import Chunker
+    from calligram.features.texts.vocabulary import Vocabulary
+    from calligram.text import TextSpan
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+S = TypeVar("S", bound="Saveable")
 
 
 class ImageRows(Protocol):
@@ -66,9 +71,13 @@ class Saveable(Protocol):
 
 
 class ImageInput(Saveable, Protocol):
-    """Prepares images for ``Matcher.encode_images``: a first part once on the host, a second part on the device."""
+    """Prepares images for ``Matcher.encode_images``: a first part once on the host, a second part on the device.
 
-    def load(self, visuals: Visuals, track: Track) -> ImageRows:
+    A subclass implements ``load``, ``images``, ``finish``, ``save`` and ``read``. The other members state what the
+    input can do beyond that. Their defaults are right for an input without the ability.
+    """
+
+    def load(self, visuals: Visuals, track: Track = silent) -> ImageRows:
         """Prepare many images of a collection."""
         ...
 
@@ -80,9 +89,58 @@ class ImageInput(Saveable, Protocol):
         """Run the device part on a batch of ``load`` or ``images``."""
         ...
 
+    @property
+    def pixel_input(self) -> PixelInput | None:
+        """Resizes an image to the bytes that ``run_network`` takes; None if a resized image is not all it needs."""
+        return None
+
+    @property
+    def network(self) -> nn.Module | None:
+        """Frozen network of ``run_network``; None if there is none."""
+        return None
+
+    def run_network(self, pixels: Tensor, network: nn.Module | None = None) -> Tensor:
+        """Compute the rows that ``finish`` takes from resized images (N, 3, H, W) on the network's device.
+
+        Args:
+            network: used in place of the frozen network, such as a copy of it.
+        """
+        del network
+        return pixels
+
+    @property
+    def stored_name(self) -> str | None:
+        """Name of the stored features that are read instead of the image; None if the image is read."""
+        return None
+
+    @property
+    def region_input(self) -> RegionInput | None:
+        """Proposes and encodes single regions, for phrase localization; None if an item is a whole image."""
+        return None
+
+    def part_boxes(self, size: tuple[int, int], count: int) -> Floats | None:
+        """Return the boxes (count, 4) of the parts of an image, as shares of it: left, top, right and bottom.
+
+        None if the parts have no known boxes.
+
+        Args:
+            size: width and height of the image.
+        """
+        del size, count
+        return None
+
+    def to(self, device: torch.device | str) -> None:
+        """Move the frozen network to a device."""
+        if self.network is not None:
+            self.network.to(device)
+
 
 class TextInput(Saveable, Protocol):
-    """Prepares strings for ``Matcher.encode_texts``."""
+    """Prepares strings for ``Matcher.encode_texts``.
+
+    A subclass implements ``mask_token``, ``__len__``, ``is_known``, ``load``, ``texts``, ``save`` and ``read``. The
+    other members state what the input can do beyond that. Their defaults are right for an input without the ability.
+    """
 
     @property
     def mask_token(self) -> int:
@@ -105,24 +163,111 @@ class TextInput(Saveable, Protocol):
         """Encode a few texts: padded token ids or vectors, and their mask."""
         ...
 
+    @property
+    def token_input(self) -> TextInput | None:
+        """Input that turns a text into token ids: this one, or the tokenizer of a frozen network; None without ids."""
+        return None
 
-IMAGE_INPUTS: Mapping[str, str] = {
-    "pixels": "calligram.features.images.pixels:PixelInput",
-    "stored": "calligram.features.images.stored_input:StoredInput",
-    "backbone": "calligram.features.images.backbones:BackboneInput",
-    "regions": "calligram.features.images.region_input:RegionInput",
-    "joined-images": "calligram.features.joined_input:JoinedImageInput",
-}
-"""where the class of each kind of image input is; it is imported when a saved matcher has it"""
-TEXT_INPUTS: Mapping[str, str] = {
-    "words": "calligram.features.texts.vocabulary:Vocabulary",
-    "wordpieces": "calligram.features.texts.wordpieces:WordPieces",
-    "encoder": "calligram.features.texts.text_encoder:EncoderInput",
-    "text-vectors": "calligram.features.texts.text_vectors:TextVectorInput",
-    "joined-texts": "calligram.features.joined_input:JoinedTextInput",
-    "concepts": "calligram.features.pseudo.concepts:ConceptInput",
-}
-"""the same for text inputs"""
+    @property
+    def network(self) -> nn.Module | None:
+        """Frozen network of ``run_network``; None if there is none."""
+        return None
+
+    def run_network(self, tokens: Tensor, mask: Tensor, network: nn.Module | None = None) -> Tensor:
+        """Compute the rows for ``Matcher.encode_texts`` from token ids (N, W) of ``token_input`` and their mask.
+
+        Args:
+            network: used in place of the frozen network, such as a copy of it.
+        """
+        del mask, network
+        return tokens
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """Words by id, if each token is a whole word; None for inputs that split words or give vectors."""
+        return None
+
+    @property
+    def vector_size(self) -> int | None:
+        """Size of the vector of a text; None if a text has several tokens."""
+        return None
+
+    def token_spans(self, text: str) -> list[TextSpan | None] | None:
+        """Return the span of each token in the text, None for special tokens; None instead of a list if not known."""
+        del text
+        return None
+
+    def to(self, device: torch.device | str) -> None:
+        """Move the frozen network to a device."""
+        if self.network is not None:
+            self.network.to(device)
+
+
+IMAGE_INPUTS: Catalog[type[ImageInput]] = Catalog(
+    {
+        "pixels": "calligram.features.images.pixels:PixelInput",
+        "stored": "calligram.features.images.stored_input:StoredInput",
+        "backbone": "calligram.features.images.backbones:BackboneInput",
+        "regions": "calligram.features.images.region_input:RegionInput",
+        "joined-images": "calligram.features.joined_input:JoinedImageInput",
+    },
+    "calligram.image_inputs",
+)
+"""class of each kind of image input; it is imported when a saved matcher has it"""
+TEXT_INPUTS: Catalog[type[TextInput]] = Catalog(
+    {
+        "words": "calligram.features.texts.vocabulary:Vocabulary",
+        "wordpieces": "calligram.features.texts.wordpieces:WordPieces",
+        "encoder": "calligram.features.texts.text_encoder:EncoderInput",
+        "text-vectors": "calligram.features.texts.text_vectors:TextVectorInput",
+        "joined-texts": "calligram.features.joined_input:JoinedTextInput",
+        "concepts": "calligram.features.pseudo.concepts:ConceptInput",
+    },
+    "calligram.text_inputs",
+)
+"""class of each kind of text input"""
+
+
+def image_input(name: str) -> Callable[[type[S]], type[S]]:
+    """Return a class decorator that makes an ``ImageInput`` known under a name, so that it can be saved and loaded."""
+    return lambda input_class: _named(IMAGE_INPUTS, name, input_class)
+
+
+def text_input(name: str) -> Callable[[type[S]], type[S]]:
+    """Return a class decorator that makes a ``TextInput`` known under a name, so that it can be saved and loaded."""
+    return lambda input_class: _named(TEXT_INPUTS, name, input_class)
+
+
+def _named(catalog: Catalog[Any], name: str, input_class: type[S]) -> type[S]:
+    catalog.register(name, input_class)
+    input_class.kind = name
+    return input_class
+
+
+def save_input(catalog: Catalog[Any], part: Saveable, folder: Path) -> dict[str, Any]:
+    """Write an input into ``folder`` and return its JSON content with its kind, for ``read_input``.
+
+    Raises:
+        UserError: when its class is not in the catalogue.
+    """
+    if part.kind not in catalog:
+        raise UserError(
+            f"the class {reference_to(type(part))} is not known as an input and could not be loaded again; register it "
+            "with the decorator calligram.image_input(NAME) or calligram.text_input(NAME)"
+        )
+    outside = {} if part.kind in catalog.references else {"class": reference_to(type(part))}
+    return {"kind": part.kind, **outside, **part.save(folder)}
+
+
+def read_input(catalog: Catalog[Any], side: str, folder: Path, content: Mapping[str, Any]) -> Any:
+    """Read an input that ``save_input`` wrote.
+
+    Raises:
+        UserError: when the kind is unknown.
+    """
+    rest = {key: value for key, value in content.items() if key not in ("kind", "class")}
+    found = catalog.find(str(content.get("kind")), f"{side} input", str(content.get("class", "")))
+    return found.read(folder, rest)
 
 
 @dataclass(frozen=True)
@@ -135,23 +280,16 @@ class Inputs:
 
     def to(self, device: torch.device | str) -> Inputs:
         """Move the frozen networks of both inputs to a device."""
-        # By their kind: importing every class of input here would slow down each start of a search.
-        images: Any = self.images
-        texts: Any = self.texts
-        if images.kind == "joined-images":
-            images = images.whole
-        if images.kind == "backbone":
-            images.backbone.to(device)
-        if texts.kind == "encoder":
-            texts.encoder.to(device)
+        self.images.to(device)
+        self.texts.to(device)
         return self
 
     def save(self, folder: Path) -> None:
         """Write ``inputs.json`` and the further files of both inputs into ``folder``."""
         folder.mkdir(parents=True, exist_ok=True)
         content: dict[str, Any] = {
-            side: {"kind": part.kind, **part.save(folder)}
-            for side, part in (("images", self.images), ("texts", self.texts))
+            "images": save_input(IMAGE_INPUTS, self.images, folder),
+            "texts": save_input(TEXT_INPUTS, self.texts, folder),
         }
         if self.chunker is not None:
             content["chunker"] = self.chunker.save(folder)
@@ -171,15 +309,13 @@ class Inputs:
             raise UserError(
                 f"{folder} does not hold the inputs of a matcher ({error}); give the folder of a saved matcher"
             ) from error
-        kinds = images.pop("kind"), texts.pop("kind")
-        for side, kind, known in (("image", kinds[0], IMAGE_INPUTS), ("text", kinds[1], TEXT_INPUTS)):
-            if kind not in known:
-                raise unknown(f"{side} input", kind, known)
-        image_class: type[ImageInput] = resolve_name(IMAGE_INPUTS[kinds[0]])
-        text_class: type[TextInput] = resolve_name(TEXT_INPUTS[kinds[1]])
         chunker = None
         if "chunker" in content:
             from calligram.features.texts.chunker import Chunker
 
             chunker = Chunker.read(folder)
-        return cls(image_class.read(folder, images), text_class.read(folder, texts), chunker)
+        read = (
+            read_input(IMAGE_INPUTS, "image", folder, images),
+            read_input(TEXT_INPUTS, "text", folder, texts),
+        )
+        return cls(*read, chunker)

@@ -20,26 +20,24 @@ from torch.nn.functional import pad
 from calligram.data.collection import Collection
 from calligram.data.pairing import Visuals
 from calligram.errors import UserError
-from calligram.features.images.backbones import BackboneInput, BackboneRows
 from calligram.features.images.pixels import Augment
 from calligram.features.images.region_input import GEOMETRY_DIM, ProposalFeatures, RegionInput
-from calligram.features.images.stored_input import StoredInput, StoredRows
+from calligram.features.inputs import IMAGE_INPUTS, ImageInput, ImageRows, TextInput, read_input, save_input
 from calligram.features.texts.chunker import Chunker
 from calligram.features.texts.text_vectors import TextVectorInput, TextVectorRows
 from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
 
-WHOLE_IMAGE_INPUTS: Mapping[str, type[BackboneInput | StoredInput]] = {c.kind: c for c in (BackboneInput, StoredInput)}
-
 
 @dataclass(frozen=True)
-class JoinedImageInput:
+class JoinedImageInput(ImageInput):
     """Image input (N, 1 + R, D): the features of the whole image, then those of its regions, padded with zeros."""
 
     kind: ClassVar[str] = "joined-images"
 
-    whole: BackboneInput | StoredInput
+    whole: ImageInput
+    """gives one vector for each whole image"""
     regions: RegionInput
     whole_dim: int
     """dimension of the features of a whole image"""
@@ -48,15 +46,18 @@ class JoinedImageInput:
         """Write the inputs of images and regions into a subfolder each."""
         for name in ("whole", "regions"):
             (folder / name).mkdir(exist_ok=True)
-        whole = {"kind": self.whole.kind, **self.whole.save(folder / "whole")}
+        whole = save_input(IMAGE_INPUTS, self.whole, folder / "whole")
         return {"whole": whole, "regions": self.regions.save(folder / "regions"), "whole_dim": self.whole_dim}
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> JoinedImageInput:
         """Read what ``save`` wrote."""
-        whole = dict(content["whole"])
-        found = WHOLE_IMAGE_INPUTS[whole.pop("kind")].read(folder / "whole", whole)
+        found = read_input(IMAGE_INPUTS, "image", folder / "whole", content["whole"])
         return cls(found, RegionInput.read(folder / "regions", content["regions"]), int(content["whole_dim"]))
+
+    def to(self, device: torch.device | str) -> None:
+        """Move the frozen network of the whole images to a device."""
+        self.whole.to(device)
 
     def load(self, visuals: Visuals, track: Track = silent) -> JoinedImageRows:
         """Load whole images and the proposals that their collection holds.
@@ -89,7 +90,7 @@ class JoinedImageInput:
 class JoinedImageRows:
     """Images of a collection with their proposals."""
 
-    def __init__(self, whole: BackboneRows | StoredRows, proposed: ProposalFeatures, images: Ints) -> None:
+    def __init__(self, whole: ImageRows, proposed: ProposalFeatures, images: Ints) -> None:
         self._whole, self._proposed, self._images = whole, proposed, images
 
     def __len__(self) -> int:
@@ -104,7 +105,7 @@ class JoinedImageRows:
 
 
 @dataclass(frozen=True)
-class JoinedTextInput:
+class JoinedTextInput(TextInput):
     """Text input (N, 1 + P, D): the vector of a sentence, then those of its noun phrases, padded with zeros."""
 
     kind: ClassVar[str] = "joined-texts"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
+import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import reduce
 from importlib import import_module
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -21,45 +25,36 @@ from torch import nn
 from calligram.errors import UserError, unknown
 from calligram.features.inputs import Inputs
 from calligram.files import file_parts, folder_parts, parts_hash, tensor_parts
-from calligram.lazy import Catalog
+from calligram.lazy import Catalog, entry_points_of, reference_to
 from calligram.models.matcher import Matcher
+
+M = TypeVar("M", bound=Matcher)
 
 
 class MatcherEntry(NamedTuple):
     """A matcher class and its settings class."""
 
     matcher: type[Matcher]
-    settings: type[Any]
+    settings: type[Any] | None
+    """a dataclass; None for a matcher that is built without arguments"""
 
 
 class MatcherCatalog(Catalog[MatcherEntry]):
     """Matchers by name; the module of a matcher is imported when its entry is read.
 
-    A reference is ``"package.module:MatcherClass:SettingsClass"``. Classes that are defined elsewhere join the table
-    with ``register``.
+    A reference is ``"package.module:MatcherClass:SettingsClass"``, or ``"package.module:MatcherClass"`` for a class
+    whose annotation ``settings`` names the settings class. The decorator ``matcher`` adds classes that are defined
+    elsewhere.
     """
 
-    def __init__(self, references: Mapping[str, str]) -> None:
-        super().__init__(references)
-        self._registered: dict[str, MatcherEntry] = {}
-
-    def register(self, name: str, matcher: type[Matcher], settings: type[Any]) -> None:
-        """Add a matcher class and its settings class, a dataclass, under a new name.
-
-        Raises:
-            UserError: when another class has the name already.
-        """
-        reference = f"{_path(matcher)}:{settings.__qualname__}"
-        if self.references.setdefault(name, reference) != reference:
-            raise UserError(f"the matcher name '{name}' is in use already; choose another name")
-        self._registered[name] = MatcherEntry(matcher, settings)
-
-    def __getitem__(self, name: str) -> MatcherEntry:
-        if name in self._registered:
-            return self._registered[name]
-        module, matcher, settings = self.references[name].split(":")
+    def _resolve(self, reference: str) -> MatcherEntry:
+        module, name, *rest = reference.split(":")
         found = import_module(module)
-        return MatcherEntry(getattr(found, matcher), getattr(found, settings))
+        matcher = attrgetter(name)(found)
+        return MatcherEntry(matcher, getattr(found, rest[0]) if rest else settings_class(matcher))
+
+    def _defined(self, value: MatcherEntry) -> type[Matcher]:
+        return value.matcher
 
     def name_of(self, matcher: Matcher) -> str:
         """Return the name of a matcher's class. Imports nothing.
@@ -67,18 +62,69 @@ class MatcherCatalog(Catalog[MatcherEntry]):
         Raises:
             UserError: when the class is not in the table.
         """
-        path = _path(type(matcher))
-        for name, reference in self.references.items():
-            if reference.rpartition(":")[0] == path:
+        for name, entry in self._registered.items():
+            if entry.matcher is type(matcher):
                 return name
+        path = f"{type(matcher).__module__}:{type(matcher).__qualname__}"
+        for references in (self.references, entry_points_of(self.group)):
+            for name, reference in references.items():
+                if ":".join(reference.split(":")[:2]) == path:
+                    return name
         raise UserError(
-            f"the matcher class {path.replace(':', '.')} is not in the table of matchers; add it with "
-            "calligram.models.catalog.MATCHERS.register(name, matcher_class, settings_class)"
+            f"the matcher class {path.replace(':', '.')} has no name, so it cannot be saved; write "
+            '@calligram.matcher("NAME") above the class'
         )
 
 
-def _path(matcher: type[Matcher]) -> str:
-    return f"{matcher.__module__}:{matcher.__qualname__}"
+def matcher(name: str, *, settings: type[Any] | None = None) -> Callable[[type[M]], type[M]]:
+    """Return a class decorator that makes a ``Matcher`` known under a name, so that it can be saved and loaded.
+
+    Args:
+        settings: dataclass that the constructor takes. By default the class that the annotation ``settings`` of the
+            matcher class names. A matcher without both is built without arguments.
+    """
+
+    def register(matcher_class: type[M]) -> type[M]:
+        MATCHERS.register(name, MatcherEntry(matcher_class, settings or settings_class(matcher_class)))
+        return matcher_class
+
+    return register
+
+
+def settings_class(matcher_class: type[Matcher]) -> type[Any] | None:
+    """Return the settings dataclass of a matcher class; None if its constructor takes no arguments.
+
+    It is the annotation ``settings`` of the class, or else of the argument ``settings`` of its constructor.
+
+    Raises:
+        UserError: when the constructor takes arguments, and no annotation names a dataclass of the module.
+    """
+    owners = [owner for owner in matcher_class.__mro__ if issubclass(owner, Matcher) and owner is not Matcher]
+    written = (inspect.get_annotations(owner).get("settings") for owner in owners)
+    annotation = next((found for found in written if found is not None), None)
+    arguments = [
+        argument
+        for argument in inspect.signature(matcher_class).parameters.values()
+        if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)  # those of nn.Module
+    ]
+    if annotation is None and arguments and arguments[0].annotation is not arguments[0].empty:
+        annotation = arguments[0].annotation
+    if annotation is None and all(argument.default is not argument.empty for argument in arguments):
+        return None
+    for owner in owners:
+        found = annotation
+        if isinstance(annotation, str):
+            found = reduce(lambda scope, part: getattr(scope, part, None), annotation.split("."), _module(owner))
+        if isinstance(found, type) and is_dataclass(found):
+            return found
+    raise UserError(
+        f"the settings class of {matcher_class.__qualname__} is not known; write the annotation 'settings: CLASS' with "
+        "a dataclass of the same module into the class, or give it with @calligram.matcher(NAME, settings=CLASS)"
+    )
+
+
+def _module(owner: type) -> Any:
+    return sys.modules[owner.__module__]
 
 
 MATCHERS = MatcherCatalog(
@@ -96,23 +142,30 @@ MATCHERS = MatcherCatalog(
         "tags": "calligram.models.tags:TagMatcher:TagSettings",
         "two-branch": "calligram.models.two_branch:TwoBranchEmbedding:TwoBranchSettings",
         "two-branch-similarity": "calligram.models.two_branch:TwoBranchSimilarity:TwoBranchSimilaritySettings",
-    }
+    },
+    "calligram.matchers",
 )
 """all matchers, by the name in ``matcher.json``"""
 
 
 def describe(matcher: Matcher) -> dict[str, object]:
-    """Return the name and the settings of a matcher, as JSON takes them."""
-    return {"matcher": MATCHERS.name_of(matcher), "settings": asdict(matcher.settings)}
+    """Return the name and the settings of a matcher, as JSON takes them; also the class if it is from outside."""
+    name = MATCHERS.name_of(matcher)
+    settings = getattr(matcher, "settings", None)
+    outside = {} if name in MATCHERS.references else {"class": reference_to(type(matcher))}
+    return {"matcher": name, **outside, "settings": {} if settings is None else asdict(settings)}
 
 
 def build(description: Mapping[str, Any]) -> Matcher:
-    """Build a matcher with random weights from the output of ``describe``."""
+    """Build a matcher with random weights from the output of ``describe``. Imports nothing that it names.
+
+    Raises:
+        UserError: when the matcher or a setting is unknown.
+    """
     name = str(description.get("matcher"))
-    try:
-        entry = MATCHERS[name]
-    except KeyError:
-        raise unknown("matcher", name, MATCHERS) from None
+    entry = MATCHERS.find(name, "matcher", str(description.get("class", "")))
+    if entry.settings is None:
+        return entry.matcher()
     known = {f.name for f in fields(entry.settings)}
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in description["settings"].items()}
     for key in settings:

@@ -11,7 +11,7 @@ import json
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +20,7 @@ from torch import Tensor, nn
 
 from calligram.errors import UserError
 from calligram.extras import require
-from calligram.features.images.backbones import BackboneInput
-from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import ImageInput, Inputs, TextInput
-from calligram.features.texts.text_encoder import EncoderInput
 from calligram.files import move_folder
 from calligram.models.layers.networks import PaddedRecurrentText, RecurrentText
 from calligram.models.matcher import Matcher
@@ -33,13 +30,6 @@ MAX_DIFFERENCE = 1e-4
 """largest accepted difference of any entry of a unit vector between ONNX and PyTorch"""
 MAX_EMBEDDED_WEIGHT_BYTES = 1 << 30
 """larger weights go into a separate file: one ONNX file cannot hold more than twice as much"""
-NOT_EXPORTABLE: Mapping[str, str] = {
-    "regions": "regions of images",
-    "joined-images": "regions of images",
-    "text-vectors": "text vectors",
-    "joined-texts": "text vectors",
-}
-"""kinds of input that are computed outside of the networks, and their names in the error message"""
 SAMPLE_TEXTS = (
     "a man in a red shirt throws a ball to his dog by the sea",
     "snow",
@@ -63,12 +53,7 @@ def export_onnx(matcher: Matcher, inputs: Inputs, out: Path) -> dict[str, Any]:
     """
     if matcher.reranks:
         raise UserError("only a matcher whose score is the cosine of two vectors can be exported; this one reranks")
-    for source in (inputs.images, inputs.texts):
-        if (what := NOT_EXPORTABLE.get(source.kind)) is not None:
-            raise UserError(
-                f"the input of this matcher is {what}, which no network computes and an ONNX graph cannot contain; "
-                "export a matcher that is trained on pixels or a backbone, and on words, word pieces or a text encoder"
-            )
+    _check_inputs(inputs)
     if out.exists():
         raise UserError(f"{out} exists already; choose another folder")
     _check_packages()
@@ -115,25 +100,21 @@ class ImageGraph(EncoderGraph):
     def __init__(self, matcher: Matcher, source: ImageInput) -> None:
         super().__init__(matcher)
         self.source = source
-        self.backbone = copy.deepcopy(source.backbone).cpu().eval() if isinstance(source, BackboneInput) else None
-        self.pixels = source.pixels if isinstance(source, BackboneInput) else source
+        self.network = _copy_for_export(source.network)
         pixels = GraphInput("pixels", "RGB bytes of images, resized as inputs/inputs.json says")
         features = GraphInput("features", "features of images; the mean if an image has several")
-        self.inputs = (pixels if isinstance(self.pixels, PixelInput) else features,)
+        self.inputs = (features if source.pixel_input is None else pixels,)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return unit vectors (N, dim)."""
-        images = self.pixels.finish(images)
-        if self.backbone is not None:
-            assert isinstance(self.source, BackboneInput)
-            images = self.source.extract(self.backbone, images)
-        return unit_length(self.matcher.encode_images(images).vectors)
+        rows = self.source.run_network(images, self.network)
+        return unit_length(self.matcher.encode_images(self.source.finish(rows)).vectors)
 
     def samples(self) -> list[tuple[Tensor, ...]]:
         """Random bytes or features."""
         random = torch.Generator().manual_seed(0)
-        if isinstance(self.pixels, PixelInput):
-            shape = (3, self.pixels.size, self.pixels.size)
+        if (pixels := self.source.pixel_input) is not None:
+            shape = (3, pixels.size, pixels.size)
             return [(torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=random),) for n in (2, 1, 5)]
         dim = getattr(self.matcher.settings, "feature_dim", None)
         if dim is None:
@@ -149,10 +130,11 @@ class TextGraph(EncoderGraph):
 
     def __init__(self, matcher: Matcher, source: TextInput) -> None:
         super().__init__(with_padded_text(matcher))
-        self.source = source.pieces if isinstance(source, EncoderInput) else source
-        self.encoder = copy.deepcopy(source.encoder).cpu().eval() if isinstance(source, EncoderInput) else None
+        assert source.token_input is not None, "checked before"
+        self.source, self.tokens = source, source.token_input
+        self.network = _copy_for_export(source.network)
         self._original = [matcher]  # inside a list, so that its weights are not registered here
-        longest = int(self.source.load([" ".join(SAMPLE_TEXTS * 200)]).lengths.max())
+        longest = int(self.tokens.load([" ".join(SAMPLE_TEXTS * 200)]).lengths.max())
         self.inputs = (
             GraphInput("words", "indices of words or word pieces, as inputs/inputs.json says", longest),
             GraphInput("mask", "true for real words, false for padding", longest),
@@ -160,21 +142,20 @@ class TextGraph(EncoderGraph):
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
         """Return unit vectors (N, dim)."""
-        return unit_length(self.matcher.encode_texts(self._encoder_states(words, mask), mask).vectors)
-
-    def _encoder_states(self, words: Tensor, mask: Tensor) -> Tensor:
-        return words if self.encoder is None else self.encoder(words, mask)
+        rows = self.source.run_network(words, mask, self.network)
+        return unit_length(self.matcher.encode_texts(rows, mask).vectors)
 
     def reference(self, *inputs: Tensor) -> Tensor:
         """Output of the original matcher, with packed sequences."""
         words, mask = inputs
-        return unit_length(self._original[0].encode_texts(self._encoder_states(words, mask), mask).vectors)
+        rows = self.source.run_network(words, mask, self.network)
+        return unit_length(self._original[0].encode_texts(rows, mask).vectors)
 
     def samples(self) -> list[tuple[Tensor, ...]]:
         """Texts of several lengths with random inner words."""
-        words, mask = self.source.texts(SAMPLE_TEXTS)
+        words, mask = self.tokens.texts(SAMPLE_TEXTS)
         last, positions = mask.sum(1, keepdim=True) - 1, torch.arange(words.shape[1])
-        drawn = torch.randint(4, max(5, len(self.source)), words.shape, generator=torch.Generator().manual_seed(0))
+        drawn = torch.randint(4, max(5, len(self.tokens)), words.shape, generator=torch.Generator().manual_seed(0))
         words = torch.where((positions > 0) & (positions < last), drawn, words)
         width = int(last[1:].max()) + 1
         return [(words, mask), (words[1:, :width], mask[1:, :width]), (words[:1], mask[:1])]
@@ -188,6 +169,24 @@ def with_padded_text(matcher: Matcher) -> Matcher:
             parent, _, child = name.rpartition(".")
             setattr(changed.get_submodule(parent), child, PaddedRecurrentText(module))
     return changed.eval()
+
+
+def _copy_for_export(network: nn.Module | None) -> nn.Module | None:
+    return None if network is None else copy.deepcopy(network).cpu().eval()
+
+
+def _check_inputs(inputs: Inputs) -> None:
+    """Refuse inputs that no network computes."""
+    computed = {
+        f"image input '{inputs.images.kind}'": inputs.images.pixel_input or inputs.images.stored_name,
+        f"text input '{inputs.texts.kind}'": inputs.texts.token_input,
+    }
+    for name, found in computed.items():
+        if found is None:
+            raise UserError(
+                f"the {name} of this matcher is not computed by a network, so an ONNX graph cannot contain it; export "
+                "a matcher that is trained on pixels or a backbone, and on words, word pieces or a text encoder"
+            )
 
 
 def _check_packages() -> None:

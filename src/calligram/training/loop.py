@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from calligram.device import device_of
 from calligram.errors import NotFiniteError, UserError
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
@@ -44,7 +45,7 @@ def train(
     Returns:
         The dev metrics of the best epoch.
     """
-    device = next(matcher.parameters()).device
+    device = device_of(matcher)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         return _Trainer(matcher, stages, run, evaluate, loop, processes, track).train()
 
@@ -64,7 +65,7 @@ class _Trainer:
     ) -> None:
         self.matcher, self.stages, self.run, self.evaluate = matcher, stages, run, evaluate
         self.loop, self.processes, self.track = loop, processes, track
-        self.device = next(matcher.parameters()).device
+        self.device = device_of(matcher)
         self.average = WeightAverage(matcher, loop.ema_decay) if loop.ema_decay else None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=loop.precision == "fp16")
         self.collapse_detector = CollapseDetector()

@@ -17,8 +17,6 @@ from calligram.features.images.pixels import PixelInput
 from calligram.features.images.region_input import (
     RegionInput,
     StoredRegionRows,
-    grid_part_boxes,
-    square_grid_boxes,
     stored_part_boxes,
 )
 from calligram.features.images.stored_input import StoredInput
@@ -140,7 +138,7 @@ def test_a_new_image_without_proposals_is_one_box():
 def test_the_pixels_of_a_grid_cell_lie_in_its_box_of_the_image(fit, size):
     """A white patch in the box of a cell fills this cell of the network input, and no other cell."""
     pixels = PixelInput(48, fit)
-    boxes = square_grid_boxes(pixels, size, 9)
+    boxes = pixels.part_boxes(size, 9)
     for number, (left, top, right, bottom) in enumerate(boxes * np.array([*size, *size])):
         picture = Image.new("RGB", size)
         picture.paste("white", (round(left), round(top), round(right), round(bottom)))
@@ -153,10 +151,10 @@ def test_the_pixels_of_a_grid_cell_lie_in_its_box_of_the_image(fit, size):
 def test_square_grid_boxes_equal_those_computed_by_hand():
     """Of 100 x 50 pixels, crop keeps columns 25 to 75: two by two cells of 25 pixels."""
     expected = [[0.25, 0, 0.5, 0.5], [0.5, 0, 0.75, 0.5], [0.25, 0.5, 0.5, 1], [0.5, 0.5, 0.75, 1]]
-    np.testing.assert_allclose(square_grid_boxes(PixelInput(8, "crop"), (100, 50), 4), expected)
-    np.testing.assert_allclose(square_grid_boxes(PixelInput(8), (100, 50), 1), [[0, 0, 1, 1]])
-    assert square_grid_boxes(PixelInput(8), (100, 50), 6) is None
-    assert grid_part_boxes(StoredInput("colour"), (100, 50), 4) is None
+    np.testing.assert_allclose(PixelInput(8, "crop").part_boxes((100, 50), 4), expected)
+    np.testing.assert_allclose(PixelInput(8).part_boxes((100, 50), 1), [[0, 0, 1, 1]])
+    assert PixelInput(8).part_boxes((100, 50), 6) is None
+    assert StoredInput("colour").part_boxes((100, 50), 4) is None
 
 
 @pytest.fixture(scope="module")
@@ -181,11 +179,9 @@ def boxed(tiny_draft, tmp_path_factory):
 def test_stored_features_have_the_boxes_of_their_regions(boxed, name):
     boxes = feature_boxes(boxed, name, 2)
     np.testing.assert_allclose(boxes, [[0, 2, 20, 30], [4, 2, 21, 30], [8, 2, 22, 30]])
-    np.testing.assert_allclose(
-        stored_part_boxes(StoredInput(name), boxed, 2), boxes / np.array([40, 32, 40, 32]), rtol=1e-6
-    )
+    np.testing.assert_allclose(stored_part_boxes(name, boxed, 2), boxes / np.array([40, 32, 40, 32]), rtol=1e-6)
 
 
 def test_features_without_boxes_have_no_part_boxes(stored_tiny):
     assert feature_boxes(stored_tiny, "colour", 0).shape == (0, 4)
-    assert stored_part_boxes(StoredInput("colour"), stored_tiny, 0) is None
+    assert stored_part_boxes("colour", stored_tiny, 0) is None

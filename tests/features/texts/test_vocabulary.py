@@ -14,7 +14,6 @@ from calligram.features.texts.vocabulary import (
     UNKNOWN,
     Vocabulary,
     count_truncated_words,
-    token_spans,
     token_word_indices,
 )
 from calligram.features.texts.wordpieces import WordPieces
@@ -71,7 +70,7 @@ def test_word_spans_are_those_of_the_encoded_words():
 
 def test_a_vocabulary_adds_start_and_end_tokens_and_truncates_long_texts():
     words = Vocabulary.build(["a red disc"], min_count=1, max_words=3)
-    parts = token_spans(words, "a red, very round disc")
+    parts = words.token_spans("a red, very round disc")
     assert parts == [None, (0, 1), (2, 5), (7, 11), None]
     assert len(parts) == len(words.encode("a red, very round disc"))
     assert token_word_indices(parts, whitespace_word_spans("a red, very round disc")) == [None, 0, 1, 2, None]
@@ -89,11 +88,11 @@ def test_truncated_words_are_counted(tiny_bert):
 @pytest.mark.parametrize("sentence", ["a reddish disc, the snow!", "snow", "", "a " * 40])
 def test_word_pieces_lie_in_their_words_frozen_or_not(tiny_bert, sentence):
     pieces = WordPieces.load_pretrained(str(tiny_bert), 20)
-    parts = token_spans(pieces, sentence)
+    parts = pieces.token_spans(sentence)
     assert len(parts) == len(pieces.encode([sentence])[0])
     assert parts[0] is None
     assert parts[-1] is None
-    assert token_spans(EncoderInput(TextEncoder.load(str(tiny_bert)), pieces, "bert"), sentence) == parts
+    assert EncoderInput(TextEncoder.load(str(tiny_bert)), pieces, "bert").token_spans(sentence) == parts
     spelt = pieces.tokenizer.convert_ids_to_tokens(pieces.encode([sentence])[0])
     for piece, span in zip(spelt[1:-1], parts[1:-1], strict=True):
         assert piece in ("[UNK]", sentence[span[0] : span[1]], f"##{sentence[span[0] : span[1]]}")
@@ -103,7 +102,7 @@ def test_word_pieces_belong_to_their_word_and_punctuation_to_none(tiny_bert):
     sentence = "reddish disc, snow!"
     pieces = WordPieces.load_pretrained(str(tiny_bert), 20)
     spelt = pieces.tokenizer.convert_ids_to_tokens(pieces.encode([sentence])[0])
-    found = token_word_indices(token_spans(pieces, sentence), whitespace_word_spans(sentence))
+    found = token_word_indices(pieces.token_spans(sentence), whitespace_word_spans(sentence))
     assert spelt[1].startswith("red")
     assert found[0] is found[-1] is None
     assert [number for number in found if number is not None] == sorted(n for n in found if n is not None)
@@ -118,4 +117,4 @@ def test_token_word_indices_equal_those_assigned_by_hand():
 
 
 def test_text_vectors_have_no_token_spans():
-    assert token_spans(TextVectorInput.fit(["a red disc"], None, TextVectorSettings(kind="tfidf")), "a disc") is None
+    assert TextVectorInput.fit(["a red disc"], None, TextVectorSettings(kind="tfidf")).token_spans("a disc") is None

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.features.inputs import Inputs
+from calligram.features.inputs import ImageInput, Inputs
 from calligram.features.texts.vocabulary import Vocabulary, whitespace_word_spans
 from calligram.models.catalog import load_matcher
 from calligram.models.two_branch import TwoBranchSimilarity, TwoBranchSimilaritySettings
@@ -78,7 +78,7 @@ def test_a_matcher_that_scores_pairs_is_explained_by_its_score(small_run):
     matcher = TwoBranchSimilarity(shape).eval()
     assert matcher.reranks
 
-    class Means:
+    class Means(ImageInput):
         """Mean colours."""
 
         def images(self, images: list[Image.Image]) -> torch.Tensor:

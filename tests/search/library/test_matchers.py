@@ -58,8 +58,8 @@ def test_vectors_do_not_put_in_order_again_what_they_have_put_in_order(small_run
 
 @pytest.fixture
 def cross_run(small_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(catalog, "MATCHERS", catalog.MatcherCatalog(catalog.MATCHERS.references))
-    catalog.MATCHERS.register("cross", Cross, CrossSettings)
+    monkeypatch.setattr(catalog, "MATCHERS", catalog.MatcherCatalog(catalog.MATCHERS.references, "calligram.matchers"))
+    catalog.matcher("cross", settings=CrossSettings)(Cross)
     folder = tmp_path / "cross"
     shutil.copytree(small_run, folder)
     torch.manual_seed(3)

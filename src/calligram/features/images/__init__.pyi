@@ -9,7 +9,6 @@ from calligram.features.images.pixels import PixelInput as PixelInput
 from calligram.features.images.pixels import mean_over_views as mean_over_views
 from calligram.features.images.region_input import ProposalFeatures as ProposalFeatures
 from calligram.features.images.region_input import RegionInput as RegionInput
-from calligram.features.images.region_input import grid_part_boxes as grid_part_boxes
 from calligram.features.images.region_input import stored_part_boxes as stored_part_boxes
 from calligram.features.images.stored_input import StoredInput as StoredInput
 from calligram.features.images.stored_input import StoredRows as StoredRows

@@ -24,8 +24,10 @@ from torch import Tensor, nn
 
 from calligram.data.pairing import Visuals
 from calligram.data.pictures import decode
+from calligram.device import device_of
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment, PixelInput, mean_over_views
+from calligram.features.inputs import ImageInput
 from calligram.features.store import FeatureStore, content_key
 from calligram.features.transformers_models import architecture_config, describe_architecture, quiet_transformers
 from calligram.files import parts_hash, tensor_parts
@@ -97,7 +99,7 @@ class Backbone(nn.Module):
         with torch.no_grad():
             training = self.training
             size = int(getattr(self.model.config, "image_size", None) or 224)
-            output = self.eval()(torch.zeros(1, 3, size, size, device=next(self.parameters()).device))
+            output = self.eval()(torch.zeros(1, 3, size, size, device=device_of(self)))
             self.train(training)
         return int(output.vectors.shape[1])
 
@@ -168,7 +170,7 @@ def pixel_input(name: str, size: int | None = None, fit: str = "squash") -> Pixe
 
 
 @dataclass(frozen=True)
-class BackboneInput:
+class BackboneInput(ImageInput):
     """Image input from a frozen backbone: its vector, or its grid of cells."""
 
     kind: ClassVar[str] = "backbone"
@@ -190,6 +192,28 @@ class BackboneInput:
         """Read what ``save`` wrote."""
         backbone = Backbone.load(str(folder / "backbone")).eval()
         return cls(backbone, PixelInput.read(folder, content["pixels"]), content["source"], content["parts"])
+
+    @property
+    def pixel_input(self) -> PixelInput:
+        """Resizes images for the backbone."""
+        return self.pixels
+
+    @property
+    def network(self) -> Backbone:
+        """The backbone."""
+        return self.backbone
+
+    def run_network(self, pixels: Tensor, network: nn.Module | None = None) -> Tensor:
+        """Compute vectors (N, D) or cells (N, R, D) of resized images (N, 3, size, size), with gradients."""
+        images = self.pixels.finish(pixels)
+        backbone = self.backbone if network is None else network
+        if self.parts == "grid":
+            return grid_cells(backbone, images)
+        return mean_over_views(lambda view: backbone(view).vectors, images)
+
+    def part_boxes(self, size: tuple[int, int], count: int) -> NDArray[np.float32] | None:
+        """Return the boxes of the grid cells; None if the image has one vector."""
+        return self.pixels.part_boxes(size, count) if self.parts == "grid" else None
 
     def load(self, visuals: Visuals, track: Track = silent) -> BackboneRows:
         """Compute features that the collection's store lacks, and read from the store."""
@@ -240,16 +264,7 @@ class BackboneInput:
     @torch.no_grad()
     def features(self, pixels: Tensor) -> Tensor:
         """Compute features of resized images (N, 3, size, size), on the backbone's device."""
-        device = next(self.backbone.parameters()).device
-        return self.extract(self.backbone.eval(), self.pixels.finish(pixels.to(device)))
-
-    def extract(self, backbone: Backbone, images: Tensor) -> Tensor:
-        """Extract vectors (N, D) or cells (N, R, D) of finished images, or of several views of each image."""
-        return (
-            mean_over_views(lambda view: backbone(view).vectors, images)
-            if self.parts == "vector"
-            else grid_cells(backbone, images)
-        )
+        return self.run_network(pixels.to(device_of(self.backbone)), self.backbone.eval())
 
     def images(self, images: list[Image.Image]) -> Tensor:
         """Compute features of raw images."""

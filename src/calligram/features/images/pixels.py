@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,11 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.data.pairing import Visuals
+from calligram.features.inputs import ImageInput
 from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 REDUCING_GAP = 3.0
 """an image is first reduced by an integer factor, which is fast; its sides stay at least this many times too large"""
@@ -85,7 +88,7 @@ class Augment:
 
 
 @dataclass(frozen=True)
-class PixelInput:
+class PixelInput(ImageInput):
     """Resizes images to a square of side ``size`` and normalises them by ``mean`` and ``std``."""
 
     kind: ClassVar[str] = "pixels"
@@ -110,6 +113,11 @@ class PixelInput:
         plain: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in content.items()}
         return cls(**plain)
 
+    @property
+    def pixel_input(self) -> PixelInput:
+        """This input."""
+        return self
+
     def visible_box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Return the part of an image that the input covers: left, top, right and bottom in pixels."""
         if self.fit == "squash":
@@ -117,6 +125,20 @@ class PixelInput:
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
         return left, top, left + side, top + side
+
+    def part_boxes(self, size: tuple[int, int], count: int) -> Floats | None:
+        """Return the cells of a square grid, row by row: left, top, right, bottom as shares of the image, (count, 4).
+
+        The cells divide the part of the image that the input covers: the whole image, or its central square. None if
+        ``count`` is not a square number.
+        """
+        side = math.isqrt(count)
+        if side * side != count or min(size) < 1:
+            return None
+        left, top, right, bottom = self.visible_box(*size)
+        xs, ys = np.linspace(left, right, side + 1) / size[0], np.linspace(top, bottom, side + 1) / size[1]
+        y, x = (axis.ravel() for axis in np.indices((side, side)))
+        return np.stack([xs[x], ys[y], xs[x + 1], ys[y + 1]], axis=1).astype(np.float32)
 
     def reduce(self, image: Image.Image) -> Image.Image:
         """Reduce each side of the image by its own integer factor: the first step of ``resize``.

@@ -1,12 +1,10 @@
 """Image input from regions: one vector for each box, stored with the collection or computed once.
 
-``grid_part_boxes`` and ``stored_part_boxes`` give the boxes of the parts (grid cells or regions) that a matcher
-attends to.
+``stored_part_boxes`` gives the boxes of the stored regions that a matcher attends to.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +24,8 @@ from calligram.data.pairing import StoredFeatures, Visuals
 from calligram.data.pictures import decode
 from calligram.data.revision import images_with_proposals
 from calligram.errors import UserError, command
-from calligram.features.images.backbones import Backbone, BackboneInput
+from calligram.features.images.backbones import Backbone
 from calligram.features.images.pixels import Augment, PixelInput
-from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import ImageInput
 from calligram.features.regions.proposers import Proposer, load_proposer
 from calligram.features.regions.region_features import Halves, Pixels, RegionCrops, RegionPooling, relative_boxes
@@ -55,7 +52,7 @@ class ProposalFeatures:
 
 
 @dataclass(frozen=True)
-class RegionInput:
+class RegionInput(ImageInput):
     """Image input with one vector for each box, or for the whole image if no box is given."""
 
     kind: ClassVar[str] = "regions"
@@ -93,6 +90,11 @@ class RegionInput:
             return cls(RegionCrops(pixels, **crops), **fields)
         backbone = Backbone.load(str(folder / "backbone")).eval()
         return cls(RegionPooling(backbone, pixels, torch.device("cpu")), **fields)
+
+    @property
+    def region_input(self) -> RegionInput:
+        """This input."""
+        return self
 
     def proposal_features(self, collection: Collection, images: Ints, track: Track = silent) -> ProposalFeatures:
         """Return the collection's proposals in ``images`` and their features.
@@ -263,38 +265,12 @@ def box_geometry(boxes: Floats) -> Floats:
     return np.concatenate([boxes, area[:, None]], axis=1).astype(np.float32)
 
 
-def grid_part_boxes(images: ImageInput, size: tuple[int, int], count: int) -> Floats | None:
-    """Return the relative boxes (count, 4) of an image's grid cells; None if the input has no grid.
+def stored_part_boxes(name: str, collection: Collection, row: int) -> Floats | None:
+    """Return the relative boxes (R, 4) of an image's stored features ``name``; None if the features have no boxes.
 
-    See also: ``stored_part_boxes``, for stored features.
+    See also: ``ImageInput.part_boxes``, for features that are computed from pixels.
     """
-    pixels = images.pixels if isinstance(images, BackboneInput) else images
-    if not isinstance(pixels, PixelInput) or (isinstance(images, BackboneInput) and images.parts != "grid"):
-        return None
-    return square_grid_boxes(pixels, size, count)
-
-
-def square_grid_boxes(pixels: PixelInput, size: tuple[int, int], count: int) -> Floats | None:
-    """Return the cells of a square grid, row by row: left, top, right and bottom in relative coordinates, (count, 4).
-
-    The cells divide the part of the image that the input covers: the whole image, or its central square. None if
-    ``count`` is not a square number.
-
-    Args:
-        size: width and height of the image.
-    """
-    side = math.isqrt(count)
-    if side * side != count or min(size) < 1:
-        return None
-    left, top, right, bottom = pixels.visible_box(*size)
-    xs, ys = np.linspace(left, right, side + 1) / size[0], np.linspace(top, bottom, side + 1) / size[1]
-    y, x = (axis.ravel() for axis in np.indices((side, side)))
-    return np.stack([xs[x], ys[y], xs[x + 1], ys[y + 1]], axis=1).astype(np.float32)
-
-
-def stored_part_boxes(images: StoredInput, collection: Collection, row: int) -> Floats | None:
-    """Return the relative boxes (R, 4) of an image's stored features; None if the features have no boxes."""
-    boxes = feature_boxes(collection, images.name, row)
+    boxes = feature_boxes(collection, name, row)
     size = [int(collection.numbers("images", side)[row]) for side in ("width", "height")]
     if not len(boxes) or min(size) < 1:
         return None

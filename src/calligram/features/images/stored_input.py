@@ -16,6 +16,7 @@ from torch import Tensor
 from calligram.data.pairing import Visuals
 from calligram.errors import UserError, command, unknown
 from calligram.features.images.pixels import Augment
+from calligram.features.inputs import ImageInput
 from calligram.progress import Track, silent
 
 
@@ -28,7 +29,7 @@ def unknown_feature(name: str, stored: Collection[str]) -> UserError:
 
 
 @dataclass(frozen=True)
-class StoredInput:
+class StoredInput(ImageInput):
     """Reads the feature array ``name`` of the collection; it cannot compute features of a new image."""
 
     kind: ClassVar[str] = "stored"
@@ -45,6 +46,11 @@ class StoredInput:
         """Read what ``save`` returned."""
         del folder
         return cls(str(content["name"]))
+
+    @property
+    def stored_name(self) -> str:
+        """Name of the stored features."""
+        return self.name
 
     def load(self, visuals: Visuals, track: Track = silent) -> StoredRows:
         """Return the stored rows of these images, memory-mapped."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calligram.errors import UserError
+from calligram.features.inputs import TextInput
 from calligram.features.pseudo.image_words import EMPTY_LABELS, MAX_HYPERNYM_STEPS, label_names, label_synset
 from calligram.features.pseudo.wordnet import WordNet, base_forms
 from calligram.progress import Track, silent
@@ -40,7 +41,7 @@ def concept_names(label: str, expansion: Expansion, wordnet: WordNet | None) -> 
 
 
 @dataclass(frozen=True)
-class ConceptInput:
+class ConceptInput(TextInput):
     """Text input: a binary vector over all concepts, one where the text contains a name of the concept in any form."""
 
     kind: ClassVar[str] = "concepts"
@@ -69,6 +70,11 @@ class ConceptInput:
         del folder
         irregular = {k: tuple(v) for k, v in content["irregular"].items()}
         return cls(tuple(tuple(n) for n in content["names"]), irregular)
+
+    @property
+    def vector_size(self) -> int:
+        """Number of concepts."""
+        return len(self.names)
 
     def __len__(self) -> int:
         return len(self.names)

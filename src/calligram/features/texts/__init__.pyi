@@ -11,7 +11,6 @@ from calligram.features.texts.text_vectors import TextVectorRows as TextVectorRo
 from calligram.features.texts.text_vectors import TextVectorSettings as TextVectorSettings
 from calligram.features.texts.vocabulary import Vocabulary as Vocabulary
 from calligram.features.texts.vocabulary import count_truncated_words as count_truncated_words
-from calligram.features.texts.vocabulary import token_spans as token_spans
 from calligram.features.texts.vocabulary import token_word_indices as token_word_indices
 from calligram.features.texts.word_counts import KnownWords as KnownWords
 from calligram.features.texts.word_counts import WordVectors as WordVectors

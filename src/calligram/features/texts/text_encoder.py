@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from calligram.device import without_cudnn_attention
+from calligram.device import device_of, without_cudnn_attention
 from calligram.errors import UserError
+from calligram.features.inputs import TextInput
 from calligram.features.store import FeatureStore, MemoryFeatureStore, content_key
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.features.transformers_models import (
@@ -101,7 +102,7 @@ def _check_architecture(config: Any, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class EncoderInput:
+class EncoderInput(TextInput):
     """Text input from a frozen encoder: the states (W, D) of a text's tokens."""
 
     kind: ClassVar[str] = "encoder"
@@ -136,6 +137,25 @@ class EncoderInput:
             "word dropout cannot be applied to stored encodings; use text.word_dropout=0 or text.train=true"
         )
 
+    @property
+    def token_input(self) -> WordPieces:
+        """The tokenizer of the encoder."""
+        return self.pieces
+
+    @property
+    def network(self) -> TextEncoder:
+        """The encoder."""
+        return self.encoder
+
+    def run_network(self, tokens: Tensor, mask: Tensor, network: nn.Module | None = None) -> Tensor:
+        """Encode token ids (N, W) into states (N, W, D), with gradients."""
+        states: Tensor = (self.encoder if network is None else network)(tokens, mask)
+        return states
+
+    def token_spans(self, text: str) -> list[tuple[int, int] | None] | None:
+        """Return the span of each word piece in the text."""
+        return self.pieces.token_spans(text)
+
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Encode a few texts: states (N, W, D) and the mask of real tokens."""
         return self.load(strings).take(np.arange(len(strings)))
@@ -164,10 +184,9 @@ class EncoderInput:
 
     @torch.no_grad()
     def _run(self, words: Tensor) -> Halves:
-        device = next(self.encoder.parameters()).device
-        words = words.to(device)
-        states = self.encoder.eval()(words, torch.ones_like(words, dtype=torch.bool))
-        return states.half().cpu().numpy()  # type: ignore[no-any-return]
+        words = words.to(device_of(self.encoder))
+        states = self.run_network(words, torch.ones_like(words, dtype=torch.bool), self.encoder.eval())
+        return states.half().cpu().numpy()
 
 
 class StateRows:

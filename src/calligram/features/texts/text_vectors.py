@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from calligram.errors import UserError
+from calligram.features.inputs import TextInput
 from calligram.features.store import FeatureStore, MemoryFeatureStore, content_key
 from calligram.features.texts.fisher_vectors import FisherVectorizer
 from calligram.features.texts.word_counts import KnownWords, MeanVectorizer, TfIdfVectorizer, WordVectors
@@ -72,7 +73,7 @@ class TextVectorizer(Protocol):
 
 
 @dataclass(frozen=True)
-class TextVectorInput:
+class TextVectorInput(TextInput):
     """Text input with one vector for each text, and a mask of ones."""
 
     kind: ClassVar[str] = "text-vectors"
@@ -129,6 +130,11 @@ class TextVectorInput:
     def dim(self) -> int:
         """Dimension of a text's vector."""
         return self.vectorizer.dim
+
+    @property
+    def vector_size(self) -> int:
+        """Dimension of a text's vector."""
+        return self.dim
 
     def __len__(self) -> int:
         return len(self.vectorizer.known.words)

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from calligram.features.inputs import TextInput
-from calligram.features.texts.text_encoder import EncoderInput
-from calligram.features.texts.wordpieces import WordPieces
 from calligram.progress import Track, silent
 from calligram.text import TextSpan, tokenise, whitespace_word_spans, word_spans
 
@@ -25,7 +23,7 @@ PAD, START, END, UNKNOWN = range(4)
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(TextInput):
     """Text input by word ids. A text becomes ``<start> words <end>``, truncated to ``max_words``."""
 
     kind: ClassVar[str] = "words"
@@ -51,6 +49,16 @@ class Vocabulary:
         """Read what ``save`` returned."""
         del folder
         return cls(tuple(content["words"]), int(content["max_words"]))
+
+    @property
+    def token_input(self) -> Vocabulary:
+        """This input."""
+        return self
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """This input."""
+        return self
 
     @property
     def mask_token(self) -> int:
@@ -107,19 +115,9 @@ class WordRows:
         return torch.from_numpy(ids), torch.from_numpy(mask)
 
 
-def token_spans(texts: TextInput, sentence: str) -> list[TextSpan | None] | None:
-    """Return the span of each token of a text, in order; None for special tokens.
-
-    Returns None instead of a list for inputs that give a text one vector.
-    """
-    if isinstance(texts, EncoderInput):
-        texts = texts.pieces
-    return texts.token_spans(sentence) if isinstance(texts, Vocabulary | WordPieces) else None
-
-
 def count_truncated_words(texts: TextInput, sentence: str) -> int:
     """Return the number of words that the text input cuts off because the sentence is too long."""
-    tokens = token_spans(texts, sentence)
+    tokens = texts.token_spans(sentence)
     if tokens is None:
         return 0
     last = max((token[1] for token in tokens if token is not None), default=0)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from calligram.features.inputs import TextInput
 from calligram.features.transformers_models import loading_error
 from calligram.progress import Track, silent
 
@@ -22,7 +23,7 @@ SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 @dataclass(frozen=True)
-class WordPieces:
+class WordPieces(TextInput):
     """Text input by a tokenizer of ``transformers``. Texts are truncated to ``max_pieces``, special tokens included."""
 
     kind: ClassVar[str] = "wordpieces"
@@ -71,6 +72,11 @@ class WordPieces:
 
     def __len__(self) -> int:
         return len(self.tokenizer)
+
+    @property
+    def token_input(self) -> WordPieces:
+        """This input."""
+        return self
 
     @property
     def pad(self) -> int:

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.data.boxes import iou
+from calligram.device import device_of
 from calligram.errors import NotFiniteError, UserError
 from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
@@ -69,7 +70,7 @@ def encode_proposals(
     regions = require_region_input(inputs)
     picture = image.convert("RGB")
     boxes = regions.propose(picture, proposer)
-    device = next(matcher.parameters()).device
+    device = device_of(matcher)
     features: Tensor = regions.finish(regions.regions(picture, boxes).to(device))
     return EncodedProposals(boxes, matcher.eval().encode_images(features))
 
@@ -101,7 +102,7 @@ def rank_boxes(
     if not phrases:
         return []
     words, mask = inputs.texts.texts(list(phrases))
-    device = next(matcher.parameters()).device
+    device = device_of(matcher)
     texts = matcher.eval().encode_texts(words.to(device), mask.to(device))
     scores = matcher.score(proposals.regions, texts).float().cpu().numpy()
     if not np.isfinite(scores).all():
@@ -160,11 +161,11 @@ def require_region_input(inputs: Inputs) -> RegionInput:
     Raises:
         UserError: for a matcher of whole pictures.
     """
-    if not isinstance(inputs.images, RegionInput):
+    if inputs.images.region_input is None:
         raise UserError(
             'this matcher scores whole pictures; train one on regions with "calligram train two-branch-phrases"'
         )
-    return inputs.images
+    return inputs.images.region_input
 
 
 def _best(boxes: Floats, scores: Floats, k: int, max_overlap: float | None) -> list[BoxHit]:

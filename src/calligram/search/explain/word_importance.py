@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from calligram.data.collection import MANIFEST, Collection
+from calligram.device import device_of
 from calligram.errors import UserError
 from calligram.evaluation.attention import (
     AttentionShares,
@@ -24,8 +25,7 @@ from calligram.evaluation.attention import (
     word_attention,
     word_parts,
 )
-from calligram.features.images.region_input import grid_part_boxes, stored_part_boxes
-from calligram.features.images.stored_input import StoredInput
+from calligram.features.images.region_input import stored_part_boxes
 from calligram.features.inputs import ImageInput, Inputs
 from calligram.features.texts.vocabulary import count_truncated_words
 from calligram.models.matcher import Encoded, Matcher, stack
@@ -118,7 +118,7 @@ def explain_picture(matcher: Matcher, inputs: Inputs, seen: EncodedPicture, sent
     """
     if cut := count_truncated_words(inputs.texts, sentence):
         sentence = sentence[: max((end for _, end in whitespace_word_spans(sentence)[:-cut]), default=0)]
-    device = next(matcher.parameters()).device
+    device = device_of(matcher)
     matcher.eval()
 
     def score(sentences: Sequence[str]) -> Floats:
@@ -159,12 +159,13 @@ def part_boxes(images: ImageInput, item: Item, count: int) -> Floats | None:
     Grid cells follow from the size of the picture. The boxes of stored features are read from the collection that the
     item came from.
     """
-    if not isinstance(images, StoredInput):
-        return grid_part_boxes(images, (item.width, item.height), count)
+    name = images.stored_name
+    if name is None:
+        return images.part_boxes((item.width, item.height), count)
     root = str(item.metadata["source"])
     try:
         collection = _open_collection(root, (Path(root) / MANIFEST).stat().st_mtime_ns)
-        return stored_part_boxes(images, collection, image_row(collection, str(item.metadata["path"])))
+        return stored_part_boxes(name, collection, image_row(collection, str(item.metadata["path"])))
     except (UserError, OSError):  # the collection was moved or changed: importance and attention need no boxes
         return None
 

@@ -21,9 +21,6 @@ from torch import Tensor
 
 from calligram.data.pictures import PictureError, decode, exif_columns, is_plain_jpeg
 from calligram.errors import UserError
-from calligram.features.images.backbones import BackboneInput
-from calligram.features.images.pixels import PixelInput
-from calligram.features.images.stored_input import StoredInput
 from calligram.files import content_hash
 from calligram.models.catalog import StoredMatcher
 from calligram.models.matcher import Encoded
@@ -78,12 +75,12 @@ class ImageEncoder:
     @property
     def feature(self) -> str | None:
         """Name of the stored features that it reads instead of pictures."""
-        return self._input.name if isinstance(self._input, StoredInput) else None
+        return self._input.stored_name
 
     def reduced(self, image: Image.Image) -> Image.Image | None:
         """The smaller picture that ``prepare`` resizes from, which others can use too; None where there is none."""
-        pixels = self._input.pixels if isinstance(self._input, BackboneInput) else self._input
-        found = pixels.reduce(image) if isinstance(pixels, PixelInput) else image
+        pixels = self._input.pixel_input
+        found = image if pixels is None else pixels.reduce(image)
         return found if found is not image else None
 
     def prepare(
@@ -105,11 +102,8 @@ class ImageEncoder:
             return torch.from_numpy(source.features(self.feature, picture))
         if image is None:
             raise PictureError("there is no picture, only features")
-        if isinstance(self._input, PixelInput):
-            return torch.from_numpy(self._input.resize(image, reduced))
-        if isinstance(self._input, BackboneInput):
-            return torch.from_numpy(self._input.pixels.resize(image, reduced))
-        return image
+        pixels = self._input.pixel_input
+        return image if pixels is None else torch.from_numpy(pixels.resize(image, reduced))
 
     @torch.no_grad()
     def encode(self, prepared: Sequence[Prepared]) -> Encoded:
@@ -122,7 +116,7 @@ class ImageEncoder:
     def _batch(self, prepared: Sequence[Prepared]) -> Tensor:
         if isinstance(prepared[0], Tensor):
             rows = torch.stack([row for row in prepared if isinstance(row, Tensor)])
-            return self._input.features(rows.to(self.device)) if isinstance(self._input, BackboneInput) else rows
+            return self._input.run_network(rows.to(self.device))
         return self._input.images([image for image in prepared if isinstance(image, Image.Image)])
 
 

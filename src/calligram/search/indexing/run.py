@@ -134,7 +134,7 @@ def stage_source(
 def check_readable(models: LibraryMatchers, source: Source) -> None:
     """Refuse a folder of pictures for a matcher that needs stored features."""
     for stored in (models.matcher, models.reranker):
-        name = getattr(stored.inputs.images, "name", None) if stored and stored.inputs.images.kind == "stored" else None
+        name = stored.inputs.images.stored_name if stored else None
         if name is not None and isinstance(source, FolderSource):
             raise UserError(
                 f"matcher {stored.source if stored else ''} reads the stored features '{name}', and picture files have "

@@ -208,7 +208,7 @@ def refuse_regions(inputs: Inputs, source: str) -> None:
     Raises:
         UserError: when the matcher's image input is regions.
     """
-    if inputs.images.kind == "regions":
+    if inputs.images.region_input is not None:
         raise UserError(
             f"{source} finds phrases within pictures and cannot score whole ones; give it to calligram localize, or "
             "to calligram index as --localizer together with a matcher of whole pictures"
