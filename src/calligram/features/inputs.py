@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -250,13 +251,14 @@ def save_input(catalog: Catalog[Any], part: Saveable, folder: Path) -> dict[str,
     Raises:
         UserError: when its class is not in the catalogue.
     """
+    if part.kind in catalog.references:
+        return {"kind": part.kind, **part.save(folder)}
     if part.kind not in catalog:
         raise UserError(
             f"the class {reference_to(type(part))} is not known as an input and could not be loaded again; register it "
             "with the decorator calligram.image_input(NAME) or calligram.text_input(NAME)"
         )
-    outside = {} if part.kind in catalog.references else {"class": reference_to(type(part))}
-    return {"kind": part.kind, **outside, **part.save(folder)}
+    return {"kind": part.kind, "class": reference_to(type(part)), **part.save(folder)}
 
 
 def read_input(catalog: Catalog[Any], side: str, folder: Path, content: Mapping[str, Any]) -> Any:
@@ -265,9 +267,11 @@ def read_input(catalog: Catalog[Any], side: str, folder: Path, content: Mapping[
     Raises:
         UserError: when the kind is unknown.
     """
-    rest = {key: value for key, value in content.items() if key not in ("kind", "class")}
-    found = catalog.find(str(content.get("kind")), f"{side} input", str(content.get("class", "")))
-    return found.read(folder, rest)
+    rest = dict(content)
+    kind, source = str(rest.pop("kind", "")), str(rest.pop("class", ""))
+    if kind in catalog.references:
+        return resolve_name(catalog.references[kind]).read(folder, rest)
+    return catalog.find(kind, f"{side} input", source).read(folder, rest)
 
 
 @dataclass(frozen=True)

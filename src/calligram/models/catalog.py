@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import reduce
 from importlib import import_module
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -42,16 +42,20 @@ class MatcherEntry(NamedTuple):
 class MatcherCatalog(Catalog[MatcherEntry]):
     """Matchers by name; the module of a matcher is imported when its entry is read.
 
-    A reference is ``"package.module:MatcherClass:SettingsClass"``, or ``"package.module:MatcherClass"`` for a class
-    whose annotation ``settings`` names the settings class. The decorator ``matcher`` adds classes that are defined
-    elsewhere.
+    A reference is ``"package.module:MatcherClass:SettingsClass"``, and an entry point ``"package.module:MatcherClass"``.
+    The decorator ``matcher`` adds classes that are defined elsewhere.
     """
 
-    def _resolve(self, reference: str) -> MatcherEntry:
-        module, name, *rest = reference.split(":")
+    def __getitem__(self, name: str) -> MatcherEntry:
+        if name not in self.references:
+            return super().__getitem__(name)
+        module, matcher, settings = self.references[name].split(":")
         found = import_module(module)
-        matcher = attrgetter(name)(found)
-        return MatcherEntry(matcher, getattr(found, rest[0]) if rest else settings_class(matcher))
+        return MatcherEntry(getattr(found, matcher), getattr(found, settings))
+
+    def _resolve(self, reference: str) -> MatcherEntry:
+        found = resolve_name(reference)
+        return MatcherEntry(found, settings_class(found))
 
     def _defined(self, value: MatcherEntry) -> type[Matcher]:
         return value.matcher
@@ -163,7 +167,8 @@ def build(description: Mapping[str, Any]) -> Matcher:
         UserError: when the matcher or a setting is unknown.
     """
     name = str(description.get("matcher"))
-    entry = MATCHERS.find(name, "matcher", str(description.get("class", "")))
+    outside = name not in MATCHERS.references
+    entry = MATCHERS.find(name, "matcher", str(description.get("class", ""))) if outside else MATCHERS[name]
     if entry.settings is None:
         return entry.matcher()
     known = {f.name for f in fields(entry.settings)}
