@@ -42,7 +42,7 @@ class MatcherEntry(NamedTuple):
 class MatcherCatalog(Catalog[MatcherEntry]):
     """Matchers by name; the module of a matcher is imported when its entry is read.
 
-    A reference is ``"package.module:MatcherClass:SettingsClass"``, and an entry point ``"package.module:MatcherClass"``.
+    A reference is ``"module:MatcherClass:SettingsClass"``, and an entry point ``"module:MatcherClass"``.
     The decorator ``matcher`` adds classes that are defined elsewhere.
     """
 
@@ -70,10 +70,12 @@ class MatcherCatalog(Catalog[MatcherEntry]):
             if entry.matcher is type(matcher):
                 return name
         path = f"{type(matcher).__module__}:{type(matcher).__qualname__}"
-        for references in (self.references, entry_points_of(self.group)):
-            for name, reference in references.items():
-                if ":".join(reference.split(":")[:2]) == path:
-                    return name
+        for name, reference in self.references.items():
+            if reference.rpartition(":")[0] == path:
+                return name
+        for name, reference in entry_points_of(self.group).items():
+            if reference == path:
+                return name
         raise UserError(
             f"the matcher class {path.replace(':', '.')} has no name, so it cannot be saved; write "
             '@calligram.matcher("NAME") above the class'
