@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from calligram.device import compile_if_enabled, use_compile, without_cudnn_attention
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.mmca import MMCA, MMCASettings
 
 
@@ -44,7 +45,7 @@ def sides(found, images, texts, words, seed):
 def test_compiled_scores_and_gradients_of_mmca_are_the_same(lower, traced):
     torch.manual_seed(0)
     settings = MMCASettings(
-        vocabulary=0, dim=16, feature_dim=5, text="states", state_dim=7, heads=2, filters=4, alpha=0.7
+        ImageArchitecture(feature_dim=5), TextArchitecture("states", state_dim=7), 16, heads=2, filters=4, alpha=0.7
     )
     found = MMCA(settings)
     limits = {"atol": 0.03, "rtol": 0.05} if lower else {}

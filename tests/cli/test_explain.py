@@ -17,6 +17,7 @@ from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
 from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.scan import SCAN, SCANSettings
 from calligram.models.vse import VSE, VSESettings
 from calligram.models.vsrn import VSRN, VSRNSettings
@@ -31,7 +32,13 @@ def run(tmp_path):
     folder.mkdir()
     words = Vocabulary.build(["a red disc"], min_count=1)
     torch.manual_seed(0)
-    matcher = VSE(VSESettings(vocabulary=len(words), dim=8, channels=(4,), word_dim=6, hidden=8))
+    matcher = VSE(
+        VSESettings(
+            ImageArchitecture("cnn", channels=(4,)),
+            TextArchitecture(vocabulary=len(words), word_dim=6, hidden=8, pooling="last"),
+            8,
+        )
+    )
     (folder / RUN_FILE).write_text("{}\n")
     catalog.save(matcher, folder / MATCHER_FILE, folder / WEIGHTS_FILE)
     Inputs(PixelInput(16), words).save(folder / INPUTS_FOLDER)
@@ -139,7 +146,13 @@ def test_an_image_of_a_collection_is_explained_by_its_stored_features(stored_tin
     words = Vocabulary.build(["a red disc"], min_count=1)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / RUN_FILE).write_text("{}\n")
-    matcher = SCAN(SCANSettings(len(words), dim=8, feature_dim=4, word_dim=6, hidden=8))
+    matcher = SCAN(
+        SCANSettings(
+            ImageArchitecture(feature_dim=4),
+            TextArchitecture(vocabulary=len(words), word_dim=6, hidden=8, bidirectional=True),
+            8,
+        )
+    )
     catalog.save(matcher, tmp_path / "run" / MATCHER_FILE, tmp_path / "run" / WEIGHTS_FILE)
     Inputs(StoredInput("colour"), words).save(tmp_path / "run" / INPUTS_FOLDER)
     drawn = tmp_path / "e.png"

@@ -18,6 +18,7 @@ from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
 from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.vse import VSE, VSESettings
 from calligram.search.library.library import Library
 
@@ -44,7 +45,13 @@ def here(tmp_path_factory):
     (folder / "run").mkdir()
     (folder / "run" / RUN_FILE).write_text("{}\n")
     torch.manual_seed(0)
-    matcher = VSE(VSESettings(vocabulary=len(words), dim=8, channels=(4, 8), word_dim=6, hidden=8))
+    matcher = VSE(
+        VSESettings(
+            ImageArchitecture("cnn", channels=(4, 8)),
+            TextArchitecture(vocabulary=len(words), word_dim=6, hidden=8, pooling="last"),
+            8,
+        )
+    )
     catalog.save(matcher, folder / "run" / MATCHER_FILE, folder / "run" / WEIGHTS_FILE)
     Inputs(PixelInput(16), words).save(folder / "run" / INPUTS_FOLDER)
     (folder / "photos").mkdir()

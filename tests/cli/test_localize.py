@@ -16,6 +16,7 @@ from calligram.features.regions.region_features import RegionCrops
 from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.models import catalog
 from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 
 
@@ -27,7 +28,9 @@ def run(tmp_path):
     texts = TextVectorInput.fit(["a red disc", "the snow"], None, TextVectorSettings(kind="tfidf"))
     regions = RegionInput(RegionCrops(PixelInput(16), 2), "grid", "grid", 20)
     torch.manual_seed(0)
-    shape = TwoBranchSettings(image_dim=regions.dim, text_dim=texts.dim, hidden=8, dim=4)
+    shape = TwoBranchSettings(
+        ImageArchitecture(feature_dim=regions.dim), TextArchitecture("vectors", state_dim=texts.dim), 4, hidden=8
+    )
     (folder / RUN_FILE).write_text("{}\n")
     catalog.save(TwoBranchEmbedding(shape), folder / MATCHER_FILE, folder / WEIGHTS_FILE)
     Inputs(regions, texts).save(folder / INPUTS_FOLDER)

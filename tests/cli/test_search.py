@@ -20,6 +20,7 @@ from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
 from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.vse import VSE, VSESettings
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
@@ -40,7 +41,13 @@ def libraries(tiny, tmp_path_factory) -> Path:
     run.mkdir()
     words = Vocabulary.build(tiny.sentences("train").texts.strings, min_count=1)
     torch.manual_seed(0)
-    matcher = VSE(VSESettings(vocabulary=len(words), dim=8, channels=(4, 8), word_dim=6, hidden=8))
+    matcher = VSE(
+        VSESettings(
+            ImageArchitecture("cnn", channels=(4, 8)),
+            TextArchitecture(vocabulary=len(words), word_dim=6, hidden=8, pooling="last"),
+            8,
+        )
+    )
     (run / RUN_FILE).write_text("{}\n")
     catalog.save(matcher, run / MATCHER_FILE, run / WEIGHTS_FILE)
     Inputs(PixelInput(16), words).save(run / INPUTS_FOLDER)

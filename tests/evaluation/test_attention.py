@@ -23,6 +23,7 @@ from calligram.evaluation.attention import (
 from calligram.models import catalog
 from calligram.models.catalog import load_matcher
 from calligram.models.ensemble import Ensemble, EnsembleSettings
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.vsrn import VSRN, VSRNSettings
 from calligram.recipes.catalog import find_recipe
 from calligram.recipes.parts.config import resolve
@@ -204,7 +205,14 @@ def test_attention_of_an_ensemble_is_the_mean_of_its_members(scan, boxed):
 
 def test_a_matcher_of_single_vectors_has_no_attention(scan, boxed):
     inputs = scan[1]
-    vsrn = VSRN(VSRNSettings(len(inputs.texts), dim=8, feature_dim=4, word_dim=6, hidden=8, layers=1)).eval()
+    vsrn = VSRN(
+        VSRNSettings(
+            ImageArchitecture(feature_dim=4),
+            TextArchitecture(pooling="last", vocabulary=len(inputs.texts), word_dim=6, hidden=8),
+            8,
+            layers=1,
+        )
+    ).eval()
     assert vsrn.attends == frozenset()
     assert (
         attention_to_sentence(vsrn, inputs, encode_collection_image(vsrn, inputs, boxed, "train-1"), SENTENCE) is None

@@ -11,6 +11,7 @@ from calligram.data.negatives import NegativeLists
 from calligram.errors import NotFiniteError, UserError
 from calligram.evaluation.encode import EncodedPairing
 from calligram.evaluation.mine import mine_negatives, mine_pairing, top_candidates
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher
 from calligram.models.vse import VSE, VSESettings
 from calligram.vectors import unit_length
@@ -108,7 +109,13 @@ def mined(tiny):
     train = tiny.sentences("train").join_equal_texts()
     words = Vocabulary.build(train.texts.strings, 1, 20)
     torch.manual_seed(0)
-    matcher = VSE(VSESettings(vocabulary=len(words), dim=8, channels=(4,), word_dim=6, hidden=8))
+    matcher = VSE(
+        VSESettings(
+            ImageArchitecture("cnn", channels=(4,)),
+            TextArchitecture(vocabulary=len(words), word_dim=6, hidden=8, pooling="last"),
+            8,
+        )
+    )
     found = mine_pairing(matcher, Inputs(PixelInput(16, "squash"), words), train, texts=4, images=2)
     return train, found
 

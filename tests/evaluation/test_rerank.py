@@ -22,12 +22,13 @@ from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.bfan import BFAN, BFANSettings
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import EmbeddingMatcher
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.scan import SCAN, SCANSettings
 from calligram.models.vse import VSE, VSESettings
 
-SIDES = {"vocabulary": 0, "dim": 12, "feature_dim": 5, "text": "states", "state_dim": 7}
+SIDES = {"image": ImageArchitecture(feature_dim=5), "text": TextArchitecture("states", state_dim=7), "dim": 12}
 IMAGES, TEXTS = 9, 14
 MATCHERS = {
     "scan": lambda: SCAN(SCANSettings(**SIDES)),
@@ -138,8 +139,20 @@ def read(stored_tiny):
     pairing = stored_tiny.sentences("test")
     words = Vocabulary.build(pairing.texts.strings, 1)
     torch.manual_seed(0)
-    scan = SCAN(SCANSettings(len(words), dim=8, feature_dim=4, word_dim=6, hidden=8))
-    vse = VSE(VSESettings(len(words), dim=8, channels=(4,), word_dim=6, hidden=8)).eval()
+    scan = SCAN(
+        SCANSettings(
+            ImageArchitecture(feature_dim=4),
+            TextArchitecture(vocabulary=len(words), word_dim=6, hidden=8, bidirectional=True),
+            8,
+        )
+    )
+    vse = VSE(
+        VSESettings(
+            ImageArchitecture("cnn", channels=(4,)),
+            TextArchitecture(vocabulary=len(words), word_dim=6, hidden=8, pooling="last"),
+            8,
+        )
+    ).eval()
     first = Inputs(PixelInput(16), words)
     before = encode_pairing(vse, first, load_pairing(first, pairing))
     return SimpleNamespace(scan=scan, inputs=Inputs(StoredInput("colour"), words), vse=vse, before=before, first=first,

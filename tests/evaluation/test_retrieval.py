@@ -15,6 +15,7 @@ from calligram.evaluation.figures import draw_pictures, draw_sheet
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.vse import VSE, VSESettings
 
 
@@ -23,7 +24,13 @@ def setup(tiny):
     pairing = tiny.sentences("test")
     vocabulary = Vocabulary.build(pairing.texts.strings, 1)
     torch.manual_seed(0)
-    matcher = VSE(VSESettings(len(vocabulary), dim=8, channels=(4,), word_dim=6, hidden=8)).eval()
+    matcher = VSE(
+        VSESettings(
+            ImageArchitecture("cnn", channels=(4,)),
+            TextArchitecture(vocabulary=len(vocabulary), word_dim=6, hidden=8, pooling="last"),
+            8,
+        )
+    ).eval()
     return matcher, Inputs(PixelInput(16), vocabulary), pairing
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.mmca import MMCA, MMCASettings
 
-SIDES = {"vocabulary": 0, "dim": 12, "feature_dim": 5, "text": "states", "state_dim": 7, "heads": 3, "filters": 4}
+TOWERS = {"image": ImageArchitecture(feature_dim=5), "text": TextArchitecture("states", state_dim=7)}
+SIDES = {**TOWERS, "dim": 12, "heads": 3, "filters": 4}
 
 
 def _matcher(**changes):

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from calligram.models.a3vse import A3VSE, A3VSESettings, ContextAttention
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 
-SIDES = {"vocabulary": 30, "dim": 8, "feature_dim": 5, "word_dim": 6, "hidden": 8, "context": 7}
+TEXT = TextArchitecture("lstm", vocabulary=30, word_dim=6, hidden=8)
+SIDES = {"image": ImageArchitecture(feature_dim=5), "text": TEXT, "dim": 8, "context": 7}
 
 
 def literal_eq_1(attention: ContextAttention, parts: list[list[float]], heads: int, temperature: float) -> list[float]:

@@ -10,6 +10,7 @@ from calligram.models.a3vse import A3VSESettings
 from calligram.models.bfan import BFANSettings
 from calligram.models.cca import CCASettings
 from calligram.models.ensemble import Ensemble, EnsembleSettings, SentencePhraseMatcher, SentencePhraseSettings
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import Encoded, Matcher
 from calligram.models.mmca import MMCASettings
 from calligram.models.scan import SCANSettings
@@ -18,10 +19,14 @@ from calligram.models.vse import VSESettings
 from calligram.models.vsrn import VSRNSettings
 from calligram.vectors import unit_length
 
-SENTENCES = TwoBranchSettings(image_dim=5, text_dim=7, hidden=9, dim=6)
+SENTENCES = TwoBranchSettings(ImageArchitecture(feature_dim=5), TextArchitecture("vectors", state_dim=7), 6, hidden=9)
 PHRASES = {
-    "embedding": TwoBranchSettings(image_dim=4, text_dim=3, hidden=9, dim=8),
-    "similarity": TwoBranchSimilaritySettings(image_dim=4, text_dim=3, hidden=9, dim=8),
+    "embedding": TwoBranchSettings(
+        ImageArchitecture(feature_dim=4), TextArchitecture("vectors", state_dim=3), 8, hidden=9
+    ),
+    "similarity": TwoBranchSimilaritySettings(
+        ImageArchitecture(feature_dim=4), TextArchitecture("vectors", state_dim=3), 8, hidden=9
+    ),
     "cca": CCASettings(image_dim=4, text_dim=3, dim=3),
 }
 
@@ -129,13 +134,42 @@ def test_alpha_above_one_is_refused():
 
 
 MEMBERS = {
-    "mmca": MMCASettings(11, dim=8, feature_dim=6, word_dim=5, hidden=7, heads=2, filters=3),
-    "mmca, larger": MMCASettings(11, dim=12, feature_dim=6, word_dim=5, hidden=7, heads=4, filters=3),
-    "scan": SCANSettings(11, dim=10, feature_dim=6, word_dim=5, hidden=7),
-    "bfan": BFANSettings(11, dim=9, feature_dim=6, word_dim=5, hidden=7),
-    "vse": VSESettings(11, dim=7, image="features", feature_dim=6, word_dim=5, hidden=7),
-    "vsrn": VSRNSettings(11, dim=6, feature_dim=6, word_dim=5, hidden=7, layers=1),
-    "a3vse": A3VSESettings(11, dim=5, feature_dim=6, word_dim=5, hidden=7, heads=3, context=4),
+    "mmca": MMCASettings(
+        ImageArchitecture(feature_dim=6),
+        TextArchitecture(vocabulary=11, word_dim=5, hidden=7, bidirectional=True),
+        8,
+        heads=2,
+        filters=3,
+    ),
+    "mmca, larger": MMCASettings(
+        ImageArchitecture(feature_dim=6),
+        TextArchitecture(vocabulary=11, word_dim=5, hidden=7, bidirectional=True),
+        12,
+        heads=4,
+        filters=3,
+    ),
+    "scan": SCANSettings(
+        ImageArchitecture(feature_dim=6), TextArchitecture(vocabulary=11, word_dim=5, hidden=7, bidirectional=True), 10
+    ),
+    "bfan": BFANSettings(
+        ImageArchitecture(feature_dim=6), TextArchitecture(vocabulary=11, word_dim=5, hidden=7, bidirectional=True), 9
+    ),
+    "vse": VSESettings(
+        ImageArchitecture(feature_dim=6), TextArchitecture(vocabulary=11, word_dim=5, hidden=7, pooling="last"), 7
+    ),
+    "vsrn": VSRNSettings(
+        ImageArchitecture(feature_dim=6),
+        TextArchitecture(pooling="last", vocabulary=11, word_dim=5, hidden=7),
+        6,
+        layers=1,
+    ),
+    "a3vse": A3VSESettings(
+        ImageArchitecture(feature_dim=6),
+        TextArchitecture("lstm", vocabulary=11, word_dim=5, hidden=7),
+        5,
+        heads=3,
+        context=4,
+    ),
 }
 
 

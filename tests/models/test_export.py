@@ -19,6 +19,7 @@ from calligram.features.texts.wordpieces import WordPieces
 from calligram.models import export
 from calligram.models.a3vse import A3VSE, A3VSESettings
 from calligram.models.layers.text_cnn import TextCNNSettings
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import EmbeddingMatcher, Matcher
 from calligram.models.pretrained import load_pretrained
 from calligram.models.vse import VSE, VSESettings
@@ -32,13 +33,19 @@ WORDS = Vocabulary.build(TEXTS, min_count=1)
 
 
 def recurrent() -> tuple[Matcher, Inputs]:
-    settings = VSESettings(len(WORDS), 12, channels=(4, 8), word_dim=6, hidden=10, bidirectional=True, pooling="max")
+    settings = VSESettings(
+        ImageArchitecture("cnn", channels=(4, 8)),
+        TextArchitecture(vocabulary=len(WORDS), word_dim=6, hidden=10, bidirectional=True, pooling="max"),
+        12,
+    )
     return VSE(settings), Inputs(PixelInput(16, views="flip"), WORDS)
 
 
 def convolutional() -> tuple[Matcher, Inputs]:
     cnn = TextCNNSettings(len(WORDS), 6, (1, 2), width=2, length=7, shifts=0)
-    settings = VSESettings(len(WORDS), 12, channels=(4, 8), head="paper", text="cnn", cnn=cnn.description)
+    settings = VSESettings(
+        ImageArchitecture("cnn", channels=(4, 8)), TextArchitecture("cnn", cnn=cnn.description), 12, head="paper"
+    )
     return VSE(settings), Inputs(PixelInput(16, views="flip"), WORDS)
 
 
@@ -47,7 +54,12 @@ def attentive() -> tuple[Matcher, Inputs]:
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     backbone = Backbone(ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8)))
-    settings = A3VSESettings(len(WORDS), 12, feature_dim=16, word_dim=6, hidden=10, bidirectional=True, context=8)
+    settings = A3VSESettings(
+        ImageArchitecture(feature_dim=16),
+        TextArchitecture("lstm", vocabulary=len(WORDS), word_dim=6, hidden=10, bidirectional=True),
+        12,
+        context=8,
+    )
     return A3VSE(settings), Inputs(BackboneInput(backbone, PixelInput(16), "x", "grid"), WORDS)
 
 
@@ -62,7 +74,9 @@ def frozen(folder) -> tuple[Matcher, Inputs]:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     backbone = Backbone(ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8)))
     encoder = TextEncoder.load(str(folder)).description
-    settings = VSESettings(0, 12, image="features", feature_dim=16, text="bert", encoder=encoder, pooling="mean")
+    settings = VSESettings(
+        ImageArchitecture(feature_dim=16), TextArchitecture("bert", pooling="mean", encoder=encoder), 12
+    )
     inputs = Inputs(BackboneInput(backbone, PixelInput(16), "x", "grid"), WordPieces.load_pretrained(str(folder)))
     return VSE(settings), inputs
 
@@ -70,7 +84,7 @@ def frozen(folder) -> tuple[Matcher, Inputs]:
 def frozen_both(folder) -> tuple[Matcher, Inputs]:
     matcher, inputs = frozen(folder)
     encoder = TextEncoder.load(str(folder)).eval()
-    settings = replace(matcher.settings, text="states", encoder="", state_dim=encoder.dim)
+    settings = replace(matcher.settings, text=TextArchitecture("states", state_dim=encoder.dim))
     return VSE(settings), Inputs(inputs.images, EncoderInput(encoder, inputs.texts, "x"))
 
 

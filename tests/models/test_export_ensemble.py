@@ -16,6 +16,7 @@ from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog, export
 from calligram.models.ensemble import Ensemble, EnsembleSettings
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import Matcher
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.vse import VSE, VSESettings
@@ -26,12 +27,18 @@ WORDS = Vocabulary.build(TEXTS, min_count=1)
 
 
 def mmca(alpha: float) -> Matcher:
-    sizes = {"feature_dim": 16, "word_dim": 6, "hidden": 10, "bidirectional": False, "filters": 4, "heads": 2}
-    return MMCA(MMCASettings(len(WORDS), 12, alpha=alpha, **sizes))
+    text = TextArchitecture(vocabulary=len(WORDS), word_dim=6, hidden=10)
+    return MMCA(MMCASettings(ImageArchitecture(feature_dim=16), text, 12, alpha=alpha, filters=4, heads=2))
 
 
 def together(alpha: float) -> Ensemble:
-    vse = VSE(VSESettings(len(WORDS), 8, image="features", feature_dim=16, word_dim=6, hidden=10))
+    vse = VSE(
+        VSESettings(
+            ImageArchitecture(feature_dim=16),
+            TextArchitecture(vocabulary=len(WORDS), word_dim=6, hidden=10, pooling="last"),
+            8,
+        )
+    )
     members = [mmca(alpha), vse]
     return Ensemble(EnsembleSettings(tuple(json.dumps(catalog.describe(member)) for member in members))).eval()
 

@@ -10,6 +10,7 @@ from calligram.features.regions.region_features import RegionCrops
 from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.export import export_onnx
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 
 TEXTS = ["a red dog", "a blue ball"]
@@ -20,7 +21,11 @@ def test_inputs_that_no_network_computes_are_refused(tmp_path, what):
     vectors = TextVectorInput.fit(TEXTS, None, TextVectorSettings(kind="tfidf"))
     regions = RegionInput(RegionCrops(PixelInput(16), 2), "grid", "grid", 4)
     inputs = Inputs(regions, Vocabulary.build(TEXTS, 1)) if "regions" in what else Inputs(PixelInput(16), vectors)
-    matcher = TwoBranchEmbedding(TwoBranchSettings(image_dim=regions.dim, text_dim=vectors.dim, hidden=8, dim=4))
+    matcher = TwoBranchEmbedding(
+        TwoBranchSettings(
+            ImageArchitecture(feature_dim=regions.dim), TextArchitecture("vectors", state_dim=vectors.dim), 4, hidden=8
+        )
+    )
     with pytest.raises(
         UserError, match=f"{what} of this matcher is not computed by a network.*; export a matcher that is trained on"
     ):

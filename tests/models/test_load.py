@@ -13,6 +13,7 @@ from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
 from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.vse import VSE, VSESettings
 
 
@@ -22,7 +23,7 @@ def run(tmp_path):
     folder.mkdir()
     words = Vocabulary.build(["a red disc", "snow"], min_count=1)
     torch.manual_seed(0)
-    matcher = VSE(VSESettings(vocabulary=len(words), dim=8))
+    matcher = VSE(VSESettings(ImageArchitecture("cnn"), TextArchitecture(vocabulary=len(words), pooling="last"), 8))
     (folder / RUN_FILE).write_text(json.dumps({"recipe": "vse"}))
     catalog.save(matcher, folder / MATCHER_FILE, folder / WEIGHTS_FILE)
     Inputs(PixelInput(16), words).save(folder / INPUTS_FOLDER)

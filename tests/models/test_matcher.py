@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.cca import CCA, CCASettings
 from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.layers.text_cnn import TextCNNSettings
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, cosines, stack
 from calligram.models.mmca import MMCASettings
 from calligram.models.pretrained import Pretrained, PretrainedSettings
@@ -25,43 +27,54 @@ from calligram.models.vse import VSESettings
 from calligram.models.vsrn import VSRN, VSRNSettings
 from calligram.vectors import unit_length
 
-SIDES = {"vocabulary": 30, "dim": 12, "feature_dim": 5, "word_dim": 6, "hidden": 12}
-MEMBERS = (SCAN(SCANSettings(**SIDES)), BFAN(BFANSettings(**SIDES)), VSRN(VSRNSettings(**SIDES, layers=1)))
+FEATURES, PIXELS = ImageArchitecture(feature_dim=5), ImageArchitecture("cnn", channels=(4, 8))
+GRU = TextArchitecture(vocabulary=30, word_dim=6, hidden=12)
+VECTORS = TextArchitecture("vectors", state_dim=7)
+CNN = TextArchitecture("cnn", cnn=TextCNNSettings(30, 6, (1, 1), width=2, length=8).description)
+CNN_RELEASE = TextCNNSettings(30, 6, (1,), width=2, length=10, shifts=0, pooling="mean").description
+BOTH_WAYS = replace(GRU, bidirectional=True)
+LSTM = replace(GRU, kind="lstm")
+LAST = replace(GRU, pooling="last")
+MEMBERS = (
+    SCAN(SCANSettings(FEATURES, BOTH_WAYS, 12)),
+    BFAN(BFANSettings(FEATURES, BOTH_WAYS, 12)),
+    VSRN(VSRNSettings(FEATURES, LAST, 12, layers=1)),
+)
 SMALL = {
-    "vse": VSESettings(vocabulary=30, dim=12, channels=(4, 8), word_dim=6, hidden=10),
-    "vse, both ways": VSESettings(
-        vocabulary=30, dim=12, image="features", feature_dim=5, word_dim=6, hidden=12, bidirectional=True, pooling="max"
-    ),
-    "vse, mean": VSESettings(vocabulary=30, dim=12, channels=(4,), word_dim=6, hidden=12, pooling="mean"),
-    "vse, text CNN": VSESettings(
-        vocabulary=30, dim=12, image="features", feature_dim=5, head="paper", text="cnn",
-        cnn=TextCNNSettings(30, 6, (1, 1), width=2, length=8).description,
-    ),
-    "vse, text CNN, release": VSESettings(
-        vocabulary=30, dim=12, channels=(4,), head="release", text="cnn",
-        cnn=TextCNNSettings(30, 6, (1,), width=2, length=10, shifts=0, pooling="mean").description,
-    ),
-    "two-branch": TwoBranchSettings(image_dim=5, text_dim=7, hidden=9, dim=12),
-    "two-branch, linear": TwoBranchSettings(image_dim=5, text_dim=7, dim=12, layers=1),
-    "two-branch, GRU": TwoBranchSettings(
-        image_dim=5, text_dim=8, hidden=9, dim=12, layers=3, text_layers=2, text="gru", vocabulary=30, word_dim=6
-    ),
+    "vse": VSESettings(PIXELS, replace(LAST, hidden=10), 12),
+    "vse, both ways": VSESettings(FEATURES, replace(BOTH_WAYS, pooling="max"), 12),
+    "vse, mean": VSESettings(replace(PIXELS, channels=(4,)), GRU, 12),
+    "vse, text CNN": VSESettings(FEATURES, CNN, 12, head="paper"),
+    "vse, text CNN, release": VSESettings(PIXELS, TextArchitecture("cnn", cnn=CNN_RELEASE), 12, head="release"),
+    "vse, vectors": VSESettings(PIXELS, VECTORS, 12),
+    "two-branch": TwoBranchSettings(FEATURES, VECTORS, 12, hidden=9),
+    "two-branch, linear": TwoBranchSettings(FEATURES, VECTORS, 12, layers=1),
+    "two-branch, GRU": TwoBranchSettings(FEATURES, replace(GRU, hidden=8), 12, hidden=9, layers=3, text_layers=2),
+    "two-branch, CNNs": TwoBranchSettings(PIXELS, CNN, 12, hidden=9),
     "cca": CCASettings(image_dim=5, text_dim=7, dim=4),
     "tags": TagSettings(image_dim=5, text_dim=7),
-    "two-branch, similarity": TwoBranchSimilaritySettings(image_dim=5, text_dim=7, hidden=9, dim=12),
-    "scan, t2i": SCANSettings(**SIDES),
-    "scan, i2t": SCANSettings(**{**SIDES, "hidden": 7}, direction="i2t", aggregation="mean", temperature=4.0),
-    "bfan, equal": BFANSettings(**SIDES),
-    "bfan, prob": BFANSettings(**SIDES, focal="prob"),
-    "vsrn": VSRNSettings(**SIDES, layers=2),
-    "vsrn, mean": VSRNSettings(**SIDES, layers=2, norm="features", reader="mean"),
-    "vsrn, batch norm": VSRNSettings(**SIDES, layers=1, norm="features", norm_before=False, batch_norm=True),
-    "a3vse": A3VSESettings(**SIDES, context=7),
-    "a3vse, GRU both ways": A3VSESettings(**SIDES, cell="gru", bidirectional=True, heads=1, merge="mean"),
-    "a3vse, mean": A3VSESettings(**{**SIDES, "hidden": 9}, attention="mean"),
-    "mmca": MMCASettings(**SIDES, heads=3, filters=8),
+    "two-branch, similarity": TwoBranchSimilaritySettings(FEATURES, VECTORS, 12, hidden=9),
+    "scan, t2i": SCANSettings(FEATURES, BOTH_WAYS, 12),
+    "scan, i2t": SCANSettings(
+        FEATURES, replace(BOTH_WAYS, hidden=7), 12, direction="i2t", aggregation="mean", temperature=4.0
+    ),
+    "scan, CNNs": SCANSettings(PIXELS, CNN, 12),
+    "bfan, equal": BFANSettings(FEATURES, BOTH_WAYS, 12),
+    "bfan, prob": BFANSettings(FEATURES, BOTH_WAYS, 12, focal="prob"),
+    "bfan, vectors": BFANSettings(PIXELS, VECTORS, 12),
+    "vsrn": VSRNSettings(FEATURES, LAST, 12, layers=2),
+    "vsrn, mean": VSRNSettings(FEATURES, LAST, 12, layers=2, norm="features", reader="mean"),
+    "vsrn, batch norm": VSRNSettings(FEATURES, LAST, 12, layers=1, norm="features", norm_before=False, batch_norm=True),
+    "vsrn, CNNs": VSRNSettings(PIXELS, CNN, 12, layers=1),
+    "a3vse": A3VSESettings(FEATURES, LSTM, 12, context=7),
+    "a3vse, GRU both ways": A3VSESettings(FEATURES, BOTH_WAYS, 12, heads=1, merge="mean"),
+    "a3vse, mean": A3VSESettings(FEATURES, replace(LSTM, hidden=9), 12, attention="mean"),
+    "a3vse, vectors": A3VSESettings(PIXELS, VECTORS, 12, context=7),
+    "mmca": MMCASettings(FEATURES, BOTH_WAYS, 12, heads=3, filters=8),
+    "mmca, CNNs": MMCASettings(PIXELS, CNN, 12, heads=3, filters=8),
+    "mmca, vectors": MMCASettings(PIXELS, VECTORS, 12, heads=3, filters=8),
     "ensemble": EnsembleSettings(tuple(json.dumps(catalog.describe(member)) for member in MEMBERS)),
-}  # fmt: skip
+}
 DUAL = ("pretrained CLIP", "pretrained Siglip")
 
 
@@ -85,13 +98,13 @@ def build(name: str) -> Matcher:
 
 
 def images(matcher: Matcher, count: int) -> torch.Tensor:
-    stored = isinstance(matcher, CCA | Ensemble | TagMatcher) or getattr(matcher.settings, "image", "") == "features"
+    stored = isinstance(matcher, CCA | Ensemble | TagMatcher) or getattr(matcher.settings, "image", None) == FEATURES
     return torch.randn(count, 3, 5) if stored else torch.randn(count, 3, 16, 16)
 
 
 def texts(matcher: Matcher, count: int, longest: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
-    if isinstance(matcher, CCA | TagMatcher) or getattr(matcher.settings, "text", "") == "vectors":
-        return torch.randn(count, matcher.settings.text_dim), torch.ones(count, 1, dtype=torch.bool)
+    if isinstance(matcher, CCA | TagMatcher) or getattr(matcher.settings, "text", None) == VECTORS:
+        return torch.randn(count, 7), torch.ones(count, 1, dtype=torch.bool)
     lengths = torch.randint(2, longest + 1, (count,))
     lengths[0] = longest
     mask = torch.arange(longest) < lengths[:, None]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from calligram.errors import UserError
 from calligram.features.texts.text_encoder import TextEncoder
 from calligram.models import catalog
+from calligram.models.layers.towers import TextArchitecture
 from calligram.models.layers.transformer_unit import NgramText, TransformerUnit
 from calligram.models.matcher import stack
 from calligram.models.mmca import drop_regions
@@ -113,7 +114,7 @@ def test_ngram_filters_are_mmca_eqs_6_and_7():
 
 
 def test_regions_are_dropped_in_training_only_and_do_not_change_the_score(matcher, given, encoded):
-    found, (features, states, mask) = matcher(hide=0.6), given()
+    found, (features, states, mask) = matcher(region_dropout=0.6), given()
     found.eval()
     torch.testing.assert_close(
         found.score(*encoded(found, features, states, mask)), literal_scores(found, features, states, mask),
@@ -190,11 +191,11 @@ def test_vectors_are_i0_and_c0_and_alpha_0_skips_the_pair_module(monkeypatch, ma
 
 def test_a_trained_text_encoder_gives_the_states_and_has_gradients(tiny_bert, tmp_path, matcher):
     encoder = TextEncoder.load(str(tiny_bert)).eval()
-    found = matcher(text="bert", encoder=encoder.description)
+    found = matcher(text=TextArchitecture("bert", encoder=encoder.description))
     found.text.encoder.load_state_dict(encoder.state_dict())
     words, mask = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]]), torch.tensor([[True] * 4, [True] * 3 + [False]])
     images, texts = found.encode_images(torch.randn(2, 3, 5)), found.encode_texts(words, mask)
-    frozen = matcher(state_dim=encoder.dim)
+    frozen = matcher(text=TextArchitecture("states", state_dim=encoder.dim))
     weights = {k.replace("text.pool.", "text."): v for k, v in found.state_dict().items() if "text.encoder" not in k}
     frozen.load_state_dict(weights)
     stored = frozen.encode_texts(encoder(words, mask), mask)

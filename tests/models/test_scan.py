@@ -7,10 +7,12 @@ import torch.nn.functional as F
 from calligram.features.images.backbones import Backbone
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.layers import score_tiles
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.scan import SCAN, SCANSettings
 from calligram.vectors import unit_length
 
-SIDES = {"vocabulary": 30, "dim": 12, "feature_dim": 5, "word_dim": 6, "hidden": 12}
+TEXT = TextArchitecture(vocabulary=30, word_dim=6, hidden=12, bidirectional=True)
+SIDES = {"image": ImageArchitecture(feature_dim=5), "text": TEXT, "dim": 12}
 WORDS = torch.tensor([[1, 5, 6, 7, 2], [1, 9, 2, 0, 0]])
 MASK = WORDS > 0
 
@@ -117,7 +119,7 @@ def test_vectors_are_means_of_parts_at_length_one():
     texts = matcher.encode_texts(WORDS, MASK)
     assert texts.parts.norm(dim=-1)[MASK].sub(1).abs().max() < 1e-5
     torch.testing.assert_close(texts.vectors[1], texts.parts[1, :3].mean(0))
-    states = matcher.text.states(WORDS, MASK)
+    states, _ = matcher.text.parts(WORDS, MASK)
     torch.testing.assert_close(unit_length(states[0, 1]), texts.parts[0, 1])
 
 
@@ -127,8 +129,8 @@ def test_cells_of_a_backbone_are_the_parts_trained_or_stored():
     torch.manual_seed(0)
     model = transformers.MobileNetV2Model(transformers.MobileNetV2Config(depth_multiplier=0.2, image_size=64))
     backbone = Backbone(model).eval()
-    sides = {**SIDES, "feature_dim": backbone.dim}
-    end_to_end = SCAN(SCANSettings(**sides, image="backbone", backbone=backbone.description)).eval()
+    image = ImageArchitecture("backbone", backbone=backbone.description)
+    end_to_end = SCAN(SCANSettings(**{**SIDES, "image": image})).eval()
     end_to_end.image.load_state_dict(backbone.state_dict())
     pixels = torch.randn(2, 3, 64, 64)
     seen = end_to_end.encode_images(pixels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
+from typing import Annotated, get_origin, get_type_hints
 
 import pytest
 
@@ -13,6 +14,7 @@ from calligram.models.cca import CCASettings
 from calligram.models.ensemble import SentencePhraseSettings
 from calligram.models.layers.cross_attention import LEAKY_SLOPE
 from calligram.models.layers.text_cnn import TextCNNSettings
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture, TwoTowerSettings
 from calligram.models.mmca import MMCASettings
 from calligram.models.scan import SCANSettings
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
@@ -25,25 +27,20 @@ from calligram.training.objectives.offline import OfflineTerms
 from calligram.training.objectives.pseudo_pairs import AdversaryTerms, PseudoPairObjective
 from calligram.training.objectives.two_branch import NeighbourhoodObjective
 
-SCAN_TOWERS = {"dim": 1024, "feature_dim": 2048, "word_dim": 300, "hidden": 1024, "bidirectional": True}
-"""the releases of scan and bfan"""
-
 DEFAULTS = {
-    VSESettings: {"dim": 1024, "word_dim": 300, "hidden": 1024, "bidirectional": False, "pooling": "last"},
+    ImageArchitecture: {"kind": "features", "feature_dim": 2048},
+    TextArchitecture: {"kind": "gru", "word_dim": 300, "hidden": 1024, "bidirectional": False, "pooling": "mean"},
+    VSESettings: {"dim": 1024, "head": "linear"},
     SCANSettings: {
-        **SCAN_TOWERS, "direction": "t2i", "norm": "clipped_l2norm", "temperature": 9.0, "aggregation": "lse",
-        "sharpness": 6.0,
+        "direction": "t2i", "norm": "clipped_l2norm", "temperature": 9.0, "aggregation": "lse", "sharpness": 6.0,
     },
-    BFANSettings: {**SCAN_TOWERS, "focal": "equal", "norm": "clipped_l2norm", "temperature": 20.0},
-    # The release has 2048 for sizes; "regions" is the axis of its l2norm.
-    VSRNSettings: {"layers": 4, "norm": "regions", "norm_before": True, "reader": "gru", "bidirectional": False},
-    A3VSESettings: {
-        "dim": 512, "hidden": 512, "heads": 3, "context": 512, "attention": "context", "merge": "concat",
-        "cell": "lstm", "bidirectional": False,
-    },
-    MMCASettings: {"dim": 256, "heads": 16, "filters": 256, "alpha": 0.2, "hide": 0.0},
-    TwoBranchSettings: {"hidden": 2048, "dim": 512, "layers": 2, "dropout": 0.5},
-    TwoBranchSimilaritySettings: {"hidden": 2048, "dim": 512, "heads": 3},
+    BFANSettings: {"focal": "equal", "norm": "clipped_l2norm", "temperature": 20.0},
+    # "regions" is the axis of the release's l2norm.
+    VSRNSettings: {"layers": 4, "norm": "regions", "norm_before": True, "batch_norm": False, "reader": "gru"},
+    A3VSESettings: {"heads": 3, "context": 512, "attention": "context", "temperature": None, "merge": "concat"},
+    MMCASettings: {"heads": 16, "filters": 256, "alpha": 0.2, "region_dropout": 0.0},
+    TwoBranchSettings: {"hidden": 2048, "layers": 2, "text_layers": 0, "dropout": 0.5, "statistics": "training"},
+    TwoBranchSimilaritySettings: {"hidden": 2048, "heads": 3},
     SentencePhraseSettings: {"alpha": 0.2},
     CCASettings: {"eta": 1e-4, "text_eta": 1e-4},
     TextCNNSettings: {
@@ -69,6 +66,14 @@ ARGUMENTS = {
 def test_defaults_of_settings_are_those_of_the_papers(settings):
     found = {field.name: field.default for field in fields(settings)}
     assert {name: found[name] for name in DEFAULTS[settings]} == DEFAULTS[settings]
+
+
+@pytest.mark.parametrize("settings", [kind for kind in DEFAULTS if issubclass(kind, TwoTowerSettings)])
+def test_every_setting_of_a_score_has_a_description(settings):
+    own = {field.name for field in fields(settings)} - {field.name for field in fields(TwoTowerSettings)}
+    hints = get_type_hints(settings, include_extras=True)
+    assert own
+    assert not [name for name in own if get_origin(hints[name]) is not Annotated]
 
 
 @pytest.mark.parametrize("objective", ARGUMENTS, ids=lambda kind: kind.__name__)

@@ -8,6 +8,7 @@ import torch
 
 from calligram.errors import UserError
 from calligram.models.catalog import use_training_statistics
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import Encoded
 from calligram.models.two_branch import (
     Branch,
@@ -18,7 +19,7 @@ from calligram.models.two_branch import (
     distance_from_cosine,
 )
 
-SHAPE = TwoBranchSettings(image_dim=5, text_dim=7, hidden=9, dim=6)
+SHAPE = TwoBranchSettings(ImageArchitecture(feature_dim=5), TextArchitecture("vectors", state_dim=7), 6, hidden=9)
 
 
 @torch.no_grad()

@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.vsrn import VSRN, RegionReasoning, VSRNSettings
 
-SIDES = {"vocabulary": 30, "dim": 12, "feature_dim": 5, "word_dim": 6, "hidden": 12}
+TEXT = TextArchitecture(vocabulary=30, word_dim=6, hidden=12, pooling="last")
+SIDES = {"image": ImageArchitecture(feature_dim=5), "text": TEXT, "dim": 12}
 WORDS = torch.tensor([[1, 5, 6, 7, 2], [1, 9, 2, 0, 0]])
 MASK = WORDS > 0
 

@@ -107,7 +107,7 @@ def test_a_share_of_zero_is_the_image_sentence_matcher(looked_at, members, tmp_p
     seen = inputs.images.finish(dev.images.take(rows))
     own = looked_at.features["colours"].take(looked_at.sentences("dev").visuals.rows[rows])
     torch.testing.assert_close(seen[:, 0, :8], torch.from_numpy(own))
-    assert matcher.settings.image_dim == 8
+    assert matcher.image_dim == 8
 
 
 def test_region_and_phrase_features_follow_those_of_their_image_and_text(looked_at, members, tmp_path):

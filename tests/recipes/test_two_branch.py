@@ -102,7 +102,7 @@ def test_an_encoder_serves_frozen_and_trained(colours, tiny_bert, tmp_path, trai
     side = ("image.features=colours", "text.source=encoder", f"text.encoder={tiny_bert}", f"text.train={train}")
     run("two-branch", colours, tmp_path / "run", *side, "epochs=2")
     kind = "bert" if train == "true" else "states"
-    assert load_run(tmp_path / "run")[0].settings.text == kind
+    assert load_run(tmp_path / "run")[0].settings.text.kind == kind
 
 
 @pytest.mark.parametrize("train", ["true", "false"])
@@ -113,7 +113,7 @@ def test_a_backbone_serves_frozen_and_trained(tiny, tmp_path, train):
     side = (f"image.backbone={tmp_path / 'net'}", f"image.train={train}", "image.size=32", "text.vectors.kind=tfidf")
     run("two-branch", tiny, tmp_path / "run", *side, "epochs=1")
     matcher, inputs = load_run(tmp_path / "run")
-    assert matcher.settings.image == ("backbone" if train == "true" else "features")
+    assert matcher.settings.image.kind == ("backbone" if train == "true" else "features")
     assert evaluate_retrieval(matcher, inputs, tiny.sentences("test")).retrieval.i2t.queries == 6
 
 

@@ -18,6 +18,7 @@ from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSet
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
 from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 from calligram.models.vse import VSE, VSESettings
 from calligram.search.indexing.run import IndexReport, index_source
@@ -35,8 +36,8 @@ def _write_run(folder: Path, seed: int = 0, **changes: object) -> Path:
     folder.mkdir(parents=True)
     words = Vocabulary.build(WORDS, min_count=1)
     torch.manual_seed(seed)
-    shape = {"dim": 8, "channels": (4, 8), "word_dim": 6, "hidden": 8}
-    matcher = VSE(VSESettings(vocabulary=len(words), **{**shape, **changes}))
+    text = TextArchitecture(vocabulary=len(words), word_dim=6, hidden=8, pooling="last")
+    matcher = VSE(VSESettings(ImageArchitecture("cnn", channels=(4, 8)), text, **{"dim": 8, **changes}))
     (folder / RUN_FILE).write_text("{}\n")
     catalog.save(matcher, folder / MATCHER_FILE, folder / WEIGHTS_FILE)
     Inputs(PixelInput(16), words).save(folder / INPUTS_FOLDER)
@@ -84,9 +85,11 @@ def _write_localizer(folder: Path, seed: int = 0) -> Path:
     texts = TextVectorInput.fit(WORDS, None, TextVectorSettings(kind="tfidf"))
     regions = RegionInput(RegionCrops(PixelInput(16), 2), "grid", "grid", 20)
     torch.manual_seed(seed)
-    sizes = {"image_dim": regions.dim, "text_dim": texts.dim, "hidden": 8, "dim": 4}
+    towers = ImageArchitecture(feature_dim=regions.dim), TextArchitecture("vectors", state_dim=texts.dim)
     (folder / RUN_FILE).write_text("{}\n")
-    catalog.save(TwoBranchEmbedding(TwoBranchSettings(**sizes)), folder / MATCHER_FILE, folder / WEIGHTS_FILE)
+    catalog.save(
+        TwoBranchEmbedding(TwoBranchSettings(*towers, 4, hidden=8)), folder / MATCHER_FILE, folder / WEIGHTS_FILE
+    )
     Inputs(regions, texts).save(folder / INPUTS_FOLDER)
     return folder
 

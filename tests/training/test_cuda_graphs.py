@@ -12,6 +12,7 @@ import torch
 from calligram import device as switches
 from calligram.device import use_compile, use_cuda_graphs
 from calligram.models import mmca
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.training import cuda_graphs
 from calligram.training.batches.batch import Batch
@@ -65,10 +66,8 @@ class Trained:
 
     def __init__(self, objective="hardest", device="cpu", dim=16, alpha=0.7, lower=False):
         torch.manual_seed(0)
-        settings = MMCASettings(
-            vocabulary=0, dim=dim, feature_dim=5, text="states", state_dim=7, heads=2, filters=4, alpha=alpha,
-            dropout=0.2,
-        )  # fmt: skip
+        text = TextArchitecture("states", dropout=0.2, state_dim=7)
+        settings = MMCASettings(ImageArchitecture(feature_dim=5), text, dim, heads=2, filters=4, alpha=alpha)
         self.device, self.lower, self.matcher = device, lower, MMCA(settings).to(device)
         self.objective = OBJECTIVES[objective]().to(device)
 

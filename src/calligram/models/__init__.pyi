@@ -32,7 +32,6 @@ from calligram.models.scan import SCANSettings as SCANSettings
 from calligram.models.tags import TagMatcher as TagMatcher
 from calligram.models.tags import TagSettings as TagSettings
 from calligram.models.two_branch import Branch as Branch
-from calligram.models.two_branch import PooledStates as PooledStates
 from calligram.models.two_branch import TwoBranchEmbedding as TwoBranchEmbedding
 from calligram.models.two_branch import TwoBranchMatcher as TwoBranchMatcher
 from calligram.models.two_branch import TwoBranchSettings as TwoBranchSettings

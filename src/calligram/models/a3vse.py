@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from calligram.models.layers.networks import RecurrentText
-from calligram.models.layers.part_towers import PartSettings, image_parts, image_tower, text_parts, text_tower
+from calligram.models.layers.towers import TwoTowerSettings, image_tower, joint_projection, text_tower
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 
 @dataclass(frozen=True)
-class A3VSESettings(PartSettings):
-    """Settings of both towers and of the attention; the sizes are the paper's (a3vse, Sec. 4.3)."""
+class A3VSESettings(TwoTowerSettings):
+    """Settings of both towers and of the attention; the paper has dim 512 and an LSTM (a3vse, Sec. 4.3)."""
 
-    dim: int = 512
-    """H, size of each part"""
-    hidden: int = 512
-    bidirectional: bool = False
-    cell: Literal["lstm", "gru"] = "lstm"
-    attention: Literal["context", "mean"] = "context"
-    """context attention, or the mean over parts as in the ablation (a3vse, Table 5)"""
-    heads: int = 3
-    """K, number of attention heads"""
-    context: int = 512
-    """K', size of the space in which context and parts are compared"""
-    temperature: float | None = None
-    """lambda, factor on the logits of the softmax; None for 1 / sqrt(``context``)"""
-    merge: Literal["concat", "mean"] = "concat"
-    """how the vectors of the heads become one vector: concatenated or averaged"""
+    attention: Annotated[
+        Literal["context", "mean"], "weights of regions and words: by their context, or all equal (mean)"
+    ] = "context"
+    heads: Annotated[int, "number of attention heads of each tower, K", (1, 1000)] = 3
+    context: Annotated[int, "dimension of the space in which context and parts are compared, K'", (1, 65536)] = 512
+    temperature: Annotated[
+        float | None, "factor before the softmax, lambda; none for 1 / sqrt(a3vse.context)", (0, 10000)
+    ] = None
+    merge: Annotated[Literal["concat", "mean"], "combination of the heads: concatenation or mean"] = "concat"
 
 
 class ContextAttention(nn.Module):
@@ -91,7 +85,7 @@ class A3VSE(EmbeddingMatcher):
 
     Features of regions, or of the cells of a backbone's grid, pass one linear layer without normalisation. Words pass
     an embedding table and an LSTM. The paper does not say how K heads become one vector; here they are concatenated
-    (Eq. 1 writes a list). It does not give the size and direction of the LSTM; here they are H and one direction. The
+    (Eq. 1 writes a list). It does not give the size and direction of the LSTM; recipes take H and one direction. The
     cosine is of the concatenated vectors, so that all heads share one norm.
     """
 
@@ -100,8 +94,9 @@ class A3VSE(EmbeddingMatcher):
     def __init__(self, settings: A3VSESettings) -> None:
         super().__init__()
         self.settings = settings
-        self.image, self.project = image_tower(settings)
-        self.text = text_tower(settings, cell=settings.cell)
+        self.image = image_tower(settings.image)
+        self.project = joint_projection(self.image.size, settings.dim)
+        self.text = text_tower(settings.text, settings.dim)
         if isinstance(self.text, RecurrentText):
             for name, weights in self.text.recurrent.named_parameters():
                 nn.init.xavier_uniform_(weights) if "weight" in name else nn.init.zeros_(weights)
@@ -123,11 +118,10 @@ class A3VSE(EmbeddingMatcher):
         return heads.flatten(1) if self.settings.merge == "concat" else heads.mean(1)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Encode features (N, R, D) of regions or cells, or pixels (N, 3, H, W) for a backbone."""
-        features, real = image_parts(self.image, images, mask)
+        """Encode features (N, R, D) of regions or cells, or pixels (N, 3, H, W)."""
+        features, real = self.image.parts(images, mask)
         return Encoded(self._merge_heads(self.image_attention(self.project(features), real)))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Encode word indices (N, W), or states (N, W, D)."""
-        mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
-        return Encoded(self._merge_heads(self.text_attention(text_parts(self.text, texts, mask), mask)))
+        """Encode word indices (N, W), states (N, W, D) or vectors (N, D)."""
+        return Encoded(self._merge_heads(self.text_attention(*self.text.parts(texts, mask))))

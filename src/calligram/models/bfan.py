@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from calligram.models.layers.cross_attention import AttentionSettings, Norm, PartProducts, similarity
-from calligram.models.layers.part_towers import PartSettings
+from calligram.models.layers.towers import TwoTowerSettings
 from calligram.models.matcher import QuerySide
 from calligram.models.scan import FragmentMatcher
 
 
 @dataclass(frozen=True)
-class BFANSettings(PartSettings):
+class BFANSettings(TwoTowerSettings):
     """Settings of both towers and of the focal attention."""
 
-    focal: Literal["equal", "prob"] = "equal"
-    """which parts are relevant: more than the mean attention, or more than the confidence-weighted others"""
-    norm: Norm = "clipped_l2norm"
-    """norm of the products over the query parts"""
-    temperature: float = 20.0
-    """factor on the normalised products before the softmax"""
+    focal: Annotated[
+        Literal["equal", "prob"],
+        "relevant parts: attention above the mean (equal), or above a mean weighted by confidence (prob)",
+    ] = "equal"
+    norm: Annotated[Norm, "normalization of the products of regions and words, over the attending items"] = (
+        "clipped_l2norm"
+    )
+    temperature: Annotated[float, "factor on attention scores before the softmax", (0, 10000)] = 20.0
 
 
 class BFAN(FragmentMatcher):

@@ -15,7 +15,7 @@ from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from safetensors import SafetensorError
@@ -163,7 +163,9 @@ def describe(matcher: Matcher) -> dict[str, object]:
 
 
 def build(description: Mapping[str, Any]) -> Matcher:
-    """Build a matcher with random weights from the output of ``describe``. Imports nothing that it names.
+    """Build a matcher with random weights from the output of ``describe``, also of older versions.
+
+    Imports nothing that the description names.
 
     Raises:
         UserError: when the matcher or a setting is unknown.
@@ -173,12 +175,28 @@ def build(description: Mapping[str, Any]) -> Matcher:
     entry = MATCHERS.find(name, "matcher", str(description.get("class", ""))) if outside else MATCHERS[name]
     if entry.settings is None:
         return entry.matcher()
-    known = {f.name for f in fields(entry.settings)}
-    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in description["settings"].items()}
-    for key in settings:
+    settings = description["settings"]
+    if not outside and not any(isinstance(value, Mapping) for value in settings.values()):
+        from calligram.models.old_descriptions import nested_settings
+
+        settings = nested_settings(name, settings)
+    return entry.matcher(_read_settings(entry.settings, settings, name))
+
+
+def _read_settings(kind: type[Any], content: Mapping[str, Any], matcher: str) -> Any:
+    """Build a settings dataclass from JSON content, with its nested dataclasses; lists become tuples."""
+    known = {field.name for field in fields(kind)}
+    # Not every class from outside has annotations that can be resolved, so they are read where they are needed.
+    types = get_type_hints(kind) if any(isinstance(value, Mapping) for value in content.values()) else {}
+    found: dict[str, Any] = {}
+    for key, value in content.items():
         if key not in known:
-            raise unknown(f"setting of matcher {name}", key, known)
-    return entry.matcher(entry.settings(**settings))
+            raise unknown(f"setting of matcher {matcher}", key, known)
+        if isinstance(value, Mapping) and is_dataclass(types[key]):
+            found[key] = _read_settings(types[key], value, matcher)  # type: ignore[arg-type]
+        else:
+            found[key] = tuple(value) if isinstance(value, list) else value
+    return kind(**found)
 
 
 def save(matcher: Matcher, description_file: Path, weights_file: Path) -> None:

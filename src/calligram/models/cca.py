@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from calligram.features.images.stored_input import real_parts
+from calligram.features.images.stored_input import feature_vectors
 from calligram.features.texts.pca import Covariance
-from calligram.models.layers.part_towers import pool_states
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 
@@ -52,6 +51,7 @@ class CCA(EmbeddingMatcher):
     def __init__(self, settings: CCASettings) -> None:
         super().__init__()
         self.settings = settings
+        self.image_dim, self.text_dim = settings.image_dim, settings.text_dim
         self.image = nn.Linear(settings.image_dim, settings.dim)
         self.text = nn.Linear(settings.text_dim, settings.dim)
         self.register_buffer("correlations", torch.zeros(settings.dim))
@@ -93,9 +93,7 @@ class CCA(EmbeddingMatcher):
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode features (N, D), or (N, R, D) whose real parts are averaged."""
-        if images.ndim == 3:
-            images = pool_states(images, real_parts(images) if mask is None else mask, "mean")
-        return Encoded(self.image(images))
+        return Encoded(self.image(feature_vectors(images, mask)))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode vectors (N, D)."""

@@ -52,15 +52,15 @@ class SentencePhraseMatcher(Matcher):
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode images (N, 1 + R, D) as ``JoinedImages`` packs them: the whole image first, then its regions."""
         real = real_parts(images[:, 1:]) if mask is None else mask[:, 1:]
-        vectors = self.sentences.encode_images(images[:, 0, : self.sentences.settings.image_dim]).vectors
-        parts = _encode_parts(self.phrases.encode_images, images[:, 1:, : self.phrases.settings.image_dim], real)
+        vectors = self.sentences.encode_images(images[:, 0, : self.sentences.image_dim]).vectors
+        parts = _encode_parts(self.phrases.encode_images, images[:, 1:, : self.phrases.image_dim], real)
         return Encoded(vectors, parts, real)
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode texts (N, 1 + P, D) as ``JoinedTexts`` packs them: the sentence first, then its phrases."""
         real = real_parts(texts[:, 1:]) if mask is None else mask[:, 1:]
-        vectors = self.sentences.encode_texts(texts[:, 0, : self.sentences.settings.text_dim]).vectors
-        parts = _encode_parts(self.phrases.encode_texts, texts[:, 1:, : self.phrases.settings.text_dim], real)
+        vectors = self.sentences.encode_texts(texts[:, 0, : self.sentences.text_dim]).vectors
+        parts = _encode_parts(self.phrases.encode_texts, texts[:, 1:, : self.phrases.text_dim], real)
         return Encoded(vectors, parts, real)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:

@@ -116,7 +116,7 @@ class ImageGraph(EncoderGraph):
         if (pixels := self.source.pixel_input) is not None:
             shape = (3, pixels.size, pixels.size)
             return [(torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=random),) for n in (2, 1, 5)]
-        dim = getattr(self.matcher.settings, "feature_dim", None)
+        dim = getattr(getattr(self.matcher, "image", None), "size", None)
         if dim is None:
             raise UserError(
                 "the shape of the stored features of this matcher is not known, so it cannot be exported; "

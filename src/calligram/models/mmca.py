@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,8 @@ from torch import Tensor, nn
 from calligram.device import compile_if_enabled
 from calligram.errors import UserError
 from calligram.models.a3vse import mean_of_parts
-from calligram.models.layers.networks import PaddedRecurrentText, RecurrentText
-from calligram.models.layers.part_towers import BertText, PartSettings, PooledText, image_parts, image_tower, text_tower
 from calligram.models.layers.score_tiles import score_in_tiles, score_some_in_tiles
+from calligram.models.layers.towers import TwoTowerSettings, image_tower, joint_projection, text_tower
 from calligram.models.layers.transformer_unit import NgramText, PreparedItems, ProjectedItems, TransformerUnit
 from calligram.models.matcher import Encoded, Matcher, QuerySide, cosines
 from calligram.vectors import unit_length
@@ -22,18 +22,15 @@ MAX_STACKED_ITEMS = 2
 
 
 @dataclass(frozen=True)
-class MMCASettings(PartSettings):
-    """Settings of both towers and both modules; the sizes are the paper's (mmca, Sec. 4.2)."""
+class MMCASettings(TwoTowerSettings):
+    """Settings of both towers and both modules; the paper has dim 256 (mmca, Sec. 4.2)."""
 
-    dim: int = 256
-    heads: int = 16
-    """attention heads of both Transformer units"""
-    filters: int = 256
-    """filters of each n-gram size"""
-    alpha: float = 0.2
-    """weight of the cross-attention module; 0 leaves it out"""
-    hide: float = 0.0
-    """share of regions that are dropped in training"""
+    heads: Annotated[int, "number of heads of each Transformer unit; dim must be a multiple of it", (1, 1000)] = 16
+    filters: Annotated[int, "number of filters for each window of one, two and three words", (1, 65536)] = 256
+    alpha: Annotated[float, "weight of the attention between image and text; 0 for none", (0, 1000)] = 0.2
+    region_dropout: Annotated[
+        float, "share of regions or cells that are left out in training, also with a trained backbone", (0, 0.99)
+    ] = 0.0
 
 
 class PairModule(nn.Module):
@@ -123,10 +120,10 @@ def _mean_of_real(parts: Tensor, mask: Tensor) -> Tensor:
     return (weights.unsqueeze(-2) @ parts).squeeze(-2)
 
 
-def drop_regions(real: Tensor, hide: float) -> Tensor:
+def drop_regions(real: Tensor, share: float) -> Tensor:
     """Drop a random share of the real parts (N, K); each item keeps at least one."""
     chance = torch.rand(real.shape, device=real.device).masked_fill(~real, -1.0)
-    return real & ((chance >= hide) | (chance == chance.amax(1, keepdim=True)))
+    return real & ((chance >= share) | (chance == chance.amax(1, keepdim=True)))
 
 
 class MMCA(Matcher):
@@ -155,38 +152,28 @@ class MMCA(Matcher):
             )
         self.settings = settings
         self.reranks = settings.alpha != 0
-        self.image, self.project = image_tower(settings)
-        self.text = text_tower(settings)
-        state_dim = settings.state_dim if isinstance(self.text, PooledText) else settings.dim
-        if isinstance(self.text, BertText):
-            state_dim = self.text.encoder.dim
+        self.image = image_tower(settings.image)
+        self.project = joint_projection(self.image.size, settings.dim)
+        self.text = text_tower(settings.text, settings.dim)
         self.regions = TransformerUnit(settings.dim, settings.heads)
-        self.ngrams = NgramText(state_dim, settings.filters, settings.dim)
+        self.ngrams = NgramText(self.text.state_size, settings.filters, settings.dim)
         self.pairs = PairModule(settings.dim, settings.heads, settings.filters)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode features (N, R, D) of regions or cells, or pixels (N, 3, H, W), as i_0 (mmca, Eq. 5) and R."""
-        features, real = image_parts(self.image, images, mask)
-        if self.training and self.settings.hide:
-            real = drop_regions(real, self.settings.hide)
+        features, real = self.image.parts(images, mask)
+        if self.training and self.settings.region_dropout:
+            real = drop_regions(real, self.settings.region_dropout)
         parts = self.project(features)
         return Encoded(mean_of_parts(self.regions(parts, real), real), parts, real)
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Encode word indices (N, W), or states (N, W, D), as c_0 and E."""
-        mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
-        states, parts = self._states(texts, mask)
-        return Encoded(self.ngrams(states, mask), parts, mask)
+        """Encode word indices (N, W), states (N, W, D) or vectors (N, D) as c_0 and E.
 
-    def _states(self, texts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """States of the encoder, and their projection to the size of regions."""
-        branch = self.text
-        if isinstance(branch, RecurrentText | PaddedRecurrentText):
-            states = branch.states(texts, mask)
-            return states, states
-        pool = branch if isinstance(branch, PooledText) else branch.pool
-        states = pool.dropout(texts if isinstance(branch, PooledText) else branch.encoder(texts, mask))
-        return states, pool.project(states)
+        The n-gram filters of c_0 read the states before their projection to the size of regions.
+        """
+        states, real = self.text.states(texts, mask)
+        return Encoded(self.ngrams(states, real), self.text.project_states(states), real)
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Score all pairs; the pair module runs in tiles."""

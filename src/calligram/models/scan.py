@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from calligram.models.layers.cross_attention import (
     attention_weights,
     similarity,
 )
-from calligram.models.layers.part_towers import PartSettings, image_parts, image_tower, text_parts, text_tower
 from calligram.models.layers.score_tiles import score_in_tiles, score_some_in_tiles
+from calligram.models.layers.towers import TwoTowerSettings, image_tower, joint_projection, text_tower
 from calligram.models.matcher import Encoded, Matcher, QuerySide
 from calligram.vectors import unit_length
 
@@ -32,23 +32,23 @@ class FragmentMatcher(Matcher):
     reranks = True
     scores_vectors = False
     scores_parts = True
-    settings: PartSettings
+    settings: TwoTowerSettings
 
-    def __init__(self, settings: PartSettings) -> None:
+    def __init__(self, settings: TwoTowerSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.image, self.project = image_tower(settings)
-        self.text = text_tower(settings)
+        self.image = image_tower(settings.image)
+        self.project = joint_projection(self.image.size, settings.dim)
+        self.text = text_tower(settings.text, settings.dim)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Encode features (N, R, D) or (N, D), or pixels (N, 3, H, W) for a backbone."""
-        features, real = image_parts(self.image, images, mask)
+        """Encode features (N, R, D) or (N, D), or pixels (N, 3, H, W)."""
+        features, real = self.image.parts(images, mask)
         return _encode_parts(self.project(features), real)
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Encode word indices (N, W), or states (N, W, D)."""
-        mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
-        return _encode_parts(text_parts(self.text, texts, mask), mask)
+        """Encode word indices (N, W), states (N, W, D) or vectors (N, D)."""
+        return _encode_parts(*self.text.parts(texts, mask))
 
     @property
     def attention(self) -> AttentionSettings:
@@ -100,19 +100,22 @@ def _encode_parts(parts: Tensor, real: Tensor) -> Encoded:
 
 
 @dataclass(frozen=True)
-class SCANSettings(PartSettings):
-    """Settings of both towers and of the attention; the defaults are those of t-i LSE."""
+class SCANSettings(TwoTowerSettings):
+    """Settings of both towers and of the attention; the defaults are those of the release for t-i LSE."""
 
-    direction: Literal["t2i", "i2t"] = "t2i"
-    """each word attends to the regions (t2i), or each region to the words (i2t)"""
-    norm: Norm = "clipped_l2norm"
-    """norm of the products over the query parts"""
-    temperature: float = 9.0
-    """factor on the normalised products before the softmax"""
-    aggregation: Aggregation = "lse"
-    """how the relevances of the query parts become one score"""
-    sharpness: float = 6.0
-    """lambda of LogSumExp"""
+    direction: Annotated[
+        Literal["t2i", "i2t"], "direction of attention: words attend to regions (t2i), or regions to words (i2t)"
+    ] = "t2i"
+    norm: Annotated[Norm, "normalization of the products of regions and words, over the attending items"] = (
+        "clipped_l2norm"
+    )
+    temperature: Annotated[
+        float, "factor on attention scores before the softmax; 4 in the release for i2t", (0, 10000)
+    ] = 9.0
+    aggregation: Annotated[Aggregation, "aggregation of relevances into a score"] = "lse"
+    sharpness: Annotated[
+        float, "factor of LogSumExp; in the release 5 for i2t, or 20 for i2t on MS-COCO", (0.001, 10000)
+    ] = 6.0
 
 
 class SCAN(FragmentMatcher):

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from calligram.features.images.stored_input import real_parts
-from calligram.models.layers.part_towers import pool_states
+from calligram.features.images.stored_input import feature_vectors
 from calligram.models.matcher import Encoded, Matcher
 
 
@@ -39,9 +38,7 @@ class TagMatcher(Matcher):
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Map features (N, D), or (N, R, D) whose real parts are averaged, to s_g (N, concepts)."""
-        if images.ndim == 3:
-            images = pool_states(images, real_parts(images) if mask is None else mask, "mean")
-        probabilities = torch.softmax(self.classifier(images).float(), dim=1)
+        probabilities = torch.softmax(self.classifier(feature_vectors(images, mask)).float(), dim=1)
         return Encoded(torch.where(probabilities >= self.settings.least, probabilities, 0.0))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calligram.errors import UserError
-from calligram.features.images.backbones import Backbone
-from calligram.features.images.pixels import mean_over_views
-from calligram.features.images.stored_input import real_parts
-from calligram.features.texts.text_encoder import TextEncoder
-from calligram.models.layers.networks import RecurrentText
-from calligram.models.layers.part_towers import POOLINGS, pool_states
+from calligram.models.layers.towers import TwoTowerSettings, image_tower, text_tower
 from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher
 from calligram.vectors import unit_length
 
@@ -78,106 +72,59 @@ class BranchNorm(nn.BatchNorm1d):
         return F.batch_norm(vectors, None, None, self.weight, self.bias, training=True, eps=self.eps)
 
 
-class TextVectors(nn.Module):
-    """No text network: the inputs are vectors."""
-
-    def forward(self, texts: Tensor, mask: Tensor | None) -> Tensor:
-        """Return (N, D) unchanged."""
-        del mask
-        return texts
-
-
-class PooledStates(nn.Module):
-    """Pooled word states, from the input or from a trained text encoder."""
-
-    def __init__(self, encoder: TextEncoder | None, pooling: str) -> None:
-        super().__init__()
-        if pooling not in POOLINGS:
-            raise ValueError(f"pooling must be mean, cls or max, got {pooling!r}")
-        self.encoder, self.pooling = encoder, pooling
-
-    def forward(self, texts: Tensor, mask: Tensor) -> Tensor:
-        """Map states (N, W, D), or word piece indices (N, W), and their mask to (N, D)."""
-        return pool_states(texts if self.encoder is None else self.encoder(texts, mask), mask, self.pooling)
-
-
-def gru_text(words: int, word_dim: int, dim: int, *, bidirectional: bool, pooling: str) -> RecurrentText:
-    """Word embeddings and a GRU with states of size ``dim``."""
-    return RecurrentText(words, word_dim, dim, dim, bidirectional=bidirectional, pooling=pooling, dropout=0.0)
-
-
 @dataclass(frozen=True)
-class TwoBranchSettings:
-    """Settings of both branches; the sizes are the paper's for sentences (two-branch, Sec. 5.3)."""
+class TwoBranchSettings(TwoTowerSettings):
+    """Settings of both towers and both branches; the sizes are the paper's for sentences (two-branch, Sec. 5.3).
 
-    image_dim: int
-    """input size of the image branch"""
-    text_dim: int
-    """input size of the text branch; the GRU's state size if there is a GRU"""
-    hidden: int = 2048
-    """size of the hidden layers of a branch; 1024 for phrases (Sec. 4.3)"""
-    dim: int = 512
-    """size of the joint space"""
-    layers: int = 2
-    """FC layers of each branch, 1 to 3; 1 is the linear variant"""
-    text_layers: int = 0
-    """FC layers of the text branch; 0 for the same number as ``layers``"""
-    dropout: float = 0.5
-    """dropout after each ReLU; 0 for phrases (Sec. 5.3)"""
-    statistics: Literal["training", "batch"] = "training"
-    """statistics of batch norm outside training"""
-    image: Literal["features", "backbone"] = "features"
-    """stored features, or a backbone that is trained"""
-    backbone: str = ""
-    """architecture of the backbone, from ``Backbone.description``"""
-    text: Literal["vectors", "states", "gru", "bert"] = "vectors"
-    """stored vectors, states of a frozen encoder, word embeddings and a GRU, or a text encoder that is trained"""
-    encoder: str = ""
-    """architecture of the text encoder, from ``TextEncoder.description``"""
-    vocabulary: int = 0
-    """number of words of the embedding table"""
-    word_dim: int = 300
-    bidirectional: bool = False
-    pooling: Literal["last", "mean", "max", "cls"] = "mean"
-    """how the states of a text become one vector"""
+    The paper has dim 512. For phrases it has hidden 1024 and no dropout (Secs. 4.3 and 5.3).
+    """
+
+    hidden: Annotated[int, "dimension between the layers of a branch", (1, 65536)] = 2048
+    layers: Annotated[int, "number of FC layers of each branch; 1 is linear, without batch norm", (1, 3)] = 2
+    text_layers: Annotated[int, "number of FC layers of the text branch; 0 for as many as the image branch", (0, 3)] = 0
+    dropout: Annotated[float, "dropout rate after each ReLU", (0, 0.99)] = 0.5
+    statistics: Annotated[
+        Literal["training", "batch"],
+        "statistics of batch norm at test: running ones of training, or those of the items encoded together (batch)",
+    ] = "training"
 
 
 @dataclass(frozen=True)
 class TwoBranchSimilaritySettings(TwoBranchSettings):
-    """Settings of the branches and of the layers after the element-wise product."""
+    """Settings of the towers, of the branches and of the layers after the element-wise product.
 
-    heads: int = 3
-    """FC layers after the product, 1 to 3; three gave the best results (Sec. 3.3)"""
+    Three layers gave the best results (two-branch, Sec. 3.3).
+    """
+
+    heads: Annotated[int, "number of FC layers after the element-wise product", (1, 3)] = 3
 
 
 class TwoBranchMatcher(Matcher):
-    """Two branches with unit vectors as output; gradients also reach the trained networks below them."""
+    """Two branches with unit vectors as output, over towers that keep their own sizes.
+
+    Gradients also reach towers that are trained.
+    """
 
     settings: TwoBranchSettings
 
     def __init__(self, settings: TwoBranchSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.image = Backbone.from_description(settings.backbone) if settings.image == "backbone" else nn.Identity()
-        self.text = _text_network(settings)
-        self.image_branch = _branch(settings, settings.image_dim, settings.layers)
-        self.text_branch = _branch(settings, settings.text_dim, settings.text_layers or settings.layers)
+        self.image = image_tower(settings.image)
+        self.text = text_tower(settings.text, None)
+        self.image_dim, self.text_dim = self.image.size, self.text.size
+        self.image_branch = _branch(settings, self.image_dim, settings.layers)
+        self.text_branch = _branch(settings, self.text_dim, settings.text_layers or settings.layers)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode features (N, D), or (N, R, D) whose real parts are averaged, or pixels (N, 3, H, W), or views
         of them.
         """
-        if self.settings.image == "backbone":
-            images = mean_over_views(lambda pixels: self.image(pixels).vectors, images)
-        elif images.ndim == 3:
-            images = pool_states(images, real_parts(images) if mask is None else mask, "mean")
-        return Encoded(self.image_branch(images))
+        return Encoded(self.image_branch(self.image.vectors(images, mask)))
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode vectors (N, D), states (N, W, D) or word indices (N, W)."""
-        if mask is None:
-            mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device)
-        return Encoded(self.text_branch(self.text(texts, mask)))
+        return Encoded(self.text_branch(self.text.vectors(texts, mask)))
 
 
 class TwoBranchEmbedding(TwoBranchMatcher, EmbeddingMatcher):
@@ -231,18 +178,3 @@ def _branch(settings: TwoBranchSettings, features: int, layers: int) -> Branch:
     return Branch(
         features, settings.hidden, settings.dim, layers=layers, dropout=settings.dropout, statistics=settings.statistics
     )
-
-
-def _text_network(settings: TwoBranchSettings) -> nn.Module:
-    if settings.text == "gru":
-        return gru_text(
-            settings.vocabulary,
-            settings.word_dim,
-            settings.text_dim,
-            bidirectional=settings.bidirectional,
-            pooling=settings.pooling,
-        )
-    if settings.text in ("states", "bert"):
-        encoder = TextEncoder.from_description(settings.encoder) if settings.text == "bert" else None
-        return PooledStates(encoder, settings.pooling)
-    return TextVectors()

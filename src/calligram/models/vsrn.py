@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from calligram.models.layers.networks import state_at
-from calligram.models.layers.part_towers import PartSettings, image_parts, image_tower, text_tower
+from calligram.models.layers.towers import TwoTowerSettings, image_tower, joint_projection, text_tower
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 
 @dataclass(frozen=True)
-class VSRNSettings(PartSettings):
+class VSRNSettings(TwoTowerSettings):
     """Settings of both towers, the reasoning and the pooling; the release's sizes are 2048."""
 
-    bidirectional: bool = False
-    layers: int = 4
-    """number of reasoning steps"""
-    norm: Literal["regions", "features"] = "regions"
-    """axis of the L2 normalisation of regions: over the regions of an image as in the release, or over the features of
-    each region"""
-    norm_before: bool = True
-    """whether regions are normalised also before the reasoning: yes in the release on MS-COCO, no on Flickr30K"""
-    batch_norm: bool = False
-    """whether the image vector has batch norm: yes in the release on Flickr30K, no on MS-COCO"""
-    reader: Literal["gru", "mean"] = "gru"
-    """how regions become one vector: a GRU over the regions in their order (vsrn), or their mean. The mean is not in
-    the paper; it suits the cells of a grid, which have no order of importance"""
+    layers: Annotated[int, "number of reasoning layers", (0, 100)] = 4
+    norm: Annotated[
+        Literal["regions", "features"],
+        "axis over which values are L2-normalised: over the regions of an image (the release), or over features",
+    ] = "regions"
+    norm_before: Annotated[bool, "also normalize before reasoning; only on MS-COCO in the release"] = True
+    batch_norm: Annotated[bool, "batch normalization of the image vector; only on Flickr30K in the release"] = False
+    reader: Annotated[
+        Literal["gru", "mean"], "pooling of regions into a vector: GRU as in vsrn, or mean for cells without an order"
+    ] = "gru"
 
 
 class RegionReasoning(nn.Module):
@@ -61,9 +58,10 @@ class RegionReasoning(nn.Module):
 
 
 class VSRN(EmbeddingMatcher):
-    """Cosine of an image vector, from reasoning and a GRU over regions, and the last state of a text (vsrn).
+    """Cosine of an image vector, from reasoning and a GRU over regions, and a text vector (vsrn).
 
-    In training the regions after reasoning are returned as parts, for the caption decoder.
+    The text vector of the paper is the last state of a GRU: ``text.pooling`` is ``last``. In training the regions after
+    reasoning are returned as parts, for the caption decoder.
     """
 
     settings: VSRNSettings
@@ -71,16 +69,17 @@ class VSRN(EmbeddingMatcher):
     def __init__(self, settings: VSRNSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.image, self.project = image_tower(settings)
+        self.image = image_tower(settings.image)
+        self.project = joint_projection(self.image.size, settings.dim)
         self.reasoning = nn.ModuleList(RegionReasoning(settings.dim) for _ in range(settings.layers))
         if settings.reader == "gru":
             self.reader = nn.GRU(settings.dim, settings.dim, batch_first=True)
         self.norm = nn.BatchNorm1d(settings.dim) if settings.batch_norm else nn.Identity()
-        self.text = text_tower(settings, "last" if settings.text == "gru" else "mean")
+        self.text = text_tower(settings.text, settings.dim)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Encode features (N, R, D) in the order of the detector, or pixels (N, 3, H, W) for a backbone."""
-        features, real = image_parts(self.image, images, mask)
+        """Encode features (N, R, D) in the order of the detector, or pixels (N, 3, H, W)."""
+        features, real = self.image.parts(images, mask)
         # Real regions first, so that the last real state is the image vector.
         order = torch.argsort((~real).to(torch.uint8), dim=1, stable=True)
         real = real.gather(1, order)
@@ -105,6 +104,5 @@ class VSRN(EmbeddingMatcher):
         return nn.functional.normalize(regions, dim=1 if self.settings.norm == "regions" else 2, eps=1e-8)
 
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
-        """Encode word indices (N, W), or states (N, W, D)."""
-        mask = torch.ones(texts.shape[:2], dtype=torch.bool, device=texts.device) if mask is None else mask
-        return Encoded(self.text(texts, mask))
+        """Encode word indices (N, W), states (N, W, D) or vectors (N, D)."""
+        return Encoded(self.text.vectors(texts, mask))

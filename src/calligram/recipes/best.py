@@ -138,9 +138,11 @@ def _members(settings: BestRecipe, towers: Towers) -> list[Matcher]:
     heads = copy(towers)
     if settings.shared and len(settings.ensemble_members) > 1:
         if towers.backbone is not None and settings.image.train:
-            heads.shape = replace(heads.shape, image="features", feature_dim=towers.backbone.dim, backbone="")
+            image = replace(heads.shape.image, kind="features", feature_dim=towers.backbone.dim, backbone="")
+            heads.shape = replace(heads.shape, image=image)
         if towers.encoder is not None and settings.text.train:
-            heads.shape = replace(heads.shape, text="states", state_dim=towers.encoder.dim, encoder="")
+            text = replace(heads.shape.text, kind="states", state_dim=towers.encoder.dim, encoder="")
+            heads.shape = replace(heads.shape, text=text)
     return [
         heads.with_pretrained_weights(VSE(heads.shape)) if name == "vse" else fragment_matcher(name, settings, heads)
         for name in settings.ensemble_members
@@ -149,7 +151,7 @@ def _members(settings: BestRecipe, towers: Towers) -> list[Matcher]:
 
 def _ensemble(settings: BestRecipe, towers: Towers, members: list[Matcher]) -> Ensemble:
     described = tuple(json.dumps(catalog.describe(member)) for member in members)
-    backbone, encoder = (towers.shape.backbone, towers.shape.encoder) if settings.shared else ("", "")
+    backbone, encoder = (towers.shape.image.backbone, towers.shape.text.encoder) if settings.shared else ("", "")
     made = Ensemble(EnsembleSettings(described, backbone, encoder))
     for own, member in zip(made.members, members, strict=True):
         own.load_state_dict(member.state_dict())

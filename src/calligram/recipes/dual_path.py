@@ -204,7 +204,7 @@ class _Stages:
         """Return the stages that have epochs."""
         settings, towers = self.settings, self.towers
         found = []
-        frozen = towers.shape.image == "backbone"
+        frozen = towers.shape.image.kind == "backbone"
         if settings.first.epochs:
             batches = self._batches(towers.frozen_inputs() if frozen else towers.inputs)
             found.append(self._stage("stage I", settings.first, batches, ("image",) if frozen else ()))

@@ -115,7 +115,7 @@ def plan_combined(settings: CombinedRecipe, collection: Collection, context: Run
         SentencePhraseSettings(json.dumps(catalog.describe(one)), json.dumps(catalog.describe(two)), settings.alpha)
     )
     # Checked before weights are loaded: image vectors of unknown size cannot be joined with regions.
-    inputs = _join_inputs(sentences, phrases, getattr(one.settings, "image_dim", 0), settings, collection)
+    inputs = _join_inputs(sentences, phrases, getattr(one, "image_dim", 0), settings, collection)
     matcher.sentences.load_state_dict(one.state_dict())
     matcher.phrases.load_state_dict(two.state_dict())
     return Plan(matcher, inputs, (), Loop(settings.seed))

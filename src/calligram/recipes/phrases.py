@@ -24,6 +24,7 @@ from calligram.features.regions.region_features import RegionCrops, RegionPoolin
 from calligram.features.texts.chunker import Chunker, annotated_captions
 from calligram.features.texts.pca import Covariance
 from calligram.models.cca import CCA, CCASettings
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import Matcher
 from calligram.models.two_branch import (
     TwoBranchEmbedding,
@@ -207,7 +208,10 @@ class _PhraseTowers:
         )
         text = fitted_text(settings.text, self.pairs.strings, context.track, collection.pictures.cache)
         self.inputs = Inputs(regions, text, _chunker(settings, collection))
-        self._dims = {"image_dim": regions.dim, "text_dim": text.dim}
+        self._towers = {
+            "image": ImageArchitecture("features", regions.dim),
+            "text": TextArchitecture("vectors", state_dim=text.dim),
+        }
         truth = regions.load(box_visuals(collection, grounded.chain_boxes), context.track)
         self._texts = text.load(self.pairs.strings, collection.pictures.cache, context.track)
         self.batches = PhraseBatches(
@@ -236,7 +240,7 @@ class _PhraseTowers:
         settings = self.settings
         sizes: dict[str, Any] = {
             name: getattr(settings, name) for name in ("hidden", "dim", "layers", "dropout")
-        } | self._dims  # fmt: skip
+        } | self._towers  # fmt: skip
         if settings.network == "similarity":
             return TwoBranchSimilarity(TwoBranchSimilaritySettings(**sizes, heads=settings.heads))
         return TwoBranchEmbedding(TwoBranchSettings(**sizes))

@@ -18,8 +18,8 @@ from calligram.features.texts.vocabulary import Vocabulary
 from calligram.features.texts.word_vectors import pretrained_embeddings
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.models.layers.networks import RecurrentText
+from calligram.models.layers.towers import BertText, ImageArchitecture, TextArchitecture
 from calligram.models.two_branch import (
-    PooledStates,
     TwoBranchEmbedding,
     TwoBranchMatcher,
     TwoBranchSettings,
@@ -182,30 +182,26 @@ class _SentenceTowers:
         self.backbone = Backbone.load(image.backbone).to(context.device) if image.backbone else None
         self.encoder = TextEncoder.load(text.encoder).to(context.device) if text.encoder else None
         self.inputs = Inputs(image_input(image, self.backbone), self._text_input())
-        shape = TwoBranchSettings(
-            image_dim=self._image_dim(collection),
-            text_dim=text.hidden,
+        self.shape = TwoBranchSettings(
+            image=self._image_architecture(collection),
+            text=self._text_architecture(),
             hidden=settings.hidden,
             dim=settings.dim,
             layers=settings.layers,
             text_layers=settings.text_layers,
             dropout=settings.dropout,
             statistics=settings.statistics,
-            word_dim=text.word_dim,
-            bidirectional=text.bidirectional,
-            pooling=text.pooling,
         )
-        if image.train and self.backbone is not None:
-            shape = replace(shape, image="backbone", backbone=self.backbone.description)
-        self.shape = self._with_text(shape)
 
-    def _image_dim(self, collection: Collection) -> int:
+    def _image_architecture(self, collection: Collection) -> ImageArchitecture:
+        if self.backbone is not None and self.settings.image.train:
+            return ImageArchitecture("backbone", backbone=self.backbone.description)
         if self.backbone is not None:
-            return self.backbone.dim
+            return ImageArchitecture("features", self.backbone.dim)
         name = self.settings.image.features
         if name not in collection.features:
             raise unknown_feature(name, collection.features)
-        return int(collection.features[name].row_shape[-1])
+        return ImageArchitecture("features", int(collection.features[name].row_shape[-1]))
 
     def _text_input(self) -> TextInput:
         text, strings = self.settings.text, self.train.texts.strings
@@ -216,22 +212,26 @@ class _SentenceTowers:
         pieces = WordPieces.load_pretrained(text.encoder, text.max_words)
         return pieces if text.train else EncoderInput(self.encoder.eval(), pieces, Path(text.encoder).name)
 
-    def _with_text(self, shape: TwoBranchSettings) -> TwoBranchSettings:
+    def _text_architecture(self) -> TextArchitecture:
         text, words = self.settings.text, self.inputs.texts
+        shape = TextArchitecture(
+            word_dim=text.word_dim, hidden=text.hidden, bidirectional=text.bidirectional, pooling=text.pooling
+        )
         if text.source == "gru":
-            return replace(shape, text="gru", vocabulary=len(words))
+            return replace(shape, kind="gru", vocabulary=len(words))
+        if self.encoder is not None and text.train:
+            return replace(shape, kind="bert", encoder=self.encoder.description)
         if self.encoder is not None:
-            shape = replace(shape, text="states", text_dim=self.encoder.dim)
-            return replace(shape, text="bert", encoder=self.encoder.description) if text.train else shape
+            return replace(shape, kind="states", state_dim=self.encoder.dim)
         assert isinstance(words, TextVectorInput)
-        return replace(shape, text_dim=words.dim)
+        return replace(shape, kind="vectors", state_dim=words.dim)
 
     def with_pretrained_weights(self, matcher: TwoBranchMatcher) -> TwoBranchMatcher:
         """Load the weights of the backbone, the text encoder and the word vectors, where they are given."""
         text, words = self.settings.text, self.inputs.texts
-        if self.shape.image == "backbone" and self.backbone is not None:
+        if self.shape.image.kind == "backbone" and self.backbone is not None:
             matcher.image.load_state_dict(self.backbone.state_dict())
-        if isinstance(matcher.text, PooledStates) and matcher.text.encoder is not None and self.encoder is not None:
+        if isinstance(matcher.text, BertText) and self.encoder is not None:
             matcher.text.encoder.load_state_dict(self.encoder.state_dict())
         if text.words and isinstance(words, Vocabulary) and isinstance(matcher.text, RecurrentText):
             matcher.text.words.weight.data.copy_(pretrained_embeddings(words, Path(text.words), text.word_dim).vectors)

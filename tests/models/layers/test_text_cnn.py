@@ -23,7 +23,7 @@ def network(settings=SMALL, dim=5, head="paper"):
     torch.manual_seed(0)
     made = TextCNN(settings, dim, head)
     for _ in range(3):
-        made(torch.randint(4, 30, (8, 6)), torch.ones(8, 6, dtype=torch.bool))
+        made.vectors(torch.randint(4, 30, (8, 6)), torch.ones(8, 6, dtype=torch.bool))
     return made.eval()
 
 
@@ -83,7 +83,7 @@ def test_blocks_and_channels_equal_those_of_resnets(depth, blocks):
 def test_a_vector_over_all_shifts_is_the_mean_over_them():
     words, mask = texts()
     every = network(replace(SMALL, shifts=0))
-    found = every(words, mask)
+    found = every.vectors(words, mask)
     for row, length in enumerate((7, 3, 1)):
         alone = words[row : row + 1, :length]
         laid = [torch.nn.functional.pad(alone, (k, 9 - length - k)) for k in range(9 - length + 1)]
@@ -97,17 +97,19 @@ def test_a_vector_over_all_shifts_is_the_mean_over_them():
 def test_padding_and_special_words_do_not_change_a_vector(settings, pooling):
     words, mask = texts()
     made = network(replace(settings, pooling=pooling))
-    together = made(words, mask)
+    together = made.vectors(words, mask)
     for row, length in enumerate((7, 3, 1)):
         alone = words[row : row + 1, :length]
-        torch.testing.assert_close(made(alone, torch.ones_like(alone).bool())[0], together[row])
+        torch.testing.assert_close(made.vectors(alone, torch.ones_like(alone).bool())[0], together[row])
         marked = torch.cat([torch.tensor([[1]]), alone, torch.tensor([[3, 2, 0]])], dim=1)
-        torch.testing.assert_close(made(marked, torch.ones_like(marked).bool())[0], together[row])
+        torch.testing.assert_close(made.vectors(marked, torch.ones_like(marked).bool())[0], together[row])
 
 
 def test_word_order_and_words_change_the_vector():
     made = network()
-    one, two, three = (made(torch.tensor([w]), torch.ones(1, 3).bool()) for w in ([5, 6, 7], [7, 6, 5], [5, 6, 8]))
+    one, two, three = (
+        made.vectors(torch.tensor([w]), torch.ones(1, 3).bool()) for w in ([5, 6, 7], [7, 6, 5], [5, 6, 8])
+    )
     assert not torch.allclose(one, two)
     assert not torch.allclose(one, three)
 
@@ -119,14 +121,14 @@ def test_position_shift_is_random_in_training_and_left_alignment_is_fixed(monkey
         made = network(replace(SMALL, align=align)).train()
         monkeypatch.setattr(made, "_from_positions", lambda places: seen.append(places) or places[:, :1].float())
         for _ in range(60):
-            made(words, mask)
+            made.vectors(words, mask)
     begins = [[int((p[row] > 0).nonzero()[0]) for p in seen] for row in range(3)]
     assert [set(b[:60]) for b in begins] == [set(range(3)), set(range(7)), set(range(9))]
     assert all(set(b[60:]) == {0} for b in begins)
 
 
 def test_a_text_without_words_has_a_finite_vector():
-    assert torch.isfinite(network()(torch.tensor([[1, 2]]), torch.ones(1, 2).bool())).all()
+    assert torch.isfinite(network().vectors(torch.tensor([[1, 2]]), torch.ones(1, 2).bool())).all()
 
 
 def test_the_head_of_the_paper_is_fc_batch_norm_relu_fc():

@@ -16,6 +16,7 @@ from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
 from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.scan import SCAN, SCANSettings
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
@@ -41,7 +42,13 @@ def folder(tiny_draft, tmp_path):
     torch.manual_seed(0)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / RUN_FILE).write_text("{}\n")
-    matcher = SCAN(SCANSettings(len(words), dim=8, feature_dim=4, word_dim=6, hidden=8))
+    matcher = SCAN(
+        SCANSettings(
+            ImageArchitecture(feature_dim=4),
+            TextArchitecture(vocabulary=len(words), word_dim=6, hidden=8, bidirectional=True),
+            8,
+        )
+    )
     catalog.save(matcher, tmp_path / "run" / MATCHER_FILE, tmp_path / "run" / WEIGHTS_FILE)
     Inputs(StoredInput("windows"), words).save(tmp_path / "run" / INPUTS_FOLDER)
     index_source(LibraryMatchers.load(tmp_path / "run"), tmp_path / "collection", tmp_path / "library")

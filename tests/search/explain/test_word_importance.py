@@ -9,6 +9,7 @@ from calligram.errors import UserError
 from calligram.features.inputs import ImageInput, Inputs
 from calligram.features.texts.vocabulary import Vocabulary, whitespace_word_spans
 from calligram.models.catalog import load_matcher
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.two_branch import TwoBranchSimilarity, TwoBranchSimilaritySettings
 from calligram.search.explain import word_importance
 from calligram.search.explain.drawing import draw_words
@@ -74,7 +75,12 @@ def test_a_matcher_that_scores_pairs_is_explained_by_its_score(small_run):
     inputs = load_matcher(small_run).inputs
     assert isinstance(inputs.texts, Vocabulary)
     torch.manual_seed(0)
-    shape = TwoBranchSimilaritySettings(3, 8, hidden=9, dim=12, text="gru", vocabulary=len(inputs.texts), word_dim=6)
+    shape = TwoBranchSimilaritySettings(
+        ImageArchitecture(feature_dim=3),
+        TextArchitecture(hidden=8, vocabulary=len(inputs.texts), word_dim=6),
+        12,
+        hidden=9,
+    )
     matcher = TwoBranchSimilarity(shape).eval()
     assert matcher.reranks
 

@@ -18,6 +18,7 @@ from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models import catalog
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.scan import SCAN, SCANSettings
 from calligram.search.library.library import Library
@@ -27,11 +28,16 @@ from calligram.search.query.query import ItemId
 from calligram.search.query.rerank import RerankCosts, TimeBudget
 from calligram.search.query.searcher import Searcher
 
-SIDES = {"dim": 8, "feature_dim": 4, "word_dim": 6, "hidden": 8}
+
+def sides(words):
+    text = TextArchitecture(vocabulary=words, word_dim=6, hidden=8, bidirectional=True)
+    return {"image": ImageArchitecture(feature_dim=4), "text": text, "dim": 8}
+
+
 SECOND = {
-    "scan": lambda words: SCAN(SCANSettings(words, **SIDES)),
-    "bfan": lambda words: BFAN(BFANSettings(words, **SIDES)),
-    "mmca": lambda words: MMCA(MMCASettings(words, **SIDES, heads=2, filters=4, alpha=1.5)),
+    "scan": lambda words: SCAN(SCANSettings(**sides(words))),
+    "bfan": lambda words: BFAN(BFANSettings(**sides(words))),
+    "mmca": lambda words: MMCA(MMCASettings(**sides(words), heads=2, filters=4, alpha=1.5)),
 }
 ALL = 18
 """images of the collection"""

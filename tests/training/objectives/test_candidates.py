@@ -13,6 +13,7 @@ from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.models.bfan import BFAN, BFANSettings
 from calligram.models.catalog import describe
 from calligram.models.ensemble import Ensemble, EnsembleSettings
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import EmbeddingMatcher
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.models.scan import SCAN, SCANSettings
@@ -21,7 +22,7 @@ from calligram.training.objectives.candidates import RetrieveRerankObjective, ca
 from calligram.training.objectives.objective import InfoNCEObjective, RankingObjective
 from calligram.training.objectives.offline import OfflineObjective, OfflineTerms
 
-SIDES = {"vocabulary": 0, "dim": 8, "feature_dim": 5, "text": "states", "state_dim": 7}
+SIDES = {"image": ImageArchitecture(feature_dim=5), "text": TextArchitecture("states", state_dim=7), "dim": 8}
 
 
 def mmca():

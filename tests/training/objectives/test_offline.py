@@ -11,6 +11,7 @@ from calligram.evaluation.mine import mine_negatives
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 from calligram.models.vse import VSE, VSESettings
 from calligram.training.batches.batch import Batches, PairSampler
@@ -95,7 +96,13 @@ def fed(tiny):
     words = Vocabulary.build(train.texts.strings, 1, 20)
     inputs = Inputs(PixelInput(16, "squash"), words)
     torch.manual_seed(0)
-    matcher = VSE(VSESettings(vocabulary=len(words), dim=8, channels=(4,), word_dim=6, hidden=8)).eval()
+    matcher = VSE(
+        VSESettings(
+            ImageArchitecture("cnn", channels=(4,)),
+            TextArchitecture(vocabulary=len(words), word_dim=6, hidden=8, pooling="last"),
+            8,
+        )
+    ).eval()
     from calligram.evaluation.mine import mine_pairing
 
     sampler = OfflineSampler(train.matches, 3, 0, mine_pairing(matcher, inputs, train, texts=4, images=3))

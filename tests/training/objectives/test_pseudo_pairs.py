@@ -13,6 +13,7 @@ from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.losses.adversarial import DOMAIN_PAIRS
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.vse import VSE, VSESettings
 from calligram.training.batches.batch import Batches, PairSampler
 from calligram.training.batches.pseudo_pairs import PseudoPairBatch, PseudoPairBatches, RepeatedPasses
@@ -111,7 +112,13 @@ def test_fewer_pairs_than_the_batch_size_are_one_batch(feeds):
 
 def matcher(words=40) -> VSE:
     torch.manual_seed(0)
-    return VSE(VSESettings(vocabulary=words, dim=6, image="features", feature_dim=4, word_dim=5, hidden=6)).double()
+    return VSE(
+        VSESettings(
+            ImageArchitecture(feature_dim=4),
+            TextArchitecture(vocabulary=words, word_dim=5, hidden=6, pooling="last"),
+            6,
+        )
+    ).double()
 
 
 def doubled(batch: PseudoPairBatch) -> PseudoPairBatch:

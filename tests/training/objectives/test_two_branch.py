@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from calligram.losses.neighbourhood import NeighbourhoodScores, neighbourhood_ranking, neighbours
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.two_branch import (
     TwoBranchEmbedding,
     TwoBranchSettings,
@@ -15,7 +16,8 @@ from calligram.models.two_branch import (
 from calligram.training.batches.batch import Batch
 from calligram.training.objectives.two_branch import LogisticObjective, NeighbourhoodObjective, balanced_pairs
 
-SIZES = {"image_dim": 5, "text_dim": 6, "hidden": 16, "dim": 8, "dropout": 0.0}
+TOWERS = {"image": ImageArchitecture(feature_dim=5), "text": TextArchitecture("vectors", state_dim=6)}
+SIZES = {**TOWERS, "hidden": 16, "dim": 8, "dropout": 0.0}
 
 
 def batch(images: int = 4, texts_each: int = 2, seed: int = 0) -> Batch:

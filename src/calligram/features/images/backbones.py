@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -27,6 +27,7 @@ from calligram.data.pictures import decode
 from calligram.device import device_of
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment, PixelInput, mean_over_views
+from calligram.features.images.stored_input import feature_parts, feature_vectors
 from calligram.features.inputs import ImageInput
 from calligram.features.store import FeatureStore, content_key
 from calligram.features.transformers_models import architecture_config, describe_architecture, quiet_transformers
@@ -103,6 +104,30 @@ class Backbone(nn.Module):
             self.train(training)
         return int(output.vectors.shape[1])
 
+    @property
+    def size(self) -> int:
+        """Dimension of vectors and parts, as every image tower has it."""
+        return self.dim
+
+    def vectors(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Vectors (N, D) of pixels (N, 3, H, W), or the mean over their views (N, V, 3, H, W).
+
+        Features may replace pixels: vectors (N, D) or cells (N, R, D) that were computed while the backbone is frozen.
+        """
+        if images.ndim < 4:
+            return feature_vectors(images, mask)
+        return mean_over_views(lambda view: self(view).vectors, images)
+
+    def parts(self, images: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Grid cells (N, h w, D) of pixels, or of an image with its mirror image, and their mask.
+
+        Features may replace pixels, as in ``vectors``.
+        """
+        if images.ndim < 4:
+            return feature_parts(images, mask)
+        cells = grid_cells(self, images)
+        return cells, cells.new_ones(cells.shape[:2], dtype=torch.bool) if mask is None else mask
+
     def forward(self, pixels: Tensor) -> BackboneOutput:
         """Encode normalised pixels (N, 3, H, W)."""
         output = self.model(pixels)
@@ -119,16 +144,21 @@ class Backbone(nn.Module):
 
 
 def grid_cells(backbone: nn.Module, images: Tensor) -> Tensor:
-    """Grid cells (N, h w, D) of images (N, 3, H, W), row by row.
+    """Grid cells (N, h w, D) of images (N, 3, H, W), row by row, or of images with their mirror images."""
+    return cells_over_views(lambda view: backbone(view).grid, images)
+
+
+def cells_over_views(grid_of: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Cells (N, h w, D), row by row, from a function that maps images (N, 3, H, W) to feature maps (N, D, h, w).
 
     For images with their mirror images, (N, 2, 3, H, W), a cell is the mean of the two cells at the same position of
     the original image.
     """
-    grid: Tensor = backbone(images if images.ndim == 4 else images[:, 0]).grid
+    grid = grid_of(images if images.ndim == 4 else images[:, 0])
     if images.ndim == 5:
         if images.shape[1] != 2:
             raise ValueError(f"grid cells need one view or two (the image and its mirror image), got {images.shape[1]}")
-        grid = (grid + backbone(images[:, 1]).grid.flip(-1)) / 2
+        grid = (grid + grid_of(images[:, 1]).flip(-1)) / 2
     return grid.flatten(2).transpose(1, 2)
 
 

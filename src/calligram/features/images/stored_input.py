@@ -88,3 +88,18 @@ class StoredRows:
 def real_parts(parts: Tensor) -> Tensor:
     """Return the mask (N, R) of real parts of (N, R, D): False for parts of zeros, which pad short lists."""
     return (parts != 0).any(-1)
+
+
+def feature_parts(features: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the parts (N, R, D) of features, and the mask of the real ones; a vector (N, D) is one part."""
+    features = features.unsqueeze(1) if features.ndim == 2 else features
+    return features, real_parts(features) if mask is None else mask
+
+
+def feature_vectors(features: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the mean over the real parts of features (N, R, D); vectors (N, D) stay as they are."""
+    if features.ndim == 2:
+        return features
+    features, mask = feature_parts(features, mask)
+    real = mask.to(features.dtype)
+    return (features * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)

@@ -29,6 +29,8 @@ LEAKY_SLOPE = 0.1
 """slope of the clipping below zero, as in scan's release; the paper has zero"""
 MAX_UNSHIFTED_TEMPERATURE = 30.0
 """largest temperature at which exp of a value in -1 .. 1, and its square, keep their precision in float32"""
+SINGLE_PART_SLACK = 1e-4
+"""share by which a weight must exceed the mean, where a query has one part"""
 
 
 @dataclass(frozen=True)
@@ -195,12 +197,14 @@ def _query_norm(values: Tensor) -> Tensor:
 @torch.no_grad()
 def _focal_mask(weights: Tensor, mask: Tensor, kind: Focal) -> Tensor:
     """Mask of the kept context parts (bfan): a_i L > sum_j a_j, or sum_j (a_i - a_j) sqrt(a_j) > 0 in linear time."""
+    # The norm over one query part is 1 or -1, so weights are equal except for rounding, which must not select parts.
+    slack = 1.0 + (SINGLE_PART_SLACK if weights.shape[2] == 1 else 0.0)
     if kind == "equal":
         count = mask.sum(1).to(weights.dtype)[:, None, None, None]
-        keep = weights * count > weights.sum(1, keepdim=True)
+        keep = weights * count > weights.sum(1, keepdim=True) * slack
     else:
         root = weights.sqrt()
-        keep = weights * root.sum(1, keepdim=True) > (weights * root).sum(1, keepdim=True)
+        keep = weights * root.sum(1, keepdim=True) > (weights * root).sum(1, keepdim=True) * slack
     return keep | ~keep.any(1, keepdim=True)
 
 

@@ -1,4 +1,4 @@
-"""Networks that matchers are built from: recurrent text networks, a small CNN, and projection heads."""
+"""Networks that matchers are built from: a small CNN, projection heads, and recurrent text towers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from calligram.features.images.backbones import cells_over_views
+from calligram.features.images.pixels import mean_over_views
+from calligram.features.images.stored_input import feature_parts, feature_vectors
 
 HeadKind = Literal["linear", "paper", "release"]
 """projection to the joint space: one FC layer, or a ``ProjectionHead`` of dual-path"""
@@ -42,8 +46,9 @@ class SmallCNN(nn.Module):
     """A small residual network for training from scratch: a stem, then one block for each further entry of
     ``channels``.
 
-    The stem and every block halve the image. The output is the maximum and the mean over all cells, so that an object
-    counts at any position, and few images are enough to learn it.
+    The stem and every block halve the image. The vector is the maximum and the mean over all cells, so that an object
+    counts at any position, and few images are enough to learn it. A part is one cell and the mean over all cells. So
+    vectors and parts have the same size, and the maximum over the parts is the vector.
     """
 
     def __init__(self, channels: tuple[int, ...]) -> None:
@@ -52,11 +57,28 @@ class SmallCNN(nn.Module):
             nn.Conv2d(3, channels[0], 5, 2, 2, bias=False), nn.BatchNorm2d(channels[0]), nn.ReLU(inplace=True)
         )
         self.blocks = nn.Sequential(*(ResidualBlock(before, after, 2) for before, after in pairwise(channels)))
-        self.dim = 2 * channels[-1]
+        self.size = 2 * channels[-1]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map (N, 3, H, W) to (N, dim)."""
-        cells = self.blocks(self.stem(images))
+        """Map (N, 3, H, W) to the feature map (N, size / 2, h, w)."""
+        return self.blocks(self.stem(images))  # type: ignore[no-any-return]
+
+    def vectors(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Vectors (N, size) of pixels (N, 3, H, W), or the mean over their views (N, V, 3, H, W)."""
+        if images.ndim < 4:
+            return feature_vectors(images, mask)
+        return mean_over_views(self._pool, images)
+
+    def parts(self, images: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Parts (N, h w, size) of pixels, or of an image with its mirror image, and their mask."""
+        if images.ndim < 4:
+            return feature_parts(images, mask)
+        cells = cells_over_views(self, images)
+        found = torch.cat([cells, cells.mean(1, keepdim=True).expand_as(cells)], dim=2)
+        return found, found.new_ones(found.shape[:2], dtype=torch.bool) if mask is None else mask
+
+    def _pool(self, images: Tensor) -> Tensor:
+        cells = self(images)
         return torch.cat([cells.amax((2, 3)), cells.mean((2, 3))], dim=1)
 
 
@@ -92,11 +114,45 @@ class ProjectionHead(nn.Module):
         return torch.relu(vectors) if self.kind == "release" and self.training else vectors
 
 
-class RecurrentText(nn.Module):
-    """Word embeddings and a GRU or LSTM; the text vector is the last state (vse++), or the mean or maximum of the
-    states.
+class TextTower(nn.Module):
+    """A text network with vectors and parts.
 
-    A linear map follows if ``hidden`` and ``dim`` differ.
+    Texts are word indices (N, W), states (N, W, D) or vectors (N, D). Without a mask, all words are real.
+    """
+
+    size: int
+    """dimension of vectors and parts"""
+    state_size: int
+    """dimension of ``states``"""
+
+    def vectors(self, texts: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Vectors (N, size)."""
+        raise NotImplementedError
+
+    def parts(self, texts: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Parts (N, K, size), and the mask (N, K) of the real ones."""
+        states, mask = self.states(texts, mask)
+        return self.project_states(states), mask
+
+    def states(self, texts: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Parts before their projection, (N, K, state_size), and their mask."""
+        raise NotImplementedError
+
+    def project_states(self, states: Tensor) -> Tensor:
+        """Map states (N, K, state_size) to parts (N, K, size)."""
+        return states
+
+
+def real_words(texts: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mask (N, W) of real words: the given one, or all."""
+    return texts.new_ones(texts.shape[:2], dtype=torch.bool) if mask is None else mask
+
+
+class RecurrentText(TextTower):
+    """Word embeddings and a GRU or LSTM; the text vector is the last state (vse++), or the mean or maximum of the
+    states. Parts are the states of the words.
+
+    A linear map follows if ``hidden`` and ``dim`` differ. States are given after that map.
     """
 
     def __init__(
@@ -104,7 +160,7 @@ class RecurrentText(nn.Module):
         words: int,
         word_dim: int,
         hidden: int,
-        dim: int,
+        dim: int | None,
         *,
         bidirectional: bool,
         pooling: str,
@@ -112,6 +168,7 @@ class RecurrentText(nn.Module):
         cell: str = "gru",
     ) -> None:
         """Args:
+        dim: dimension of vectors and parts; None for ``hidden``.
         cell: gru or lstm; the names of the weights begin with it.
         """
         super().__init__()
@@ -119,6 +176,7 @@ class RecurrentText(nn.Module):
             raise ValueError(f"cell must be gru or lstm, got {cell!r}")
         if pooling not in ("last", "mean", "max"):
             raise ValueError(f"pooling must be last, mean or max, got {pooling!r}")
+        self.size = self.state_size = hidden if dim is None else dim
         self.words = nn.Embedding(words, word_dim, padding_idx=0)
         # Departs from vse++'s +-0.1: with a larger initial spread, words become distinguishable much sooner.
         nn.init.normal_(self.words.weight, std=0.5)
@@ -126,7 +184,7 @@ class RecurrentText(nn.Module):
         kind = nn.GRU if cell == "gru" else nn.LSTM
         self.add_module(cell, kind(word_dim, hidden, batch_first=True, bidirectional=bidirectional))
         self.cell = cell
-        self.project = nn.Identity() if hidden == dim else nn.Linear(hidden, dim)
+        self.project = nn.Identity() if hidden == self.size else nn.Linear(hidden, self.size)
         self.pooling = pooling
 
     @property
@@ -134,13 +192,14 @@ class RecurrentText(nn.Module):
         """The GRU or LSTM."""
         return self.get_submodule(self.cell)  # type: ignore[return-value]
 
-    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """Map word indices (N, W) and their mask to (N, dim)."""
-        return self.project(self._pool(words, mask))  # type: ignore[no-any-return]
+    def vectors(self, texts: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map word indices (N, W) and their mask to (N, size)."""
+        return self.project(self._pool(texts, real_words(texts, mask)))  # type: ignore[no-any-return]
 
-    def states(self, words: Tensor, mask: Tensor) -> Tensor:
-        """State of each word, (N, W, dim); zero for padding."""
-        return self.project(self._run(words, mask).states) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
+    def states(self, texts: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """State of each word, (N, W, size), zero for padding; and the mask."""
+        mask = real_words(texts, mask)
+        return self.project(self._run(texts, mask).states) * mask.unsqueeze(-1), mask
 
     def _pool(self, words: Tensor, mask: Tensor) -> Tensor:
         output = self._run(words, mask)
@@ -159,7 +218,7 @@ class RecurrentText(nn.Module):
         return output(self.recurrent, vectors, lengths)
 
 
-class PaddedRecurrentText(nn.Module):
+class PaddedRecurrentText(TextTower):
     """A ``RecurrentText`` without packed sequences, for evaluation in other runtimes such as ONNX.
 
     Each direction of the GRU or LSTM runs over all positions. For the backward direction the words of each text are
@@ -169,18 +228,21 @@ class PaddedRecurrentText(nn.Module):
     def __init__(self, text: RecurrentText) -> None:
         super().__init__()
         self.words, self.project, self.pooling = text.words, text.project, text.pooling
+        self.size = self.state_size = text.size
         suffixes = ("", "_reverse") if text.recurrent.bidirectional else ("",)
         self.directions = nn.ModuleList(_one_direction(text.recurrent, suffix) for suffix in suffixes)
 
-    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """Map word indices (N, W) and their mask to (N, dim)."""
+    def vectors(self, texts: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map word indices (N, W) and their mask to (N, size)."""
+        mask = real_words(texts, mask)
         lengths = mask.sum(1, keepdim=True).clamp(min=1)
-        return self.project(self._pool(self._runs(words, lengths), mask, lengths))  # type: ignore[no-any-return]
+        return self.project(self._pool(self._runs(texts, lengths), mask, lengths))  # type: ignore[no-any-return]
 
-    def states(self, words: Tensor, mask: Tensor) -> Tensor:
-        """State of each word, (N, W, dim); zero for padding."""
+    def states(self, texts: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """State of each word, (N, W, size), zero for padding; and the mask."""
+        mask = real_words(texts, mask)
         lengths = mask.sum(1, keepdim=True).clamp(min=1)
-        return self.project(average_directions(self._runs(words, lengths), lengths)) * mask.unsqueeze(-1)  # type: ignore[no-any-return]
+        return self.project(average_directions(self._runs(texts, lengths), lengths)) * mask.unsqueeze(-1), mask
 
     def _runs(self, words: Tensor, lengths: Tensor) -> list[Tensor]:
         """States of each direction, in the order of its steps."""

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calligram.features.texts.vocabulary import PAD, SPECIAL_WORDS
-from calligram.models.layers.networks import ProjectionHead
+from calligram.models.layers.networks import ProjectionHead, TextTower, real_words
 
 BLOCKS_BY_DEPTH: dict[str, tuple[int, ...]] = {"50": (3, 4, 6, 3), "152": (3, 8, 36, 3)}
 """residual blocks per group, by the number of layers of the network"""
@@ -78,16 +78,22 @@ class TextBlock(nn.Module):
         return torch.relu(self.expand(inner) + self.shortcut(positions))
 
 
-class TextCNN(nn.Module):
+class TextCNN(TextTower):
     """Word embeddings, residual blocks, pooling and a head (dual-path, Eq. 3).
 
     A sentence is placed on a fixed number of positions, with zeros around it (Eq. 2). In training its start is random
     (position shift). Start, end and unknown words are left out, as the paper discards words that are not in its
     dictionary. As in the release, batch norm follows the embeddings, the two middle groups halve the length, and
     outside training the vectors of several shifts are averaged before the comparison.
+
+    Parts are the positions of the last feature map, which the head projects as it projects the vector. Outside
+    training they come from the middle start position alone.
     """
 
-    def __init__(self, settings: TextCNNSettings, dim: int, head: str = "paper") -> None:
+    def __init__(self, settings: TextCNNSettings, dim: int | None, head: str = "paper") -> None:
+        """Args:
+        dim: dimension of vectors and parts; None for the channels of the last block, without a head.
+        """
         super().__init__()
         if not settings.blocks or min(settings.blocks) < 1:
             raise ValueError(f"every group must have at least one block, got {settings.blocks}")
@@ -105,20 +111,41 @@ class TextCNN(nn.Module):
                 blocks.append(TextBlock(channels, inner, 4 * inner, stride))
                 channels = 4 * inner
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(channels, dim) if head == "linear" else ProjectionHead(channels, dim, head, layers=1)
+        self.size = self.state_size = channels if dim is None else dim
+        self.head: nn.Module = nn.Identity()
+        if dim is not None:
+            self.head = nn.Linear(channels, dim) if head == "linear" else ProjectionHead(channels, dim, head, layers=1)
 
-    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
-        """Map word indices (N, W) and their mask to (N, dim)."""
-        kept = mask & (words >= len(SPECIAL_WORDS))
-        spare = (self.settings.length - kept.sum(1)).clamp(min=0)
+    def vectors(self, texts: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map word indices (N, W) and their mask to (N, size)."""
+        kept, spare = self._kept_words(texts, mask)
+        if self.training or self.settings.align == "left" or self.settings.shifts == 1:
+            return self._from_positions(self._place_once(texts, kept, spare))
+        return self._mean_over_shifts(texts, kept, spare)
+
+    def states(self, texts: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Positions of the last feature map after the head, (N, P, size), and the mask of those that cover words.
+
+        A text without a kept word has one part, its first position.
+        """
+        positions = self._place_once(texts, *self._kept_words(texts, mask))
+        cells = self._feature_map(positions).transpose(1, 2)
+        parts = self.head(cells.flatten(0, 1)).view(*cells.shape[:2], self.size)
+        real = _covered(positions != PAD, cells.shape[1])
+        real[:, 0] |= ~real.any(1)
+        return parts, real
+
+    def _kept_words(self, words: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mask of the words that are not special, and the number of free positions."""
+        kept = real_words(words, mask) & (words >= len(SPECIAL_WORDS))
+        return kept, (self.settings.length - kept.sum(1)).clamp(min=0)
+
+    def _place_once(self, words: Tensor, kept: Tensor, spare: Tensor) -> Tensor:
+        """Words at one start position (N, L): random in training, else the middle one."""
+        shifted = spare // 2
         if self.training:
-            drawn = torch.rand(len(words), device=words.device) * (spare + 1)
-            return self._from_positions(
-                place_words(words, kept, self._begin(drawn.long(), spare), self.settings.length)
-            )
-        if self.settings.align == "left" or self.settings.shifts == 1:
-            return self._from_positions(place_words(words, kept, self._begin(spare // 2, spare), self.settings.length))
-        return self._mean_over_shifts(words, kept, spare)
+            shifted = (torch.rand(len(words), device=words.device) * (spare + 1)).long()
+        return place_words(words, kept, self._begin(shifted, spare), self.settings.length)
 
     def _begin(self, shifted: Tensor, spare: Tensor) -> Tensor:
         return torch.minimum(shifted, spare) if self.settings.align == "shift" else torch.zeros_like(spare)
@@ -139,12 +166,26 @@ class TextCNN(nn.Module):
         return total / turns
 
     def _from_positions(self, positions: Tensor) -> Tensor:
-        """Map word indices at all positions (N, L), zero for none, to (N, dim)."""
+        """Map word indices at all positions (N, L), zero for none, to (N, size)."""
+        cells = self._feature_map(positions)
+        return self.head(cells.amax(2) if self.settings.pooling == "max" else cells.mean(2))  # type: ignore[no-any-return]
+
+    def _feature_map(self, positions: Tensor) -> Tensor:
+        """Map word indices at all positions (N, L) to (N, channels, P)."""
         vectors = self.words(positions) * (positions != PAD).unsqueeze(-1)
         grid = self.norm(self.dropout(vectors).transpose(1, 2).unsqueeze(2))
-        cells = self.blocks(grid.contiguous(memory_format=torch.channels_last)).squeeze(2)
-        pooled = cells.amax(2) if self.settings.pooling == "max" else cells.mean(2)
-        return self.head(pooled)  # type: ignore[no-any-return]
+        return self.blocks(grid.contiguous(memory_format=torch.channels_last)).squeeze(2)  # type: ignore[no-any-return]
+
+
+def _covered(words: Tensor, count: int) -> Tensor:
+    """Mask (N, count) of the cells of a feature map whose own positions have a word, from the mask of words (N, L).
+
+    A block sees a position and the one before it, so the cell of position p is p / stride, rounded up.
+    """
+    length = words.shape[1]
+    stride = -(-length // count)
+    cell = ((torch.arange(length, device=words.device) + stride - 1) // stride).clamp(max=count - 1)
+    return torch.zeros(len(words), count, device=words.device).index_add(1, cell, words.float()) > 0
 
 
 def place_words(words: Tensor, kept: Tensor, begin: Tensor, length: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from calligram.data.pairing import Pairing
@@ -10,7 +10,7 @@ from calligram.errors import UserError, unknown
 from calligram.features.inputs import Inputs
 from calligram.models.layers.cross_attention import Aggregation, Norm
 from calligram.models.layers.networks import HeadKind
-from calligram.models.layers.part_towers import PartSettings
+from calligram.models.layers.towers import TextArchitecture
 from calligram.models.matcher import Matcher
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.settings import WeightedObjectives
@@ -144,8 +144,17 @@ def fragment_towers(image: ImageSettings, text: TextSettings, train: Pairing, co
 
 def fragment_matcher(matcher: str, models: FragmentModels, towers: Towers) -> Matcher:
     """Return ``scan``, ``bfan``, ``vsrn``, ``a3vse`` or ``mmca`` with the pretrained weights of the towers."""
-    shared: dict[str, Any] = {f.name: getattr(towers.shape, f.name) for f in fields(PartSettings)}
+    shape = towers.shape
+    text = _fragment_text(matcher, models, shape.text)
+    shared: dict[str, Any] = {"image": shape.image, "text": text, "dim": shape.dim}
     return towers.with_pretrained_weights(_fragment_model(matcher, models, shared))
+
+
+def _fragment_text(matcher: str, models: FragmentModels, text: TextArchitecture) -> TextArchitecture:
+    """Return the text tower with the pooling of vsrn, or with the recurrent network of a3vse."""
+    if matcher == "vsrn":
+        return replace(text, pooling="last" if text.kind == "gru" else "mean")
+    return replace(text, kind=models.a3vse.cell) if matcher == "a3vse" and text.kind == "gru" else text
 
 
 def _fragment_model(matcher: str, models: FragmentModels, shared: dict[str, Any]) -> Matcher:
@@ -165,13 +174,12 @@ def _fragment_model(matcher: str, models: FragmentModels, shared: dict[str, Any]
     if matcher == "a3vse":
         from calligram.models.a3vse import A3VSE, A3VSESettings
 
-        return A3VSE(A3VSESettings(**shared, **vars(models.a3vse)))
+        own = {k: v for k, v in vars(models.a3vse).items() if k != "cell"}
+        return A3VSE(A3VSESettings(**shared, **own))
     if matcher == "mmca":
         from calligram.models.mmca import MMCA, MMCASettings
 
-        mmca = models.mmca
-        return MMCA(MMCASettings(**shared, heads=mmca.heads, filters=mmca.filters, alpha=mmca.alpha,
-                                 hide=mmca.region_dropout))  # fmt: skip
+        return MMCA(MMCASettings(**shared, **vars(models.mmca)))
     raise unknown("matcher of regions and words", matcher, FRAGMENTS)
 
 
@@ -252,25 +260,9 @@ def build_matcher(model: MatcherSettings, train: Pairing, context: RunContext) -
 
 def _two_branch(towers: Towers) -> TwoBranchEmbedding:
     """Return the two-branch network over a GRU or an encoder; recipe two-branch also takes fitted text vectors."""
-    from calligram.models.two_branch import PooledStates, TwoBranchEmbedding, TwoBranchSettings
+    from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
 
-    shape, backbone, encoder = towers.shape, towers.backbone, towers.encoder
-    assert shape.text in ("gru", "bert", "states")
-    matcher = TwoBranchEmbedding(
-        TwoBranchSettings(
-            image_dim=backbone.dim if backbone is not None else shape.feature_dim,
-            text_dim=encoder.dim if encoder is not None else shape.hidden,
-            dim=shape.dim,
-            image="backbone" if shape.image == "backbone" else "features",
-            backbone=shape.backbone,
-            text=shape.text,
-            encoder=shape.encoder,
-            vocabulary=shape.vocabulary,
-            word_dim=shape.word_dim,
-            bidirectional=shape.bidirectional,
-            pooling=shape.pooling,
-        )
-    )
-    if isinstance(matcher.text, PooledStates) and matcher.text.encoder is not None and encoder is not None:
-        matcher.text.encoder.load_state_dict(encoder.state_dict())
-    return towers.with_pretrained_weights(matcher)
+    shape = towers.shape
+    # The matcher's own dropout is that of its branches.
+    text = replace(shape.text, dropout=0.0)
+    return towers.with_pretrained_weights(TwoBranchEmbedding(TwoBranchSettings(shape.image, text, shape.dim)))

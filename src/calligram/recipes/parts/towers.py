@@ -14,8 +14,8 @@ from calligram.features.images.pixels import Augment, PixelInput
 from calligram.features.inputs import ImageInput, Inputs, TextInput
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.layers.networks import HeadKind, RecurrentText
-from calligram.models.layers.part_towers import BertText
 from calligram.models.layers.text_cnn import TextCNN, TextCNNSettings
+from calligram.models.layers.towers import BertText, ImageArchitecture, TextArchitecture
 from calligram.models.matcher import Matcher
 from calligram.models.vse import VSE, VSESettings
 from calligram.recipes.parts.run import RunContext
@@ -195,7 +195,7 @@ class Towers:
         self.backbone = Backbone.load(image.backbone).to(context.device) if image.backbone else None
         self.encoder = self._load_encoder()
         self.inputs = Inputs(image_input(image, self.backbone, parts), self._text_input())
-        self.shape = self._with_text(self._with_image(self._shape(dim, head)))
+        self.shape = VSESettings(self._image_architecture(), self._text_architecture(), dim, head)
 
     def frozen_inputs(self) -> Inputs:
         """Return the same inputs with stored features of the backbone in place of pixels."""
@@ -241,42 +241,35 @@ class Towers:
         pieces = WordPieces.load_pretrained(text.encoder, text.max_words)
         return pieces if text.train else EncoderInput(self.encoder.eval(), pieces, Path(text.encoder).name)
 
-    def _shape(self, dim: int, head: HeadKind) -> VSESettings:
-        """Return the settings of the matcher that do not depend on the data."""
-        text = self.text
-        return VSESettings(
-            vocabulary=0,
-            dim=dim,
-            channels=self.image.channels,
-            head=head,
+    def _text_architecture(self) -> TextArchitecture:
+        text, words = self.text, len(self.inputs.texts) if self.encoder is None else 0
+        shape = TextArchitecture(
+            vocabulary=words,
             word_dim=text.word_dim,
             hidden=text.hidden,
             bidirectional=text.bidirectional,
             pooling=text.pooling,
             dropout=text.dropout,
         )
-
-    def _with_text(self, shape: VSESettings) -> VSESettings:
-        text, words = self.text, len(self.inputs.texts) if self.encoder is None else 0
         if self.encoder is None and text.network == "cnn":
             cnn = TextCNNSettings(words, text.word_dim, dropout=text.dropout, **vars(text.cnn))
-            return replace(shape, text="cnn", vocabulary=words, cnn=cnn.description)
+            return replace(shape, kind="cnn", cnn=cnn.description)
         if self.encoder is None:
-            return replace(shape, vocabulary=words)
+            return shape
         if text.train:
-            return replace(shape, text="bert", encoder=self.encoder.description)
-        return replace(shape, text="states", state_dim=self.encoder.dim)
+            return replace(shape, kind="bert", encoder=self.encoder.description)
+        return replace(shape, kind="states", state_dim=self.encoder.dim)
 
-    def _with_image(self, shape: VSESettings) -> VSESettings:
+    def _image_architecture(self) -> ImageArchitecture:
         image, stored = self.image, self.train.visuals.features
         if image.features:
             if image.features not in stored:
                 from calligram.features.images.stored_input import unknown_feature
 
                 raise unknown_feature(image.features, stored)
-            return replace(shape, image="features", feature_dim=stored[image.features].row_shape[-1])
+            return ImageArchitecture("features", stored[image.features].row_shape[-1])
         if self.backbone is None:
-            return shape
+            return ImageArchitecture("cnn", channels=image.channels)
         if image.train:
-            return replace(shape, image="backbone", backbone=self.backbone.description)
-        return replace(shape, image="features", feature_dim=self.backbone.dim)
+            return ImageArchitecture("backbone", backbone=self.backbone.description)
+        return ImageArchitecture("features", self.backbone.dim)
