@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import Encoded
 from calligram.models.scan import SCAN, SCANSettings
 
@@ -90,7 +91,13 @@ def scoring(device: str, sizes: Sizes) -> dict[str, float]:
 
     In turns, a quarter of the images at a time: a machine that slows down slows all three.
     """
-    matcher = SCAN(SCANSettings(vocabulary=4, dim=DIM, feature_dim=8, word_dim=8, hidden=8))
+    matcher = SCAN(
+        SCANSettings(
+            ImageArchitecture(feature_dim=8),
+            TextArchitecture(vocabulary=4, word_dim=8, hidden=8, bidirectional=True),
+            DIM,
+        )
+    )
     images, texts = items(device, sizes.images, sizes.texts)
     assert images.parts is not None
     assert texts.parts is not None
@@ -129,7 +136,9 @@ def training(device: str, sizes: Sizes) -> dict[str, float]:
     torch.manual_seed(0)
     found = {}
     for name, loop, lower in (("ours", False, False), ("ours in bf16", False, True), ("the loop", True, False)):
-        matcher = SCAN(SCANSettings(vocabulary=WORDS, dim=DIM, hidden=DIM)).to(device)
+        matcher = SCAN(
+            SCANSettings(ImageArchitecture(), TextArchitecture(vocabulary=WORDS, hidden=DIM, bidirectional=True), DIM)
+        ).to(device)
         optimizer = torch.optim.Adam(matcher.parameters(), 2e-4, fused=device == "cuda")
         lengths = (13 + 4 * torch.randn(sizes.batch)).round().clamp(5, 40).long()
         mask = (torch.arange(int(lengths.max())) < lengths[:, None]).to(device)

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from calligram.device import use_compile, use_cuda_graphs
 from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.models.layers import score_tiles
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import Encoded
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.training.batches.batch import Batch
@@ -79,10 +80,10 @@ def mmca(row: Rows, sizes: Sizes | None = None) -> list[Row]:
         sizes = sizes if first else sizes._replace(texts=sizes.part)
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         torch.manual_seed(0)
+        text = TextArchitecture("states", state_dim=STATES)
         own = MMCASettings(
-            vocabulary=0, dim=sizes.dim, feature_dim=FEATURES, text="states", state_dim=STATES, heads=sizes.heads,
-            filters=sizes.dim,
-        )  # fmt: skip
+            ImageArchitecture(feature_dim=FEATURES), text, sizes.dim, heads=sizes.heads, filters=sizes.dim
+        )
         matcher = MMCA(own).to(device)
         compiles = first and device == "cuda"
         found += training(row, matcher, sizes, device, precision, compiles=compiles)

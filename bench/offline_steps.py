@@ -9,6 +9,7 @@ from statistics import median
 import torch
 
 from calligram.models.bfan import BFAN, BFANSettings
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import Matcher
 from calligram.models.vsrn import VSRN, VSRNSettings
 from calligram.training.batches.batch import Batch
@@ -35,9 +36,21 @@ def offline_steps(row: Callable[[str, float, str], Row]) -> list[Row]:
         torch.manual_seed(0)
         matcher: Matcher
         if name == "VSRN":
-            matcher = VSRN(VSRNSettings(VOCABULARY, dim, feature_dim=features, hidden=dim))
+            matcher = VSRN(
+                VSRNSettings(
+                    ImageArchitecture(feature_dim=features),
+                    TextArchitecture(pooling="last", vocabulary=VOCABULARY, hidden=dim),
+                    dim,
+                )
+            )
         else:
-            matcher = BFAN(BFANSettings(VOCABULARY, dim // 2, feature_dim=features, hidden=dim // 2))
+            matcher = BFAN(
+                BFANSettings(
+                    ImageArchitecture(feature_dim=features),
+                    TextArchitecture(vocabulary=VOCABULARY, hidden=dim // 2, bidirectional=True),
+                    dim // 2,
+                )
+            )
         seconds = _measured(matcher.to(device), pairs, features, device)
         title = f"{name}, step of {pairs} pairs x 36 regions of {features}"
         rows += [row(f"{title}: {loss}", 1000 * value, "ms") for loss, value in seconds.items()]

@@ -24,6 +24,7 @@ from calligram.features.texts.wordpieces import WordPieces
 from calligram.files import lock_folder
 from calligram.models import catalog
 from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.mmca import MMCA, MMCASettings
 from calligram.scenes.generate import generate_scenes
 from calligram.search.filters import columns
@@ -48,7 +49,7 @@ def make_run(folder: Path, captions: Sequence[str]) -> Path:
     pieces = WordPieces.train(captions, min_count=1)
     size = {"hidden_size": STATE, "intermediate_size": 4 * STATE, "num_hidden_layers": 6, "num_attention_heads": 12}
     encoder = TextEncoder(BertModel(BertConfig(**size, vocab_size=len(pieces)))).eval()
-    matcher = MMCA(MMCASettings(0, dim=DIM, feature_dim=1280, text="states", state_dim=STATE))
+    matcher = MMCA(MMCASettings(ImageArchitecture(feature_dim=1280), TextArchitecture("states", state_dim=STATE), DIM))
     folder.mkdir()
     (folder / RUN_FILE).write_text("{}\n", encoding="utf-8")
     catalog.save(matcher, folder / MATCHER_FILE, folder / WEIGHTS_FILE)

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor, nn
 
-from calligram.models.layers.networks import RecurrentText
-from calligram.models.layers.towers import TwoTowerSettings, image_tower, joint_projection, text_tower
+from calligram.models.layers.towers import RecurrentText, TwoTowerSettings, image_tower, joint_projection, text_tower
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 

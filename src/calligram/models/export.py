@@ -22,7 +22,7 @@ from calligram.errors import UserError
 from calligram.extras import require
 from calligram.features.inputs import ImageInput, Inputs, TextInput
 from calligram.files import move_folder
-from calligram.models.layers.networks import PaddedRecurrentText, RecurrentText
+from calligram.models.layers.towers import PaddedRecurrentText, RecurrentText
 from calligram.models.matcher import Matcher
 from calligram.vectors import unit_length
 

@@ -25,7 +25,7 @@ from calligram.features.pseudo.image_words import LabelClassifier
 from calligram.features.pseudo.wordnet import INSTALL_HINT, WordNet
 from calligram.features.texts.pca import Covariance
 from calligram.models.cca import CCA, CCASettings
-from calligram.models.layers.towers import pool_states
+from calligram.models.layers.networks import pool_states
 from calligram.models.matcher import Matcher
 from calligram.models.tags import TagMatcher, TagSettings
 from calligram.progress import Track

@@ -17,8 +17,8 @@ from calligram.features.texts.text_vectors import TextVectorInput
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.features.texts.word_vectors import pretrained_embeddings
 from calligram.features.texts.wordpieces import WordPieces
-from calligram.models.layers.networks import RecurrentText
-from calligram.models.layers.towers import BertText, ImageArchitecture, TextArchitecture
+from calligram.models.layers.networks import BertText
+from calligram.models.layers.towers import ImageArchitecture, RecurrentText, TextArchitecture
 from calligram.models.two_branch import (
     TwoBranchEmbedding,
     TwoBranchMatcher,

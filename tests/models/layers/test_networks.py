@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from calligram.models.layers.networks import PackedOutput, PaddedOutput, PaddedRecurrentText, RecurrentText
+from calligram.models.layers.networks import PaddedOutput
+from calligram.models.layers.towers import PackedOutput, PaddedRecurrentText, RecurrentText
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])

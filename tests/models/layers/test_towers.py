@@ -9,18 +9,9 @@ from calligram.errors import UserError
 from calligram.features.texts.text_encoder import TextEncoder
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.features.transformers_models import describe_architecture
-from calligram.models.layers.networks import SmallCNN
+from calligram.models.layers.networks import BertText, PooledText, TextVectors, pool_states
 from calligram.models.layers.text_cnn import TextCNN, TextCNNSettings
-from calligram.models.layers.towers import (
-    BertText,
-    ImageArchitecture,
-    PooledText,
-    TextArchitecture,
-    TextVectors,
-    image_tower,
-    pool_states,
-    text_tower,
-)
+from calligram.models.layers.towers import ImageArchitecture, SmallCNN, TextArchitecture, image_tower, text_tower
 
 TEXTS = ["a red disc", "the round thing is blue", "snow"]
 

@@ -1,85 +1,19 @@
-"""Networks that matchers are built from: a small CNN, projection heads, and recurrent text towers."""
+"""Networks that several matchers and towers use: projection heads, text towers over states, and recurrent outputs."""
 
 from __future__ import annotations
 
 import warnings
-from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from calligram.features.images.backbones import cells_over_views
-from calligram.features.images.pixels import mean_over_views
-from calligram.features.images.stored_input import feature_parts, feature_vectors
+from calligram.features.texts.text_encoder import TextEncoder
 
 HeadKind = Literal["linear", "paper", "release"]
 """projection to the joint space: one FC layer, or a ``ProjectionHead`` of dual-path"""
-
-
-class ResidualBlock(nn.Module):
-    """Two 3 x 3 convolutions with a shortcut; the stride may halve the image."""
-
-    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(channels, channels, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(channels),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or channels_in != channels:
-            self.shortcut = nn.Sequential(
-                nn.AvgPool2d(stride, stride, ceil_mode=True) if stride > 1 else nn.Identity(),
-                nn.Conv2d(channels_in, channels, 1, bias=False),
-                nn.BatchNorm2d(channels),
-            )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map (N, C_in, H, W) to (N, C, H / stride, W / stride)."""
-        return torch.relu(self.body(images) + self.shortcut(images))
-
-
-class SmallCNN(nn.Module):
-    """A small residual network for training from scratch: a stem, then one block for each further entry of
-    ``channels``.
-
-    The stem and every block halve the image. The vector is the maximum and the mean over all cells, so that an object
-    counts at any position, and few images are enough to learn it. A part is one cell and the mean over all cells. So
-    vectors and parts have the same size, and the maximum over the parts is the vector.
-    """
-
-    def __init__(self, channels: tuple[int, ...]) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, channels[0], 5, 2, 2, bias=False), nn.BatchNorm2d(channels[0]), nn.ReLU(inplace=True)
-        )
-        self.blocks = nn.Sequential(*(ResidualBlock(before, after, 2) for before, after in pairwise(channels)))
-        self.size = 2 * channels[-1]
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Map (N, 3, H, W) to the feature map (N, size / 2, h, w)."""
-        return self.blocks(self.stem(images))  # type: ignore[no-any-return]
-
-    def vectors(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Vectors (N, size) of pixels (N, 3, H, W), or the mean over their views (N, V, 3, H, W)."""
-        if images.ndim < 4:
-            return feature_vectors(images, mask)
-        return mean_over_views(self._pool, images)
-
-    def parts(self, images: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Parts (N, h w, size) of pixels, or of an image with its mirror image, and their mask."""
-        if images.ndim < 4:
-            return feature_parts(images, mask)
-        cells = cells_over_views(self, images)
-        found = torch.cat([cells, cells.mean(1, keepdim=True).expand_as(cells)], dim=2)
-        return found, found.new_ones(found.shape[:2], dtype=torch.bool) if mask is None else mask
-
-    def _pool(self, images: Tensor) -> Tensor:
-        cells = self(images)
-        return torch.cat([cells.amax((2, 3)), cells.mean((2, 3))], dim=1)
+POOLINGS = ("mean", "cls", "max")
+"""how the states of an encoder become one vector"""
 
 
 class ProjectionHead(nn.Module):
@@ -148,166 +82,104 @@ def real_words(texts: Tensor, mask: Tensor | None) -> Tensor:
     return texts.new_ones(texts.shape[:2], dtype=torch.bool) if mask is None else mask
 
 
-class RecurrentText(TextTower):
-    """Word embeddings and a GRU or LSTM; the text vector is the last state (vse++), or the mean or maximum of the
-    states. Parts are the states of the words.
+class TextVectors(TextTower):
+    """No text network: the inputs are fitted vectors (N, D), with a linear map if ``dim`` is given.
 
-    A linear map follows if ``hidden`` and ``dim`` differ. States are given after that map.
+    A text has one part, its vector.
     """
 
-    def __init__(
-        self,
-        words: int,
-        word_dim: int,
-        hidden: int,
-        dim: int | None,
-        *,
-        bidirectional: bool,
-        pooling: str,
-        dropout: float,
-        cell: str = "gru",
-    ) -> None:
+    def __init__(self, state_dim: int, dim: int | None = None, dropout: float = 0.0) -> None:
         """Args:
-        dim: dimension of vectors and parts; None for ``hidden``.
-        cell: gru or lstm; the names of the weights begin with it.
+        dropout: share of entries of the vector set to zero in training.
         """
         super().__init__()
-        if cell not in ("gru", "lstm"):
-            raise ValueError(f"cell must be gru or lstm, got {cell!r}")
-        if pooling not in ("last", "mean", "max"):
-            raise ValueError(f"pooling must be last, mean or max, got {pooling!r}")
-        self.size = self.state_size = hidden if dim is None else dim
-        self.words = nn.Embedding(words, word_dim, padding_idx=0)
-        # Departs from vse++'s +-0.1: with a larger initial spread, words become distinguishable much sooner.
-        nn.init.normal_(self.words.weight, std=0.5)
+        self.size = self.state_size = state_dim if dim is None else dim
         self.dropout = nn.Dropout(dropout)
-        kind = nn.GRU if cell == "gru" else nn.LSTM
-        self.add_module(cell, kind(word_dim, hidden, batch_first=True, bidirectional=bidirectional))
-        self.cell = cell
-        self.project = nn.Identity() if hidden == self.size else nn.Linear(hidden, self.size)
+        self.project = nn.Identity() if dim is None else nn.Linear(state_dim, dim)
+
+    def vectors(self, texts: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map (N, D) to (N, size)."""
+        del mask
+        return self.project(self.dropout(texts))  # type: ignore[no-any-return]
+
+    def states(self, texts: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The vector as the only part, (N, 1, size)."""
+        vectors = self.vectors(texts, mask).unsqueeze(1)
+        return vectors, vectors.new_ones(vectors.shape[:2], dtype=torch.bool)
+
+
+class PooledText(TextTower):
+    """Pooled states of a frozen encoder, with a linear map if ``dim`` is given; parts are word pieces."""
+
+    def __init__(self, state_dim: int, dim: int | None, pooling: str = "mean", dropout: float = 0.0) -> None:
+        """Args:
+        dropout: share of entries of the pooled vector, or of the states, set to zero in training.
+        """
+        super().__init__()
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling must be mean, cls or max, got {pooling!r}")
+        self.state_size, self.size = state_dim, state_dim if dim is None else dim
+        self.dropout = nn.Dropout(dropout)
+        self.project = nn.Identity() if dim is None else nn.Linear(state_dim, dim)
         self.pooling = pooling
 
-    @property
-    def recurrent(self) -> nn.GRU | nn.LSTM:
-        """The GRU or LSTM."""
-        return self.get_submodule(self.cell)  # type: ignore[return-value]
-
     def vectors(self, texts: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map word indices (N, W) and their mask to (N, size)."""
-        return self.project(self._pool(texts, real_words(texts, mask)))  # type: ignore[no-any-return]
+        """Map states (N, W, state_dim) and their mask to (N, size)."""
+        pooled = pool_states(texts, real_words(texts, mask), self.pooling)
+        return self.project(self.dropout(pooled))  # type: ignore[no-any-return]
 
     def states(self, texts: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """State of each word, (N, W, size), zero for padding; and the mask."""
-        mask = real_words(texts, mask)
-        return self.project(self._run(texts, mask).states) * mask.unsqueeze(-1), mask
+        """The states after dropout, and their mask."""
+        return self.dropout(texts), real_words(texts, mask)
 
-    def _pool(self, words: Tensor, mask: Tensor) -> Tensor:
-        output = self._run(words, mask)
-        if self.pooling == "last":
-            return output.last
-        states = output.states
-        lengths, real = mask.sum(1).clamp(min=1), mask.unsqueeze(-1)
-        if self.pooling == "max":
-            return states.masked_fill(~real, -torch.inf).amax(1)
-        return (states * real).sum(1) / lengths.unsqueeze(1)
-
-    def _run(self, words: Tensor, mask: Tensor) -> RecurrentOutput:
-        vectors, lengths = self.dropout(self.words(words)), mask.sum(1, keepdim=True).clamp(min=1)
-        # On a GPU, unpacking takes one copy per position, which is slower than the recurrence over padding.
-        output = PaddedOutput if vectors.is_cuda else PackedOutput
-        return output(self.recurrent, vectors, lengths)
+    def project_states(self, states: Tensor) -> Tensor:
+        """Map each state to the space of the vectors."""
+        return self.project(states)  # type: ignore[no-any-return]
 
 
-class PaddedRecurrentText(TextTower):
-    """A ``RecurrentText`` without packed sequences, for evaluation in other runtimes such as ONNX.
+class BertText(TextTower):
+    """A BERT-like transformer over word pieces, then ``PooledText``; the text vector is the mean over pieces by
+    default.
 
-    Each direction of the GRU or LSTM runs over all positions. For the backward direction the words of each text are
-    reversed and the padding stays at the end. So the state of a real word never depends on padding.
+    The weights are random: load trained ones into ``encoder`` from ``TextEncoder.load``.
     """
 
-    def __init__(self, text: RecurrentText) -> None:
+    def __init__(self, description: str, dim: int | None, pooling: str = "mean", dropout: float = 0.0) -> None:
+        """Args:
+        description: architecture, from ``TextEncoder.description``.
+        dropout: dropout of the pooled vector, or of the states; the encoder has its own dropout.
+        """
         super().__init__()
-        self.words, self.project, self.pooling = text.words, text.project, text.pooling
-        self.size = self.state_size = text.size
-        suffixes = ("", "_reverse") if text.recurrent.bidirectional else ("",)
-        self.directions = nn.ModuleList(_one_direction(text.recurrent, suffix) for suffix in suffixes)
+        self.encoder = TextEncoder.from_description(description)
+        self.pool = PooledText(self.encoder.dim, dim, pooling, dropout)
+        self.state_size, self.size = self.pool.state_size, self.pool.size
 
     def vectors(self, texts: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map word indices (N, W) and their mask to (N, size)."""
+        """Map word piece indices (N, W) and their mask to (N, size)."""
         mask = real_words(texts, mask)
-        lengths = mask.sum(1, keepdim=True).clamp(min=1)
-        return self.project(self._pool(self._runs(texts, lengths), mask, lengths))  # type: ignore[no-any-return]
+        return self.pool.vectors(self.encoder(texts, mask), mask)
 
     def states(self, texts: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """State of each word, (N, W, size), zero for padding; and the mask."""
+        """The states of the encoder after dropout, and their mask."""
         mask = real_words(texts, mask)
-        lengths = mask.sum(1, keepdim=True).clamp(min=1)
-        return self.project(average_directions(self._runs(texts, lengths), lengths)) * mask.unsqueeze(-1), mask
+        return self.pool.states(self.encoder(texts, mask), mask)
 
-    def _runs(self, words: Tensor, lengths: Tensor) -> list[Tensor]:
-        """States of each direction, in the order of its steps."""
-        vectors = self.words(words)
-        runs = [self.directions[0](vectors)[0]]
-        if len(self.directions) > 1:
-            runs.append(self.directions[1](reverse_words(vectors, lengths))[0])
-        return runs
-
-    def _pool(self, runs: list[Tensor], mask: Tensor, lengths: Tensor) -> Tensor:
-        if self.pooling == "last":  # of each direction, the state after the last word
-            return torch.stack([state_at(states, lengths - 1) for states in runs]).mean(0)
-        states = average_directions(runs, lengths)
-        real = mask.unsqueeze(-1)
-        if self.pooling == "max":
-            return states.masked_fill(~real, -torch.inf).amax(1)
-        return (states * real).sum(1) / lengths
+    def project_states(self, states: Tensor) -> Tensor:
+        """Map each state to the space of the vectors."""
+        return self.pool.project_states(states)
 
 
-def _one_direction(recurrent: nn.GRU | nn.LSTM, suffix: str) -> nn.GRU | nn.LSTM:
-    one = type(recurrent)(recurrent.input_size, recurrent.hidden_size, batch_first=True)
-    weights = {name: getattr(recurrent, f"{name}{suffix}") for name in one.state_dict()}
-    one.load_state_dict(weights)
-    return one
+def pool_states(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
+    """Pool states (N, W, D) to (N, D): the first state, or the mean or maximum over real ones."""
+    if pooling == "cls":
+        return states[:, 0]
+    real = mask.unsqueeze(-1)
+    if pooling == "max":
+        return states.masked_fill(~real, -torch.inf).amax(1)
+    return (states * real).sum(1) / real.sum(1).clamp(min=1)
 
 
-# Outputs of a recurrent network over packed or padded words. Both give the same numbers.
-
-
-class RecurrentOutput(Protocol):
-    """Output of a recurrent network over texts, averaged over its directions."""
-
-    @property
-    def states(self) -> Tensor:
-        """State of each word, (N, W, hidden); the values at padding are undefined."""
-
-    @property
-    def last(self) -> Tensor:
-        """State after the last step, (N, hidden)."""
-
-
-class PackedOutput:
-    """Runs a recurrent network over words (N, W, D) without their padding."""
-
-    def __init__(self, network: nn.GRU | nn.LSTM, vectors: Tensor, lengths: Tensor) -> None:
-        self._network, self._positions = network, vectors.shape[1]
-        packed = nn.utils.rnn.pack_padded_sequence(
-            vectors, lengths.squeeze(1).cpu(), batch_first=True, enforce_sorted=False
-        )
-        self._packed, last = network(packed)
-        self._last: Tensor = last if isinstance(network, nn.GRU) else last[0]
-
-    @property
-    def states(self) -> Tensor:
-        """State of each word."""
-        states: Tensor
-        states, _ = nn.utils.rnn.pad_packed_sequence(self._packed, batch_first=True, total_length=self._positions)
-        if not self._network.bidirectional:
-            return states
-        return (states[..., : self._network.hidden_size] + states[..., self._network.hidden_size :]) / 2
-
-    @property
-    def last(self) -> Tensor:
-        """Mean of the last states of all directions."""
-        return self._last.mean(0)
+# States of a recurrent network over padded words.
 
 
 class PaddedOutput:

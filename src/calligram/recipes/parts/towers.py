@@ -13,9 +13,9 @@ from calligram.features.images.backbones import Backbone, BackboneInput, pixel_i
 from calligram.features.images.pixels import Augment, PixelInput
 from calligram.features.inputs import ImageInput, Inputs, TextInput
 from calligram.features.texts.vocabulary import Vocabulary
-from calligram.models.layers.networks import HeadKind, RecurrentText
+from calligram.models.layers.networks import BertText, HeadKind
 from calligram.models.layers.text_cnn import TextCNN, TextCNNSettings
-from calligram.models.layers.towers import BertText, ImageArchitecture, TextArchitecture
+from calligram.models.layers.towers import ImageArchitecture, RecurrentText, TextArchitecture
 from calligram.models.matcher import Matcher
 from calligram.models.vse import VSE, VSESettings
 from calligram.recipes.parts.run import RunContext
