@@ -19,7 +19,18 @@ from calligram.features.inputs import text_input as text_input
 from calligram.models.matcher import EmbeddingMatcher as EmbeddingMatcher
 from calligram.models.matcher import Encoded as Encoded
 from calligram.models.matcher import Matcher as Matcher
-from calligram.recipes.parts.run import train_recipe as train_recipe
+from calligram.recipes.fit import fit as fit
+from calligram.recipes.parts import terms as terms
+from calligram.recipes.parts.config import stage as stage
+from calligram.recipes.parts.pseudo_settings import PseudoSettings as PseudoSettings
+from calligram.recipes.parts.run import train_preset as train_preset
+from calligram.recipes.parts.settings import Optimisation as Optimisation
+from calligram.recipes.parts.settings import SparseSettings as SparseSettings
+from calligram.recipes.parts.terms import Term as Term
+from calligram.recipes.parts.terms import term as term
+from calligram.recipes.parts.towers import CNNSettings as CNNSettings
+from calligram.recipes.parts.towers import ImageSettings as ImageSettings
+from calligram.recipes.parts.towers import TextSettings as TextSettings
 from calligram.search.indexing.run import index_source as index_source
 from calligram.search.query.searcher import Searcher as Searcher
 from calligram.training.runs import load_run as load_run
@@ -27,4 +38,4 @@ from calligram.training.runs import load_run as load_run
 __version__: str
 evaluate = evaluate_retrieval
 load = load_run
-train = train_recipe
+train = train_preset

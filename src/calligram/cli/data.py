@@ -144,9 +144,9 @@ def demo(
     from calligram.device import device_named
     from calligram.evaluation.figures import draw_sheet
     from calligram.evaluation.retrieval import evaluate_retrieval
-    from calligram.recipes.catalog import find_recipe
+    from calligram.recipes.catalog import find_preset
     from calligram.recipes.parts.config import resolve
-    from calligram.recipes.parts.run import RunContext, run_recipe
+    from calligram.recipes.parts.run import RunContext, run_preset
     from calligram.scenes.generate import generate_scenes
     from calligram.training.runs import Run, draw_curves
 
@@ -160,11 +160,11 @@ def demo(
             folder, images=images, seed=seed, size=DEMO_TRAINING_SIDE, splits=splits, track=progress_bar
         )
     console.print(f"[bold]1.[/] {images} scenes with captions: {folder}")
-    recipe = find_recipe("vse")
-    settings = resolve(recipe.defaults, ["epochs=6", f"image.size={DEMO_TRAINING_SIDE}", f"seed={seed}", *(set_ or [])])
+    preset = find_preset("vse")
+    settings = resolve(preset.defaults, ["epochs=6", f"image.size={DEMO_TRAINING_SIDE}", f"seed={seed}", *(set_ or [])])
     run_folder = out / "run"
     context = RunContext(device_named(), track=progress_bar)
-    run_recipe(recipe, settings, collection, run_folder, resume=run_folder.exists(), context=context)
+    run_preset(preset, settings, collection, run_folder, resume=run_folder.exists(), context=context)
     draw_curves(run_folder)
     console.print(f"[bold]2.[/] trained: {run_folder} (curves.png, metrics.jsonl)")
     matcher, inputs = Run.open(run_folder).load()

@@ -36,8 +36,10 @@ VERBS = {
         "words": ("semantics:words", "Train word vectors on captions"),
     },
     "Training": {
-        "list": ("train:list_", "List recipes, matchers, data formats and papers"),
-        "train": ("train:train", "Train a matcher with a recipe"),
+        "list": ("train:list_", "List presets, matchers, terms, data formats and papers"),
+        "show": ("train:show", "Show the settings of a preset"),
+        "copy": ("train:copy", "Copy a preset into a TOML file"),
+        "train": ("train:train", "Train a matcher with a preset"),
         "mine": ("mine:mine", "Store the hardest negatives of a split"),
         "export": ("train:export", "Write a matcher as ONNX files"),
     },

@@ -20,14 +20,21 @@ if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.models.matcher import Matcher
 
 
+RANKED_BATCHES = 20
+"""number of random batches whose hardest negatives are ranked"""
+
+
 def mine(
     run: Annotated[
         Path, typer.Argument(help="Folder of a run, or folder or hub name of a dual encoder of transformers.")
     ],
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     out: Annotated[Path, typer.Option(help="Folder for the negatives.")],
-    texts: Annotated[int, typer.Option(min=1, help="Hard texts to keep per image.")] = 300,
-    images: Annotated[int, typer.Option(min=1, help="Hard images to keep per text.")] = 60,
+    share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of all texts, or images, to keep per item; at least 10 items.")
+    ] = 0.002,
+    texts: Annotated[int | None, typer.Option(min=1, help="Hard texts to keep per image, instead of --share.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Hard images to keep per text, instead of --share.")] = None,
     split: Annotated[str, typer.Option(help="train, dev, test or all.")] = "train",
     precision: Annotated[
         Literal["fp32", "bf16"], typer.Option(help="bf16 rounds the vectors and sums in fp32; for cosines only.")
@@ -41,7 +48,7 @@ def mine(
     batch: Annotated[int, typer.Option(min=2, help="Images per random batch.")] = 128,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
-    """Score a whole split and store the hardest negatives by ids, for recipe aoq."""
+    """Score a whole split and store the hardest negatives by ids, for the term offline of preset aoq."""
     from calligram.data.collection import Collection
     from calligram.device import device_named
     from calligram.evaluation.encode import encode_pairing, load_pairing
@@ -63,6 +70,7 @@ def mine(
         encoded=encoded,
         texts=texts,
         images=images,
+        share=share,
         precision=precision,
         ignore_also_true=ignore_also_true,
         track=progress_bar,
@@ -71,14 +79,19 @@ def mine(
         "run": stored.fingerprint, "collection": source.name, "content": source.fingerprint, "split": split,
         "precision": precision, "ignore_also_true": ignore_also_true,
     }  # fmt: skip
-    both = _ranks(matcher, encoded, pairing, batch) if ranks else None
+    # A few batches suffice to say how useful the lists are; scores of pairs take long.
+    lengths = int(found.texts.shape[1]), int(found.images.shape[1])
+    count = RANKED_BATCHES if ranks or not matcher.scoring.reranks else 1
+    both = _ranks(matcher, encoded, pairing, batch, lengths, count)
     if both is not None:
         about["online_ranks"] = {"batch": batch, "texts": both[0].as_dict(), "images": both[1].as_dict()}
     replace(found, about=about).save(out)
     _print_lists(found, out)
     if both is not None:
+        _print_harder(both, batch)
+    if both is not None and ranks:
         _print_ranks(both, batch)
-    train = command("calligram", "train", "aoq", collection, "--out", "RUN", "--set", f"negatives={out}")
+    train = command("calligram", "train", "aoq", collection, "--out", "RUN", "--set", f"offline.negatives={out}")
     console.print(f"train with them: {train}", markup=False, soft_wrap=True)
     if ranks and both is None:  # at the end, because the lists are stored in any case
         raise _too_few(pairing, f"split {split} of {source.name}", out)
@@ -99,22 +112,31 @@ def _too_few(pairing: Pairing, where: str, out: Path) -> UserError:
 
 
 def _ranks(
-    matcher: Matcher, encoded: EncodedPairing, pairing: Pairing, batch: int
+    matcher: Matcher, encoded: EncodedPairing, pairing: Pairing, batch: int, lengths: tuple[int, int], count: int
 ) -> tuple[OnlineRanks, OnlineRanks] | None:
-    """Ranks of the hardest texts and images of twenty random batches; None if there are too few images or texts."""
+    """Ranks of the hardest texts and images of random batches; None if there are too few images or texts."""
     from calligram.evaluation.mine import online_ranks
     from calligram.training.batches.batch import PairSampler
 
     if min(_matched(pairing)) < 2:
         return None
-    batches = PairSampler(pairing.matches, min(batch, len(pairing.visuals)), 0, per_image=True).epoch(0)[:20]
-    return online_ranks(matcher, encoded, pairing.matches, batches, track=progress_bar)
+    batches = PairSampler(pairing.matches, min(batch, len(pairing.visuals)), 0, per_image=True).epoch(0)[:count]
+    return online_ranks(matcher, encoded, pairing.matches, batches, lengths=lengths, track=progress_bar)
 
 
 def _print_lists(found: NegativeLists, out: Path) -> None:
     console.print(
         f"{found.texts.shape[1]} texts for each of {len(found.texts)} images and {found.images.shape[1]} images for "
         f"each of {len(found.images)} texts: {out}",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _print_harder(both: tuple[OnlineRanks, OnlineRanks], batch: int) -> None:
+    texts, images = (f"{100 * found.harder:.0f}%" for found in both)
+    console.print(
+        f"a text drawn from a list is harder than the hardest one of {batch} images in {texts} of draws, an image in "
+        f"{images}; shorter lists (--share) hold harder negatives",
         markup=False, soft_wrap=True,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""``calligram train``, ``calligram list`` and ``calligram export``."""
+"""``calligram train``, ``list``, ``show``, ``copy`` and ``export``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from calligram.cli.screen import console, progress_bar, show_spinner
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help='Name of a recipe; "calligram list" lists them.')],
+    preset: Annotated[
+        str, typer.Argument(help='Name of a preset; "calligram list" lists them. Or a TOML file of "calligram copy".')
+    ],
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     out: Annotated[Path, typer.Option(help="Folder for the run.")],
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting, as key=value; may be repeated.")] = None,
@@ -24,18 +26,18 @@ def train(
     """Train a matcher. The run folder gets the settings, metrics, curves, the best matcher and the last state."""
     from calligram.data.collection import Collection
     from calligram.device import device_named
-    from calligram.recipes.catalog import find_recipe
+    from calligram.recipes.catalog import find_preset
     from calligram.recipes.parts.config import resolve
-    from calligram.recipes.parts.run import RunContext, run_recipe
+    from calligram.recipes.parts.run import RunContext, run_preset
     from calligram.training.distributed import Processes
     from calligram.training.runs import draw_curves
 
-    chosen = find_recipe(recipe)
+    chosen = find_preset(preset)
     settings = resolve(chosen.defaults, set_ or [], config)
     processes = Processes.join()
     context = RunContext(device_named(device), processes, progress_bar)
     try:
-        best = run_recipe(chosen, settings, Collection.open(collection), out, resume=resume, context=context)
+        best = run_preset(chosen, settings, Collection.open(collection), out, resume=resume, context=context)
     except KeyboardInterrupt:
         if processes.first and (out / "state").is_dir():
             console.print(f"stopped; the same command with --resume continues {out}", markup=False, soft_wrap=True)
@@ -54,23 +56,21 @@ def train(
         console.print(f"measure it with {measure}", markup=False, soft_wrap=True)
 
 
-def list_(
-    recipe: Annotated[str | None, typer.Argument(help="Show every setting of this recipe.")] = None,
-) -> None:
-    """List recipes, matchers, data formats and papers, or the settings of one recipe."""
-    if recipe is not None:
-        _settings(recipe)
-        return
+def list_() -> None:
+    """List presets, matchers, terms, data formats and papers."""
     from calligram.data.readers.catalog import READERS
     from calligram.models.catalog import MATCHERS
-    from calligram.recipes.catalog import RECIPES
+    from calligram.recipes.catalog import PRESETS
+    from calligram.recipes.parts.terms import TERMS
     from calligram.studies.catalog import STUDIES
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, found in RECIPES.items():
-        table.add_row("recipe", name, found.description)
+    for name, preset in PRESETS.items():
+        table.add_row("preset", name, preset.description)
     for name, kind in MATCHERS.items():
-        table.add_row("matcher", name, (kind.matcher.__doc__ or "").splitlines()[0])
+        table.add_row("matcher", name, _first_line(kind.matcher))
+    for name, term in TERMS.items():
+        table.add_row("term", name, _first_line(term))
     for name in READERS:
         table.add_row("format", name, f"calligram import {name} SOURCE DEST")
     for name, study in STUDIES.items():
@@ -80,17 +80,53 @@ def list_(
     console.print(table)
 
 
-def _settings(name: str) -> None:
-    from calligram.recipes.catalog import find_recipe
-    from calligram.recipes.parts.config import settings_fields
+def _first_line(kind: type) -> str:
+    return (kind.__doc__ or "").splitlines()[0]
 
-    table = Table(title=f"settings of {name}: --set KEY=VALUE", title_justify="left", box=None)
-    for heading in ("key", "default", "meaning"):
+
+def show(
+    preset: Annotated[str, typer.Argument(help="Name of a preset, or a TOML file.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting, as key=value; may be repeated.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Also show settings that few users change.")] = False,
+) -> None:
+    """Show the settings of a preset: those that have an effect with the values of the others."""
+    from calligram.recipes.catalog import find_preset
+    from calligram.recipes.parts.config import resolve, shown_settings
+
+    chosen = find_preset(preset)
+    settings = resolve(chosen.defaults, set_ or [])
+    found = shown_settings(settings, chosen.recipe.settings_class(), rare=all_)
+    console.print(f"{chosen.name}: {chosen.description}", markup=False, soft_wrap=True)
+    table = Table(title="--set KEY=VALUE", title_justify="left", box=None)
+    for heading in ("key", "value", "meaning"):
         table.add_column(heading)
-    for field in settings_fields(find_recipe(name).defaults):
-        default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else str(field.default)
-        table.add_row(field.key, default or "''", field.description)
+    for setting in found:
+        value = ",".join(map(str, setting.default)) if isinstance(setting.default, tuple) else str(setting.default)
+        table.add_row(setting.key, value or "''", setting.description)
     console.print(table)
+    hidden = len(shown_settings(settings, chosen.recipe.settings_class(), rare=True)) - len(found)
+    if hidden:
+        console.print(f"{hidden} further settings: calligram show {preset} --all", markup=False)
+
+
+def copy(
+    preset: Annotated[str, typer.Argument(help="Name of a preset.")],
+    file: Annotated[Path, typer.Argument(help="TOML file to write; give it to calligram train.")],
+) -> None:
+    """Copy a preset into a TOML file of your own."""
+    from calligram.errors import UserError
+    from calligram.recipes.catalog import find_preset
+
+    source = find_preset(preset).file
+    if file.suffix != ".toml":
+        raise UserError(f"{file} must end in .toml, so that calligram train reads it as a file")
+    if file.exists():
+        raise UserError(f"{file} exists already; give another name")
+    assert source is not None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    console.print(f"{file} is a copy of {preset}; train it with: calligram train {file} COLLECTION --out RUN",
+                  markup=False, soft_wrap=True)  # fmt: skip
 
 
 def export(

@@ -24,6 +24,10 @@ from calligram.vectors import unit_length
 
 Ints = NDArray[np.int64]
 
+LIST_SHARE = 0.002
+"""default length of a list as a share of all candidates: the 300 texts of the paper among the captions of Flickr30K"""
+MIN_LIST_LENGTH = 10
+"""smallest length of a list that is a share of the candidates"""
 FIRST_RANKS = 100
 """number of first ranks; the paper counts ranks among the first hundred"""
 TILE_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
@@ -41,14 +45,23 @@ class BestCandidates(NamedTuple):
     """(A, k)"""
 
 
+def list_length(given: int | None, share: float, candidates: int) -> int:
+    """Return the length of a list of mined negatives: a given one, or a share of all candidates (aoq, Sec. 4.2).
+
+    Longer lists hold negatives that are easier than the hardest one of a batch.
+    """
+    return given or max(MIN_LIST_LENGTH, round(share * candidates))
+
+
 def mine_pairing(
     matcher: Matcher,
     inputs: Inputs,
     pairing: Pairing,
     *,
     encoded: EncodedPairing | None = None,
-    texts: int = 300,
-    images: int = 60,
+    texts: int | None = None,
+    images: int | None = None,
+    share: float = LIST_SHARE,
     precision: Precision = "fp32",
     ignore_also_true: bool = False,
     track: Track = silent,
@@ -56,6 +69,8 @@ def mine_pairing(
     """Encode a pairing and mine its hard negatives (aoq, Sec. 3.2); the lists hold its ids.
 
     Args:
+        texts: length of the lists of images; None for a share of all texts.
+        images: length of the lists of texts; None for a share of all images.
         encoded: encodings of the pairing, if they are computed already.
         ignore_also_true: leave out pairs that are known to be true without being annotated.
     """
@@ -68,7 +83,13 @@ def mine_pairing(
     if ignore_also_true and pairing.also_true is not None:
         excluded = excluded.plus(pairing.also_true)
     of_images, of_texts = mine_negatives(
-        matcher, encoded, excluded, texts=texts, images=images, precision=precision, track=track
+        matcher,
+        encoded,
+        excluded,
+        texts=list_length(texts, share, len(pairing.texts)),
+        images=list_length(images, share, len(pairing.visuals)),
+        precision=precision,
+        track=track,
     )
     return NegativeLists(
         of_images.cpu().numpy().astype(np.int32), of_texts.cpu().numpy().astype(np.int32),
@@ -235,6 +256,8 @@ class OnlineRanks:
     """expected mean for random batches"""
     expected_within: float
     anchors: int
+    harder: float = 0.0
+    """share of draws from a list that are harder than the hardest negative of the batch"""
 
     def as_dict(self) -> dict[str, float]:
         """Return JSON values."""
@@ -243,12 +266,19 @@ class OnlineRanks:
 
 @torch.no_grad()
 def online_ranks(
-    matcher: Matcher, encoded: EncodedPairing, matches: Matches, batches: Sequence[Ints], *, track: Track = silent
+    matcher: Matcher,
+    encoded: EncodedPairing,
+    matches: Matches,
+    batches: Sequence[Ints],
+    *,
+    lengths: tuple[int, int] = (1, 1),
+    track: Track = silent,
 ) -> tuple[OnlineRanks, OnlineRanks]:
     """Rank the hardest negative of each anchor in its batch among all its negatives in the split (aoq, Sec. 1).
 
     Args:
         batches: (N, 2) rows of images and texts that share a batch.
+        lengths: lengths of the mined lists of images and of texts.
 
     Returns:
         Ranks of texts for image anchors, and of images for text anchors.
@@ -263,7 +293,7 @@ def online_ranks(
         by_text = matcher.score(encoded.images, encoded.texts.rows(of_texts)).float().cpu().numpy().T
         found[0].extend(_ranked(by_image, images, texts, matches))
         found[1].extend(_ranked(by_text, texts, images, transposed))
-    return _summary(found[0]), _summary(found[1])
+    return _summary(found[0], lengths[0]), _summary(found[1], lengths[1])
 
 
 @dataclass(frozen=True)
@@ -295,7 +325,7 @@ def _ranked(scores: NDArray[np.floating], anchors: Ints, batch: Ints, matches: M
     return out
 
 
-def _summary(ranked: Sequence[_RankedNegatives]) -> OnlineRanks:
+def _summary(ranked: Sequence[_RankedNegatives], length: int) -> OnlineRanks:
     if not ranked:
         raise ValueError("no anchor has a negative in its batch")
     ranks = np.array([s.rank for s in ranked])
@@ -306,6 +336,8 @@ def _summary(ranked: Sequence[_RankedNegatives]) -> OnlineRanks:
         float(np.mean([expected_rank(s.negatives, s.drawn) for s in ranked])),
         float(np.mean([chance_within(FIRST_RANKS, s.negatives, s.drawn) for s in ranked])),
         len(ranked),
+        # The items of a list have the ranks 1 to its length, and those before the rank of the batch are harder.
+        float(np.mean(np.minimum(ranks - 1, length) / length)),
     )
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def info_nce(scores: Tensor, target: Tensor, temperature: Tensor | float) -> Tensor:
+def info_nce(scores: Tensor, target: Tensor, temperature: Tensor | float = 0.07) -> Tensor:
     """Mean over anchors (rows) of the cross entropy between softmax(scores / temperature) and their positives.
 
     An anchor with several positives P has a uniform target over them: -1/|P| sum_p log softmax(s)_p. With one positive

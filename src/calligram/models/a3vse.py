@@ -16,6 +16,8 @@ from calligram.models.matcher import EmbeddingMatcher, Encoded
 class A3VSESettings(TwoTowerSettings):
     """Settings of both towers and of the attention; the paper has dim 512 and an LSTM (a3vse, Sec. 4.3)."""
 
+    regions = True
+
     attention: Annotated[
         Literal["context", "mean"], "weights of regions and words: by their context, or all equal (mean)"
     ] = "context"

@@ -17,6 +17,9 @@ from calligram.models.scan import FragmentMatcher
 class BFANSettings(TwoTowerSettings):
     """Settings of both towers and of the focal attention."""
 
+    regions = True
+    reranks = True
+
     focal: Annotated[
         Literal["equal", "prob"],
         "relevant parts: attention above the mean (equal), or above a mean weighted by confidence (prob)",

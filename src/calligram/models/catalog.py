@@ -81,6 +81,24 @@ class MatcherCatalog(Catalog[MatcherEntry]):
             '@calligram.matcher("NAME") above the class'
         )
 
+    def name_of_settings(self, settings_type: type[Any]) -> str:
+        """Return the name of the matcher that has this settings class.
+
+        Raises:
+            UserError: when no matcher of the table has it.
+        """
+        for name, entry in self._registered.items():
+            if entry.settings is settings_type:
+                return name
+        for name, reference in self.references.items():
+            module, _, own = reference.split(":")
+            if (module, own) == (settings_type.__module__, settings_type.__qualname__):
+                return name
+        for name in entry_points_of(self.group):
+            if self[name].settings is settings_type:
+                return name
+        raise UserError(f"no matcher has the settings class {settings_type.__qualname__}")
+
 
 def matcher(name: str, *, settings: type[Any] | None = None) -> Callable[[type[M]], type[M]]:
     """Return a class decorator that makes a ``Matcher`` known under a name, so that it can be saved and loaded.

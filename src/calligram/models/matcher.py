@@ -81,6 +81,18 @@ class Matcher(nn.Module):
         return int(self.settings.dim)
 
     @property
+    def scoring(self):  # replaced by the branch towers
+        """Kind of the score."""
+        from types import SimpleNamespace
+
+        return SimpleNamespace(reranks=self.reranks, bounded=type(self).__name__ != "TwoBranchSimilarity")
+
+    @property
+    def part_size(self) -> int:
+        """Size of the parts of an image in training; of its vector where the matcher has no parts."""
+        return self.vector_size
+
+    @property
     def attends(self) -> frozenset[QuerySide]:
         """Which parts attend to the other modality in the score; empty when the score compares one vector with one
         vector.

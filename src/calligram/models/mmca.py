@@ -25,6 +25,9 @@ MAX_STACKED_ITEMS = 2
 class MMCASettings(TwoTowerSettings):
     """Settings of both towers and both modules; the paper has dim 256 (mmca, Sec. 4.2)."""
 
+    regions = True
+    reranks = True
+
     heads: Annotated[int, "number of heads of each Transformer unit; dim must be a multiple of it", (1, 1000)] = 16
     filters: Annotated[int, "number of filters for each window of one, two and three words", (1, 65536)] = 256
     alpha: Annotated[float, "weight of the attention between image and text; 0 for none", (0, 1000)] = 0.2
@@ -158,6 +161,11 @@ class MMCA(Matcher):
         self.regions = TransformerUnit(settings.dim, settings.heads)
         self.ngrams = NgramText(self.text.state_size, settings.filters, settings.dim)
         self.pairs = PairModule(settings.dim, settings.heads, settings.filters)
+
+    @property
+    def part_size(self) -> int:
+        """Size of the regions."""
+        return self.settings.dim
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode features (N, R, D) of regions or cells, or pixels (N, 3, H, W), as i_0 (mmca, Eq. 5) and R."""

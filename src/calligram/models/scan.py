@@ -41,6 +41,11 @@ class FragmentMatcher(Matcher):
         self.project = joint_projection(self.image.size, settings.dim)
         self.text = text_tower(settings.text, settings.dim)
 
+    @property
+    def part_size(self) -> int:
+        """Size of the regions."""
+        return self.settings.dim
+
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode features (N, R, D) or (N, D), or pixels (N, 3, H, W)."""
         features, real = self.image.parts(images, mask)
@@ -102,6 +107,9 @@ def _encode_parts(parts: Tensor, real: Tensor) -> Encoded:
 @dataclass(frozen=True)
 class SCANSettings(TwoTowerSettings):
     """Settings of both towers and of the attention; the defaults are those of the release for t-i LSE."""
+
+    regions = True
+    reranks = True
 
     direction: Annotated[
         Literal["t2i", "i2t"], "direction of attention: words attend to regions (t2i), or regions to words (i2t)"

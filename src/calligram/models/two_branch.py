@@ -96,6 +96,8 @@ class TwoBranchSimilaritySettings(TwoBranchSettings):
     Three layers gave the best results (two-branch, Sec. 3.3).
     """
 
+    reranks = True
+
     heads: Annotated[int, "number of FC layers after the element-wise product", (1, 3)] = 3
 
 

@@ -17,6 +17,8 @@ from calligram.models.matcher import EmbeddingMatcher, Encoded
 class VSRNSettings(TwoTowerSettings):
     """Settings of both towers, the reasoning and the pooling; the release's sizes are 2048."""
 
+    regions = True
+
     layers: Annotated[int, "number of reasoning layers", (0, 100)] = 4
     norm: Annotated[
         Literal["regions", "features"],
@@ -76,6 +78,11 @@ class VSRN(EmbeddingMatcher):
             self.reader = nn.GRU(settings.dim, settings.dim, batch_first=True)
         self.norm = nn.BatchNorm1d(settings.dim) if settings.batch_norm else nn.Identity()
         self.text = text_tower(settings.text, settings.dim)
+
+    @property
+    def part_size(self) -> int:
+        """Size of the regions."""
+        return self.settings.dim
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode features (N, R, D) in the order of the detector, or pixels (N, 3, H, W)."""

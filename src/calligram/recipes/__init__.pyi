@@ -1,5 +1,9 @@
 from calligram.recipes import parts as parts
+from calligram.recipes.catalog import Preset as Preset
 from calligram.recipes.catalog import Recipe as Recipe
-from calligram.recipes.catalog import find_recipe as find_recipe
-from calligram.recipes.parts.run import run_recipe as run_recipe
-from calligram.recipes.parts.run import train_recipe as train_recipe
+from calligram.recipes.catalog import find_preset as find_preset
+from calligram.recipes.fit import LossTerm as LossTerm
+from calligram.recipes.pairs import PairsSettings as PairsSettings
+from calligram.recipes.parts.run import run_preset as run_preset
+from calligram.recipes.parts.run import train_preset as train_preset
+from calligram.recipes.phrases import PhrasesSettings as PhrasesSettings

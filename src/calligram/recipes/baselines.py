@@ -31,8 +31,7 @@ from calligram.models.tags import TagMatcher, TagSettings
 from calligram.progress import Track
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import RunSettings
-from calligram.recipes.parts.text_vectors import VectorTextSettings, fitted_text
-from calligram.recipes.parts.towers import ImageSettings, image_input, need_features
+from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers, need_features
 from calligram.training.loop import Evaluate, Loop
 
 log = logging.getLogger(__name__)
@@ -42,40 +41,50 @@ COVARIANCE_PAIRS = 2048
 
 
 @dataclass(frozen=True)
-class CCARecipe(RunSettings):
-    """Settings of ``cca``."""
+class CCAFit:
+    """Settings of the fit of CCA."""
 
-    dim: Annotated[int, "number of canonical directions that are kept; 0 for all", (0, 65536)] = 0
     eta: Annotated[
         tuple[float, ...],
         "regularization, as shares of the largest variance; the best value of each modality is selected on dev",
         (0, 1000),
     ] = (1e-4, 1e-3, 1e-2, 1e-1)
-    image: ImageSettings = field(default_factory=ImageSettings)
-    text: VectorTextSettings = field(default_factory=VectorTextSettings)
 
     def __post_init__(self) -> None:
         if not self.eta:
-            raise UserError("eta needs at least one value, such as 0.001")
+            raise UserError("cca.eta needs at least one value, such as 0.001")
+
+
+@dataclass(frozen=True)
+class CCARunSettings(RunSettings):
+    """Settings of recipe ``cca``."""
+
+    dim: Annotated[int, "number of canonical directions that are kept; 0 for all", (0, 65536)] = 0
+    cca: CCAFit = field(default_factory=CCAFit)
+    image: ImageSettings = field(default_factory=ImageSettings)
+    text: TextSettings = field(default_factory=lambda: TextSettings(network="vectors"))
+
+    def __post_init__(self) -> None:
         if self.image.train:
             raise UserError("recipe cca fits features and trains no network; leave image.train=false")
+        if self.text.encoder or self.text.network != "vectors":
+            raise UserError("recipe cca fits text vectors; leave text.network=vectors and give no text.encoder")
 
 
-def plan_cca(settings: CCARecipe, collection: Collection, context: RunContext) -> Plan:
+def plan_cca(settings: CCARunSettings, collection: Collection, context: RunContext) -> Plan:
     """Return inputs, and a fit instead of stages."""
-    need_features(settings.image)
+    need_features(settings.image, "recipe cca")
     train = collection.sentences("train").join_equal_texts()
-    backbone = Backbone.load(settings.image.backbone).to(context.device) if settings.image.backbone else None
-    text = fitted_text(settings.text, train.texts.strings, context.track, train.visuals.pictures.cache)
-    inputs = Inputs(image_input(settings.image, backbone), text)
+    towers = Towers(settings.image, settings.text, train, context)
+    inputs, eta = towers.inputs, settings.cca.eta
 
     def fit(evaluate: Evaluate) -> Matcher:
         covariance = Covariance()
         for images, texts in matching_vectors(inputs, train, context.track):
             covariance.add(images, texts)
-        return select_cca(covariance, settings.dim, settings.eta, evaluate, "rsum", context.device)
+        return select_cca(covariance, settings.dim, eta, evaluate, "rsum", context.device)
 
-    return Plan(CCA(CCASettings(1, text.dim, 1, settings.eta[0])), inputs, (), Loop(settings.seed), fit)
+    return Plan(CCA(CCASettings(1, towers.architectures[1].state_dim, 1, eta[0])), inputs, (), Loop(settings.seed), fit)
 
 
 def select_cca(
@@ -114,7 +123,7 @@ def matching_vectors(inputs: Inputs, pairing: Pairing, track: Track) -> Iterator
 
 
 @dataclass(frozen=True)
-class TagsRecipe(RunSettings):
+class TagsSettings(RunSettings):
     """Settings of ``tags``, which compares labels of a classifier with the words of a text (a3vse, Sec. 4.2)."""
 
     backbone: Annotated[str, "folder or hub name of a vision model with a classifier and its labels"] = ""
@@ -125,7 +134,7 @@ class TagsRecipe(RunSettings):
     min_probability: Annotated[float, "smallest probability of a label that counts", (0, 1)] = 0.0
 
 
-def plan_tags(settings: TagsRecipe, collection: Collection, context: RunContext) -> Plan:
+def plan_tags(settings: TagsSettings, collection: Collection, context: RunContext) -> Plan:
     """Return the matcher and its inputs; nothing is trained and no caption is used."""
     del collection
     if not settings.backbone:

@@ -1,27 +1,33 @@
-"""The recipes by name. A recipe's module is imported when its settings or its plan are used."""
+"""Recipes and presets. A recipe is a program with settings; a preset is a recipe with values for its settings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calligram.errors import unknown
+from calligram.errors import UserError, unknown
+from calligram.lazy import entry_points_of
 
 if TYPE_CHECKING:
     from calligram.data.collection import Collection
     from calligram.recipes.parts.run import Plan, RunContext
 
+PRESETS_FOLDER = Path(__file__).parent / "presets"
+PRESET_KEYS = ("description", "recipe", "base")
+"""keys of a preset file that are not settings"""
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """A named way to make a matcher from a collection."""
+    """A way to make a matcher from a collection. Its module is imported when its settings or its plan are used."""
 
     name: str
-    description: str
     module: str
-    """in ``calligram.recipes``"""
     settings: str
     """name of the settings class in that module"""
     planner: str = "plan"
@@ -30,103 +36,116 @@ class Recipe:
     """whether it needs captioned images in train, and in dev to select a checkpoint"""
 
     @property
-    def defaults(self) -> Any:
-        """The settings with their default values."""
-        return self._load(self.settings)()
+    def settings_class(self) -> type[Any]:
+        """The class of its settings."""
+        return getattr(import_module(self.module), self.settings)  # type: ignore[no-any-return]
 
     @property
     def plan(self) -> Callable[[Any, Collection, RunContext], Plan]:
         """The function that makes the plan of a run."""
-        return self._load(self.planner)  # type: ignore[no-any-return]
-
-    def _load(self, name: str) -> Any:
-        return getattr(import_module(f"calligram.recipes.{self.module}"), name)
+        return getattr(import_module(self.module), self.planner)  # type: ignore[no-any-return]
 
 
 RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        Recipe(
-            "vse",
-            "joint embedding of an image network and a GRU, triplet or InfoNCE loss (vse++)",
-            "pairs", "VSERecipe", "plan_vse",
-        ),
-        Recipe(
-            "pretrained",
-            "dual encoder of transformers (CLIP, SigLIP, ...), as it is or fine-tuned",
-            "pairs", "PretrainedRecipe", "plan_pretrained",
-        ),
-        Recipe(
-            "dual-path",
-            "image CNN and text CNN in two stages: instance loss, then also ranking loss end to end (dual-path)",
-            "dual_path", "DualPathRecipe",
-        ),
-        Recipe(
-            "fragments",
-            "matcher of image regions (or grid cells) and words: scan, bfan, vsrn, a3vse or mmca",
-            "pairs", "FragmentsRecipe", "plan_fragments",
-        ),
-        Recipe(
-            "ensemble",
-            "mean of the scores of several runs; the published numbers of scan, bfan and vsrn use two models",
-            "ensemble", "EnsembleRecipe", "plan_ensemble", learns=False,
-        ),
-        Recipe(
-            "aoq",
-            "any matcher, trained in two rounds with online and mined offline negatives (aoq)",
-            "aoq", "AOQRecipe",
-        ),
-        Recipe(
-            "a3vse",
-            "any matcher, trained on few captions, on pseudo pairs of uncaptioned images, and adversarially (a3vse)",
-            "a3vse", "A3VSERecipe",
-        ),
-        Recipe(
-            "best",
-            "backbone and text encoder trained end to end, with one matcher or an ensemble (mmca, vse, ...) on top",
-            "best", "BestRecipe",
-        ),
-        Recipe(
-            "distil",
-            "matcher of vectors, distilled from the scores of another run such as mmca",
-            "distil", "DistilRecipe",
-        ),
-        Recipe(
-            "two-branch",
-            "embedding network: image features and text vectors through two branches, ranking loss (two-branch)",
-            "two_branch", "TwoBranchRecipe",
-        ),
-        Recipe(
-            "two-branch-similarity",
-            "similarity network: the same branches, their product scored by FC layers, logistic loss (two-branch)",
-            "two_branch", "TwoBranchSimilarityRecipe", "plan_similarity",
-        ),
-        Recipe(
-            "two-branch-phrases",
-            "two branches for regions and phrases, for phrase localization (two-branch)",
-            "phrases", "PhrasesRecipe",
-        ),
-        Recipe(
-            "combined",
-            "weighted sum of the distances of an image-sentence run and a region-phrase run (two-branch, Eq. 8)",
-            "ensemble", "CombinedRecipe", "plan_combined",
-        ),
-        Recipe(
-            "tags",
-            "labels of a classifier compared with the words of a text, no captions needed (baseline of a3vse)",
-            "baselines", "TagsRecipe", "plan_tags", learns=False,
-        ),
-        Recipe(
-            "cca",
-            "canonical correlation analysis in one pass (baseline of two-branch)",
-            "baselines", "CCARecipe", "plan_cca",
-        ),
+        Recipe("pairs", "calligram.recipes.pairs", "PairsSettings"),
+        Recipe("phrases", "calligram.recipes.phrases", "PhrasesSettings"),
+        Recipe("cca", "calligram.recipes.baselines", "CCARunSettings", "plan_cca"),
+        Recipe("tags", "calligram.recipes.baselines", "TagsSettings", "plan_tags", learns=False),
+        Recipe("ensemble", "calligram.recipes.ensemble", "EnsembleRunSettings", "plan_ensemble", learns=False),
+        Recipe("combined", "calligram.recipes.ensemble", "CombinedSettings", "plan_combined"),
     )
-}  # fmt: skip
+}
 
 
-def find_recipe(name: str) -> Recipe:
-    """Return a recipe by name; the error for an unknown name suggests the nearest one."""
-    if name not in RECIPES:
-        raise unknown("recipe", name, RECIPES)
-    return RECIPES[name]
+@dataclass(frozen=True)
+class Preset:
+    """A recipe with values for its settings, read from a TOML file."""
+
+    name: str
+    description: str
+    recipe: Recipe
+    values: tuple[tuple[str, object], ...] = ()
+    """settings that differ from the defaults of the recipe, by dotted key"""
+    file: Path | None = None
+
+    @cached_property
+    def defaults(self) -> Any:
+        """The settings with the values of the preset."""
+        from calligram.recipes.parts.config import with_values
+
+        try:
+            return with_values(self.recipe.settings_class(), self.values)
+        except UserError as error:
+            raise UserError(f"preset {self.name}: {error}") from error
+
+    @property
+    def plan(self) -> Callable[[Any, Collection, RunContext], Plan]:
+        """The function that makes the plan of a run."""
+        return self.recipe.plan
+
+    @property
+    def learns(self) -> bool:
+        """Whether it needs captioned images."""
+        return self.recipe.learns
+
+
+class Presets(Mapping[str, Preset]):
+    """Presets by name: files of the package, and files that installed packages declare as entry points."""
+
+    def __getitem__(self, name: str) -> Preset:
+        file = PRESETS_FOLDER / f"{name}.toml"
+        if file.is_file() and file.parent == PRESETS_FOLDER:
+            return read_preset(file)
+        declared = entry_points_of("calligram.presets")
+        if name in declared:
+            module, _, attribute = declared[name].partition(":")
+            return read_preset(Path(getattr(import_module(module), attribute)), name)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        names = [file.stem for file in sorted(PRESETS_FOLDER.glob("*.toml"))]
+        return iter((*names, *(name for name in entry_points_of("calligram.presets") if name not in names)))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+PRESETS = Presets()
+
+
+def find_preset(name: str) -> Preset:
+    """Return a preset by name, or from a TOML file by its path; the error for an unknown name suggests the nearest one.
+
+    Raises:
+        UserError: when there is no such preset or file.
+    """
+    if name.endswith(".toml"):
+        return read_preset(Path(name))
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise unknown("preset", name, PRESETS) from None
+
+
+def read_preset(file: Path, name: str = "") -> Preset:
+    """Read a preset from a TOML file: ``description``, ``recipe`` or ``base`` (another preset), and settings."""
+    from calligram.recipes.parts.config import flatten
+
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"preset {file} could not be read: {error}") from error
+    own = {key: value for key, value in content.items() if key not in PRESET_KEYS}
+    base = find_preset(str(content["base"])) if "base" in content else None
+    recipe = str(content.get("recipe", base.recipe.name if base else "pairs"))
+    if recipe not in RECIPES:
+        raise unknown("recipe", recipe, RECIPES)
+    values = flatten(own)
+    if base is not None:
+        # A preset with stages of its own has no stages of its base.
+        kept = [v for v in base.values if "stages" not in own or not v[0].startswith("stages.")]
+        values = [*kept, *values]
+    description = str(content.get("description", base.description if base else ""))
+    return Preset(name or file.stem, description, RECIPES[recipe], tuple(values), file)

@@ -26,7 +26,7 @@ from calligram.training.runs import load_run
 
 
 @dataclass(frozen=True)
-class EnsembleRecipe(RunSettings):
+class EnsembleRunSettings(RunSettings):
     """Settings of ``ensemble``."""
 
     runs: Annotated[tuple[str, ...], "folders of runs with the same inputs, separated by commas"] = ()
@@ -37,7 +37,7 @@ class EnsembleRecipe(RunSettings):
         return {f"runs[{place}]": run for place, run in enumerate(self.runs)}
 
 
-def plan_ensemble(settings: EnsembleRecipe, collection: Collection, context: RunContext) -> Plan:
+def plan_ensemble(settings: EnsembleRunSettings, collection: Collection, context: RunContext) -> Plan:
     """Return the ensemble of all runs, with the inputs that they share."""
     del collection, context
     if len(settings.runs) < 2:
@@ -78,14 +78,14 @@ def _differing_inputs(run: Path, other: Path) -> str:
     if parts[0] != parts[1]:
         message += (
             ". From a backbone that is not trained, vse and dual-path take one vector, and matchers of regions and "
-            "words take the cells of its grid: train the backbone with image.train=true, or train the ensemble members "
-            "together with recipe best"
+            "words take the cells of its grid: train the backbone with image.train=true, or train the members "
+            "together, with several names in matcher="
         )
     return message
 
 
 @dataclass(frozen=True)
-class CombinedRecipe(RunSettings):
+class CombinedSettings(RunSettings):
     """Settings of ``combined``."""
 
     sentences: Annotated[str, "folder of an image-sentence run: two-branch or cca, on image features"] = ""
@@ -103,7 +103,7 @@ class CombinedRecipe(RunSettings):
         return {name: run for name, run in (("sentences", self.sentences), ("phrases", self.phrases)) if run}
 
 
-def plan_combined(settings: CombinedRecipe, collection: Collection, context: RunContext) -> Plan:
+def plan_combined(settings: CombinedSettings, collection: Collection, context: RunContext) -> Plan:
     """Return the combination of both matchers, with the inputs of both."""
     del context
     for name in ("sentences", "phrases"):
@@ -122,7 +122,7 @@ def plan_combined(settings: CombinedRecipe, collection: Collection, context: Run
 
 
 def _join_inputs(
-    sentences: Inputs, phrases: Inputs, image_dim: int, settings: CombinedRecipe, collection: Collection
+    sentences: Inputs, phrases: Inputs, image_dim: int, settings: CombinedSettings, collection: Collection
 ) -> Inputs:
     whole, text = sentences.images, sentences.texts
     if not image_dim or not isinstance(whole, BackboneInput | StoredInput) or not isinstance(text, TextVectorInput):

@@ -1,222 +1,246 @@
-"""Recipes with one loss over image-caption pairs: ``vse``, ``fragments`` and ``pretrained``."""
+"""Program ``pairs``: towers, a matcher, weighted terms and a schedule, trained on images with their captions.
+
+All presets of image-sentence matchers are settings of this program. A run is a composition: any term can be combined
+with any matcher and any towers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 from calligram.data.collection import Collection
+from calligram.data.pairing import Pairing
 from calligram.errors import UserError
-from calligram.features.images.pixels import Augment
-from calligram.models.layers.networks import HeadKind
-from calligram.recipes.parts.instance_classifier import ClassifierSettings, classifier, group_classes
+from calligram.features.inputs import Inputs
+from calligram.models.matcher import Matcher
+from calligram.models.vse import VSESettings
+from calligram.recipes.parts.config import StageSettings, components
 from calligram.recipes.parts.matchers import (
-    FragmentModels,
-    check_fragments,
-    extra_objectives,
-    fragment_matcher,
-    fragment_towers,
+    MATCHER_SETTINGS,
+    PretrainedModel,
+    build_matchers,
+    join_matchers,
+    load_pretrained,
 )
+from calligram.recipes.parts.pseudo_settings import PseudoSettings
 from calligram.recipes.parts.run import Plan, RunContext
-from calligram.recipes.parts.settings import (
-    BatchSize,
-    CandidateSettings,
-    Dim,
-    EMADecay,
-    EpochOf,
-    EpochsWithWarmup,
-    LearningRate,
-    LossKind,
-    Margin,
-    Optimisation,
-    PairedSettings,
-    PairLoss,
-    Temperature,
-    TextsPerImage,
-    TopK,
-    WarmupEpochs,
-    pair_batches,
-    plan_pair_stages,
-)
-from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers, check_towers
-from calligram.training.batches.batch import Batches
-
-RELEASE_OF_SCAN = (
-    "loss=ranking", "top_k=1", "margin=0.2", "warmup_epochs=0", "batch=128", "texts=1", "epoch_of=pairs",
-    "epochs=30", "lr=2e-4", "ema_decay=0", "dim=1024", "text.hidden=1024", "text.word_dim=300", "text.min_count=4",
-    "text.dropout=0", "text.word_dropout=0", "optim.optimizer=adam", "optim.weight_decay=0", "optim.schedule=step",
-    "optim.step_at=0.5", "optim.warmup=0", "optim.clip=2",
-)  # fmt: skip
-"""settings of the release of scan on Flickr30K"""
-MIN_TEMPERATURE = 0.01
-"""InfoNCE keeps its temperature above this value, and does not train a temperature below it (SigLIP starts there)"""
+from calligram.recipes.parts.schedule import Schedule, trained_stages
+from calligram.recipes.parts.setting import RARE
+from calligram.recipes.parts.settings import Dim, LearningRate, Optimisation, TrainedSettings
+from calligram.recipes.parts.terms import TERMS, InfoNCE, Term
+from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers
+from calligram.training.batches.batch import ExtraPairs
+from calligram.training.loop import Evaluate
 
 
 @dataclass(frozen=True)
-class VSERecipe(PairedSettings):
-    """Settings of ``vse``; the defaults suit a small network trained from scratch on a few thousand images."""
+class PairsSettings(TrainedSettings):
+    """Settings of a run; the defaults suit a small network trained from scratch on a few thousand images."""
 
-    epochs: EpochsWithWarmup = 12
-    warmup_epochs: WarmupEpochs = 2
-    batch: BatchSize = 64
-    texts: TextsPerImage = 3
-    epoch_of: EpochOf = "images"
-    loss: LossKind = "infonce"
-    margin: Margin = 0.2
-    top_k: TopK = 1
-    temperature: Temperature = 0.07
-    instance: Annotated[float, "weight of the instance loss of dual-path; 0 for none", (0, 1000)] = 0.0
-    lr: LearningRate = 4e-3
+    not_in_stages: ClassVar[frozenset[str]] = frozenset(
+        ("seed", "precision", "ema_decay", "save_steps", "matcher", "terms", "dim", "shared", "groups")
+    )
+    """settings that hold for the whole run"""
+
+    matcher: Annotated[
+        tuple[Any, ...], "matcher: how two towers give a score; several names for an ensemble that is trained together"
+    ] = components(MATCHER_SETTINGS, "matcher", (VSESettings(),))
     dim: Dim = 256
-    head: Annotated[
-        HeadKind,
-        "layers from image features, or text CNN features, to the joint space: one (linear), or two as in the paper or "
-        "release of dual-path",
-    ] = "linear"
+    shared: Annotated[bool, "share one backbone and one text encoder among the members of an ensemble", RARE] = False
     image: ImageSettings = field(default_factory=ImageSettings)
     text: TextSettings = field(default_factory=TextSettings)
-    classifier: ClassifierSettings = field(default_factory=ClassifierSettings)
-    optim: Optimisation = field(default_factory=Optimisation)
-
-    def __post_init__(self) -> None:
-        check_towers(self.image, self.text)
-
-
-def plan_vse(settings: VSERecipe, collection: Collection, context: RunContext) -> Plan:
-    """Return inputs, matcher and stages."""
-    by_image = collection.sentences("train")
-    train = by_image.join_equal_texts()
-    image, text = settings.image, settings.text
-    towers = Towers(image, text, train, context, dim=settings.dim, head=settings.head)
-    matcher = towers.matcher()
-    classes = group_classes(settings.classifier, by_image, towers, settings.seed) if settings.instance else None
-    batches = pair_batches(settings, train, towers.inputs, context, classes=classes)
-    loss = PairLoss(settings.loss, settings.margin, settings.top_k, settings.warmup_epochs, settings.temperature)
-    weight, optim = settings.instance, settings.optim
-    extra = ((weight, classifier(settings.classifier, towers, matcher, classes)),) if classes else ()
-    stages = plan_pair_stages(loss, settings.epochs, batches, optim, settings.lr, optim.frozen, extra)
-    return Plan(matcher, towers.inputs, stages, settings.loop())
-
-
-@dataclass(frozen=True)
-class FragmentsRecipe(FragmentModels, CandidateSettings, PairedSettings):
-    """Settings of ``fragments``; those of one matcher are named by it (``scan.direction``, ``vsrn.layers``)."""
-
-    presets: ClassVar[Mapping[str, tuple[str, ...]]] = {"ours": (), "release": RELEASE_OF_SCAN}
-
-    preset: Annotated[Literal["ours", "release"], "base settings: ours, or those of the release of scan"] = "ours"
-    matcher: Annotated[Literal["scan", "bfan", "vsrn", "a3vse", "mmca"], "matcher of regions and words"] = "scan"
-    epochs: EpochsWithWarmup = 15
-    warmup_epochs: WarmupEpochs = 1
-    loss: LossKind = "infonce"
-    margin: Margin = 0.2
-    top_k: TopK = 1
-    temperature: Temperature = 0.07
-    lr: LearningRate = 5e-4
-    dim: Dim = 512
-    ema_decay: EMADecay = 0.998
-    image: ImageSettings = field(default_factory=ImageSettings)
-    text: TextSettings = field(
-        default_factory=lambda: TextSettings(
-            word_dim=300, hidden=512, bidirectional=True, dropout=0.2, word_dropout=None, pooling="mean"
-        )
+    groups: Annotated[
+        Literal["image", "identity"],
+        "items that match: an image with its captions (image), or all images and captions of a person (identity)",
+        RARE,
+    ] = "image"
+    batch: Annotated[int, "number of images in a batch, over all processes", (2, 1000000)] = 128
+    texts: Annotated[int, "number of captions of each image in a batch", (1, 1000)] = 1
+    epoch_of: Annotated[
+        Literal["pairs", "images"], "unit of an epoch: every pair once (pairs), or every image once (images)"
+    ] = "pairs"
+    steps: Annotated[int, "number of steps of an epoch; 0 for one pass over the pairs", (0, 1000000), RARE] = 0
+    extra_pairs: Annotated[
+        ExtraPairs,
+        "further pairs in a batch: second texts of the same images (neighbours), as many random pairs, or none",
+        RARE,
+    ] = "none"
+    ignore_also_true: Annotated[
+        bool, "leave out negatives that are known to be true matches; scenes know them", RARE
+    ] = False
+    pseudo: PseudoSettings = field(default_factory=lambda: PseudoSettings(images="none"))
+    terms: Annotated[tuple[Any, ...], "terms of the loss, whose weighted sum is minimised"] = components(
+        TERMS, "term", (InfoNCE(),)
     )
-    optim: Optimisation = field(default_factory=Optimisation)
-
-
-def plan_fragments(settings: FragmentsRecipe, collection: Collection, context: RunContext) -> Plan:
-    """Return inputs, matcher and stages."""
-    image, text = settings.image, settings.text
-    check_fragments(settings.matcher, image, text, settings)
-    train = collection.sentences("train").join_equal_texts()
-    towers = fragment_towers(image, text, train, context, settings.dim)
-    matcher = fragment_matcher(settings.matcher, settings, towers)
-    batches = pair_batches(settings, train, towers.inputs, context)
-    settings.check_candidates(matcher)
-    loss = PairLoss(
-        settings.loss, settings.margin, settings.top_k, settings.warmup_epochs, settings.temperature,
-        candidates=settings,
-    )  # fmt: skip
-    extra, optim = extra_objectives(settings.matcher, settings, towers), settings.optim
-    stages = plan_pair_stages(loss, settings.epochs, batches, optim, settings.lr, optim.frozen, extra)
-    return Plan(matcher, towers.inputs, stages, settings.loop(), dev_depth=settings.dev_candidates(matcher))
-
-
-@dataclass(frozen=True)
-class PretrainedImageSettings:
-    """Settings of images for a dual encoder, which has an input size and a normalization of its own."""
-
-    fit: Annotated[
-        Literal["own", "squash", "crop"],
-        "way to make an image square: that of the model (own), distort it (squash), or keep its middle (crop)",
-    ] = "own"
-    views: Annotated[
-        Literal["one", "flip", "ten"],
-        "views of an image that are averaged at test: the image, also its mirror image (flip), or ten crops (ten)",
-    ] = "one"
-    crop: Annotated[float, "smallest share of an image's area that a random training crop keeps"] = 0.7
-    flip: Annotated[bool, "mirror half of the training images; harmful where captions say left and right"] = False
-    jitter: Annotated[float, "largest random change of brightness, contrast and saturation in training"] = 0.0
-
-
-@dataclass(frozen=True)
-class PretrainedRecipe(PairedSettings):
-    """Settings of ``pretrained``."""
-
-    model: Annotated[str, "folder or hub name of a dual encoder, such as openai/clip-vit-base-patch32"] = ""
-    epochs: Annotated[int, "number of epochs; 0 for the model without fine-tuning"] = 5
-    warmup_epochs: WarmupEpochs = 0
-    loss: LossKind = "infonce"
-    margin: Margin = 0.2
-    top_k: TopK = 1
-    temperature: Annotated[
-        float | None, "initial temperature of InfoNCE, which is trained; none for that of the model"
+    candidates: Annotated[
+        int,
+        "number of nearest texts per image and images per text that are scored besides the matches; 0 for all",
+        (0, 1000000),
+    ] = 0
+    first_stage: Annotated[
+        float | None,
+        "weight of the same loss over the cosines of vectors; none for 1 where candidates is set, else 0",
+        (0, 1000),
+        RARE,
     ] = None
-    lr: Annotated[
-        float,
-        "learning rate; parts have factors with optim.lr_scale=model.vision_model:0.1, or are frozen with "
-        "optim.frozen=model.vision_model",
-    ] = 1e-5
-    max_pieces: Annotated[
-        int, "largest number of word pieces of a caption; further ones are cut off; the model may have a lower limit"
-    ] = 77
-    word_dropout: Annotated[float, "share of words that are masked in training"] = 0.0
-    image: PretrainedImageSettings = field(default_factory=PretrainedImageSettings)
-    optim: Optimisation = field(default_factory=lambda: Optimisation(warmup=0.05))
+    dev_depth: Annotated[
+        int,
+        "number of candidates per query that are scored on dev after an epoch, retrieved by vectors; 0 for all",
+        (0, 1000000),
+        RARE,
+    ] = 0
+    epochs: Annotated[int, "number of epochs, warm-up included; 0 trains nothing", (0, 1000000)] = 12
+    warmup_epochs: Annotated[
+        int, "number of first epochs with all negatives of a batch, before terms of hard negatives", (0, 1000000)
+    ] = 0
+    warmup_loss: Annotated[
+        Literal["ranking", "infonce"],
+        "loss of the warm-up; infonce separates pairs sooner, before the hardest negatives are used",
+    ] = "ranking"
+    lr: LearningRate = 1e-3
+    optim: Optimisation = field(default_factory=Optimisation)
+    stages: tuple[StageSettings, ...] = ()
+    """schedule: changes to these settings in each stage; empty for one stage"""
+
+    @property
+    def teachers(self) -> dict[str, str]:
+        """Other runs that this run learns from, by the setting that names each."""
+        found = {"pseudo.run": self.pseudo.run} if self.pseudo.run else {}
+        for term in self.terms:
+            found |= term.teachers
+        return found
+
+    @property
+    def inert(self) -> frozenset[str]:
+        """Settings without effect."""
+        found = set() if len(self.matcher) > 1 else {"shared"}
+        if not any(term.hard_negatives for term in self.terms):
+            found |= {"warmup_epochs", "warmup_loss"}
+        elif not self.warmup_epochs:
+            found |= {"warmup_loss"}
+        if any(isinstance(own, PretrainedModel) for own in self.matcher):
+            found |= {"dim", "candidates", "first_stage", "dev_depth"}
+        elif not any(own.reranks for own in self.matcher):
+            found |= {"candidates", "first_stage", "dev_depth"}
+        return frozenset(found)
 
     def __post_init__(self) -> None:
-        if self.epochs < 0:
-            raise UserError(f"epochs must be at least 0, got {self.epochs}")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k must be at least 1 or none, got {self.top_k}")
+        if not self.matcher:
+            raise UserError("matcher= names no matcher; give one or more, such as matcher=vse")
+        if not self.terms:
+            raise UserError("terms= names no term, so there is nothing to minimise; give one such as terms=infonce")
+        if len(self.matcher) > 1 and any(isinstance(own, PretrainedModel) for own in self.matcher):
+            raise UserError("a pretrained dual encoder cannot be a member of an ensemble that is trained together")
+        if self.shared and len(self.matcher) > 1 and not (self.image.train or self.text.train):
+            raise UserError(
+                "shared=true is for networks that are trained; all members read the same stored features anyway"
+            )
+
+    @property
+    def regions(self) -> bool:
+        """Whether a matcher takes several parts of an image."""
+        return any(own.regions for own in self.matcher)
+
+    def term(self, kind: type[Term]) -> Any:
+        """Return the term of a class; None where there is none."""
+        return next((term for term in self.terms if isinstance(term, kind)), None)
 
 
-def plan_pretrained(settings: PretrainedRecipe, collection: Collection, context: RunContext) -> Plan:
-    """Return inputs, matcher and stages; without stages where the model is not fine-tuned."""
-    if not settings.model:
-        raise UserError("recipe pretrained needs a model: give --set model= with a folder or a hub name")
-    from calligram.models.pretrained import load_dual_encoder
+def plan(settings: PairsSettings, collection: Collection, context: RunContext) -> Plan:
+    """Return inputs, the matcher or ensemble, and the stages."""
+    return plan_composition(settings, collection, context)
 
-    matcher, inputs, own_temperature = load_dual_encoder(
-        settings.model, fit=settings.image.fit, views=settings.image.views, max_pieces=settings.max_pieces
-    )
-    loop = settings.loop()
-    if not settings.epochs:
-        return Plan(matcher, inputs, (), loop)
-    temperature = max(MIN_TEMPERATURE, own_temperature) if settings.temperature is None else settings.temperature
-    loss = PairLoss(settings.loss, settings.margin, settings.top_k, settings.warmup_epochs, temperature)
-    train = collection.sentences("train").join_equal_texts()
-    batches = Batches(
-        train,
+
+def plan_composition(
+    settings: PairsSettings,
+    collection: Collection,
+    context: RunContext,
+    given: tuple[Matcher, Inputs] | None = None,
+) -> Plan:
+    """Return inputs, the matcher or ensemble, and the stages.
+
+    Args:
+        given: a matcher object and its inputs, in place of towers and a matcher of the settings.
+    """
+    stages = trained_stages(settings)
+    captions = _pairing(settings, collection, "train")
+    train = captions.join_equal_texts()
+    pseudo = None
+    if settings.pseudo.images != "none":
+        from calligram.recipes.parts.pseudo_pairs import pseudo_pairs_or_none
+
+        pseudo = pseudo_pairs_or_none(collection, settings.pseudo, context)
+    towers, temperature = None, None
+    if given is not None:
+        matcher, inputs = given
+        members = [matcher]
+    elif isinstance(settings.matcher[0], PretrainedModel):
+        image, text = settings.image, settings.text
+        matcher, inputs, temperature = load_pretrained(
+            settings.matcher[0], fit=image.fit, views=image.views, max_pieces=text.max_words
+        )
+        members = [matcher]
+    else:
+        towers = _towers(settings, any(own.image.train for _, own in stages), train, pseudo, context)
+        shared = settings.shared and len(settings.matcher) > 1
+        members = build_matchers(settings.matcher, settings.dim, towers, shared=shared)
+        matcher, inputs = join_matchers(members, towers, shared=shared), towers.inputs
+    _check_candidates(settings, matcher)
+    schedule = Schedule(settings, train, captions, pseudo, inputs, towers, matcher, members, context, temperature)
+    evaluate = None
+    if settings.groups == "identity":
+        evaluate = _person_retrieval(inputs, _pairing(settings, collection, "dev"), context)
+    return Plan(
+        matcher,
         inputs,
-        settings.sampler(train.matches),
-        augment=Augment(settings.image.crop, settings.image.flip, settings.image.jitter),
-        word_dropout=settings.word_dropout,
-        device=context.device,
-        processes=context.processes,
-        ignore_also_true=settings.ignore_also_true,
-        track=context.track,
+        schedule.stages(stages),
+        settings.loop(),
+        evaluate=evaluate,
+        dev_depth=settings.dev_depth if settings.dev_depth and matcher.scoring.reranks else None,
+        pseudo=pseudo.fingerprint if pseudo else "",
     )
-    stages = plan_pair_stages(loss, settings.epochs, batches, settings.optim, settings.lr, settings.optim.frozen)
-    return Plan(matcher, inputs, stages, loop)
+
+
+def _pairing(settings: PairsSettings, collection: Collection, split: str) -> Pairing:
+    return collection.identities(split) if settings.groups == "identity" else collection.sentences(split)
+
+
+def _towers(
+    settings: PairsSettings, trained: bool, train: Pairing, pseudo: Pairing | None, context: RunContext
+) -> Towers:
+    """Return the towers; the backbone is trained where a stage trains it."""
+    image = settings.image
+    if image.views == "ten" and settings.regions:
+        raise UserError("image.views=ten averages ten crops, whose cells show different places; take one or flip")
+    if trained and not image.backbone:
+        trained = False
+    vocabulary = train
+    if pseudo is not None:
+        from calligram.recipes.parts.pseudo_pairs import with_all_texts
+
+        vocabulary = with_all_texts(train, pseudo)
+    parts: Literal["vector", "grid"] = "grid" if settings.regions else "vector"
+    return Towers(replace(image, train=trained), settings.text, vocabulary, context, parts)
+
+
+def _check_candidates(settings: PairsSettings, matcher: Matcher) -> None:
+    if not matcher.scoring.reranks and (settings.candidates or settings.first_stage):
+        raise UserError(
+            "candidates and first_stage are for matchers that score pairs by more than the cosine of vectors: scan, "
+            "bfan and mmca (with mmca.alpha above 0); choose one of them, or leave both settings out"
+        )
+
+
+def _person_retrieval(inputs: Inputs, dev: Pairing, context: RunContext) -> Evaluate:
+    from calligram.evaluation.encode import load_pairing
+    from calligram.evaluation.retrieval import evaluate_retrieval
+
+    loaded = load_pairing(inputs, dev, context.track)
+
+    def evaluate(matcher: Matcher) -> Mapping[str, float]:
+        found = evaluate_retrieval(matcher, inputs, dev, loaded=loaded).retrieval
+        return {"rsum": found.rsum, **{f"t2i_r{k}": getattr(found.t2i, f"r{k}") for k in (1, 5, 10)}}
+
+    return evaluate

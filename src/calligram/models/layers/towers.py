@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +76,11 @@ class TextArchitecture:
 @dataclass(frozen=True)
 class TwoTowerSettings:
     """Settings of every matcher that is made of two towers and a score; a subclass adds the settings of its score."""
+
+    regions: ClassVar[bool] = False
+    """whether the matcher takes several parts of an image, such as the cells of a backbone's grid"""
+    reranks: ClassVar[bool] = False
+    """whether the matcher may score pairs by more than the cosine of vectors"""
 
     image: ImageArchitecture = field(default_factory=ImageArchitecture)
     text: TextArchitecture = field(default_factory=TextArchitecture)

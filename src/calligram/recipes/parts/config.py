@@ -1,154 +1,298 @@
-"""Settings of recipes: frozen dataclasses whose values come from defaults, a preset, a TOML file and ``key=value``.
+"""Settings of runs: frozen dataclasses whose values come from a preset, a TOML file, ``key=value`` or Python.
 
-The type of a field holds its one-line description, ``Annotated[int, "number of epochs"]``. ``calligram list RECIPE``
-prints it. A pair of numbers after the description gives the smallest and the largest value.
+The type of a field holds its one-line description, ``Annotated[int, "number of epochs"]``. ``calligram show PRESET``
+prints it. A pair of numbers after the description gives the smallest and the largest value. ``RARE`` after it marks a
+setting that few users change.
+
+Two kinds of fields hold more than a value. A field of components holds settings of matchers or of terms: their names
+are its value, as in ``terms=infonce,instance``, and the settings of each have its name, as in ``instance.weight=0.5``.
+A field of stages holds changes to the other settings, as in ``stages.2.lr=0.0001``.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-import types
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from calligram.errors import UserError, unknown
+from calligram.recipes.parts.renamed import RENAMED_SETTINGS
+from calligram.recipes.parts.setting import RARE, Setting, convert, parse
 
 S = TypeVar("S")
-FINITE = (-1e300, 1e300)
-"""bounds of a number without bounds of its own; comparisons with NaN are false, so NaN is refused too"""
+STAGES = "stages"
+"""name of the field that holds stages"""
 
-RENAMED_SETTINGS: Mapping[str, str] = {
-    "average": "ema_decay",
-    "blank": "word_dropout",
-    "text.blank": "text.word_dropout",
-    "image.hide": "image.region_dropout",
-    "mmca.hide": "mmca.region_dropout",
-    "optim.parts": "optim.lr_scale",
-    "first.optim.parts": "first.optim.lr_scale",
-    "second.optim.parts": "second.optim.lr_scale",
-    "follow": "distillation_weight",
-    "of_teacher": "teacher_temperature",
-    "pairs": "infonce_weight",
-    "hard.texts": "mined.texts",
-    "hard.images": "mined.images",
-    "hard.spread": "mined.spread",
-    "offline.hard.texts": "offline.mined.texts",
-    "offline.hard.images": "offline.mined.images",
-    "offline.hard.spread": "offline.mined.spread",
-    "pseudo.said": "pseudo.sources",
-    "pseudo.of": "pseudo.images",
-    "pseudo.most": "pseudo.max_regions",
-    "pseudo.least": "pseudo.min_score",
-    "pseudo.label_least": "pseudo.min_label_score",
-    "pseudo.learnt_least": "pseudo.min_word_images",
-    "pseudo.found": "pseudo.retrieved",
-    "pseudo.source": "pseudo.region_source",
-    "least": "min_probability",
-    "members": "ensemble_members",
-    "classifier.start": "classifier.init",
-    "vsrn.captions": "vsrn.caption_weight",
-    "vsrn.writer": "vsrn.decoder_dim",
-    "chunks": "chunker_captions",
-    "region.finder": "region.proposer",
-}
-"""Old key of each setting that was renamed, and its present key.
 
-Users get an error that names the present key. Files written before the change are translated when they are read.
-"""
+class Components(Protocol):
+    """A catalogue of settings classes by name."""
+
+    def __getitem__(self, name: str) -> type[Any]:
+        """Return the settings class of a name; a KeyError for an unknown name."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+
+    def name_of(self, settings: Any) -> str:
+        """Return the name of a settings object."""
+
+
+def components(catalog: Components, kind: str, default: tuple[Any, ...] = ()) -> Any:
+    """Return a dataclass field that holds settings of a catalogue.
+
+    Args:
+        kind: the word for one of them in error messages.
+    """
+    return field(default=default, metadata={"components": catalog, "kind": kind})
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One setting of a recipe."""
+class StageSettings:
+    """One stage of a schedule: the terms that it leaves out, what happens at its start, and changes to settings."""
 
-    key: str
-    """dotted, such as ``image.crop``"""
-    type: Any
-    default: object
-    description: str
-    bounds: tuple[float, float] | None = None
-    """smallest and largest value"""
+    name: Annotated[str, "name of the stage in logs"] = ""
+    without: Annotated[tuple[str, ...], "terms that this stage does not train"] = ()
+    on_start: Annotated[
+        tuple[Literal["mine", "restart"], ...],
+        "what happens at the start: mine offline negatives with the best matcher so far (mine); set all weights back "
+        "to their initial values (restart)",
+    ] = ()
+    resets_best: Annotated[bool, "select the best epoch from this stage on, without earlier stages"] = False
+    changes: tuple[tuple[str, object], ...] = ()
+    """other settings, by dotted key"""
+
+
+STAGE_KEYS = tuple(f.name for f in fields(StageSettings) if f.name != "changes")
+
+
+def stage(
+    name: str = "",
+    *,
+    without: Sequence[str] = (),
+    on_start: Sequence[Literal["mine", "restart"]] = (),
+    resets_best: bool = False,
+    changes: Mapping[str, object] | None = None,
+    **more: object,
+) -> StageSettings:
+    """Return a stage; settings that it changes are keyword arguments, or dotted keys in ``changes``.
+
+    >>> stage("stage II", epochs=8, changes={"image.train": True}).changes
+    (('image.train', True), ('epochs', 8))
+    """
+    both = {**(changes or {}), **more}
+    return StageSettings(name, tuple(without), tuple(on_start), resets_best, tuple(both.items()))
 
 
 def settings_fields(settings: object, prefix: str = "") -> list[Setting]:
     """List all settings of a dataclass instance; nested ones have the key ``outer.inner``."""
-    hints = get_type_hints(type(settings), include_extras=True)
     found: list[Setting] = []
-    for item in fields(settings):  # type: ignore[arg-type]
-        value, hint, description, bounds = getattr(settings, item.name), hints[item.name], "", None
-        if get_origin(hint) is Annotated:
-            hint, description, *rest = get_args(hint)
-            bounds = rest[0] if rest else None
-        if is_dataclass(value):
-            found += settings_fields(value, f"{prefix}{item.name}.")
+    inert = getattr(settings, "inert", frozenset())
+    for item, setting in _declared(settings, prefix):
+        value = getattr(settings, item.name)
+        if "components" in item.metadata:
+            names = component_names(item, value)
+            found.append(replace(setting, default=names))
+            for name, component in dict(zip(names, value, strict=True)).items():
+                own = settings_fields(component, f"{name}.")
+                annotated = {f.name for f, s in _declared(component) if s.description}
+                found += [s for s in own if s.key.split(".")[1] in annotated]
+        elif item.name == STAGES:
+            found += _stage_fields(value, {s.key: s for s in found})
+        elif is_dataclass(value):
+            hidden = item.name in inert
+            found += [replace(s, inert=s.inert or hidden) for s in settings_fields(value, f"{prefix}{item.name}.")]
         else:
-            found.append(Setting(prefix + item.name, hint, value, description, bounds))
+            found.append(replace(setting, inert=item.name in inert))
     return found
 
 
-def resolve(defaults: S, changes: Sequence[str] = (), file: Path | None = None) -> S:
-    """Return settings: the defaults, then a preset, then a TOML file, then ``key=value`` changes.
+def shown_settings(settings: object, defaults: object, *, rare: bool = False) -> list[Setting]:
+    """Return the settings that have an effect.
 
-    A recipe with ``presets`` has a setting that names one of them: ``preset``, or the setting named by ``preset_by``.
+    Args:
+        defaults: of the recipe; a rare setting that differs from them is always shown.
+        rare: also return all settings that few users change.
+    """
+    before = {s.key: s.default for s in settings_fields(defaults)}
+    return [
+        s
+        for s in settings_fields(settings)
+        if not s.inert and (rare or not s.rare or s.default != before.get(s.key, s.default))
+    ]
+
+
+def _declared(settings: object, prefix: str = "") -> Iterator[tuple[Field[Any], Setting]]:
+    """Yield the fields of a dataclass instance with their declarations."""
+    hints = get_type_hints(type(settings), include_extras=True)
+    for item in fields(settings):  # type: ignore[arg-type]
+        hint, description, rest = hints[item.name], "", []
+        if get_origin(hint) is Annotated:
+            hint, description, *rest = get_args(hint)
+        bounds = next((each for each in rest if isinstance(each, tuple)), None)
+        value = getattr(settings, item.name)
+        yield item, Setting(prefix + item.name, hint, value, description, bounds, rare=RARE in rest)
+
+
+def _stage_fields(stages: Sequence[StageSettings], known: Mapping[str, Setting]) -> list[Setting]:
+    found = []
+    for number, each in enumerate(stages, 1):
+        own = [s for _, s in _declared(each) if s.key in STAGE_KEYS and s.default]
+        changed_ = [replace(known[key], default=value, inert=False) for key, value in each.changes if key in known]
+        found += [replace(s, key=f"{STAGES}.{number}.{s.key}") for s in (*own, *changed_)]
+    return found
+
+
+def component_names(item: Field[Any], value: Sequence[Any]) -> tuple[str, ...]:
+    """Return the names of the components of a field."""
+    return tuple(item.metadata["components"].name_of(each) for each in value)
+
+
+def flat_values(settings: object) -> dict[str, Any]:
+    """Return all settings as JSON values, by dotted key."""
+    values = {s.key: s.default for s in settings_fields(settings)}
+    return json.loads(json.dumps(values))  # type: ignore[no-any-return]
+
+
+def resolve(defaults: S, changes: Sequence[str] = (), file: Path | None = None) -> S:
+    """Return settings: the defaults, then a TOML file, then ``key=value`` changes.
 
     Raises:
         UserError: for an unknown or renamed key, a value of the wrong type, or a change without ``=``.
     """
-    known = {setting.key: setting for setting in settings_fields(defaults)}
+    given = [*(read_toml(file) if file else []), *(_split(change) for change in changes)]
+    return with_values(defaults, given)
+
+
+def with_values(defaults: S, given: Sequence[tuple[str, object]], *, strict: bool = True) -> S:
+    """Return settings with other values by dotted key; a later value replaces an earlier one.
+
+    Args:
+        strict: refuse unknown keys; otherwise they are ignored.
+    """
+    settings = defaults
+    of_stages = [(key, raw) for key, raw in given if key.startswith(f"{STAGES}.")]
+    plain = [(key, raw) for key, raw in given if not key.startswith(f"{STAGES}.")]
+    names = {f.name: f for f in fields(settings) if "components" in f.metadata}  # type: ignore[arg-type]
+    chosen = {key: raw for key, raw in plain if key in names}
+    for key, raw in chosen.items():
+        settings = replace(settings, **{key: _components(names[key], getattr(settings, key), raw)})  # type: ignore[type-var]
+    known = {s.key: s for s in settings_fields(settings) if not s.key.startswith(f"{STAGES}.")}
     values: dict[str, object] = {}
-    given = [*_read_toml(file), *(_split(change) for change in changes)]
-    for key, raw in [*_preset_values(defaults, given), *given]:
+    for key, raw in plain:
+        if key in known and key not in names:
+            values[key] = parse(raw, known[key])
+        elif key not in names and strict:
+            raise _unknown_key(key, known, names.values())
+    settings = _replace(settings, values)
+    return _with_stages(settings, of_stages, strict=strict) if hasattr(settings, STAGES) else settings
+
+
+def _components(item: Field[Any], present: Sequence[Any], raw: object) -> tuple[Any, ...]:
+    """Return the components with these names; present ones keep their settings."""
+    catalog, kind = item.metadata["components"], item.metadata["kind"]
+    names = convert(raw, tuple[str, ...])
+    assert isinstance(names, tuple)
+    kept = dict(zip(component_names(item, present), present, strict=True))
+    found = []
+    for name in names:
+        try:
+            found.append(kept[name] if name in kept else catalog[name]())
+        except KeyError:
+            raise unknown(kind, name, catalog) from None
+    return tuple(found)
+
+
+def _with_stages(settings: S, given: Sequence[tuple[str, object]], *, strict: bool) -> S:
+    known = {s.key: s for s in settings_fields(settings)}
+    own = {s.key: s for _, s in _declared(StageSettings()) if s.key in STAGE_KEYS}
+    stages: list[StageSettings] = list(getattr(settings, STAGES))
+    for full, raw in given:
+        _, number, key = full.split(".", 2) if full.count(".") > 1 else (full, "", "")
+        if not number.isdigit() or not 1 <= int(number) <= len(stages) + 1:
+            raise UserError(
+                f"setting {full}: stages are numbered from 1 to {max(1, len(stages))}, and {len(stages) + 1} adds one; "
+                "give stages.NUMBER.KEY=VALUE"
+            )
+        if int(number) > len(stages):
+            stages.append(StageSettings())
+        place = int(number) - 1
+        if key in own:
+            stages[place] = replace(stages[place], **{key: parse(raw, replace(own[key], key=full))})
+        elif key in known and key not in getattr(settings, "not_in_stages", ()):
+            value = parse(raw, replace(known[key], key=full))
+            stages[place] = replace(stages[place], changes=(*_without_key(stages[place].changes, key), (key, value)))
+        elif strict:
+            raise unknown("setting of a stage", key, {*own, *known})
+    return replace(settings, **{STAGES: tuple(stages)})  # type: ignore[type-var]
+
+
+def _without_key(changes: Iterable[tuple[str, object]], key: str) -> tuple[tuple[str, object], ...]:
+    return tuple((each, value) for each, value in changes if each != key)
+
+
+def settings_of_stage(settings: S, each: StageSettings) -> S:
+    """Return the settings that hold in a stage; unknown keys of a stage from Python are refused."""
+    base = replace(settings, **{STAGES: ()})  # type: ignore[type-var]
+    known = {s.key: s for s in settings_fields(base)}
+    for key, _ in each.changes:
         if key not in known:
-            if RENAMED_SETTINGS.get(key) in known:
-                raise UserError(f"setting {key} is now called {RENAMED_SETTINGS[key]}")
-            raise unknown("setting", key, known)
-        values[key] = _parse(raw, known[key])
-    return _replace(defaults, values)
+            # A change to a term that the run does not have.
+            if key.split(".")[0] in _component_keys(base):
+                continue
+            raise unknown("setting of a stage", key, known)
+    return _replace(base, {key: value for key, value in each.changes if key in known})
 
 
-def as_plain(settings: object) -> dict[str, object]:
-    """Return settings as JSON values, nested."""
-    plain: dict[str, object] = json.loads(json.dumps(asdict(settings)))  # type: ignore[call-overload]
-    return plain
+def _component_keys(settings: object) -> set[str]:
+    catalogs = (f.metadata["components"] for f in fields(settings) if "components" in f.metadata)  # type: ignore[arg-type]
+    return {name for catalog in catalogs for name in catalog}
+
+
+def _unknown_key(key: str, known: Mapping[str, Setting], component_fields: Iterable[Field[Any]]) -> UserError:
+    if key in RENAMED_SETTINGS:
+        return UserError(f"setting {key} is now called {RENAMED_SETTINGS[key]}")
+    first = key.partition(".")[0]
+    for item in component_fields:
+        if first in item.metadata["components"] and f"{first}." not in {k[: len(first) + 1] for k in known}:
+            present = ",".join(map(str, known[item.name].default))  # type: ignore[call-overload]
+            return UserError(f"setting {key} is for {item.name}={first}, and this run has {item.name}={present}")
+    return unknown("setting", key, known)
+
+
+def as_plain(settings: object) -> dict[str, Any]:
+    """Return settings as JSON values, nested as in a TOML file."""
+    nested: dict[str, Any] = {}
+    for key, value in flat_values(settings).items():
+        *outer, name = key.split(".")
+        place = nested
+        if outer and outer[0] == STAGES:
+            number = int(outer[1])
+            stages = place.setdefault(STAGES, [])
+            stages += [{} for _ in range(number - len(stages))]
+            place, outer = stages[number - 1], outer[2:]
+        for step in outer:
+            place = place.setdefault(step, {})
+        place[name] = value
+    return nested
 
 
 def from_plain(defaults: S, plain: Mapping[str, Any]) -> S:
-    """Return settings from the output of ``as_plain``, also of an earlier version; unknown keys are ignored."""
-    known = {setting.key: setting for setting in settings_fields(defaults)}
-    translated = with_present_keys(dict(_flatten(plain)))
-    return _replace(defaults, {key: _parse(raw, known[key]) for key, raw in translated.items() if key in known})
+    """Return settings from the output of ``as_plain``; unknown keys are ignored."""
+    return with_values(replace_stages(defaults), flatten(plain), strict=False)
+
+
+def replace_stages(settings: S) -> S:
+    """Return settings without stages."""
+    return replace(settings, **{STAGES: ()}) if hasattr(settings, STAGES) else settings  # type: ignore[type-var]
 
 
 def changed(settings: object, defaults: object) -> dict[str, object]:
     """Return the settings that differ from the defaults, by dotted key."""
-    before = {setting.key: setting.default for setting in settings_fields(defaults)}
+    before = {s.key: s.default for s in settings_fields(defaults)}
     return {s.key: s.default for s in settings_fields(settings) if s.default != before.get(s.key)}
-
-
-def with_present_keys(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate the old keys of settings, given by dotted key."""
-    return {RENAMED_SETTINGS.get(key, key): value for key, value in flat.items()}
-
-
-def with_present_changes(changes: Iterable[str]) -> tuple[str, ...]:
-    """Translate the old keys of ``key=value`` lines that a file holds."""
-    split = (change.partition("=") for change in changes)
-    return tuple(f"{RENAMED_SETTINGS.get(key, key)}{sign}{value}" for key, sign, value in split)
-
-
-def translate_run(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate the old keys of the settings in a ``run.json``."""
-    nested: dict[str, Any] = {}
-    for key, value in with_present_keys(dict(_flatten(about.get("settings", {})))).items():
-        *outer, name = key.split(".")
-        place = nested
-        for step in outer:
-            place = place.setdefault(step, {})
-        place[name] = value
-    return {**about, "settings": nested}
 
 
 def _split(change: str) -> tuple[str, object]:
@@ -158,95 +302,44 @@ def _split(change: str) -> tuple[str, object]:
     return key.strip(), value.strip()
 
 
-def _preset_values(defaults: object, given: Sequence[tuple[str, object]]) -> list[tuple[str, object]]:
-    """Return the values of the preset that was named last; none where no preset of that name exists."""
-    presets: Mapping[object, Sequence[str]] = getattr(defaults, "presets", {})
-    named = [raw for key, raw in given if key == getattr(defaults, "preset_by", "preset")]
-    return [_split(change) for change in presets.get(named[-1], ())] if named else []
-
-
-def _read_toml(file: Path | None) -> list[tuple[str, object]]:
-    if file is None:
-        return []
+def read_toml(file: Path) -> list[tuple[str, object]]:
+    """Read a TOML file as values by dotted key."""
     try:
-        return _flatten(tomllib.loads(file.read_text(encoding="utf-8")))
+        return flatten(tomllib.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise UserError(f"settings file {file} could not be read: {error}") from error
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    """Return nested values by dotted key; a list of tables has the numbers of its entries, from 1, in the keys."""
     out: list[tuple[str, object]] = []
     for key, value in tree.items():
-        nested = isinstance(value, Mapping)
-        out += _flatten(value, f"{prefix}{key}.") if nested else [(prefix + key, value)]
+        if isinstance(value, Mapping):
+            out += flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+            for number, each in enumerate(value, 1):
+                # A stage without any setting exists too.
+                out += flatten(each, f"{prefix}{key}.{number}.") or [(f"{prefix}{key}.{number}.name", "")]
+        else:
+            out.append((prefix + key, value))
     return out
 
 
 def _replace(settings: S, values: Mapping[str, object]) -> S:
-    own = {f.name: getattr(settings, f.name) for f in fields(settings)}  # type: ignore[arg-type]
-    for name, current in own.items():
-        if is_dataclass(current):
-            inner = {k.partition(".")[2]: v for k, v in values.items() if k.partition(".")[0] == name}
-            own[name] = _replace(current, inner)
+    own: dict[str, Any] = {f.name: getattr(settings, f.name) for f in fields(settings)}  # type: ignore[arg-type]
+    for item in fields(settings):  # type: ignore[arg-type]
+        name, current = item.name, own[item.name]
+        if "components" in item.metadata:
+            names = component_names(item, current)
+            own[name] = tuple(
+                _replace(each, _inner(values, own_name)) for own_name, each in zip(names, current, strict=True)
+            )
+        elif is_dataclass(current):
+            own[name] = _replace(current, _inner(values, name))
         elif name in values:
             own[name] = values[name]
     return type(settings)(**own)
 
 
-def _parse(raw: object, setting: Setting) -> object:
-    low, high = setting.bounds or FINITE
-    try:
-        value = _convert(raw, setting.type)
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, float | int) and not low <= number <= high:
-                raise ValueError
-    except (ValueError, TypeError, OverflowError):
-        range_ = f" from {low:g} to {high:g}" if setting.bounds else ""
-        raise UserError(f"setting {setting.key} takes {_type_name(setting.type)}{range_}, got {raw!r}") from None
-    return value
-
-
-def _convert(raw: object, kind: Any) -> object:
-    """Convert text, or a value of TOML or JSON, to a type; raise ValueError or TypeError where that is impossible."""
-    origin, inside = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        if raw is None or (isinstance(raw, str) and raw.lower() in ("none", "")):
-            return None
-        return _convert(raw, next(k for k in inside if k is not type(None)))
-    if origin is Literal:
-        if raw not in inside:
-            raise ValueError
-        return raw
-    if origin is tuple:
-        items = [i for i in raw.strip("()[] ").split(",") if i.strip()] if isinstance(raw, str) else list(raw)  # type: ignore[call-overload]
-        kinds = [inside[0]] * len(items) if inside[-1] is Ellipsis else list(inside)
-        if len(kinds) != len(items):
-            raise ValueError
-        return tuple(_convert(i.strip() if isinstance(i, str) else i, k) for i, k in zip(items, kinds, strict=True))
-    if kind is bool:
-        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        return raw if isinstance(raw, bool) else words[str(raw).lower()] if str(raw).lower() in words else _refuse()
-    if kind is int:
-        return int(raw) if not isinstance(raw, bool) and float(raw) == int(float(raw)) else _refuse()  # type: ignore[arg-type,call-overload]
-    if kind is float:
-        return float(raw)  # type: ignore[arg-type]
-    return str(raw)
-
-
-def _refuse() -> object:
-    raise ValueError
-
-
-def _type_name(kind: Any) -> str:
-    """Describe the accepted values of a type, for an error message."""
-    origin, inside = get_origin(kind), get_args(kind)
-    if origin is Literal:
-        return " or ".join(map(str, inside))
-    if origin is tuple:
-        several = {int: "whole numbers", float: "numbers"}.get(inside[0], "words")
-        if get_origin(inside[0]) is Literal:
-            several += f" ({', '.join(map(str, get_args(inside[0])))})"
-        return f"{several if inside[-1] is Ellipsis else f'{len(inside)} {several}'} separated by commas"
-    if origin in (Union, types.UnionType):
-        return " or ".join("none" if k is type(None) else _type_name(k) for k in inside)
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
+def _inner(values: Mapping[str, object], name: str) -> dict[str, object]:
+    return {k.partition(".")[2]: v for k, v in values.items() if k.partition(".")[0] == name}

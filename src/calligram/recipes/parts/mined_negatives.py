@@ -5,47 +5,46 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from calligram.data.negatives import NegativeLists
+from calligram.data.negatives import MINE_HINT, NegativeLists
 from calligram.data.pairing import Pairing
 from calligram.evaluation.encode import encode_pairing, load_pairing
-from calligram.evaluation.mine import mine_pairing
+from calligram.evaluation.mine import list_length, mine_pairing
 from calligram.features.inputs import Inputs
 from calligram.files import replace_file
 from calligram.models import catalog
-from calligram.models.catalog import MATCHER_FILE, WEIGHTS_FILE, load_matcher
+from calligram.models.catalog import MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.matcher import EmbeddingMatcher, Matcher
 from calligram.recipes.parts.run import RunContext
+from calligram.recipes.parts.settings import SparseSettings
+from calligram.recipes.parts.terms import Offline
 from calligram.training.batches.mined_negatives import OfflineSampler
 from calligram.training.runs import Run
 
+if TYPE_CHECKING:
+    from calligram.recipes.pairs import PairsSettings
+
 FIRST_ROUND = "first.safetensors"
 """file in a run folder: the best weights before mining"""
+MINE_SPARSE_HINT = "give offline.negatives= a run folder without mined lists, which then mines here, or leave it out"
+"""for sparse settings: ``calligram mine`` reads a collection on disk, which has all captions"""
 NEGATIVES = "negatives"
 """folder in a run folder: the mined negatives"""
-
-
-@dataclass(frozen=True)
-class MinedNegativesSettings:
-    """Lists of mined negatives, and how negatives are drawn from them (aoq, Secs. 3.2 and 4.2, and its supplement)."""
-
-    texts: Annotated[int, "number of hardest texts of an image that are drawn from, h", (1, 1000000)] = 300
-    images: Annotated[int, "number of hardest images of a text that are drawn from", (1, 1000000)] = 60
-    spread: Annotated[
-        Literal["uniform", "normal"],
-        "distribution of the drawn ranks: uniform, or normal around the middle of a list",
-    ] = "uniform"
 
 
 @dataclass(frozen=True)
 class Miner:
     """Mines the hardest negatives of a training split."""
 
-    settings: MinedNegativesSettings
+    texts: int
+    """number of hardest texts of an image"""
+    images: int
+    """number of hardest images of a text"""
     train: Pairing
     context: RunContext
     ignore_also_true: bool = False
@@ -64,8 +63,8 @@ class Miner:
             inputs,
             self.train,
             encoded=encoded,
-            texts=self.settings.texts,
-            images=self.settings.images,
+            texts=self.texts,
+            images=self.images,
             ignore_also_true=self.ignore_also_true,
             track=self.context.track,
         )
@@ -76,6 +75,26 @@ class MinedNegatives:
 
     def __init__(self, miner: Miner, sampler: OfflineSampler) -> None:
         self.miner, self.sampler = miner, sampler
+
+    @classmethod
+    def of(cls, settings: PairsSettings, train: Pairing, context: RunContext) -> MinedNegatives:
+        """Return the lists of a run's term ``offline``; given lists are read, or mined by a given run, now."""
+        offline: Offline = settings.term(Offline)
+        lengths = (
+            list_length(offline.texts, offline.share, len(train.texts)),
+            list_length(offline.images, offline.share, len(train.visuals)),
+        )
+        miner = Miner(*lengths, train, context, settings.ignore_also_true, offline.by_vectors)
+        excluded = train.matches
+        if settings.ignore_also_true and train.also_true is not None:
+            excluded = excluded.plus(train.also_true)
+        sampler = OfflineSampler(
+            train.matches, settings.batch, settings.seed, distribution=offline.spread, excluded=excluded,
+            derived=offline.options.derived, texts=settings.texts, per_image=settings.epoch_of == "images",
+        )  # fmt: skip
+        if offline.negatives:
+            sampler.set_negatives(_given_negatives(offline.negatives, miner, settings.sparse))
+        return cls(miner, sampler)
 
     def begin(self, matcher: Matcher, run: Run, fresh: bool, weights: Mapping[str, Tensor] | None = None) -> bool:
         """Mine with the best matcher, then set the matcher's weights; return whether the weights were set.
@@ -108,8 +127,22 @@ class MinedNegatives:
     def use_lists(self, matcher: Matcher, run: Run, fresh: bool) -> bool:
         """Give the mined lists of the run folder to the sampler; the matcher does not change."""
         del matcher, fresh
-        settings, train = self.miner.settings, self.miner.train
+        miner = self.miner
         self.sampler.set_negatives(
-            NegativeLists.open(run.folder / NEGATIVES).aligned_to(train).truncated(settings.texts, settings.images)
+            NegativeLists.open(run.folder / NEGATIVES).aligned_to(miner.train).truncated(miner.texts, miner.images)
         )
         return False
+
+
+def _given_negatives(source: str, miner: Miner, sparse: SparseSettings) -> NegativeLists:
+    """Return the negatives of a folder, or mine with a run that has no mined lists."""
+    folder = Path(source).expanduser()
+    if (folder / RUN_FILE).is_file() and not (folder / NEGATIVES).is_dir():
+        teacher = load_matcher(folder).to(miner.context.device)
+        found = miner.mine(teacher.matcher, teacher.inputs)
+    else:
+        mend = MINE_HINT if sparse == SparseSettings() else MINE_SPARSE_HINT
+        found = NegativeLists.open(folder / NEGATIVES if (folder / RUN_FILE).is_file() else folder).aligned_to(
+            miner.train, mend
+        )
+    return found.truncated(miner.texts, miner.images)

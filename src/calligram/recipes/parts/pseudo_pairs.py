@@ -10,7 +10,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -22,9 +21,10 @@ from calligram.data.pairing import Pairing, Texts, Visuals
 from calligram.data.readers.text_files import read_sentences
 from calligram.errors import UserError
 from calligram.evaluation.encode import encode_images, encode_texts
-from calligram.features.pseudo.image_words import ImageWords, Naming
-from calligram.features.pseudo.region_words import Attributes, PseudoSentences, region_sentences
+from calligram.features.pseudo.image_words import ImageWords
+from calligram.features.pseudo.region_words import PseudoSentences, region_sentences
 from calligram.models.catalog import load_matcher
+from calligram.recipes.parts.pseudo_settings import PseudoSettings
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.settings import RunSettings
 from calligram.text import tokenise
@@ -34,72 +34,8 @@ CSLS_NEIGHBOURS = 10
 """number of nearest images in the mean similarity of a text, as in Conneau et al. (2018)"""
 CSLS_TILE_TEXTS = 8192
 """number of texts compared at once"""
-WordSource = Literal["regions", "labels", "learnt"]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PseudoSettings:
-    """Sources of the sentences for images without captions.
-
-    ``regions`` are the regional semantics of the paper, ``labels`` its global semantics. ``learnt`` words and sentences
-    retrieved by an earlier run are not in the paper. ``docs/papers.md`` says how the defaults were chosen.
-    """
-
-    images: Annotated[
-        Literal["unannotated", "all", "none"], "images that get pseudo-sentences: those without captions, all, or none"
-    ] = "unannotated"
-    sources: Annotated[
-        tuple[WordSource, ...],
-        "sources of words, in order: regions (classes of detected regions), labels (classes of the whole image), "
-        "learnt (words predicted from the image vector); empty for sentences of pseudo.run only",
-    ] = ("regions",)
-    region_source: Annotated[
-        str,
-        "name of the collection's regions whose classes are used, as given to calligram regions; empty for the only "
-        "regions with classes",
-    ] = ""
-    min_score: Annotated[float, "smallest detection score of a region that is used", (0, 1)] = 0.3
-    max_regions: Annotated[int, "largest number of regions of an image, highest scores first", (1, 10000)] = 10
-    repeats: Annotated[bool, "keep words that occur several times, for several regions"] = False
-    attributes: Annotated[Attributes, "attributes before the class of a region: none, its colour, or all"] = "colour"
-    backbone: Annotated[str, "folder or hub name of a classifier, for labels and learnt words"] = ""
-    min_label_score: Annotated[float, "smallest probability of a label that is used; 0.3 in the paper", (0, 1)] = 0.1
-    naming: Annotated[
-        Naming,
-        "name of a label: the nearest word of the captions, by WordNet if it is installed (known), or its own (own)",
-    ] = "known"
-    learnt_words: Annotated[int, "number of learnt words of an image", (1, 1000)] = 8
-    min_word_images: Annotated[
-        int, "smallest number of images whose captions hold a word, for the word to be learnt", (1, 1000000)
-    ] = 3
-    shrink: Annotated[float, "strength of regularization of the regression that predicts words", (1e-6, 1e6)] = 1.0
-    sentences: Annotated[
-        int, "number of sentences of an image; with several, each has words drawn at random", (1, 100)
-    ] = 1
-    words: Annotated[int, "number of words of each of several sentences", (1, 1000)] = 6
-    neighbours: Annotated[
-        int, "number of captions taken from the most similar captioned images; needs pseudo.backbone", (0, 100)
-    ] = 0
-    run: Annotated[
-        str,
-        "folder of a run whose vectors retrieve sentences from pseudo.corpus; it must not have seen removed captions",
-    ] = ""
-    corpus: Annotated[str, "text file with one sentence per line, also .gz, for pseudo.run"] = ""
-    retrieved: Annotated[int, "number of sentences that pseudo.run retrieves for an image", (1, 100)] = 3
-
-    def __post_init__(self) -> None:
-        if not self.sources and not self.run:
-            raise UserError(
-                "pseudo.sources needs at least one of regions, labels and learnt; or give a run that retrieves "
-                "sentences with pseudo.run="
-            )
-        if bool(self.run) != bool(self.corpus):
-            raise UserError(
-                "pseudo.run= (a trained run) and pseudo.corpus= (the text it retrieves sentences from) go together; "
-                "give both or none"
-            )
 
 
 @dataclass(frozen=True)
@@ -107,6 +43,27 @@ class SemanticsSettings(RunSettings):
     """Settings of ``calligram semantics``, which shows pseudo-sentences."""
 
     pseudo: PseudoSettings = field(default_factory=PseudoSettings)
+
+
+def pseudo_pairs_or_none(collection: Collection, settings: PseudoSettings, context: RunContext) -> Pairing | None:
+    """Return the pseudo pairs of a run; None where there are fewer than two images or texts."""
+    if settings.images == "unannotated" and not len(collection.unannotated("train")):
+        log.info("every training image has captions: training without pseudo pairs and adversarial terms")
+        return None
+    found = make_pseudo_pairs(collection, settings, context)
+    images, texts = (int((count > 0).sum()) for count in found.matches.counts())
+    if min(images, texts) < 2:
+        log.info(
+            "%d images with %d different pseudo-sentences are too few: training without pseudo pairs", images, texts
+        )
+        return None
+    return found
+
+
+def with_all_texts(train: Pairing, pseudo: Pairing) -> Pairing:
+    """Return the annotated pairs plus pseudo-sentences as unmatched texts, so that the vocabulary has their words."""
+    texts = Texts((*train.texts.ids, *pseudo.texts.ids), (*train.texts.strings, *pseudo.texts.strings))
+    return Pairing(train.visuals, texts, Matches(*train.matches.pairs(), (len(train.visuals), len(texts))))
 
 
 def make_pseudo_pairs(

@@ -27,8 +27,8 @@ from calligram.features.inputs import Inputs
 from calligram.models.catalog import WEIGHTS_FILE, read_run_file
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
-from calligram.recipes.catalog import Recipe, find_recipe
-from calligram.recipes.parts.config import as_plain, resolve, translate_run
+from calligram.recipes.catalog import Preset, find_preset
+from calligram.recipes.parts.config import as_plain, resolve
 from calligram.training.distributed import Processes
 from calligram.training.loop import Evaluate, Loop, Stage, check_parameter_groups, train
 from calligram.training.runs import METRICS_FILE, Run
@@ -67,16 +67,16 @@ class RunContext:
     track: Track = silent
 
 
-def train_recipe(
-    recipe: str, collection: Collection, out: str | os.PathLike[str], *settings: str, resume: bool = False
+def train_preset(
+    preset: str, collection: Collection, out: str | os.PathLike[str], *settings: str, resume: bool = False
 ) -> dict[str, float]:
-    """Train a recipe by name, with settings as ``key=value``; return the dev metrics of the best epoch."""
-    chosen = find_recipe(recipe)
-    return run_recipe(chosen, resolve(chosen.defaults, settings), collection, Path(out), resume=resume)
+    """Train a preset by name, with settings as ``key=value``; return the dev metrics of the best epoch."""
+    chosen = find_preset(preset)
+    return run_preset(chosen, resolve(chosen.defaults, settings), collection, Path(out), resume=resume)
 
 
-def run_recipe(
-    recipe: Recipe,
+def run_preset(
+    preset: Preset,
     settings: Any,
     collection: Collection,
     out: Path,
@@ -84,48 +84,53 @@ def run_recipe(
     resume: bool = False,
     context: RunContext | None = None,
     command: str = "",
+    plan: Callable[[Any, Collection, RunContext], Plan] | None = None,
 ) -> dict[str, float]:
-    """Train a recipe into the folder ``out``; return the dev metrics of the best epoch."""
+    """Train a preset, with the given settings, into the folder ``out``; return the dev metrics of the best epoch.
+
+    Args:
+        plan: replaces the plan of the recipe.
+    """
     context = context or RunContext(device_named())
     whole, collection = collection, settings.sparse.of(collection, settings.seed, context.device)
-    _check_captions(whole, collection, learns=recipe.learns)
+    _check_captions(whole, collection, learns=preset.learns)
     if settings.teachers:
-        from calligram.recipes.parts.sparse import refuse_leaks
+        from calligram.recipes.parts.teachers import refuse_leaks
 
         refuse_leaks(settings.teachers, whole, collection)
-    about = _about(recipe, settings, collection, context, command)
+    about = _about(preset, settings, collection, context, command)
     if context.processes.first:
-        defaults = {"settings": as_plain(recipe.defaults), "teachers": about["teachers"]}
-        Run.check(out, about, resume=resume, defaults=defaults, read=lambda run: translate_run(read_run_file(run)))
+        defaults = {"settings": as_plain(preset.defaults), "teachers": about["teachers"]}
+        Run.check(out, about, resume=resume, defaults=defaults, read=read_run_file)
         if resume and not out.exists():
             log.info("nothing to resume in %s; starting a new run", out)
     with torch.random.fork_rng([]):
         torch.manual_seed(int(settings.seed))
-        plan = recipe.plan(settings, collection, context)
-    if plan.pseudo:
-        about["pseudo pairs"] = plan.pseudo
+        made = (plan or preset.plan)(settings, collection, context)
+    if made.pseudo:
+        about["pseudo pairs"] = made.pseudo
     if resume and context.processes.first:
-        Run.check_source_hash(out, "pseudo pairs", plan.pseudo)
+        Run.check_source_hash(out, "pseudo pairs", made.pseudo)
     if settings.sparse.length != "as-set":
         from calligram.recipes.parts.sparse import epochs_factor, with_more_epochs
 
-        plan = plan._replace(stages=with_more_epochs(plan.stages, epochs_factor(settings, whole, collection)))
-    for stage in plan.stages:  # all stages now: the last one may start hours later
-        check_parameter_groups(plan.matcher, (*stage.lr_scale, *stage.frozen))
-    plan.matcher.to(context.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if recipe.learns or _has_captions(whole, "dev"):
-        evaluate = plan.evaluate or _retrieval_on_dev(plan, collection, context)
+        made = made._replace(stages=with_more_epochs(made.stages, epochs_factor(settings, whole, collection)))
+    for stage in made.stages:  # all stages now: the last one may start hours later
+        check_parameter_groups(made.matcher, (*stage.lr_scale, *stage.frozen))
+    made.matcher.to(context.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if preset.learns or _has_captions(whole, "dev"):
+        evaluate = made.evaluate or _retrieval_on_dev(made, collection, context)
     else:
         log.warning("%s has no captioned images in split dev: the matcher is not evaluated", whole.folder)
         evaluate = _no_metrics
     # Only now: a recipe that cannot be planned or evaluated leaves no folder behind.
     run = Run.create(out, about) if context.processes.first else Run(out)
-    if context.processes.first and plan.fit is None:
-        run.describe(plan.matcher, plan.inputs)
-    if not plan.stages:
-        return _run_without_stages(run, plan, evaluate, context)
+    if context.processes.first and made.fit is None:
+        run.describe(made.matcher, made.inputs)
+    if not made.stages:
+        return _run_without_stages(run, made, evaluate, context)
     return train(
-        plan.matcher, plan.stages, run, evaluate, loop=plan.loop, processes=context.processes, track=context.track
+        made.matcher, made.stages, run, evaluate, loop=made.loop, processes=context.processes, track=context.track
     )
 
 
@@ -151,7 +156,7 @@ def _no_metrics(matcher: Matcher) -> Mapping[str, float]:
 
 
 def _about(
-    recipe: Recipe, settings: Any, collection: Collection, context: RunContext, command: str
+    preset: Preset, settings: Any, collection: Collection, context: RunContext, command: str
 ) -> dict[str, object]:
     """Return the content of ``run.json``."""
     further = (
@@ -159,7 +164,8 @@ def _about(
     )
     return {
         **further,
-        "recipe": recipe.name,
+        "recipe": preset.recipe.name,
+        "preset": preset.name,
         "settings": as_plain(settings),
         "collection": collection.name,
         "content": collection.fingerprint,
@@ -176,7 +182,7 @@ def _about(
 def _teacher_fingerprints(teachers: Mapping[str, str]) -> dict[str, str]:
     if not teachers:
         return {}
-    from calligram.recipes.parts.sparse import teacher_fingerprints
+    from calligram.recipes.parts.teachers import teacher_fingerprints
 
     return teacher_fingerprints(teachers)
 

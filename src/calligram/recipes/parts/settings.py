@@ -1,58 +1,27 @@
-"""Settings that recipes share, and what they build: sampler, batches, optimizer, schedule and stages."""
+"""Settings that all programs share: seed, captions that are used, training loop and optimizer."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import torch
 
 from calligram.data.collection import Collection
-from calligram.data.matches import Matches
-from calligram.data.pairing import Pairing
 from calligram.errors import UserError
-from calligram.features.inputs import Inputs
-from calligram.models.matcher import Matcher
-from calligram.recipes.parts.run import RunContext
-from calligram.recipes.parts.towers import ImageSettings, TextSettings
-from calligram.training.batches.batch import Batches, PairSampler
+from calligram.recipes.parts.setting import RARE
 from calligram.training.loop import BatchSource, Loop, Precision, Stage
-from calligram.training.objectives.objective import InfoNCEObjective, JointObjective, Objective, RankingObjective
-
-if TYPE_CHECKING:
-    from calligram.training.objectives.instance import ClassLabels
-
-WeightedObjectives = tuple[tuple[float, Objective], ...]
-"""objectives with their weights"""
+from calligram.training.objectives.objective import Objective
 
 Seed = Annotated[int, "seed of all random numbers", (0, 2**62)]
-DevDepth = Annotated[
-    int,
-    "number of candidates per query that are scored on dev after an epoch, retrieved by vectors; 0 for all",
-    (0, 1000000),
-]
 EMADecay = Annotated[
     float, "decay of the exponential moving average of weights, which is evaluated and saved; 0 for none", (0, 0.999999)
 ]
-BatchSize = Annotated[int, "number of images in a batch, over all processes", (2, 1000000)]
-TextsPerImage = Annotated[int, "number of captions of each image in a batch", (1, 1000)]
-EpochOf = Annotated[
-    Literal["pairs", "images"], "unit of an epoch: every pair once (pairs), or every image once (images)"
-]
-Epochs = Annotated[int, "number of epochs", (1, 1000000)]
-EpochsWithWarmup = Annotated[int, "number of epochs, warm-up included", (1, 1000000)]
-WarmupEpochs = Annotated[
-    int, "number of first epochs with all negatives of a batch, before the top_k hardest ones", (0, 1000000)
-]
-LossKind = Annotated[Literal["ranking", "infonce"], "loss: triplet hinge (ranking) or symmetric InfoNCE (infonce)"]
-Margin = Annotated[float, "margin of the hinge", (0, 100)]
-TopK = Annotated[int | None, "number of hardest negatives per anchor that count; none for all", (1, 1000000)]
-Temperature = Annotated[float, "initial temperature of InfoNCE, which is trained", (0.001, 100)]
 LearningRate = Annotated[float, "learning rate", (0, 1000)]
 Dim = Annotated[int, "dimension of the joint embedding space", (1, 65536)]
-ModelFolder = Annotated[str, "folder or hub name of a dual encoder, for matcher=pretrained"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +36,7 @@ class SparseSettings:
         int | None,
         "seed of the selection: with one seed, a smaller share is part of a larger one; none for the seed of the run",
         (0, 2**62),
+        RARE,
     ] = 0
     length: Annotated[
         Literal["as-set", "extended", "half"],
@@ -74,10 +44,16 @@ class SparseSettings:
         "of the steps that it would take with all captions (half)",
     ] = "as-set"
     run: Annotated[
-        str, "folder of a run that suggests further training images; its own training images are kept too"
+        str, "folder of a run that suggests further training images; its own training images are kept too", RARE
     ] = ""
     more: Annotated[float, "share of the captioned training images that sparse.run adds", (0, 1)] = 0.0
     uncertainty: Annotated[float, "weight of the uncertainty of sparse.run against coverage", (0, 1)] = 0.5
+
+    @property
+    def inert(self) -> frozenset[str]:
+        """Settings without effect."""
+        whole = {"seed", "length"} if self.images == 1 and self.captions is None and not self.run else set()
+        return frozenset(whole | (set() if self.run else {"more", "uncertainty"}))
 
     def __post_init__(self) -> None:
         if bool(self.run) != bool(self.more):
@@ -125,7 +101,7 @@ class TrainedSettings(RunSettings):
     precision: Annotated[Precision, "floating-point precision of the network"] = "fp32"
     ema_decay: EMADecay = 0.99
     save_steps: Annotated[
-        int, "number of steps between saved states, besides one after every epoch; 0 for none", (0, 1000000000)
+        int, "number of steps between saved states, besides one after every epoch; 0 for none", (0, 1000000000), RARE
     ] = 0
 
     def loop(self, select_by: str = "rsum") -> Loop:
@@ -134,71 +110,32 @@ class TrainedSettings(RunSettings):
 
 
 @dataclass(frozen=True)
-class PairedSettings(TrainedSettings):
-    """Settings of runs whose batches hold images with captions of each."""
-
-    batch: BatchSize = 128
-    texts: TextsPerImage = 1
-    epoch_of: EpochOf = "pairs"
-    ignore_also_true: Annotated[bool, "leave out negatives that are known to be true matches; scenes know them"] = False
-
-    def sampler(self, matches: Matches) -> PairSampler:
-        """Return the sampler that puts pairs into batches."""
-        return PairSampler(matches, self.batch, self.seed, texts=self.texts, per_image=self.epoch_of == "images")
-
-
-@dataclass(frozen=True)
-class CandidateSettings:
-    """Which pairs of a batch are scored by a matcher that scores pairs by more than the cosine of their vectors."""
-
-    candidates: Annotated[
-        int,
-        "number of nearest texts per image and images per text that are scored besides the matches; 0 for all",
-        (0, 1000000),
-    ] = 0
-    first_stage: Annotated[
-        float | None,
-        "weight of a second term: the loss over the cosines of vectors; none for 1 where candidates is set, else 0",
-        (0, 1000),
-    ] = None
-    dev_depth: DevDepth = 0
-
-    def with_candidates(self, objective: Objective) -> Objective:
-        """Return the objective over candidates, with the loss of the first stage."""
-        if not self.candidates and not self.first_stage:
-            return objective
-        from calligram.training.objectives.candidates import RetrieveRerankObjective
-
-        return RetrieveRerankObjective(objective, self.candidates, self.first_stage)
-
-    def dev_candidates(self, matcher: Matcher) -> int | None:
-        """Return the number of candidates per query that are scored on dev; None for all pairs."""
-        return self.dev_depth if self.dev_depth and matcher.reranks else None
-
-    def check_candidates(self, matcher: Matcher) -> None:
-        """Refuse settings that a matcher of vectors cannot use."""
-        if not matcher.reranks and (self.candidates or self.first_stage):
-            raise UserError(
-                "candidates and first_stage are for matchers that score pairs by more than the cosine of vectors: "
-                "scan, bfan and mmca (with mmca.alpha above 0); choose one of them, or leave both settings out"
-            )
-
-
-@dataclass(frozen=True)
 class Optimisation:
     """Settings of the optimizer and of the learning-rate schedule."""
 
-    optimizer: Annotated[Literal["adamw", "adam", "sgd"], "optimizer; sgd has Nesterov momentum 0.9"] = "adamw"
+    optimizer: Annotated[Literal["adamw", "adam", "sgd"], "optimizer; sgd has momentum"] = "adamw"
+    momentum: Annotated[float, "momentum of sgd", (0, 0.9999)] = 0.9
+    nesterov: Annotated[bool, "use Nesterov momentum with sgd", RARE] = True
     weight_decay: Annotated[float, "weight decay", (0, 100)] = 0.01
     schedule: Annotated[Literal["cosine", "step", "constant"], "learning-rate schedule over a stage"] = "cosine"
-    step_at: Annotated[float, "share of the stage after which schedule=step divides the rate by ten", (0, 1)] = 0.5
-    warmup: Annotated[float, "share of the stage in which the rate rises from zero", (0, 0.99)] = 0.1
-    clip: Annotated[float | None, "largest norm of the gradient; none for no clipping", (1e-12, 1e12)] = 2.0
-    accumulate: Annotated[int, "number of batches whose gradients are added for one step", (1, 1000000)] = 1
+    step_epochs: Annotated[
+        int,
+        "number of epochs after each of which schedule=step divides the rate by ten",
+        (1, 1000000),
+    ] = 10
+    warmup: Annotated[float, "share of the stage in which the rate rises from zero", (0, 0.99), RARE] = 0.1
+    clip: Annotated[float | None, "largest norm of the gradient; none for no clipping", (1e-12, 1e12), RARE] = 2.0
+    accumulate: Annotated[int, "number of batches whose gradients are added for one step", (1, 1000000), RARE] = 1
     lr_scale: Annotated[
         tuple[str, ...], "factors on the learning rate by part of the matcher, such as image:0.1,text:1"
     ] = ()
-    frozen: Annotated[tuple[str, ...], "parts of the matcher that are not trained, such as image"] = ()
+    frozen: Annotated[tuple[str, ...], "parts of the matcher that are not trained, such as image", RARE] = ()
+
+    @property
+    def inert(self) -> frozenset[str]:
+        """Settings without effect."""
+        without = set() if self.optimizer == "sgd" else {"momentum", "nesterov"}
+        return frozenset(without | (set() if self.schedule == "step" else {"step_epochs"}))
 
     def __post_init__(self) -> None:
         if self.accumulate < 1:
@@ -210,23 +147,35 @@ class Optimisation:
     def build(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         """Return the optimizer over parameter groups."""
         if self.optimizer == "sgd":
-            return torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True, weight_decay=self.weight_decay)
+            nesterov = self.nesterov and self.momentum > 0
+            return torch.optim.SGD(
+                groups, lr=0.0, momentum=self.momentum, nesterov=nesterov, weight_decay=self.weight_decay
+            )
         kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
         fused = all(p.device.type == "cuda" for group in groups for p in group["params"])
         return kind(groups, lr=0.0, weight_decay=self.weight_decay, fused=fused)
 
-    def factor(self) -> Callable[[float], float]:
-        """Return the factor on the learning rate as a function of progress, 0 to 1."""
-        return self._factor_at
+    def factor(self, epochs: int) -> Callable[[float], float]:
+        """Return the factor on the learning rate as a function of progress, 0 to 1, in a stage of some epochs."""
+        return partial(self._factor_at, epochs)
 
-    def _factor_at(self, progress: float) -> float:
+    def _factor_at(self, epochs: int, progress: float) -> float:
         rise = min(1.0, progress / self.warmup) if self.warmup else 1.0
         if self.schedule == "cosine":
             rest = max(0.0, (progress - self.warmup) / (1 - self.warmup))
             return rise * 0.5 * (1 + math.cos(math.pi * rest))
-        if self.schedule == "step" and progress >= self.step_at:
-            return rise * 0.1
+        if self.schedule == "step":
+            return rise * 0.1 ** int(progress * epochs / self.step_epochs)  # type: ignore[no-any-return]
         return rise
+
+    def stage(
+        self, name: str, epochs: int, objective: Objective, batches: BatchSource, lr: float, frozen: Sequence[str] = ()
+    ) -> Stage:
+        """Return a stage of training with these settings of the optimizer."""
+        return Stage(
+            name, epochs, objective, batches, self.build, lr, self.part_lr(), (*frozen, *self.frozen),
+            self.factor(epochs), self.clip, self.accumulate,
+        )  # fmt: skip
 
     def part_lr(self) -> dict[str, float]:
         """Return the factors on the learning rate by part of the matcher."""
@@ -240,103 +189,3 @@ class Optimisation:
             if not sign:
                 raise UserError(f"optim.lr_scale takes NAME:FACTOR separated by commas, got '{part}'")
         return out
-
-
-class BatchSettings(Protocol):
-    """The settings that ``pair_batches`` uses."""
-
-    @property
-    def image(self) -> ImageSettings:
-        """Settings of the image tower, with augmentation."""
-
-    @property
-    def text(self) -> TextSettings:
-        """Settings of the text tower, with word dropout."""
-
-    @property
-    def ignore_also_true(self) -> bool:
-        """Whether pairs that are known to be true are left out as negatives."""
-
-    def sampler(self, matches: Matches) -> PairSampler:
-        """Return the sampler that puts pairs into batches."""
-
-
-def pair_batches(
-    settings: BatchSettings,
-    pairing: Pairing,
-    inputs: Inputs,
-    context: RunContext,
-    *,
-    sampler: PairSampler | None = None,
-    classes: ClassLabels | None = None,
-) -> Batches:
-    """Return the batches of a pairing.
-
-    Args:
-        sampler: replaces the sampler of the settings.
-        classes: class of each image and text, for the instance loss.
-    """
-    return Batches(
-        pairing,
-        inputs,
-        settings.sampler(pairing.matches) if sampler is None else sampler,
-        augment=settings.image.augment,
-        word_dropout=settings.text.effective_word_dropout,
-        device=context.device,
-        processes=context.processes,
-        ignore_also_true=settings.ignore_also_true,
-        classes=classes,
-        track=context.track,
-    )
-
-
-@dataclass(frozen=True)
-class PairLoss:
-    """A loss over the scores of a batch, and its warm-up."""
-
-    kind: Literal["ranking", "infonce"]
-    margin: float
-    top_k: int | None
-    """number of hardest negatives per anchor in the ranking loss"""
-    warmup_epochs: int
-    """number of first epochs of the ranking loss, with all negatives of a batch"""
-    temperature: float
-    warmup: Literal["ranking", "infonce"] = "ranking"
-    """loss of the warm-up; with the hardest negatives from the start, all scores collapse to one value"""
-    candidates: CandidateSettings = CandidateSettings()
-    """which pairs of a batch are scored, and the weight of the loss over vectors"""
-
-
-def plan_pair_stages(
-    loss: PairLoss,
-    epochs: int,
-    batches: BatchSource,
-    optim: Optimisation,
-    lr: float,
-    frozen: tuple[str, ...] = (),
-    extra: WeightedObjectives = (),
-) -> tuple[Stage, ...]:
-    """Return one stage, or a warm-up stage with all negatives and a stage with the hardest ones.
-
-    Args:
-        extra: further objectives with their weights, used in both stages.
-    """
-
-    def stage(name: str, epochs: int, objective: Objective) -> Stage:
-        objective = loss.candidates.with_candidates(objective)
-        whole = JointObjective((1.0, objective), *extra) if extra else objective
-        return Stage(
-            name, epochs, whole, batches, optim.build, lr, optim.part_lr(), frozen, optim.factor(), optim.clip,
-            optim.accumulate,
-        )  # fmt: skip
-
-    if loss.kind == "infonce":
-        return (stage("infonce", epochs, InfoNCEObjective(loss.temperature)),)
-    warm = 0 if loss.top_k is None else min(loss.warmup_epochs, epochs)
-    hard = RankingObjective(loss.margin, loss.top_k)
-    every = InfoNCEObjective(loss.temperature) if loss.warmup == "infonce" else RankingObjective(loss.margin)
-    return tuple(
-        stage(name, epochs, objective)
-        for name, epochs, objective in (("warm-up", warm, every), ("ranking", epochs - warm, hard))
-        if epochs
-    )

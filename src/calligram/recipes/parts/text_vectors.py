@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 from calligram.errors import UserError, command
 from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
@@ -18,28 +17,21 @@ FIT_VERSION = 1
 """raised when the same settings give other vectors, so that cached fits are not used again"""
 
 
-@dataclass(frozen=True)
-class VectorTextSettings:
-    """Settings of a text tower of fitted vectors."""
-
-    words: Annotated[str, "file of word vectors; empty for tf-idf, which needs none"] = ""
-    vectors: TextVectorSettings = field(default_factory=TextVectorSettings)
-
-
 def fitted_text(
-    settings: VectorTextSettings, strings: Sequence[str], track: Track = silent, cache: Path | None = None
+    settings: TextVectorSettings, words: str, strings: Sequence[str], track: Track = silent, cache: Path | None = None
 ) -> TextVectorInput:
     """Return text vectors fitted on training texts.
 
     Args:
+        words: file of word vectors; empty for tf-idf, which needs none.
         cache: folder of a collection; slow fits (Fisher vectors) are kept there.
     """
-    if cache is None or settings.vectors.kind in ("mean", "tfidf"):
-        return _fit(settings, strings, track)
-    kept = cache / f"text-vectors-{_cache_key(settings, strings)}"
+    if cache is None or settings.kind in ("mean", "tfidf"):
+        return _fit(settings, words, strings, track)
+    kept = cache / f"text-vectors-{_cache_key(settings, words, strings)}"
     about = kept / "about.json"
     if not about.is_file():
-        found = _fit(settings, strings, track)
+        found = _fit(settings, words, strings, track)
         kept.mkdir(parents=True, exist_ok=True)
         # Written last: a folder without this file is incomplete and is not used.
         replace_text(about, json.dumps(found.save(kept)))
@@ -47,20 +39,19 @@ def fitted_text(
     return TextVectorInput.read(kept, json.loads(about.read_text(encoding="utf-8")))
 
 
-def _fit(settings: VectorTextSettings, strings: Sequence[str], track: Track) -> TextVectorInput:
-    words = WordVectors.read(Path(settings.words), strings) if settings.words else None
-    return TextVectorInput.fit(strings, words, settings.vectors, track)
+def _fit(settings: TextVectorSettings, words: str, strings: Sequence[str], track: Track) -> TextVectorInput:
+    return TextVectorInput.fit(strings, WordVectors.read(Path(words), strings) if words else None, settings, track)
 
 
-def _cache_key(settings: VectorTextSettings, strings: Sequence[str]) -> str:
+def _cache_key(settings: TextVectorSettings, words: str, strings: Sequence[str]) -> str:
     """Return a hash of everything that a fit depends on."""
-    parts = [json.dumps([FIT_VERSION, asdict(settings.vectors), list(strings)]).encode()]
-    if settings.words:
+    parts = [json.dumps([FIT_VERSION, asdict(settings), list(strings)]).encode()]
+    if words:
         try:
-            parts.append(Path(settings.words).read_bytes())
+            parts.append(Path(words).read_bytes())
         except OSError as error:
             raise UserError(
-                f"word vectors {settings.words} could not be read ({error.strerror}); train some with "
-                + command("calligram", "words", "TEXT", settings.words)
+                f"word vectors {words} could not be read ({error.strerror}); train some with "
+                + command("calligram", "words", "TEXT", words)
             ) from error
     return parts_hash(parts, 8)

@@ -244,6 +244,12 @@ class Batches:
         other.sampler = sampler
         return other
 
+    def with_augment(self, augment: Augment | None) -> Batches:
+        """Batches with another augmentation of the same loaded items."""
+        other = copy(self)
+        other.augment = augment
+        return other
+
     @property
     def groups(self) -> int:
         """Number of classes of ``Batch.image_groups`` and ``Batch.text_groups``."""

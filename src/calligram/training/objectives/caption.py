@@ -35,7 +35,7 @@ class CaptionObjective(Objective):
         mask_token: int | None = None,
     ) -> None:
         """Args:
-        dim: size of the regions, which the matcher returns as parts in training.
+        dim: size of the parts of an image in training, or of its vector where the matcher has no parts.
         mask_token: index of dropped words, which are not predicted; None for none.
         """
         super().__init__()
@@ -54,12 +54,15 @@ class CaptionObjective(Objective):
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """Return one term. Each process decodes its own captions, and the mean is over those of all processes."""
         del matcher, texts
-        if images.parts is None or images.mask is None:
-            raise ValueError("the caption decoder needs parts, and this matcher has none")
+        parts, mask = images.parts, images.mask
+        if parts is None:  # a matcher of vectors: its vector is the only part
+            parts = images.vectors.unsqueeze(1)
+        if mask is None:
+            mask = parts.new_ones(parts.shape[:2], dtype=torch.bool)
         match = batch.image_target > 0
         own, processes = own_rows(match.shape[1])
         image, text = match[:, own].nonzero(as_tuple=True)
-        total = self.loss(images.parts[image], images.mask[image], batch.texts[text], batch.text_mask[text])
+        total = self.loss(parts[image], mask[image], batch.texts[text], batch.text_mask[text])
         return {"captions": processes * total / match.sum().clamp(min=1)}
 
     def loss(self, regions: Tensor, real: Tensor, words: Tensor, mask: Tensor) -> Tensor:

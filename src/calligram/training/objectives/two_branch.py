@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from calligram.losses.contrastive import logistic_loss
 from calligram.losses.neighbourhood import NeighbourhoodScores, neighbourhood_ranking, neighbours
-from calligram.models.matcher import Encoded, Matcher
+from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher
 from calligram.training.batches.batch import Batch
 from calligram.training.objectives.objective import Objective
 
+CALIBRATION = (10.0, 0.0)
+"""initial factor and bias of scores that are not log-odds"""
 NeighbourhoodWeights = tuple[float, float, float, float]
 
 
@@ -33,13 +35,8 @@ class NeighbourhoodObjective(Objective):
             raise ValueError("all four weights are zero, so there is nothing to minimise; give at least one weight")
         self.weights, self.margin, self.top_k = weights, margin, top_k
 
-    def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """Return a term for every weight that is not zero."""
-        if matcher.reranks:
-            raise ValueError(
-                "the neighbourhood loss needs a matcher that can score images with images; this one reranks"
-            )
-        images, texts = self.encode(matcher, batch)
         image_weight, text_weight = self.weights[2:]
         terms = neighbourhood_ranking(
             matcher.score(images, texts),
@@ -56,8 +53,12 @@ class NeighbourhoodObjective(Objective):
 
 
 def _modality(matcher: Matcher, items: Encoded, target: Tensor, groups: Tensor) -> NeighbourhoodScores:
-    """Scores and neighbourhoods within one modality; they need only the vectors."""
-    return NeighbourhoodScores(matcher.score(items, items), neighbours(target, groups))
+    """Scores and neighbourhoods within one modality; they need only the vectors.
+
+    A matcher that scores pairs by more than vectors cannot score two images, so the cosine of their vectors is used.
+    """
+    scorer = EmbeddingMatcher() if matcher.scoring.reranks else matcher
+    return NeighbourhoodScores(scorer.score(items, items), neighbours(target, groups))
 
 
 class LogisticObjective(Objective):
@@ -66,22 +67,25 @@ class LogisticObjective(Objective):
     Departs from the paper's sum: divided by the number of pairs.
     """
 
-    def __init__(self, negatives: Literal["texts", "images"] = "texts") -> None:
+    def __init__(self, negatives: Literal["texts", "images"] = "texts", *, calibrate: bool = False) -> None:
         """Args:
         negatives: item that is replaced to make a negative pair: another text for the image as with sentences (Sec.
             5.1), or another image or region for the text as with phrases (Algorithm 1).
+        calibrate: learn a factor on scores and a bias, for scores that are not log-odds such as cosines.
         """
         super().__init__()
         self.negatives = negatives
+        self.calibration = nn.Parameter(torch.tensor(CALIBRATION)) if calibrate else None
 
-    def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """Return one term."""
-        images, texts = self.encode(matcher, batch)
         if self.negatives == "texts":
             of_image, of_text, target = balanced_pairs(batch.image_target)
         else:
             of_text, of_image, target = balanced_pairs(batch.text_target)
         scores = matcher.score_pairs(images.rows(of_image), texts.rows(of_text))
+        if self.calibration is not None:
+            scores = self.calibration[0] * scores + self.calibration[1]
         return {"logistic": logistic_loss(scores, target) / max(1, len(target))}
 
 

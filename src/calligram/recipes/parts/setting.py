@@ -1,0 +1,91 @@
+"""One setting: its type, bounds and description, and how its value is read."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+from calligram.errors import UserError
+
+FINITE = (-1e300, 1e300)
+"""bounds of a number without bounds of its own; comparisons with NaN are false, so NaN is refused too"""
+RARE = "rare"
+"""marks a setting that few users change; ``calligram show`` prints it with ``--all`` only"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a run."""
+
+    key: str
+    """dotted, such as ``image.crop``"""
+    type: Any
+    default: object
+    description: str
+    bounds: tuple[float, float] | None = None
+    """smallest and largest value"""
+    rare: bool = False
+    """whether few users change it"""
+    inert: bool = False
+    """whether it has no effect with the present values of other settings"""
+
+
+def parse(raw: object, setting: Setting) -> object:
+    """Return the value of a setting from text, or from a value of TOML or JSON; a UserError says what is accepted."""
+    low, high = setting.bounds or FINITE
+    try:
+        value = convert(raw, setting.type)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float | int) and not low <= number <= high:
+                raise ValueError
+    except (ValueError, TypeError, OverflowError):
+        range_ = f" from {low:g} to {high:g}" if setting.bounds else ""
+        raise UserError(f"setting {setting.key} takes {_type_name(setting.type)}{range_}, got {raw!r}") from None
+    return value
+
+
+def convert(raw: object, kind: Any) -> object:
+    """Convert text, or a value of TOML or JSON, to a type; raise ValueError or TypeError where that is impossible."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if raw is None or (isinstance(raw, str) and raw.lower() in ("none", "")):
+            return None
+        return convert(raw, next(k for k in inside if k is not type(None)))
+    if origin is Literal:
+        if raw not in inside:
+            raise ValueError
+        return raw
+    if origin is tuple:
+        items = [i for i in raw.strip("()[] ").split(",") if i.strip()] if isinstance(raw, str) else list(raw)  # type: ignore[call-overload]
+        kinds = [inside[0]] * len(items) if inside[-1] is Ellipsis else list(inside)
+        if len(kinds) != len(items):
+            raise ValueError
+        return tuple(convert(i.strip() if isinstance(i, str) else i, k) for i, k in zip(items, kinds, strict=True))
+    if kind is bool:
+        words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+        return raw if isinstance(raw, bool) else words[str(raw).lower()] if str(raw).lower() in words else _refuse()
+    if kind is int:
+        return int(raw) if not isinstance(raw, bool) and float(raw) == int(float(raw)) else _refuse()  # type: ignore[arg-type,call-overload]
+    if kind is float:
+        return float(raw)  # type: ignore[arg-type]
+    return str(raw)
+
+
+def _refuse() -> object:
+    raise ValueError
+
+
+def _type_name(kind: Any) -> str:
+    """Describe the accepted values of a type, for an error message."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " or ".join(map(str, inside))
+    if origin is tuple:
+        several = {int: "whole numbers", float: "numbers"}.get(inside[0], "words")
+        if get_origin(inside[0]) is Literal:
+            several += f" ({', '.join(map(str, get_args(inside[0])))})"
+        return f"{several if inside[-1] is Ellipsis else f'{len(inside)} {several}'} separated by commas"
+    if origin in (Union, types.UnionType):
+        return " or ".join("none" if k is type(None) else _type_name(k) for k in inside)
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
