@@ -211,7 +211,7 @@ def _read_settings(kind: type[Any], content: Mapping[str, Any], matcher: str) ->
         if key not in known:
             raise unknown(f"setting of matcher {matcher}", key, known)
         if isinstance(value, Mapping) and is_dataclass(types[key]):
-            found[key] = _read_settings(types[key], value, matcher)  # type: ignore[arg-type]
+            found[key] = _read_settings(types[key], value, matcher)
         else:
             found[key] = tuple(value) if isinstance(value, list) else value
     return kind(**found)
