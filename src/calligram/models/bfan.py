@@ -19,6 +19,7 @@ class BFANSettings(TwoTowerSettings):
 
     regions = True
     reranks = True
+    scores_vectors = False
 
     focal: Annotated[
         Literal["equal", "prob"],

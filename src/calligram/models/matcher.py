@@ -81,7 +81,7 @@ class Matcher(nn.Module):
         return int(self.settings.dim)
 
     @property
-    def scoring(self):  # replaced by the branch towers
+    def scoring(self) -> Any:  # replaced by the branch towers
         """Kind of the score."""
         from types import SimpleNamespace
 

@@ -110,6 +110,7 @@ class SCANSettings(TwoTowerSettings):
 
     regions = True
     reranks = True
+    scores_vectors = False
 
     direction: Annotated[
         Literal["t2i", "i2t"], "direction of attention: words attend to regions (t2i), or regions to words (i2t)"

@@ -171,7 +171,7 @@ def plan_composition(
     if settings.pseudo.images != "none":
         from calligram.recipes.parts.pseudo_pairs import pseudo_pairs_or_none
 
-        pseudo = pseudo_pairs_or_none(collection, settings.pseudo, context)
+        pseudo = pseudo_pairs_or_none(collection, settings, context)
     towers, temperature = None, None
     if given is not None:
         matcher, inputs = given

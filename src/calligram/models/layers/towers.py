@@ -81,6 +81,8 @@ class TwoTowerSettings:
     """whether the matcher takes several parts of an image, such as the cells of a backbone's grid"""
     reranks: ClassVar[bool] = False
     """whether the matcher may score pairs by more than the cosine of vectors"""
+    scores_vectors: ClassVar[bool] = True
+    """whether the score depends on the vectors"""
 
     image: ImageArchitecture = field(default_factory=ImageArchitecture)
     text: TextArchitecture = field(default_factory=TextArchitecture)

@@ -89,7 +89,7 @@ def stage(
 def settings_fields(settings: object, prefix: str = "") -> list[Setting]:
     """List all settings of a dataclass instance; nested ones have the key ``outer.inner``."""
     found: list[Setting] = []
-    inert = getattr(settings, "inert", frozenset())
+    inert: frozenset[str] = getattr(settings, "inert", frozenset())
     for item, setting in _declared(settings, prefix):
         value = getattr(settings, item.name)
         if "components" in item.metadata:
@@ -145,6 +145,11 @@ def _stage_fields(stages: Sequence[StageSettings], known: Mapping[str, Setting])
     return found
 
 
+def component_fields(settings: object) -> list[Field[Any]]:
+    """Return the fields that hold components."""
+    return [item for item in fields(settings) if "components" in item.metadata]  # type: ignore[arg-type]
+
+
 def component_names(item: Field[Any], value: Sequence[Any]) -> tuple[str, ...]:
     """Return the names of the components of a field."""
     return tuple(item.metadata["components"].name_of(each) for each in value)
@@ -175,7 +180,7 @@ def with_values(defaults: S, given: Sequence[tuple[str, object]], *, strict: boo
     settings = defaults
     of_stages = [(key, raw) for key, raw in given if key.startswith(f"{STAGES}.")]
     plain = [(key, raw) for key, raw in given if not key.startswith(f"{STAGES}.")]
-    names = {f.name: f for f in fields(settings) if "components" in f.metadata}  # type: ignore[arg-type]
+    names = {item.name: item for item in component_fields(settings)}
     chosen = {key: raw for key, raw in plain if key in names}
     for key, raw in chosen.items():
         settings = replace(settings, **{key: _components(names[key], getattr(settings, key), raw)})  # type: ignore[type-var]
@@ -220,7 +225,8 @@ def _with_stages(settings: S, given: Sequence[tuple[str, object]], *, strict: bo
             stages.append(StageSettings())
         place = int(number) - 1
         if key in own:
-            stages[place] = replace(stages[place], **{key: parse(raw, replace(own[key], key=full))})
+            change: dict[str, Any] = {key: parse(raw, replace(own[key], key=full))}
+            stages[place] = replace(stages[place], **change)
         elif key in known and key not in getattr(settings, "not_in_stages", ()):
             value = parse(raw, replace(known[key], key=full))
             stages[place] = replace(stages[place], changes=(*_without_key(stages[place].changes, key), (key, value)))
@@ -247,8 +253,7 @@ def settings_of_stage(settings: S, each: StageSettings) -> S:
 
 
 def _component_keys(settings: object) -> set[str]:
-    catalogs = (f.metadata["components"] for f in fields(settings) if "components" in f.metadata)  # type: ignore[arg-type]
-    return {name for catalog in catalogs for name in catalog}
+    return {name for item in component_fields(settings) for name in item.metadata["components"]}
 
 
 def _unknown_key(key: str, known: Mapping[str, Setting], component_fields: Iterable[Field[Any]]) -> UserError:

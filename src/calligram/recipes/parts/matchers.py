@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
@@ -24,6 +24,7 @@ class PretrainedModel:
 
     regions: ClassVar[bool] = False
     reranks: ClassVar[bool] = False
+    scores_vectors: ClassVar[bool] = True
 
     model: Annotated[str, "folder or hub name of a dual encoder, such as openai/clip-vit-base-patch32"] = ""
 
@@ -34,6 +35,7 @@ class GivenMatcher:
 
     regions: ClassVar[bool] = False
     reranks: ClassVar[bool] = False
+    scores_vectors: ClassVar[bool] = True
 
     source: Annotated[str, "where its class is defined"] = ""
 
@@ -116,7 +118,9 @@ def join_matchers(members: Sequence[Matcher], towers: Towers, *, shared: bool = 
     return made
 
 
-def load_pretrained(settings: Any, *, fit: str, views: str, max_pieces: int) -> tuple[Matcher, Inputs, float]:
+def load_pretrained(
+    settings: Any, *, fit: str, views: Literal["one", "flip", "ten"], max_pieces: int
+) -> tuple[Matcher, Inputs, float]:
     """Return a dual encoder of transformers, its inputs and its temperature."""
     if not settings.model:
         raise UserError("matcher=pretrained needs a model: give --set pretrained.model= with a folder or a hub name")

@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,11 +25,15 @@ from calligram.evaluation.encode import encode_images, encode_texts
 from calligram.features.pseudo.image_words import ImageWords
 from calligram.features.pseudo.region_words import PseudoSentences, region_sentences
 from calligram.models.catalog import load_matcher
+from calligram.recipes.parts.matchers import MATCHER_SETTINGS
 from calligram.recipes.parts.pseudo_settings import PseudoSettings
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.settings import RunSettings
 from calligram.text import tokenise
 from calligram.vectors import unit_length
+
+if TYPE_CHECKING:
+    from calligram.recipes.pairs import PairsSettings
 
 CSLS_NEIGHBOURS = 10
 """number of nearest images in the mean similarity of a text, as in Conneau et al. (2018)"""
@@ -45,12 +50,13 @@ class SemanticsSettings(RunSettings):
     pseudo: PseudoSettings = field(default_factory=PseudoSettings)
 
 
-def pseudo_pairs_or_none(collection: Collection, settings: PseudoSettings, context: RunContext) -> Pairing | None:
+def pseudo_pairs_or_none(collection: Collection, settings: PairsSettings, context: RunContext) -> Pairing | None:
     """Return the pseudo pairs of a run; None where there are fewer than two images or texts."""
-    if settings.images == "unannotated" and not len(collection.unannotated("train")):
+    if settings.pseudo.images == "unannotated" and not len(collection.unannotated("train")):
         log.info("every training image has captions: training without pseudo pairs and adversarial terms")
         return None
-    found = make_pseudo_pairs(collection, settings, context)
+    _check_adversarial(settings)  # first, since making pseudo-sentences takes long
+    found = make_pseudo_pairs(collection, settings.pseudo, context)
     images, texts = (int((count > 0).sum()) for count in found.matches.counts())
     if min(images, texts) < 2:
         log.info(
@@ -58,6 +64,18 @@ def pseudo_pairs_or_none(collection: Collection, settings: PseudoSettings, conte
         )
         return None
     return found
+
+
+def _check_adversarial(settings: PairsSettings) -> None:
+    """Refuse discriminators of vectors that the score does not use."""
+    if any(term.name == "adversarial" and term.weight for term in settings.terms):
+        for own in settings.matcher:
+            if not own.scores_vectors:
+                raise UserError(
+                    f"matcher={MATCHER_SETTINGS.name_of(own)} does not score by vectors, and the discriminators of the "
+                    "term adversarial are trained on vectors; leave adversarial out of terms=, or take a matcher of "
+                    "vectors such as a3vse, vse or mmca"
+                )
 
 
 def with_all_texts(train: Pairing, pseudo: Pairing) -> Pairing:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from calligram.models.catalog import WEIGHTS_FILE, read_run_file
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import Preset, find_preset
-from calligram.recipes.parts.config import as_plain, resolve
+from calligram.recipes.parts.config import as_plain, component_fields, replace_stages, resolve
 from calligram.training.distributed import Processes
 from calligram.training.loop import Evaluate, Loop, Stage, check_parameter_groups, train
 from calligram.training.runs import METRICS_FILE, Run
@@ -100,7 +100,7 @@ def run_preset(
         refuse_leaks(settings.teachers, whole, collection)
     about = _about(preset, settings, collection, context, command)
     if context.processes.first:
-        defaults = {"settings": as_plain(preset.defaults), "teachers": about["teachers"]}
+        defaults = {"settings": as_plain(_defaults_of_components(preset, settings)), "teachers": about["teachers"]}
         Run.check(out, about, resume=resume, defaults=defaults, read=read_run_file)
         if resume and not out.exists():
             log.info("nothing to resume in %s; starting a new run", out)
@@ -132,6 +132,19 @@ def run_preset(
     return train(
         made.matcher, made.stages, run, evaluate, loop=made.loop, processes=context.processes, track=context.track
     )
+
+
+def _defaults_of_components(preset: Preset, settings: Any) -> Any:
+    """Return the defaults of a preset, with the components of other settings such as terms.
+
+    A run that is older than a setting lacks it; the default stands for it when the run is resumed.
+    """
+    found = replace_stages(preset.defaults)
+    for item in component_fields(settings):
+        of_preset = {type(each): each for each in getattr(found, item.name)}
+        own = tuple(of_preset.get(type(each)) or type(each)() for each in getattr(settings, item.name))
+        found = replace(found, **{item.name: own})
+    return found
 
 
 def _check_captions(whole: Collection, sparse: Collection, *, learns: bool) -> None:

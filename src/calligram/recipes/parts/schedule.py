@@ -285,7 +285,7 @@ class Schedule:
 
     def _adversary(self) -> Adversary | None:
         term = next((term for term in self.settings.terms if term.name == "adversarial"), None)
-        return None if term is None else term.adversary(self.matcher.vector_size)  # type: ignore[attr-defined]
+        return None if term is None else term.adversary(self.matcher.vector_size)
 
     # Names of modules
 

@@ -165,7 +165,7 @@ class Optimisation:
             rest = max(0.0, (progress - self.warmup) / (1 - self.warmup))
             return rise * 0.5 * (1 + math.cos(math.pi * rest))
         if self.schedule == "step":
-            return rise * 0.1 ** int(progress * epochs / self.step_epochs)  # type: ignore[no-any-return]
+            return rise * 0.1 ** int(progress * epochs / self.step_epochs)
         return rise
 
     def stage(

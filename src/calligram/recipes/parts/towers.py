@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
@@ -251,18 +251,19 @@ class Towers:
         Args:
             matcher: has the modules ``image`` and ``text``.
         """
-        image, text = matcher.settings.image, matcher.settings.text
+        own: Any = matcher
+        image, text = own.settings.image, own.settings.text
         if image.kind == "backbone" and self.backbone is not None:
-            matcher.image.load_state_dict(self.backbone.state_dict())
+            own.image.load_state_dict(self.backbone.state_dict())
         if text.kind == "bert" and self.encoder is not None:
-            matcher.text.encoder.load_state_dict(self.encoder.state_dict())
+            own.text.encoder.load_state_dict(self.encoder.state_dict())
         words = self.inputs.texts
         if self.text.vectors and text.kind in ("gru", "lstm", "cnn") and isinstance(words, Vocabulary):
             from calligram.features.texts.word_vectors import pretrained_embeddings
 
             table = pretrained_embeddings(words, Path(self.text.vectors), self.text.word_dim)
             log.info("word vectors for %d of %d words", table.found, len(words))
-            matcher.text.words.weight.data.copy_(table.vectors)
+            own.text.words.weight.data.copy_(table.vectors)
         return matcher
 
     def _load_encoder(self) -> TextEncoder | None:
