@@ -22,9 +22,9 @@ from calligram.data.pictures import decode
 from calligram.device import device_named
 from calligram.features.images.pixels import PixelInput
 from calligram.models.catalog import StoredMatcher
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.scenes.generate import generate_scenes
 from calligram.search.indexing.encode import BATCH_PICTURES
 from calligram.search.indexing.run import index_source
@@ -39,9 +39,9 @@ FILES = 100_000
 
 def make_run(folder: Path) -> Path:
     """A run of the default vse, barely trained."""
-    recipe, small = RECIPES["vse"], generate_scenes(folder / "small", images=60, size=64)
-    settings = resolve(recipe.defaults, ["epochs=1", "batch=16"])
-    run_recipe(recipe, settings, small, folder / "run", context=RunContext(device_named("cpu")))
+    preset, small = PRESETS["vse"], generate_scenes(folder / "small", images=60, size=64)
+    settings = resolve(preset.defaults, ["epochs=1", "batch=16"])
+    run_preset(preset, settings, small, folder / "run", context=RunContext(device_named("cpu")))
     return folder / "run"
 
 

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from calligram.device import device_named
 from calligram.files import lock_folder
 from calligram.models.catalog import load_matcher
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.scenes.generate import generate_scenes
 from calligram.search.filters import columns
 from calligram.search.indexing.run import open_for_writing
@@ -46,9 +46,9 @@ SETTINGS = [f"dim={DIM}", "epochs=1", "image.size=32", "image.channels=8"]
 def make_run(folder: Path) -> tuple[Path, list[str]]:
     """A matcher that was barely trained, and captions to search with."""
     collection = generate_scenes(folder / "scenes", images=400, size=32)
-    recipe = RECIPES["vse"]
+    preset = PRESETS["vse"]
     context = RunContext(device_named("cpu"))
-    run_recipe(recipe, resolve(recipe.defaults, SETTINGS), collection, folder / "run", context=context)
+    run_preset(preset, resolve(preset.defaults, SETTINGS), collection, folder / "run", context=context)
     return folder / "run", list(dict.fromkeys(collection.sentences("all").texts.strings))
 
 

@@ -12,7 +12,7 @@ import torch
 from rows import Row, row
 
 from calligram.device import device_named
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext
 from calligram.scenes.generate import generate_scenes
@@ -26,11 +26,11 @@ def loop_against_bare(name: str, settings: list[str], images: int, size: int) ->
 
     The loop does more: it draws and augments batches, clips gradients, steps the optimiser and averages weights.
     """
-    recipe, device = RECIPES["vse"], device_named()
-    chosen = resolve(recipe.defaults, settings)
+    preset, device = PRESETS["vse"], device_named()
+    chosen = resolve(preset.defaults, settings)
     with tempfile.TemporaryDirectory() as folder:
         collection = generate_scenes(Path(folder) / "scenes", images=images, size=size)
-        plan = recipe.plan(chosen, collection, RunContext(device))
+        plan = preset.plan(chosen, collection, RunContext(device))
         plan.matcher.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         stage = plan.stages[-1]
         stage.objective.to(device)

@@ -33,7 +33,7 @@ def test_exported_names_are_imported_on_use():
     script = """
 import sys, calligram as cg
 assert "numpy" not in sys.modules and "torch" not in sys.modules
-assert cg.train is cg.train_recipe and callable(cg.evaluate) and callable(cg.load)
+assert cg.train is cg.train_preset and callable(cg.evaluate) and callable(cg.load)
 assert callable(cg.losses.ranking_loss) and "calligram.losses.neighbourhood" not in sys.modules
 try:
     cg.losses.nonsense

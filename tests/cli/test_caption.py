@@ -15,7 +15,7 @@ from calligram.data.add_captions import caption_revisions
 from calligram.data.collection import Collection
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.recipes.parts.run import train_recipe
+from calligram.recipes.parts.run import train_preset
 
 SMALL = ("batch=6", "epochs=1", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8")
 
@@ -33,7 +33,7 @@ def sources(tmp_path_factory, tiny_draft):
     draft.captions = [c for c in draft.captions if not c.images[0].startswith("train") or c.images[0] < "train-2"]
     draft.phrases = []
     collection = write_draft(draft, folder / "whole")
-    train_recipe("vse", collection, folder / "run", *SMALL)
+    train_preset("vse", collection, folder / "run", *SMALL)
     return folder / "run", draft
 
 

@@ -9,7 +9,7 @@ from calligram.cli.main import app
 from calligram.data.negatives import NegativeLists
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.recipes.parts.run import train_recipe
+from calligram.recipes.parts.run import train_preset
 
 SMALL = ("batch=6", "epochs=1", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8")
 
@@ -17,7 +17,7 @@ SMALL = ("batch=6", "epochs=1", "dim=8", "image.size=16", "image.channels=4", "t
 @pytest.fixture(scope="module")
 def trained(tiny, tmp_path_factory):
     out = tmp_path_factory.mktemp("mine") / "run"
-    train_recipe("vse", tiny, out, *SMALL)
+    train_preset("vse", tiny, out, *SMALL)
     return out
 
 

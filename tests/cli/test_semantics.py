@@ -10,7 +10,7 @@ from calligram.cli.main import app
 from calligram.data.collection import Collection
 from calligram.data.draft import RegionRecord
 from calligram.data.write_collection import write_draft
-from calligram.recipes.parts.run import train_recipe
+from calligram.recipes.parts.run import train_preset
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_uncaptioned_pictures_of_a_folder_belong_to_train(tmp_path):
 
 def test_failures_with_unknown_words_are_counted(tiny, tmp_path):
     small = ["epochs=1", "batch=6", "dim=8", "text.word_dim=8", "text.hidden=8", "text.min_count=1", "image.size=32"]
-    train_recipe("vse", tiny, tmp_path / "run", *small, "sparse.images=0.5", "sparse.captions=1")
+    train_preset("vse", tiny, tmp_path / "run", *small, "sparse.images=0.5", "sparse.captions=1")
     asked = ["evaluate", str(tmp_path / "run"), str(tiny.folder), "--unknown", "--device", "cpu"]
     shown = CliRunner().invoke(app, asked)
     assert shown.exit_code == 0, shown.output

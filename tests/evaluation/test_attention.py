@@ -25,9 +25,9 @@ from calligram.models.catalog import load_matcher
 from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.vsrn import VSRN, VSRNSettings
-from calligram.recipes.catalog import find_recipe
+from calligram.recipes.catalog import find_preset
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.text import whitespace_word_spans
 
 SMALL = (
@@ -39,9 +39,9 @@ SENTENCE = "a red disc, the  round-red thing!"
 
 
 def trained(collection, out, *changes):
-    recipe = find_recipe("fragments")
-    settings = resolve(recipe.defaults, [*SMALL, *changes])
-    run_recipe(recipe, settings, collection, out, context=RunContext(torch.device("cpu")))
+    preset = find_preset("fragments")
+    settings = resolve(preset.defaults, [*SMALL, *changes])
+    run_preset(preset, settings, collection, out, context=RunContext(torch.device("cpu")))
     stored = load_matcher(out)
     return stored.matcher, stored.inputs
 

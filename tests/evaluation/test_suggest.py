@@ -11,7 +11,7 @@ from calligram.evaluation import suggest
 from calligram.evaluation.encode import encode_pairing, load_pairing, score_matrix
 from calligram.evaluation.suggest import suggest_images, uncertainties
 from calligram.models.catalog import load_matcher
-from calligram.recipes.parts.run import train_recipe
+from calligram.recipes.parts.run import train_preset
 
 SMALL = ("batch=6", "epochs=2", "dim=8", "text.word_dim=6", "text.hidden=8", "text.min_count=1", "image.features=f")
 CROWDS = 5
@@ -39,7 +39,7 @@ def crowds(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(crowds, tmp_path_factory):
     out = tmp_path_factory.mktemp("crowds-run") / "run"
-    train_recipe("vse", crowds, out, *SMALL)
+    train_preset("vse", crowds, out, *SMALL)
     return load_matcher(out)
 
 

@@ -15,17 +15,17 @@ from calligram.features.regions.extract import ExtractionTask, add_regions
 from calligram.features.regions.proposers import load_proposer
 from calligram.features.texts.pca import Covariance
 from calligram.models.cca import CCA
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.training.runs import load_run
 
 TFIDF = "text.vectors.kind=tfidf"
 
 
-def run(recipe, collection, out, *changes, resume=False):
-    settings = resolve(RECIPES[recipe].defaults, changes)
-    return run_recipe(RECIPES[recipe], settings, collection, out, resume=resume, context=RunContext())
+def run(preset, collection, out, *changes, resume=False):
+    settings = resolve(PRESETS[preset].defaults, changes)
+    return run_preset(PRESETS[preset], settings, collection, out, resume=resume, context=RunContext())
 
 
 def with_features(tiny_draft, folder):
@@ -160,8 +160,8 @@ PHRASES = ("region.proposals=grid", "region.backbone=", "region.size=32", "chunk
 
 
 def plan_phrases(collection, *changes):
-    recipe = RECIPES["two-branch-phrases"]
-    return recipe.plan(resolve(recipe.defaults, [*PHRASES, *changes]), collection, RunContext())
+    preset = PRESETS["two-branch-phrases"]
+    return preset.plan(resolve(preset.defaults, [*PHRASES, *changes]), collection, RunContext())
 
 
 def test_constraints_of_phrases_are_a_stage_with_their_weights(looked_at):

@@ -8,9 +8,9 @@ from calligram.errors import UserError
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.features.regions.extract import ExtractionTask, add_regions
 from calligram.features.regions.proposers import load_proposer
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.scenes.generate import generate_scenes
 from calligram.training.runs import load_run
 
@@ -34,8 +34,8 @@ def test_localization_reaches_most_of_the_upper_bound(looked_at, tmp_path):
 
     Ten boxes, of which one or two are right, and 480 scenes to learn from: 76% was measured, a guess reaches a fifth.
     """
-    recipe = RECIPES["two-branch-phrases"]
-    run_recipe(recipe, resolve(recipe.defaults, SETTINGS), looked_at, tmp_path / "run", context=RunContext())
+    preset = PRESETS["two-branch-phrases"]
+    run_preset(preset, resolve(preset.defaults, SETTINGS), looked_at, tmp_path / "run", context=RunContext())
     matcher, inputs = load_run(tmp_path / "run")
     found = evaluate_localization(matcher, inputs, load_phrases(inputs, looked_at, "test"))
     assert found.phrases > 400
@@ -54,4 +54,4 @@ def test_localization_reaches_most_of_the_upper_bound(looked_at, tmp_path):
 )
 def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
-        resolve(RECIPES["two-branch-phrases"].defaults, changes)
+        resolve(PRESETS["two-branch-phrases"].defaults, changes)

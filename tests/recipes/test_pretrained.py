@@ -7,18 +7,18 @@ import torch
 
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.training.runs import Run
 
 SMALL = ("batch=14", "image.crop=1", "lr=3e-3", "ema_decay=0")
 
 
 def run(collection, model, out, *changes, resume=False):
-    recipe = RECIPES["pretrained"]
-    settings = resolve(recipe.defaults, [f"model={model}", *SMALL, *changes])
-    return run_recipe(recipe, settings, collection, out, resume=resume, context=RunContext(torch.device("cpu")))
+    preset = PRESETS["pretrained"]
+    settings = resolve(preset.defaults, [f"model={model}", *SMALL, *changes])
+    return run_preset(preset, settings, collection, out, resume=resume, context=RunContext(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("model", ["tiny_clip", "tiny_siglip"])
@@ -51,10 +51,10 @@ def test_frozen_parts_stay_and_others_move(tiny, tiny_clip, tmp_path):
 
 
 def test_infonce_starts_from_the_models_own_temperature(tiny, tiny_clip):
-    recipe = RECIPES["pretrained"]
+    preset = PRESETS["pretrained"]
     for change, temperature in (("margin=0.2", 0.07), ("temperature=0.5", 0.5)):
-        settings = resolve(recipe.defaults, [f"model={tiny_clip}", *SMALL, change])
-        plan = recipe.plan(settings, tiny, RunContext(torch.device("cpu")))
+        settings = resolve(preset.defaults, [f"model={tiny_clip}", *SMALL, change])
+        plan = preset.plan(settings, tiny, RunContext(torch.device("cpu")))
         objective = plan.stages[0].objective
         assert float(objective.temperature.detach()) == pytest.approx(temperature, rel=1e-3)
 
@@ -63,4 +63,4 @@ def test_a_model_must_be_given(tiny, tmp_path):
     with pytest.raises(UserError, match="needs a model: give --set model="):
         run(tiny, "", tmp_path / "run")
     with pytest.raises(UserError, match="epochs must be at least 0"):
-        resolve(RECIPES["pretrained"].defaults, ["epochs=-1"])
+        resolve(PRESETS["pretrained"].defaults, ["epochs=-1"])

@@ -11,16 +11,16 @@ from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.features.pseudo.wordnet import WordNet
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe, train_recipe
+from calligram.recipes.parts.run import RunContext, run_preset, train_preset
 from calligram.training.runs import Run
 
 
 def run(collection, out, *changes):
-    recipe = RECIPES["tags"]
-    return run_recipe(
-        recipe, resolve(recipe.defaults, changes), collection, out, context=RunContext(torch.device("cpu"))
+    preset = PRESETS["tags"]
+    return run_preset(
+        recipe, resolve(preset.defaults, changes), collection, out, context=RunContext(torch.device("cpu"))
     )
 
 
@@ -93,7 +93,7 @@ def test_no_captions_are_needed_and_without_dev_captions_nothing_is_measured(
     collection = write_draft(draft, tmp_path / "collection")
     assert run(collection, tmp_path / "run", f"backbone={tiny_classifier}", "expand=none")["rsum"] >= 0
     with pytest.raises(UserError, match="no captioned images in split train"):
-        train_recipe("vse", collection, tmp_path / "vse")
+        train_preset("vse", collection, tmp_path / "vse")
     for image in draft.images:
         image.split = "test"
     without = write_draft(draft, tmp_path / "without")
@@ -102,4 +102,4 @@ def test_no_captions_are_needed_and_without_dev_captions_nothing_is_measured(
     assert "no captioned images in split dev: the matcher is not evaluated" in caplog.text
     Run.open(tmp_path / "none").load()
     with pytest.raises(UserError, match="no captioned images in split train"):
-        train_recipe("vse", without, tmp_path / "other")
+        train_preset("vse", without, tmp_path / "other")

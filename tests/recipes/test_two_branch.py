@@ -10,9 +10,9 @@ from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.models.catalog import load_matcher
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.training.runs import Run, load_run
 
 SMALL = {
@@ -39,9 +39,9 @@ def colours(tiny_draft, tmp_path_factory):
     return write_draft(draft, folder / "collection")
 
 
-def run(recipe, collection, out, *changes, resume=False):
-    settings = resolve(RECIPES[recipe].defaults, [*SMALL[recipe], *changes])
-    return run_recipe(RECIPES[recipe], settings, collection, out, resume=resume, context=RunContext())
+def run(preset, collection, out, *changes, resume=False):
+    settings = resolve(PRESETS[preset].defaults, [*SMALL[recipe], *changes])
+    return run_preset(PRESETS[preset], settings, collection, out, resume=resume, context=RunContext())
 
 
 @pytest.mark.parametrize("recipe", SMALL)
@@ -90,8 +90,8 @@ def test_other_batches_and_one_direction_train_too(colours, tmp_path, extra):
 
 def test_a_recurrent_network_is_trained_too(colours, tmp_path):
     side = ("image.features=colours", "text.source=gru", "text.min_count=1", "text.hidden=16", "text.word_dim=8")
-    settings = resolve(RECIPES["two-branch"].defaults, [*SMALL["two-branch"], *side, "epochs=12"])
-    matcher = RECIPES["two-branch"].plan(settings, colours, RunContext()).matcher
+    settings = resolve(PRESETS["two-branch"].defaults, [*SMALL["two-branch"], *side, "epochs=12"])
+    matcher = PRESETS["two-branch"].plan(settings, colours, RunContext()).matcher
     before = matcher.text.words.weight.detach().clone()
     assert run("two-branch", colours, tmp_path / "run", *side, "epochs=12")["i2t_r1"] > 40
     assert not torch.equal(load_run(tmp_path / "run")[0].text.words.weight, before)

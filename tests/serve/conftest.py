@@ -21,7 +21,7 @@ from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile
 from calligram.data.write_collection import write_draft
 from calligram.features.regions.extract import ExtractionTask, add_regions
 from calligram.features.regions.proposers import load_proposer
-from calligram.recipes.parts.run import train_recipe
+from calligram.recipes.parts.run import train_preset
 from calligram.scenes.generate import generate_scenes
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
@@ -76,7 +76,7 @@ def _train(folder: Path) -> None:
         ("two-branch-phrases", SMALL_PHRASES, "phrases"),
         ("fragments", [*SMALL_FRAGMENTS, backbone], "fragments"),
     ):
-        train_recipe(name, scenes, folder / out, *changes)
+        train_preset(name, scenes, folder / out, *changes)
 
 
 @pytest.fixture(scope="session")

@@ -50,17 +50,17 @@ def take_steps(folders: Mapping[str, str], out: Path) -> None:
 
 def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
     """Take one training step of a recipe and save gradients, loss and the images this process saw."""
-    from calligram.recipes.catalog import RECIPES
+    from calligram.recipes.catalog import PRESETS
     from calligram.recipes.parts.config import resolve
     from calligram.recipes.parts.run import RunContext
     from calligram.training.distributed import Processes
 
     torch.set_num_threads(1)
     processes = Processes.join()
-    recipe = RECIPES[name]
-    settings = resolve(recipe.defaults, [*SMALL, *changes])
+    preset = PRESETS[name]
+    settings = resolve(preset.defaults, [*SMALL, *changes])
     torch.manual_seed(0)
-    plan = recipe.plan(settings, settings.sparse.of(Collection.open(folder)), RunContext(processes=processes))
+    plan = preset.plan(settings, settings.sparse.of(Collection.open(folder)), RunContext(processes=processes))
     stage = plan.stages[-1]
     batch = next(iter(stage.batches.epoch(0)))
     plan.matcher.double()

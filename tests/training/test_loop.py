@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from calligram.data.collection import Collection
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.training.runs import Run, optimizer_tensors, restore_optimizer
 
 SMALL = (
@@ -28,9 +28,9 @@ SMALL = (
 
 
 def run(collection: Collection, out: Path, *changes: str, resume: bool = False) -> dict[str, float]:
-    recipe = RECIPES["vse"]
-    settings = resolve(recipe.defaults, [*SMALL, *changes])
-    return run_recipe(recipe, settings, collection, out, resume=resume, context=RunContext(torch.device("cpu")))
+    preset = PRESETS["vse"]
+    settings = resolve(preset.defaults, [*SMALL, *changes])
+    return run_preset(preset, settings, collection, out, resume=resume, context=RunContext(torch.device("cpu")))
 
 
 def numbers(folder: Path) -> list[dict[str, object]]:

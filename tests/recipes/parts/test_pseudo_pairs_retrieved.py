@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.pseudo_pairs import (
     PseudoSettings,
@@ -16,7 +16,7 @@ from calligram.recipes.parts.pseudo_pairs import (
     retrieved_sentences,
     sentences_not_in,
 )
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.training.runs import Run
 
 SPARSE = ("sparse.images=0.5", "sparse.captions=1")
@@ -31,9 +31,9 @@ OTHERS = [f"here {colour} lies" for colour in COLOURS]
 
 
 def run(collection, out, *changes, resume=False):
-    settings = resolve(RECIPES["a3vse"].defaults, [*SMALL, *changes])
+    settings = resolve(PRESETS["a3vse"].defaults, [*SMALL, *changes])
     context = RunContext(torch.device("cpu"))
-    return run_recipe(RECIPES["a3vse"], settings, collection, out, resume=resume, context=context)
+    return run_preset(PRESETS["a3vse"], settings, collection, out, resume=resume, context=context)
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +87,11 @@ def test_an_ensemble_of_members_that_saw_removed_captions_is_refused(spoken_tiny
     members = [tmp_path / "whole", tmp_path / "other"]
     for seed, folder in enumerate(members):
         run(spoken_tiny, folder, "sparse.images=1", "sparse.captions=none", "epochs=1", f"seed={seed}")
-    recipe, context = RECIPES["ensemble"], RunContext(torch.device("cpu"))
+    preset, context = PRESETS["ensemble"], RunContext(torch.device("cpu"))
 
     def joined(name, runs, *changes):
-        settings = resolve(recipe.defaults, [f"runs={','.join(map(str, runs))}", *changes])
-        return run_recipe(recipe, settings, spoken_tiny, tmp_path / name, context=context)
+        settings = resolve(preset.defaults, [f"runs={','.join(map(str, runs))}", *changes])
+        return run_preset(preset, settings, spoken_tiny, tmp_path / name, context=context)
 
     removed = r"was trained on .*, with \d+ captions that .* leaves out"
     with pytest.raises(UserError, match=rf"runs\[0\]=.*whole {removed}"):
@@ -126,7 +126,7 @@ def test_contradictory_settings_are_refused(spoken_tiny, first, corpus, tmp_path
     with pytest.raises(UserError, match=r"or give a run that retrieves sentences with pseudo\.run="):
         PseudoSettings(sources=())
     with pytest.raises(UserError, match=r"pseudo\.images=none makes no pseudo pairs"):
-        resolve(RECIPES["a3vse"].defaults, ["pseudo.images=none", f"pseudo.run={first}", f"pseudo.corpus={corpus}"])
+        resolve(PRESETS["a3vse"].defaults, ["pseudo.images=none", f"pseudo.run={first}", f"pseudo.corpus={corpus}"])
     sparse = spoken_tiny.sparse(0.5, 1)
     visuals, context = sparse.unannotated("train"), RunContext()
     own = tmp_path / "own.txt"

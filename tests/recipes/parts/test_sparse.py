@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.recipes.parts.sparse import epochs_factor, extended, half
 from calligram.training.runs import Run
 
@@ -17,15 +17,15 @@ SMALL = ("batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_cou
 
 
 def run(collection, out, *changes, resume=False):
-    recipe = RECIPES["vse"]
-    settings = resolve(recipe.defaults, [*SMALL, "image.size=32", "epochs=2", *changes])
+    preset = PRESETS["vse"]
+    settings = resolve(preset.defaults, [*SMALL, "image.size=32", "epochs=2", *changes])
     context = RunContext(torch.device("cpu"))
-    return run_recipe(recipe, settings, collection, out, resume=resume, context=context)
+    return run_preset(preset, settings, collection, out, resume=resume, context=context)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_recipe_has_the_settings_of_sparse_collections(name):
-    settings = resolve(RECIPES[name].defaults, ["sparse.images=0.1", "sparse.captions=2", "sparse.seed=3"])
+    settings = resolve(PRESETS[name].defaults, ["sparse.images=0.1", "sparse.captions=2", "sparse.seed=3"])
     assert (settings.sparse.images, settings.sparse.captions, settings.sparse.seed) == (0.1, 2, 3)
 
 
@@ -83,7 +83,7 @@ def test_epochs_are_extended_as_the_paper_says():
 )
 def test_a_sparse_run_takes_longer(tiny, epoch_of, length, factor):
     changes = [f"epoch_of={epoch_of}", f"sparse.length={length}", "sparse.images=0.5", "sparse.captions=1"]
-    settings = resolve(RECIPES["vse"].defaults, changes)
+    settings = resolve(PRESETS["vse"].defaults, changes)
     assert epochs_factor(settings, tiny, settings.sparse.of(tiny)) == pytest.approx(factor)
 
 
@@ -93,11 +93,11 @@ def test_stages_with_more_epochs_are_trained(tiny, tmp_path):
 
 
 def test_text_vectors_are_fitted_on_kept_captions_whatever_was_cached_before(stored_tiny, tmp_path):
-    recipe = RECIPES["cca"]
+    preset = PRESETS["cca"]
     words = {}
     for name, changes in (("all", ()), ("few", ("sparse.images=0.5", "sparse.captions=1"))):
         given = ["image.features=colour", "text.vectors.kind=tfidf", "eta=0.1", *changes]
-        run_recipe(recipe, resolve(recipe.defaults, given), stored_tiny, tmp_path / name)
+        run_preset(preset, resolve(preset.defaults, given), stored_tiny, tmp_path / name)
         words[name] = set(Run.open(tmp_path / name).load()[1].texts.vectorizer.known.words)
     kept = stored_tiny.sparse(0.5, 1).sentences("train").texts.strings
     assert words["few"] <= {word for string in kept for word in string.split()} < words["all"]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.studies.catalog import SUGGEST
 from calligram.studies.claims import Claim, Row, Study
 from calligram.studies.reproduce import reproduce_study
@@ -23,7 +23,7 @@ SMALL = (
 
 
 def settings(*changes):
-    return resolve(RECIPES["vse"].defaults, [*SMALL, *changes])
+    return resolve(PRESETS["vse"].defaults, [*SMALL, *changes])
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def start(spoken_tiny, tmp_path_factory):
     """A run that saw a caption of each of three images of twelve."""
     out = tmp_path_factory.mktemp("start") / "run"
     chosen = settings("sparse.images=0.25", "sparse.captions=1")
-    run_recipe(RECIPES["vse"], chosen, spoken_tiny, out, context=RunContext(torch.device("cpu")))
+    run_preset(PRESETS["vse"], chosen, spoken_tiny, out, context=RunContext(torch.device("cpu")))
     return out
 
 
@@ -55,7 +55,7 @@ def test_suggested_images_are_added_to_captioned_ones_in_the_same_number_as_rand
 def test_a_run_on_suggested_images_suggests_further_ones(spoken_tiny, start, tmp_path):
     few = ("sparse.images=0.25", "sparse.captions=1", "sparse.more=0.25")
     one = settings(*few, f"sparse.run={start}")
-    run_recipe(RECIPES["vse"], one, spoken_tiny, tmp_path / "one", context=RunContext(torch.device("cpu")))
+    run_preset(PRESETS["vse"], one, spoken_tiny, tmp_path / "one", context=RunContext(torch.device("cpu")))
     first, second = one.sparse.of(spoken_tiny), settings(*few, f"sparse.run={tmp_path / 'one'}").sparse.of(spoken_tiny)
     assert len(Run.open(tmp_path / "one").about["further captions"]) == 3
     assert set(captioned(first)) < set(captioned(second))
