@@ -67,16 +67,21 @@ class Preset:
     description: str
     recipe: Recipe
     values: tuple[tuple[str, object], ...] = ()
-    """settings that differ from the defaults of the recipe, by dotted key"""
+    """settings that differ from those of its base, by dotted key"""
     file: Path | None = None
+    base: Preset | None = None
+    """preset that it changes; None for the defaults of the recipe"""
 
     @cached_property
     def defaults(self) -> Any:
         """The settings with the values of the preset."""
-        from calligram.recipes.parts.config import with_values
+        from calligram.recipes.parts.config import replace_stages, with_values
 
+        before = self.base.defaults if self.base is not None else self.recipe.settings_class()
+        if any(key.startswith("stages.") for key, _ in self.values):
+            before = replace_stages(before)  # a preset with stages has none of its base
         try:
-            return with_values(self.recipe.settings_class(), self.values)
+            return with_values(before, self.values)
         except UserError as error:
             raise UserError(f"preset {self.name}: {error}") from error
 
@@ -142,10 +147,5 @@ def read_preset(file: Path, name: str = "") -> Preset:
     recipe = str(content.get("recipe", base.recipe.name if base else "pairs"))
     if recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
-    values = flatten(own)
-    if base is not None:
-        # A preset with stages of its own has no stages of its base.
-        kept = [v for v in base.values if "stages" not in own or not v[0].startswith("stages.")]
-        values = [*kept, *values]
     description = str(content.get("description", base.description if base else ""))
-    return Preset(name or file.stem, description, RECIPES[recipe], tuple(values), file)
+    return Preset(name or file.stem, description, RECIPES[recipe], tuple(flatten(own)), file, base)
