@@ -39,7 +39,7 @@ def build_model(description: str) -> Any:
     """Build the described model with random weights, in float32."""
     from transformers import AutoModel
 
-    return AutoModel.from_config(architecture_config(description), dtype=torch.float32)  # type: ignore[no-untyped-call]
+    return AutoModel.from_config(architecture_config(description), dtype=torch.float32)
 
 
 def load_model(kind: Any, name: str, *, what: str, optional: tuple[str, ...] = ()) -> Any:
@@ -81,14 +81,14 @@ def quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(level)
         if bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+            logging.enable_progress_bar()
 
 
 def _without_ignored_keys(content: dict[str, Any]) -> dict[str, Any]:

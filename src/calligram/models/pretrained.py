@@ -119,7 +119,7 @@ def _crops(name: str) -> bool:
     from transformers import AutoImageProcessor
 
     try:
-        processor = AutoImageProcessor.from_pretrained(name)  # type: ignore[no-untyped-call]
+        processor = AutoImageProcessor.from_pretrained(name)
     except (OSError, ValueError, ImportError):
         return False
     return bool(getattr(processor, "do_center_crop", False))

@@ -186,7 +186,7 @@ def pixel_input(name: str, size: int | None = None, fit: str = "squash") -> Pixe
         from transformers import AutoImageProcessor
 
         try:
-            content = AutoImageProcessor.from_pretrained(name).to_dict()  # type: ignore[no-untyped-call]
+            content = AutoImageProcessor.from_pretrained(name).to_dict()
         except (OSError, ValueError, ImportError):
             content = {}
     size_entry = content.get("crop_size") or content.get("size") or {}

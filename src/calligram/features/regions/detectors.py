@@ -61,7 +61,7 @@ class Detector:
         model = load_model(AutoModelForObjectDetection, name, what="detector")
         try:
             with quiet_transformers():
-                processor = AutoImageProcessor.from_pretrained(name)  # type: ignore[no-untyped-call]
+                processor = AutoImageProcessor.from_pretrained(name)
         except (OSError, ValueError, KeyError, ImportError) as error:
             raise loading_error("the image processor of the detector", name, error) from error
         if not hasattr(processor, "post_process_object_detection"):

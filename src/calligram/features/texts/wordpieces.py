@@ -53,7 +53,7 @@ class WordPieces(TextInput):
         trained = BertWordPieceTokenizer({piece: number for number, piece in enumerate(pieces)}, lowercase=True)
         pad, unknown, start, end, mask = SPECIAL_PIECES
         return cls(
-            PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+            PreTrainedTokenizerFast(
                 tokenizer_object=trained._tokenizer, model_max_length=max_pieces,
                 pad_token=pad, unk_token=unknown, cls_token=start, sep_token=end, mask_token=mask,
             ),
