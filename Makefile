@@ -22,7 +22,7 @@ quick: .venv/dev  ## after each edit: lint, and the tests that need no server, b
 check: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 
 # The page is tested in the system's browser. Where it cannot be installed here, its tests fail and say what would do it.
 chromium:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,11 @@ NAMES_WITHOUT_A_NOUN = {
 """a constant's name has a noun, and a unit where the value has one: READ_BATCH_ROWS, not AT_ONCE"""
 
 
-def trees() -> Iterator[tuple[Path, ast.Module]]:
-    for file in sorted(ROOT.rglob("*.py")):
-        yield file.relative_to(ROOT), ast.parse(file.read_text(encoding="utf-8"))
+@cache
+def trees() -> list[tuple[Path, ast.Module]]:
+    return [
+        (file.relative_to(ROOT), ast.parse(file.read_text(encoding="utf-8"))) for file in sorted(ROOT.rglob("*.py"))
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def recurrent() -> tuple[Matcher, Inputs]:
 
 
 def convolutional() -> tuple[Matcher, Inputs]:
-    cnn = TextCNNSettings(len(WORDS), 6, (1, 2), width=2, length=7, shifts=0)
+    cnn = TextCNNSettings(len(WORDS), 6, (1, 2), width=2, length=3, shifts=0)
     settings = VSESettings(
         ImageArchitecture("cnn", channels=(4, 8)), TextArchitecture("cnn", cnn=cnn.description), 12, head="paper"
     )
