@@ -20,7 +20,7 @@ from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.training.runs import load_run
 
-TFIDF = "text.vectors.kind=tfidf"
+TFIDF = "text.fitted.kind=tfidf"
 
 
 def run(preset, collection, out, *changes, resume=False):
@@ -55,7 +55,7 @@ def looked_at(tiny_draft, tmp_path_factory):
 @pytest.fixture(scope="module")
 def members(looked_at, tmp_path_factory):
     folder = tmp_path_factory.mktemp("members")
-    small = ("hidden=32", "dim=16", "lr=0.01", "dropout=0", TFIDF)
+    small = ("two-branch.hidden=32", "two-branch.dropout=0", "dim=16", "lr=0.01", TFIDF)
     run("two-branch", looked_at, folder / "sentences", *small, "batch=14", "epochs=10", "image.features=colours")
     regions = ("region.proposals=grid", "region.backbone=", "region.size=32", "chunker_captions=0")
     run("two-branch-phrases", looked_at, folder / "phrases", *small, *regions, "epochs=2", "set_size=4")
@@ -166,8 +166,9 @@ def plan_phrases(collection, *changes):
 
 def test_constraints_of_phrases_are_a_stage_with_their_weights(looked_at):
     """The neighbourhood terms of two-branch, Eq. 6, are in the loss of the second stage and of no other."""
-    small = ("hidden=16", "dim=8", "lr=0.02", "epochs=2", "constraint_epochs=3")
-    plan = plan_phrases(looked_at, *small, "constraint_weights=0.3,0.4", "constraint_lr=0.5")
+    small = ("two-branch.hidden=16", "dim=8", "lr=0.02", "epochs=2", "stages.1.name=ranking")
+    second = ("name=constraints", "epochs=3", "lr=0.01", "neighbourhood.weights=1,4,0.3,0.4", "resets_best=true")
+    plan = plan_phrases(looked_at, *small, *(f"stages.2.{change}" for change in second))
     ranking, constraints = plan.stages
     assert (ranking.objective.weights, constraints.objective.weights) == ((1, 4, 0, 0), (1, 4, 0.3, 0.4))
     assert [(stage.name, stage.epochs, stage.lr) for stage in plan.stages] == [
@@ -181,7 +182,7 @@ def test_constraints_of_phrases_are_a_stage_with_their_weights(looked_at):
 
 
 def test_cca_of_phrases_is_fitted_on_truth_regions_with_their_phrases(looked_at):
-    plan = plan_phrases(looked_at, "network=cca", "background=0.7", "positives=single", "eta=0.1", "dim=0")
+    plan = plan_phrases(looked_at, "matcher=cca", "background=0.7", "positives=single", "cca.eta=0.1", "dim=0")
     found = plan.fit(lambda matcher: pytest.fail("one value of eta needs no dev"))
     grounded = grounded_phrases(looked_at, looked_at.images_in("train"))
     strings = phrase_texts(looked_at, grounded.phrases).strings
@@ -200,7 +201,7 @@ def test_cca_of_phrases_is_fitted_on_truth_regions_with_their_phrases(looked_at)
 
 
 def test_the_regularization_of_cca_is_selected_on_dev_for_each_modality(looked_at):
-    plan = plan_phrases(looked_at, "network=cca", "background=0.7", "eta=0.5,0.01")
+    plan = plan_phrases(looked_at, "matcher=cca", "background=0.7", "cca.eta=0.5,0.01")
     asked = []
 
     def evaluate(matcher):

@@ -16,9 +16,10 @@ from calligram.training.runs import load_run
 
 IMAGES, SIZE, BOXES = 600, 64, 10
 SETTINGS = (
-    "network=similarity", "hidden=128", "dim=64", "lr=0.01", "epochs=20", "match=0.5", "background=0.5",
+    "matcher=two-branch-similarity", "terms=logistic", "two-branch-similarity.hidden=128",
+    "two-branch-similarity.dropout=0", "dim=64", "lr=0.01", "epochs=20", "match=0.5", "background=0.5",
     "chunker_captions=0",
-    "text.vectors.kind=tfidf", "region.size=64", "region.bins=6", "region.geometry=10",
+    "text.fitted.kind=tfidf", "region.size=64", "region.bins=6", "region.geometry=10",
 )  # fmt: skip
 """chosen on dev, as are the sizes: fewer and smaller pictures than a study's, and fewer boxes to choose from"""
 
@@ -47,9 +48,14 @@ def test_localization_reaches_most_of_the_upper_bound(looked_at, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (("network=cca", "eta="), "eta needs at least one value"),
+        (("matcher=cca", "cca.eta="), "eta needs at least one value"),
         (("match=0.5", "background=0.6"), "background=0.6 must not be above match=0.5"),
         (("dim=0",), "dim must be at least 1"),
+        (("matcher=two-branch-similarity",), "matcher=two-branch-similarity .* is trained by terms=logistic"),
+        (("matcher=two-branch,cca",), "trains one matcher with one term"),
+        (("matcher=vse",), "unknown matcher of regions and phrases 'vse'"),
+        (("network=similarity",), "setting network is now called matcher"),
+        (("text.network=gru",), "takes text vectors"),
     ],
 )
 def test_invalid_settings_are_refused(changes, message):

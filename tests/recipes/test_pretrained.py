@@ -17,7 +17,7 @@ SMALL = ("batch=14", "image.crop=1", "lr=3e-3", "ema_decay=0")
 
 def run(collection, model, out, *changes, resume=False):
     preset = PRESETS["pretrained"]
-    settings = resolve(preset.defaults, [f"model={model}", *SMALL, *changes])
+    settings = resolve(preset.defaults, [f"pretrained.model={model}", *SMALL, *changes])
     return run_preset(preset, settings, collection, out, resume=resume, context=RunContext(torch.device("cpu")))
 
 
@@ -36,7 +36,8 @@ def test_a_model_without_fine_tuning_becomes_a_run_that_can_be_evaluated_and_mov
 @pytest.mark.parametrize(("model", "loss"), [("tiny_clip", "infonce"), ("tiny_siglip", "ranking")])
 def test_fine_tuning_lifts_recall(model, loss, tiny, request, tmp_path):
     before = run(tiny, request.getfixturevalue(model), tmp_path / "before", "epochs=0")
-    changes = (f"loss={loss}", "top_k=none", "image.views=flip", "word_dropout=0.05", "epochs=40", "temperature=0.07")
+    term = {"infonce": "infonce.temperature=0.07", "ranking": "ranking.top_k=none"}[loss]
+    changes = (f"terms={loss}", term, "image.views=flip", "text.word_dropout=0.05", "epochs=40")
     after = run(tiny, request.getfixturevalue(model), tmp_path / "after", *changes)
     assert after["t2i_r1"] > max(60, before["t2i_r1"])  # chance is 1 in 6
 
@@ -52,15 +53,15 @@ def test_frozen_parts_stay_and_others_move(tiny, tiny_clip, tmp_path):
 
 def test_infonce_starts_from_the_models_own_temperature(tiny, tiny_clip):
     preset = PRESETS["pretrained"]
-    for change, temperature in (("margin=0.2", 0.07), ("temperature=0.5", 0.5)):
-        settings = resolve(preset.defaults, [f"model={tiny_clip}", *SMALL, change])
+    for change, temperature in (("infonce.weight=1", 0.07), ("infonce.temperature=0.5", 0.5)):
+        settings = resolve(preset.defaults, [f"pretrained.model={tiny_clip}", *SMALL, change])
         plan = preset.plan(settings, tiny, RunContext(torch.device("cpu")))
         objective = plan.stages[0].objective
         assert float(objective.temperature.detach()) == pytest.approx(temperature, rel=1e-3)
 
 
 def test_a_model_must_be_given(tiny, tmp_path):
-    with pytest.raises(UserError, match="needs a model: give --set model="):
+    with pytest.raises(UserError, match="needs a model: give --set pretrained.model="):
         run(tiny, "", tmp_path / "run")
-    with pytest.raises(UserError, match="epochs must be at least 0"):
+    with pytest.raises(UserError, match="setting epochs takes a whole number from 0 "):
         resolve(PRESETS["pretrained"].defaults, ["epochs=-1"])

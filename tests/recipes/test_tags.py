@@ -20,7 +20,7 @@ from calligram.training.runs import Run
 def run(collection, out, *changes):
     preset = PRESETS["tags"]
     return run_preset(
-        recipe, resolve(preset.defaults, changes), collection, out, context=RunContext(torch.device("cpu"))
+        preset, resolve(preset.defaults, changes), collection, out, context=RunContext(torch.device("cpu"))
     )
 
 

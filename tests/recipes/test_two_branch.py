@@ -15,12 +15,18 @@ from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.training.runs import Run, load_run
 
+SIZES = ("dim=16", "batch=14", "lr=0.01", "ema_decay=0.5")
 SMALL = {
-    "two-branch": ("hidden=32", "dim=16", "batch=14", "epochs=20", "dropout=0", "lr=0.01", "ema_decay=0.5"),
-    "two-branch-similarity": ("hidden=32", "dim=16", "batch=14", "epochs=40", "dropout=0", "lr=0.01", "ema_decay=0.5"),
+    "two-branch": ("two-branch.hidden=32", "two-branch.dropout=0", *SIZES, "epochs=20"),
+    "two-branch-similarity": (
+        "two-branch-similarity.hidden=32",
+        "two-branch-similarity.dropout=0",
+        *SIZES,
+        "epochs=40",
+    ),
     "cca": (),
 }
-SIDES = ("image.features=colours", "text.vectors.kind=tfidf")
+SIDES = ("image.features=colours", "text.fitted.kind=tfidf")
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +46,13 @@ def colours(tiny_draft, tmp_path_factory):
 
 
 def run(preset, collection, out, *changes, resume=False):
-    settings = resolve(PRESETS[preset].defaults, [*SMALL[recipe], *changes])
+    settings = resolve(PRESETS[preset].defaults, [*SMALL[preset], *changes])
     return run_preset(PRESETS[preset], settings, collection, out, resume=resume, context=RunContext())
 
 
-@pytest.mark.parametrize("recipe", SMALL)
-def test_every_recipe_learns_and_leaves_a_run_that_evaluates_the_same(colours, tmp_path, recipe):
-    best = run(recipe, colours, tmp_path / "run", *SIDES)
+@pytest.mark.parametrize("preset", SMALL)
+def test_every_preset_learns_and_leaves_a_run_that_evaluates_the_same(colours, tmp_path, preset):
+    best = run(preset, colours, tmp_path / "run", *SIDES)
     assert best["i2t_r1"] > 60  # chance is about 1 in 6
     matcher, inputs = load_run(tmp_path / "run")
     found = evaluate_retrieval(matcher, inputs, colours.sentences("dev")).retrieval
@@ -55,14 +61,14 @@ def test_every_recipe_learns_and_leaves_a_run_that_evaluates_the_same(colours, t
 
 
 def test_resuming_a_fitted_run_does_nothing(colours, tmp_path):
-    best = run("cca", colours, tmp_path / "run", *SIDES, "eta=0.1,0.001")
+    best = run("cca", colours, tmp_path / "run", *SIDES, "cca.eta=0.1,0.001")
     file = tmp_path / "run" / "best.safetensors"
     written = file.stat().st_mtime_ns
-    assert run("cca", colours, tmp_path / "run", *SIDES, "eta=0.1,0.001", resume=True) == best
+    assert run("cca", colours, tmp_path / "run", *SIDES, "cca.eta=0.1,0.001", resume=True) == best
     assert file.stat().st_mtime_ns == written
     assert load_run(tmp_path / "run")[0].settings.eta in (0.1, 0.001)
     with pytest.raises(UserError, match="eta was"):
-        run("cca", colours, tmp_path / "run", *SIDES, "eta=0.1", resume=True)
+        run("cca", colours, tmp_path / "run", *SIDES, "cca.eta=0.1", resume=True)
 
 
 def test_an_interrupted_fit_is_repeated(colours, tmp_path):
@@ -72,7 +78,8 @@ def test_an_interrupted_fit_is_repeated(colours, tmp_path):
 
 
 def test_constraints_are_a_second_stage_and_the_best_epoch_is_one_of_them(colours, tmp_path):
-    settings = ("epochs=3", "constraint_epochs=1", "constraint_lr=0", "constraint_weights=0.1,0.2", "ema_decay=0")
+    constraints = ("name=constraints", "epochs=1", "lr=0", "neighbourhood.weights=1,2,0.1,0.2", "resets_best=true")
+    settings = ("epochs=3", "ema_decay=0", "stages.1.name=ranking", *(f"stages.2.{change}" for change in constraints))
     best = run("two-branch", colours, tmp_path / "run", *SIDES, *settings)
     rows = [row for row in Run(tmp_path / "run").metrics() if "dev" in row]
     assert [(row["stage"], row["epoch"]) for row in rows] == [
@@ -84,12 +91,13 @@ def test_constraints_are_a_second_stage_and_the_best_epoch_is_one_of_them(colour
 
 @pytest.mark.parametrize("extra", ["none", "random"])
 def test_other_batches_and_one_direction_train_too(colours, tmp_path, extra):
-    settings = ("epochs=10", f"extra={extra}", "weights=0,1", "layers=1", "top_k=none")
+    term = ("neighbourhood.weights=0,1,0,0", "neighbourhood.top_k=none")
+    settings = ("epochs=10", f"extra_pairs={extra}", "two-branch.layers=1", *term)
     assert run("two-branch", colours, tmp_path / "run", *SIDES, *settings)["t2i_r1"] > 20
 
 
 def test_a_recurrent_network_is_trained_too(colours, tmp_path):
-    side = ("image.features=colours", "text.source=gru", "text.min_count=1", "text.hidden=16", "text.word_dim=8")
+    side = ("image.features=colours", "text.network=gru", "text.min_count=1", "text.hidden=16", "text.word_dim=8")
     settings = resolve(PRESETS["two-branch"].defaults, [*SMALL["two-branch"], *side, "epochs=12"])
     matcher = PRESETS["two-branch"].plan(settings, colours, RunContext()).matcher
     before = matcher.text.words.weight.detach().clone()
@@ -99,7 +107,7 @@ def test_a_recurrent_network_is_trained_too(colours, tmp_path):
 
 @pytest.mark.parametrize("train", ["true", "false"])
 def test_an_encoder_serves_frozen_and_trained(colours, tiny_bert, tmp_path, train):
-    side = ("image.features=colours", "text.source=encoder", f"text.encoder={tiny_bert}", f"text.train={train}")
+    side = ("image.features=colours", f"text.encoder={tiny_bert}", f"text.train={train}")
     run("two-branch", colours, tmp_path / "run", *side, "epochs=2")
     kind = "bert" if train == "true" else "states"
     assert load_run(tmp_path / "run")[0].settings.text.kind == kind
@@ -110,15 +118,20 @@ def test_a_backbone_serves_frozen_and_trained(tiny, tmp_path, train):
     from transformers import MobileNetV2Config, MobileNetV2Model
 
     MobileNetV2Model(MobileNetV2Config(depth_multiplier=0.35, image_size=32)).save_pretrained(tmp_path / "net")
-    side = (f"image.backbone={tmp_path / 'net'}", f"image.train={train}", "image.size=32", "text.vectors.kind=tfidf")
+    side = (f"image.backbone={tmp_path / 'net'}", f"image.train={train}", "image.size=32", "text.fitted.kind=tfidf")
     run("two-branch", tiny, tmp_path / "run", *side, "epochs=1")
     matcher, inputs = load_run(tmp_path / "run")
     assert matcher.settings.image.kind == ("backbone" if train == "true" else "features")
     assert evaluate_retrieval(matcher, inputs, tiny.sentences("test")).retrieval.i2t.queries == 6
 
 
+def test_pixels_serve_too(tiny):
+    settings = resolve(PRESETS["two-branch"].defaults, [*SMALL["two-branch"], "text.fitted.kind=tfidf"])
+    assert PRESETS["two-branch"].plan(settings, tiny, RunContext()).matcher.settings.image.kind == "cnn"
+
+
 def test_batch_statistics_are_measured_and_left_out_of_search(colours, tmp_path, caplog):
-    run("two-branch", colours, tmp_path / "run", *SIDES, "epochs=2", "statistics=batch")
+    run("two-branch", colours, tmp_path / "run", *SIDES, "epochs=2", "two-branch.statistics=batch")
     assert load_run(tmp_path / "run")[0].text_branch.norm.statistics == "batch"
     with caplog.at_level(logging.WARNING):
         stored = load_matcher(tmp_path / "run")
@@ -127,24 +140,32 @@ def test_batch_statistics_are_measured_and_left_out_of_search(colours, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("recipe", "change", "message"),
+    ("preset", "change", "message"),
     [
-        ("two-branch", ("weights=0,0",), "weights are both zero"),
-        ("two-branch", ("weights=1",), "setting weights takes 2 numbers separated by commas from 0 to 1000, got '1'"),
-        ("two-branch", ("constraint_epochs=1", "extra=random"), "give extra=neighbours"),
-        ("two-branch", ("constraint_epochs=1", "constraint_weights=0,0"), "constraint_weights above zero"),
-        ("two-branch", ("text.source=encoder",), "go together"),
-        ("two-branch", ("text.train=true",), "text.train=true needs text.source=encoder"),
-        ("two-branch", ("text.source=gru", "text.pooling=cls"), "a GRU takes last, mean or max"),
-        ("two-branch", ("image.features=",), "needs image features"),
+        ("two-branch", ("neighbourhood.weights=0,0,0,0",), "weights are all zero"),
+        (
+            "two-branch",
+            ("neighbourhood.weights=1",),
+            "setting neighbourhood.weights takes 4 numbers separated by commas from 0 to 1000, got '1'",
+        ),
+        ("two-branch", ("neighbourhood.weights=1,2,0,0.2", "extra_pairs=random"), "give extra_pairs=neighbours"),
+        (
+            "two-branch",
+            ("stages.1.name=ranking", "stages.2.neighbourhood.weights=0,0,0,0"),
+            "weights are all zero",
+        ),
+        ("two-branch", ("text.source=encoder",), "text.source is now called text.network"),
+        ("two-branch", ("text.train=true",), "text.train=true needs a text.encoder"),
+        ("two-branch", ("text.network=gru", "text.pooling=cls"), "a GRU takes last, mean or max"),
+        ("cca", ("image.features=",), "needs image features"),
         ("two-branch", ("image.features=colour",), "did you mean 'colours'"),
-        ("two-branch-similarity", ("heads=4",), "heads takes a whole number from 1 to 3"),
-        ("cca", ("eta=",), "eta needs at least one value"),
+        ("two-branch-similarity", ("two-branch-similarity.heads=4",), "heads takes a whole number from 1 to 3"),
+        ("cca", ("cca.eta=",), "eta needs at least one value"),
         ("cca", ("image.train=true",), "cca fits features"),
-        ("cca", ("text.vectors.kind=hglmm",), "need word vectors"),
+        ("cca", ("text.fitted.kind=hglmm",), "need word vectors"),
     ],
 )
-def test_invalid_settings_are_refused(colours, tmp_path, recipe, change, message):
+def test_invalid_settings_are_refused(colours, tmp_path, preset, change, message):
     with pytest.raises(UserError, match=message):
-        run(recipe, colours, tmp_path / "run", *SIDES, *change)
+        run(preset, colours, tmp_path / "run", *SIDES, *change)
     assert not (tmp_path / "run").exists()

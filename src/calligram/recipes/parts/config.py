@@ -11,6 +11,7 @@ A field of stages holds changes to the other settings, as in ``stages.2.lr=0.000
 
 from __future__ import annotations
 
+import copy
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -182,8 +183,9 @@ def with_values(defaults: S, given: Sequence[tuple[str, object]], *, strict: boo
     plain = [(key, raw) for key, raw in given if not key.startswith(f"{STAGES}.")]
     names = {item.name: item for item in component_fields(settings)}
     chosen = {key: raw for key, raw in plain if key in names}
-    for key, raw in chosen.items():
-        settings = replace(settings, **{key: _components(names[key], getattr(settings, key), raw)})  # type: ignore[type-var]
+    settings = unchecked(
+        settings, {key: _components(names[key], getattr(settings, key), raw) for key, raw in chosen.items()}
+    )
     known = {s.key: s for s in settings_fields(settings) if not s.key.startswith(f"{STAGES}.")}
     values: dict[str, object] = {}
     for key, raw in plain:
@@ -193,6 +195,14 @@ def with_values(defaults: S, given: Sequence[tuple[str, object]], *, strict: boo
             raise _unknown_key(key, known, names.values())
     settings = _replace(settings, values)
     return _with_stages(settings, of_stages, strict=strict) if hasattr(settings, STAGES) else settings
+
+
+def unchecked(settings: S, values: Mapping[str, object]) -> S:
+    """Return settings with other values of fields that are not checked against each other; further values may come."""
+    other = copy.copy(settings)
+    for name, value in values.items():
+        object.__setattr__(other, name, value)
+    return other
 
 
 def _components(item: Field[Any], present: Sequence[Any], raw: object) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from calligram.models.catalog import WEIGHTS_FILE, read_run_file
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import Preset, find_preset
-from calligram.recipes.parts.config import as_plain, component_fields, replace_stages, resolve
+from calligram.recipes.parts.config import as_plain, component_fields, replace_stages, resolve, unchecked
 from calligram.training.distributed import Processes
 from calligram.training.loop import Evaluate, Loop, Stage, check_parameter_groups, train
 from calligram.training.runs import METRICS_FILE, Run
@@ -143,7 +143,7 @@ def _defaults_of_components(preset: Preset, settings: Any) -> Any:
     for item in component_fields(settings):
         of_preset = {type(each): each for each in getattr(found, item.name)}
         own = tuple(of_preset.get(type(each)) or type(each)() for each in getattr(settings, item.name))
-        found = replace(found, **{item.name: own})
+        found = unchecked(found, {item.name: own})
     return found
 
 

@@ -15,7 +15,7 @@ from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
 from calligram.recipes.parts.config import StageSettings, settings_of_stage
 from calligram.recipes.parts.run import RunContext
-from calligram.recipes.parts.terms import InfoNCE, Instance, Offline, Ranking, Term, TermContext
+from calligram.recipes.parts.terms import InfoNCE, Instance, Neighbourhood, Offline, Ranking, Term, TermContext
 from calligram.recipes.parts.towers import Towers
 from calligram.training.batches.batch import Batches, BatchSource, NeighbourhoodSampler, PairSampler, derived_seed
 from calligram.training.loop import Stage
@@ -212,6 +212,12 @@ class Schedule:
         return self._batches[key].with_augment(own.image.augment)
 
     def _sampler(self, own: PairsSettings) -> PairSampler:
+        term = own.term(Neighbourhood)
+        if term is not None and any(term.weights[2:]) and own.extra_pairs != "neighbours" and own.texts < 2:
+            raise UserError(
+                "neighbourhood constraints need several texts of an image in a batch: give extra_pairs=neighbours, or "
+                "texts=2 or more"
+            )
         matches, per_image = self.train.matches, own.epoch_of == "images"
         if own.extra_pairs != "none":
             return NeighbourhoodSampler(
