@@ -95,7 +95,8 @@ def show(
 
     chosen = find_preset(preset)
     settings = resolve(chosen.defaults, set_ or [])
-    found = shown_settings(settings, chosen.recipe.settings_class(), rare=all_)
+    defaults, given = chosen.recipe.settings_class(), [key for key, _ in chosen.values]
+    found = shown_settings(settings, defaults, given=given, rare=all_)
     console.print(f"{chosen.name}: {chosen.description}", markup=False, soft_wrap=True)
     table = Table(title="--set KEY=VALUE", title_justify="left", box=None)
     for heading in ("key", "value", "meaning"):
@@ -104,7 +105,7 @@ def show(
         value = ",".join(map(str, setting.default)) if isinstance(setting.default, tuple) else str(setting.default)
         table.add_row(setting.key, value or "''", setting.description)
     console.print(table)
-    hidden = len(shown_settings(settings, chosen.recipe.settings_class(), rare=True)) - len(found)
+    hidden = len(shown_settings(settings, defaults, rare=True)) - len(found)
     if hidden:
         console.print(f"{hidden} further settings: calligram show {preset} --all", markup=False)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from calligram.errors import UserError, unknown
-from calligram.recipes.parts.renamed import RENAMED_SETTINGS
+from calligram.recipes.parts.renamed import present_key
 from calligram.recipes.parts.setting import RARE, Setting, convert, parse
 
 S = TypeVar("S")
@@ -101,7 +102,10 @@ def settings_fields(settings: object, prefix: str = "") -> list[Setting]:
                 annotated = {f.name for f, s in _declared(component) if s.description}
                 found += [s for s in own if s.key.split(".")[1] in annotated]
         elif item.name == STAGES:
-            found += _stage_fields(value, {s.key: s for s in found})
+            everywhere = set.intersection(*({key for key, _ in each.changes} for each in value)) if value else set()
+            of_stages = _stage_fields(value, {s.key: s for s in found})
+            # A setting that every stage changes has no effect itself.
+            found = [*(replace(s, inert=s.inert or s.key in everywhere) for s in found), *of_stages]
         elif is_dataclass(value):
             hidden = item.name in inert
             found += [replace(s, inert=s.inert or hidden) for s in settings_fields(value, f"{prefix}{item.name}.")]
@@ -110,19 +114,32 @@ def settings_fields(settings: object, prefix: str = "") -> list[Setting]:
     return found
 
 
-def shown_settings(settings: object, defaults: object, *, rare: bool = False) -> list[Setting]:
+def shown_settings(
+    settings: object, defaults: object, *, given: Iterable[str] = (), rare: bool = False
+) -> list[Setting]:
     """Return the settings that have an effect.
 
     Args:
         defaults: of the recipe; a rare setting that differs from them is always shown.
+        given: keys that a preset sets; they are shown too.
         rare: also return all settings that few users change.
     """
-    before = {s.key: s.default for s in settings_fields(defaults)}
+    given = set(given)
+    before = {s.key: s.default for s in settings_fields(_with_default_components(settings))}
+    before |= {s.key: s.default for s in settings_fields(defaults)}
     return [
         s
         for s in settings_fields(settings)
-        if not s.inert and (rare or not s.rare or s.default != before.get(s.key, s.default))
+        if not s.inert and (rare or not s.rare or s.key in given or s.default != before.get(s.key, s.default))
     ]
+
+
+def _with_default_components(settings: S) -> S:
+    """Return settings whose components have the defaults of their classes."""
+    of_classes = {
+        item.name: tuple(type(each)() for each in getattr(settings, item.name)) for item in component_fields(settings)
+    }
+    return unchecked(settings, of_classes)
 
 
 def _declared(settings: object, prefix: str = "") -> Iterator[tuple[Field[Any], Setting]]:
@@ -141,7 +158,11 @@ def _stage_fields(stages: Sequence[StageSettings], known: Mapping[str, Setting])
     found = []
     for number, each in enumerate(stages, 1):
         own = [s for _, s in _declared(each) if s.key in STAGE_KEYS and s.default]
-        changed_ = [replace(known[key], default=value, inert=False) for key, value in each.changes if key in known]
+        changed_ = [
+            replace(known[key], default=value, inert=False, rare=False) for key, value in each.changes if key in known
+        ]
+        if not own and not changed_:  # so that a stage without any change is written too
+            own = [s for _, s in _declared(each) if s.key == "name"]
         found += [replace(s, key=f"{STAGES}.{number}.{s.key}") for s in (*own, *changed_)]
     return found
 
@@ -192,7 +213,7 @@ def with_values(defaults: S, given: Sequence[tuple[str, object]], *, strict: boo
         if key in known and key not in names:
             values[key] = parse(raw, known[key])
         elif key not in names and strict:
-            raise _unknown_key(key, known, names.values())
+            raise _unknown_key(key, known, settings)
     settings = _replace(settings, values)
     return _with_stages(settings, of_stages, strict=strict) if hasattr(settings, STAGES) else settings
 
@@ -221,7 +242,8 @@ def _components(item: Field[Any], present: Sequence[Any], raw: object) -> tuple[
 
 
 def _with_stages(settings: S, given: Sequence[tuple[str, object]], *, strict: bool) -> S:
-    known = {s.key: s for s in settings_fields(settings)}
+    known = {s.key: s for s in settings_fields(replace_stages(settings))}
+    whole: frozenset[str] = getattr(settings, "not_in_stages", frozenset())
     own = {s.key: s for _, s in _declared(StageSettings()) if s.key in STAGE_KEYS}
     stages: list[StageSettings] = list(getattr(settings, STAGES))
     for full, raw in given:
@@ -237,12 +259,27 @@ def _with_stages(settings: S, given: Sequence[tuple[str, object]], *, strict: bo
         if key in own:
             change: dict[str, Any] = {key: parse(raw, replace(own[key], key=full))}
             stages[place] = replace(stages[place], **change)
-        elif key in known and key not in getattr(settings, "not_in_stages", ()):
+        elif key in known and key not in whole:
             value = parse(raw, replace(known[key], key=full))
             stages[place] = replace(stages[place], changes=(*_without_key(stages[place].changes, key), (key, value)))
         elif strict:
-            raise unknown("setting of a stage", key, {*own, *known})
+            raise _unknown_in_stage(settings, key, full)
     return replace(settings, **{STAGES: tuple(stages)})  # type: ignore[type-var]
+
+
+def _unknown_in_stage(settings: object, key: str, full: str = "") -> UserError:
+    """Return the error for a key that a stage cannot change."""
+    whole: frozenset[str] = getattr(settings, "not_in_stages", frozenset())
+    if key in whole:
+        return UserError(
+            f"setting {full or key}: {key} holds for the whole run, so a stage cannot change it; give {key}=VALUE "
+            "without a stage"
+        )
+    known = {s.key: s for s in settings_fields(replace_stages(settings))}
+    error = _unknown_key(key, known, settings)
+    if not str(error).startswith("unknown"):
+        return error
+    return unknown("setting of a stage", key, {*STAGE_KEYS, *known} - whole)
 
 
 def _without_key(changes: Iterable[tuple[str, object]], key: str) -> tuple[tuple[str, object], ...]:
@@ -254,11 +291,10 @@ def settings_of_stage(settings: S, each: StageSettings) -> S:
     base = replace(settings, **{STAGES: ()})  # type: ignore[type-var]
     known = {s.key: s for s in settings_fields(base)}
     for key, _ in each.changes:
-        if key not in known:
-            # A change to a term that the run does not have.
-            if key.split(".")[0] in _component_keys(base):
-                continue
-            raise unknown("setting of a stage", key, known)
+        # A change to a term that the run does not have has no effect: the terms of a preset may be replaced.
+        absent = key not in known and key.split(".")[0] in _component_keys(base)
+        if not absent and (key not in known or key in getattr(base, "not_in_stages", ())):
+            raise _unknown_in_stage(base, key)
     return _replace(base, {key: value for key, value in each.changes if key in known})
 
 
@@ -266,14 +302,22 @@ def _component_keys(settings: object) -> set[str]:
     return {name for item in component_fields(settings) for name in item.metadata["components"]}
 
 
-def _unknown_key(key: str, known: Mapping[str, Setting], component_fields: Iterable[Field[Any]]) -> UserError:
-    if key in RENAMED_SETTINGS:
-        return UserError(f"setting {key} is now called {RENAMED_SETTINGS[key]}")
+def _unknown_key(key: str, known: Mapping[str, Setting], settings: object) -> UserError:
+    """Return the error for an unknown key: it names the present key, or the component that has the setting."""
+    new = present_key(key)
+    # Some recipes have none of the settings of the present name.
+    names = {f.name for f in fields(settings)} | _component_keys(settings)  # type: ignore[arg-type]
+    if new and (key == "preset" or {word.split(".")[0] for word in re.findall(r"[\w.-]+", new)} & names):
+        return UserError(f"setting {key} is now called {new}")
     first = key.partition(".")[0]
-    for item in component_fields:
-        if first in item.metadata["components"] and f"{first}." not in {k[: len(first) + 1] for k in known}:
-            present = ",".join(map(str, known[item.name].default))  # type: ignore[call-overload]
-            return UserError(f"setting {key} is for {item.name}={first}, and this run has {item.name}={present}")
+    for item in component_fields(settings):
+        if first not in item.metadata["components"] or any(k.startswith(f"{first}.") for k in known):
+            continue
+        present = ",".join(map(str, known[item.name].default))  # type: ignore[call-overload]
+        return UserError(
+            f"setting {key} is for {item.name}={first}, and this run has {item.name}={present}; add {first} to "
+            f"{item.name}=, or leave the setting out"
+        )
     return unknown("setting", key, known)
 
 

@@ -85,3 +85,17 @@ RENAMED_SETTINGS: Mapping[str, str] = {
     "text.source": "text.network",
     **{f"text.vectors.{key}": f"text.fitted.{key}" for key in ("kind", "centres", "pca", "tfidf_words", "seed")},
 }
+
+_STAGE_PREFIXES: Mapping[str, str] = {"first.": "stages.1.", "second.": "stages.2."}
+"""groups of settings that were the two stages of dual-path"""
+
+
+def present_key(key: str) -> str:
+    """Return the present key of a renamed setting; empty where the key was not renamed."""
+    if key in RENAMED_SETTINGS:
+        return RENAMED_SETTINGS[key]
+    for old, new in _STAGE_PREFIXES.items():
+        if key.startswith(old):
+            rest = key.removeprefix(old)
+            return new + RENAMED_SETTINGS.get(rest, rest)
+    return ""
