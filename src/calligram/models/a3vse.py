@@ -22,11 +22,13 @@ class A3VSESettings(TwoTowerSettings):
         Literal["context", "mean"], "weights of regions and words: by their context, or all equal (mean)"
     ] = "context"
     heads: Annotated[int, "number of attention heads of each tower, K", (1, 1000)] = 3
-    context: Annotated[int, "dimension of the space in which context and parts are compared, K'", (1, 65536)] = 512
+    context: Annotated[
+        int, "dimension of the space in which context and parts are compared, K'", (1, 65536), "rare"
+    ] = 512
     temperature: Annotated[
-        float | None, "factor before the softmax, lambda; none for 1 / sqrt(a3vse.context)", (0, 10000)
+        float | None, "factor before the softmax, lambda; none for 1 / sqrt(a3vse.context)", (0, 10000), "rare"
     ] = None
-    merge: Annotated[Literal["concat", "mean"], "combination of the heads: concatenation or mean"] = "concat"
+    merge: Annotated[Literal["concat", "mean"], "combination of the heads: concatenation or mean", "rare"] = "concat"
 
 
 class ContextAttention(nn.Module):

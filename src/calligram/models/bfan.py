@@ -25,10 +25,10 @@ class BFANSettings(TwoTowerSettings):
         Literal["equal", "prob"],
         "relevant parts: attention above the mean (equal), or above a mean weighted by confidence (prob)",
     ] = "equal"
-    norm: Annotated[Norm, "normalization of the products of regions and words, over the attending items"] = (
+    norm: Annotated[Norm, "normalization of the products of regions and words, over the attending items", "rare"] = (
         "clipped_l2norm"
     )
-    temperature: Annotated[float, "factor on attention scores before the softmax", (0, 10000)] = 20.0
+    temperature: Annotated[float, "factor on attention scores before the softmax", (0, 10000), "rare"] = 20.0
 
 
 class BFAN(FragmentMatcher):

@@ -57,9 +57,9 @@ class PairsSettings(TrainedSettings):
         RARE,
     ] = "image"
     batch: Annotated[int, "number of images in a batch, over all processes", (2, 1000000)] = 128
-    texts: Annotated[int, "number of captions of each image in a batch", (1, 1000)] = 1
+    texts: Annotated[int, "number of captions of each image in a batch", (1, 1000), RARE] = 1
     epoch_of: Annotated[
-        Literal["pairs", "images"], "unit of an epoch: every pair once (pairs), or every image once (images)"
+        Literal["pairs", "images"], "unit of an epoch: every pair once (pairs), or every image once (images)", RARE
     ] = "pairs"
     steps: Annotated[int, "number of steps of an epoch; 0 for one pass over the pairs", (0, 1000000), RARE] = 0
     extra_pairs: Annotated[
@@ -93,7 +93,7 @@ class PairsSettings(TrainedSettings):
     ] = 0
     epochs: Annotated[int, "number of epochs, warm-up included; 0 trains nothing", (0, 1000000)] = 12
     warmup_epochs: Annotated[
-        int, "number of first epochs with all negatives of a batch, before terms of hard negatives", (0, 1000000)
+        int, "number of first epochs with all negatives of a batch, before terms of hard negatives", (0, 1000000), RARE
     ] = 0
     warmup_loss: Annotated[
         Literal["ranking", "infonce"],

@@ -16,6 +16,7 @@ class Adversarial(Term):
 
     name = "adversarial"
 
+    weight: Annotated[float, "weight of the term in the loss", (0, 1000)] = 1.0
     intra: Annotated[
         tuple[float, float],
         "weights of two discriminators: annotated against other images, and captions against pseudo-sentences",

@@ -22,7 +22,9 @@ class PseudoSettings:
     """
 
     images: Annotated[
-        Literal["unannotated", "all", "none"], "images that get pseudo-sentences: those without captions, all, or none"
+        Literal["unannotated", "all", "none"],
+        "images that get pseudo-sentences: those without captions, all, or none",
+        RARE,
     ] = "unannotated"
     sources: Annotated[
         tuple[WordSource, ...],
@@ -35,7 +37,7 @@ class PseudoSettings:
         "regions with classes",
         RARE,
     ] = ""
-    min_score: Annotated[float, "smallest detection score of a region that is used", (0, 1)] = 0.3
+    min_score: Annotated[float, "smallest detection score of a region that is used", (0, 1), RARE] = 0.3
     max_regions: Annotated[int, "largest number of regions of an image, highest scores first", (1, 10000), RARE] = 10
     repeats: Annotated[bool, "keep words that occur several times, for several regions", RARE] = False
     attributes: Annotated[Attributes, "attributes before the class of a region: none, its colour, or all", RARE] = (
@@ -56,7 +58,7 @@ class PseudoSettings:
         1.0
     )
     sentences: Annotated[
-        int, "number of sentences of an image; with several, each has words drawn at random", (1, 100)
+        int, "number of sentences of an image; with several, each has words drawn at random", (1, 100), RARE
     ] = 1
     words: Annotated[int, "number of words of each of several sentences", (1, 1000), RARE] = 6
     neighbours: Annotated[

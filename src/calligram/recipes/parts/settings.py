@@ -28,9 +28,9 @@ Dim = Annotated[int, "dimension of the joint embedding space", (1, 65536)]
 class SparseSettings:
     """How much of the training captions a run uses (a3vse, Sec. 4.1)."""
 
-    images: Annotated[float, "share of the captioned training images that keep captions", (0, 1)] = 1.0
+    images: Annotated[float, "share of the captioned training images that keep captions", (0, 1), RARE] = 1.0
     captions: Annotated[
-        int | None, "number of captions that each of these images keeps; none for all", (1, 1000000)
+        int | None, "number of captions that each of these images keeps; none for all", (1, 1000000), RARE
     ] = None
     seed: Annotated[
         int | None,
@@ -98,7 +98,7 @@ class RunSettings:
 class TrainedSettings(RunSettings):
     """Settings of every run that trains in steps."""
 
-    precision: Annotated[Precision, "floating-point precision of the network"] = "fp32"
+    precision: Annotated[Precision, "floating-point precision of the network", RARE] = "fp32"
     ema_decay: EMADecay = 0.99
     save_steps: Annotated[
         int, "number of steps between saved states, besides one after every epoch; 0 for none", (0, 1000000000), RARE
@@ -114,7 +114,7 @@ class Optimisation:
     """Settings of the optimizer and of the learning-rate schedule."""
 
     optimizer: Annotated[Literal["adamw", "adam", "sgd"], "optimizer; sgd has momentum"] = "adamw"
-    momentum: Annotated[float, "momentum of sgd", (0, 0.9999)] = 0.9
+    momentum: Annotated[float, "momentum of sgd", (0, 0.9999), RARE] = 0.9
     nesterov: Annotated[bool, "use Nesterov momentum with sgd", RARE] = True
     weight_decay: Annotated[float, "weight decay", (0, 100)] = 0.01
     schedule: Annotated[Literal["cosine", "step", "constant"], "learning-rate schedule over a stage"] = "cosine"
@@ -127,7 +127,7 @@ class Optimisation:
     clip: Annotated[float | None, "largest norm of the gradient; none for no clipping", (1e-12, 1e12), RARE] = 2.0
     accumulate: Annotated[int, "number of batches whose gradients are added for one step", (1, 1000000), RARE] = 1
     lr_scale: Annotated[
-        tuple[str, ...], "factors on the learning rate by part of the matcher, such as image:0.1,text:1"
+        tuple[str, ...], "factors on the learning rate by part of the matcher, such as image:0.1,text:1", RARE
     ] = ()
     frozen: Annotated[tuple[str, ...], "parts of the matcher that are not trained, such as image", RARE] = ()
 

@@ -70,7 +70,7 @@ class Term:
     hard_negatives: ClassVar[bool] = False
     """whether it relies on hard negatives, so that a warm-up with all negatives comes first"""
 
-    weight: Annotated[float, "weight of the term in the loss", (0, 1000)] = 1.0
+    weight: Annotated[float, "weight of the term in the loss", (0, 1000), RARE] = 1.0
 
     @property
     def teachers(self) -> dict[str, str]:
@@ -153,12 +153,13 @@ class Instance(Term):
 
     name = "instance"
 
+    weight: Annotated[float, "weight of the term in the loss", (0, 1000)] = 1.0
     weights: Annotated[
-        tuple[float, float], "weights of the classification of images and of texts, lambda 2 and 3", (0, 1000)
+        tuple[float, float], "weights of the classification of images and of texts, lambda 2 and 3", (0, 1000), RARE
     ] = (1.0, 1.0)
     dropout: Annotated[float, "dropout rate of vectors before the classifier", (0, 0.99)] = 0.0
     scale: Annotated[
-        float, "factor on cosines that are classified; 0 for inner products, as in the paper", (0, 1000)
+        float, "factor on cosines that are classified; 0 for inner products, as in the paper", (0, 1000), RARE
     ] = 0.0
     clusters: Annotated[
         int, "number of classes made by K-means of image features; 0 for one class per group", (0, 1000000), RARE
@@ -166,7 +167,15 @@ class Instance(Term):
     init: Annotated[
         Literal["random", "images"],
         "initial weights of classes: random, or the vectors of their images before training (images)",
+        RARE,
     ] = "random"
+
+    def __post_init__(self) -> None:
+        if not any(self.weights):
+            raise UserError(
+                "instance.weights are both zero, so the term trains nothing; give a weight above zero, or leave "
+                "instance out of terms= or of the stage"
+            )
 
     def build(self, context: TermContext) -> Objective:
         """Return the instance loss; all stages share its classifier."""
@@ -220,6 +229,11 @@ class Offline(Term):
         RARE,
     ] = "offline"
     squared: Annotated[bool, "square every hinge (aoq, Sec. 3.3)", RARE] = False
+
+    @property
+    def inert(self) -> frozenset[str]:
+        """Settings without effect."""
+        return frozenset(("share",) if self.texts and self.images else ())
 
     def __post_init__(self) -> None:
         if not self.online and self.loss != "quintuplet":
@@ -325,6 +339,7 @@ class Distillation(Term):
 
     name = "distillation"
 
+    weight: Annotated[float, "weight of the term in the loss", (0, 1000)] = 1.0
     teacher: Annotated[str, "folder of the run whose scores are distilled, such as one of mmca"] = ""
     teacher_temperature: Annotated[
         float, "divisor of the teacher's scores; a smaller one stresses its first candidates", (0.0001, 100)

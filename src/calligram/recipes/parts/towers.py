@@ -40,7 +40,10 @@ class ImageSettings:
     features: Annotated[str, "name of feature arrays stored with the collection, used instead of pixels"] = ""
     train: Annotated[bool, "train the backbone instead of storing its features once"] = False
     size: Annotated[
-        int, "side of the square input image in pixels; 0 for the size of the backbone, or 96 for the CNN", (0, 4096)
+        int,
+        "side of the square input image in pixels; 0 for the size of the backbone, or 96 for the CNN",
+        (0, 4096),
+        RARE,
     ] = 0
     fit: Annotated[
         Literal["squash", "crop", "own"],
@@ -57,8 +60,10 @@ class ImageSettings:
         16, 48, 96, 192,
     )  # fmt: skip
     crop: Annotated[float, "smallest share of an image's area that a random training crop keeps", (0.01, 1)] = 0.9
-    flip: Annotated[bool, "mirror half of the training images; harmful where captions say left and right"] = False
-    jitter: Annotated[float, "largest random change of brightness, contrast and saturation in training", (0, 1)] = 0.0
+    flip: Annotated[bool, "mirror half of the training images; harmful where captions say left and right", RARE] = False
+    jitter: Annotated[
+        float, "largest random change of brightness, contrast and saturation in training", (0, 1), RARE
+    ] = 0.0
     dropout: Annotated[float, "dropout rate of the entries of stored features in training", (0, 0.99)] = 0.0
     region_dropout: Annotated[
         float, "share of stored regions or grid cells that are left out in training", (0, 0.99)
@@ -99,9 +104,9 @@ class CNNSettings:
     """Settings of the text CNN (dual-path, Sec. III-B)."""
 
     blocks: Annotated[
-        tuple[int, ...], "number of residual blocks of each group; 3,8,36,3 for 152 layers", (1, 1000)
+        tuple[int, ...], "number of residual blocks of each group; 3,8,36,3 for 152 layers", (1, 1000), RARE
     ] = (3, 4, 6, 3)
-    width: Annotated[int, "number of channels of the inner layers of the first group", (1, 4096)] = 64
+    width: Annotated[int, "number of channels of the inner layers of the first group", (1, 4096), RARE] = 64
     length: Annotated[int, "number of word positions; further words are cut off", (1, 10000), RARE] = 32
     align: Annotated[
         Literal["shift", "left"], "position of a text in training: random (shift), or the first one (left)", RARE
@@ -138,15 +143,18 @@ class TextSettings:
     hidden: Annotated[
         int, "dimension of the state of a GRU or LSTM; a linear layer follows where it differs from dim", (1, 65536)
     ] = 256
-    bidirectional: Annotated[bool, "read captions in both directions"] = False
+    bidirectional: Annotated[bool, "read captions in both directions", RARE] = False
     pooling: Annotated[
-        Literal["last", "mean", "max", "cls"], "pooling of a caption's states into one vector; cls needs an encoder"
+        Literal["last", "mean", "max", "cls"],
+        "pooling of a caption's states into one vector; cls needs an encoder",
+        RARE,
     ] = "mean"
-    dropout: Annotated[float, "dropout rate of word vectors, or of the vector of an encoder", (0, 0.99)] = 0.0
+    dropout: Annotated[float, "dropout rate of word vectors, or of the vector of an encoder", (0, 0.99), RARE] = 0.0
     word_dropout: Annotated[
         float | None,
         "share of words that are masked in training; none for 0.1, or 0 where states of an encoder are stored",
         (0, 0.99),
+        RARE,
     ] = 0.0
     cnn: CNNSettings = field(default_factory=CNNSettings)
     fitted: TextVectorSettings = field(default_factory=TextVectorSettings)
@@ -169,7 +177,7 @@ class TextSettings:
         if self.network == "vectors":
             return frozenset({"train", "cnn", "max_words", "pooling", "dropout", "word_dropout", *table} - {"vectors"})
         if self.network == "cnn":
-            return frozenset(("train", "fitted", "hidden", "bidirectional", "pooling"))
+            return frozenset(("encoder", "train", "fitted", "hidden", "bidirectional", "pooling"))
         return frozenset(("train", "cnn", "fitted"))
 
     def __post_init__(self) -> None:
