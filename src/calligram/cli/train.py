@@ -95,8 +95,8 @@ def show(
 
     chosen = find_preset(preset)
     settings = resolve(chosen.defaults, set_ or [])
-    defaults, given = chosen.recipe.settings_class(), [key for key, _ in chosen.values]
-    found = shown_settings(settings, defaults, given=given, rare=all_)
+    defaults = chosen.recipe.settings_class()
+    found = shown_settings(settings, defaults, given=chosen.given, rare=all_)
     console.print(f"{chosen.name}: {chosen.description}", markup=False, soft_wrap=True)
     table = Table(title="--set KEY=VALUE", title_justify="left", box=None)
     for heading in ("key", "value", "meaning"):

@@ -19,15 +19,20 @@ class VSRNSettings(TwoTowerSettings):
 
     regions = True
 
-    layers: Annotated[int, "number of reasoning layers", (0, 100)] = 4
+    layers: Annotated[int, "number of reasoning layers", (0, 100), "rare"] = 4
     norm: Annotated[
         Literal["regions", "features"],
         "axis over which values are L2-normalised: over the regions of an image (the release), or over features",
+        "rare",
     ] = "regions"
-    norm_before: Annotated[bool, "also normalize before reasoning; only on MS-COCO in the release"] = True
-    batch_norm: Annotated[bool, "batch normalization of the image vector; only on Flickr30K in the release"] = False
+    norm_before: Annotated[bool, "also normalize before reasoning; only on MS-COCO in the release", "rare"] = True
+    batch_norm: Annotated[bool, "batch normalization of the image vector; only on Flickr30K in the release", "rare"] = (
+        False
+    )
     reader: Annotated[
-        Literal["gru", "mean"], "pooling of regions into a vector: GRU as in vsrn, or mean for cells without an order"
+        Literal["gru", "mean"],
+        "pooling of regions into a vector: GRU as in vsrn, or mean for cells without an order",
+        "rare",
     ] = "gru"
 
 

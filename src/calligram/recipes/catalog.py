@@ -86,6 +86,11 @@ class Preset:
             raise UserError(f"preset {self.name}: {error}") from error
 
     @property
+    def given(self) -> frozenset[str]:
+        """Keys of all settings that the preset and its bases set."""
+        return frozenset(key for key, _ in self.values) | (self.base.given if self.base is not None else frozenset())
+
+    @property
     def plan(self) -> Callable[[Any, Collection, RunContext], Plan]:
         """The function that makes the plan of a run."""
         return self.recipe.plan

@@ -314,7 +314,7 @@ class Caption(Term):
     weight: Annotated[
         float, "weight of the captioning loss; 1 in the release of vsrn, which sums its loss over a batch", (0, 1000)
     ] = 0.01
-    hidden: Annotated[int, "dimension of the state of the caption decoder", (1, 65536)] = 512
+    hidden: Annotated[int, "dimension of the state of the caption decoder", (1, 65536), RARE] = 512
 
     def build(self, context: TermContext) -> Objective:
         """Return the captioning loss."""

@@ -59,7 +59,7 @@ class ImageSettings:
     channels: Annotated[tuple[int, ...], "number of channels of each block of the small CNN", (1, 8192), RARE] = (
         16, 48, 96, 192,
     )  # fmt: skip
-    crop: Annotated[float, "smallest share of an image's area that a random training crop keeps", (0.01, 1)] = 0.9
+    crop: Annotated[float, "smallest share of an image's area that a random training crop keeps", (0.01, 1), RARE] = 0.9
     flip: Annotated[bool, "mirror half of the training images; harmful where captions say left and right", RARE] = False
     jitter: Annotated[
         float, "largest random change of brightness, contrast and saturation in training", (0, 1), RARE
