@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_ori
 
 from calligram.errors import UserError, unknown
 from calligram.recipes.parts.renamed import present_key
-from calligram.recipes.parts.setting import RARE, Setting, convert, parse
+from calligram.recipes.parts.setting import RARE, Setting, convert, flatten, parse, read_toml
 
 S = TypeVar("S")
 STAGES = "stages"
@@ -359,29 +358,6 @@ def _split(change: str) -> tuple[str, object]:
     if not sign or not key.strip():
         raise UserError(f"--set takes key=value, got '{change}'")
     return key.strip(), value.strip()
-
-
-def read_toml(file: Path) -> list[tuple[str, object]]:
-    """Read a TOML file as values by dotted key."""
-    try:
-        return flatten(tomllib.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise UserError(f"settings file {file} could not be read: {error}") from error
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
-    """Return nested values by dotted key; a list of tables has the numbers of its entries, from 1, in the keys."""
-    out: list[tuple[str, object]] = []
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            out += flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
-            for number, each in enumerate(value, 1):
-                # A stage without any setting exists too.
-                out += flatten(each, f"{prefix}{key}.{number}.") or [(f"{prefix}{key}.{number}.name", "")]
-        else:
-            out.append((prefix + key, value))
-    return out
 
 
 def _replace(settings: S, values: Mapping[str, object]) -> S:

@@ -1,9 +1,12 @@
-"""One setting: its type, bounds and description, and how its value is read."""
+"""One setting: its type, bounds and description, and how values are read from text and from TOML files."""
 
 from __future__ import annotations
 
+import tomllib
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from calligram.errors import UserError
@@ -89,3 +92,26 @@ def _type_name(kind: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join("none" if k is type(None) else _type_name(k) for k in inside)
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
+
+
+def read_toml(file: Path) -> list[tuple[str, object]]:
+    """Read a TOML file as values by dotted key."""
+    try:
+        return flatten(tomllib.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UserError(f"settings file {file} could not be read: {error}") from error
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    """Return nested values by dotted key; a list of tables has the numbers of its entries, from 1, in the keys."""
+    out: list[tuple[str, object]] = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            out += flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+            for number, each in enumerate(value, 1):
+                # A stage without any setting exists too.
+                out += flatten(each, f"{prefix}{key}.{number}.") or [(f"{prefix}{key}.{number}.name", "")]
+        else:
+            out.append((prefix + key, value))
+    return out
