@@ -61,7 +61,7 @@ def test_infonce_starts_from_the_models_own_temperature(tiny, tiny_clip):
 
 
 def test_a_model_must_be_given(tiny, tmp_path):
-    with pytest.raises(UserError, match="needs a model: give --set pretrained.model="):
+    with pytest.raises(UserError, match=r"needs a model: give --set pretrained\.model="):
         run(tiny, "", tmp_path / "run")
     with pytest.raises(UserError, match="setting epochs takes a whole number from 0 "):
         resolve(PRESETS["pretrained"].defaults, ["epochs=-1"])

@@ -22,16 +22,17 @@ from calligram.training.runs import Run
 SPARSE = ("sparse.images=0.5", "sparse.captions=1")
 SMALL = (
     "image.features=colour", "batch=4", "dim=16", "ema_decay=0", "text.word_dim=8", "text.hidden=16", "text.dropout=0",
-    "text.word_dropout=0", "text.min_count=1", "lr=0.01", "epochs=8", "a3vse.context=6", "a3vse.heads=2",
-    "adversary.hidden=5",
+    "text.word_dropout=0", "text.min_count=1", "lr=0.01", "epochs=8",
     "pseudo.region_source=finder", *SPARSE,
 )  # fmt: skip
+MODEL = ("a3vse.context=6", "a3vse.heads=2", "adversarial.hidden=5")
 COLOURS = ("red", "green", "blue", "yellow", "white", "black")
 OTHERS = [f"here {colour} lies" for colour in COLOURS]
 
 
 def run(collection, out, *changes, resume=False):
-    settings = resolve(PRESETS["a3vse"].defaults, [*SMALL, *changes])
+    model = () if any(change.startswith("matcher=") for change in changes) else MODEL
+    settings = resolve(PRESETS["a3vse"].defaults, [*SMALL, *model, *changes])
     context = RunContext(torch.device("cpu"))
     return run_preset(PRESETS["a3vse"], settings, collection, out, resume=resume, context=context)
 
@@ -140,6 +141,6 @@ def test_contradictory_settings_are_refused(spoken_tiny, first, corpus, tmp_path
     (tmp_path / "damaged.gz").write_bytes(damaged)
     with pytest.raises(UserError, match="cannot be read as text"):
         retrieved_sentences(sparse, visuals, str(first), str(tmp_path / "damaged.gz"), 1, context)
-    run(spoken_tiny, tmp_path / "scan", "matcher=scan", "adversary.weight=0", "epochs=1")
+    run(spoken_tiny, tmp_path / "scan", "matcher=scan", "terms=infonce", "epochs=1")
     with pytest.raises(UserError, match="has no vectors to retrieve"):
         retrieved_sentences(sparse, visuals, str(tmp_path / "scan"), str(corpus), 1, context)

@@ -24,7 +24,7 @@ def run(collection, out, *changes, resume=False):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_recipe_has_the_settings_of_sparse_collections(name):
+def test_every_preset_has_the_settings_of_sparse_collections(name):
     settings = resolve(PRESETS[name].defaults, ["sparse.images=0.1", "sparse.captions=2", "sparse.seed=3"])
     assert (settings.sparse.images, settings.sparse.captions, settings.sparse.seed) == (0.1, 2, 3)
 
@@ -96,7 +96,7 @@ def test_text_vectors_are_fitted_on_kept_captions_whatever_was_cached_before(sto
     preset = PRESETS["cca"]
     words = {}
     for name, changes in (("all", ()), ("few", ("sparse.images=0.5", "sparse.captions=1"))):
-        given = ["image.features=colour", "text.vectors.kind=tfidf", "eta=0.1", *changes]
+        given = ["image.features=colour", "text.fitted.kind=tfidf", "cca.eta=0.1", *changes]
         run_preset(preset, resolve(preset.defaults, given), stored_tiny, tmp_path / name)
         words[name] = set(Run.open(tmp_path / name).load()[1].texts.vectorizer.known.words)
     kept = stored_tiny.sparse(0.5, 1).sentences("train").texts.strings
