@@ -112,6 +112,53 @@ def entry_points_of(group: str) -> dict[str, str]:
     return {entry.name: entry.value.replace(" ", "") for entry in entry_points(group=group)}
 
 
+ALLOWED_CODE: list[str] = []
+"""modules and files that ``import_code`` imported, for worker processes"""
+
+
+def import_code(name: str) -> None:
+    """Import a module by name, or a Python file by path, that the user asked for. This runs its code.
+
+    Raises:
+        UserError: when there is no such module or file.
+    """
+    if not name.endswith(".py"):
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise
+            raise UserError(
+                f"--import {name}: there is no installed module with this name; give an installed module, or the path "
+                "of a file that ends in .py"
+            ) from None
+    else:
+        _import_file(Path(name).expanduser())
+    ALLOWED_CODE.append(name if not name.endswith(".py") else str(Path(name).expanduser().resolve()))
+
+
+def _import_file(file: Path) -> None:
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    if not file.is_file():
+        raise UserError(f"--import {file}: there is no such file; give an existing Python file or an installed module")
+    before = sys.modules.get(file.stem)
+    if before is not None:
+        if Path(getattr(before, "__file__", None) or "").resolve() == file.resolve():
+            return
+        raise UserError(f"--import {file}: another module has the name '{file.stem}' already; rename the file")
+    sys.path.append(str(file.resolve().parent))  # the file may import its neighbours
+    spec = spec_from_file_location(file.stem, file)
+    assert spec is not None, "the name ends in .py"
+    assert spec.loader is not None
+    module = sys.modules[file.stem] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[file.stem]
+        raise
+
+
 def reference_to(value: Any) -> str:
     """Return ``"module:Class"`` of a class or function; for a script, the name of its file instead of ``__main__``."""
     module = str(value.__module__)

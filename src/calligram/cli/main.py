@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 import calligram
 from calligram.errors import UserError, unknown
+from calligram.lazy import import_code
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 LANCE_NAMESPACE_PACKAGES = ("lance_namespace", "lance_namespace_urllib3_client")
@@ -128,8 +129,18 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
+    imports: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE|FILE.py",
+            help="Import a module or file that defines matchers, inputs, readers or terms. This runs its code. Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Options of the command itself."""
+    for name in imports or ():
+        import_code(name)
 
 
 class LogHandler(logging.Handler):

@@ -44,6 +44,8 @@ from calligram.evaluation.suggest import Suggestions as Suggestions
 from calligram.evaluation.suggest import cover as cover
 from calligram.evaluation.suggest import suggest_images as suggest_images
 from calligram.evaluation.suggest import uncertainties as uncertainties
+from calligram.evaluation.trained_run import TrainedRun as TrainedRun
+from calligram.evaluation.trained_run import open_run as open_run
 from calligram.evaluation.word_matching import UnknownFailures as UnknownFailures
 from calligram.evaluation.word_matching import UnknownWords as UnknownWords
 from calligram.evaluation.word_matching import retrieval_by_words as retrieval_by_words

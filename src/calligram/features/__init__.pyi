@@ -9,6 +9,7 @@ from calligram.features.inputs import ImageRows as ImageRows
 from calligram.features.inputs import Inputs as Inputs
 from calligram.features.inputs import TextInput as TextInput
 from calligram.features.inputs import TextRows as TextRows
+from calligram.features.inputs import default_inputs as default_inputs
 from calligram.features.inputs import image_input as image_input
 from calligram.features.inputs import text_input as text_input
 from calligram.features.joined_input import JoinedImageInput as JoinedImageInput

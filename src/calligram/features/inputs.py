@@ -6,6 +6,7 @@ The inputs are saved with a matcher, so that queries are prepared in the same wa
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from calligram.lazy import Catalog, reference_to
 from calligram.progress import Track, silent
 
 if TYPE_CHECKING:
+    from calligram.data.collection import Collection
     from calligram.data.pairing import Visuals
     from calligram.features.images.pixels import Augment, PixelInput
     from calligram.features.images.region_input import RegionInput
@@ -323,3 +325,26 @@ class Inputs:
             read_input(TEXT_INPUTS, "text", folder, texts),
         )
         return cls(*read, chunker)
+
+
+def default_inputs(
+    data: Collection | str | os.PathLike[str], *, image_size: int = 96, min_count: int = 1, max_words: int = 60
+) -> Inputs:
+    """Return inputs for a matcher that reads pixels and words: the vocabulary is that of the training captions.
+
+    Images are tensors (N, 3, image_size, image_size), texts are word ids (N, W) with a mask (N, W). Id 0 is padding.
+    ``len(inputs.texts)`` is the number of ids.
+
+    Args:
+        data: a collection, or its folder.
+        image_size: height and width of the resized images in pixels.
+        min_count: rarer words share one id.
+        max_words: longer texts are truncated.
+    """
+    from calligram.data.collection import Collection
+    from calligram.features.images.pixels import PixelInput
+    from calligram.features.texts.vocabulary import Vocabulary
+
+    collection = data if isinstance(data, Collection) else Collection.open(data)
+    captions = collection.sentences("train").texts.strings
+    return Inputs(PixelInput(image_size), Vocabulary.build(captions, min_count, max_words))

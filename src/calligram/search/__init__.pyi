@@ -5,6 +5,7 @@ from calligram.search import library as library
 from calligram.search import query as query
 from calligram.search import vectors as vectors
 from calligram.search.indexing.forget import forget_items as forget_items
+from calligram.search.indexing.run import index as index
 from calligram.search.indexing.run import index_source as index_source
 from calligram.search.library.library import Library as Library
 from calligram.search.library.matchers import LibraryMatchers as LibraryMatchers

@@ -112,7 +112,12 @@ class _Trainer:
             changed = stage.on_start(self.matcher, self.run, fresh)
             if changed and self.average:
                 self.average = WeightAverage(self.matcher, self.loop.ema_decay)
-        optimizer = stage.optimizer(parameter_groups(self.matcher, objective, stage.lr_scale, stage.frozen))
+        groups = parameter_groups(self.matcher, objective, stage.lr_scale, stage.frozen)
+        if not groups:
+            log.warning("%s: nothing can be trained, so the matcher is only evaluated", stage.name)
+            self._end_epoch(number, stage.epochs - 1, None)
+            return
+        optimizer = stage.optimizer(groups)
         if "objective" in tensors:
             objective.load_state_dict(tensors["objective"])
         if "optimizer" in tensors:
@@ -191,7 +196,7 @@ class _Trainer:
             if self.tensorboard:
                 self.tensorboard.add(self.step, {f"train/{k}": v for k, v in values.items()})
 
-    def _end_epoch(self, number: int, epoch: int, optimizer: torch.optim.Optimizer) -> None:
+    def _end_epoch(self, number: int, epoch: int, optimizer: torch.optim.Optimizer | None) -> None:
         stage = self.stages[number]
         metrics: dict[str, float] = {}
         if self.processes.first:

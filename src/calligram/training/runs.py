@@ -99,6 +99,10 @@ class Run:
         check_run_folder(folder)
         return cls(folder)
 
+    def __fspath__(self) -> str:
+        """Return the folder, so that a run can be given wherever a folder of a run is expected."""
+        return os.fspath(self.folder)
+
     @property
     def about(self) -> dict[str, Any]:
         """Recipe, settings, collection and versions."""
@@ -110,9 +114,12 @@ class Run:
         replace_json(self.folder / RUN_FILE, about, indent=1)
 
     def describe(self, matcher: Matcher, inputs: Inputs) -> None:
-        """Save the description of a matcher and its inputs."""
-        replace_text(self.folder / MATCHER_FILE, json.dumps(catalog.describe(matcher), indent=1) + "\n")
+        """Save the description of a matcher and its inputs. ``run.json`` names the class of a matcher from outside."""
+        description = catalog.describe(matcher)
         inputs.save(self.folder / INPUTS_FOLDER)
+        replace_text(self.folder / MATCHER_FILE, json.dumps(description, indent=1) + "\n")
+        if "class" in description:
+            replace_json(self.folder / RUN_FILE, {**self.about, "class": description["class"]}, indent=1)
 
     def load(self) -> tuple[Matcher, Inputs]:
         """Load the best matcher and its inputs."""

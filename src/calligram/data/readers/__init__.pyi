@@ -1,6 +1,7 @@
 from calligram.data.readers.captions_table import CaptionRow as CaptionRow
 from calligram.data.readers.captions_table import read_table as read_table
 from calligram.data.readers.catalog import import_collection as import_collection
+from calligram.data.readers.catalog import reader as reader
 from calligram.data.readers.folder import captions_tables as captions_tables
 from calligram.data.readers.source import canonical_split as canonical_split
 from calligram.data.readers.source import key_to_move as key_to_move

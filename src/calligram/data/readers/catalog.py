@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from calligram.data.collection import Collection
 from calligram.data.draft import Problems
 from calligram.data.readers.source import DEFAULT_SPLIT_SHARES, DatasetReader, ImportSource, assign_missing_splits
 from calligram.data.write_collection import refuse_existing, write_draft
 from calligram.data.write_tables import FilePlacement
-from calligram.errors import UserError, unknown
+from calligram.errors import UserError
 from calligram.lazy import Catalog
 from calligram.progress import Track, silent
 
-READERS: Mapping[str, DatasetReader] = Catalog(
+R = TypeVar("R", bound=DatasetReader)
+
+READERS: Catalog[DatasetReader] = Catalog(
     {
         "folder": "calligram.data.readers.folder:read_folder",
         "flickr8k": "calligram.data.readers.flickr8k:read_flickr8k",
@@ -24,8 +27,23 @@ READERS: Mapping[str, DatasetReader] = Catalog(
         "entities": "calligram.data.readers.entities:read_entities_collection",
         "cuhk-pedes": "calligram.data.readers.cuhk_pedes:read_cuhk_pedes",
         "scan": "calligram.data.readers.scan:read_scan",
-    }
+    },
+    "calligram.readers",
 )
+"""function that reads each format"""
+
+
+def reader(name: str) -> Callable[[R], R]:
+    """Return a decorator that makes a function the reader of a format, for ``import_collection``.
+
+    The function takes the source and the list of problems, and returns a ``Draft`` of the collection.
+    """
+
+    def register(function: R) -> R:
+        READERS.register(name, function)
+        return function
+
+    return register
 
 
 def import_collection(
@@ -52,8 +70,7 @@ def import_collection(
     Raises:
         UserError: when the format is unknown, the source has another format, or it holds no usable image.
     """
-    if format not in READERS:
-        raise unknown("format", format, READERS)
+    read = READERS.find(format, "format")
     if not source.exists():
         raise UserError(f"{source} does not exist; give the file or folder to import")
     if source.resolve().is_relative_to(dest.resolve()):
@@ -62,7 +79,7 @@ def import_collection(
     problems = Problems(strict=strict)
     dest.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}.reading-", dir=dest.parent) as scratch:
-        draft = READERS[format](ImportSource(source, images, Path(scratch)), problems)
+        draft = read(ImportSource(source, images, Path(scratch)), problems)
         if split is not None:
             assign_missing_splits(draft, split, problems)
         collection = write_draft(

@@ -181,6 +181,7 @@ def _about(
         "preset": preset.name,
         "settings": as_plain(settings),
         "collection": collection.name,
+        "collection folder": str(collection.folder.resolve()),
         "content": collection.fingerprint,
         "teachers": _teacher_fingerprints(settings.teachers),
         "commit": commit(),

@@ -7,6 +7,7 @@ from typing import Any
 
 from calligram.errors import UserError
 from calligram.extras import require
+from calligram.lazy import ALLOWED_CODE, import_code
 from calligram.progress import Track, silent
 from calligram.search.indexing.run import check_readable, stage_source
 from calligram.search.indexing.shards import Shard
@@ -63,7 +64,7 @@ def stage_over_ray(
         named = [s.source if s is not None else None for s in (models.matcher, models.reranker)]
         places_of = str(source.resolve()), str(out.resolve())
         how = "cuda" if gpus else "cpu", rebuild
-        running = [task.remote(named, *places_of, (n, count), *how) for n in range(1, count + 1)]
+        running = [task.remote(named, *places_of, (n, count), *how, tuple(ALLOWED_CODE)) for n in range(1, count + 1)]
         return sum(track(_finished(ray, running), "shards", count))
     finally:
         ray.shutdown()
@@ -76,11 +77,19 @@ def _finished(ray: Any, running: list[Any]) -> Any:
 
 
 def _stage_shard(
-    named: list[str | None], source: str, out: str, shard: tuple[int, int], device: str, rebuild: bool
+    named: list[str | None],
+    source: str,
+    out: str,
+    shard: tuple[int, int],
+    device: str,
+    rebuild: bool,
+    code: tuple[str, ...],
 ) -> int:
     """The task of a worker: the same as ``calligram index --shard``."""
     import torch
 
+    for name in code:  # what the user gave with --import
+        import_code(name)
     torch.set_num_threads(1)  # there is one worker for each core
     matcher, reranker = named
     assert matcher is not None

@@ -49,6 +49,35 @@ class IndexReport:
     """items, captions, gone and problems of the whole library"""
 
 
+def index(
+    run: str | os.PathLike[str],
+    source: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str],
+    reranker: str | os.PathLike[str] | None = None,
+    localizer: str | os.PathLike[str] | None = None,
+    again: bool = False,
+    rebuild: bool = False,
+    device: torch.device | str = "cpu",
+    track: Track = silent,
+) -> IndexReport:
+    """Put pictures into the library in ``out``, or bring it up to date.
+
+    Args:
+        run: a run, its folder, or folder or hub name of a dual encoder of ``transformers``.
+        source: a folder of pictures or a collection.
+        out: folder of the library; it is made where it does not exist.
+        reranker: a run whose score orders the candidates again; "none" for no second stage.
+        localizer: a run that localizes phrases in pictures.
+        again: also index pictures that were forgotten.
+        rebuild: encode everything again, for another matcher.
+        device: where pictures are encoded.
+        track: shows progress.
+    """
+    models = LibraryMatchers.load(run, reranker, localizer, None if rebuild else Path(out))
+    return index_source(models, Path(source), Path(out), again=again, rebuild=rebuild, device=device, track=track)
+
+
 def index_source(
     models: LibraryMatchers,
     source: Path,
