@@ -6,16 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import calligram as cg
 from calligram.scenes.generate import generate_scenes
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-needs_fit = pytest.mark.skipif(not hasattr(cg, "fit"), reason="calligram.fit is not there yet")
 
 
-@needs_fit
 def test_a_matcher_of_your_own_is_trained_searched_and_exported(tmp_path):
     scenes = tmp_path / "scenes"
     generate_scenes(scenes, images=60, size=48)

@@ -197,11 +197,13 @@ def command(*arguments):
 
 
 def test_the_command_line_imports_code_only_when_asked(run, code, tiny):
-    refused = command("evaluate", run, tiny.folder)
+    negatives = run.parent / "negatives"
+    refused = command("mine", run, tiny.folder, "--out", negatives)
     assert refused.returncode == 2
     assert f"--import {code.stem} VERB" in " ".join(refused.stderr.split())
-    done = command("--import", code, "evaluate", run, tiny.folder, "--split", "test", "--json")
+    done = command("--import", code, "mine", run, tiny.folder, "--out", negatives)
     assert done.returncode == 0, done.stderr
+    assert negatives.is_dir()
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,17 @@ from calligram.data.pairing import Visuals
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment
 from calligram.features.images.region_input import GEOMETRY_DIM, ProposalFeatures, RegionInput
-from calligram.features.inputs import IMAGE_INPUTS, ImageInput, ImageRows, TextInput, read_input, save_input
+from calligram.features.inputs import (
+    IMAGE_INPUTS,
+    TEXT_INPUTS,
+    ImageInput,
+    ImageRows,
+    TextInput,
+    TextRows,
+    read_input,
+    save_input,
+)
 from calligram.features.texts.chunker import Chunker
-from calligram.features.texts.text_vectors import TextVectorInput, TextVectorRows
 from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
@@ -110,8 +118,8 @@ class JoinedTextInput(TextInput):
 
     kind: ClassVar[str] = "joined-texts"
 
-    sentences: TextVectorInput
-    phrases: TextVectorInput
+    sentences: TextInput
+    phrases: TextInput
     chunker: Chunker = field(repr=False, compare=False)
 
     def save(self, folder: Path) -> dict[str, Any]:
@@ -119,12 +127,17 @@ class JoinedTextInput(TextInput):
         for name in ("sentences", "phrases"):
             (folder / name).mkdir(exist_ok=True)
         self.chunker.save(folder / "phrases")
-        return {name: getattr(self, name).save(folder / name) for name in ("sentences", "phrases")}
+        parts = {"sentences": self.sentences, "phrases": self.phrases}
+        return {name: save_input(TEXT_INPUTS, part, folder / name) for name, part in parts.items()}
 
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> JoinedTextInput:
         """Read what ``save`` wrote."""
-        sentences, phrases = (TextVectorInput.read(folder / name, content[name]) for name in ("sentences", "phrases"))
+        # Files of earlier versions have no kind: both were text vectors.
+        sentences, phrases = (
+            read_input(TEXT_INPUTS, "text", folder / name, {"kind": "text-vectors", **content[name]})
+            for name in ("sentences", "phrases")
+        )
         return cls(sentences, phrases, Chunker.read(folder / "phrases"))
 
     def __len__(self) -> int:
@@ -156,7 +169,7 @@ class JoinedTextInput(TextInput):
 class JoinedTextRows:
     """Sentences, and the rows of their phrases among all distinct phrases."""
 
-    def __init__(self, sentences: TextVectorRows, phrases: TextVectorRows, phrase_rows: list[list[int]]) -> None:
+    def __init__(self, sentences: TextRows, phrases: TextRows, phrase_rows: list[list[int]]) -> None:
         self._sentences, self._phrases, self._phrase_rows = sentences, phrases, phrase_rows
         self.lengths: Ints = np.array([1 + len(own) for own in phrase_rows], dtype=np.int64)
 

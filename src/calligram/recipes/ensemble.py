@@ -9,13 +9,9 @@ from typing import Annotated
 
 from calligram.data.collection import Collection
 from calligram.errors import UserError
-from calligram.features.images.backbones import BackboneInput
-from calligram.features.images.region_input import RegionInput
-from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.joined_input import JoinedImageInput, JoinedTextInput
 from calligram.features.texts.chunker import Chunker, annotated_captions
-from calligram.features.texts.text_vectors import TextVectorInput
 from calligram.models import catalog
 from calligram.models.catalog import INPUTS_FOLDER
 from calligram.models.ensemble import Ensemble, EnsembleSettings, SentencePhraseMatcher, SentencePhraseSettings
@@ -124,12 +120,11 @@ def plan_combined(settings: CombinedSettings, collection: Collection, context: R
 def _join_inputs(
     sentences: Inputs, phrases: Inputs, image_dim: int, settings: CombinedSettings, collection: Collection
 ) -> Inputs:
-    whole, text = sentences.images, sentences.texts
-    if not image_dim or not isinstance(whole, BackboneInput | StoredInput) or not isinstance(text, TextVectorInput):
+    whole, text, regions = sentences.images, sentences.texts, phrases.images.region_input
+    has_features = whole.network is not None or whole.stored_name is not None
+    if not image_dim or not has_features or text.vector_size is None:
         raise UserError(f"{settings.sentences} does not score image features with text vectors; give a two-branch run")
-    if not isinstance(phrases.images, RegionInput) or not isinstance(phrases.texts, TextVectorInput):
+    if regions is None or phrases.texts.vector_size is None:
         raise UserError(f"{settings.phrases} does not score regions with phrases; give a two-branch-phrases run")
     chunker = phrases.chunker or Chunker.train(annotated_captions(collection, "train", settings.chunker_captions))
-    return Inputs(
-        JoinedImageInput(whole, phrases.images, image_dim), JoinedTextInput(text, phrases.texts, chunker), chunker
-    )
+    return Inputs(JoinedImageInput(whole, regions, image_dim), JoinedTextInput(text, phrases.texts, chunker), chunker)

@@ -15,6 +15,7 @@ from torch import Tensor
 from calligram.data.collection import Collection
 from calligram.device import device_named
 from calligram.errors import UserError
+from calligram.evaluation.trained_run import TrainedRun, open_run
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Encoded, Matcher
 from calligram.progress import Track, silent
@@ -26,7 +27,6 @@ from calligram.recipes.parts.terms import Term, TermContext
 from calligram.recipes.parts.towers import Towers
 from calligram.training.batches.batch import Batch
 from calligram.training.objectives.objective import Objective
-from calligram.training.runs import Run
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """a loss of scores (A, C) and targets (A, C): +1 match, -1 negative, 0 ignored; rows are anchors"""
@@ -79,7 +79,7 @@ def fit(
     device: str | torch.device = "auto",
     track: Track = silent,
     **settings: Any,
-) -> Run:
+) -> TrainedRun:
     """Train a matcher into the folder ``out`` and return the run.
 
     Args:
@@ -115,7 +115,7 @@ def fit(
         members = tuple(matcher) if isinstance(matcher, Sequence) else (matcher,)
         own = _with_settings(replace(PairsSettings(), matcher=members), settings)
     run_preset(preset, own, collection, Path(out), resume=resume, context=context, plan=plan, command="calligram.fit")
-    return Run.open(Path(out))
+    return open_run(out)
 
 
 def _default_inputs(collection: Collection, settings: PairsSettings, context: RunContext) -> Inputs:

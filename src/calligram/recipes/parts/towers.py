@@ -265,8 +265,8 @@ class Towers:
             own.image.load_state_dict(self.backbone.state_dict())
         if text.kind == "bert" and self.encoder is not None:
             own.text.encoder.load_state_dict(self.encoder.state_dict())
-        words = self.inputs.texts
-        if self.text.vectors and text.kind in ("gru", "lstm", "cnn") and isinstance(words, Vocabulary):
+        words = self.inputs.texts.vocabulary
+        if self.text.vectors and text.kind in ("gru", "lstm", "cnn") and words is not None:
             from calligram.features.texts.word_vectors import pretrained_embeddings
 
             table = pretrained_embeddings(words, Path(self.text.vectors), self.text.word_dim)
