@@ -155,7 +155,9 @@ def _imports(tree: ast.Module, modules: set[str]) -> Iterator[str]:
 def test_the_design_names_files_that_exist():
     text = (Path(__file__).parent.parent / "docs" / "design.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
-    files = [f"/{file}" for file, _ in trees()] + [f"/tests/{file.name}" for file in Path(__file__).parent.glob("*.py")]
+    tests, examples = Path(__file__).parent, Path(__file__).parent.parent / "examples"
+    files = [f"/{file}" for file, _ in trees()]
+    files += [f"/{folder.name}/{file.name}" for folder in (tests, examples) for file in folder.glob("*.py")]
     assert len(named) > 50
     assert not {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
 

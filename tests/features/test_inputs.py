@@ -16,6 +16,7 @@ from calligram.features.inputs import IMAGE_INPUTS, TEXT_INPUTS, ImageInput, Inp
 from calligram.features.joined_input import JoinedImageInput, JoinedTextInput
 from calligram.features.pseudo.concepts import ConceptInput
 from calligram.features.regions.region_features import RegionCrops
+from calligram.features.texts.chunker import Chunker, PhraseSpan
 from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
 from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.features.texts.vocabulary import Vocabulary
@@ -86,6 +87,18 @@ def test_frozen_networks_move_to_a_device_also_inside_a_joined_input(frozen):
     words = Vocabulary.build(TEXTS, 1)
     Inputs(JoinedImageInput(frozen, regions, 4), words).to("meta")
     assert next(frozen.backbone.parameters()).device.type == "meta"
+
+
+def test_a_joined_input_of_texts_is_saved_with_the_kinds_of_its_parts(tmp_path):
+    sentences, phrases = (TextVectorInput.fit(TEXTS[:n], None, TextVectorSettings(kind="tfidf")) for n in (2, 1))
+    chunker = Chunker.train([("a red dog", [PhraseSpan(0, 9)])] * 10, epochs=1)
+    joined = JoinedTextInput(sentences, phrases, chunker)
+    content = joined.save(tmp_path)
+    assert content["phrases"]["kind"] == "text-vectors"
+    older = {name: {k: v for k, v in part.items() if k != "kind"} for name, part in content.items()}
+    for written in (content, older):  # earlier versions wrote no kind
+        found = JoinedTextInput.read(tmp_path, written)
+        assert torch.equal(found.texts(TEXTS)[0], joined.texts(TEXTS)[0])
 
 
 def own_image_input():
