@@ -33,7 +33,7 @@ RENAMED_SETTINGS: Mapping[str, str] = {
     "temperature": "infonce.temperature or distillation.temperature",
     "instance": "instance.weight, with instance among the terms",
     "classifier.start": "instance.init",
-    **{f"classifier.{key}": f"instance.{key}" for key in ("dropout", "scale", "clusters", "init", "chunk")},
+    **{f"classifier.{key}": f"instance.{key}" for key in ("dropout", "scale", "clusters", "init")},
     **{f"hard.{key}": f"offline.{key}" for key in ("texts", "images", "spread")},
     **{f"mined.{key}": f"offline.{key}" for key in ("texts", "images", "spread")},
     **{key: f"offline.{key}" for key in ("offline_margin", "alpha", "online", "derive", "weigh_by", "squared")},
