@@ -21,7 +21,7 @@ SMALL = [
 
 @pytest.fixture(scope="session")
 def small() -> list[str]:
-    """Options that make recipe vse tiny."""
+    """Options that make preset vse tiny."""
     return SMALL
 
 

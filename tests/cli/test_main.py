@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import subprocess
@@ -25,7 +26,7 @@ PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
     ("arguments", "message"),
     [
         (["trian"], "unknown command 'trian'; did you mean 'train'?"),
-        (["train", "vsee", "{tiny}", "--out", "x"], "unknown recipe 'vsee'; did you mean 'vse'?"),
+        (["train", "vsee", "{tiny}", "--out", "x"], "unknown preset 'vsee'; did you mean 'vse'?"),
         (
             ["train", "vse", "{tiny}", "--out", "x", "--set", "epoch=2"],
             "unknown setting 'epoch'; did you mean 'epochs'?",
@@ -55,7 +56,18 @@ PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
         (["import", "flikr8k", "x", "y"], "unknown format 'flikr8k'; did you mean 'flickr8k'?"),
         (["reproduce", "vse", "{tiny}"], "there is no study of paper 'vse'"),
         (["report", "--results", "nowhere"], "nowhere is not a folder of results"),
-        (["list", "vsee"], "did you mean 'vse'?"),
+        (["show", "vsee"], "unknown preset 'vsee'; did you mean 'vse'?"),
+        (
+            ["show", "vse", "--set", "scan.direction=i2t"],
+            "scan.direction is for matcher=scan, and this run has matcher=vse",
+        ),
+        (["copy", "vsee", "mine.toml"], "unknown preset 'vsee'; did you mean 'vse'?"),
+        (["copy", "vse", "mine.txt"], "mine.txt must end in .toml"),
+        (["train", "mine.toml", "{tiny}", "--out", "x"], "preset mine.toml could not be read"),
+        (
+            ["train", "vse", "{tiny}", "--out", "x", "--set", "loss=ranking"],
+            "loss is now called terms, such as terms=ranking",
+        ),
     ],
 )
 def test_errors_name_what_is_wrong_without_a_traceback(calligram, arguments, message, trained, tiny, tmp_path):
@@ -66,11 +78,40 @@ def test_errors_name_what_is_wrong_without_a_traceback(calligram, arguments, mes
     assert "Traceback" not in done.stderr
 
 
-def test_recipes_formats_and_settings_are_listed(calligram):
-    done = calligram("list")
-    assert all(word in done.stdout for word in ("vse", "flickr8k", "cuhk-pedes", "vse++"))
-    done = calligram("list", "vse")
-    assert "optim.weight_decay" in done.stdout
+def test_presets_matchers_terms_formats_and_papers_are_listed(calligram):
+    rows = {tuple(line.split()[:2]) for line in calligram("list").stdout.splitlines()}
+    for row in ("preset vse", "preset aoq-paper", "matcher scan", "term infonce", "term adversarial"):
+        assert tuple(row.split()) in rows
+    for row in ("format flickr8k", "format cuhk-pedes", "paper aoq"):
+        assert tuple(row.split()) in rows
+    assert "vse++" in calligram("list").stdout
+
+
+def test_settings_of_a_preset_are_shown_and_rare_ones_on_request(calligram):
+    shown, every = (calligram("show", "vse", *flags).stdout for flags in ((), ("--all",)))
+    assert "optim.weight_decay" in shown
+    assert "optim.accumulate" not in shown
+    assert "optim.accumulate" in every
+    hidden = len(every.splitlines()) - len(shown.splitlines()) + 1  # the line that says how many
+    assert f"{hidden} further settings: calligram show vse --all" in shown
+    assert "ranking.margin" not in shown
+    assert "ranking.margin" in calligram("show", "vse", "--set", "terms=ranking,infonce").stdout
+
+
+def test_a_preset_is_copied_changed_and_trained(calligram, tiny, small, tmp_path):
+    done = calligram("copy", "vse", "mine.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "calligram train mine.toml COLLECTION" in done.stdout
+    again = calligram("copy", "vse", "mine.toml", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "mine.toml exists already" in again.stderr
+    file = tmp_path / "mine.toml"
+    file.write_text(file.read_text() + 'terms = ["ranking"]\nepochs = 1\n')
+    assert "ranking.margin" in calligram("show", "mine.toml", cwd=tmp_path).stdout
+    done = calligram("train", "mine.toml", tiny.folder, "--out", "run", *small, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (about["preset"], about["recipe"], about["settings"]["terms"]) == ("mine", "pairs", ["ranking"])
 
 
 @pytest.mark.parametrize(

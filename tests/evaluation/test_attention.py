@@ -38,8 +38,8 @@ SMALL = (
 SENTENCE = "a red disc, the  round-red thing!"
 
 
-def trained(collection, out, *changes):
-    preset = find_preset("fragments")
+def trained(collection, out, *changes, preset="scan"):
+    preset = find_preset(preset)
     settings = resolve(preset.defaults, [*SMALL, *changes])
     run_preset(preset, settings, collection, out, context=RunContext(torch.device("cpu")))
     stored = load_matcher(out)
@@ -66,15 +66,15 @@ def boxed(tiny_draft, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def scan(boxed, tmp_path_factory):
-    return trained(boxed, tmp_path_factory.mktemp("scan") / "run", "matcher=scan", "image.features=windows")
+    return trained(boxed, tmp_path_factory.mktemp("scan") / "run", "image.features=windows")
 
 
 @pytest.fixture(scope="module")
 def bfan(boxed, tmp_path_factory, tiny_bert):
     """With a frozen encoder of word pieces."""
     out = tmp_path_factory.mktemp("bfan") / "run"
-    encoder = (f"text.encoder={tiny_bert}", "matcher=bfan", "image.features=windows")
-    return trained(boxed, out, *encoder)
+    encoder = (f"text.encoder={tiny_bert}", "image.features=windows")
+    return trained(boxed, out, *encoder, preset="bfan")
 
 
 def literal(looking, context, temperature, focal):

@@ -10,7 +10,7 @@ from calligram.data.matches import Matches
 from calligram.data.negatives import NegativeLists
 from calligram.errors import NotFiniteError, UserError
 from calligram.evaluation.encode import EncodedPairing
-from calligram.evaluation.mine import mine_negatives, mine_pairing, top_candidates
+from calligram.evaluation.mine import list_length, mine_negatives, mine_pairing, top_candidates
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher
 from calligram.models.vse import VSE, VSESettings
@@ -88,6 +88,12 @@ def test_lists_are_no_longer_than_the_number_of_candidates():
     assert (of_images[:, 5] == -1).all()
     assert (of_images[:, :5] >= 0).all()
     assert of_texts.shape == (6, 4)
+
+
+def test_the_length_of_a_list_is_given_or_a_share_of_the_candidates():
+    assert list_length(None, 0.002, 145_000) == 290  # the captions of Flickr30K; the paper has 300
+    assert list_length(None, 0.002, 100) == 10
+    assert list_length(7, 0.002, 145_000) == 7
 
 
 def test_numbers_that_cannot_be_compared_are_refused():

@@ -8,7 +8,7 @@ import torch
 
 from calligram.data.matches import Matches
 from calligram.evaluation.encode import EncodedPairing
-from calligram.evaluation.mine import chance_within, expected_rank, online_ranks
+from calligram.evaluation.mine import chance_within, expected_rank, mine_negatives, online_ranks
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 
@@ -49,6 +49,23 @@ def test_measured_ranks_are_those_of_the_literal_loop():
     assert of_texts.mean == pytest.approx(np.mean(by_text))
     assert of_texts.within == 1.0
     assert of_images.anchors == 16
+
+
+def test_the_share_of_harder_draws_is_that_of_counting_all_draws_from_the_lists():
+    generator = torch.Generator().manual_seed(0)
+    sides = EncodedPairing(*(Encoded(torch.randn(n, 4, generator=generator)) for n in (20, 50)))
+    matches = Matches(np.arange(50) % 20, np.arange(50), (20, 50))
+    scores, pairs = EmbeddingMatcher().score(*sides).numpy(), np.stack([np.arange(8), np.arange(8)], axis=1)
+    found = online_ranks(EmbeddingMatcher(), sides, matches, [pairs], lengths=(5, 3))
+    lists = mine_negatives(EmbeddingMatcher(), sides, matches, texts=5, images=3)
+    for direction, grid, relation, mined in zip(found, (scores, scores.T), (matches, matches.T), lists, strict=True):
+        harder = []
+        for anchor in range(8):
+            own = set(relation.texts_of(anchor))
+            hardest = max(grid[anchor, other] for other in range(8) if other not in own)
+            harder += [grid[anchor, drawn] > hardest for drawn in mined[anchor].tolist()]
+        assert 0 < direction.harder < 1
+        assert direction.harder == pytest.approx(np.mean(harder))
 
 
 def test_random_scores_give_the_expectation():

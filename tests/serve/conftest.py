@@ -31,10 +31,10 @@ from calligram.serve.settings import Address, ServerSettings
 
 SMALL = ["epochs=1", "batch=8", "dim=16", "image.size=16", "image.channels=4", "text.hidden=8", "text.word_dim=8"]
 SMALL_PHRASES = [
-    "epochs=2", "hidden=32", "dim=16", "lr=0.01", "text.vectors.kind=tfidf", "region.proposals=grid", "region.size=64",
+    "epochs=2", "two-branch.hidden=32", "dim=16", "lr=0.01", "text.fitted.kind=tfidf", "region.proposals=grid", "region.size=64",
     "region.bins=4", "region.geometry=10",
 ]  # fmt: skip
-SMALL_FRAGMENTS = ["epochs=1", "batch=8", "dim=16", "image.size=64", "text.hidden=8", "text.word_dim=8"]
+SMALL_SCAN = ["epochs=1", "batch=8", "dim=16", "image.size=64", "text.hidden=8", "text.word_dim=8"]
 IMAGES, WINDOWS = 60, 100
 TOKEN = "correct horse battery"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -74,7 +74,7 @@ def _train(folder: Path) -> None:
     for name, changes, out in (
         ("vse", SMALL, "run"),
         ("two-branch-phrases", SMALL_PHRASES, "phrases"),
-        ("fragments", [*SMALL_FRAGMENTS, backbone], "fragments"),
+        ("scan", [*SMALL_SCAN, backbone], "scan"),
     ):
         train_preset(name, scenes, folder / out, *changes)
 
@@ -101,7 +101,7 @@ def attending_folder(served_run: Path, made_once: Callable[[str, Callable[[Path]
     """A library with a second stage: its matcher attends from words to four by four cells."""
 
     def index(folder: Path) -> None:
-        index_source(LibraryMatchers.load(served_run / "fragments"), served_run / "scenes", folder / "library")
+        index_source(LibraryMatchers.load(served_run / "scan"), served_run / "scenes", folder / "library")
 
     return made_once("attending", index) / "library"
 

@@ -23,22 +23,22 @@ SMALL = ("batch=7", "dim=16", "image.features=colour", "text.word_dim=8", "text.
 
 
 STEPS = {
-    "vectors": ("stored", "vse", "instance=0.5", "classifier.chunk=2"),
-    "bfan": ("stored", "fragments", "text.hidden=16", "text.word_dropout=0", "matcher=bfan"),
+    "vectors": ("stored", "vse", "terms=infonce,instance", "instance.weight=0.5"),
+    "bfan": ("stored", "bfan", "text.hidden=16", "text.word_dropout=0"),
     "mmca": (
-        "stored", "fragments", "text.hidden=16", "text.word_dropout=0",
-        "matcher=mmca", "mmca.heads=4", "mmca.filters=8", "candidates=2",
+        "stored", "mmca", "text.hidden=16", "text.word_dropout=0",
+        "mmca.heads=4", "mmca.filters=8", "candidates=2",
     ),
     "vsrn": (
-        "stored", "fragments", "text.hidden=16", "text.word_dropout=0",
-        "matcher=vsrn", "vsrn.layers=0", "vsrn.norm=features", "vsrn.caption_weight=0.5",
+        "stored", "vsrn", "text.hidden=16", "text.word_dropout=0", "text.bidirectional=true",
+        "vsrn.layers=0", "vsrn.norm=features", "caption.weight=0.5",
     ),
     "a3vse": (
         "spoken", "a3vse", "text.hidden=16", "text.word_dropout=0",
         "pseudo.region_source=finder", "sparse.images=0.5", "a3vse.context=8",
     ),
 }  # fmt: skip
-"""collection, recipe and settings of each case"""
+"""collection, preset and settings of each case"""
 Saved = tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]]]
 """results of one process, and of each of two"""
 
@@ -49,11 +49,12 @@ def take_steps(folders: Mapping[str, str], out: Path) -> None:
 
 
 def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
-    """Take one training step of a recipe and save gradients, loss and the images this process saw."""
+    """Take one training step of a preset and save gradients, loss and the images this process saw."""
     from calligram.recipes.catalog import PRESETS
     from calligram.recipes.parts.config import resolve
     from calligram.recipes.parts.run import RunContext
     from calligram.training.distributed import Processes
+    from calligram.training.objectives.instance import InstanceObjective
 
     torch.set_num_threads(1)
     processes = Processes.join()
@@ -64,6 +65,9 @@ def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
     stage = plan.stages[-1]
     batch = next(iter(stage.batches.epoch(0)))
     plan.matcher.double()
+    for part in stage.objective.modules():
+        if isinstance(part, InstanceObjective):
+            part.chunk = 2  # so that classes are divided into chunks
     stage.objective.double().eval()  # without dropout, whose random numbers differ between processes
     stage.objective.set_progress(0.5)
     terms = stage.objective(plan.matcher, doubled(batch))

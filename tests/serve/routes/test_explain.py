@@ -60,7 +60,7 @@ def test_attention_equals_that_of_the_python_function(attending, attending_folde
     hit = attending.hits(q=SENTENCE, all=True)[0]
     found = explained(attending, hit["id"], SENTENCE)
     assert found["score"] == pytest.approx(hit["score"], abs=1e-3)
-    stored = load_matcher(served_run / "fragments")
+    stored = load_matcher(served_run / "scan")
     picture = decode(attending.client.get("/api/image", params={"id": hit["id"]}).content)
     expected = explain(stored.matcher, stored.inputs, picture, SENTENCE)
     looks = found["attention"]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
 import torch
 
 from calligram.models.matcher import Encoded, Matcher
@@ -59,13 +58,19 @@ def test_masked_words_are_not_predicted():
     assert 0 < found < whole
 
 
-def test_a_batch_without_matches_has_zero_loss_and_a_matcher_without_parts_is_refused():
+def test_a_batch_without_matches_has_zero_loss():
     writer, regions = objective(), torch.randn(2, 4, 6, dtype=torch.float64)
     images = Encoded(regions[:, 0], regions, torch.ones(2, 4, dtype=torch.bool))
     none = batch(torch.full((2, 3), -1, dtype=torch.int8))
     assert writer.terms(Matcher(), none, images, images)["captions"] == 0
-    with pytest.raises(ValueError, match="caption decoder needs parts"):
-        writer.terms(Matcher(), none, Encoded(regions[:, 0]), images)
+
+
+def test_the_vector_of_a_matcher_without_parts_is_the_only_part():
+    writer, vectors = objective(), torch.randn(2, 6, dtype=torch.float64)
+    target = torch.tensor([[1, -1, -1], [-1, 1, -1]], dtype=torch.int8)
+    found = writer.terms(Matcher(), batch(target), Encoded(vectors), Encoded(vectors))["captions"]
+    expected = literal(writer, vectors[:1], WORDS[0, :4].tolist()) + literal(writer, vectors[1:], WORDS[1, :3].tolist())
+    torch.testing.assert_close(found, expected / 2)
 
 
 def test_the_caption_decoder_learns():

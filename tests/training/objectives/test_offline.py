@@ -184,6 +184,29 @@ def test_the_objective_equals_the_papers_loss_over_all_scores(fed, options):
         assert found.item() == pytest.approx(literal(matcher, batches, drawn, train, options), abs=1e-5)
 
 
+def test_the_share_of_drawn_negatives_that_are_harder_than_the_batch_is_measured(fed):
+    train, matcher, sampler, batches = fed
+    inputs, shares = batches.inputs, []
+    rows = inputs.images.load(train.visuals).take(np.arange(len(train.visuals)))
+    words, mask = inputs.texts.load(train.texts.strings).take(np.arange(len(train.texts)))
+    with torch.no_grad():
+        s = matcher.score(matcher.encode_images(inputs.images.finish(rows)), matcher.encode_texts(words, mask)).numpy()
+    apart = ~(train.matches.target(np.arange(len(train.visuals)), np.arange(len(train.texts))) > 0)
+    for drawn, batch in zip(sampler.epoch(0), batches.epoch(0), strict=True):
+        objective = OfflineObjective()
+        objective(matcher, batch)
+        images, texts = sorted(set(drawn[:, 0])), sorted(set(drawn[:, 1]))
+        harder = []
+        for i, t, i_off, t_off, *_ in drawn:
+            if t_off >= 0:
+                harder.append(s[i, t_off] > max(s[i, c] for c in texts if apart[i, c]))
+            if i_off >= 0:
+                harder.append(s[i_off, t] > max(s[b, t] for b in images if apart[b, t]))
+        shares.append(np.mean(harder))
+        assert float(objective.measures["offline_harder"]) == pytest.approx(shares[-1])
+    assert 0 < np.mean(shares) < 1
+
+
 @pytest.mark.parametrize(
     "options", [OfflineTerms("offline-triplet"), OfflineTerms("offline-quintuplet", derive="online")]
 )

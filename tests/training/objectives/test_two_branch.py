@@ -106,5 +106,41 @@ def test_a_batch_without_negatives_gives_zero():
 def test_invalid_arguments_are_refused():
     with pytest.raises(ValueError, match="all four weights are zero"):
         NeighbourhoodObjective((0, 0, 0, 0))
-    with pytest.raises(ValueError, match="a matcher that can score images with images"):
-        NeighbourhoodObjective()(TwoBranchSimilarity(TwoBranchSimilaritySettings(**SIZES)), batch())
+
+
+def test_neighbourhoods_of_a_matcher_that_reranks_are_compared_by_the_cosines_of_vectors():
+    torch.manual_seed(0)
+    matcher, given = TwoBranchSimilarity(TwoBranchSimilaritySettings(**SIZES)).eval(), batch()
+    images, texts = matcher.encode_images(given.images), matcher.encode_texts(given.texts, given.text_mask)
+    x, y = (torch.nn.functional.normalize(side.vectors) for side in (images, texts))
+    weights = (1.0, 2.0, 0.1, 0.2)
+    expected = neighbourhood_ranking(
+        matcher.score(images, texts),
+        given.image_target,
+        given.text_target,
+        NeighbourhoodScores(x @ x.T, neighbours(given.image_target)),
+        NeighbourhoodScores(y @ y.T, neighbours(given.text_target)),
+        weights=weights,
+        margin=0.4,
+    )
+    found = NeighbourhoodObjective(weights, margin=0.4)(matcher, given)
+    assert set(found) == set(expected)
+    for name, term in found.items():
+        torch.testing.assert_close(term, expected[name] / 8)
+
+
+def test_a_bounded_score_is_calibrated_by_a_factor_and_a_bias_that_are_trained():
+    torch.manual_seed(0)
+    matcher, objective = TwoBranchEmbedding(TwoBranchSettings(**SIZES)), LogisticObjective(calibrate=True)
+    given = batch()
+    images, texts = matcher.eval().encode_images(given.images), matcher.encode_texts(given.texts, given.text_mask)
+    torch.manual_seed(1)
+    found = objective.terms(matcher, given, images, texts)["logistic"]
+    torch.manual_seed(1)
+    rows, columns, kinds = balanced_pairs(given.image_target)
+    scores = 10 * matcher.score_pairs(images.rows(rows), texts.rows(columns))
+    torch.testing.assert_close(found, torch.nn.functional.softplus(-kinds * scores).mean())
+    found.backward()
+    assert objective.calibration.grad.abs().min() > 0
+    assert LogisticObjective().calibration is None
+    assert losses(matcher.train(), objective)[-1] < 0.5 * float(found.detach())

@@ -93,7 +93,7 @@ class MinedNegatives:
             derived=offline.options.derived, texts=settings.texts, per_image=settings.epoch_of == "images",
         )  # fmt: skip
         if offline.negatives:
-            sampler.set_negatives(_given_negatives(offline.negatives, miner, settings.sparse))
+            sampler.set_negatives(_given_negatives(offline, miner, settings.sparse))
         return cls(miner, sampler)
 
     def begin(self, matcher: Matcher, run: Run, fresh: bool, weights: Mapping[str, Tensor] | None = None) -> bool:
@@ -134,15 +134,15 @@ class MinedNegatives:
         return False
 
 
-def _given_negatives(source: str, miner: Miner, sparse: SparseSettings) -> NegativeLists:
-    """Return the negatives of a folder, or mine with a run that has no mined lists."""
-    folder = Path(source).expanduser()
+def _given_negatives(offline: Offline, miner: Miner, sparse: SparseSettings) -> NegativeLists:
+    """Return the negatives of a folder, or mine with a run that has no mined lists.
+
+    Lists of a folder are used as long as they are, unless the settings give a length.
+    """
+    folder = Path(offline.negatives).expanduser()
     if (folder / RUN_FILE).is_file() and not (folder / NEGATIVES).is_dir():
         teacher = load_matcher(folder).to(miner.context.device)
-        found = miner.mine(teacher.matcher, teacher.inputs)
-    else:
-        mend = MINE_HINT if sparse == SparseSettings() else MINE_SPARSE_HINT
-        found = NegativeLists.open(folder / NEGATIVES if (folder / RUN_FILE).is_file() else folder).aligned_to(
-            miner.train, mend
-        )
-    return found.truncated(miner.texts, miner.images)
+        return miner.mine(teacher.matcher, teacher.inputs)
+    mend = MINE_HINT if sparse == SparseSettings() else MINE_SPARSE_HINT
+    lists = NegativeLists.open(folder / NEGATIVES if (folder / RUN_FILE).is_file() else folder)
+    return lists.aligned_to(miner.train, mend).truncated(offline.texts, offline.images)

@@ -199,10 +199,12 @@ class Offline(Term):
         str, 'folder made by "calligram mine", or of a run that mines (a teacher); empty for the run itself'
     ] = ""
     share: Annotated[
-        float, "length of the lists as a share of all texts, or of all images; at least 10 items", (0, 1)
+        float, "length of lists that the run mines, as a share of all texts or of all images; at least 10 items", (0, 1)
     ] = 0.002
     texts: Annotated[
-        int | None, "number of hardest texts of an image that are drawn from, h; none for offline.share", (1, 1000000)
+        int | None,
+        "number of hardest texts of an image that are drawn from, h; none for offline.share, or for all that are given",
+        (1, 1000000),
     ] = None
     images: Annotated[
         int | None, "number of hardest images of a text that are drawn from; none for offline.share", (1, 1000000), RARE

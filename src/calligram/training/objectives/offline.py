@@ -14,6 +14,8 @@ from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
 from calligram.training.objectives.objective import Objective
 
+ROUNDING_ERROR = 1e-5
+"""difference of two scores of the same pair: a drawn negative can be the hardest one of the batch"""
 OfflineLoss = Literal["offline-triplet", "offline-quintuplet", "adaptive"]
 
 
@@ -68,7 +70,7 @@ class OfflineObjective(Objective):
             scores = self.scores(matcher, batch, images, texts)
         # How useful the lists are: in the paper's regime 88 to 97% of the draws are harder than the batch.
         drawn = torch.isfinite(scores.offline)
-        harder = (scores.offline > scores.online) & drawn
+        harder = (scores.offline > scores.online + ROUNDING_ERROR) & drawn
         self.measures = {"offline_harder": harder.sum() / drawn.sum().clamp(min=1)}
         return {name: term / max(1, len(batch.drawn)) for name, term in self._loss(scores).items()}
 
