@@ -22,6 +22,7 @@ from calligram.features.inputs import TextInput as TextInput
 from calligram.features.inputs import default_inputs as default_inputs
 from calligram.features.inputs import image_input as image_input
 from calligram.features.inputs import text_input as text_input
+from calligram.features.texts.text_vectors import TextVectorSettings as TextVectorSettings
 from calligram.models.catalog import matcher as matcher
 from calligram.models.export import export_onnx as export_onnx
 from calligram.models.matcher import EmbeddingMatcher as EmbeddingMatcher

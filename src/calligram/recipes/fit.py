@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from calligram.data.collection import Collection
 from calligram.device import device_named
-from calligram.errors import UserError
+from calligram.errors import UserError, unknown
 from calligram.evaluation.trained_run import TrainedRun, open_run
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Encoded, Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import RECIPES, Preset, find_preset
 from calligram.recipes.pairs import PairsSettings, plan_composition
-from calligram.recipes.parts.matchers import GivenMatcher
+from calligram.recipes.parts.config import (
+    STAGE_KEYS,
+    STAGES,
+    component_names,
+    declared_settings,
+    replace_stages,
+    with_values,
+)
+from calligram.recipes.parts.matchers import MATCHER_SETTINGS, GivenMatcher
 from calligram.recipes.parts.run import RunContext, run_preset
-from calligram.recipes.parts.terms import Term, TermContext
+from calligram.recipes.parts.setting import parse
+from calligram.recipes.parts.terms import TERMS, Term, TermContext
 from calligram.recipes.parts.towers import Towers
 from calligram.training.batches.batch import Batch
 from calligram.training.objectives.objective import Objective
 
+S = TypeVar("S")
 Loss = Callable[[Tensor, Tensor], Tensor]
 """a loss of scores (A, C) and targets (A, C): +1 match, -1 negative, 0 ignored; rows are anchors"""
 
@@ -75,6 +85,7 @@ def fit(
     out: str | os.PathLike[str],
     inputs: Inputs | None = None,
     loss: Loss | None = None,
+    changes: Mapping[str, object] | None = None,
     resume: bool = False,
     device: str | torch.device = "auto",
     track: Track = silent,
@@ -88,9 +99,10 @@ def fit(
         data: a collection, or its folder.
         inputs: inputs of a matcher object; pixels and words of the training captions where they are not given.
         loss: a function of scores (A, C) and targets (A, C) in place of ``terms``.
+        changes: further settings by the keys of ``calligram show``, such as ``{"offline.texts": 300}``.
         resume: continue the run in ``out``.
         settings: further settings by name, such as ``epochs=3``, ``lr=1e-3``, ``image=ImageSettings(...)``,
-            ``terms=[InfoNCE(), Instance(weight=0.5)]`` or ``stages=[stage(epochs=3), ...]``.
+            ``terms=[InfoNCE(), Instance(weight=0.5)]`` or ``stages=[stage(epochs=3), ...]``. A term may also be a name.
 
     Returns:
         The run; ``run.evaluate("test")`` measures it.
@@ -98,22 +110,23 @@ def fit(
     collection = data if isinstance(data, Collection) else Collection.open(Path(data))
     if loss is not None:
         settings["terms"] = (LossTerm.of(loss),)
-    for name in ("terms", "stages"):
-        if name in settings:
-            settings[name] = tuple(settings[name])
+    if "terms" in settings:
+        settings["terms"] = _objects(settings["terms"], TERMS, "term")
+    if STAGES in settings:
+        settings[STAGES] = tuple(settings[STAGES])
     context = RunContext(device_named(device) if isinstance(device, str) else device, track=track)
     plan = None
     if isinstance(matcher, str):
         preset = find_preset(matcher)
-        own = _with_settings(preset.defaults, settings)
+        own = settings_from_python(preset.defaults, settings, changes)
     elif isinstance(matcher, Matcher):
         preset = Preset("fit", "", RECIPES["pairs"])
-        own = _with_settings(replace(PairsSettings(), matcher=(GivenMatcher.of(matcher),)), settings)
+        own = settings_from_python(replace(PairsSettings(), matcher=(GivenMatcher.of(matcher),)), settings, changes)
         plan = partial(plan_composition, given=(matcher, inputs or _default_inputs(collection, own, context)))
     else:
         preset = Preset("fit", "", RECIPES["pairs"])
-        members = tuple(matcher) if isinstance(matcher, Sequence) else (matcher,)
-        own = _with_settings(replace(PairsSettings(), matcher=members), settings)
+        members = _objects(matcher, MATCHER_SETTINGS, "matcher")
+        own = settings_from_python(replace(PairsSettings(), matcher=members), settings, changes)
     run_preset(preset, own, collection, Path(out), resume=resume, context=context, plan=plan, command="calligram.fit")
     return open_run(out)
 
@@ -123,10 +136,59 @@ def _default_inputs(collection: Collection, settings: PairsSettings, context: Ru
     return Towers(settings.image, settings.text, collection.sentences("train").join_equal_texts(), context).inputs
 
 
-def _with_settings(defaults: Any, settings: dict[str, Any]) -> Any:
-    try:
-        return replace(defaults, **settings)
-    except TypeError as error:
-        raise UserError(
-            f"{error}; calligram.fit takes the settings of calligram show, nested ones as objects"
-        ) from None
+def _objects(given: Any, catalog: Any, kind: str) -> tuple[Any, ...]:
+    """Return settings objects of matchers or terms, given as objects or by name."""
+    found = []
+    for each in given if isinstance(given, Sequence) and not isinstance(given, str) else (given,):
+        if isinstance(each, str) and each not in catalog:
+            raise unknown(kind, each, catalog)
+        own = catalog[each]() if isinstance(each, str) else each
+        if isinstance(own, type) or not is_dataclass(own):
+            raise UserError(f"calligram.fit takes a {kind} as a settings object or by name, got {own!r}")
+        found.append(own)
+    return tuple(found)
+
+
+def settings_from_python(defaults: S, settings: Mapping[str, Any], changes: Mapping[str, object] | None = None) -> S:
+    """Return settings with other values, which are checked as those of the command line are.
+
+    Args:
+        settings: values by the name of a field; nested settings are objects.
+        changes: values by dotted key.
+
+    Raises:
+        UserError: for an unknown name or key, or a value that the setting does not accept.
+    """
+    names = [item.name for item in fields(defaults)]  # type: ignore[arg-type]
+    for name in settings:
+        if name not in names:
+            raise UserError(
+                f"{unknown('setting', name, names)}. Settings of a matcher, a term or a tower are arguments of its "
+                "object, such as image=ImageSettings(size=128)"
+            )
+    own = _checked(replace(defaults, **settings))  # type: ignore[type-var]
+    return with_values(own, list(changes.items())) if changes else own
+
+
+def _checked(settings: S, prefix: str = "") -> S:
+    """Return settings whose values have the declared types; refuse others."""
+    own: dict[str, Any] = {}
+    for item, setting in declared_settings(settings, prefix):
+        value = setting.default
+        if "components" in item.metadata:
+            names = component_names(item, value)  # type: ignore[arg-type]
+            own[item.name] = tuple(_checked(each, f"{n}.") for n, each in zip(names, value, strict=True))  # type: ignore[call-overload]
+        elif isinstance(setting.type, type) and is_dataclass(setting.type):
+            if not isinstance(value, setting.type):
+                raise UserError(f"setting {setting.key} takes a {setting.type.__name__} object, got {value!r}")
+            own[item.name] = _checked(value, f"{setting.key}.")
+        elif setting.description:
+            own[item.name] = parse(value, setting)
+    found = replace(settings, **own)  # type: ignore[type-var]
+    stages = getattr(settings, STAGES, ())
+    given = [
+        (f"{STAGES}.{number}.{key}", value)
+        for number, each in enumerate(stages, 1)
+        for key, value in (*((key, getattr(each, key)) for key in STAGE_KEYS), *each.changes)
+    ]
+    return with_values(replace_stages(found), given) if given else found

@@ -91,14 +91,14 @@ def settings_fields(settings: object, prefix: str = "") -> list[Setting]:
     """List all settings of a dataclass instance; nested ones have the key ``outer.inner``."""
     found: list[Setting] = []
     inert: frozenset[str] = getattr(settings, "inert", frozenset())
-    for item, setting in _declared(settings, prefix):
+    for item, setting in declared_settings(settings, prefix):
         value = getattr(settings, item.name)
         if "components" in item.metadata:
             names = component_names(item, value)
             found.append(replace(setting, default=names))
             for name, component in dict(zip(names, value, strict=True)).items():
                 own = settings_fields(component, f"{name}.")
-                annotated = {f.name for f, s in _declared(component) if s.description}
+                annotated = {f.name for f, s in declared_settings(component) if s.description}
                 found += [s for s in own if s.key.split(".")[1] in annotated]
         elif item.name == STAGES:
             everywhere = set.intersection(*({key for key, _ in each.changes} for each in value)) if value else set()
@@ -141,7 +141,7 @@ def _with_default_components(settings: S) -> S:
     return unchecked(settings, of_classes)
 
 
-def _declared(settings: object, prefix: str = "") -> Iterator[tuple[Field[Any], Setting]]:
+def declared_settings(settings: object, prefix: str = "") -> Iterator[tuple[Field[Any], Setting]]:
     """Yield the fields of a dataclass instance with their declarations."""
     hints = get_type_hints(type(settings), include_extras=True)
     for item in fields(settings):  # type: ignore[arg-type]
@@ -156,12 +156,12 @@ def _declared(settings: object, prefix: str = "") -> Iterator[tuple[Field[Any], 
 def _stage_fields(stages: Sequence[StageSettings], known: Mapping[str, Setting]) -> list[Setting]:
     found = []
     for number, each in enumerate(stages, 1):
-        own = [s for _, s in _declared(each) if s.key in STAGE_KEYS and s.default]
+        own = [s for _, s in declared_settings(each) if s.key in STAGE_KEYS and s.default]
         changed_ = [
             replace(known[key], default=value, inert=False, rare=False) for key, value in each.changes if key in known
         ]
         if not own and not changed_:  # so that a stage without any change is written too
-            own = [s for _, s in _declared(each) if s.key == "name"]
+            own = [s for _, s in declared_settings(each) if s.key == "name"]
         found += [replace(s, key=f"{STAGES}.{number}.{s.key}") for s in (*own, *changed_)]
     return found
 
@@ -243,7 +243,7 @@ def _components(item: Field[Any], present: Sequence[Any], raw: object) -> tuple[
 def _with_stages(settings: S, given: Sequence[tuple[str, object]], *, strict: bool) -> S:
     known = {s.key: s for s in settings_fields(replace_stages(settings))}
     whole: frozenset[str] = getattr(settings, "not_in_stages", frozenset())
-    own = {s.key: s for _, s in _declared(StageSettings()) if s.key in STAGE_KEYS}
+    own = {s.key: s for _, s in declared_settings(StageSettings()) if s.key in STAGE_KEYS}
     stages: list[StageSettings] = list(getattr(settings, STAGES))
     for full, raw in given:
         _, number, key = full.split(".", 2) if full.count(".") > 1 else (full, "", "")

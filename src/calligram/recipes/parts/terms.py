@@ -16,6 +16,7 @@ from calligram.recipes.parts.towers import Towers
 from calligram.training.objectives.objective import InfoNCEObjective, Objective, RankingObjective
 
 if TYPE_CHECKING:
+    from calligram.recipes.parts.adversarial import Adversarial as Adversarial
     from calligram.training.objectives.instance import ClassLabels
     from calligram.training.objectives.offline import OfflineTerms
 
@@ -379,3 +380,15 @@ TERMS = TermCatalog(
     "calligram.terms",
 )
 """all terms, by the name in ``terms=``"""
+
+
+def __getattr__(name: str) -> Any:
+    """Import the adversarial term on use: its module needs this one, and most runs do not need it."""
+    if name == "Adversarial":
+        return TERMS["adversarial"]
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """List the names of this module for completion."""
+    return sorted({*globals(), "Adversarial"})
