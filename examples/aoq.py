@@ -27,7 +27,7 @@ def main() -> None:
 
     # The towers: grid cells of the image, and the states of a bidirectional GRU.
     image = cg.ImageSettings(backbone=given.backbone)
-    text = cg.TextSettings(network="gru", word_dim=300, hidden=512, bidirectional=True, dropout=0.2, word_dropout=0.1)
+    text = cg.TextSettings(network="gru", word_dim=300, hidden=256, bidirectional=True, dropout=0.2, word_dropout=0.1)
 
     # BFAN: attention between cells and words that keeps only relevant parts. The paper adds AOQ to it and to others.
     matcher = cg.models.BFANSettings(focal="equal")
@@ -50,7 +50,7 @@ def main() -> None:
         text=text,
         terms=[online, offline],
         stages=stages,
-        dim=512,
+        dim=256,
         batch=64,
         epochs=given.epochs,
         warmup_epochs=warmup,
