@@ -63,7 +63,6 @@ def main(collection: str, photos: str, out: str) -> None:
     cg.index(run, photos, out=f"{out}/library")
     for hit in cg.Searcher.open(f"{out}/library").images("a dog", k=3, all=True).hits:
         print(hit.rank, f"{hit.score:.2f}", hit.path)
-
     cg.export_onnx(run.matcher, run.inputs, Path(out) / "onnx")
 
 

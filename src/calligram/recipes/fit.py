@@ -180,7 +180,9 @@ def _checked(settings: S, prefix: str = "") -> S:
             own[item.name] = tuple(_checked(each, f"{n}.") for n, each in zip(names, value, strict=True))  # type: ignore[call-overload]
         elif isinstance(setting.type, type) and is_dataclass(setting.type):
             if not isinstance(value, setting.type):
-                raise UserError(f"setting {setting.key} takes a {setting.type.__name__} object, got {value!r}")
+                raise UserError(
+                    f"setting {setting.key} takes an object of the class {setting.type.__name__}, got {value!r}"
+                )
             own[item.name] = _checked(value, f"{setting.key}.")
         elif setting.description:
             own[item.name] = parse(value, setting)
