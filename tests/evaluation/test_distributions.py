@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,15 +10,23 @@ from calligram.data.matches import Matches
 from calligram.errors import NotFiniteError
 from calligram.evaluation import distributions as measured
 from calligram.evaluation.distributions import draw_overlap, score_overlap
+from calligram.evaluation.retrieval import overlap_of
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
+from calligram.models.two_branch import (
+    TwoBranchEmbedding,
+    TwoBranchSettings,
+    TwoBranchSimilarity,
+    TwoBranchSimilaritySettings,
+)
 
 
-def literal(scores: np.ndarray, matching: np.ndarray, left_out: np.ndarray, bins: int) -> float:
-    """S of Eq. 10 by loops: the two densities over [-1, 1], the lower one at each step, times its width."""
+def literal(scores: np.ndarray, matching: np.ndarray, left_out: np.ndarray, bins: int, low: float = -1) -> float:
+    """S of Eq. 10 by loops: the two densities over [low, low + 2], the lower one at each step, times its width."""
     width = 2 / bins
     p, q = [0] * bins, [0] * bins
     for i in range(len(scores)):
         for j in range(len(scores[0])):
-            place = min(bins - 1, max(0, math.floor((float(scores[i, j]) + 1) * bins / 2)))
+            place = min(bins - 1, max(0, math.floor((float(scores[i, j]) - low) * bins / 2)))
             if matching[i, j]:
                 p[place] += 1
             elif not left_out[i, j]:
@@ -87,3 +96,37 @@ def test_both_histograms_are_drawn(tmp_path):
     found = score_overlap(scores, Matches(range(8), range(8), (8, 9)))
     draw_overlap(found, tmp_path / "deep" / "overlap.png", "a title with $ in it")
     assert (tmp_path / "deep" / "overlap.png").stat().st_size > 5000
+
+
+def two_branch() -> TwoBranchEmbedding:
+    image, text = ImageArchitecture(feature_dim=5), TextArchitecture("vectors", state_dim=7)
+    return TwoBranchEmbedding(TwoBranchSettings(image, text, 4, hidden=8))
+
+
+def pairing_of(matching: np.ndarray) -> SimpleNamespace:
+    return SimpleNamespace(matches=Matches(*np.nonzero(matching), matching.shape), also_true=None)
+
+
+def test_the_overlap_of_distances_is_that_of_eq_10_over_their_range():
+    rng = np.random.default_rng(0)
+    matching = rng.random((30, 40)) < 0.2
+    scores = -np.clip(rng.normal(1.3 - 0.5 * matching, 0.2), 0, 2)  # most are below -1
+    found = overlap_of(two_branch(), scores, pairing_of(matching))
+    assert (found.edges[0], found.edges[-1]) == (-2, 0)
+    assert found.s == pytest.approx(literal(scores, matching, np.zeros_like(matching), 100, low=-2))
+
+
+def test_distances_that_do_not_overlap_have_no_overlap():
+    """All pairs are farther apart than 1; over the range of the cosine all of them would be in the first bin: S = 1."""
+    scores = np.array([[-1.1, -1.5], [-1.6, -1.2]])
+    assert overlap_of(two_branch(), scores, pairing_of(np.eye(2, dtype=bool))).s == 0
+    half = np.array([[-1.1, -1.1], [-1.6, -1.2]])  # one of two other pairs is in the bin of one of two matching pairs
+    assert overlap_of(two_branch(), half, pairing_of(np.eye(2, dtype=bool))).s == 0.5
+
+
+def test_unbounded_scores_are_counted_over_their_own_range():
+    settings = TwoBranchSimilaritySettings(
+        ImageArchitecture(feature_dim=5), TextArchitecture("vectors", state_dim=7), 4
+    )
+    found = overlap_of(TwoBranchSimilarity(settings), np.array([[9.0, -3], [-4, 8]]), pairing_of(np.eye(2, dtype=bool)))
+    assert (found.edges[0], found.edges[-1], found.s) == (-4, 9, 0)

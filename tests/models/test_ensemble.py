@@ -1,17 +1,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 
 from calligram.models import catalog
 from calligram.models.a3vse import A3VSESettings
 from calligram.models.bfan import BFANSettings
 from calligram.models.cca import CCASettings
-from calligram.models.ensemble import Ensemble, EnsembleSettings, SentencePhraseMatcher, SentencePhraseSettings
+from calligram.models.ensemble import (
+    Ensemble,
+    EnsembleSettings,
+    SentencePhraseMatcher,
+    SentencePhraseSettings,
+    mean_scoring,
+)
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
-from calligram.models.matcher import Encoded, Matcher
+from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, Scoring
 from calligram.models.mmca import MMCASettings
 from calligram.models.scan import SCANSettings
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
@@ -216,13 +224,15 @@ def test_an_ensemble_has_the_mean_score_and_the_mean_cosine_of_its_members(names
 
 
 def test_an_ensemble_reranks_only_if_its_score_is_not_the_cosine_of_its_vectors():
-    assert ensemble("mmca", "vse").reranks
+    assert ensemble("mmca", "vse").scoring.reranks
     matcher, (pictures, words, mask) = ensemble("vse", "a3vse"), fed()
-    assert not matcher.reranks
+    assert not matcher.scoring.reranks
     one, two = matcher.encode_images(pictures), matcher.encode_texts(words, mask)
     torch.testing.assert_close(matcher.score(one, two), unit_length(one.vectors) @ unit_length(two.vectors).T)
     by_distance = described(SENTENCES)
-    assert Ensemble(EnsembleSettings((by_distance, by_distance))).reranks  # the mean of distances is not a cosine
+    assert Ensemble(
+        EnsembleSettings((by_distance, by_distance))
+    ).scoring.reranks  # the mean of distances is not a cosine
 
 
 def test_a_saved_ensemble_of_mmca_scores_the_same(tmp_path):
@@ -252,3 +262,62 @@ def test_an_ensemble_of_members_without_parts_has_no_parts():
     assert isinstance(found, Encoded)
     assert found.parts is None
     assert matcher.score(found, matcher.encode_texts(words, mask)).shape == (4, 6)
+
+
+@dataclass(frozen=True)
+class OutsideSettings:
+    """Settings of a class from outside, without a ``dim``."""
+
+    width: int = 4
+
+
+class Outside(EmbeddingMatcher):
+    def __init__(self, settings: OutsideSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.image, self.text = nn.Linear(6, settings.width), nn.Embedding(11, settings.width)
+
+    def encode_images(self, images, mask=None):
+        return Encoded(self.image(images.mean(1)))
+
+    def encode_texts(self, texts, mask=None):
+        return Encoded(self.text(texts).mean(1))
+
+
+class OutsideProduct(Outside):
+    """Its score depends on the lengths of vectors, and it states nothing."""
+
+    scoring = Matcher.scoring
+
+    def score_pairs(self, images, texts):
+        return (images.vectors * texts.vectors).sum(-1)
+
+    def score(self, images, texts):
+        return images.vectors @ texts.vectors.T
+
+
+@pytest.mark.parametrize("kind", [Outside, OutsideProduct])
+def test_a_class_from_outside_without_a_dim_is_a_member(kind, monkeypatch):
+    table = catalog.MatcherCatalog(dict(catalog.MATCHERS.references))
+    monkeypatch.setattr(catalog, "MATCHERS", table)
+    table.register("outside", catalog.MatcherEntry(kind, OutsideSettings))
+    torch.manual_seed(0)
+    outside = json.dumps(catalog.describe(kind(OutsideSettings())))
+    found, (pictures, words, mask) = Ensemble(EnsembleSettings((described(MEMBERS["scan"]), outside))).eval(), fed()
+    one, two = found.encode_images(pictures), found.encode_texts(words, mask)
+    alone = [m.score(m.encode_images(pictures), m.encode_texts(words, mask)) for m in found.members]
+    torch.testing.assert_close(found.score(one, two), sum(alone) / 2)
+    assert found.vector_size == 14
+    assert found.scoring == Scoring("mean", parts=True)
+
+
+def test_the_range_of_an_ensemble_is_the_mean_of_the_ranges():
+    assert ensemble("mmca", "bfan").scoring == Scoring("mean", -1.6, 1.6, parts=True)
+    assert ensemble("vse", "a3vse").scoring == Scoring("cosine", -1, 1)
+    assert weighted(alpha=0.25).scoring.kind == "mean"
+
+
+def test_the_range_of_sentences_with_phrases_is_weighted():
+    scorings = Scoring("distance", -2, 0), Scoring("cosine", -1, 1)
+    assert mean_scoring(scorings, (0.75, 0.25), parts=True) == Scoring("mean", -1.75, 0.25, parts=True)
+    assert mean_scoring((Scoring("cosine", -1, 1), Scoring("log-odds")), (1, 0), parts=True).bounded

@@ -17,7 +17,7 @@ from calligram.models.cca import CCA, CCASettings
 from calligram.models.ensemble import Ensemble, EnsembleSettings
 from calligram.models.layers.text_cnn import TextCNNSettings
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
-from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, cosines, stack
+from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, Scoring, cosines, stack
 from calligram.models.mmca import MMCASettings
 from calligram.models.pretrained import Pretrained, PretrainedSettings
 from calligram.models.scan import SCAN, SCANSettings
@@ -103,7 +103,9 @@ def images(matcher: Matcher, count: int) -> torch.Tensor:
 
 
 def texts(matcher: Matcher, count: int, longest: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
-    if isinstance(matcher, CCA | TagMatcher) or getattr(matcher.settings, "text", None) == VECTORS:
+    if isinstance(matcher, TagMatcher):  # concepts of the texts
+        return (torch.rand(count, 7) < 0.5).float(), torch.ones(count, 1, dtype=torch.bool)
+    if isinstance(matcher, CCA) or getattr(matcher.settings, "text", None) == VECTORS:
         return torch.randn(count, 7), torch.ones(count, 1, dtype=torch.bool)
     lengths = torch.randint(2, longest + 1, (count,))
     lengths[0] = longest
@@ -193,3 +195,59 @@ def test_cosines_are_not_rounded_in_half_precision():
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(cosines(rows, columns), expected)
         torch.testing.assert_close(EmbeddingMatcher().score(Encoded(rows), Encoded(columns)), expected)
+
+
+def test_scores_lie_in_the_stated_range_and_depend_on_what_is_stated(matcher):
+    scoring = matcher.scoring
+    with torch.no_grad():
+        one, two = matcher.encode_images(images(matcher, 6)), matcher.encode_texts(*texts(matcher, 6))
+        scores = matcher.score(one, two)
+        assert scoring.low - 1e-5 <= float(scores.min())
+        assert float(scores.max()) <= scoring.high + 1e-5
+        assert scoring.bounded == (scoring.high < float("inf"))
+        close = cosines(one.vectors, two.vectors)
+        if scoring.kind == "cosine":
+            torch.testing.assert_close(scores, close)
+        if not scoring.reranks:
+            assert torch.equal(scores.argsort(1), close.argsort(1))
+        if not scoring.parts:
+            torch.testing.assert_close(matcher.score(Encoded(one.vectors), Encoded(two.vectors)), scores)
+        other = [Encoded(torch.randn_like(side.vectors), side.parts, side.mask) for side in (one, two)]
+        assert torch.allclose(matcher.score(*other), scores) != scoring.vectors
+
+
+KINDS = {
+    "vse": Scoring("cosine", -1, 1),
+    "vsrn": Scoring("cosine", -1, 1),
+    "a3vse": Scoring("cosine", -1, 1),
+    "cca": Scoring("cosine", -1, 1),
+    "pretrained CLIP": Scoring("cosine", -1, 1),
+    "two-branch": Scoring("distance", -2, 0),
+    "two-branch, similarity": Scoring("log-odds"),
+    "scan, t2i": Scoring("attention", vectors=False, parts=True),
+    "scan, i2t": Scoring("attention", -1, 1, vectors=False, parts=True),
+    "bfan, equal": Scoring("attention", -2, 2, vectors=False, parts=True),
+    "mmca": Scoring("attention", -1.2, 1.2, parts=True),
+    "tags": Scoring("other", 0, 1),
+    "ensemble": Scoring("mean", parts=True),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_matcher_states_its_score(name):
+    assert build(name).scoring == KINDS[name]
+
+
+def test_only_cosines_and_distances_cannot_rerank():
+    kinds = ("cosine", "distance", "log-odds", "attention", "mean", "other")
+    assert [kind for kind in kinds if not Scoring(kind).reranks] == ["cosine", "distance"]
+    assert (Scoring("other").bounded, Scoring("other", 0, 1).bounded, Scoring("other", 0).bounded) == (0, 1, 0)
+
+
+def test_the_vector_size_is_measured_where_the_settings_have_no_dim():
+    matcher = build("pretrained CLIP")
+    with pytest.raises(UserError, match="size of the vectors of Pretrained is not known; add a field dim"):
+        _ = matcher.vector_size
+    matcher.measure_vectors(*texts(matcher, 2))
+    assert matcher.vector_size == matcher.encode_images(images(matcher, 1)).vectors.shape[1]
+    assert build("vse").vector_size == 12

@@ -179,8 +179,8 @@ def test_an_item_without_parts_has_finite_scores_and_gradients(matcher, encoded)
 
 def test_vectors_are_i0_and_c0_and_alpha_0_skips_the_pair_module(monkeypatch, matcher, given, encoded):
     found, (features, states, mask) = matcher(alpha=0.0), given()
-    assert matcher().reranks
-    assert not found.reranks
+    assert matcher().scoring.reranks
+    assert not found.scoring.reranks
     monkeypatch.setattr(found.pairs, "forward", lambda *_, **__: pytest.fail("the pair module was asked"))
     images, texts = encoded(found, features, states, mask)
     cosines = F.normalize(images.vectors, dim=1) @ F.normalize(texts.vectors, dim=1).T

@@ -75,7 +75,7 @@ def test_two_runs_become_one_that_is_self_contained_and_resumes_to_nothing(looke
     assert best["rsum"] > 100
     assert run("combined", looked_at, tmp_path / "run", *named(members), resume=True) == best
     matcher, inputs = load_run(tmp_path / "run")
-    assert matcher.reranks
+    assert matcher.scoring.reranks
     texts = matcher.encode_texts(*inputs.texts.texts(["a red disc", "snow falls"]))
     assert texts.parts is not None
     with pytest.raises(UserError, match="stored features 'colours'"):

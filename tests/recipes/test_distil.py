@@ -53,7 +53,7 @@ def test_a_student_with_other_inputs_is_distilled_from_a_teacher(stored_tiny, te
     assert rows[-1]["divergence"] < 0.7 * rows[0]["divergence"]
     assert "info_nce" in rows[-1]
     matcher, _ = Run.open(tmp_path / "run").load()
-    assert not matcher.reranks
+    assert not matcher.scoring.reranks
     assert not any("teacher" in name for name, _ in matcher.named_parameters())
 
 

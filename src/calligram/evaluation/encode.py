@@ -27,7 +27,7 @@ def check_precision(matcher: Matcher, precision: Precision) -> None:
     Raises:
         UserError: for bfloat16 and such a matcher: with eight bits many scores would be equal.
     """
-    if precision != "fp32" and not matcher.reranks:
+    if precision != "fp32" and not matcher.scoring.reranks:
         raise UserError(
             f"--precision {precision} is for matchers that score pairs by attention; this one scores by the cosine of "
             "two vectors, which is fast already; leave the option out"

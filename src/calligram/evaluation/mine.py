@@ -120,7 +120,7 @@ def mine_negatives(
         tile_bytes: size of a tile of scores.
     """
     tile = tile_bytes or TILE_BYTES.get(encoded.images.vectors.device.type, 1 << 26)
-    if matcher.reranks:
+    if matcher.scoring.reranks:
         if precision != "fp32":
             raise UserError("--precision bf16 is for matchers that score by cosines; leave it out for this one")
         return _by_scores(matcher, encoded, excluded, texts, images, tile, track)

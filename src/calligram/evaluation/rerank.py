@@ -77,7 +77,7 @@ def check_depth(matcher: Matcher, depth: int, *, first: bool) -> None:
     """
     if depth < 0:
         raise UserError(f"depth must be at least 1, or 0 for all, got {depth}")
-    if not matcher.reranks and not first:
+    if not matcher.scoring.reranks and not first:
         raise UserError(
             "this run scores by the cosine of its vectors, so reranking its candidates changes nothing; leave out "
             "--depth, or give with --first a run whose vectors find the candidates"

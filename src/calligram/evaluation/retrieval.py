@@ -293,6 +293,7 @@ def _reranked(staged: TwoStageScores, relevant: Matches) -> tuple[Retrieval, tup
 
 
 def overlap_of(matcher: Matcher, scores: Floats, pairing: Pairing) -> Overlap | None:
-    """Return the score histograms, over the range of the cosine or of the scores of a reranking matcher."""
-    span = None if matcher.reranks else (-1.0, 1.0)
+    """Return the score histograms, over the range of the matcher's score, or of the scores if it has no bounds."""
+    scoring = matcher.scoring
+    span = (scoring.low, scoring.high) if scoring.bounded else None
     return score_overlap(scores, pairing.matches, also_true=pairing.also_true, span=span)

@@ -20,6 +20,7 @@ from calligram.models.export import export_onnx as export_onnx
 from calligram.models.matcher import EmbeddingMatcher as EmbeddingMatcher
 from calligram.models.matcher import Encoded as Encoded
 from calligram.models.matcher import Matcher as Matcher
+from calligram.models.matcher import Scoring as Scoring
 from calligram.models.matcher import at_least_float32 as at_least_float32
 from calligram.models.matcher import cosines as cosines
 from calligram.models.matcher import stack as stack

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from calligram.models.layers.cross_attention import AttentionSettings, Norm, PartProducts, similarity
 from calligram.models.layers.towers import TwoTowerSettings
-from calligram.models.matcher import QuerySide
+from calligram.models.matcher import QuerySide, Scoring
 from calligram.models.scan import FragmentMatcher
 
 
@@ -39,6 +39,11 @@ class BFAN(FragmentMatcher):
     """
 
     settings: BFANSettings
+
+    @property
+    def scoring(self) -> Scoring:
+        """Attention: the sum of two means of cosines."""
+        return Scoring("attention", -2.0, 2.0, vectors=False, parts=True)
 
     @property
     def attention(self) -> AttentionSettings:

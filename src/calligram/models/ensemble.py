@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from calligram.features.images.backbones import Backbone, grid_cells
 from calligram.features.images.stored_input import real_parts
 from calligram.features.texts.text_encoder import TextEncoder
 from calligram.models.catalog import build
-from calligram.models.matcher import Encoded, Matcher, QuerySide
+from calligram.models.matcher import Encoded, Matcher, QuerySide, Scoring
 from calligram.vectors import unit_length
 
 
@@ -37,8 +37,6 @@ class SentencePhraseMatcher(Matcher):
     other scores are combined in the same way. A sentence without phrases, or an image without regions, has d_rp = d.
     """
 
-    reranks = True
-    scores_parts = True
     settings: SentencePhraseSettings
 
     def __init__(self, settings: SentencePhraseSettings) -> None:
@@ -48,6 +46,17 @@ class SentencePhraseMatcher(Matcher):
         self.settings = settings
         self.sentences = build(json.loads(settings.sentences))
         self.phrases = build(json.loads(settings.phrases))
+
+    @property
+    def scoring(self) -> Scoring:
+        """Weighted mean of both scores."""
+        alpha = self.settings.alpha
+        return mean_scoring([self.sentences.scoring, self.phrases.scoring], [1 - alpha, alpha], parts=True)
+
+    @property
+    def vector_size(self) -> int:
+        """Vector size of the image-sentence matcher."""
+        return self.sentences.vector_size
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode images (N, 1 + R, D) as ``JoinedImages`` packs them: the whole image first, then its regions."""
@@ -100,7 +109,7 @@ class EnsembleSettings:
     """The ensemble members, which have the same inputs, and the networks that they share."""
 
     members: tuple[str, ...]
-    """description of each ensemble member, the output of ``catalog.describe`` as JSON; its settings have a ``dim``"""
+    """description of each ensemble member, the output of ``catalog.describe`` as JSON"""
     backbone: str = ""
     """architecture of the shared backbone, from ``Backbone.description``; ensemble members then receive its cells as
     stored features. Empty for none"""
@@ -117,7 +126,6 @@ class Ensemble(Matcher):
     backbone and one text encoder, which then run once.
     """
 
-    scores_parts = True
     settings: EnsembleSettings
 
     def __init__(self, settings: EnsembleSettings) -> None:
@@ -126,8 +134,8 @@ class Ensemble(Matcher):
             raise ValueError("an ensemble needs at least one member")
         self.settings = settings
         self.members = nn.ModuleList(build(json.loads(member)) for member in settings.members)
-        # The cosine of concatenated vectors is the mean of the cosines, but not the mean of the distances.
-        self.reranks = any(member.reranks or member.scores_distance for member in self._members())
+        self._vector_sizes: list[int] = []
+        self._part_sizes: list[int] = []
         if settings.backbone:
             self.image = Backbone.from_description(settings.backbone)
         if settings.encoder:
@@ -161,9 +169,20 @@ class Ensemble(Matcher):
         return torch.stack([member.score(one, two) for member, one, two in self.by_member(images, texts)]).mean(0)
 
     @property
+    def scoring(self) -> Scoring:
+        """Cosine if all members have cosines, whose mean is the cosine of the concatenated vectors; else a mean.
+
+        The mean of distances is not a distance of the concatenated vectors.
+        """
+        own = [member.scoring for member in self._members()]
+        if all(scoring.kind == "cosine" for scoring in own):
+            return Scoring("cosine", -1.0, 1.0)
+        return mean_scoring(own, [1 / len(own)] * len(own), parts=any(scoring.parts for scoring in own))
+
+    @property
     def vector_size(self) -> int:
         """Sum of the members' vector sizes."""
-        return sum(member.vector_size for member in self._members())
+        return sum(self._vector_sizes or [member.vector_size for member in self._members()])
 
     @property
     def attends(self) -> frozenset[QuerySide]:
@@ -186,9 +205,21 @@ class Ensemble(Matcher):
         return [member for member in self.members if isinstance(member, Matcher)]
 
     def _concatenate(self, encodings: list[Encoded]) -> Encoded:
-        vectors = torch.cat([unit_length(e.vectors) for e in encodings], dim=-1)
+        scorings = [member.scoring for member in self._members()]
+        # An unknown score may depend on the length of the vectors.
+        vectors = torch.cat(
+            [
+                e.vectors if own.kind == "other" else unit_length(e.vectors)
+                for own, e in zip(scorings, encodings, strict=True)
+            ],
+            dim=-1,
+        )
         # Other members may give parts that only their training objective uses.
-        with_parts = [e for member, e in zip(self._members(), encodings, strict=True) if member.scores_parts]
+        scored = [e.parts if own.parts else None for own, e in zip(scorings, encodings, strict=True)]
+        # Recorded here, because the settings of a class from outside need not have a ``dim``.
+        self._vector_sizes = [e.vectors.shape[-1] for e in encodings]
+        self._part_sizes = [0 if parts is None else parts.shape[-1] for parts in scored]
+        with_parts = [e for own, e in zip(scorings, encodings, strict=True) if own.parts]
         parts = [e.parts for e in with_parts if e.parts is not None]
         if not parts:
             return Encoded(vectors)
@@ -199,14 +230,22 @@ class Ensemble(Matcher):
     def _split(self, items: Encoded) -> list[Encoded]:
         """Split encodings into those of the members; vectors stay at length one."""
         members = self._members()
-        vectors = torch.split(items.vectors, [member.vector_size for member in members], dim=-1)
+        vector_sizes = self._vector_sizes or [member.vector_size for member in members]
+        vectors = torch.split(items.vectors, vector_sizes, dim=-1)
         if items.parts is None:
             return [Encoded(v) for v in vectors]
-        sizes = [member.settings.dim if member.scores_parts else 0 for member in members]
+        sizes = self._part_sizes or [member.part_size if member.scoring.parts else 0 for member in members]
         parts = torch.split(items.parts, sizes, dim=-1)
         return [
             Encoded(v, p, items.mask) if size else Encoded(v) for v, p, size in zip(vectors, parts, sizes, strict=True)
         ]
+
+
+def mean_scoring(scorings: Sequence[Scoring], weights: Sequence[float], *, parts: bool) -> Scoring:
+    """Return the scoring of a weighted mean of scores; its range is the weighted mean of their ranges."""
+    used = [(own, weight) for own, weight in zip(scorings, weights, strict=True) if weight]
+    low, high = sum(weight * own.low for own, weight in used), sum(weight * own.high for own, weight in used)
+    return Scoring("mean", low, high, vectors=any(own.vectors for own, _ in used), parts=parts)
 
 
 def _real_parts(items: Encoded) -> Tensor:

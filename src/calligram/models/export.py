@@ -51,7 +51,7 @@ def export_onnx(matcher: Matcher, inputs: Inputs, out: Path) -> dict[str, Any]:
         UserError: when the score is not a cosine, when an input is not computed by a network, when a graph differs from
             the matcher by more than ``MAX_DIFFERENCE``, or when ``out`` exists. Then nothing is written.
     """
-    if matcher.reranks:
+    if matcher.scoring.reranks:
         raise UserError("only a matcher whose score is the cosine of two vectors can be exported; this one reranks")
     _check_inputs(inputs)
     if out.exists():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calligram.device import device_of
+from calligram.errors import UserError
 from calligram.vectors import unit_length
 
 QuerySide = Literal["words", "regions"]
@@ -50,22 +54,41 @@ def stack(pieces: Sequence[Encoded]) -> Encoded:
     return Encoded(vectors, torch.cat(parts), torch.cat(masks))
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """Kind and range of a matcher's score, and what the score depends on."""
+
+    kind: Literal["cosine", "distance", "log-odds", "attention", "mean", "other"]
+    """cosine of the vectors; minus the Euclidean distance of unit vectors; log-odds of a match; attention between
+    parts; mean of other scores; or another function"""
+    low: float = -math.inf
+    """smallest possible score"""
+    high: float = math.inf
+    """largest possible score"""
+    vectors: bool = True
+    """whether the score depends on the vectors; if not, the vectors serve the first stage of a search only"""
+    parts: bool = False
+    """whether the score needs parts"""
+
+    @property
+    def reranks(self) -> bool:
+        """Whether a second stage can rerank with the score; cosine and distance order by the cosine of the vectors."""
+        return self.kind not in ("cosine", "distance")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the range of the score is finite."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
 class Matcher(nn.Module):
     """Scores images against texts. A higher score is a better match. Rows are images, columns are texts."""
 
-    reranks: bool = True
-    """whether the score differs from the cosine of the vectors, so that a second stage can rerank with it; an instance
-    may override it"""
-    scores_vectors: ClassVar[bool] = True
-    """whether the score depends on the vectors; if not, the vectors serve the first stage of a search only"""
-    scores_distance: ClassVar[bool] = False
-    """whether the score is minus a distance of the vectors"""
-    scores_parts: ClassVar[bool] = False
-    """whether the score depends on the parts; their size is ``settings.dim``"""
     tile: ClassVar[int] = 4096
     """number of pairs that ``score`` passes to ``score_pairs`` at a time"""
     settings: Any
     """frozen dataclass from which the matcher is built; it is saved with the weights"""
+    _measured_size: int = 0
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode prepared images."""
@@ -76,16 +99,33 @@ class Matcher(nn.Module):
         raise NotImplementedError
 
     @property
-    def vector_size(self) -> int:
-        """Size of an item's vector."""
-        return int(self.settings.dim)
+    def scoring(self) -> Scoring:
+        """Kind and range of the score. A matcher whose score needs parts, or has a range, overrides it."""
+        return Scoring("other")
 
     @property
-    def scoring(self) -> Any:  # replaced by the branch towers
-        """Kind of the score."""
-        from types import SimpleNamespace
+    def vector_size(self) -> int:
+        """Size of an item's vector: ``settings.dim``, or the size that ``measure_vectors`` found.
 
-        return SimpleNamespace(reranks=self.reranks, bounded=type(self).__name__ != "TwoBranchSimilarity")
+        Raises:
+            UserError: when neither is known.
+        """
+        size = getattr(getattr(self, "settings", None), "dim", self._measured_size)
+        if not size:
+            raise UserError(
+                f"the size of the vectors of {type(self).__name__} is not known; add a field dim to its settings, or "
+                "override the property vector_size"
+            )
+        return int(size)
+
+    def measure_vectors(self, texts: Tensor, mask: Tensor | None = None) -> None:
+        """Measure ``vector_size`` by encoding prepared texts, where the settings have no ``dim``."""
+        if getattr(getattr(self, "settings", None), "dim", None) is None:
+            training, device = self.training, device_of(self)
+            mask = None if mask is None else mask.to(device)
+            with torch.no_grad():
+                self._measured_size = self.eval().encode_texts(texts.to(device), mask).vectors.shape[-1]
+            self.train(training)
 
     @property
     def part_size(self) -> int:
@@ -134,7 +174,10 @@ class Matcher(nn.Module):
 class EmbeddingMatcher(Matcher):
     """A matcher whose score is the cosine of the vectors."""
 
-    reranks = False
+    @property
+    def scoring(self) -> Scoring:
+        """Cosine."""
+        return Scoring("cosine", -1.0, 1.0)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """Cosine of aligned vectors."""

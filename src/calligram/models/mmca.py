@@ -14,7 +14,7 @@ from calligram.models.a3vse import mean_of_parts
 from calligram.models.layers.score_tiles import score_in_tiles, score_some_in_tiles
 from calligram.models.layers.towers import TwoTowerSettings, image_tower, joint_projection, text_tower
 from calligram.models.layers.transformer_unit import NgramText, PreparedItems, ProjectedItems, TransformerUnit
-from calligram.models.matcher import Encoded, Matcher, QuerySide, cosines
+from calligram.models.matcher import Encoded, Matcher, QuerySide, Scoring, cosines
 from calligram.vectors import unit_length
 
 MAX_STACKED_ITEMS = 2
@@ -143,7 +143,6 @@ class MMCA(Matcher):
     have no position encoding. Pieces such as [CLS] count as words. A GRU may replace the encoder.
     """
 
-    scores_parts = True
     settings: MMCASettings
 
     def __init__(self, settings: MMCASettings) -> None:
@@ -154,7 +153,6 @@ class MMCA(Matcher):
                 "choose a dim that is a multiple of the number of heads"
             )
         self.settings = settings
-        self.reranks = settings.alpha != 0
         self.image = image_tower(settings.image)
         self.project = joint_projection(self.image.size, settings.dim)
         self.text = text_tower(settings.text, settings.dim)
@@ -166,6 +164,14 @@ class MMCA(Matcher):
     def part_size(self) -> int:
         """Size of the regions."""
         return self.settings.dim
+
+    @property
+    def scoring(self) -> Scoring:
+        """Attention: a cosine plus alpha times another cosine; a cosine alone if alpha is 0."""
+        if not self.settings.alpha:
+            return Scoring("cosine", -1.0, 1.0)
+        limit = 1.0 + self.settings.alpha
+        return Scoring("attention", -limit, limit, parts=True)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode features (N, R, D) of regions or cells, or pixels (N, 3, H, W), as i_0 (mmca, Eq. 5) and R."""

@@ -19,7 +19,7 @@ from calligram.models.layers.cross_attention import (
 )
 from calligram.models.layers.score_tiles import score_in_tiles, score_some_in_tiles
 from calligram.models.layers.towers import TwoTowerSettings, image_tower, joint_projection, text_tower
-from calligram.models.matcher import Encoded, Matcher, QuerySide
+from calligram.models.matcher import Encoded, Matcher, QuerySide, Scoring
 from calligram.vectors import unit_length
 
 
@@ -29,9 +29,6 @@ class FragmentMatcher(Matcher):
     The vector of an item is the mean of its parts. It serves the first stage of a search only.
     """
 
-    reranks = True
-    scores_vectors = False
-    scores_parts = True
     settings: TwoTowerSettings
 
     def __init__(self, settings: TwoTowerSettings) -> None:
@@ -135,6 +132,13 @@ class SCAN(FragmentMatcher):
     """
 
     settings: SCANSettings
+
+    @property
+    def scoring(self) -> Scoring:
+        """Attention; LogSumExp and sum have no bound, because they grow with the number of parts."""
+        if self.settings.aggregation in ("mean", "max"):
+            return Scoring("attention", -1.0, 1.0, vectors=False, parts=True)
+        return Scoring("attention", vectors=False, parts=True)
 
     @property
     def attention(self) -> AttentionSettings:

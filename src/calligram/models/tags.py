@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from calligram.features.images.stored_input import feature_vectors
-from calligram.models.matcher import Encoded, Matcher
+from calligram.models.matcher import Encoded, Matcher, Scoring
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,16 @@ class TagMatcher(Matcher):
         super().__init__()
         self.settings = settings
         self.classifier = nn.Linear(settings.image_dim, settings.text_dim)
+
+    @property
+    def scoring(self) -> Scoring:
+        """A sum of probabilities, at most 1."""
+        return Scoring("other", 0.0, 1.0)
+
+    @property
+    def vector_size(self) -> int:
+        """Number of concepts."""
+        return self.settings.text_dim
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Map features (N, D), or (N, R, D) whose real parts are averaged, to s_g (N, concepts)."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from calligram.errors import UserError
 from calligram.models.layers.towers import TwoTowerSettings, image_tower, text_tower
-from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher
+from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, Scoring
 from calligram.vectors import unit_length
 
 
@@ -132,8 +132,10 @@ class TwoBranchMatcher(Matcher):
 class TwoBranchEmbedding(TwoBranchMatcher, EmbeddingMatcher):
     """Minus the Euclidean distance d(x, y) of unit vectors in the joint space (two-branch, Sec. 3.2)."""
 
-    reranks = False
-    scores_distance = True
+    @property
+    def scoring(self) -> Scoring:
+        """Minus the distance of unit vectors."""
+        return Scoring("distance", -2.0, 0.0)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """Score aligned vectors."""
@@ -147,8 +149,12 @@ class TwoBranchEmbedding(TwoBranchMatcher, EmbeddingMatcher):
 class TwoBranchSimilarity(TwoBranchMatcher):
     """Score by FC layers over the element-wise product of both branches (two-branch, Sec. 3.3)."""
 
-    reranks = True
     settings: TwoBranchSimilaritySettings
+
+    @property
+    def scoring(self) -> Scoring:
+        """Log-odds of a match."""
+        return Scoring("log-odds")
 
     def __init__(self, settings: TwoBranchSimilaritySettings) -> None:
         super().__init__(settings)

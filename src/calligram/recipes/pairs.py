@@ -187,6 +187,8 @@ def plan_composition(
         shared = settings.shared and len(settings.matcher) > 1
         members = build_matchers(settings.matcher, settings.dim, towers, shared=shared)
         matcher, inputs = join_matchers(members, towers, shared=shared), towers.inputs
+    if towers is None:
+        matcher.measure_vectors(*inputs.texts.texts(train.texts.strings[:1]))
     _check_candidates(settings, matcher)
     schedule = Schedule(settings, train, captions, pseudo, inputs, towers, matcher, members, context, temperature)
     evaluate = None

@@ -82,7 +82,7 @@ def test_a_matcher_that_scores_pairs_is_explained_by_its_score(small_run):
         hidden=9,
     )
     matcher = TwoBranchSimilarity(shape).eval()
-    assert matcher.reranks
+    assert matcher.scoring.reranks
 
     class Means(ImageInput):
         """Mean colours."""

@@ -221,7 +221,7 @@ def retrieved_sentences(
     if not candidates:
         raise UserError(f"{file} has no sentences except captions of {collection.name}; give other text")
     stored = load_matcher(Path(run).expanduser()).to(context.device)
-    if not stored.matcher.scores_vectors:
+    if not stored.matcher.scoring.vectors:
         raise UserError(f"pseudo.run={run} has no vectors to retrieve sentences with; give a run such as vse or mmca")
     log.info("retrieving sentences for %d images from %d of %s", len(visuals), len(candidates), file)
     matcher = stored.matcher.eval()

@@ -302,10 +302,10 @@ class Logistic(Term):
     for_pseudo_pairs = True
 
     def build(self, context: TermContext) -> Objective:
-        """Return the logistic loss; a bounded score gets a scale and a bias, which are trained."""
+        """Return the logistic loss; a score that is not log-odds gets a scale and a bias, which are trained."""
         from calligram.training.objectives.two_branch import LogisticObjective
 
-        return LogisticObjective(calibrate=context.matcher.scoring.bounded)
+        return LogisticObjective(calibrate=context.matcher.scoring.kind != "log-odds")
 
 
 @dataclass(frozen=True)

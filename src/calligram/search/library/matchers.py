@@ -135,13 +135,13 @@ class LibraryMatchers:
             second = None
         elif reranker is not None:
             second = load_matcher(reranker)
-            if second.fingerprint == first.fingerprint and not second.matcher.reranks:
+            if second.fingerprint == first.fingerprint and not second.matcher.scoring.reranks:
                 raise UserError(
                     f"{reranker} scores by the cosine of its vectors, which orders the candidates already; "
                     "leave out --reranker, or give a run that scores pairs, such as scan, bfan or mmca"
                 )
         else:
-            second = first if first.matcher.reranks else None
+            second = first if first.matcher.scoring.reranks else None
         for one in filter(None, (first, second)):
             refuse_regions(one.inputs, one.source)
         third = load_matcher(localizer) if localizer is not None else None
@@ -195,7 +195,7 @@ class LibraryMatchers:
         words = ["calligram", "index", self.matcher.source, source, "--out", library]
         if self.reranker is not None and self.reranker is not self.matcher:
             words += ["--reranker", self.reranker.source]
-        elif self.reranker is None and self.matcher.matcher.reranks:
+        elif self.reranker is None and self.matcher.matcher.scoring.reranks:
             words += ["--reranker", NO_RERANKER]
         if self.localizer is not None:
             words += ["--localizer", self.localizer.source]

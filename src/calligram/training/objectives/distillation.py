@@ -20,7 +20,7 @@ class Teacher:
 
     def __init__(self, matcher: Matcher, images: Encoded, texts: Encoded) -> None:
         self.matcher = matcher.eval().requires_grad_(False)
-        self.images, self.texts = (_to_half(side, parts=matcher.scores_parts) for side in (images, texts))
+        self.images, self.texts = (_to_half(side, parts=matcher.scoring.parts) for side in (images, texts))
 
     @torch.no_grad()
     def scores(self, images: Tensor, texts: Tensor) -> Tensor:

@@ -65,7 +65,11 @@ class OfflineObjective(Objective):
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """Return the online, offline and derived terms of the loss."""
         # A product of vectors is cheap, and offline margins of 0 need more than eight bits.
-        full = contextlib.nullcontext() if matcher.reranks else torch.autocast(batch.drawn.device.type, enabled=False)
+        full = (
+            contextlib.nullcontext()
+            if matcher.scoring.reranks
+            else torch.autocast(batch.drawn.device.type, enabled=False)
+        )
         with full:
             scores = self.scores(matcher, batch, images, texts)
         # How useful the lists are: in the paper's regime 88 to 97% of the draws are harder than the batch.
