@@ -38,12 +38,8 @@ class BFAN(FragmentMatcher):
     release divides zero by zero.
     """
 
+    scoring = Scoring("attention", -2.0, 2.0, vectors=False, parts=True)
     settings: BFANSettings
-
-    @property
-    def scoring(self) -> Scoring:
-        """Attention: the sum of two means of cosines."""
-        return Scoring("attention", -2.0, 2.0, vectors=False, parts=True)
 
     @property
     def attention(self) -> AttentionSettings:

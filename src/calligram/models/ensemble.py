@@ -46,12 +46,8 @@ class SentencePhraseMatcher(Matcher):
         self.settings = settings
         self.sentences = build(json.loads(settings.sentences))
         self.phrases = build(json.loads(settings.phrases))
-
-    @property
-    def scoring(self) -> Scoring:
-        """Weighted mean of both scores."""
-        alpha = self.settings.alpha
-        return mean_scoring([self.sentences.scoring, self.phrases.scoring], [1 - alpha, alpha], parts=True)
+        weights = 1 - settings.alpha, settings.alpha
+        self.scoring = mean_scoring([self.sentences.scoring, self.phrases.scoring], weights, parts=True)
 
     @property
     def vector_size(self) -> int:
@@ -134,6 +130,11 @@ class Ensemble(Matcher):
             raise ValueError("an ensemble needs at least one member")
         self.settings = settings
         self.members = nn.ModuleList(build(json.loads(member)) for member in settings.members)
+        own = [member.scoring for member in self._members()]
+        self.scoring = mean_scoring(own, [1 / len(own)] * len(own), parts=any(scoring.parts for scoring in own))
+        # The cosine of concatenated vectors is the mean of the cosines, but not the mean of the distances.
+        if all(scoring.kind == "cosine" for scoring in own):
+            self.scoring = Scoring("cosine", -1.0, 1.0)
         self._vector_sizes: list[int] = []
         self._part_sizes: list[int] = []
         if settings.backbone:
@@ -167,17 +168,6 @@ class Ensemble(Matcher):
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Mean over the members."""
         return torch.stack([member.score(one, two) for member, one, two in self.by_member(images, texts)]).mean(0)
-
-    @property
-    def scoring(self) -> Scoring:
-        """Cosine if all members have cosines, whose mean is the cosine of the concatenated vectors; else a mean.
-
-        The mean of distances is not a distance of the concatenated vectors.
-        """
-        own = [member.scoring for member in self._members()]
-        if all(scoring.kind == "cosine" for scoring in own):
-            return Scoring("cosine", -1.0, 1.0)
-        return mean_scoring(own, [1 / len(own)] * len(own), parts=any(scoring.parts for scoring in own))
 
     @property
     def vector_size(self) -> int:

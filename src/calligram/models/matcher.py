@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -70,20 +70,21 @@ class Scoring:
     parts: bool = False
     """whether the score needs parts"""
 
-    @property
-    def reranks(self) -> bool:
-        """Whether a second stage can rerank with the score; cosine and distance order by the cosine of the vectors."""
-        return self.kind not in ("cosine", "distance")
+    reranks: bool = field(init=False, repr=False)
+    """whether a second stage can rerank with the score; cosine and distance order by the cosine of the vectors"""
+    bounded: bool = field(init=False, repr=False)
+    """whether the range of the score is finite"""
 
-    @property
-    def bounded(self) -> bool:
-        """Whether the range of the score is finite."""
-        return math.isfinite(self.low) and math.isfinite(self.high)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reranks", self.kind not in ("cosine", "distance"))
+        object.__setattr__(self, "bounded", math.isfinite(self.low) and math.isfinite(self.high))
 
 
 class Matcher(nn.Module):
     """Scores images against texts. A higher score is a better match. Rows are images, columns are texts."""
 
+    scoring: Scoring = Scoring("other")
+    """kind and range of the score; a class whose score needs parts or has a range sets its own, or an instance does"""
     tile: ClassVar[int] = 4096
     """number of pairs that ``score`` passes to ``score_pairs`` at a time"""
     settings: Any
@@ -97,11 +98,6 @@ class Matcher(nn.Module):
     def encode_texts(self, texts: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode prepared texts."""
         raise NotImplementedError
-
-    @property
-    def scoring(self) -> Scoring:
-        """Kind and range of the score. A matcher whose score needs parts, or has a range, overrides it."""
-        return Scoring("other")
 
     @property
     def vector_size(self) -> int:
@@ -174,10 +170,7 @@ class Matcher(nn.Module):
 class EmbeddingMatcher(Matcher):
     """A matcher whose score is the cosine of the vectors."""
 
-    @property
-    def scoring(self) -> Scoring:
-        """Cosine."""
-        return Scoring("cosine", -1.0, 1.0)
+    scoring = Scoring("cosine", -1.0, 1.0)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """Cosine of aligned vectors."""

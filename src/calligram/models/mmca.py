@@ -153,6 +153,8 @@ class MMCA(Matcher):
                 "choose a dim that is a multiple of the number of heads"
             )
         self.settings = settings
+        limit = 1.0 + settings.alpha
+        self.scoring = Scoring("attention" if settings.alpha else "cosine", -limit, limit, parts=settings.alpha != 0)
         self.image = image_tower(settings.image)
         self.project = joint_projection(self.image.size, settings.dim)
         self.text = text_tower(settings.text, settings.dim)
@@ -164,14 +166,6 @@ class MMCA(Matcher):
     def part_size(self) -> int:
         """Size of the regions."""
         return self.settings.dim
-
-    @property
-    def scoring(self) -> Scoring:
-        """Attention: a cosine plus alpha times another cosine; a cosine alone if alpha is 0."""
-        if not self.settings.alpha:
-            return Scoring("cosine", -1.0, 1.0)
-        limit = 1.0 + self.settings.alpha
-        return Scoring("attention", -limit, limit, parts=True)
 
     def encode_images(self, images: Tensor, mask: Tensor | None = None) -> Encoded:
         """Encode features (N, R, D) of regions or cells, or pixels (N, 3, H, W), as i_0 (mmca, Eq. 5) and R."""

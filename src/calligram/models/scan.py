@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -133,12 +134,11 @@ class SCAN(FragmentMatcher):
 
     settings: SCANSettings
 
-    @property
-    def scoring(self) -> Scoring:
-        """Attention; LogSumExp and sum have no bound, because they grow with the number of parts."""
-        if self.settings.aggregation in ("mean", "max"):
-            return Scoring("attention", -1.0, 1.0, vectors=False, parts=True)
-        return Scoring("attention", vectors=False, parts=True)
+    def __init__(self, settings: SCANSettings) -> None:
+        super().__init__(settings)
+        # LogSumExp and sum grow with the number of parts, so they have no bound.
+        limit = 1.0 if settings.aggregation in ("mean", "max") else math.inf
+        self.scoring = Scoring("attention", -limit, limit, vectors=False, parts=True)
 
     @property
     def attention(self) -> AttentionSettings:

@@ -29,17 +29,13 @@ class TagMatcher(Matcher):
     The classifier is the pretrained classification layer of the backbone.
     """
 
+    scoring = Scoring("other", 0.0, 1.0)
     settings: TagSettings
 
     def __init__(self, settings: TagSettings) -> None:
         super().__init__()
         self.settings = settings
         self.classifier = nn.Linear(settings.image_dim, settings.text_dim)
-
-    @property
-    def scoring(self) -> Scoring:
-        """A sum of probabilities, at most 1."""
-        return Scoring("other", 0.0, 1.0)
 
     @property
     def vector_size(self) -> int:

@@ -132,10 +132,7 @@ class TwoBranchMatcher(Matcher):
 class TwoBranchEmbedding(TwoBranchMatcher, EmbeddingMatcher):
     """Minus the Euclidean distance d(x, y) of unit vectors in the joint space (two-branch, Sec. 3.2)."""
 
-    @property
-    def scoring(self) -> Scoring:
-        """Minus the distance of unit vectors."""
-        return Scoring("distance", -2.0, 0.0)
+    scoring = Scoring("distance", -2.0, 0.0)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """Score aligned vectors."""
@@ -149,12 +146,8 @@ class TwoBranchEmbedding(TwoBranchMatcher, EmbeddingMatcher):
 class TwoBranchSimilarity(TwoBranchMatcher):
     """Score by FC layers over the element-wise product of both branches (two-branch, Sec. 3.3)."""
 
+    scoring = Scoring("log-odds")
     settings: TwoBranchSimilaritySettings
-
-    @property
-    def scoring(self) -> Scoring:
-        """Log-odds of a match."""
-        return Scoring("log-odds")
 
     def __init__(self, settings: TwoBranchSimilaritySettings) -> None:
         super().__init__(settings)
