@@ -31,8 +31,8 @@ from calligram.serve.settings import Address, ServerSettings
 
 SMALL = ["epochs=1", "batch=8", "dim=16", "image.size=16", "image.channels=4", "text.hidden=8", "text.word_dim=8"]
 SMALL_PHRASES = [
-    "epochs=2", "two-branch.hidden=32", "dim=16", "lr=0.01", "text.fitted.kind=tfidf", "region.proposals=grid", "region.size=64",
-    "region.bins=4", "region.geometry=10",
+    "epochs=2", "two-branch.hidden=32", "dim=16", "lr=0.01", "text.fitted.kind=tfidf", "region.proposals=grid",
+    "region.size=64", "region.bins=4", "region.geometry=10",
 ]  # fmt: skip
 SMALL_SCAN = ["epochs=1", "batch=8", "dim=16", "image.size=64", "text.hidden=8", "text.word_dim=8"]
 IMAGES, WINDOWS = 60, 100
