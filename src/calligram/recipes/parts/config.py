@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
@@ -143,7 +144,7 @@ def _with_default_components(settings: S) -> S:
 
 def declared_settings(settings: object, prefix: str = "") -> Iterator[tuple[Field[Any], Setting]]:
     """Yield the fields of a dataclass instance with their declarations."""
-    hints = get_type_hints(type(settings), include_extras=True)
+    hints = _type_hints(type(settings))  # type: ignore[arg-type]
     for item in fields(settings):  # type: ignore[arg-type]
         hint, description, rest = hints[item.name], "", []
         if get_origin(hint) is Annotated:
@@ -151,6 +152,12 @@ def declared_settings(settings: object, prefix: str = "") -> Iterator[tuple[Fiel
         bounds = next((each for each in rest if isinstance(each, tuple)), None)
         value = getattr(settings, item.name)
         yield item, Setting(prefix + item.name, hint, value, description, bounds, rare=RARE in rest)
+
+
+@cache
+def _type_hints(kind: type[Any]) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass; evaluated once, since it takes long."""
+    return get_type_hints(kind, include_extras=True)
 
 
 def _stage_fields(stages: Sequence[StageSettings], known: Mapping[str, Setting]) -> list[Setting]:
@@ -348,9 +355,18 @@ def replace_stages(settings: S) -> S:
 
 
 def changed(settings: object, defaults: object) -> dict[str, object]:
-    """Return the settings that differ from the defaults, by dotted key."""
+    """Return the settings that differ from the defaults, by dotted key.
+
+    The settings of a matcher or a term that the defaults do not have are compared with its own defaults.
+    """
     before = {s.key: s.default for s in settings_fields(defaults)}
-    return {s.key: s.default for s in settings_fields(settings) if s.default != before.get(s.key)}
+    for item in fields(settings):  # type: ignore[arg-type]
+        if "components" in item.metadata:
+            value = getattr(settings, item.name)
+            for name, component in zip(component_names(item, value), value, strict=True):
+                for own in settings_fields(type(component)(), f"{name}."):
+                    before.setdefault(own.key, own.default)
+    return {s.key: s.default for s in settings_fields(settings) if s.key not in before or s.default != before[s.key]}
 
 
 def _split(change: str) -> tuple[str, object]:
