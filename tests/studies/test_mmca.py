@@ -13,17 +13,24 @@ from calligram.studies.results import read_results
 
 SMALL = ("batch=4", "dim=16", "precision=fp32", "image.size=32", "epochs=1", "ema_decay=0")
 MMCA_SMALL = ("mmca.heads=4", "mmca.filters=8")
-BY_RECIPE = {
-    "fragments": MMCA_SMALL,
-    "aoq": (*MMCA_SMALL, "epochs=2", "warmup_epochs=1", "mined.texts=4", "mined.images=2"),
-    "a3vse": (*MMCA_SMALL, "pseudo.region_source=finder", "steps=2", "adversary.hidden=4"),
+BY_ROW = {
+    "mmca": MMCA_SMALL,
+    "alpha = 0": MMCA_SMALL,
+    "vse": (),
+    "mmca + AOQ": (*MMCA_SMALL, "epochs=2", "warmup_epochs=1", "offline.texts=4", "offline.images=2"),
+    "mmca + pseudo pairs + adversaries": (
+        *MMCA_SMALL, "pseudo.region_source=finder", "steps=2", "adversarial.hidden=4",
+    ),
+    "mmca + instance": (*MMCA_SMALL, "candidates=2"),
     "best": (*MMCA_SMALL, "candidates=2"),
-    "distil": MMCA_SMALL,
-}
-CHOSEN = (
-    "mmca", "alpha = 0", "vse", "mmca + AOQ", "mmca + pseudo pairs + adversaries", "mmca + instance", "best",
-    "vse, distilled", "alpha = 0, distilled",
-)  # fmt: skip
+    "best, one vse": (),
+    "best, one mmca + AOQ": (
+        *MMCA_SMALL, "candidates=2", "offline.texts=4", "offline.images=2", "stages.2.epochs=1", "stages.2.batch=4",
+    ),
+    "vse, distilled": (),
+    "alpha = 0, distilled": MMCA_SMALL,
+}  # fmt: skip
+"""rows that are run, with settings of tiny networks"""
 
 
 @pytest.fixture
@@ -35,11 +42,9 @@ def small_study(tmp_path, tiny_classifier, tiny_bert, monkeypatch) -> Study:
     (models / "minilm").symlink_to(tiny_bert)
     monkeypatch.setenv(ASSETS, str(tmp_path / "assets"))
     rows = tuple(
-        replace(row, changes=(*row.changes, *SMALL, *BY_RECIPE.get(row.recipe, ())))
-        for row in MMCA.rows
-        if row.name in CHOSEN
+        replace(row, changes=(*row.changes, *SMALL, *BY_ROW[row.name])) for row in MMCA.rows if row.name in BY_ROW
     )
-    claims = tuple(claim for claim in MMCA.claims if {claim.better, claim.worse} <= {*CHOSEN})
+    claims = tuple(claim for claim in MMCA.claims if {claim.better, claim.worse} <= {*BY_ROW})
     return Study("mmca", rows, claims, sheets=MMCA.sheets)
 
 
@@ -49,10 +54,10 @@ def test_rows_that_add_to_mmca_run_one_after_the_other(spoken_tiny, small_study,
         context=RunContext(torch.device("cpu")),
     )  # fmt: skip
     lines = {line.study.partition(": ")[2]: line for line in read_results(tmp_path / "results")}
-    assert set(lines) == set(CHOSEN)
+    assert set(lines) == set(BY_ROW)
     assert lines["best"].members == 3
     assert lines["mmca + instance"].members == 1
-    assert lines["vse, distilled"].settings["teacher"] == "row:mmca"
+    assert lines["vse, distilled"].settings["distillation.teacher"] == "row:mmca"
     assert {verdict.verdict for verdict in verdicts} == {"one seed"}
     drawn = [file.parent.name for file in (tmp_path / "runs").glob("*/found-texts.png")]
     assert drawn == ["mmca-mmca-tiny-0"]

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from calligram.errors import UserError
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import find_preset
 from calligram.recipes.parts.config import resolve
 from calligram.studies import reproduce as reproducing
 from calligram.studies.catalog import STUDIES
 from calligram.studies.claims import Claim, Row, Study, judge
 from calligram.studies.report import write_report
 from calligram.studies.reproduce import judge_claims, reproduce_study, with_row_folder
-from calligram.studies.results import Result, append_result, read_results, recorded_command, results_of_rows
+from calligram.studies.results import Result, append_result, read_results, recorded_command, settings_of
 
 SMALL = (
     "batch=6", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8", "text.min_count=1",
@@ -23,7 +23,7 @@ STUDY = Study(
     "paper",
     (
         Row("new", "vse"),
-        Row("old", "vse", ("top_k=none",)),
+        Row("old", "vse", ("terms=ranking", "ranking.top_k=none")),
         Row("truth", "vse", ("ignore_also_true=true",), "also_true"),
     ),
     (
@@ -60,7 +60,7 @@ def test_the_standard_error_by_hand():
 @pytest.mark.parametrize("paper", STUDIES)
 def test_rows_of_studies_are_valid_before_anything_is_run(paper):
     for row in STUDIES[paper].rows:
-        resolve(RECIPES[row.recipe].defaults, [*row.changes, "seed=1"])
+        resolve(find_preset(row.preset).defaults, [*row.changes, "seed=1"])
 
 
 def test_a_claim_about_rows_that_do_not_exist_is_refused():
@@ -85,7 +85,7 @@ def test_rows_are_run_once_and_within_the_budget(tiny, tmp_path):
         ("paper: new", 0), ("paper: old", 0), ("paper: new", 1), ("paper: old", 1),
     ]  # fmt: skip
     assert [v.verdict for v in verdicts][1:] == ["not run", "not run"]
-    assert lines[1].settings["top_k"] is None
+    assert lines[1].settings["ranking.top_k"] is None
     assert lines[0].command.startswith("calligram train vse")
     assert lines[0].t2t is not None
     assert lines[0].t2t["queries"] == 14
@@ -142,8 +142,8 @@ def test_a_metric_that_was_not_measured_is_not_judged(tmp_path):
     for name, t2t in (("new", {"r1": 5.0}), ("old", None)):
         append_result(
             tmp_path / "x.jsonl",
-            Result("vse", {"top_k": None} if name == "old" else {}, 0, "c", "test", plain, plain, 1.0, 1.0, "h", "c",
-                   "x", t2t=t2t, study=f"paper: {name}"),
+            Result("vse", settings_of(STUDY.row(name)), 0, "c", "test", plain, plain, 1.0, 1.0, "h", "c", "x", t2t=t2t,
+                   study=f"paper: {name}"),
         )  # fmt: skip
     study = Study("paper", STUDY.rows, (Claim("closer", "new", "old", metric="t2t.r1"), Claim("r1", "new", "old")))
     found = judge_claims(study, "c", tmp_path)
@@ -215,17 +215,6 @@ def test_results_are_read_back_and_a_damaged_line_is_named(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"recipe": "vse"}\n')
     with pytest.raises(UserError, match=r"b\.jsonl, line 1 is not a result"):
         read_results(tmp_path)
-
-
-def test_results_with_old_names_of_settings_belong_to_their_rows(tmp_path):
-    row = Row("new", "vse", ("ema_decay=0.5", "text.word_dropout=0.3"))
-    study = Study("paper", (row,), ())
-    result = Result(
-        "vse", {"average": 0.5, "text.blank": 0.3}, 0, "c", "test", {}, {}, 30.0, 5.0, "cpu", "abc", "calligram x",
-        study="paper: new",
-    )  # fmt: skip
-    append_result(tmp_path / "a.jsonl", result)
-    assert list(results_of_rows(study, "c", tmp_path)["new"]) == [0]
 
 
 def test_other_settings_and_protocols_are_other_rows(tmp_path):

@@ -2,11 +2,11 @@
 
 Regions are the cells of the grid of a frozen MobileNetV2. Word vectors are those of the two-branch study: ``calligram
 words $CALLIGRAM_ASSETS/text/flickr30k-captions.txt.gz data/words.txt``. As in the paper, a VSRN trained with online
-negatives is the teacher of all three matchers (``negatives=row:vsrn``). Cells have no order of importance, so VSRN
-takes their mean, where the paper feeds detections to a GRU; one row has that GRU. SCAN attends from regions to words,
-its better direction here. The variations of VSRN in the paper are made with BFAN, which trains several times as fast.
-Single models are compared, where the tables of the paper have ensembles of two. ``make bench`` measures the time of a
-step (Table 6).
+negatives is the teacher of all three matchers (``offline.negatives=row:vsrn``). Cells have no order of importance, so
+VSRN takes their mean, where the paper feeds detections to a GRU; one row has that GRU. SCAN attends from regions to
+words, its better direction here. The variations of VSRN in the paper are made with BFAN, which trains several times as
+fast. Single models are compared, where the tables of the paper have ensembles of two. ``make bench`` measures the time
+of a step (Table 6).
 """
 
 from __future__ import annotations
@@ -15,13 +15,21 @@ from calligram.studies.claims import ASSETS, Claim, Row, Study
 
 _IMAGES = f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224"
 _FROZEN = (_IMAGES, "text.vectors=data/words.txt", "precision=bf16", "image.region_dropout=0.2", "image.dropout=0.2")
+_SAME_SIZES = (
+    "batch=128", "texts=1", "epoch_of=pairs", "dim=512", "ema_decay=0.998", "text.word_dim=300", "text.hidden=512",
+    "text.bidirectional=true", "text.dropout=0.2", "text.word_dropout=0.1",
+)  # fmt: skip
+"""sizes of all matchers, so that only the matcher differs"""
 # Rows "after all negatives" show the reason: with offline negatives too early, all scores collapse to one value.
-_COMMON = (*_FROZEN, "epochs=10", "warmup_epochs=4", "warmup_loss=infonce", "lr=0.0008")
+_COMMON = (*_FROZEN, *_SAME_SIZES, "epochs=10", "warmup_epochs=4", "warmup_loss=infonce", "lr=0.0008")
 _MODEL_SETTINGS = {
     "scan": ("scan.direction=i2t", "scan.temperature=4", "scan.sharpness=5"),
-    "vsrn": ("vsrn.norm=features", "vsrn.reader=mean", "vsrn.layers=2"),
+    "bfan": (),
+    "vsrn": ("vsrn.norm=features", "vsrn.reader=mean", "vsrn.layers=2", "text.pooling=last"),
+    "vse": (),
+    "dual-path": ("text.network=cnn", "text.cnn.blocks=1", "text.cnn.width=128"),
 }
-"""settings of one matcher"""
+"""settings of one matcher; dual-path is vse with a text CNN"""
 _MINILM = (
     f"text.encoder=${ASSETS}/models/minilm", "text.train=true", "text.word_dropout=0.15", "text.vectors=",
     "optim.lr_scale=text.encoder:0.1", "lr=0.001", "epochs=6",
@@ -30,55 +38,62 @@ _END_TO_END = (
     _IMAGES, "text.vectors=data/words.txt", "precision=bf16", "image.train=true", "image.crop=0.5", "image.flip=true",
     "image.jitter=0.3", "lr=0.001", "optim.lr_scale=image:0.3", "epochs=6",
 )  # fmt: skip
-_TEACHER = "negatives=row:vsrn"
-_QUINTUPLET = "loss=offline-quintuplet"
-# The same sizes as the other matchers, so that only the matcher differs.
-_VSE = (
-    "batch=128", "texts=1", "epoch_of=pairs", "dim=512", "ema_decay=0.998", "text.word_dim=300",
-    "text.hidden=512", "text.bidirectional=true", "text.dropout=0.2", "text.word_dropout=0.1",
-)  # fmt: skip
-_CNN = ("text.cnn.blocks=1", "text.cnn.width=128", "dim=512", "head=linear")
-LOSSES = {"OffTri": "loss=offline-triplet", "OffQuin": _QUINTUPLET, "AdapOffQuin": "loss=adaptive"}
+_LISTS = ("offline.texts=300", "offline.images=60")
+"""length of the lists, as in the paper"""
+_TEACHER = "offline.negatives=row:vsrn"
+_QUINTUPLET, _ADAPTIVE = "offline.loss=quintuplet", "offline.loss=adaptive"
+LOSSES = {"OffTri": "offline.loss=triplet", "OffQuin": _QUINTUPLET, "AdapOffQuin": _ADAPTIVE}
 MODELS = {"vsrn": "VSRN", "bfan": "BFAN", "scan": "SCAN"}
 _NAMES = {**MODELS, "vse": "vse"}
 
 
-def _row(name: str, matcher: str, *changes: str) -> Row:
-    return Row(name, "aoq", (f"matcher={matcher}", *_COMMON, *_MODEL_SETTINGS.get(matcher, ()), *changes))
+def _online(name: str, matcher: str, *changes: str) -> Row:
+    """Return a row with the hardest negatives of a batch, in one round."""
+    return _row(name, matcher, "ranking", "stages.2.epochs=0", *changes)
 
 
-def _softmax(name: str, matcher: str, *changes: str) -> Row:
+def _offline(name: str, matcher: str, *changes: str) -> Row:
+    """Return a row with offline negatives, whose first round has online ones."""
+    return _row(name, matcher, "ranking,offline", *_LISTS, *changes)
+
+
+def _row(name: str, matcher: str, terms: str, *changes: str) -> Row:
+    """Return a row of the study; VSRN is also trained to generate captions."""
+    kind = "vse" if matcher == "dual-path" else matcher
+    terms += ",caption" if matcher == "vsrn" else ""
+    return Row(name, "aoq", (f"matcher={kind}", f"terms={terms}", *_COMMON, *_MODEL_SETTINGS[matcher], *changes))
+
+
+def _softmax(name: str, preset: str, *changes: str) -> Row:
     """Return a row with InfoNCE in place of the hardest negatives."""
-    return Row(
-        name, "fragments", (f"matcher={matcher}", *_FROZEN, "epochs=10", *_MODEL_SETTINGS.get(matcher, ()), *changes)
-    )
+    return Row(name, preset, (*_FROZEN, "epochs=10", *_MODEL_SETTINGS[preset], *changes))
 
 
 def _losses(matcher: str) -> tuple[Row, ...]:
     """Return the baseline and the three losses of Tables 1 and 2."""
-    base = _row(matcher, matcher, "loss=online")
-    return base, *(_row(f"{matcher} + {name}", matcher, loss, _TEACHER) for name, loss in LOSSES.items())
+    others = (_offline(f"{matcher} + {name}", matcher, loss, _TEACHER) for name, loss in LOSSES.items())
+    return _online(matcher, matcher), *others
 
 
-def _ablations(matcher: str, *changes: str, negatives: str = _TEACHER) -> tuple[Row, ...]:
+def _ablations(matcher: str, negatives: str = _TEACHER) -> tuple[Row, ...]:
     """Return the rows of Table 3; the row with offline negatives only has no warm-up, which uses online negatives."""
 
-    def row(name: str, *more: str) -> Row:
-        return _row(f"{matcher}, {name}", matcher, *changes, *more)
+    def row(name: str, *changes: str) -> Row:
+        return _offline(f"{matcher}, {name}", matcher, *changes)
 
     return (
-        row("only offline", _QUINTUPLET, "online=false", "warmup_epochs=0", negatives),
-        row("fine-tuned", "loss=adaptive", "fine_tune=true"),
-        row("online quintuplets", _QUINTUPLET, "derive=online", negatives),
-        row("weights without offline", "loss=adaptive", "weigh_by=positive", negatives),
+        row("only offline", _QUINTUPLET, "offline.online=false", "warmup_epochs=0", negatives),
+        row("fine-tuned", _ADAPTIVE, "stages.2.on_start=mine", "stages.2.warmup_epochs=0"),
+        row("online quintuplets", _QUINTUPLET, "offline.derive=online", negatives),
+        row("weights without offline", _ADAPTIVE, "offline.weigh_by=positive", negatives),
     )
 
 
-def _general(matcher: str, *changes: str) -> tuple[Row, ...]:
+def _general(matcher: str) -> tuple[Row, ...]:
     """Return rows of matchers that are not in the paper, with lists that they mine themselves."""
     return (
-        _row(matcher, matcher, *changes, "loss=online"),
-        _row(f"{matcher} + AdapOffQuin", matcher, *changes, "loss=adaptive", f"negatives=row:{matcher}"),
+        _online(matcher, matcher),
+        _offline(f"{matcher} + AdapOffQuin", matcher, _ADAPTIVE, f"offline.negatives=row:{matcher}"),
     )
 
 
@@ -86,8 +101,8 @@ def _after_all(matcher: str) -> tuple[Row, ...]:
     """Return the baseline and the full method after a short warm-up with all negatives of a batch, as in vse++."""
     first = ("warmup_epochs=2", "warmup_loss=ranking")
     return (
-        _row(f"{matcher} after all negatives", matcher, *first, "loss=online"),
-        _row(f"{matcher} + AdapOffQuin after all negatives", matcher, *first, "loss=adaptive", _TEACHER),
+        _online(f"{matcher} after all negatives", matcher, *first),
+        _offline(f"{matcher} + AdapOffQuin after all negatives", matcher, *first, _ADAPTIVE, _TEACHER),
     )
 
 
@@ -99,29 +114,31 @@ ROWS = (
     *(row for matcher in MODELS for row in _losses(matcher)),
     _softmax("scan, InfoNCE", "scan"),
     _softmax("bfan, InfoNCE", "bfan"),
-    Row("vse, InfoNCE", "vse", (*_VSE, *(c for c in _FROZEN if "region_dropout" not in c), "epochs=10", "lr=0.0005")),
+    Row("vse, InfoNCE", "vse", (
+        *_SAME_SIZES, *(c for c in _FROZEN if "region_dropout" not in c), "epochs=10", "lr=0.0005",
+    )),
     _softmax("scan end to end, InfoNCE", "scan", *_END_TO_END, "image.region_dropout=0", "image.dropout=0"),
     _softmax("scan with MiniLM, InfoNCE", "scan", *_MINILM),
-    *_general("vse", *_VSE),
+    *_general("vse"),
     *_ablations("vsrn"),
     *_ablations("bfan"),
-    *_ablations("vse", *_VSE, negatives="negatives=row:vse"),
-    _row("vse + OffQuin", "vse", *_VSE, _QUINTUPLET, "negatives=row:vse"),
+    *_ablations("vse", "offline.negatives=row:vse"),
+    _offline("vse + OffQuin", "vse", _QUINTUPLET, "offline.negatives=row:vse"),
     *(
-        _row(f"bfan, h = {h}", "bfan", "loss=adaptive", f"mined.texts={h}", f"mined.images={h // 5}", _TEACHER)
+        _offline(f"bfan, h = {h}", "bfan", _ADAPTIVE, f"offline.texts={h}", f"offline.images={h // 5}", _TEACHER)
         for h in _SIZES
     ),
-    _row("bfan, batches of 192", "bfan", "loss=online", "batch=192"),
+    _online("bfan, batches of 192", "bfan", "batch=192"),
     *(
-        _row(f"bfan, beta = {beta}, alpha = {alpha}", "bfan", "loss=adaptive", f"beta={beta}", f"alpha={alpha}",
-             _TEACHER)
+        _offline(f"bfan, beta = {beta}, alpha = {alpha}", "bfan", _ADAPTIVE, f"offline.beta={beta}",
+                 f"offline.alpha={alpha}", _TEACHER)
         for beta, alpha in _PENALTIES
     ),
-    _row("bfan, normal sampling", "bfan", "loss=adaptive", "mined.spread=normal", _TEACHER),
-    _row("bfan, squared hinge", "bfan", _QUINTUPLET, "squared=true", _TEACHER),
-    _row("bfan, lists of its own", "bfan", "loss=adaptive"),
-    _row("vsrn, a GRU over cells", "vsrn", "loss=online", "vsrn.reader=gru"),
-    *_general("dual-path", *_CNN),
+    _offline("bfan, normal sampling", "bfan", _ADAPTIVE, "offline.spread=normal", _TEACHER),
+    _offline("bfan, squared hinge", "bfan", _QUINTUPLET, "offline.squared=true", _TEACHER),
+    _offline("bfan, lists of its own", "bfan", _ADAPTIVE),
+    _online("vsrn, a GRU over cells", "vsrn", "vsrn.reader=gru"),
+    *_general("dual-path"),
     *_after_all("bfan"),
     *_after_all("scan"),
 )  # fmt: skip

@@ -20,9 +20,9 @@ from calligram.studies.two_branch import TWO_BRANCH
 # seeds are cheap. Word vectors are those of the study of a3vse.
 
 _COMMON = (
-    "matcher=vse", "pseudo.images=none", f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224",
-    "text.vectors=data/words.txt", "text.hidden=256", "dim=256", "lr=0.001", "batch=128", "steps=30", "epochs=5",
-    "sparse.captions=1", "sparse.seed=none",
+    "matcher=vse", "terms=infonce", "pseudo.images=none", f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224",
+    "text.network=gru", "text.vectors=data/words.txt", "text.hidden=256", "dim=256", "lr=0.001", "batch=128",
+    "steps=30", "epochs=5", "sparse.captions=1", "sparse.seed=none",
 )  # fmt: skip
 START = 5
 """percent of images with a caption in the first run"""
@@ -100,10 +100,10 @@ STUDIES: Mapping[str, Study] = {
     "vse++": Study(
         "vse++",
         (
-            Row("hardest", "vse", ("loss=ranking", "lr=0.001", "warmup_epochs=4")),
-            Row("sum", "vse", ("loss=ranking", "lr=0.001", "top_k=none")),
+            Row("hardest", "vse", ("terms=ranking", "lr=0.001", "warmup_epochs=4")),
+            Row("sum", "vse", ("terms=ranking", "lr=0.001", "ranking.top_k=none")),
             Row("InfoNCE", "vse"),
-            Row("hardest, no warm-up", "vse", ("loss=ranking", "lr=0.001", "warmup_epochs=0")),
+            Row("hardest, no warm-up", "vse", ("terms=ranking", "lr=0.001", "warmup_epochs=0")),
             Row("InfoNCE, true negatives only", "vse", ("ignore_also_true=true",), needs="also_true"),
         ),
         (

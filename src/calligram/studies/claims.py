@@ -19,10 +19,10 @@ LOWER_IS_BETTER = ("overlap", "medr", "meanr")
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table: a recipe with some settings."""
+    """A line of a table: a preset with some settings."""
 
     name: str
-    recipe: str
+    preset: str
     changes: tuple[str, ...] = ()
     needs: str = ""
     """table of the collection that this row needs, such as ``proposals``"""

@@ -13,23 +13,24 @@ from calligram.studies.claims import ASSETS, Claim, Row, Study
 
 _IMAGES = (f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224", "image.views=flip", "image.flip=true")
 _WORDS = "text.vectors=data/words.txt"
-_SMALL_TEXT_CNN = ("text.cnn.blocks=1", "text.cnn.width=128", "head=linear", "dim=512", "margin=0.2")
-_CLASSES = ("classifier.init=images", "classifier.scale=16")
-_STAGES = ("precision=bf16", "first.epochs=6", "first.lr=0.002", "second.epochs=3", "second.lr=0.001")
+_SMALL_TEXT_CNN = ("text.cnn.blocks=1", "text.cnn.width=128", "vse.head=linear", "dim=512", "ranking.margin=0.2")
+_CLASSES = ("instance.init=images", "instance.scale=16")
+_STAGES = ("precision=bf16", "stages.1.epochs=6", "stages.1.lr=0.002", "stages.2.epochs=3", "stages.2.lr=0.001")
 _BOTH_STAGES = (*_IMAGES, _WORDS, *_SMALL_TEXT_CNN, *_CLASSES, *_STAGES)
-_FIRST = (*_BOTH_STAGES, "second.epochs=0", "precision=fp32")  # small enough for a CPU
-_RANKING = "first.weights=1,0,0"
+_FIRST = (*_BOTH_STAGES, "stages.2.epochs=0", "precision=fp32")  # small enough for a CPU
+_RANKING_ONLY = "stages.1.without=instance"
 # The instance loss alone trains slowly; all losses together give the best result with a text CNN.
+_ALL_LOSSES = ("terms=ranking,infonce,instance", "ranking.weight=0.3", "instance.weights=0.3,0.3")
 _ALL = (
-    *_IMAGES, _WORDS, *_SMALL_TEXT_CNN, *_CLASSES, "precision=bf16", "first.epochs=4", "first.lr=0.002",
-    "first.weights=0,0.3,0.3", "first.infonce=1", "second.epochs=5", "second.lr=0.001", "second.weights=0.3,0.3,0.3",
-    "second.infonce=1",
+    *_IMAGES, _WORDS, *_SMALL_TEXT_CNN, *_CLASSES, *_ALL_LOSSES, "precision=bf16", "stages.1.epochs=4",
+    "stages.1.lr=0.002", "stages.2.epochs=5", "stages.2.lr=0.001",
 )  # fmt: skip
 _MINILM = (
     *_IMAGES, "image.train=true", "image.crop=0.5", "image.jitter=0.3", f"text.encoder=${ASSETS}/models/minilm",
     "text.train=true", "text.word_dropout=0.15", "dim=512", "texts=1", "epoch_of=pairs", "epochs=6", "batch=128",
     "ema_decay=0.998", "lr=0.001", "optim.lr_scale=image:0.3,text.encoder:0.1", "optim.warmup=0.05", "precision=bf16",
 )  # fmt: skip
+_WITH_INSTANCE = ("terms=infonce,instance", "instance.weight=0.5", "instance.scale=16")
 _LARGE_VSE = (
     *_MINILM, "epochs=8", "batch=256", "ema_decay=0.995", "image.size=256", "image.crop=0.35", "text.word_dropout=0.2",
     "optim.weight_decay=0.05",
@@ -45,16 +46,16 @@ ROWS = (
     _row("shallow text CNN, all losses, stage II", *_ALL),
     _row("stage I", *_FIRST),
     _row("stage II", *_BOTH_STAGES),
-    _row("ranking only, stage II", *_BOTH_STAGES, _RANKING, "second.weights=1,0,0"),
-    _row("instance only, stage II", *_BOTH_STAGES, "second.weights=0,1,1"),
-    _row("ranking only, stage I", *_FIRST, _RANKING),
+    _row("ranking only, stage II", *_BOTH_STAGES, _RANKING_ONLY, "stages.2.without=instance"),
+    _row("instance only, stage II", *_BOTH_STAGES, "stages.2.without=ranking"),
+    _row("ranking only, stage I", *_FIRST, _RANKING_ONLY),
     _row("text CNN of 50 layers, stage I", *_FIRST, "text.cnn.blocks=3,4,6,3", "text.cnn.width=64"),
     _row("text CNN of 152 layers, stage I", *_FIRST, "text.cnn.blocks=3,8,36,3", "text.cnn.width=64"),
-    _row("530 categories, stage I", *_FIRST, "classifier.clusters=530"),
-    _row("160 categories, stage I", *_FIRST, "classifier.clusters=160"),
+    _row("530 categories, stage I", *_FIRST, "instance.clusters=530"),
+    _row("160 categories, stage I", *_FIRST, "instance.clusters=160"),
     _row("random words, stage I", *_FIRST, "text.vectors="),
     _row("left alignment, stage I", *_FIRST, "text.cnn.align=left"),
-    _row("random classes, stage I", *_FIRST, "classifier.init=random", "classifier.scale=0"),
+    _row("random classes, stage I", *_FIRST, "instance.init=random", "instance.scale=0"),
     _row("average pooling, stage I", *_FIRST, "text.cnn.pooling=mean"),
     _row("all shifts, stage I", *_FIRST, "text.cnn.shifts=0"),
     _row("GRU, stage I", *_FIRST, "text.network=gru", "text.hidden=512", "text.bidirectional=true"),
@@ -63,7 +64,7 @@ ROWS = (
     Row("MiniLM, larger, half the rates", "vse", (*_LARGE_VSE, "lr=0.0005")),
     Row("MiniLM, larger, two captions at once", "vse", (*_LARGE_VSE, "texts=2", "epochs=12")),
     Row("MiniLM, largest", "vse", _LARGEST_VSE),
-    Row("MiniLM, InfoNCE and instance", "vse", (*_MINILM, "instance=0.5", "classifier.scale=16")),
+    Row("MiniLM, InfoNCE and instance", "vse", (*_MINILM, *_WITH_INSTANCE)),
 )
 
 CLAIMS = (
@@ -130,16 +131,15 @@ DUAL_PATH = Study("dual-path", ROWS, CLAIMS, TABLES)
 # Small enough for a CPU: images are 128 pixels high, and an epoch takes every image once.
 _PERSONS = (
     _IMAGES[0], "image.size=128", "groups=identity", "epoch_of=images", "text.cnn.length=56", "text.cnn.blocks=1",
-    "text.cnn.width=128", "head=linear", "dim=512", "margin=0.2", "classifier.init=images", "classifier.scale=16",
-    "first.epochs=6", "first.lr=0.002", "first.weights=0,0.3,0.3", "first.infonce=1", "second.epochs=3",
-    "second.lr=0.001", "second.weights=0.3,0.3,0.3", "second.infonce=1",
+    "text.cnn.width=128", "vse.head=linear", "dim=512", "ranking.margin=0.2", *_CLASSES, *_ALL_LOSSES,
+    "stages.1.epochs=6", "stages.1.lr=0.002", "stages.2.epochs=3", "stages.2.lr=0.001",
 )  # fmt: skip
 
 DUAL_PATH_PERSONS = Study(
     "dual-path-persons",
     (
         _row("stage II", *_PERSONS),
-        _row("stage I", *_PERSONS, "second.epochs=0"),
+        _row("stage I", *_PERSONS, "stages.2.epochs=0"),
     ),
     (
         Claim("Training end to end helps much with persons (Table VII).", "stage II", "stage I", metric="t2i.r1"),

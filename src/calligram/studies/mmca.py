@@ -25,7 +25,7 @@ _REGULARIZED = (
     "optim.weight_decay=0.5",
 )
 """chosen on dev with the self-attention half, since MMCA overfits without it; others have a row with the same"""
-_MMCA = ("matcher=mmca", "dim=256", *_CELLS, *_REGULARIZED)
+_MMCA = ("dim=256", *_CELLS, *_REGULARIZED)
 _CANDIDATES = ("candidates=16", "dev_depth=100")
 # As row "MiniLM, larger, two captions at once" of the dual-path study, where vectors reach rsum 341, for nine epochs
 # instead of twelve.
@@ -36,10 +36,18 @@ END_TO_END = (
     "optim.weight_decay=0.05",
 )  # fmt: skip
 _BEST = _INPUTS[:2]
-# The same as in recipe fragments, so that only the instance loss differs.
+# The same as in preset mmca, so that only the instance loss differs.
 _FROZEN_BEST = (
-    "ensemble_members=mmca", *_MMCA[1:], *_CANDIDATES, "image.train=false", "image.size=0", "text.train=false",
+    "matcher=mmca", *_MMCA, *_CANDIDATES, "image.train=false", "image.size=0", "text.train=false",
     "optim.warmup=0.1",
+)  # fmt: skip
+_INSTANCE = ("terms=infonce,instance", "instance.weight=0.3", "instance.scale=16", "instance.init=images")
+# A last stage with negatives that the run mines by its vectors. A pair brings two mined images and two mined texts, and
+# a match of each of those, so batches are smaller than in the first stage.
+_OFFLINE_STAGE = (
+    "terms=infonce,offline", "offline.texts=300", "offline.images=60", "offline.by_vectors=true",
+    "stages.1.without=offline", "stages.2.on_start=mine", "stages.2.epochs=3", "stages.2.batch=64", "stages.2.texts=1",
+    "stages.2.epoch_of=images", "stages.2.lr=0.0001",
 )  # fmt: skip
 DIMENSIONS = (64, 128, 512)
 """dimensions of Table 4 other than 256"""
@@ -50,51 +58,53 @@ SELF_ATTENTION = "alpha = 0"
 
 
 def _row(name: str, *changes: str) -> Row:
-    return Row(name, "fragments", (*_MMCA, *_CANDIDATES, *changes))
+    return Row(name, "mmca", (*_MMCA, *_CANDIDATES, *changes))
 
 
 def _triplets(name: str, *changes: str) -> Row:
-    return Row(name, "aoq", (*_MMCA, *_CANDIDATES, "warmup_epochs=3", "warmup_loss=infonce", *changes))
+    return Row(name, "aoq", ("matcher=mmca", *_MMCA, *_CANDIDATES, "warmup_epochs=3", "warmup_loss=infonce", *changes))
 
 
 ROWS = (
     _row("mmca"),
-    Row(SELF_ATTENTION, "fragments", (*_MMCA, "mmca.alpha=0")),
+    Row(SELF_ATTENTION, "mmca", (*_MMCA, "mmca.alpha=0")),
     _row("all pairs", "candidates=0", "first_stage=1"),
     _row("all pairs, no loss of vectors", "candidates=0", "first_stage=0"),
-    Row("scan", "fragments", (
-        "matcher=scan", *_CELLS, "scan.direction=i2t", "scan.temperature=4", "scan.sharpness=5",
+    Row("scan", "scan", (
+        *_CELLS, "scan.direction=i2t", "scan.temperature=4", "scan.sharpness=5",
     )),
-    Row("scan, more hidden", "fragments", (
-        "matcher=scan", *_CELLS, *_REGULARIZED, "scan.direction=i2t", "scan.temperature=4", "scan.sharpness=5",
+    Row("scan, more hidden", "scan", (
+        *_CELLS, *_REGULARIZED, "scan.direction=i2t", "scan.temperature=4", "scan.sharpness=5",
     )),
     Row("vse", "vse", (*_FROZEN, "dim=512")),
     Row("vse, more dropped", "vse", (*_FROZEN, *(c for c in _REGULARIZED if "region_dropout" not in c), "dim=512")),
-    _triplets("mmca, triplets", "loss=online"),
-    _triplets("mmca + AOQ", "loss=adaptive", f"negatives=row:{SELF_ATTENTION}"),
+    _triplets("mmca, triplets", "terms=ranking"),
+    _triplets("mmca + AOQ", "offline.texts=300", "offline.images=60", f"offline.negatives=row:{SELF_ATTENTION}"),
     Row("mmca + pseudo pairs", "a3vse", (
-        *_MMCA, *_CANDIDATES, "pseudo.images=all", "pseudo.sources=regions,labels,learnt",
-        f"pseudo.backbone={_NETWORK}", "beta=0.5", "adversary.weight=0",
+        "matcher=mmca", "terms=infonce", *_MMCA, *_CANDIDATES, "pseudo.images=all",
+        "pseudo.sources=regions,labels,learnt", f"pseudo.backbone={_NETWORK}", "pseudo.beta=0.5",
     )),
     Row("mmca + pseudo pairs + adversaries", "a3vse", (
-        *_MMCA, *_CANDIDATES, "pseudo.images=all", "pseudo.sources=regions,labels,learnt",
-        f"pseudo.backbone={_NETWORK}", "beta=0.5",
+        "matcher=mmca", *_MMCA, *_CANDIDATES, "pseudo.images=all", "pseudo.sources=regions,labels,learnt",
+        f"pseudo.backbone={_NETWORK}", "pseudo.beta=0.5",
     )),
-    Row("mmca + instance", "best", (*_FROZEN_BEST, "instance=0.3")),
+    Row("mmca + instance", "best", (*_FROZEN_BEST, *_INSTANCE)),
     Row("best", "best", _BEST),
-    Row("best, one mmca", "best", (*_BEST, "ensemble_members=mmca")),
-    Row("best, one vse", "best", (*_BEST, "ensemble_members=vse")),
-    Row("best, mmca and vse", "best", (*_BEST, "ensemble_members=mmca,vse")),
-    Row("best, two vse", "best", (*_BEST, "ensemble_members=vse,vse")),
-    Row("best, two mmca", "best", (*_BEST, "ensemble_members=mmca,mmca")),
-    Row("best, one mmca, half of cells hidden", "best", (*_BEST, "ensemble_members=mmca", "mmca.region_dropout=0.5")),
+    Row("best, one mmca", "best", (*_BEST, "matcher=mmca")),
+    Row("best, one vse", "best", (*_BEST, "matcher=vse", "candidates=0")),
+    Row("best, mmca and vse", "best", (*_BEST, "matcher=mmca,vse")),
+    Row("best, two vse", "best", (*_BEST, "matcher=vse,vse", "candidates=0")),
+    Row("best, two mmca", "best", (*_BEST, "matcher=mmca,mmca")),
+    Row("best, one mmca, half of cells hidden", "best", (*_BEST, "matcher=mmca", "mmca.region_dropout=0.5")),
     Row("best, shared networks", "best", (*_BEST, "shared=true")),
-    Row("best, one mmca + AOQ", "best", (*_BEST, "ensemble_members=mmca", "offline.epochs=3")),
-    Row("best + AOQ", "best", (*_BEST, "offline.epochs=3")),
-    Row("best, one mmca + instance", "best", (*_BEST, "ensemble_members=mmca", "instance=0.3")),
-    Row("vse, distilled", "distil", ("matcher=vse", *_FROZEN, "dim=512", "teacher=row:mmca")),
-    Row(f"{SELF_ATTENTION}, distilled", "distil", (*_MMCA, "mmca.alpha=0", "teacher=row:mmca")),
-    Row("best, one vse, distilled", "distil", ("matcher=vse", *END_TO_END, "dim=512", "teacher=row:best")),
+    Row("best, one mmca + AOQ", "best", (*_BEST, "matcher=mmca", *_OFFLINE_STAGE)),
+    Row("best + AOQ", "best", (*_BEST, *_OFFLINE_STAGE)),
+    Row("best, one mmca + instance", "best", (*_BEST, "matcher=mmca", *_INSTANCE)),
+    Row("vse, distilled", "distil", (*_FROZEN, "dim=512", "distillation.teacher=row:mmca")),
+    Row(f"{SELF_ATTENTION}, distilled", "distil", (
+        "matcher=mmca", *_MMCA, "mmca.alpha=0", "distillation.teacher=row:mmca",
+    )),
+    Row("best, one vse, distilled", "distil", (*END_TO_END, "dim=512", "distillation.teacher=row:best")),
     *(_row(f"alpha = {alpha}", f"mmca.alpha={alpha}") for alpha in ALPHAS),
     *(_row(f"{dim} dimensions", f"dim={dim}") for dim in DIMENSIONS),
 )  # fmt: skip

@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from calligram.recipes.parts.config import with_present_changes
 from calligram.studies.catalog import STUDIES
 from calligram.studies.claims import Study
 from calligram.studies.results import COMPARED_FIGURE, LEVELS_FIGURE, Result, read_results, results_of_rows
@@ -217,7 +216,7 @@ def _claims(file: Path) -> str:
     lines = ["\n## Claims\n\n", "| paper | collection | claim | verdict | numbers |\n", "|---|---|---|---|---|\n"]
     for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
         numbers = "; ".join(f"{k}: {_short(v)}" for k, v in row["numbers"].items())
-        shortened = f" ({', '.join(with_present_changes(row['settings']))})" if row.get("settings") else ""
+        shortened = f" ({', '.join(row['settings'])})" if row.get("settings") else ""
         cells = (row["paper"], row.get("collection", "") + shortened, row["claim"], f"**{row['verdict']}**", numbers)
         lines.append("| " + " | ".join(cells) + " |\n")
     return "".join(lines)

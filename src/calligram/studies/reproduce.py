@@ -25,9 +25,9 @@ from calligram.evaluation.retrieval import Floats, ScoreCallback, evaluate_retri
 from calligram.features.images.region_input import RegionInput
 from calligram.files import replace_text
 from calligram.models.catalog import WEIGHTS_FILE
-from calligram.recipes.catalog import find_recipe
-from calligram.recipes.parts.config import resolve, with_present_changes
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.catalog import find_preset
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.studies.claims import Claim, Row, Study, Verdict, judge, with_assets_path
 from calligram.studies.results import (
     COMPARED_FIGURE,
@@ -232,7 +232,7 @@ def _run(
     changes: tuple[str, ...],
     context: RunContext,
 ) -> Result:
-    recipe = find_recipe(row.recipe)
+    preset = find_preset(row.preset)
 
     def named(name: str) -> str:
         return _run_name(study, name, collection, changes, seed)
@@ -240,10 +240,10 @@ def _run(
     plain = named(row.name)
     out = runs / plain
     given = [with_row_folder(c, lambda name: runs / named(name)) for c in (*changes, *row.changes, f"seed={seed}")]
-    settings = resolve(recipe.defaults, [with_assets_path(c) for c in given])
+    settings = resolve(preset.defaults, [with_assets_path(c) for c in given])
     flags = " ".join(f"--set {c}" for c in given)
-    command = f"calligram train {row.recipe} {collection.folder} --out {out} {flags}"
-    run_recipe(recipe, settings, collection, out, resume=out.exists(), context=context, command=command)
+    command = f"calligram train {row.preset} {collection.folder} --out {out} {flags}"
+    run_preset(preset, settings, collection, out, resume=out.exists(), context=context, command=command)
     run = Run.open(out)
     matcher, inputs = run.load()
     matcher, inputs = matcher.to(context.device), inputs.to(context.device)
@@ -311,7 +311,7 @@ def _draw_levels(study: Study, collection: Collection, results: Path, changes: t
         for name in names:
             if found := list(done[name].values()):
                 row = study.row(name)
-                settings = resolve(find_recipe(row.recipe).defaults, [*changes, *row.changes])
+                settings = resolve(find_preset(row.preset).defaults, [*changes, *row.changes])
                 pairs = 0
                 if name not in study.uncaptioned:
                     pairs = len(settings.sparse.of(collection).sentences("train").matches)
@@ -351,7 +351,7 @@ def _store(verdicts: list[Verdict], file: Path) -> None:
     """Replace the verdicts of this study on this collection with these settings; keep all others."""
 
     def key(row: Mapping[str, Any]) -> tuple[str, str, tuple[str, ...]]:
-        return row["paper"], row.get("collection", ""), with_present_changes(row.get("settings", ()))
+        return row["paper"], row.get("collection", ""), tuple(row.get("settings", ()))
 
     new = [json.dumps(asdict(v), ensure_ascii=False) for v in verdicts]
     same = {key(asdict(v)) for v in verdicts}

@@ -15,15 +15,15 @@ from calligram.errors import UserError
 from calligram.evaluation.localization import Localization
 from calligram.evaluation.rerank import RerankReport
 from calligram.evaluation.retrieval import RetrievalReport
-from calligram.recipes.catalog import find_recipe
-from calligram.recipes.parts.config import changed, from_plain, resolve, translate_run, with_present_keys
+from calligram.recipes.catalog import PRESETS, RECIPES, find_preset
+from calligram.recipes.parts.config import changed, flat_values, flatten, from_plain, resolve
 from calligram.studies.claims import Row, Study, with_assets_variable
 from calligram.training.runs import Run
 
 COMPARED_FIGURE, LEVELS_FIGURE = "compared", "levels"
 """parts of the names of figures of several rows: dev curves, and recalls by number of captions"""
-MEMBER_SETTING = {"ensemble": "runs", "best": "ensemble_members"}
-"""recipes of ensembles, and the setting that names the members"""
+MEMBER_SETTINGS = ("runs", "matcher", "ensemble_members")
+"""settings that name the members of an ensemble; the last one in runs of earlier versions"""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Result:
     """One line of ``results/*.jsonl``."""
 
     recipe: str
+    """name of the preset"""
     settings: dict[str, Any]
-    """the settings that differ from the defaults of the recipe"""
+    """the settings that differ from the preset"""
     seed: int
     collection: str
     split: str
@@ -126,12 +127,10 @@ def localization_line(
 
 def _line(run: Run, collection: Collection, split: str, *, study: str, pictures: Sequence[Path]) -> Result:
     """Return a result without measurements."""
-    about = translate_run(run.about)
-    recipe = find_recipe(about["recipe"])
-    settings = from_plain(recipe.defaults, about["settings"])
-    different = {k: v for k, v in changed(settings, recipe.defaults).items() if k != "seed"}
+    about = run.about
+    preset, different = _preset_and_changes(about)
     return Result(
-        recipe.name,
+        preset,
         json.loads(with_assets_variable(json.dumps(different))),
         int(about["settings"]["seed"]),
         collection.name,
@@ -143,10 +142,34 @@ def _line(run: Run, collection: Collection, split: str, *, study: str, pictures:
         about["device"],
         str(about.get("commit", "unknown")),
         recorded_command(about["command"]),
-        members=len(about["settings"][MEMBER_SETTING[recipe.name]]) if recipe.name in MEMBER_SETTING else 1,
+        members=_member_count(about["settings"]),
         study=study,
         pictures=[str(picture) for picture in pictures],
     )
+
+
+def _preset_and_changes(about: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of a run's preset, and the settings that differ from it, by dotted key.
+
+    A preset of a file, or of ``calligram.fit``, is not found by its name; the settings are then compared with the
+    defaults of the recipe. A run of an earlier version has no preset: all of its settings are returned, with their old
+    keys.
+    """
+    settings = dict(flatten(about["settings"]))
+    if "preset" in about:
+        name = about["preset"]
+        defaults = PRESETS[name].defaults if name in PRESETS else RECIPES[about["recipe"]].settings_class()
+        try:
+            settings = changed(from_plain(defaults, about["settings"]), defaults)
+        except UserError:  # a matcher or a loss from outside, whose settings are not known here
+            before = flat_values(defaults)
+            settings = {key: value for key, value in settings.items() if key not in before or value != before[key]}
+    return about.get("preset", about["recipe"]), {key: value for key, value in settings.items() if key != "seed"}
+
+
+def _member_count(settings: Mapping[str, Any]) -> int:
+    """Return the number of matchers whose scores are averaged, from the settings of a run."""
+    return max((len(settings[key]) for key in MEMBER_SETTINGS if isinstance(settings.get(key), list)), default=1)
 
 
 def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,22 +188,17 @@ def append_result(file: Path, result: Result) -> None:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Read all results of a folder; settings that were renamed since get their present names."""
+    """Read all results of a folder."""
     found = []
     for file in sorted(folder.glob("*.jsonl")):
         if file.name == "claims.jsonl":
             continue
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             try:
-                found.append(_parse_result(line))
+                found.append(Result(**json.loads(line)))
             except (ValueError, TypeError) as error:
                 raise UserError(f"{file}, line {number} is not a result ({error})") from error
     return found
-
-
-def _parse_result(line: str) -> Result:
-    found = Result(**json.loads(line))
-    return replace(found, settings=with_present_keys(found.settings))
 
 
 def recorded_command(command: str = "") -> str:
@@ -196,8 +214,8 @@ def row_key(study: Study, row: Row) -> str:
 
 
 def settings_of(row: Row, changes: tuple[str, ...] = ()) -> dict[str, object]:
-    """Return the settings of a row, with changes to every row, that differ from the defaults of the recipe."""
-    defaults = find_recipe(row.recipe).defaults
+    """Return the settings of a row, with changes to every row, that differ from its preset."""
+    defaults = find_preset(row.preset).defaults
     plain: dict[str, object] = json.loads(json.dumps(changed(resolve(defaults, [*changes, *row.changes]), defaults)))
     return plain
 
@@ -208,8 +226,13 @@ def results_of_rows(
     """Return the results of a study's rows on a collection, by row and seed; other settings are left out."""
     found: dict[str, dict[int, Result]] = {row.name: {} for row in study.rows}
     rows = {row_key(study, row): row for row in study.rows}
+    wanted: dict[str, dict[str, object]] = {}
     for result in read_results(results) if results.is_dir() else []:
         row = rows.get(result.study)
-        if row is not None and result.collection == collection and result.settings == settings_of(row, changes):
+        if row is None or result.collection != collection:
+            continue
+        if row.name not in wanted:
+            wanted[row.name] = settings_of(row, changes)
+        if result.settings == wanted[row.name]:
             found[row.name][result.seed] = result
     return found

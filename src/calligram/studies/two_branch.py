@@ -10,28 +10,40 @@ from __future__ import annotations
 
 from calligram.studies.claims import ASSETS, Claim, Row, Study
 
-_WORDS = "text.words=data/words.txt"
+_WORDS = "text.vectors=data/words.txt"
 _IMAGES = (f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224", "image.views=ten")
 _TRAINED = (*_IMAGES, _WORDS)
-_RANKING_ONLY = (*_TRAINED, "extra=none")
+_RANKING_ONLY = (*_TRAINED, "extra_pairs=none")
+_SINGLE_DIRECTION = "neighbourhood.weights=0,1,0,0"
+_LINEAR = "two-branch.layers=1"
+
+
+def _constraints(epochs: int, lr: float, weights: str) -> tuple[str, ...]:
+    """Return the settings of a second stage with neighbourhood constraints, whose best epoch is selected."""
+    return (
+        "stages.1.name=ranking", "stages.2.name=constraints", f"stages.2.epochs={epochs}", f"stages.2.lr={lr}",
+        f"stages.2.neighbourhood.weights={weights}", "stages.2.resets_best=true",
+    )  # fmt: skip
+
+
 _COCO = "MS-COCO pictures, captions and the features of a VGG19"
 
 SENTENCE_ROWS = (
     Row("neighbourhood sampling", "two-branch", _TRAINED),
     Row("bi-directional", "two-branch", _RANKING_ONLY),
     Row("CCA, HGLMM", "cca", (*_IMAGES, _WORDS)),
-    Row("constraints", "two-branch", (*_TRAINED, "constraint_epochs=3")),
-    Row("single direction", "two-branch", (*_RANKING_ONLY, "weights=0,1")),
-    Row("linear, bi-directional", "two-branch", (*_RANKING_ONLY, "layers=1")),
-    Row("linear, single direction", "two-branch", (*_RANKING_ONLY, "layers=1", "weights=0,1")),
-    Row("random extra triplets", "two-branch", (*_TRAINED, "extra=random")),
+    Row("constraints", "two-branch", (*_TRAINED, *_constraints(3, 0.0001, "1,2,0,0.2"))),
+    Row("single direction", "two-branch", (*_RANKING_ONLY, _SINGLE_DIRECTION)),
+    Row("linear, bi-directional", "two-branch", (*_RANKING_ONLY, _LINEAR)),
+    Row("linear, single direction", "two-branch", (*_RANKING_ONLY, _LINEAR, _SINGLE_DIRECTION)),
+    Row("random extra triplets", "two-branch", (*_TRAINED, "extra_pairs=random")),
     Row("similarity network", "two-branch-similarity", (*_TRAINED, "epochs=4")),
-    Row("CCA, mean vector", "cca", (*_IMAGES, _WORDS, "text.vectors.kind=mean")),
-    Row("CCA, GMM", "cca", (*_IMAGES, _WORDS, "text.vectors.kind=gmm")),
-    Row("CCA, GMM and HGLMM", "cca", (*_IMAGES, _WORDS, "text.vectors.kind=gmm+hglmm")),
-    Row("CCA, tf-idf", "cca", (*_IMAGES, "text.vectors.kind=tfidf")),
-    Row("tf-idf", "two-branch", (*_IMAGES, "text.vectors.kind=tfidf")),
-    Row("batch statistics", "two-branch", (*_TRAINED, "statistics=batch")),
+    Row("CCA, mean vector", "cca", (*_IMAGES, _WORDS, "text.fitted.kind=mean")),
+    Row("CCA, GMM", "cca", (*_IMAGES, _WORDS, "text.fitted.kind=gmm")),
+    Row("CCA, GMM and HGLMM", "cca", (*_IMAGES, _WORDS, "text.fitted.kind=gmm+hglmm")),
+    Row("CCA, tf-idf", "cca", (*_IMAGES, "text.fitted.kind=tfidf")),
+    Row("tf-idf", "two-branch", (*_IMAGES, "text.fitted.kind=tfidf")),
+    Row("batch statistics", "two-branch", (*_TRAINED, "two-branch.statistics=batch")),
 )
 
 SENTENCE_CLAIMS = (
@@ -76,10 +88,15 @@ _PHRASES = (
     f"region.backbone=${ASSETS}/models/mobilenet_v2_1.0_224", "region.geometry=10", _WORDS, "lr=0.003",
     "chunker_captions=0",
 )  # fmt: skip
-_TRIPLETS = (*_PHRASES, "candidates=30", "sets=1000", "epochs=3")
-_SINGLE_POSITIVE = (*_TRIPLETS, "extra=none", "positives=single")
-_NEIGHBOURHOOD_SAMPLING = (*_TRIPLETS, "extra=neighbours")
-_PAIRS = (*_PHRASES, "network=similarity", "sets=1000", "epochs=3")
+_TRIPLETS = (*_PHRASES, "region_negatives=30", "sets=1000", "epochs=3")
+_SINGLE_POSITIVE = (*_TRIPLETS, "extra_pairs=none", "positives=single")
+_NEIGHBOURHOOD_SAMPLING = (*_TRIPLETS, "extra_pairs=neighbours")
+# The same branches as those of the embedding network, which the preset has.
+_PAIRS = (
+    *_PHRASES, "matcher=two-branch-similarity", "two-branch-similarity.hidden=1024", "two-branch-similarity.dropout=0",
+    "terms=logistic", "sets=1000", "epochs=3",
+)  # fmt: skip
+_LINEAR_SIMILARITY = "two-branch-similarity.layers=1"
 
 
 def _phrases(name: str, *changes: str) -> Row:
@@ -87,21 +104,21 @@ def _phrases(name: str, *changes: str) -> Row:
 
 
 PHRASE_ROWS = (
-    _phrases("augmented", *_TRIPLETS, "extra=none"),
+    _phrases("augmented", *_TRIPLETS, "extra_pairs=none"),
     _phrases("bi-directional", *_SINGLE_POSITIVE),
-    _phrases("single direction", *_SINGLE_POSITIVE, "weights=0,1"),
-    _phrases("linear, single direction", *_SINGLE_POSITIVE, "weights=0,1", "layers=1"),
+    _phrases("single direction", *_SINGLE_POSITIVE, _SINGLE_DIRECTION),
+    _phrases("linear, single direction", *_SINGLE_POSITIVE, _SINGLE_DIRECTION, _LINEAR),
     _phrases("neighbourhood sampling", *_NEIGHBOURHOOD_SAMPLING),
-    _phrases("constraints", *_NEIGHBOURHOOD_SAMPLING, "constraint_epochs=1"),
-    _phrases("random extra triplets", *_TRIPLETS, "extra=random"),
+    _phrases("constraints", *_NEIGHBOURHOOD_SAMPLING, *_constraints(1, 0.0003, "1,4,0.1,0.1")),
+    _phrases("random extra triplets", *_TRIPLETS, "extra_pairs=random"),
     _phrases("similarity, augmented", *_PAIRS),
-    _phrases("similarity, linear, augmented", *_PAIRS, "layers=1"),
+    _phrases("similarity, linear, augmented", *_PAIRS, _LINEAR_SIMILARITY),
     _phrases("similarity, single", *_PAIRS, "positives=single"),
-    _phrases("similarity, linear, single", *_PAIRS, "positives=single", "layers=1"),
-    _phrases("similarity, one FC layer", *_PAIRS, "heads=1"),
-    _phrases("similarity, two FC layers", *_PAIRS, "heads=2"),
-    _phrases("CCA", *_PHRASES, "network=cca"),
-    _phrases("augmented, features only", *_TRIPLETS, "extra=none", "region.geometry=0"),
+    _phrases("similarity, linear, single", *_PAIRS, "positives=single", _LINEAR_SIMILARITY),
+    _phrases("similarity, one FC layer", *_PAIRS, "two-branch-similarity.heads=1"),
+    _phrases("similarity, two FC layers", *_PAIRS, "two-branch-similarity.heads=2"),
+    _phrases("CCA", *_PHRASES, "matcher=cca"),
+    _phrases("augmented, features only", *_TRIPLETS, "extra_pairs=none", "region.geometry=0"),
 )
 
 
