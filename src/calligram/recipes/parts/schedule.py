@@ -33,8 +33,8 @@ StagesWithSettings = list[tuple[StageSettings, "PairsSettings"]]
 def trained_stages(settings: PairsSettings) -> StagesWithSettings:
     """Return the stages that train something, each with the settings that hold in it.
 
-    A stage restarts only to use negatives that earlier stages mined. Where negatives are given, or no term needs them,
-    the earlier stages are left out.
+    A stage that mines and restarts exists for the term offline. Without that term it is left out. Where its negatives
+    are given, the earlier stages are left out.
     """
     found: StagesWithSettings = []
     for each in settings.stages or (StageSettings(),):
@@ -45,6 +45,8 @@ def trained_stages(settings: PairsSettings) -> StagesWithSettings:
         own = replace(own, terms=terms)
         if "mine" in each.on_start and not _mines(own):
             if "restart" in each.on_start:
+                if own.term(Offline) is None:
+                    continue
                 found.clear()
             each = replace(each, on_start=())
         found.append((each, own))
