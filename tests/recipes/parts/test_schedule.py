@@ -119,7 +119,9 @@ def test_a_second_round_mines_and_restarts():
 def test_without_offline_negatives_there_is_one_round():
     assert staged("aoq", "terms=ranking") == ROUNDS[:1]
     assert staged("aoq", "offline.weight=0") == ROUNDS[:1]
-    assert staged("aoq", "terms=ranking", "stages.2.without=") == [("round 2", ("ranking",), ())]
+    assert staged("aoq", "terms=ranking", "stages.2.without=") == ROUNDS[:1]
+    # Captions alone are no second round.
+    assert staged("aoq", "terms=ranking,caption") == [("round 1", ("ranking", "caption"), ())]
 
 
 def test_given_negatives_need_no_first_round():
