@@ -36,3 +36,13 @@ def test_papers_cited_in_code_are_those_of_the_index():
     for file in (ROOT / "src").rglob("*.py"):
         cited |= set(re.findall(r"\(([a-z][\w+-]+), (?:Eq|Sec|Alg|Table)", file.read_text(encoding="utf-8")))
     assert cited <= known
+
+
+def test_every_preset_of_a_paper_and_every_script_is_in_the_index():
+    from calligram.recipes.catalog import PRESETS
+
+    text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z0-9-]+)`", text))
+    assert {name for name in PRESETS if name.endswith(("-paper", "-release"))} <= named
+    for script in re.findall(r"`(examples/\w+\.py)`", text):
+        assert (ROOT / script).is_file()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -21,6 +22,13 @@ GUIDES = tuple(
 """pages about how to use the commands"""
 README_LINES = 150
 SMALLER = "--set batch=8 --set epochs=1 --set dim=8 --set image.channels=4 --set image.size=16 --set text.hidden=8"
+SMALLER_PYTHON = {
+    "size=96": "size=16, channels=(4,)",
+    'network="lstm"': 'network="lstm", word_dim=8, hidden=8',
+    "epochs=2": "epochs=1, batch=8, dim=8",
+}
+TRAINING = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+TRAIN_COMMAND = re.compile(r"^ *(?:`)?calligram train ([a-z0-9-]+) (.*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -53,8 +61,10 @@ def test_the_commands_and_the_python_of_the_readme_run(calligram, tmp_path):
         assert words[0] == "calligram"
         done = calligram(*words[1:], cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    settings = ", ".join(f'"{word}"' for word in shlex.split(SMALLER) if "=" in word and "epochs" not in word)
-    script = block_under_test("python").replace('"seed=1"', f'"seed=1", {settings}')
+    script = block_under_test("python")
+    for whole, small in SMALLER_PYTHON.items():
+        assert whole in script
+        script = script.replace(whole, small)
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert re.search(r"text to image R@1 \d+\.\d, rsum \d+", done.stdout)
@@ -97,3 +107,54 @@ def test_every_link_of_a_page_points_to_a_file_and_a_heading_that_exist(page):
         assert target.exists(), f"{page.name}: {link}"
         if anchor:
             assert anchor in anchors(target), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "results"], ids=lambda page: page.name)
+def test_every_training_command_of_a_page_has_settings_that_its_preset_accepts(page):
+    from calligram.recipes.catalog import find_preset
+    from calligram.recipes.parts.config import resolve
+
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for name, rest in TRAIN_COMMAND.findall(text):
+        changes = re.findall(r"--set (\S+=\S+)", rest)
+        resolve(find_preset(name).defaults, [change.rstrip("`") for change in changes if "KEY" not in change])
+
+
+def test_the_training_page_names_every_preset_and_every_term():
+    from calligram.models.catalog import MATCHERS
+    from calligram.recipes.catalog import PRESETS
+    from calligram.recipes.parts.terms import TERMS
+
+    named = set(re.findall(r"`([a-z0-9-]+)`", TRAINING))
+    own = {*PRESETS, *TERMS.references, *(name for name in MATCHERS.references if name != "weighted")}
+    assert own <= named
+
+
+def test_the_preset_of_the_training_page_can_be_trained(tmp_path):
+    from calligram.recipes.catalog import find_preset
+
+    (content,) = re.findall(r"```toml\n(base = .*?)```", TRAINING, flags=re.DOTALL)
+    (tmp_path / "mine.toml").write_text(content, encoding="utf-8")
+    settings = find_preset(str(tmp_path / "mine.toml")).defaults
+    assert settings.matcher[0].direction == "i2t"
+    assert [each.name for each in settings.stages] == ["round 1", "round 2"]
+
+
+def test_the_term_of_the_training_page_trains(tiny, tmp_path):
+    import calligram as cg
+    from calligram.recipes.parts.terms import TERMS
+
+    (code,) = re.findall(r"```python\n(from dataclasses .*?)```", TRAINING, flags=re.DOTALL)
+    (tmp_path / "own_term.py").write_text(code, encoding="utf-8")
+    try:
+        runpy.run_path(str(tmp_path / "own_term.py"))
+        towers = {
+            "image": cg.ImageSettings(size=16, channels=(4,)),
+            "text": cg.TextSettings(word_dim=8, hidden=8, min_count=1),
+        }
+        run = cg.fit(
+            cg.models.VSESettings(), tiny, out=tmp_path / "run", terms=["infonce", "scores"], epochs=1, dim=8, **towers
+        )
+        assert run.about["settings"]["scores"] == {"weight": 1.0, "power": 2.0}
+    finally:
+        TERMS._registered.pop("scores", None)

@@ -31,7 +31,7 @@ StagesWithSettings = list[tuple[StageSettings, "PairsSettings"]]
 
 
 def trained_stages(settings: PairsSettings) -> StagesWithSettings:
-    """Return the stages that train something, each with the settings that hold in it.
+    """Return the stages that train something, each with the settings that hold in it (rounds of aoq, Sec. 3.2).
 
     A stage that mines and restarts exists for the term offline. Without that term it is left out. Where its negatives
     are given, the earlier stages are left out.
@@ -68,7 +68,11 @@ def _mines(settings: PairsSettings) -> bool:
 
 
 class Schedule:
-    """Builds the stages of a run: objectives of all terms, batches, and what happens at the start of a stage."""
+    """Builds the stages of a run: objectives of all terms, batches, and what happens at the start of a stage.
+
+    Stages with the same settings of a term share its weights: the classifier of stage I continues in stage II
+    (dual-path, Sec. V).
+    """
 
     def __init__(
         self,
