@@ -149,6 +149,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 import calligram as cg
+from calligram.search.explain.word_importance import explain
 
 code, run, collection, out = sys.argv[1:]
 sys.path.append(str(Path(code).parent))
@@ -164,6 +165,8 @@ for name in ("own", "fixed"):
     hits = searcher.images("a red disc", k=3, all=True).hits
     assert len(hits) == 3 and searcher.texts(Image.new("RGB", (20, 20), "red"), k=2, all=True).hits
     assert len(searcher.explain(hits[0].id, "a red disc").words) == 3
+    picture = Image.new("RGB", (20, 20), "red")
+    assert len(explain(loaded.matcher, loaded.inputs, picture, "a red disc").words) == 3
 
     from calligram.evaluation.encode import encode_pairing, load_pairing
     from calligram.evaluation.mine import mine_pairing
@@ -188,6 +191,27 @@ def test_another_process_uses_the_classes_for_everything(run, code, tiny, tmp_pa
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["own"] == cg.load(run).evaluate("test", device="cpu").retrieval.rsum
     assert (tmp_path / "onnx" / "text.onnx").is_file()
+
+
+def test_matchers_are_trained_and_joined_to_an_ensemble(run, own, tiny, tmp_path):
+    inputs = cg.load(run).inputs
+    small = {"inputs": inputs, "epochs": 1, "batch": 6, "device": "cpu"}
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        matcher = own.Own(own.OwnSettings(len(inputs.texts)))
+        trained = cg.fit(matcher, tiny, out=tmp_path / f"run{seed}", loss=hinge, **small)
+        assert trained.evaluate("dev", device="cpu").images == 6
+        assert type(trained.matcher) is own.Own
+        assert not torch.equal(trained.matcher.image.weight, cg.load(run).matcher.image.weight)
+    fixed = cg.fit(own.Fixed(), tiny, out=tmp_path / "fixed", loss=hinge, **small)
+    assert fixed.evaluate("test", device="cpu").images == 6
+    cg.train("ensemble", tiny, tmp_path / "both", f"runs={tmp_path / 'run0'},{tmp_path / 'run1'}")
+    assert cg.load(tmp_path / "both").evaluate("test", device="cpu").images == 6
+
+
+def hinge(scores, targets):
+    """A loss of the caller."""
+    return (0.2 - scores * targets).clamp(min=0).mean()
 
 
 def command(*arguments):

@@ -182,3 +182,17 @@ def test_imports_without_garbage_collection_leave_it_as_it_was():
         raise ValueError("inside")
     assert gc.isenabled()
     gc.unfreeze()
+
+
+def test_import_runs_the_code_that_the_user_names(tmp_path):
+    (tmp_path / "own_reader_of_a_test.py").write_text(
+        "import calligram as cg\n\n@cg.reader('own-reader')\ndef read(source, problems): ...\n"
+        "@cg.matcher('own-matcher')\nclass Own(cg.EmbeddingMatcher): ...\n"
+    )
+    words = [*COMMAND, "--import", str(tmp_path / "own_reader_of_a_test.py"), "list"]
+    done = subprocess.run(words, capture_output=True, text=True, env=PLAIN)
+    assert done.returncode == 0, done.stderr
+    assert "own-reader" in done.stdout
+    assert "own-matcher" in done.stdout
+    help_text = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, env=PLAIN).stdout
+    assert "This runs its code" in " ".join(help_text.split())

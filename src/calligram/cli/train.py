@@ -81,7 +81,7 @@ def list_() -> None:
 
 
 def _first_line(kind: type) -> str:
-    return (kind.__doc__ or "").splitlines()[0]
+    return next(iter((kind.__doc__ or "").splitlines()), "")
 
 
 def show(
