@@ -43,9 +43,7 @@ def plan_ensemble(settings: EnsembleRunSettings, collection: Collection, context
     if twice := [folder for place, folder in enumerate(folders) if real[place] in real[:place]]:
         raise UserError(f"runs= names {twice[0]} twice, which only raises its weight; give different runs")
     found = [load_run(folder) for folder in folders]
-    for folder, (member, _) in zip(folders, found, strict=True):
-        if not hasattr(member.settings, "dim"):
-            raise UserError(f"{folder} has a matcher without a joint space of fixed size (dim); give another run")
+    for folder in folders:
         if _input_files(folder) != _input_files(folders[0]):
             raise UserError(f"{folder} has other {_differing_inputs(folder, folders[0])}")
     matcher = Ensemble(EnsembleSettings(tuple(json.dumps(catalog.describe(member)) for member, _ in found)))
