@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import ast
 import json
 from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -99,6 +102,23 @@ def test_a_joined_input_of_texts_is_saved_with_the_kinds_of_its_parts(tmp_path):
     for written in (content, older):  # earlier versions wrote no kind
         found = JoinedTextInput.read(tmp_path, written)
         assert torch.equal(found.texts(TEXTS)[0], joined.texts(TEXTS)[0])
+
+
+def test_no_caller_asks_for_the_class_of_an_input():
+    root = Path(calligram.__file__).parent
+    classes = {
+        resolve_name(path).__name__ for table in (IMAGE_INPUTS, TEXT_INPUTS) for path in table.references.values()
+    }
+    assert len(classes) == 11
+    found = [
+        f"{file.relative_to(root)}:{node.lineno}"
+        for file in root.rglob("*.py")
+        if file.relative_to(root).parts[0] != "features"
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance"
+        if classes & {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+    ]
+    assert not found
 
 
 def own_image_input():

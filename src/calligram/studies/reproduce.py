@@ -22,7 +22,6 @@ from calligram.evaluation.encode import EncodedPairing
 from calligram.evaluation.figures import draw_found_images, draw_found_texts, draw_map
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.evaluation.retrieval import Floats, ScoreCallback, evaluate_retrieval
-from calligram.features.images.region_input import RegionInput
 from calligram.files import replace_text
 from calligram.models.catalog import WEIGHTS_FILE
 from calligram.recipes.catalog import find_preset
@@ -253,7 +252,7 @@ def _run(
     pictures = [file for file in (sheet, shown / f"{plain}-curves.png") if file.parent != out] if seed == 0 else []
     if pictures:
         draw_curves(out, pictures[-1])
-    if isinstance(inputs.images, RegionInput):
+    if inputs.images.region_input is not None:
         localized = evaluate_localization(
             matcher, inputs, load_phrases(inputs, collection, "test", track=context.track)
         )
