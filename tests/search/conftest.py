@@ -37,7 +37,8 @@ def _write_run(folder: Path, seed: int = 0, **changes: object) -> Path:
     words = Vocabulary.build(WORDS, min_count=1)
     torch.manual_seed(seed)
     text = TextArchitecture(vocabulary=len(words), word_dim=6, hidden=8, pooling="last")
-    matcher = VSE(VSESettings(ImageArchitecture("cnn", channels=(4, 8)), text, **{"dim": 8, **changes}))
+    small = {"image": ImageArchitecture("cnn", channels=(4, 8)), "text": text, "dim": 8}
+    matcher = VSE(VSESettings(**{**small, **changes}))
     (folder / RUN_FILE).write_text("{}\n")
     catalog.save(matcher, folder / MATCHER_FILE, folder / WEIGHTS_FILE)
     Inputs(PixelInput(16), words).save(folder / INPUTS_FOLDER)

@@ -15,6 +15,7 @@ from calligram.data.draft import TarMember
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.models.catalog import INPUTS_FOLDER
+from calligram.models.layers.towers import ImageArchitecture
 from calligram.search.filters.parser import parse
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
@@ -118,7 +119,7 @@ def test_pictures_within_tar_shards_are_read_at_their_place(models, tiny_draft, 
 def test_a_matcher_of_stored_features_takes_a_collection_and_no_files(
     stored_tiny, photos, small_run, tmp_path, write_run, by_path
 ):
-    run = write_run(tmp_path / "run", image="features", feature_dim=4)
+    run = write_run(tmp_path / "run", image=ImageArchitecture("features", feature_dim=4))
     content = json.loads((run / INPUTS_FOLDER / "inputs.json").read_text())
     content["images"] = {"kind": "stored", "name": "colour"}
     (run / INPUTS_FOLDER / "inputs.json").write_text(json.dumps(content))
