@@ -36,6 +36,9 @@ COLUMNS = (*MATCHERS_OF_TOWERS, "vse,scan")
 REFUSED = {
     (FIRST_STAGE, name): "candidates and first_stage are for matchers that score pairs by more than the cosine"
     for name in ("vse", "two-branch", "vsrn", "a3vse")
+} | {
+    ("adversarial", names): f"matcher={name} does not score by vectors, and the discriminators of the term adversarial"
+    for names, name in (("scan", "scan"), ("bfan", "bfan"), ("vse,scan", "scan"))
 }
 """cells that have no meaning, with the reason that users read"""
 
@@ -134,9 +137,10 @@ def test_settings_are_python_objects(tiny, teacher, tmp_path):
         batch=4,
         seed=1,
     )
-    stages = [row["stage"] for row in run.metrics() if "dev" in row]
+    kept = Run.open(run.folder)
+    stages = [row["stage"] for row in kept.metrics() if "dev" in row]
     assert stages == ["first", "second"]
-    plain = run.about["settings"]
+    plain = kept.about["settings"]
     assert plain["matcher"] == ["scan", "vse"]
     assert plain["stages"][1] == {"name": "second", "lr": 1e-4, "epochs": 1, "ranking": {"margin": 0.3}}
     # The same settings from the words of the command line.
