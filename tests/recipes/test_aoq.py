@@ -7,9 +7,9 @@ from safetensors.torch import load_file
 from calligram.data.negatives import NegativeLists
 from calligram.errors import UserError
 from calligram.evaluation.mine import mine_pairing
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.studies.claims import Claim, Row, Study
 from calligram.studies.reproduce import reproduce_study
 from calligram.training.batches.mined_negatives import OfflineSampler
@@ -18,18 +18,19 @@ from calligram.training.runs import Run
 
 SMALL = (
     "batch=6", "texts=1", "dim=8", "ema_decay=0", "image.size=16", "image.channels=4", "image.crop=1",
-    "text.word_dim=6", "text.hidden=8", "text.min_count=1", "epochs=2", "warmup_epochs=1", "mined.texts=6",
-    "mined.images=3",
+    "text.word_dim=6", "text.hidden=8", "text.min_count=1", "epochs=2", "warmup_epochs=1",
 )  # fmt: skip
+LISTS = ("offline.texts=6", "offline.images=3")
 
 
 def settings_of(*changes):
-    return resolve(RECIPES["aoq"].defaults, [*SMALL, *changes])
+    lists = () if "terms=ranking" in changes else LISTS
+    return resolve(PRESETS["aoq"].defaults, [*SMALL, *lists, *changes])
 
 
 def run(collection, out, *changes, resume=False):
     context = RunContext(torch.device("cpu"))
-    return run_recipe(RECIPES["aoq"], settings_of(*changes), collection, out, resume=resume, context=context)
+    return run_preset(PRESETS["aoq"], settings_of(*changes), collection, out, resume=resume, context=context)
 
 
 def test_two_rounds_train_and_keep_the_mined_negatives_of_the_first(tiny, tmp_path):
@@ -38,7 +39,7 @@ def test_two_rounds_train_and_keep_the_mined_negatives_of_the_first(tiny, tmp_pa
     assert best["t2i_r1"] > 60  # chance is 1 in 6
     opened = Run.open(tmp_path / "run")
     rows = opened.metrics()
-    names = ["round 1, warm-up", "round 1, ranking", "round 2, warm-up", "round 2, adaptive"]
+    names = ["round 1, warm-up", "round 1", "round 2, warm-up", "round 2"]
     assert list(dict.fromkeys(row["stage"] for row in rows)) == names
     last = [row for row in rows if row["stage"] == names[-1] and "loss" in row][-1]
     assert {"online", "offline", "derived"} <= set(last)
@@ -64,12 +65,12 @@ def test_the_second_round_starts_from_scratch_or_continues(tiny, tmp_path, monke
     run(tiny, tmp_path / "scratch", "ema_decay=0.9")
     same = at_start["round 1, warm-up", 0], at_start["round 2, warm-up", 0]
     assert all(torch.equal(same[0][name], same[1][name]) for name in same[0])
-    run(tiny, tmp_path / "on", "fine_tune=true")
+    run(tiny, tmp_path / "on", "stages.2.on_start=mine", "stages.2.warmup_epochs=0")
     first = load_file(tmp_path / "on" / "first.safetensors")
-    assert all(torch.equal(first[name], value) for name, value in at_start["round 2, adaptive", 0].items())
+    assert all(torch.equal(first[name], value) for name, value in at_start["round 2", 0].items())
 
 
-@pytest.mark.parametrize("where", [("round 2, warm-up", 0), ("round 2, adaptive", 0), ("round 2, adaptive", 1)])
+@pytest.mark.parametrize("where", [("round 2, warm-up", 0), ("round 2", 0), ("round 2", 1)])
 def test_a_run_that_was_killed_takes_the_same_steps(tiny, tmp_path, monkeypatch, where):
     changes = ("epochs=3", "ema_decay=0.9", "save_steps=1")
     run(tiny, tmp_path / "whole", *changes)
@@ -90,21 +91,21 @@ def test_a_run_that_was_killed_takes_the_same_steps(tiny, tmp_path, monkeypatch,
 
 
 def test_negatives_of_a_folder_or_of_a_teacher_make_one_round(tiny, tmp_path):
-    run(tiny, tmp_path / "teacher", "loss=online")
+    run(tiny, tmp_path / "teacher", "terms=ranking")
     assert not (tmp_path / "teacher" / "negatives").exists()
     matcher, inputs = Run.open(tmp_path / "teacher").load()
     train = tiny.sentences("train").join_equal_texts()
     mine_pairing(matcher, inputs, train, texts=6, images=3).save(tmp_path / "lists")
     drawn = []
-    sparse = settings_of(f"negatives={tmp_path / 'lists'}", "sparse.images=0.5")
-    with pytest.raises(UserError, match=r"other items .*; give negatives= a run folder .*, or leave negatives out"):
-        RECIPES["aoq"].plan(sparse, sparse.sparse.of(tiny), RunContext())
+    sparse = settings_of(f"offline.negatives={tmp_path / 'lists'}", "sparse.images=0.5")
+    with pytest.raises(UserError, match=r"other items .*; give offline.negatives= a run folder .*, or leave it out"):
+        PRESETS["aoq"].plan(sparse, sparse.sparse.of(tiny), RunContext())
     for number, negatives in enumerate(("lists", "teacher")):
-        changes = (f"negatives={tmp_path / negatives}", "loss=offline-triplet")
-        plan = RECIPES["aoq"].plan(settings_of(*changes), tiny, RunContext())
+        changes = (f"offline.negatives={tmp_path / negatives}", "offline.loss=triplet")
+        plan = PRESETS["aoq"].plan(settings_of(*changes), tiny, RunContext())
         assert [(stage.name, stage.resets_best) for stage in plan.stages] == [
-            ("warm-up", False),
-            ("offline-triplet", True),
+            ("round 2, warm-up", True),
+            ("round 2", True),
         ]
         drawn.append(next(iter(plan.stages[-1].batches.epoch(0))).drawn)
         run(tiny, tmp_path / f"run-{number}", *changes)
@@ -114,42 +115,45 @@ def test_negatives_of_a_folder_or_of_a_teacher_make_one_round(tiny, tmp_path):
 
 
 def test_a_miner_that_saw_removed_captions_is_refused(tiny, tmp_path):
-    run(tiny, tmp_path / "miner", "loss=online")
+    run(tiny, tmp_path / "miner", "terms=ranking")
     run(tiny, tmp_path / "own lists", "epochs=2")
     for name in ("miner", "own lists"):
-        with pytest.raises(UserError, match=r"negatives=.* was trained on .* captions that .* leaves out"):
-            run(tiny, tmp_path / "run", f"negatives={tmp_path / name}", "sparse.images=0.5")
-    run(tiny, tmp_path / "sparse", "loss=online", "sparse.images=0.5")
-    run(tiny, tmp_path / "run", f"negatives={tmp_path / 'sparse'}", "sparse.images=0.5")
+        with pytest.raises(UserError, match=r"offline\.negatives=.* was trained on .* captions that .* leaves out"):
+            run(tiny, tmp_path / "run", f"offline.negatives={tmp_path / name}", "sparse.images=0.5")
+    run(tiny, tmp_path / "sparse", "terms=ranking", "sparse.images=0.5")
+    run(tiny, tmp_path / "run", f"offline.negatives={tmp_path / 'sparse'}", "sparse.images=0.5")
 
 
 def test_table_3_is_settings(tiny):
     for changes, wanted in (
-        (("loss=offline-quintuplet", "online=false"), {"online": False}),
-        (("loss=offline-quintuplet", "derive=online"), {"derive": "online"}),
-        (("weigh_by=positive",), {"against": "positive", "kind": "adaptive"}),
-        (("squared=true", "alpha=0.5", "beta=2", "offline_margin=0.1"), {"squared": True, "alpha": 0.5, "beta": 2.0}),
+        (("offline.loss=quintuplet", "offline.online=false"), {"online": False}),
+        (("offline.loss=quintuplet", "offline.derive=online"), {"derive": "online"}),
+        (("offline.weigh_by=positive",), {"against": "positive", "kind": "adaptive"}),
+        (
+            ("offline.squared=true", "offline.alpha=0.5", "offline.beta=2", "offline.offline_margin=0.1"),
+            {"squared": True, "alpha": 0.5, "beta": 2.0},
+        ),
     ):
-        plan = RECIPES["aoq"].plan(settings_of(*changes), tiny, RunContext())
+        plan = PRESETS["aoq"].plan(settings_of(*changes), tiny, RunContext())
         options = plan.stages[-1].objective.options
         assert {name: getattr(options, name) for name in wanted} == wanted
-    plan = RECIPES["aoq"].plan(settings_of("mined.spread=normal"), tiny, RunContext())
+    plan = PRESETS["aoq"].plan(settings_of("offline.spread=normal"), tiny, RunContext())
     sampler = plan.stages[-1].batches.sampler
     assert isinstance(sampler, OfflineSampler)
     assert sampler.distribution == "normal"
 
 
-CNN = ("text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.length=8")
+CNN = ("text.network=cnn", "vse.head=paper", "text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.length=8")
 
 
 @pytest.mark.parametrize(
     ("matcher", "changes"),
     [
-        ("dual-path", CNN),
+        ("vse", CNN),
         ("scan", ("image.features=colour",)),
         ("mmca", ("image.features=colour", "mmca.heads=2", "mmca.filters=4", "candidates=2")),
         ("bfan", ("image.features=colour",)),
-        ("vsrn", ("image.features=colour", "vsrn.layers=1", "vsrn.decoder_dim=8")),
+        ("vsrn", ("image.features=colour", "vsrn.layers=1", "terms=ranking,offline,caption", "caption.hidden=8")),
         ("mmca", ("image.features=colour", "mmca.heads=2", "mmca.filters=8")),
     ],
 )
@@ -157,46 +161,71 @@ def test_other_matchers_train_in_two_rounds(matcher, changes, stored_tiny, tmp_p
     best = run(stored_tiny, tmp_path / "run", f"matcher={matcher}", *changes)
     assert best["rsum"] > 0
     assert (tmp_path / "run" / "negatives" / "negatives.json").is_file()
-    losses = [row for row in Run.open(tmp_path / "run").metrics() if row["stage"] == "round 2, adaptive"]
+    losses = [row for row in Run.open(tmp_path / "run").metrics() if row["stage"] == "round 2"]
     assert losses
 
 
 def test_a_pretrained_model_trains_in_two_rounds(tiny, tiny_clip, tmp_path):
-    best = run(tiny, tmp_path / "run", "matcher=pretrained", f"model={tiny_clip}", "lr=3e-3", "warmup_epochs=0")
+    best = run(
+        tiny, tmp_path / "run", "matcher=pretrained", f"pretrained.model={tiny_clip}", "lr=3e-3", "warmup_epochs=0"
+    )
     assert best["rsum"] > 0
     with pytest.raises(UserError, match="matcher=pretrained needs a model"):
         run(tiny, tmp_path / "none", "matcher=pretrained")
     assert not (tmp_path / "none").exists()
 
 
-def test_a3vse_has_the_sizes_and_rates_of_its_own_recipe():
-    found, own = resolve(RECIPES["aoq"].defaults, ["matcher=a3vse"]), RECIPES["a3vse"].defaults
-    for key in ("batch", "texts", "epoch_of", "lr", "dim"):
-        assert getattr(found, key) == getattr(own, key), key
-    for key in ("word_dim", "hidden", "bidirectional", "dropout", "effective_word_dropout"):
-        assert getattr(found.text, key) == getattr(own.text, key), key
+def test_a_round_can_be_added_to_the_settings_of_any_preset(stored_tiny, tmp_path):
+    """What ``matcher=`` of aoq changed before, sizes and rates, comes from the preset that rounds are added to."""
+    preset = PRESETS["mmca"]
+    changes = (
+        "batch=6", "dim=8", "text.word_dim=6", "text.hidden=8", "text.min_count=1", "text.word_dropout=0", "epochs=2",
+        "image.features=colour", "mmca.heads=2", "mmca.filters=4", "terms=infonce,offline", "offline.texts=6",
+        "stages.1.without=offline", "stages.2.on_start=mine", "stages.2.warmup_epochs=0", "stages.2.epochs=5",
+    )  # fmt: skip
+    settings = resolve(preset.defaults, changes)
+    assert (settings.lr, settings.ema_decay) == (preset.defaults.lr, preset.defaults.ema_decay)
+    run_preset(preset, settings, stored_tiny, tmp_path / "run", context=RunContext(torch.device("cpu")))
+    rows = Run.open(tmp_path / "run").metrics()
+    assert list(dict.fromkeys(row["stage"] for row in rows)) == ["infonce", "infonce+offline"]
+    assert {"info_nce", "offline", "online"} <= set([row for row in rows if "loss" in row][-1])
 
 
-def test_mmca_has_the_rates_of_fragments_at_the_size_of_its_paper():
-    found, own = resolve(RECIPES["aoq"].defaults, ["matcher=mmca"]), RECIPES["fragments"].defaults
-    assert (found.lr, found.batch, found.epochs, found.ema_decay) == (own.lr, own.batch, own.epochs, own.ema_decay)
-    assert (found.dim, found.dim % found.mmca.heads) == (256, 0)
+def test_mined_lists_have_at_least_ten_items_by_default(tiny, tmp_path):
+    defaults = PRESETS["aoq"].defaults.terms[1]
+    assert (defaults.share, defaults.texts, defaults.images) == (0.002, None, None)
+    run(tiny, tmp_path / "run", "offline.texts=none", "offline.images=none")
+    lists = NegativeLists.open(tmp_path / "run" / "negatives")
+    assert (lists.texts.shape[1], lists.images.shape[1]) == (10, 6)  # there are six images
 
 
 def test_contradictory_settings_are_refused(tiny, tmp_path):
+    with pytest.raises(UserError, match=r"offline\.online=false needs offline\.loss=quintuplet"):
+        settings_of("offline.online=false")
     for changes, message in (
         (("warmup_epochs=2",), "warmup_epochs=2 leaves none of epochs=2"),
-        (("online=false",), "online=false needs loss=offline-quintuplet"),
-        (("fine_tune=true", "negatives=x"), "fine_tune continues from the first round"),
+        (("extra_pairs=neighbours",), "the term offline draws its own pairs; give extra_pairs=none"),
+        ((f"offline.negatives={tmp_path / 'missing'}",), "holds no mined negatives"),
     ):
         with pytest.raises(UserError, match=message):
-            settings_of(*changes)
-    with pytest.raises(UserError, match="holds no mined negatives"):
-        run(tiny, tmp_path / "run", f"negatives={tmp_path / 'missing'}")
+            run(tiny, tmp_path / "run", *changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_round_that_continues_may_use_given_negatives(tiny, tmp_path):
+    """Settings that contradicted each other before: the second round continues from the first, with given lists."""
+    run(tiny, tmp_path / "teacher", "terms=ranking")
+    changes = ("stages.2.on_start=mine", "stages.2.warmup_epochs=0", f"offline.negatives={tmp_path / 'teacher'}")
+    plan = PRESETS["aoq"].plan(settings_of(*changes), tiny, RunContext())
+    assert [(stage.name, stage.on_start) for stage in plan.stages] == [
+        ("round 1, warm-up", None),
+        ("round 1", None),
+        ("round 2", None),
+    ]
 
 
 def test_rows_of_a_study_learn_from_another_rows_run(tiny, tmp_path):
-    rows = (Row("base", "aoq", ("loss=online",)), Row("taught", "aoq", ("loss=adaptive", "negatives=row:base")))
+    rows = (Row("base", "aoq", ("terms=ranking",)), Row("taught", "aoq", ("offline.negatives=row:base",)))
     study = Study("paper", rows, (Claim("taught beats base", "taught", "base"),), compared=(("base", "taught"),))
     (verdict,) = reproduce_study(
         study, tiny, results=tmp_path / "results", runs=tmp_path / "runs", seeds=1, changes=SMALL,
@@ -205,4 +234,4 @@ def test_rows_of_a_study_learn_from_another_rows_run(tiny, tmp_path):
     assert verdict.verdict != "not run"
     (together,) = (tmp_path / "results" / "pictures").glob("paper-base-compared-*.png")
     assert together.stat().st_size > 5000
-    assert [row["stage"] for row in Run(next((tmp_path / "runs").glob("*taught*"))).metrics()][-1] == "adaptive"
+    assert [row["stage"] for row in Run(next((tmp_path / "runs").glob("*taught*"))).metrics()][-1] == "round 2"

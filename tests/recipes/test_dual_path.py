@@ -8,16 +8,17 @@ from safetensors.torch import load_file
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.features.images.backbones import BackboneInput
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS, find_preset
 from calligram.recipes.parts.config import as_plain, from_plain, resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
+from calligram.recipes.parts.schedule import trained_stages
 from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 
 SMALL = (
     "batch=6", "dim=16", "ema_decay=0", "image.crop=1", "image.jitter=0", "text.word_dim=8", "text.min_count=1",
     "text.cnn.blocks=1,1", "text.cnn.width=4", "text.cnn.length=8", "text.dropout=0", "text.word_dropout=0",
-    "classifier.dropout=0",
+    "instance.dropout=0",
 )  # fmt: skip
 
 
@@ -34,17 +35,24 @@ def backbone(tmp_path_factory):
 
 
 def settings_of(*changes):
-    return resolve(RECIPES["dual-path"].defaults, [*SMALL, *changes])
+    return resolve(PRESETS["dual-path"].defaults, [*SMALL, *changes])
 
 
 def run(collection, out, *changes, resume=False):
     context = RunContext(torch.device("cpu"))
-    return run_recipe(RECIPES["dual-path"], settings_of(*changes), collection, out, resume=resume, context=context)
+    return run_preset(PRESETS["dual-path"], settings_of(*changes), collection, out, resume=resume, context=context)
 
 
 def test_both_stages_train_from_scratch_and_the_classifier_is_not_saved(tiny, tmp_path):
-    changes = ("image.size=24", "image.channels=8,16", "first.epochs=20", "second.epochs=20", "batch=14", "texts=3")
-    changes += ("text.cnn.width=8", "dim=32", "first.lr=0.01", "second.lr=0.01", "second.optim.lr_scale=")
+    changes = (
+        "image.size=24",
+        "image.channels=8,16",
+        "stages.1.epochs=20",
+        "stages.2.epochs=20",
+        "batch=14",
+        "texts=3",
+    )
+    changes += ("text.cnn.width=8", "dim=32", "stages.1.lr=0.01", "stages.2.lr=0.01", "stages.2.optim.lr_scale=")
     best = run(tiny, tmp_path / "run", *changes)
     assert best["t2i_r1"] > 60  # chance is 1 in 6
     rows = Run.open(tmp_path / "run").metrics()
@@ -56,10 +64,10 @@ def test_both_stages_train_from_scratch_and_the_classifier_is_not_saved(tiny, tm
 
 def test_stage_one_alone_stores_features_and_stage_two_trains_the_backbone(tiny, backbone, tmp_path):
     image = (f"image.backbone={backbone}", "image.size=32", "image.views=flip")
-    run(tiny, tmp_path / "one", *image, "first.epochs=2", "second.epochs=0")
+    run(tiny, tmp_path / "one", *image, "stages.1.epochs=2", "stages.2.epochs=0")
     _, inputs = Run.open(tmp_path / "one").load()
     assert isinstance(inputs.images, BackboneInput)
-    run(tiny, tmp_path / "two", *image, "first.epochs=2", "second.epochs=2")
+    run(tiny, tmp_path / "two", *image, "stages.1.epochs=2", "stages.2.epochs=2")
     matcher, inputs = Run.open(tmp_path / "two").load()
     assert evaluate_retrieval(matcher, inputs, tiny.sentences("test")).retrieval.t2i.queries == 14
     started = load_file(backbone / "model.safetensors")
@@ -69,8 +77,8 @@ def test_stage_one_alone_stores_features_and_stage_two_trains_the_backbone(tiny,
 
 def test_features_of_the_first_stage_are_those_of_the_backbone(tiny, backbone, tmp_path):
     """Trained on stored features and on pixels through the held backbone, the first stage is the same."""
-    changes = (f"image.backbone={backbone}", "image.size=32", "first.epochs=1", "second.epochs=1")
-    plan = RECIPES["dual-path"].plan(settings_of(*changes), tiny, RunContext())
+    changes = (f"image.backbone={backbone}", "image.size=32", "stages.1.epochs=1", "stages.2.epochs=1")
+    plan = PRESETS["dual-path"].plan(settings_of(*changes), tiny, RunContext())
     first, second = plan.stages
     assert first.frozen == ("image",)
     plan.matcher.eval()
@@ -88,7 +96,7 @@ def range_of(collection):
 
 
 def test_the_classifier_continues_from_the_first_stage_into_the_second_also_after_a_kill(tiny, tmp_path, monkeypatch):
-    changes = ("image.size=16", "image.channels=4", "first.epochs=2", "second.epochs=2", "classifier.dropout=0.3")
+    changes = ("image.size=16", "image.channels=4", "stages.1.epochs=2", "stages.2.epochs=2", "instance.dropout=0.3")
     run(tiny, tmp_path / "whole", *changes)
     saved = _Trainer._save
 
@@ -110,68 +118,90 @@ def test_the_classifier_continues_from_the_first_stage_into_the_second_also_afte
 def test_any_text_branch_serves_with_ranking_infonce_and_instance_loss(tiny, tiny_bert, tmp_path, network):
     text = ("text.network=gru", f"text.encoder={tiny_bert}", "text.train=true")
     chosen = text if network == "encoder" else (f"text.network={network}",)
-    losses = ("first.epochs=1", "second.epochs=1", "second.weights=1,0.5,0.5", "second.infonce=1", "negatives=random")
+    losses = (
+        "terms=ranking,infonce,instance", "ranking.random=true", "stages.1.without=ranking,infonce",
+        "stages.1.epochs=1", "stages.2.epochs=1", "stages.2.instance.weights=0.5,0.5",
+    )  # fmt: skip
     run(tiny, tmp_path / "run", "image.size=16", "image.channels=4", *chosen, *losses)
     terms = [row for row in Run.open(tmp_path / "run").metrics() if "dev" in row]
     assert len(terms) == 2
 
 
 def test_classes_by_clusters_and_persons(tiny, stored_tiny, tmp_path):
-    clusters = ("image.features=colour", "classifier.clusters=3", "first.epochs=1", "second.epochs=0")
-    plan = RECIPES["dual-path"].plan(settings_of(*clusters), stored_tiny, RunContext())
+    clusters = ("image.features=colour", "instance.clusters=3", "stages.1.epochs=1", "stages.2.epochs=0")
+    plan = PRESETS["dual-path"].plan(settings_of(*clusters), stored_tiny, RunContext())
     assert plan.stages[0].batches.groups == 3
-    persons = ("groups=identity", "image.size=16", "image.channels=4", "first.epochs=1", "second.epochs=1")
-    plan = RECIPES["dual-path"].plan(settings_of(*persons), tiny, RunContext())
+    persons = ("groups=identity", "image.size=16", "image.channels=4", "stages.1.epochs=1", "stages.2.epochs=1")
+    plan = PRESETS["dual-path"].plan(settings_of(*persons), tiny, RunContext())
     assert plan.stages[0].batches.groups == 2
     assert run(tiny, tmp_path / "run", *persons)["t2i_r10"] > 0
-    settings = settings_of("image.features=colour", "classifier.clusters=7")
+    settings = settings_of("image.features=colour", "instance.clusters=7")
     with pytest.raises(UserError, match="clusters=7 is more than the 6 training images"):
-        RECIPES["dual-path"].plan(settings, stored_tiny, RunContext())
+        PRESETS["dual-path"].plan(settings, stored_tiny, RunContext())
     with pytest.raises(UserError, match="clusters needs image features"):
-        RECIPES["dual-path"].plan(settings_of("classifier.clusters=3"), tiny, RunContext())
+        PRESETS["dual-path"].plan(settings_of("instance.clusters=3"), tiny, RunContext())
 
 
 def test_equal_captions_do_not_join_the_classes_of_their_images(tiny):
-    plan = RECIPES["dual-path"].plan(settings_of("image.size=16", "image.channels=4"), tiny, RunContext())
+    plan = PRESETS["dual-path"].plan(settings_of("image.size=16", "image.channels=4"), tiny, RunContext())
     # "a warm colour" is one caption of two images: a group by the paper's definition, so five classes for six images.
     assert plan.stages[0].batches.groups == 5
 
 
-@pytest.mark.parametrize("preset", ["ours", "paper", "release"])
+@pytest.mark.parametrize("preset", ["dual-path", "dual-path-paper", "dual-path-release"])
 def test_presets_replace_defaults_and_given_settings_replace_presets(preset):
-    defaults = RECIPES["dual-path"].defaults
-    settings = resolve(defaults, ["first.epochs=3", f"preset={preset}"])
-    assert (settings.preset, settings.first.epochs) == (preset, 3)
-    assert settings.first.lr == {"ours": 1e-3, "paper": 1e-3, "release": 0.1}[preset]
-    assert settings.second.optim.optimizer == ("adamw" if preset == "ours" else "sgd")
+    defaults = PRESETS[preset].defaults
+    settings = resolve(defaults, ["stages.1.epochs=3"])
+    (_, first), (_, second) = trained_stages(settings)
+    assert first.epochs == 3
+    assert first.lr == {"dual-path": 1e-3, "dual-path-paper": 1e-3, "dual-path-release": 0.1}[preset]
+    assert first.optim.optimizer == second.optim.optimizer == ("adamw" if preset == "dual-path" else "sgd")
+    assert second.image.train
     assert from_plain(defaults, as_plain(settings)) == settings
-    with pytest.raises(UserError, match="setting preset takes ours or paper or release, got 'papers'"):
-        resolve(defaults, ["preset=papers"])
+    with pytest.raises(UserError, match="unknown preset 'dual-path-papers'; did you mean 'dual-path-paper'"):
+        find_preset("dual-path-papers")
 
 
-def test_contradictory_settings_are_refused():
+def test_contradictory_settings_are_refused(tiny):
     for changes, message in (
-        (("first.epochs=0", "second.epochs=0"), "nothing to train"),
-        (("first.weights=0,0,0",), "first.weights and first.infonce are all zero"),
-        (("image.train=true",), "trains the backbone in its second stage"),
-        (("text.encoder=x",), "text.network=cnn and text.encoder are two different text towers"),
+        (("stages.1.epochs=0", "stages.2.epochs=0"), "no stage trains anything"),
+        (("instance.weights=0,0",), r"instance\.weights are both zero"),
+        (("stages.1.instance.weights=0,0",), r"instance\.weights are both zero"),
+        (("text.encoder=x",), r"text\.network=cnn and text\.encoder are two different text towers"),
     ):
         with pytest.raises(UserError, match=message):
-            settings_of(*changes)
+            PRESETS["dual-path"].plan(settings_of(*changes), tiny, RunContext())
+
+
+def test_the_backbone_can_be_trained_in_both_stages(tiny, backbone):
+    """``image.train=true`` was refused before; now it holds in all stages that do not change it."""
+    changes = (f"image.backbone={backbone}", "image.size=32", "image.train=true")
+    first, second = PRESETS["dual-path"].plan(settings_of(*changes), tiny, RunContext()).stages
+    assert (first.frozen, second.frozen) == ((), ())
+    assert next(iter(first.batches.epoch(0))).images.ndim == 4
 
 
 def test_vse_adds_the_instance_loss_to_its_own(tiny, tmp_path):
-    recipe = RECIPES["vse"]
-    changes = ("instance=0.5", "image.size=16", "image.channels=4", "dim=16", "text.min_count=1", "epochs=2", "batch=6")
-    settings = resolve(recipe.defaults, [*changes, "text.network=cnn", "text.cnn.blocks=1", "text.cnn.width=4"])
-    run_recipe(recipe, settings, tiny, tmp_path / "run", context=RunContext(torch.device("cpu")))
+    preset = PRESETS["vse"]
+    changes = (
+        "terms=infonce,instance",
+        "instance.weight=0.5",
+        "image.size=16",
+        "image.channels=4",
+        "dim=16",
+        "text.min_count=1",
+        "epochs=2",
+        "batch=6",
+    )
+    settings = resolve(preset.defaults, [*changes, "text.network=cnn", "text.cnn.blocks=1", "text.cnn.width=4"])
+    run_preset(preset, settings, tiny, tmp_path / "run", context=RunContext(torch.device("cpu")))
     assert (tmp_path / "run" / "best.safetensors").is_file()
 
 
 def test_classes_can_be_initialized_with_their_images(stored_tiny):
-    changes = ("image.features=colour", "classifier.init=images", "head=linear", "second.epochs=1")
-    plan = RECIPES["dual-path"].plan(settings_of(*changes), stored_tiny, RunContext())
-    first, second = (stage.objective.parts[-1].classes for stage in plan.stages)
+    changes = ("image.features=colour", "instance.init=images", "vse.head=linear", "stages.2.epochs=1")
+    plan = PRESETS["dual-path"].plan(settings_of(*changes), stored_tiny, RunContext())
+    first, second = plan.stages[0].objective.classes, plan.stages[1].objective.parts[-1].classes
     assert first is second
     train = stored_tiny.sentences("train")
     vectors = plan.matcher.encode_images(plan.inputs.images.load(train.visuals).take(range_of(stored_tiny))).vectors

@@ -1,57 +1,87 @@
-"""Defaults and presets hold the hyper-parameters of the papers, and each of them reaches the loss it belongs to."""
+"""Presets hold the hyper-parameters of the papers, and each of them reaches the loss it belongs to."""
 
 from __future__ import annotations
 
 import pytest
 
-from calligram.recipes.catalog import RECIPES
-from calligram.recipes.parts.config import resolve, settings_fields
+from calligram.recipes.catalog import PRESETS
+from calligram.recipes.parts.config import settings_fields
 
 PAPERS = {
     # Secs. 3.2, 3.3 and 4.2 of aoq.
-    ("aoq", ""): {
-        "loss": "adaptive", "margin": 0.2, "offline_margin": 0.0, "alpha": 0.3, "beta": 1.5, "mined.texts": 300,
-        "mined.images": 60, "mined.spread": "uniform", "squared": False, "derive": "offline", "weigh_by": "offline",
+    "aoq": {
+        "offline.loss": "adaptive", "offline.margin": 0.2, "offline.offline_margin": 0.0, "offline.alpha": 0.3,
+        "offline.beta": 1.5, "offline.spread": "uniform", "offline.squared": False, "offline.derive": "offline",
+        "offline.weigh_by": "offline", "ranking.margin": 0.2, "ranking.top_k": 1, "offline.share": 0.002,
+        "stages.2.on_start": ("mine", "restart"),
     },
+    "aoq-paper": {"offline.texts": 300, "offline.images": 60, "batch": 128, "optim.optimizer": "adam"},
     # Sec. 4.3 of a3vse.
-    ("a3vse", ""): {
-        "beta": 0.8, "margin": 0.2, "pseudo_margin": 0.3, "adversary.intra": (0.2, 0.1), "adversary.cross": (0.5, 0.5),
-        "adversary.trans": (0.3, 0.3), "adversary.steepness": 10.0, "a3vse.heads": 3, "a3vse.context": 512,
+    "a3vse": {
+        "pseudo.beta": 0.8, "pseudo.margin": 0.3, "adversarial.intra": (0.2, 0.1), "adversarial.cross": (0.5, 0.5),
+        "adversarial.trans": (0.3, 0.3), "adversarial.steepness": 10.0, "a3vse.heads": 3, "a3vse.context": 512,
     },
-    ("a3vse", "preset=paper"): {
-        "loss": "ranking", "top_k": 1, "epochs": 24, "batch": 128, "dim": 512, "text.hidden": 512,
-        "text.word_dim": 300, "optim.weight_decay": 1e-6, "pseudo.max_regions": 36, "pseudo.min_label_score": 0.3,
+    "a3vse-paper": {
+        "terms": ("ranking", "adversarial"), "ranking.top_k": 1, "ranking.margin": 0.2, "epochs": 24, "batch": 128,
+        "dim": 512, "text.hidden": 512, "text.word_dim": 300, "optim.weight_decay": 1e-6, "pseudo.max_regions": 36,
+        "pseudo.min_label_score": 0.3,
     },
     # Sec. 4.2 of mmca.
-    ("best", ""): {"mmca.heads": 16, "mmca.filters": 256, "mmca.alpha": 0.2},
+    "best": {"mmca.heads": 16, "mmca.filters": 256, "mmca.alpha": 0.2},
+    "mmca": {"mmca.heads": 16, "mmca.filters": 256, "mmca.alpha": 0.2, "dim": 256},
+    "mmca-paper": {
+        "terms": ("ranking",), "ranking.top_k": 1, "batch": 64, "lr": 2e-4, "optim.optimizer": "adam",
+        "optim.step_epochs": 10, "optim.schedule": "step",
+    },
     # Sec. 5 of two-branch, for sentences.
-    ("two-branch", ""): {
-        "weights": (1.0, 2.0), "margin": 0.1, "top_k": 50, "constraint_weights": (0.0, 0.2), "hidden": 2048, "dim": 512,
-        "dropout": 0.5, "batch": 500, "layers": 2, "extra": "neighbours",
+    "two-branch": {
+        "neighbourhood.weights": (1.0, 2.0, 0.0, 0.0), "neighbourhood.margin": 0.1, "neighbourhood.top_k": 50,
+        "two-branch.hidden": 2048, "dim": 512, "two-branch.dropout": 0.5, "batch": 500, "two-branch.layers": 2,
+        "extra_pairs": "neighbours",
     },
-    ("two-branch-similarity", ""): {"heads": 3, "layers": 2, "dropout": 0.5},
+    "two-branch-paper": {
+        "neighbourhood.weights": (1.0, 2.0, 0.0, 0.2), "optim.optimizer": "sgd", "optim.momentum": 0.9,
+        "optim.nesterov": False, "lr": 0.1, "optim.weight_decay": 5e-4, "optim.schedule": "step",
+        "optim.step_epochs": 10, "text.fitted.pca": 6000,
+    },
+    "two-branch-similarity": {
+        "two-branch-similarity.heads": 3, "two-branch-similarity.layers": 2, "two-branch-similarity.dropout": 0.5,
+        "terms": ("logistic",),
+    },
     # Secs. 4.2 and 4.3 of two-branch, for phrases.
-    ("two-branch-phrases", ""): {
-        "weights": (1.0, 4.0), "margin": 0.1, "top_k": 30, "constraint_weights": (0.1, 0.1), "match": 0.7,
-        "background": 0.3, "set_size": 100, "hidden": 1024, "dim": 512, "heads": 3, "dropout": 0.0,
+    "two-branch-phrases": {
+        "neighbourhood.weights": (1.0, 4.0, 0.0, 0.0), "neighbourhood.margin": 0.1, "neighbourhood.top_k": 30,
+        "match": 0.7, "background": 0.3, "set_size": 100, "two-branch.hidden": 1024, "dim": 512,
+        "two-branch.dropout": 0.0,
     },
+    "two-branch-phrases-paper": {"stages.2.neighbourhood.weights": (1.0, 4.0, 0.1, 0.1), "stages.2.epochs": 1},
     # Eq. 8 of two-branch.
-    ("combined", ""): {"alpha": 0.2},
+    "combined": {"alpha": 0.2},
     # Secs. V and VI-B of dual-path.
-    ("dual-path", ""): {
-        "margin": 1.0, "first.weights": (0.0, 1.0, 1.0), "second.weights": (1.0, 1.0, 1.0),
+    "dual-path": {
+        "ranking.margin": 1.0, "ranking.weight": 1.0, "instance.weights": (1.0, 1.0), "stages.1.without": ("ranking",),
         "text.cnn.blocks": (3, 4, 6, 3),
     },
-    ("dual-path", "preset=paper"): {
-        "batch": 32, "dim": 2048, "margin": 1.0, "classifier.dropout": 0.75, "first.lr": 0.001, "second.lr": 0.001,
-        "first.optim.optimizer": "sgd", "second.optim.optimizer": "sgd", "text.cnn.pooling": "mean",
+    "dual-path-paper": {
+        "batch": 32, "dim": 2048, "ranking.margin": 1.0, "instance.dropout": 0.75, "lr": 0.001,
+        "optim.optimizer": "sgd", "text.cnn.pooling": "mean", "stages.1.without": ("ranking",),
     },
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("recipe", "preset"), PAPERS)
-def test_the_settings_of_a_paper_are_the_defaults_or_a_preset(recipe, preset):
-    settings = resolve(RECIPES[recipe].defaults, [preset] if preset else [])
-    found = {setting.key: setting.default for setting in settings_fields(settings)}
-    wanted = PAPERS[recipe, preset]
-    assert {key: found[key] for key in wanted} == wanted
+@pytest.mark.parametrize("preset", PAPERS)
+def test_the_settings_of_a_paper_are_those_of_a_preset(preset):
+    found = {setting.key: setting.default for setting in settings_fields(PRESETS[preset].defaults)}
+    wanted = PAPERS[preset]
+    assert {key: found.get(key, "missing") for key in wanted} == wanted
+
+
+def test_no_stage_of_dual_path_changes_the_rate_or_the_optimizer_of_the_paper():
+    found = {setting.key for setting in settings_fields(PRESETS["dual-path-paper"].defaults)}
+    assert not {"stages.1.lr", "stages.2.lr", "stages.1.optim.optimizer", "stages.2.optim.optimizer"} & found
+
+
+def test_the_number_of_outputs_of_the_similarity_network_is_that_of_the_paper_for_phrases_too():
+    from calligram.models.two_branch import TwoBranchSimilaritySettings
+
+    assert TwoBranchSimilaritySettings().heads == 3

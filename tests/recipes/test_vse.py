@@ -7,9 +7,9 @@ import torch
 
 from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.studies.results import result_line
 from calligram.training.runs import Run
 
@@ -28,10 +28,10 @@ def backbone(tmp_path_factory):
     return folder
 
 
-def run(collection, out, *changes):
-    recipe = RECIPES["vse"]
-    settings = resolve(recipe.defaults, [*SMALL, *changes])
-    return run_recipe(recipe, settings, collection, out, context=RunContext(torch.device("cpu")))
+def run(collection, out, *changes, resume=False):
+    preset = PRESETS["vse"]
+    settings = resolve(preset.defaults, [*SMALL, *changes])
+    return run_preset(preset, settings, collection, out, resume=resume, context=RunContext(torch.device("cpu")))
 
 
 @pytest.mark.parametrize("train", ["false", "true"])
@@ -86,28 +86,67 @@ def test_stored_features_are_trained_on(stored_tiny, tmp_path):
     assert best["rsum"] > 0
 
 
-def test_a_run_with_old_names_of_settings_opens_resumes_and_is_recorded(tiny, tmp_path):
-    """``run.json`` as versions before the renaming wrote it."""
+def test_a_run_is_resumed_with_the_same_settings_only(tiny, tmp_path):
     out, changes = tmp_path / "run", ("image.size=32", "epochs=1", "ema_decay=0.5", "text.word_dropout=0.3")
     best = run(tiny, out, *changes)
+    assert run(tiny, out, *changes, resume=True)["rsum"] == best["rsum"]
+    with pytest.raises(UserError, match=r"other settings: text\.word_dropout was 0\.3, now 0\.1"):
+        run(tiny, out, *changes, "text.word_dropout=0.1", resume=True)
+    with pytest.raises(UserError, match=r"other settings: .*terms was \['infonce'\], now \['ranking'\]"):
+        run(tiny, out, *changes, "terms=ranking", resume=True)
+
+
+def test_a_run_that_lacks_a_new_setting_is_resumed_with_its_default(tiny, tmp_path):
+    out, changes = tmp_path / "run", ("image.size=32", "epochs=1", "terms=infonce,instance")
+    best = run(tiny, out, *changes)
+    about = json.loads((out / "run.json").read_text())
+    del about["settings"]["optim"]["step_epochs"], about["settings"]["instance"]["clusters"]
+    (out / "run.json").write_text(json.dumps(about))
+    assert run(tiny, out, *changes, resume=True)["rsum"] == best["rsum"]
+
+
+def test_a_run_of_an_earlier_version_opens_and_is_recorded_but_not_resumed(tiny, tmp_path):
+    """``run.json`` as versions without presets wrote it: it names a recipe, and settings have their former names."""
+    out, changes = tmp_path / "run", ("image.size=32", "epochs=1", "ema_decay=0.5", "text.word_dropout=0.3")
+    run(tiny, out, *changes)
     about = json.loads((out / "run.json").read_text())
     settings = about["settings"]
     settings["average"] = settings.pop("ema_decay")
     settings["text"]["blank"] = settings["text"].pop("word_dropout")
-    settings["image"]["hide"] = settings["image"].pop("region_dropout")
-    settings["optim"]["parts"] = settings["optim"].pop("lr_scale")
-    (out / "run.json").write_text(json.dumps(about))
-    recipe = RECIPES["vse"]
-    resolved = resolve(recipe.defaults, [*SMALL, *changes])
-    again = run_recipe(recipe, resolved, tiny, out, resume=True, context=RunContext(torch.device("cpu")))
-    assert again["rsum"] == best["rsum"]
-    other = resolve(recipe.defaults, [*SMALL, *changes, "text.word_dropout=0.1"])
-    with pytest.raises(UserError, match=r"other settings: text\.word_dropout was 0\.3, now 0\.1"):
-        run_recipe(recipe, other, tiny, out, resume=True, context=RunContext(torch.device("cpu")))
+    del about["preset"], settings["matcher"], settings["terms"]
+    (out / "run.json").write_text(json.dumps({**about, "recipe": "vse"}))
+    with pytest.raises(UserError, match="was started with other recipe: 'vse', now 'pairs'"):
+        run(tiny, out, *changes, resume=True)
     matcher, inputs = Run.open(out).load()
     report = evaluate_retrieval(matcher, inputs, tiny.sentences("test"))
     line = result_line(Run.open(out), tiny, "test", report)
+    assert line.recipe == "vse"
+    assert {key: line.settings[key] for key in ("average", "text.blank")} == {"average": 0.5, "text.blank": 0.3}
+
+
+def test_a_recorded_run_has_the_settings_that_differ_from_its_preset(tiny, tmp_path):
+    run(tiny, tmp_path / "run", "image.size=32", "epochs=1", "ema_decay=0.5", "text.word_dropout=0.3")
+    matcher, inputs = Run.open(tmp_path / "run").load()
+    report = evaluate_retrieval(matcher, inputs, tiny.sentences("test"))
+    line = result_line(Run.open(tmp_path / "run"), tiny, "test", report)
+    assert line.recipe == "vse"
     assert {key: line.settings[key] for key in ("ema_decay", "text.word_dropout")} == {
         "ema_decay": 0.5,
         "text.word_dropout": 0.3,
     }
+    assert "texts" in line.settings
+    assert "lr" not in line.settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("text.train=true",), r"text\.train=true needs a text\.encoder"),
+        (("image.dropout=0.1",), r"image\.dropout and image\.region_dropout change stored features"),
+        (("image.features=x",), "x"),
+    ],
+)
+def test_contradictory_settings_are_refused(tiny, tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        run(tiny, tmp_path / "run", *changes)
+    assert not (tmp_path / "run").exists()

@@ -169,7 +169,7 @@ def test_members_with_the_same_name_have_the_same_settings():
         (("matcher=pretrained,vse",), "pretrained dual encoder cannot be a member"),
         (
             ("scan.direction=i2t",),
-            r"setting scan\.direction is for matcher=scan, and this run has matcher=vse; add scan to matcher=, or leave",
+            r"setting scan\.direction is for matcher=scan, and this run has matcher=vse; add scan to matcher=, or",
         ),
         (
             ("terms=infonce,instance", "ranking.margin=0.1"),

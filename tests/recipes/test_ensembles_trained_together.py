@@ -8,9 +8,9 @@ from calligram.errors import UserError
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.models.ensemble import Ensemble
 from calligram.models.mmca import MMCA
-from calligram.recipes.catalog import RECIPES
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder
@@ -19,14 +19,21 @@ from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 
 SMALL = (
-    "batch=6", "dim=16", "mmca.heads=4", "mmca.filters=16", "candidates=3", "ema_decay=0", "lr=0.01", "precision=fp32",
+    "batch=6", "dim=16", "candidates=3", "ema_decay=0", "lr=0.01", "precision=fp32",
     "optim.schedule=constant", "epochs=1",
 )  # fmt: skip
 STORED = (
     "image.features=colour", "image.train=false", "image.views=one", "text.train=false", "text.word_dropout=0",
     "text.word_dim=8", "text.hidden=16", "text.min_count=1",
 )  # fmt: skip
-OFFLINE = ("offline.epochs=2", "offline.batch=4", "offline.mined.texts=6", "offline.mined.images=3")
+INSTANCE = ("instance.weight=0.5", "instance.scale=16", "instance.init=images")
+"""classes of cosines: an ensemble keeps the vectors of its members at length one"""
+OFFLINE = (
+    "terms=infonce,instance,offline", *INSTANCE, "instance.weight=0.1", "offline.by_vectors=true", "offline.texts=6",
+    "offline.images=3", "stages.1.without=offline", "stages.1.name=infonce", "stages.2.name=offline",
+    "stages.2.on_start=mine", "stages.2.epochs=2", "stages.2.batch=4", "stages.2.texts=1",
+)  # fmt: skip
+"""a second stage that continues from the best weights, with negatives that they mine"""
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +48,26 @@ def networks(tmp_path_factory, tiny_bert):
     return f"image.backbone={folder}", "image.size=64", f"text.encoder={tiny_bert}"
 
 
+def settings_of(*changes):
+    members = next((c.partition("=")[2] for c in changes if c.startswith("matcher=")), "mmca")
+    mmca = ("mmca.heads=4", "mmca.filters=16") if "mmca" in members.split(",") else ()
+    return resolve(PRESETS["best"].defaults, [*SMALL, *mmca, *changes])
+
+
 def planned(collection, *changes):
-    settings = resolve(RECIPES["best"].defaults, [*SMALL, *changes])
-    return RECIPES["best"].plan(settings, collection, RunContext(torch.device("cpu")))
+    settings = settings_of(*changes)
+    return PRESETS["best"].plan(settings, collection, RunContext(torch.device("cpu")))
 
 
 def run(collection, out, *changes, resume=False):
-    settings = resolve(RECIPES["best"].defaults, [*SMALL, *changes])
+    settings = settings_of(*changes)
     context = RunContext(torch.device("cpu"))
-    return run_recipe(RECIPES["best"], settings, collection, out, resume=resume, context=context)
+    return run_preset(PRESETS["best"], settings, collection, out, resume=resume, context=context)
 
 
 @pytest.mark.parametrize("members", ["mmca", "mmca,mmca", "mmca,scan,vse"])
 def test_members_are_trained_together_and_the_run_is_self_contained(spoken_tiny, tmp_path, members):
-    best = run(spoken_tiny, tmp_path / "run", *STORED, f"ensemble_members={members}", "epochs=10")
+    best = run(spoken_tiny, tmp_path / "run", *STORED, f"matcher={members}", "epochs=10")
     assert best["t2i_r1"] > 25  # chance is 1 in 12, and each colour has two images
     matcher, inputs = Run.open(tmp_path / "run").load()
     assert evaluate_retrieval(matcher, inputs, spoken_tiny.sentences("test")).retrieval.t2i.queries == 26
@@ -69,7 +82,7 @@ def test_members_are_trained_together_and_the_run_is_self_contained(spoken_tiny,
 
 def test_a_member_is_trained_as_it_would_be_alone(stored_tiny, tmp_path):
     """Gradients of an ensemble's member are those of its own objective: members see nothing of each other."""
-    plan = planned(stored_tiny, *STORED, "ensemble_members=mmca,scan", "instance=0.5")
+    plan = planned(stored_tiny, *STORED, "matcher=mmca,scan", "terms=infonce,instance", *INSTANCE)
     batch = next(plan.stages[0].batches.epoch(0))
     torch.stack(list(plan.stages[0].objective(plan.matcher, batch).values())).sum().backward()
     joint = [
@@ -93,7 +106,7 @@ def test_networks_are_trained_end_to_end_one_for_each_member_or_one_for_all(tiny
         tmp_path / "run",
         *networks,
         f"shared={shared}",
-        "ensemble_members=mmca,vse",
+        "matcher=mmca,vse",
         "image.crop=1",
         "image.jitter=0",
     )
@@ -109,7 +122,7 @@ def test_networks_are_trained_end_to_end_one_for_each_member_or_one_for_all(tiny
 
 @pytest.mark.parametrize("shared", ["false", "true"])
 def test_members_start_from_the_same_networks_with_a_lower_learning_rate(tiny, networks, shared):
-    plan = planned(tiny, *networks, f"shared={shared}", "ensemble_members=mmca,mmca")
+    plan = planned(tiny, *networks, f"shared={shared}", "matcher=mmca,mmca")
     assert sorted(plan.stages[0].lr_scale.values()) == ([0.1, 0.3] if shared == "true" else [0.1, 0.1, 0.3, 0.3])
     if shared == "false":
         one, two = plan.matcher.members
@@ -129,7 +142,7 @@ def test_dev_scores_candidates_or_all_pairs(stored_tiny, tmp_path):
 
 
 def test_a_library_searches_by_joined_vectors_and_reranks_by_all_members(stored_tiny, tmp_path):
-    run(stored_tiny, tmp_path / "run", *STORED, "ensemble_members=mmca,scan")
+    run(stored_tiny, tmp_path / "run", *STORED, "matcher=mmca,scan")
     models = LibraryMatchers.load(tmp_path / "run")
     index_source(models, stored_tiny.folder, tmp_path / "library")
     library, encoder = Library.open(tmp_path / "library"), MatcherEncoder(models.matcher)
@@ -145,9 +158,8 @@ def test_the_last_stage_draws_negatives_that_the_run_mined_and_counts_where_it_i
         tmp_path / "run",
         *STORED,
         *OFFLINE,
-        "ensemble_members=mmca,vse",
-        "offline.epochs=5",
-        "instance=0.1",
+        "matcher=mmca,vse",
+        "stages.2.epochs=5",
     )
     rows = Run.open(tmp_path / "run").metrics()
     assert list(dict.fromkeys(row["stage"] for row in rows)) == ["infonce", "offline"]
@@ -161,11 +173,10 @@ def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, tmp_path, monke
     changes = (
         *STORED,
         *OFFLINE,
-        "ensemble_members=mmca,vse",
+        "matcher=mmca,vse",
         "epochs=2",
         "ema_decay=0.9",
         "save_steps=1",
-        "instance=0.1",
     )
     run(stored_tiny, tmp_path / "whole", *changes)
 
@@ -189,13 +200,31 @@ def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, tmp_path, monke
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ((*STORED, "ensemble_members=mmca,scna"), "unknown ensemble member 'scna'; did you mean 'scan'"),
-        ((*STORED, "ensemble_members="), "ensemble_members= names no matcher"),
+        ((*STORED, "matcher=mmca,scna"), "unknown matcher 'scna'; did you mean 'scan'"),
+        ((*STORED, "matcher="), "matcher= names no matcher"),
         ((*STORED, "shared=true"), "shared=true is for networks that are trained"),
-        (("image.backbone=x",), r"give --set text\.encoder="),
-        ((), "give --set text"),
+        ((), r"text\.train=true needs a text\.encoder: give text\.encoder="),
     ],
 )
 def test_contradictory_settings_are_refused(stored_tiny, changes, message):
     with pytest.raises(UserError, match=message):
         planned(stored_tiny, *changes)
+
+
+def test_members_need_neither_a_backbone_nor_an_encoder(tiny, tmp_path):
+    """The preset needed both before; a small CNN and a GRU take their places."""
+    changes = ("text.train=false", "image.size=16", "image.channels=4", "text.hidden=16", "text.min_count=1")
+    best = run(tiny, tmp_path / "run", *changes, "matcher=mmca,vse")
+    assert best["rsum"] > 0
+    matcher, _ = Run.open(tmp_path / "run").load()
+    assert len(matcher.members) == 2
+
+
+@pytest.mark.parametrize("preset", ["vse", "scan"])
+def test_any_preset_trains_several_matchers_together(stored_tiny, tmp_path, preset):
+    chosen = PRESETS[preset]
+    changes = ("batch=6", "dim=16", "epochs=1", "image.features=colour", "text.word_dropout=0", "matcher=scan,vse")
+    settings = resolve(chosen.defaults, [*changes, "terms=ranking"])
+    run_preset(chosen, settings, stored_tiny, tmp_path / "run", context=RunContext(torch.device("cpu")))
+    matcher, _ = Run.open(tmp_path / "run").load()
+    assert isinstance(matcher, Ensemble)

@@ -9,10 +9,10 @@ import torch
 
 from calligram.errors import UserError
 from calligram.evaluation.encode import encode_pairing, load_pairing
-from calligram.recipes.catalog import RECIPES
-from calligram.recipes.distil import load_teacher
+from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_recipe
+from calligram.recipes.parts.run import RunContext, run_preset
+from calligram.recipes.parts.teachers import load_teacher
 from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 
@@ -21,16 +21,16 @@ STORED = "image.features=colour"
 CPU = RunContext(torch.device("cpu"))
 
 
-def run(recipe, collection, out, *changes, resume=False):
-    chosen = RECIPES[recipe]
+def run(preset, collection, out, *changes, resume=False):
+    chosen = PRESETS[preset]
     settings = resolve(chosen.defaults, [*SMALL, *changes])
-    return run_recipe(chosen, settings, collection, out, resume=resume, context=CPU)
+    return run_preset(chosen, settings, collection, out, resume=resume, context=CPU)
 
 
 @pytest.fixture(scope="module", params=["mmca", "scan,mmca"])
 def teacher(request, stored_tiny, tmp_path_factory):
     folder = tmp_path_factory.mktemp("teacher") / "run"
-    changes = (f"ensemble_members={request.param}", "mmca.heads=4", "mmca.filters=8", "precision=fp32", "epochs=10")
+    changes = (f"matcher={request.param}", "mmca.heads=4", "mmca.filters=8", "precision=fp32", "epochs=10")
     still = ("image.train=false", "image.views=one", "text.train=false", "text.word_dropout=0")
     run("best", stored_tiny, folder, STORED, *changes, *still)
     return folder
@@ -48,7 +48,15 @@ def test_a_teacher_scores_rows_of_the_training_pairing_as_it_does_alone(stored_t
 
 @pytest.mark.parametrize("pictures", [(STORED,), ("image.size=16", "image.channels=4", "image.crop=1")])
 def test_a_student_with_other_inputs_is_distilled_from_a_teacher(stored_tiny, teacher, tmp_path, pictures):
-    run("distil", stored_tiny, tmp_path / "run", f"teacher={teacher}", *pictures, "epochs=30", "infonce_weight=0.1")
+    run(
+        "distil",
+        stored_tiny,
+        tmp_path / "run",
+        f"distillation.teacher={teacher}",
+        *pictures,
+        "epochs=30",
+        "infonce.weight=0.1",
+    )
     rows = [row for row in Run.open(tmp_path / "run").metrics() if "divergence" in row]
     assert rows[-1]["divergence"] < 0.7 * rows[0]["divergence"]
     assert "info_nce" in rows[-1]
@@ -58,8 +66,8 @@ def test_a_student_with_other_inputs_is_distilled_from_a_teacher(stored_tiny, te
 
 
 def test_batches_hold_the_rows_of_their_items(stored_tiny, teacher):
-    settings = resolve(RECIPES["distil"].defaults, [*SMALL, STORED, f"teacher={teacher}"])
-    plan = RECIPES["distil"].plan(settings, stored_tiny, CPU)
+    settings = resolve(PRESETS["distil"].defaults, [*SMALL, STORED, f"distillation.teacher={teacher}"])
+    plan = PRESETS["distil"].plan(settings, stored_tiny, CPU)
     train = stored_tiny.sentences("train").join_equal_texts()
     for batch in plan.stages[0].batches.epoch(0):
         target = train.matches.target(batch.image_rows.numpy(), batch.text_rows.numpy())
@@ -69,7 +77,7 @@ def test_batches_hold_the_rows_of_their_items(stored_tiny, teacher):
 
 
 def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, teacher, tmp_path, monkeypatch):
-    changes = (f"teacher={teacher}", STORED, "epochs=3", "save_steps=1")
+    changes = (f"distillation.teacher={teacher}", STORED, "epochs=3", "save_steps=1")
     run("distil", stored_tiny, tmp_path / "whole", *changes)
 
     def dies(self, number, epoch, optimizer, real=_Trainer._end_epoch):
@@ -88,12 +96,12 @@ def test_a_run_that_was_killed_takes_the_same_steps(stored_tiny, teacher, tmp_pa
 
 def test_a_changed_teacher_in_the_same_folder_is_refused(stored_tiny, tmp_path):
     run("vse", stored_tiny, tmp_path / "teacher", STORED, "epochs=1")
-    changes = (f"teacher={tmp_path / 'teacher'}", STORED, "epochs=1")
+    changes = (f"distillation.teacher={tmp_path / 'teacher'}", STORED, "epochs=1")
     run("distil", stored_tiny, tmp_path / "run", *changes)
     run("distil", stored_tiny, tmp_path / "run", *changes, resume=True)
     shutil.rmtree(tmp_path / "teacher")
     run("vse", stored_tiny, tmp_path / "teacher", STORED, "epochs=1", "seed=1")
-    with pytest.raises(UserError, match=r"was started with other teachers: teacher was '\w+', now '\w+'"):
+    with pytest.raises(UserError, match=r"was started with other teachers: distillation\.teacher was '\w+', now '\w+'"):
         run("distil", stored_tiny, tmp_path / "run", *changes, resume=True)
     file = tmp_path / "run" / "run.json"  # of a run that began before teachers were noted
     file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "teachers"}))
@@ -104,37 +112,72 @@ def test_a_teacher_that_saw_captions_which_are_removed_is_refused(stored_tiny, t
     sparse = ("sparse.captions=1", "sparse.seed=3")
     for name, changes in (("all", ()), ("same", sparse), ("fewer", (*sparse, "sparse.images=0.5"))):
         run("vse", stored_tiny, tmp_path / name, STORED, "epochs=1", *changes)
-    run("distil", stored_tiny, tmp_path / "whole", STORED, f"teacher={tmp_path / 'all'}", "epochs=1")
+    run("distil", stored_tiny, tmp_path / "whole", STORED, f"distillation.teacher={tmp_path / 'all'}", "epochs=1")
     for name in ("same", "fewer"):
-        run("distil", stored_tiny, tmp_path / f"by {name}", STORED, f"teacher={tmp_path / name}", "epochs=1", *sparse)
+        run(
+            "distil",
+            stored_tiny,
+            tmp_path / f"by {name}",
+            STORED,
+            f"distillation.teacher={tmp_path / name}",
+            "epochs=1",
+            *sparse,
+        )
     for number, changes in enumerate((sparse, ("sparse.captions=1", "sparse.seed=4"))):
         teacher = tmp_path / ("same" if number else "all")
-        with pytest.raises(UserError, match=r"teacher=.* was trained on .* captions that .* leaves out"):
-            run("distil", stored_tiny, tmp_path / "leak", STORED, f"teacher={teacher}", "epochs=1", *changes)
+        with pytest.raises(UserError, match=r"distillation\.teacher=.* was trained on .* captions that .* leaves out"):
+            run(
+                "distil",
+                stored_tiny,
+                tmp_path / "leak",
+                STORED,
+                f"distillation.teacher={teacher}",
+                "epochs=1",
+                *changes,
+            )
     assert not (tmp_path / "leak").exists()
     assert "may have seen captions" not in caplog.text
     about = json.loads((tmp_path / "all" / "run.json").read_text())
     (tmp_path / "all" / "run.json").write_text(json.dumps({**about, "content": "another"}))
-    run("distil", stored_tiny, tmp_path / "other", STORED, f"teacher={tmp_path / 'all'}", "epochs=1", *sparse)
+    run(
+        "distil",
+        stored_tiny,
+        tmp_path / "other",
+        STORED,
+        f"distillation.teacher={tmp_path / 'all'}",
+        "epochs=1",
+        *sparse,
+    )
     assert "may have seen captions" in caplog.text
 
 
-def test_mmca_without_its_pair_module_can_be_a_student():
-    assert resolve(RECIPES["distil"].defaults, ["matcher=mmca", "mmca.alpha=0"]).matcher == "mmca"
+@pytest.mark.parametrize("preset", ["distil", "mmca"])
+def test_any_matcher_can_be_a_student(stored_tiny, teacher, tmp_path, preset):
+    """Only matchers of vectors could be students before; mmca with its pair module is one now."""
+    student = ("matcher=mmca", "mmca.heads=4", "mmca.filters=8", "terms=distillation", "text.word_dropout=0")
+    run(preset, stored_tiny, tmp_path / "run", STORED, *student, f"distillation.teacher={teacher}", "epochs=20")
+    rows = [row for row in Run.open(tmp_path / "run").metrics() if "divergence" in row]
+    assert rows[-1]["divergence"] < rows[0]["divergence"]
+    assert Run.open(tmp_path / "run").load()[0].scoring.reranks
+    resolve(PRESETS["distil"].defaults, ["matcher=mmca", "mmca.alpha=0"])
+
+
+def test_a_weight_of_zero_leaves_the_teacher_out(stored_tiny, tmp_path):
+    run("distil", stored_tiny, tmp_path / "run", STORED, "distillation.weight=0", "epochs=1")
+    plan = PRESETS["distil"].plan(
+        resolve(PRESETS["distil"].defaults, [*SMALL, STORED, "distillation.weight=0"]), stored_tiny, CPU
+    )
+    assert [stage.name for stage in plan.stages] == ["infonce"]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            ("matcher=mmca",),
-            "matcher=mmca scores pairs by more than their vectors, and distil trains a",
-        ),
-        (("distillation_weight=0",), "distillation_weight=0 leaves the teacher out"),
-        ((), "recipe distil needs --set teacher="),
-        (("teacher=/no/run",), "there is no folder /no/run"),
+        ((), r"the term distillation needs a teacher: give distillation\.teacher="),
+        (("distillation.teacher=/no/run",), "there is no folder /no/run"),
     ],
 )
 def test_contradictory_settings_are_refused(stored_tiny, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         run("distil", stored_tiny, tmp_path / "run", STORED, *changes)
+    assert not (tmp_path / "run").exists()
