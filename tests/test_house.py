@@ -157,7 +157,7 @@ def test_the_design_names_files_that_exist():
     named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text))
     tests, examples = Path(__file__).parent, Path(__file__).parent.parent / "examples"
     files = [f"/{file}" for file, _ in trees()]
-    files += [f"/{folder.name}/{file.name}" for folder in (tests, examples) for file in folder.glob("*.py")]
+    files += [file.as_posix() for folder in (tests, examples) for file in folder.rglob("*.py")]
     assert len(named) > 50
     assert not {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
 

@@ -20,8 +20,10 @@ def test_the_wheel_holds_the_package_and_its_command_runs(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "calligram/py.typed" in names
+    presets = {file.name for file in (ROOT / "src" / "calligram" / "recipes" / "presets").glob("*.toml")}
+    assert presets == {Path(name).name for name in names if name.startswith("calligram/recipes/presets/")}
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert not [name for name in names if name.startswith(("tests", "src", "results"))]
+    assert not [name for name in names if name.startswith(("tests", "src", "results", "examples"))]
     folder = tmp_path / "venv"
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
@@ -40,3 +42,8 @@ def test_the_wheel_holds_the_package_and_its_command_runs(tmp_path):
     )  # fmt: skip
     assert made.returncode == 0, made.stderr
     assert "12 images" in made.stdout
+    shown = subprocess.run(
+        [str(folder / "bin" / "calligram"), "show", "aoq-paper"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "stages.2.on_start" in shown.stdout
