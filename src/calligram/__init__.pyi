@@ -30,9 +30,9 @@ from calligram.models.matcher import Encoded as Encoded
 from calligram.models.matcher import Matcher as Matcher
 from calligram.recipes.fit import fit as fit
 from calligram.recipes.parts import terms as terms
-from calligram.recipes.parts.config import stage as stage
 from calligram.recipes.parts.pseudo_settings import PseudoSettings as PseudoSettings
 from calligram.recipes.parts.run import train_preset as train_preset
+from calligram.recipes.parts.setting import stage as stage
 from calligram.recipes.parts.settings import Optimisation as Optimisation
 from calligram.recipes.parts.settings import SparseSettings as SparseSettings
 from calligram.recipes.parts.terms import Term as Term

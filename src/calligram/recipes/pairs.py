@@ -16,7 +16,7 @@ from calligram.errors import UserError
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
 from calligram.models.vse import VSESettings
-from calligram.recipes.parts.config import StageSettings, components
+from calligram.recipes.parts.config import components
 from calligram.recipes.parts.matchers import (
     MATCHER_SETTINGS,
     PretrainedModel,
@@ -27,7 +27,7 @@ from calligram.recipes.parts.matchers import (
 from calligram.recipes.parts.pseudo_settings import PseudoSettings
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.schedule import Schedule, trained_stages
-from calligram.recipes.parts.setting import RARE
+from calligram.recipes.parts.setting import RARE, StageSettings
 from calligram.recipes.parts.settings import Dim, LearningRate, Optimisation, TrainedSettings
 from calligram.recipes.parts.terms import TERMS, InfoNCE, Term
 from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers

@@ -30,9 +30,9 @@ from calligram.models.matcher import Matcher
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
 from calligram.recipes.baselines import CCAFit, select_cca
 from calligram.recipes.pairs import PairsSettings
-from calligram.recipes.parts.config import StageSettings, components, settings_of_stage
+from calligram.recipes.parts.config import components, settings_of_stage
 from calligram.recipes.parts.run import Plan, RunContext
-from calligram.recipes.parts.setting import RARE
+from calligram.recipes.parts.setting import RARE, StageSettings
 from calligram.recipes.parts.settings import LearningRate, Optimisation, TrainedSettings
 from calligram.recipes.parts.terms import TERMS, Neighbourhood
 from calligram.recipes.parts.text_vectors import fitted_text

@@ -13,8 +13,6 @@ from calligram.models.vse import VSESettings
 from calligram.recipes.catalog import PRESETS, RECIPES, find_preset
 from calligram.recipes.pairs import PairsSettings
 from calligram.recipes.parts.config import (
-    STAGES,
-    StageSettings,
     as_plain,
     changed,
     from_plain,
@@ -22,10 +20,10 @@ from calligram.recipes.parts.config import (
     settings_fields,
     settings_of_stage,
     shown_settings,
-    stage,
 )
 from calligram.recipes.parts.matchers import MATCHER_SETTINGS
 from calligram.recipes.parts.renamed import RENAMED_SETTINGS, present_key
+from calligram.recipes.parts.setting import STAGES, StageSettings, stage
 from calligram.recipes.parts.terms import TERMS, Caption, InfoNCE, Instance, Ranking
 from calligram.recipes.phrases import PhraseMatchers, PhrasesSettings
 
@@ -287,6 +285,11 @@ def test_a_setting_that_every_stage_changes_is_shown_in_the_stages_only():
     found = keys("stages.1.lr=1", "stages.2.lr=2")
     assert {"stages.1.lr", "stages.2.lr"} <= found
     assert "lr" not in found
+    with pytest.raises(
+        UserError, match=r"setting epochs has no effect, because every stage has its own; give stages\.1\."
+    ):
+        resolve(PRESETS["dual-path-paper"].defaults, ["epochs=3"])
+    assert resolve(PRESETS["dual-path"].defaults, ["epochs=3"]).epochs == 3  # of the first stage
 
 
 # Round trip

@@ -64,6 +64,15 @@ def test_a_warm_up_keeps_the_other_terms_and_the_weight(tiny):
     assert warm.parts[1] is hard.parts[1]  # the classifier is trained in both
 
 
+@pytest.mark.parametrize("terms", ["infonce,ranking", "ranking,infonce"])
+def test_a_warm_up_with_another_loss_of_scores_leaves_hard_negatives_out(tiny, terms):
+    changes = (f"terms={terms}", "warmup_epochs=1", "epochs=2")
+    warm, hard = (stage.objective for stage in planned(tiny, "vse", *changes).stages)
+    assert isinstance(warm, InfoNCEObjective)
+    assert len(hard.parts) == 2
+    assert any(part is warm for part in hard.parts)
+
+
 def test_a_warm_up_may_be_the_whole_stage_but_not_with_offline_negatives(tiny):
     (only,) = planned(tiny, "vse", "terms=ranking", "warmup_epochs=5", "epochs=3").stages
     assert (only.name, only.epochs) == ("ranking, warm-up", 3)

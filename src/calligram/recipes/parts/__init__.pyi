@@ -1,11 +1,9 @@
 from calligram.recipes.parts import terms as terms
 from calligram.recipes.parts.adversarial import Adversarial as Adversarial
-from calligram.recipes.parts.config import StageSettings as StageSettings
 from calligram.recipes.parts.config import changed as changed
 from calligram.recipes.parts.config import from_plain as from_plain
 from calligram.recipes.parts.config import resolve as resolve
 from calligram.recipes.parts.config import settings_fields as settings_fields
-from calligram.recipes.parts.config import stage as stage
 from calligram.recipes.parts.mined_negatives import MinedNegatives as MinedNegatives
 from calligram.recipes.parts.mined_negatives import Miner as Miner
 from calligram.recipes.parts.pseudo_pairs import SemanticsSettings as SemanticsSettings
@@ -14,6 +12,8 @@ from calligram.recipes.parts.pseudo_pairs import pseudo_sentences as pseudo_sent
 from calligram.recipes.parts.pseudo_settings import PseudoSettings as PseudoSettings
 from calligram.recipes.parts.run import Plan as Plan
 from calligram.recipes.parts.run import RunContext as RunContext
+from calligram.recipes.parts.setting import StageSettings as StageSettings
+from calligram.recipes.parts.setting import stage as stage
 from calligram.recipes.parts.settings import Optimisation as Optimisation
 from calligram.recipes.parts.settings import RunSettings as RunSettings
 from calligram.recipes.parts.settings import SparseSettings as SparseSettings

@@ -15,18 +15,26 @@ import copy
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 from calligram.errors import UserError, unknown
 from calligram.recipes.parts.renamed import present_key
-from calligram.recipes.parts.setting import RARE, Setting, convert, flatten, parse, read_toml
+from calligram.recipes.parts.setting import (
+    RARE,
+    STAGE_KEYS,
+    STAGES,
+    Setting,
+    StageSettings,
+    convert,
+    flatten,
+    parse,
+    read_toml,
+)
 
 S = TypeVar("S")
-STAGES = "stages"
-"""name of the field that holds stages"""
 
 
 class Components(Protocol):
@@ -51,43 +59,6 @@ def components(catalog: Components, kind: str, default: tuple[Any, ...] = ()) ->
     return field(default=default, metadata={"components": catalog, "kind": kind})
 
 
-@dataclass(frozen=True)
-class StageSettings:
-    """One stage of a schedule: the terms that it leaves out, what happens at its start, and changes to settings."""
-
-    name: Annotated[str, "name of the stage in logs"] = ""
-    without: Annotated[tuple[str, ...], "terms that this stage does not train"] = ()
-    on_start: Annotated[
-        tuple[Literal["mine", "restart"], ...],
-        "what happens at the start: mine offline negatives with the best matcher so far (mine); set all weights back "
-        "to their initial values (restart)",
-    ] = ()
-    resets_best: Annotated[bool, "select the best epoch from this stage on, without earlier stages"] = False
-    changes: tuple[tuple[str, object], ...] = ()
-    """other settings, by dotted key"""
-
-
-STAGE_KEYS = tuple(f.name for f in fields(StageSettings) if f.name != "changes")
-
-
-def stage(
-    name: str = "",
-    *,
-    without: Sequence[str] = (),
-    on_start: Sequence[Literal["mine", "restart"]] = (),
-    resets_best: bool = False,
-    changes: Mapping[str, object] | None = None,
-    **more: object,
-) -> StageSettings:
-    """Return a stage; settings that it changes are keyword arguments, or dotted keys in ``changes``.
-
-    >>> stage("stage II", epochs=8, changes={"image.train": True}).changes
-    (('image.train', True), ('epochs', 8))
-    """
-    both = {**(changes or {}), **more}
-    return StageSettings(name, tuple(without), tuple(on_start), resets_best, tuple(both.items()))
-
-
 def settings_fields(settings: object, prefix: str = "") -> list[Setting]:
     """List all settings of a dataclass instance; nested ones have the key ``outer.inner``."""
     found: list[Setting] = []
@@ -102,7 +73,7 @@ def settings_fields(settings: object, prefix: str = "") -> list[Setting]:
                 annotated = {f.name for f, s in declared_settings(component) if s.description}
                 found += [s for s in own if s.key.split(".")[1] in annotated]
         elif item.name == STAGES:
-            everywhere = set.intersection(*({key for key, _ in each.changes} for each in value)) if value else set()
+            everywhere = keys_of_all_stages(settings)
             of_stages = _stage_fields(value, {s.key: s for s in found})
             # A setting that every stage changes has no effect itself.
             found = [*(replace(s, inert=s.inert or s.key in everywhere) for s in found), *of_stages]
@@ -173,6 +144,12 @@ def _stage_fields(stages: Sequence[StageSettings], known: Mapping[str, Setting])
     return found
 
 
+def keys_of_all_stages(settings: object) -> set[str]:
+    """Return the keys that every stage changes, so that their values outside of stages have no effect."""
+    of_stages = [{key for key, _ in each.changes} for each in getattr(settings, STAGES, ())]
+    return set.intersection(*of_stages) if of_stages else set()
+
+
 def component_fields(settings: object) -> list[Field[Any]]:
     """Return the fields that hold components."""
     return [item for item in fields(settings) if "components" in item.metadata]  # type: ignore[arg-type]
@@ -193,10 +170,14 @@ def resolve(defaults: S, changes: Sequence[str] = (), file: Path | None = None) 
     """Return settings: the defaults, then a TOML file, then ``key=value`` changes.
 
     Raises:
-        UserError: for an unknown or renamed key, a value of the wrong type, or a change without ``=``.
+        UserError: for an unknown or renamed key, a key that every stage changes, a value of the wrong type, or a change
+            without ``=``.
     """
     given = [*(read_toml(file) if file else []), *(_split(change) for change in changes)]
-    return with_values(defaults, given)
+    settings = with_values(defaults, given)
+    for key in (key for key, _ in given if key in keys_of_all_stages(settings)):
+        raise UserError(f"setting {key} has no effect, because every stage has its own; give {STAGES}.1.{key}=VALUE")
+    return settings
 
 
 def with_values(defaults: S, given: Sequence[tuple[str, object]], *, strict: bool = True) -> S:

@@ -13,8 +13,9 @@ from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
-from calligram.recipes.parts.config import StageSettings, settings_of_stage
+from calligram.recipes.parts.config import settings_of_stage
 from calligram.recipes.parts.run import RunContext
+from calligram.recipes.parts.setting import StageSettings
 from calligram.recipes.parts.terms import InfoNCE, Instance, Neighbourhood, Offline, Ranking, Term, TermContext
 from calligram.recipes.parts.towers import Towers
 from calligram.training.batches.batch import Batches, BatchSource, NeighbourhoodSampler, PairSampler, derived_seed
@@ -321,12 +322,17 @@ class Schedule:
 
 
 def _warm_settings(own: PairsSettings) -> PairsSettings:
-    """Return the settings of a warm-up: hard negatives are replaced by all negatives of a batch."""
+    """Return the settings of a warm-up: hard negatives are replaced by all negatives of a batch.
+
+    Another loss of scores, such as InfoNCE, needs no replacement: terms of hard negatives are left out then.
+    """
     terms: list[Term] = []
+    needed = not any(term.of_scores and not term.hard_negatives for term in own.terms)
     for term in own.terms:
         if not term.hard_negatives:
             terms.append(term)
-        elif not any(each.of_scores for each in terms):
+        elif needed:
             warm = Ranking(weight=term.weight, margin=getattr(term, "margin", 0.2), top_k=None)
             terms.append(InfoNCE(weight=term.weight) if own.warmup_loss == "infonce" else warm)
+            needed = False
     return replace(own, terms=tuple(terms))

@@ -1,13 +1,13 @@
-"""One setting: its type, bounds and description, and how values are read from text and from TOML files."""
+"""One setting with its type and bounds, one stage of a schedule, and how values are read from text and TOML files."""
 
 from __future__ import annotations
 
 import tomllib
 import types
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from calligram.errors import UserError
 
@@ -15,6 +15,10 @@ FINITE = (-1e300, 1e300)
 """bounds of a number without bounds of its own; comparisons with NaN are false, so NaN is refused too"""
 RARE = "rare"
 """marks a setting that few users change; ``calligram show`` prints it with ``--all`` only"""
+
+
+STAGES = "stages"
+"""name of the field that holds stages"""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,43 @@ class Setting:
     """whether few users change it"""
     inert: bool = False
     """whether it has no effect with the present values of other settings"""
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """One stage of a schedule: the terms that it leaves out, what happens at its start, and changes to settings."""
+
+    name: Annotated[str, "name of the stage in logs"] = ""
+    without: Annotated[tuple[str, ...], "terms that this stage does not train"] = ()
+    on_start: Annotated[
+        tuple[Literal["mine", "restart"], ...],
+        "what happens at the start: mine offline negatives with the best matcher so far (mine); set all weights back "
+        "to their initial values (restart)",
+    ] = ()
+    resets_best: Annotated[bool, "select the best epoch from this stage on, without earlier stages"] = False
+    changes: tuple[tuple[str, object], ...] = ()
+    """other settings, by dotted key"""
+
+
+STAGE_KEYS = tuple(f.name for f in fields(StageSettings) if f.name != "changes")
+
+
+def stage(
+    name: str = "",
+    *,
+    without: Sequence[str] = (),
+    on_start: Sequence[Literal["mine", "restart"]] = (),
+    resets_best: bool = False,
+    changes: Mapping[str, object] | None = None,
+    **more: object,
+) -> StageSettings:
+    """Return a stage; settings that it changes are keyword arguments, or dotted keys in ``changes``.
+
+    >>> stage("stage II", epochs=8, changes={"image.train": True}).changes
+    (('image.train', True), ('epochs', 8))
+    """
+    both = {**(changes or {}), **more}
+    return StageSettings(name, tuple(without), tuple(on_start), resets_best, tuple(both.items()))
 
 
 def parse(raw: object, setting: Setting) -> object:
