@@ -32,9 +32,9 @@ from calligram.recipes.fit import fit as fit
 from calligram.recipes.parts import terms as terms
 from calligram.recipes.parts.pseudo_settings import PseudoSettings as PseudoSettings
 from calligram.recipes.parts.run import train_preset as train_preset
-from calligram.recipes.parts.setting import stage as stage
 from calligram.recipes.parts.settings import Optimisation as Optimisation
 from calligram.recipes.parts.settings import SparseSettings as SparseSettings
+from calligram.recipes.parts.settings import stage as stage
 from calligram.recipes.parts.terms import Term as Term
 from calligram.recipes.parts.terms import term as term
 from calligram.recipes.parts.towers import CNNSettings as CNNSettings

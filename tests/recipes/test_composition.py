@@ -11,8 +11,8 @@ from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.models.catalog import MATCHERS
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.fit import fit
+from calligram.recipes.pairs import MATCHER_SETTINGS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.matchers import MATCHER_SETTINGS
 from calligram.recipes.parts.run import run_preset, train_preset
 from calligram.recipes.parts.terms import TERMS
 from calligram.training.runs import Run

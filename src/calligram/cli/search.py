@@ -111,20 +111,20 @@ def _check(library: Path, where: str | None, *, staged: bool) -> None:
 
 def _query(query: str | None, image: Path | None, plus: list[str], minus: list[str], weight: float | None) -> Query:
     """The weighted terms of a query, in the order of the options."""
-    from calligram.search.query.query import Query, Term, parse_content, parse_term, read_picture
+    from calligram.search.query.query import Query, QueryTerm, parse_content, parse_term, read_picture
 
     terms = []
     if query is not None:
         # With --weight, "2:dog" is a text and not a weighted term.
-        terms.append(parse_term(query) if weight is None else Term(parse_content(query), weight))
+        terms.append(parse_term(query) if weight is None else QueryTerm(parse_content(query), weight))
     elif weight is not None:
         raise UserError("--weight needs a query; give other terms a weight as in '2:dog'")
-    terms += [Term(read_picture(image))] if image is not None else []
+    terms += [QueryTerm(read_picture(image))] if image is not None else []
     terms += [parse_term(text) for text in plus]
     if not terms:
         raise UserError("the query is empty; give a text, --image or --plus")
     subtracted = [parse_term(text) for text in minus]
-    return Query((*terms, *(Term(term.content, -term.weight) for term in subtracted)))
+    return Query((*terms, *(QueryTerm(term.content, -term.weight) for term in subtracted)))
 
 
 def _content(results: Results, captions: bool) -> dict[str, object]:

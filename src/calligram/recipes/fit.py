@@ -20,7 +20,7 @@ from calligram.features.inputs import Inputs
 from calligram.models.matcher import Encoded, Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import RECIPES, Preset, find_preset
-from calligram.recipes.pairs import PairsSettings, plan_composition
+from calligram.recipes.pairs import MATCHER_SETTINGS, GivenMatcher, PairsSettings, plan_composition
 from calligram.recipes.parts.config import (
     STAGE_KEYS,
     STAGES,
@@ -29,9 +29,8 @@ from calligram.recipes.parts.config import (
     replace_stages,
     with_values,
 )
-from calligram.recipes.parts.matchers import MATCHER_SETTINGS, GivenMatcher
 from calligram.recipes.parts.run import RunContext, run_preset
-from calligram.recipes.parts.setting import parse
+from calligram.recipes.parts.settings import parse
 from calligram.recipes.parts.terms import TERMS, Term, TermContext
 from calligram.recipes.parts.towers import Towers
 from calligram.training.batches.batch import Batch

@@ -32,8 +32,7 @@ from calligram.recipes.baselines import CCAFit, select_cca
 from calligram.recipes.pairs import PairsSettings
 from calligram.recipes.parts.config import components, settings_of_stage
 from calligram.recipes.parts.run import Plan, RunContext
-from calligram.recipes.parts.setting import RARE, StageSettings
-from calligram.recipes.parts.settings import LearningRate, Optimisation, TrainedSettings
+from calligram.recipes.parts.settings import RARE, LearningRate, Optimisation, StageSettings, TrainedSettings
 from calligram.recipes.parts.terms import TERMS, Neighbourhood
 from calligram.recipes.parts.text_vectors import fitted_text
 from calligram.recipes.parts.towers import TextSettings

@@ -11,7 +11,7 @@ from calligram.search.library.library import Library as Library
 from calligram.search.library.matchers import LibraryMatchers as LibraryMatchers
 from calligram.search.query.query import ItemId as ItemId
 from calligram.search.query.query import Query as Query
-from calligram.search.query.query import Term as Term
+from calligram.search.query.query import QueryTerm as QueryTerm
 from calligram.search.query.rerank import TimeBudget as TimeBudget
 from calligram.search.query.searcher import Results as Results
 from calligram.search.query.searcher import Searcher as Searcher

@@ -11,7 +11,7 @@ from calligram.models.mmca import MMCASettings
 from calligram.models.scan import SCANSettings
 from calligram.models.vse import VSESettings
 from calligram.recipes.catalog import PRESETS, RECIPES, find_preset
-from calligram.recipes.pairs import PairsSettings
+from calligram.recipes.pairs import MATCHER_SETTINGS, PairsSettings
 from calligram.recipes.parts.config import (
     as_plain,
     changed,
@@ -21,9 +21,8 @@ from calligram.recipes.parts.config import (
     settings_of_stage,
     shown_settings,
 )
-from calligram.recipes.parts.matchers import MATCHER_SETTINGS
 from calligram.recipes.parts.renamed import RENAMED_SETTINGS, present_key
-from calligram.recipes.parts.setting import STAGES, StageSettings, stage
+from calligram.recipes.parts.settings import STAGES, StageSettings, stage
 from calligram.recipes.parts.terms import TERMS, Caption, InfoNCE, Instance, Ranking
 from calligram.recipes.phrases import PhraseMatchers, PhrasesSettings
 
@@ -331,7 +330,7 @@ def test_show_prints_few_settings_and_all_that_a_preset_sets(name):
     assert len(shown) <= MAX_SHOWN
     keys = [s.key for s in shown]
     assert len(keys) == len(set(keys))
-    present = {s.key for s in settings_fields(preset.defaults) if not s.inert}
+    present = {s.key for s in settings_fields(preset.defaults, mark_inert=True) if not s.inert}
     assert preset.given & present <= set(keys)
     every = shown_settings(preset.defaults, preset.recipe.settings_class(), rare=True)
     assert {s.key for s in every} == present

@@ -18,7 +18,7 @@ from calligram.models.matcher import Encoded, Matcher
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder
-from calligram.search.query.query import ItemId, Query, Term
+from calligram.search.query.query import ItemId, Query, QueryTerm
 from calligram.search.query.rerank import merge_candidates, sort_by_score
 from calligram.search.query.searcher import Searcher
 
@@ -116,7 +116,7 @@ def test_a_small_depth_reorders_only_the_first_candidates(stage):
 
 
 def test_the_score_of_several_terms_is_the_weighted_sum_of_theirs(stage):
-    query = Query((Term("a red disc", 3.0), Term("snow", -1.0)))
+    query = Query((QueryTerm("a red disc", 3.0), QueryTerm("snow", -1.0)))
     red, snow = exhaustive(stage, "a red disc"), exhaustive(stage, "snow")
     expected = {id: 0.75 * red[id] - 0.25 * snow[id] for id in stage.ids}
     hits = stage.searcher.images(query, 18, hybrid=False, all=True, depth=None).hits
@@ -141,7 +141,7 @@ def test_captions_are_reordered_for_pictures_and_for_items(stage):
 def test_queries_that_the_second_stage_cannot_score_keep_the_first_stages_order(stage):
     plain = Searcher(stage.library, MatcherEncoder(stage.first))
     picture = stage.tiny.sentences("test").visuals.open(1)
-    mixed = Query((Term("a red disc"), Term(picture)))
+    mixed = Query((QueryTerm("a red disc"), QueryTerm(picture)))
     for query in (picture, mixed):
         one, two = (s.images(query, 9, hybrid=False, all=True).hits for s in (plain, stage.searcher))
         assert [hit.id for hit in one] == [hit.id for hit in two]

@@ -17,7 +17,7 @@ from calligram.models.catalog import load_matcher
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
 from calligram.search.query.cutoff import ScoreScale, ScoreScales
-from calligram.search.query.query import ItemId, Query, Term
+from calligram.search.query.query import ItemId, Query, QueryTerm
 from calligram.search.query.searcher import Searcher
 from calligram.vectors import unit_length
 
@@ -90,7 +90,7 @@ def test_captions_by_texts_and_pictures(world):
 
 
 def test_a_score_is_the_weighted_mean_over_terms_with_negative_weights(world):
-    query = Query((Term("a red disc", 2.0), Term("a warm colour"), Term("snow", -1.0)))
+    query = Query((QueryTerm("a red disc", 2.0), QueryTerm("a warm colour"), QueryTerm("snow", -1.0)))
     scores = world.images @ (
         0.5 * text_vector(world, "a red disc")
         + 0.25 * text_vector(world, "a warm colour")
@@ -106,7 +106,7 @@ def test_the_weights_of_a_text_and_a_picture_are_divided_by_the_spread_of_their_
         images=ScoreScale(0.0, 0.3, -math.inf),
     )
     searcher = Searcher(world.searcher.library, world.searcher._encoders[0], scales=scales)
-    query = Query((Term("a red disc"), Term(world.pictures[5]), Term(ItemId(world.ids[2]), -1.0)))
+    query = Query((QueryTerm("a red disc"), QueryTerm(world.pictures[5]), QueryTerm(ItemId(world.ids[2]), -1.0)))
     text, picture, item = text_vector(world, "a red disc"), world.images[5], world.images[2]
     hits = searcher.images(query, 17, **PLAIN).hits
     kept = [place for place, id in enumerate(world.ids) if id != world.ids[2]]
@@ -181,8 +181,8 @@ def test_words_that_the_matcher_has_never_seen_have_no_good_match(world):
     assert len(world.searcher.images("a quarterly treasury disc", 5, all=True).hits) == 5
     # Half is not most; what is to be avoided and what a picture says is not asked of the words.
     assert world.searcher.images("a quarterly red disc", 5).hits
-    assert world.searcher.images(Query((Term("disc"), Term("treasury", -1.0))), 5).hits
-    assert world.searcher.images(Query((Term(world.pictures[0]), Term("treasury"))), 5).hits
+    assert world.searcher.images(Query((QueryTerm("disc"), QueryTerm("treasury", -1.0))), 5).hits
+    assert world.searcher.images(Query((QueryTerm(world.pictures[0]), QueryTerm("treasury"))), 5).hits
 
 
 def test_a_cutoff_is_estimated_from_captions_when_there_are_enough_images(tiny_draft, write_run, tmp_path):
@@ -209,7 +209,7 @@ def state(searcher: Searcher) -> bytes:
 def test_searches_at_the_same_time_equal_searches_one_by_one_and_change_nothing(world):
     before, parts = state(world.searcher), dict(vars(world.searcher))
     texts = ["a red disc", "snow", "the round thing is blue", "a warm colour", "green yellow"]
-    queries = [*texts, *world.pictures[:3], Query((Term("snow", 2.0), Term(world.pictures[4], -1.0)))] * 6
+    queries = [*texts, *world.pictures[:3], Query((QueryTerm("snow", 2.0), QueryTerm(world.pictures[4], -1.0)))] * 6
 
     def search(query) -> tuple:
         return world.searcher.images(query, 5).hits, world.searcher.texts(query, 5).hits

@@ -12,12 +12,12 @@ from calligram.recipes.parts.pseudo_pairs import pseudo_sentences as pseudo_sent
 from calligram.recipes.parts.pseudo_settings import PseudoSettings as PseudoSettings
 from calligram.recipes.parts.run import Plan as Plan
 from calligram.recipes.parts.run import RunContext as RunContext
-from calligram.recipes.parts.setting import StageSettings as StageSettings
-from calligram.recipes.parts.setting import stage as stage
 from calligram.recipes.parts.settings import Optimisation as Optimisation
 from calligram.recipes.parts.settings import RunSettings as RunSettings
 from calligram.recipes.parts.settings import SparseSettings as SparseSettings
+from calligram.recipes.parts.settings import StageSettings as StageSettings
 from calligram.recipes.parts.settings import TrainedSettings as TrainedSettings
+from calligram.recipes.parts.settings import stage as stage
 from calligram.recipes.parts.sparse import extended as extended
 from calligram.recipes.parts.terms import Caption as Caption
 from calligram.recipes.parts.terms import Distillation as Distillation

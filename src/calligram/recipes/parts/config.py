@@ -22,7 +22,7 @@ from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_
 
 from calligram.errors import UserError, unknown
 from calligram.recipes.parts.renamed import present_key
-from calligram.recipes.parts.setting import (
+from calligram.recipes.parts.settings import (
     RARE,
     STAGE_KEYS,
     STAGES,
@@ -59,17 +59,21 @@ def components(catalog: Components, kind: str, default: tuple[Any, ...] = ()) ->
     return field(default=default, metadata={"components": catalog, "kind": kind})
 
 
-def settings_fields(settings: object, prefix: str = "") -> list[Setting]:
-    """List all settings of a dataclass instance; nested ones have the key ``outer.inner``."""
+def settings_fields(settings: object, prefix: str = "", *, mark_inert: bool = False) -> list[Setting]:
+    """List all settings of a dataclass instance; nested ones have the key ``outer.inner``.
+
+    Args:
+        mark_inert: mark settings without effect.
+    """
     found: list[Setting] = []
-    inert: frozenset[str] = getattr(settings, "inert", frozenset())
+    inert: frozenset[str] = getattr(settings, "inert", frozenset()) if mark_inert else frozenset()
     for item, setting in declared_settings(settings, prefix):
         value = getattr(settings, item.name)
         if "components" in item.metadata:
             names = component_names(item, value)
             found.append(replace(setting, default=names))
             for name, component in dict(zip(names, value, strict=True)).items():
-                own = settings_fields(component, f"{name}.")
+                own = settings_fields(component, f"{name}.", mark_inert=mark_inert)
                 annotated = {f.name for f, s in declared_settings(component) if s.description}
                 found += [s for s in own if s.key.split(".")[1] in annotated]
         elif item.name == STAGES:
@@ -79,7 +83,8 @@ def settings_fields(settings: object, prefix: str = "") -> list[Setting]:
             found = [*(replace(s, inert=s.inert or s.key in everywhere) for s in found), *of_stages]
         elif is_dataclass(value):
             hidden = item.name in inert
-            found += [replace(s, inert=s.inert or hidden) for s in settings_fields(value, f"{prefix}{item.name}.")]
+            inner = settings_fields(value, f"{prefix}{item.name}.", mark_inert=mark_inert)
+            found += [replace(s, inert=s.inert or hidden) for s in inner]
         else:
             found.append(replace(setting, inert=item.name in inert))
     return found
@@ -100,7 +105,7 @@ def shown_settings(
     before |= {s.key: s.default for s in settings_fields(defaults)}
     return [
         s
-        for s in settings_fields(settings)
+        for s in settings_fields(settings, mark_inert=True)
         if not s.inert and (rare or not s.rare or s.key in given or s.default != before.get(s.key, s.default))
     ]
 
@@ -358,16 +363,17 @@ def _split(change: str) -> tuple[str, object]:
 
 
 def _replace(settings: S, values: Mapping[str, object]) -> S:
-    own: dict[str, Any] = {f.name: getattr(settings, f.name) for f in fields(settings)}  # type: ignore[arg-type]
+    own: dict[str, Any] = {}
     for item in fields(settings):  # type: ignore[arg-type]
-        name, current = item.name, own[item.name]
+        name, current = item.name, getattr(settings, item.name)
+        own[name] = current
         if "components" in item.metadata:
             names = component_names(item, current)
             own[name] = tuple(
                 _replace(each, _inner(values, own_name)) for own_name, each in zip(names, current, strict=True)
             )
-        elif is_dataclass(current):
-            own[name] = _replace(current, _inner(values, name))
+        elif is_dataclass(current) and (inner := _inner(values, name)):
+            own[name] = _replace(current, inner)
         elif name in values:
             own[name] = values[name]
     return type(settings)(**own)

@@ -25,7 +25,7 @@ from calligram.evaluation.encode import encode_images, encode_texts
 from calligram.features.pseudo.image_words import ImageWords
 from calligram.features.pseudo.region_words import PseudoSentences, region_sentences
 from calligram.models.catalog import load_matcher
-from calligram.recipes.parts.matchers import MATCHER_SETTINGS
+from calligram.recipes.pairs import MATCHER_SETTINGS
 from calligram.recipes.parts.pseudo_settings import PseudoSettings
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.settings import RunSettings

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from calligram.errors import UserError
 from calligram.features.pseudo.image_words import Naming
 from calligram.features.pseudo.region_words import Attributes
-from calligram.recipes.parts.setting import RARE
+from calligram.recipes.parts.settings import RARE
 
 WordSource = Literal["regions", "labels", "learnt"]
 

@@ -15,7 +15,7 @@ from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
 from calligram.recipes.parts.config import settings_of_stage
 from calligram.recipes.parts.run import RunContext
-from calligram.recipes.parts.setting import StageSettings
+from calligram.recipes.parts.settings import StageSettings
 from calligram.recipes.parts.terms import InfoNCE, Instance, Neighbourhood, Offline, Ranking, Term, TermContext
 from calligram.recipes.parts.towers import Towers
 from calligram.training.batches.batch import Batches, BatchSource, NeighbourhoodSampler, PairSampler, derived_seed

@@ -7,7 +7,7 @@ from calligram.search.query.encoded_query import QueryPlanner as QueryPlanner
 from calligram.search.query.keyword_fusion import reciprocal_ranks as reciprocal_ranks
 from calligram.search.query.query import ItemId as ItemId
 from calligram.search.query.query import Query as Query
-from calligram.search.query.query import Term as Term
+from calligram.search.query.query import QueryTerm as QueryTerm
 from calligram.search.query.query import parse_content as parse_content
 from calligram.search.query.query import parse_term as parse_term
 from calligram.search.query.query import read_picture as read_picture

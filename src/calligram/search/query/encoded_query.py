@@ -19,7 +19,7 @@ from calligram.search.filters.parser import Condition, parse
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import MatcherEncoder, unit_vectors
 from calligram.search.query.cutoff import ScoreScales, is_short, query_cutoff
-from calligram.search.query.query import ItemId, Modality, Query, Term, TermContent, combine_vectors
+from calligram.search.query.query import ItemId, Modality, Query, QueryTerm, TermContent, combine_vectors
 from calligram.search.query.rerank import ScoredItem
 from calligram.search.vectors.index import Index
 from calligram.text import tokenise, without_stop_words
@@ -109,7 +109,7 @@ class QueryPlanner(NamedTuple):
     encoder: MatcherEncoder
     scales: ScoreScales
 
-    def encode(self, query: TermContent | Term | Query, target: Modality, where: str | None) -> EncodedQuery:
+    def encode(self, query: TermContent | QueryTerm | Query, target: Modality, where: str | None) -> EncodedQuery:
         """Encode a query.
 
         Raises:

@@ -49,7 +49,7 @@ TermContent = str | Image.Image | ItemId
 
 
 @dataclass(frozen=True)
-class Term:
+class QueryTerm:
     """A text, a picture or an item of the library, with a weight; negative for something to avoid."""
 
     content: TermContent
@@ -71,7 +71,7 @@ class Term:
 class Query:
     """Terms that are searched for together."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[QueryTerm, ...]
 
     def __post_init__(self) -> None:
         if not self.terms:
@@ -80,11 +80,11 @@ class Query:
             raise UserError(f"the query has {len(self.terms)} terms, and at most {MAX_TERMS} are accepted")
 
     @classmethod
-    def of(cls, query: TermContent | Term | Query) -> Query:
+    def of(cls, query: TermContent | QueryTerm | Query) -> Query:
         """A query from a query, a term, or the content of one term."""
         if isinstance(query, Query):
             return query
-        return cls((query if isinstance(query, Term) else Term(query),))
+        return cls((query if isinstance(query, QueryTerm) else QueryTerm(query),))
 
     @property
     def modalities(self) -> frozenset[Modality]:
@@ -125,18 +125,18 @@ def combine_vectors(vectors: Floats, shares: Floats) -> tuple[Floats, float]:
     return (vector / length).astype(np.float32), length
 
 
-def parse_term(text: str) -> Term:
+def parse_term(text: str) -> QueryTerm:
     """Parse a term of the command line: a text or the path of a picture, with an optional weight as in ``2:dog``.
 
     A weight is a number before a colon that no digit follows, so that "3:00 in the morning" is a text.
 
     >>> parse_term("2:dog")
-    Term(content='dog', weight=2.0)
+    QueryTerm(content='dog', weight=2.0)
     >>> parse_term("3:00 in the morning").weight
     1.0
     """
     found = WEIGHTED_TERM.fullmatch(text.strip())
-    return Term(parse_content(found["rest"]), float(found["weight"])) if found else Term(parse_content(text))
+    return QueryTerm(parse_content(found["rest"]), float(found["weight"])) if found else QueryTerm(parse_content(text))
 
 
 def parse_content(text: str) -> str | Image.Image:

@@ -20,7 +20,7 @@ from calligram.search.library.tables import KeywordHit
 from calligram.search.query.cutoff import ScoreScales, library_scales, stored_scales
 from calligram.search.query.encoded_query import EncodedQuery, QueryPlanner, StageTimes
 from calligram.search.query.keyword_fusion import reciprocal_ranks
-from calligram.search.query.query import ItemId, Modality, Query, Term, TermContent
+from calligram.search.query.query import ItemId, Modality, Query, QueryTerm, TermContent
 from calligram.search.query.rerank import RerankCosts, Reranker, ScoredItem, TimeBudget, merge_candidates
 from calligram.text import has_every_word
 
@@ -153,7 +153,7 @@ class Searcher:
 
     def images(
         self,
-        query: TermContent | Term | Query,
+        query: TermContent | QueryTerm | Query,
         k: int = 10,
         *,
         where: str | None = None,
@@ -204,7 +204,7 @@ class Searcher:
 
     def texts(
         self,
-        query: TermContent | Term | Query,
+        query: TermContent | QueryTerm | Query,
         k: int = 10,
         *,
         where: str | None = None,

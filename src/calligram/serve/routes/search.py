@@ -11,7 +11,7 @@ from PIL import Image
 
 from calligram.search.filters.parser import parse
 from calligram.search.library.library import Library
-from calligram.search.query.query import WEIGHTED_TERM, ItemId, Term
+from calligram.search.query.query import WEIGHTED_TERM, ItemId, QueryTerm
 from calligram.search.query.query import Query as SearchQuery
 from calligram.search.query.rerank import TimeBudget
 from calligram.search.query.searcher import RERANK_DEPTH, Results, Searcher
@@ -104,21 +104,21 @@ def rerank_depth(request: SearchRequest, budget_ms: float | None) -> int | TimeB
 
 def search_query(request: SearchRequest, picture: Image.Image | None) -> SearchQuery:
     """The weighted terms of a request. Its texts are never read as paths, so a request cannot open files."""
-    terms = [Term(request.q)] if request.q.strip() else []
-    terms += [] if picture is None else [Term(picture)]
-    terms += [Term(ItemId(id)) for id in request.like]
+    terms = [QueryTerm(request.q)] if request.q.strip() else []
+    terms += [] if picture is None else [QueryTerm(picture)]
+    terms += [QueryTerm(ItemId(id)) for id in request.like]
     terms += [weighted_term(text) for text in request.plus]
     if not terms:
         raise RefusedRequest(400, "the query is empty; give q, plus, like or a picture to search for")
-    terms += [Term(ItemId(id), -1.0) for id in request.unlike]
+    terms += [QueryTerm(ItemId(id), -1.0) for id in request.unlike]
     terms += [weighted_term(text, -1.0) for text in request.minus]
     return SearchQuery(tuple(terms))
 
 
-def weighted_term(text: str, sign: float = 1.0) -> Term:
+def weighted_term(text: str, sign: float = 1.0) -> QueryTerm:
     """The term of ``2:dog``, with a weight as on the command line, or of ``dog``."""
     found = WEIGHTED_TERM.fullmatch(text.strip())
-    return Term(found["rest"], sign * float(found["weight"])) if found else Term(text, sign)
+    return QueryTerm(found["rest"], sign * float(found["weight"])) if found else QueryTerm(text, sign)
 
 
 def respond(service: Service, results: Results) -> Response:
