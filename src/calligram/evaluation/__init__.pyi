@@ -39,6 +39,9 @@ from calligram.evaluation.rerank import RerankReport as RerankReport
 from calligram.evaluation.retrieval import Retrieval as Retrieval
 from calligram.evaluation.retrieval import RetrievalReport as RetrievalReport
 from calligram.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
+from calligram.evaluation.seen_captions import refuse_leaks as refuse_leaks
+from calligram.evaluation.seen_captions import view_with_suggested_captions as view_with_suggested_captions
+from calligram.evaluation.sentence_retrieval import retrieved_sentences as retrieved_sentences
 from calligram.evaluation.suggest import Suggestion as Suggestion
 from calligram.evaluation.suggest import Suggestions as Suggestions
 from calligram.evaluation.suggest import cover as cover

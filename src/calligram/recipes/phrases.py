@@ -22,6 +22,7 @@ from calligram.features.inputs import Inputs
 from calligram.features.regions.proposers import PROPOSERS, load_proposer
 from calligram.features.regions.region_features import RegionCrops, RegionPooling
 from calligram.features.texts.chunker import Chunker, annotated_captions
+from calligram.features.texts.fitted_vectors import fitted_text
 from calligram.features.texts.pca import Covariance
 from calligram.models.catalog import MATCHERS
 from calligram.models.cca import CCA, CCASettings
@@ -34,7 +35,6 @@ from calligram.recipes.parts.config import components, settings_of_stage
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import RARE, LearningRate, Optimisation, StageSettings, TrainedSettings
 from calligram.recipes.parts.terms import TERMS, Neighbourhood
-from calligram.recipes.parts.text_vectors import fitted_text
 from calligram.recipes.parts.towers import TextSettings
 from calligram.training.batches.batch import ExtraPairs
 from calligram.training.batches.phrases import (

@@ -8,14 +8,10 @@ import pytest
 import torch
 
 from calligram.errors import UserError
+from calligram.evaluation.sentence_retrieval import retrieved_sentences, sentences_not_in
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.pseudo_pairs import (
-    PseudoSettings,
-    make_pseudo_pairs,
-    retrieved_sentences,
-    sentences_not_in,
-)
+from calligram.recipes.parts.pseudo_pairs import PseudoSettings, make_pseudo_pairs
 from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.training.runs import Run
 
@@ -62,7 +58,7 @@ def test_captions_of_the_collection_are_not_retrieved(spoken_tiny, corpus):
 def test_retrieved_sentences_are_added_to_other_pseudo_sentences(spoken_tiny, first, corpus):
     sparse = spoken_tiny.sparse(0.5, 1)
     visuals = sparse.unannotated("train")
-    found = retrieved_sentences(sparse, visuals, str(first), str(corpus), 2, RunContext())
+    found = retrieved_sentences(sparse, visuals, str(first), str(corpus), 2)
     assert [len(own) for own in found] == [2] * len(visuals)
     assert {sentence for own in found for sentence in own} <= set(OTHERS)
     how = {"run": str(first), "corpus": str(corpus), "retrieved": 2}
@@ -129,18 +125,18 @@ def test_contradictory_settings_are_refused(spoken_tiny, first, corpus, tmp_path
     with pytest.raises(UserError, match=r"pseudo\.images=none makes no pseudo pairs"):
         resolve(PRESETS["a3vse"].defaults, ["pseudo.images=none", f"pseudo.run={first}", f"pseudo.corpus={corpus}"])
     sparse = spoken_tiny.sparse(0.5, 1)
-    visuals, context = sparse.unannotated("train"), RunContext()
+    visuals = sparse.unannotated("train")
     own = tmp_path / "own.txt"
     own.write_text("\n".join(spoken_tiny.sentences("train").texts.strings))
     with pytest.raises(UserError, match="has no sentences except captions of"):
-        retrieved_sentences(sparse, visuals, str(first), str(own), 1, context)
+        retrieved_sentences(sparse, visuals, str(first), str(own), 1)
     with pytest.raises(UserError, match="cannot be read as text"):
-        retrieved_sentences(sparse, visuals, str(first), str(tmp_path / "none.txt"), 1, context)
+        retrieved_sentences(sparse, visuals, str(first), str(tmp_path / "none.txt"), 1)
     damaged = bytearray(corpus.read_bytes())
     damaged[len(damaged) // 2] ^= 255
     (tmp_path / "damaged.gz").write_bytes(damaged)
     with pytest.raises(UserError, match="cannot be read as text"):
-        retrieved_sentences(sparse, visuals, str(first), str(tmp_path / "damaged.gz"), 1, context)
+        retrieved_sentences(sparse, visuals, str(first), str(tmp_path / "damaged.gz"), 1)
     run(spoken_tiny, tmp_path / "scan", "matcher=scan", "terms=infonce", "epochs=1")
     with pytest.raises(UserError, match="has no vectors to retrieve"):
-        retrieved_sentences(sparse, visuals, str(tmp_path / "scan"), str(corpus), 1, context)
+        retrieved_sentences(sparse, visuals, str(tmp_path / "scan"), str(corpus), 1)

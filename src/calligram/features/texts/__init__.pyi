@@ -2,6 +2,7 @@ from calligram.features.texts.chunker import Chunker as Chunker
 from calligram.features.texts.chunker import PhraseSpan as PhraseSpan
 from calligram.features.texts.chunker import annotated_captions as annotated_captions
 from calligram.features.texts.fisher_vectors import encode_fisher as encode_fisher
+from calligram.features.texts.fitted_vectors import fitted_text as fitted_text
 from calligram.features.texts.mixture import fit_mixture as fit_mixture
 from calligram.features.texts.pca import Covariance as Covariance
 from calligram.features.texts.text_encoder import EncoderInput as EncoderInput

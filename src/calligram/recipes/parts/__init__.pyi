@@ -30,7 +30,6 @@ from calligram.recipes.parts.terms import Ranking as Ranking
 from calligram.recipes.parts.terms import Term as Term
 from calligram.recipes.parts.terms import TermContext as TermContext
 from calligram.recipes.parts.terms import term as term
-from calligram.recipes.parts.text_vectors import fitted_text as fitted_text
 from calligram.recipes.parts.towers import CNNSettings as CNNSettings
 from calligram.recipes.parts.towers import ImageSettings as ImageSettings
 from calligram.recipes.parts.towers import TextSettings as TextSettings

@@ -95,7 +95,7 @@ def run_preset(
     whole, collection = collection, settings.sparse.of(collection, settings.seed, context.device)
     _check_captions(whole, collection, learns=preset.learns)
     if settings.teachers:
-        from calligram.recipes.parts.teachers import refuse_leaks
+        from calligram.evaluation.seen_captions import refuse_leaks
 
         refuse_leaks(settings.teachers, whole, collection)
     about = _about(preset, settings, collection, context, command)
@@ -196,7 +196,7 @@ def _about(
 def _teacher_fingerprints(teachers: Mapping[str, str]) -> dict[str, str]:
     if not teachers:
         return {}
-    from calligram.recipes.parts.teachers import teacher_fingerprints
+    from calligram.evaluation.seen_captions import teacher_fingerprints
 
     return teacher_fingerprints(teachers)
 

@@ -216,7 +216,7 @@ class SparseSettings:
         if self.images == 1 and self.captions is None and not self.run:
             return collection
         from calligram.data.sparse import Sparsity, sparse_view
-        from calligram.recipes.parts.sparse import view_with_suggested_captions
+        from calligram.evaluation.seen_captions import view_with_suggested_captions
 
         sparsity = Sparsity(self.images, self.captions, seed if self.seed is None else self.seed)
         if not self.run:

@@ -290,7 +290,7 @@ class Towers:
             pieces = WordPieces.load_pretrained(text.encoder, text.max_words)
             return pieces if text.train else EncoderInput(self.encoder.eval(), pieces, Path(text.encoder).name)
         if text.network == "vectors":
-            from calligram.recipes.parts.text_vectors import fitted_text
+            from calligram.features.texts.fitted_vectors import fitted_text
 
             return fitted_text(
                 text.fitted, text.vectors, strings, self.context.track, self.vocabulary.visuals.pictures.cache

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from calligram.recipes.parts.pseudo_pairs import csls_nearest_texts
+from calligram.evaluation.sentence_retrieval import csls_nearest_texts
 
 
 def literal(images: torch.Tensor, texts: torch.Tensor, count: int, near: int) -> list[list[int]]:
