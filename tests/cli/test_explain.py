@@ -82,7 +82,9 @@ def _written(folder, kind, settings):
     backbone = Backbone(transformers.ViTModel(transformers.ViTConfig(**shape, image_size=16, patch_size=8))).eval()
     words = Vocabulary.build(["a red disc"], min_count=1)
     folder.mkdir()
-    matcher = kind(settings(len(words), dim=8, feature_dim=16, word_dim=6, hidden=8))
+    pooling = "last" if kind is VSRN else "mean"
+    text = TextArchitecture(vocabulary=len(words), word_dim=6, hidden=8, bidirectional=True, pooling=pooling)
+    matcher = kind(settings(ImageArchitecture("features", 16), text, dim=8))
     (folder / RUN_FILE).write_text("{}\n")
     catalog.save(matcher, folder / MATCHER_FILE, folder / WEIGHTS_FILE)
     Inputs(BackboneInput(backbone, PixelInput(16, "crop"), "vit", "grid"), words).save(folder / INPUTS_FOLDER)

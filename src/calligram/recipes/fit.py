@@ -22,15 +22,13 @@ from calligram.progress import Track, silent
 from calligram.recipes.catalog import RECIPES, Preset, find_preset
 from calligram.recipes.pairs import MATCHER_SETTINGS, GivenMatcher, PairsSettings, plan_composition
 from calligram.recipes.parts.config import (
-    STAGE_KEYS,
-    STAGES,
     component_names,
     declared_settings,
     replace_stages,
     with_values,
 )
 from calligram.recipes.parts.run import RunContext, run_preset
-from calligram.recipes.parts.settings import parse
+from calligram.recipes.parts.settings import STAGE_KEYS, STAGES, parse
 from calligram.recipes.parts.terms import TERMS, Term, TermContext
 from calligram.recipes.parts.towers import Towers
 from calligram.training.batches.batch import Batch
