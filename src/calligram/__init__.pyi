@@ -22,6 +22,7 @@ from calligram.features.inputs import TextInput as TextInput
 from calligram.features.inputs import default_inputs as default_inputs
 from calligram.features.inputs import image_input as image_input
 from calligram.features.inputs import text_input as text_input
+from calligram.features.pseudo.sentences import PseudoSettings as PseudoSettings
 from calligram.features.texts.text_vectors import TextVectorSettings as TextVectorSettings
 from calligram.models.catalog import matcher as matcher
 from calligram.models.export import export_onnx as export_onnx
@@ -30,7 +31,6 @@ from calligram.models.matcher import Encoded as Encoded
 from calligram.models.matcher import Matcher as Matcher
 from calligram.recipes.fit import fit as fit
 from calligram.recipes.parts import terms as terms
-from calligram.recipes.parts.pseudo_settings import PseudoSettings as PseudoSettings
 from calligram.recipes.parts.run import train_preset as train_preset
 from calligram.recipes.parts.settings import Optimisation as Optimisation
 from calligram.recipes.parts.settings import SparseSettings as SparseSettings

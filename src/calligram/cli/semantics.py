@@ -39,8 +39,9 @@ def semantics(
     from calligram.data.collection import Collection
     from calligram.device import device_named
     from calligram.evaluation.word_matching import retrieval_by_words, word_overlap
+    from calligram.features.pseudo.sentences import pseudo_sentences
     from calligram.recipes.parts.config import resolve
-    from calligram.recipes.parts.pseudo_pairs import SemanticsSettings, make_pseudo_pairs, pseudo_sentences
+    from calligram.recipes.parts.pseudo_pairs import SemanticsSettings, make_pseudo_pairs
     from calligram.recipes.parts.run import RunContext
 
     settings, whole = resolve(SemanticsSettings(), set_ or []), Collection.open(collection)
@@ -50,7 +51,9 @@ def semantics(
     if found:
         pairing = whole.sentences(split)
         by_words = retrieval_by_words(
-            pseudo_sentences(sparse, pairing.visuals, settings.pseudo, context), pairing.texts.strings, pairing.matches
+            pseudo_sentences(sparse, pairing.visuals, settings.pseudo, context.device, context.track),
+            pairing.texts.strings,
+            pairing.matches,
         )
         _show_found(by_words, f"{whole.name}, {split}", as_json=as_json)
         return

@@ -15,13 +15,13 @@ from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.features.inputs import Inputs
+from calligram.features.pseudo.sentences import PseudoSettings
 from calligram.models import catalog
 from calligram.models.catalog import MATCHERS
 from calligram.models.layers.towers import TwoTowerSettings
 from calligram.models.matcher import Matcher
 from calligram.models.vse import VSESettings
 from calligram.recipes.parts.config import components
-from calligram.recipes.parts.pseudo_settings import PseudoSettings
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.schedule import Schedule, trained_stages
 from calligram.recipes.parts.settings import RARE, Dim, LearningRate, Optimisation, StageSettings, TrainedSettings

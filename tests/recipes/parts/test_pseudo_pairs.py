@@ -7,7 +7,8 @@ from calligram.data.draft import RegionRecord
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.features.pseudo.image_words import ImageWords
-from calligram.recipes.parts.pseudo_pairs import PseudoSettings, draw_sentences, make_pseudo_pairs, pseudo_sentences
+from calligram.features.pseudo.sentences import PseudoSettings, draw_sentences, pseudo_sentences
+from calligram.recipes.parts.pseudo_pairs import make_pseudo_pairs
 
 FINDER = PseudoSettings(region_source="finder")
 

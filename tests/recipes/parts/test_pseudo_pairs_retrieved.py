@@ -9,9 +9,10 @@ import torch
 
 from calligram.errors import UserError
 from calligram.evaluation.sentence_retrieval import retrieved_sentences, sentences_not_in
+from calligram.features.pseudo.sentences import PseudoSettings
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.pseudo_pairs import PseudoSettings, make_pseudo_pairs
+from calligram.recipes.parts.pseudo_pairs import make_pseudo_pairs
 from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.training.runs import Run
 

@@ -5,4 +5,6 @@ from calligram.features.pseudo.image_words import LabelClassifier as LabelClassi
 from calligram.features.pseudo.region_words import PseudoSentences as PseudoSentences
 from calligram.features.pseudo.region_words import region_attributes as region_attributes
 from calligram.features.pseudo.region_words import region_sentences as region_sentences
+from calligram.features.pseudo.sentences import PseudoSettings as PseudoSettings
+from calligram.features.pseudo.sentences import pseudo_sentences as pseudo_sentences
 from calligram.features.pseudo.wordnet import WordNet as WordNet

@@ -8,8 +8,6 @@ from calligram.recipes.parts.mined_negatives import MinedNegatives as MinedNegat
 from calligram.recipes.parts.mined_negatives import Miner as Miner
 from calligram.recipes.parts.pseudo_pairs import SemanticsSettings as SemanticsSettings
 from calligram.recipes.parts.pseudo_pairs import make_pseudo_pairs as make_pseudo_pairs
-from calligram.recipes.parts.pseudo_pairs import pseudo_sentences as pseudo_sentences
-from calligram.recipes.parts.pseudo_settings import PseudoSettings as PseudoSettings
 from calligram.recipes.parts.run import Plan as Plan
 from calligram.recipes.parts.run import RunContext as RunContext
 from calligram.recipes.parts.settings import Optimisation as Optimisation

@@ -6,8 +6,6 @@ The sources are those of a3vse (Sec. 4.3), words predicted from image vectors, a
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,16 +13,18 @@ import numpy as np
 
 from calligram.data.collection import Collection
 from calligram.data.matches import Matches
-from calligram.data.pairing import Pairing, Texts, Visuals
+from calligram.data.pairing import Pairing, Texts
 from calligram.errors import UserError
 from calligram.evaluation.sentence_retrieval import retrieved_sentences
-from calligram.features.pseudo.image_words import ImageWords
-from calligram.features.pseudo.region_words import PseudoSentences, region_sentences
+from calligram.features.pseudo.sentences import (
+    PseudoSettings,
+    captions_of_neighbours,
+    draw_sentences,
+    pseudo_sentences,
+)
 from calligram.recipes.pairs import MATCHER_SETTINGS
-from calligram.recipes.parts.pseudo_settings import PseudoSettings
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.settings import RunSettings
-from calligram.text import tokenise
 
 if TYPE_CHECKING:
     from calligram.recipes.pairs import PairsSettings
@@ -83,12 +83,13 @@ def make_pseudo_pairs(
     false negatives of each other. Only captions of the given collection are used: for names of labels, for learnt words
     and for neighbours. A run that retrieves sentences must not have seen other captions.
     """
+    context = context or RunContext()
     everything = settings.images == "all"
     visuals = collection.visuals(collection.images_in(split)) if everything else collection.unannotated(split)
-    words = pseudo_sentences(collection, visuals, settings, context)
+    words = pseudo_sentences(collection, visuals, settings, context.device, context.track)
     sentences = [draw_sentences(sentence, name, settings) for sentence, name in zip(words, visuals.ids, strict=True)]
     if settings.neighbours and len(visuals):
-        near = captions_of_neighbours(collection, visuals, settings, context)
+        near = captions_of_neighbours(collection, visuals, settings, context.device, context.track)
         sentences = [own + others for own, others in zip(sentences, near, strict=True)]
     if settings.run and len(visuals):
         found = retrieved_sentences(
@@ -97,8 +98,8 @@ def make_pseudo_pairs(
             settings.run,
             settings.corpus,
             settings.retrieved,
-            device=(context or RunContext()).device,
-            track=(context or RunContext()).track,
+            device=context.device,
+            track=context.track,
         )
         sentences = [own + others for own, others in zip(sentences, found, strict=True)]
     described = np.flatnonzero([bool(own) for own in sentences])
@@ -125,81 +126,3 @@ def _no_sentences(collection: Collection, split: str, images: int) -> UserError:
         "pseudo.sources=, lower pseudo.min_score, pseudo.min_label_score or pseudo.min_word_images, or take "
         "pseudo.naming=own"
     )
-
-
-def draw_sentences(words: str, name: str, settings: PseudoSettings) -> list[str]:
-    """Return all words as one sentence, or several sentences of a few words each, in their order.
-
-    The random draws of an image depend only on its id. Real captions describe a few things each. A text encoder that
-    sees the same list of words with an image in every epoch overfits to that list.
-    """
-    every = words.split()
-    if not every or settings.sentences == 1:
-        return [words] if every else []
-    draw = random.Random(name)
-    count = min(settings.words, len(every))
-    places = (sorted(draw.sample(range(len(every)), count)) for _ in range(settings.sentences))
-    return list(dict.fromkeys(" ".join(every[place] for place in some) for some in places))
-
-
-def pseudo_sentences(
-    collection: Collection, visuals: Visuals, settings: PseudoSettings, context: RunContext | None = None
-) -> list[str]:
-    """Return the words of each image, source by source in the order of ``settings.sources``; empty where none."""
-    context = context or RunContext()
-    if not len(visuals) or not settings.sources:
-        return [""] * len(visuals)
-    words, captions = None, None
-    if set(settings.sources) & {"labels", "learnt"}:
-        if not settings.backbone:
-            raise UserError(
-                f"pseudo.sources={','.join(settings.sources)} needs a classifier: give pseudo.backbone= with its "
-                "folder or hub name, or pseudo.sources=regions"
-            )
-        # Regions and own names of labels need no captions, so a collection without splits works too.
-        if "learnt" in settings.sources or settings.naming == "known":
-            captions = collection.sentences("train")
-        words = ImageWords.load(settings.backbone, context.device, context.track)
-    parts: list[list[str]] = []
-    for source in settings.sources:
-        if source == "regions":
-            how = PseudoSentences(settings.min_score, settings.max_regions, settings.repeats, settings.attributes)
-            parts.append(region_sentences(collection, visuals.rows, settings.region_source, how))
-            continue
-        assert words is not None
-        if source == "labels":
-            strings = captions.texts.strings if captions is not None else ()
-            known = {word for string in strings for word in tokenise(string)}
-            parts.append(words.labels(visuals, settings.min_label_score, settings.naming, known))
-        else:
-            assert captions is not None
-            parts.append(
-                words.predicted_words(
-                    visuals, captions, settings.learnt_words, settings.shrink, settings.min_word_images
-                )
-            )
-    return _join_sources(parts, repeats=settings.repeats)
-
-
-def _join_sources(parts: Sequence[Sequence[str]], *, repeats: bool) -> list[str]:
-    """Concatenate the sentences of all sources; without ``repeats`` a later source adds only new words."""
-    joined = []
-    for of_image in zip(*parts, strict=True):
-        words = of_image[0].split()
-        for later in of_image[1:]:
-            words += [word for word in later.split() if repeats or word not in words]
-        joined.append(" ".join(words))
-    return joined
-
-
-def captions_of_neighbours(
-    collection: Collection, visuals: Visuals, settings: PseudoSettings, context: RunContext | None = None
-) -> list[list[str]]:
-    """Return for each image one caption of each of its nearest captioned images, by the vectors of a classifier."""
-    context = context or RunContext()
-    if not settings.backbone:
-        raise UserError(
-            "pseudo.neighbours needs image vectors: give pseudo.backbone= with the folder or hub name of a classifier"
-        )
-    words = ImageWords.load(settings.backbone, context.device, context.track)
-    return words.neighbour_captions(visuals, collection.sentences("train"), settings.neighbours)
