@@ -159,7 +159,11 @@ def test_any_matcher_can_be_a_student(stored_tiny, teacher, tmp_path, preset):
     rows = [row for row in Run.open(tmp_path / "run").metrics() if "divergence" in row]
     assert rows[-1]["divergence"] < rows[0]["divergence"]
     assert Run.open(tmp_path / "run").load()[0].scoring.reranks
-    resolve(PRESETS["distil"].defaults, ["matcher=mmca", "mmca.alpha=0"])
+
+
+def test_mmca_without_its_pair_module_can_be_a_student():
+    (student,) = resolve(PRESETS["distil"].defaults, ["matcher=mmca", "mmca.alpha=0"]).matcher
+    assert student.alpha == 0
 
 
 def test_a_weight_of_zero_leaves_the_teacher_out(stored_tiny, tmp_path):

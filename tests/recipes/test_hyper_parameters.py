@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from calligram.models.two_branch import TwoBranchSimilaritySettings
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import settings_fields
 
@@ -81,7 +82,11 @@ def test_no_stage_of_dual_path_changes_the_rate_or_the_optimizer_of_the_paper():
     assert not {"stages.1.lr", "stages.2.lr", "stages.1.optim.optimizer", "stages.2.optim.optimizer"} & found
 
 
-def test_the_number_of_outputs_of_the_similarity_network_is_that_of_the_paper_for_phrases_too():
-    from calligram.models.two_branch import TwoBranchSimilaritySettings
-
+def test_the_similarity_network_for_phrases_has_the_layers_of_the_paper():
     assert TwoBranchSimilaritySettings().heads == 3
+
+
+def test_mmca_has_the_rates_of_scan_at_the_size_of_its_paper():
+    found, scan = PRESETS["mmca"].defaults, PRESETS["scan"].defaults
+    assert (found.lr, found.batch, found.epochs, found.ema_decay) == (scan.lr, scan.batch, scan.epochs, scan.ema_decay)
+    assert (found.dim, found.dim % found.matcher[0].heads) == (256, 0)
