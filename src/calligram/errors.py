@@ -27,8 +27,8 @@ def command(*words: object) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """Return the error for an unknown name: it suggests the most similar known name and lists all of them.
 
-    >>> print(unknown("recipe", "vsa", ["vse", "scan"]))
-    unknown recipe 'vsa'; did you mean 'vse'? known: scan, vse
+    >>> print(unknown("preset", "vsa", ["vse", "scan"]))
+    unknown preset 'vsa'; did you mean 'vse'? known: scan, vse
     >>> print(unknown("row", "CNN", ["GRU, stage I", "GRU"]))
     unknown row 'CNN'; known: GRU, 'GRU, stage I'
     """

@@ -213,4 +213,4 @@ def test_the_problem_summary_counts_images_regions_and_phrases(tmp_path: Path) -
         "4 noted: region of a skipped image",
         "5 noted: phrase of a skipped caption",
     }
-    assert problems.found[0].detail == "kept; only recipe a3vse learns from it"
+    assert problems.found[0].detail == "kept; only pseudo pairs (preset a3vse) use it"

@@ -134,7 +134,7 @@ def demo(
     ] = 8400,
     seed: Annotated[int, typer.Option(help="Seed of the scenes and of training.")] = 0,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of recipe vse, as key=value; may be repeated.")
+        list[str] | None, typer.Option("--set", help="A setting of preset vse, as key=value; may be repeated.")
     ] = None,
     serve: Annotated[bool, typer.Option(help="Serve the search page at the end.")] = True,
     port: Annotated[int, typer.Option(help="Port of the page. If it is taken, another one is used.")] = 8000,

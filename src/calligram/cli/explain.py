@@ -184,7 +184,7 @@ def _print_region(attention: AttentionShares, words: list[WordImportance], regio
 
 
 def localize(
-    run: Annotated[Path, typer.Argument(help="Folder of a run of recipe two-branch-phrases.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run of preset two-branch-phrases.")],
     image: Annotated[Path, typer.Argument(help="A picture file.")],
     phrase: Annotated[str, typer.Argument(help="A phrase, such as 'a black dog'.")],
     out: Annotated[Path | None, typer.Option(help="Draw the boxes into this picture.")] = None,

@@ -20,7 +20,7 @@ def semantics(
         list[str] | None,
         typer.Option(
             "--set",
-            help="A setting of recipe a3vse, such as pseudo.sources=regions,labels; may be repeated.",
+            help="A setting of preset a3vse, such as pseudo.sources=regions,labels; may be repeated.",
         ),
     ] = None,
     split: Annotated[

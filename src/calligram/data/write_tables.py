@@ -172,7 +172,7 @@ def _note_images_without_captions(checked: CheckedDraft, described: set[int], pr
         return
     for row, record in enumerate(checked.images):
         if row not in described:
-            problems.note("image without captions", record.id, "kept; only recipe a3vse learns from it")
+            problems.note("image without captions", record.id, "kept; only pseudo pairs (preset a3vse) use it")
 
 
 def _also_true_table(draft: Draft, image_row: dict[str, int], caption_row: dict[str, int]) -> pa.Table:

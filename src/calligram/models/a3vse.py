@@ -88,7 +88,7 @@ class A3VSE(EmbeddingMatcher):
 
     Features of regions, or of the cells of a backbone's grid, pass one linear layer without normalisation. Words pass
     an embedding table and an LSTM. The paper does not say how K heads become one vector; here they are concatenated
-    (Eq. 1 writes a list). It does not give the size and direction of the LSTM; recipes take H and one direction. The
+    (Eq. 1 writes a list). It does not give the size and direction of the LSTM; presets take H and one direction. The
     cosine is of the concatenated vectors, so that all heads share one norm.
     """
 

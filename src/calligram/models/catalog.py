@@ -322,7 +322,7 @@ def load_from_run(folder: Path) -> tuple[Matcher, Inputs]:
 
 
 def read_run_file(folder: Path) -> dict[str, Any]:
-    """Read recipe, settings, collection and versions from the ``run.json`` of a run folder."""
+    """Read recipe, preset, settings, collection and versions from the ``run.json`` of a run folder."""
     try:
         content: dict[str, Any] = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
     except ValueError as error:
