@@ -168,7 +168,7 @@ for name in ("own", "fixed"):
     picture = Image.new("RGB", (20, 20), "red")
     assert len(explain(loaded.matcher, loaded.inputs, picture, "a red disc").words) == 3
 
-    from calligram.evaluation.encode import encode_pairing, load_pairing
+    from calligram.evaluation.recall import encode_pairing, load_pairing
     from calligram.evaluation.mine import mine_pairing
     pairing = cg.Collection.open(collection).sentences("train")
     mine_pairing(loaded.matcher, loaded.inputs, pairing, texts=2, images=2)

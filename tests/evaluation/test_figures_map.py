@@ -5,8 +5,8 @@ import torch
 from PIL import Image
 
 from calligram.data.matches import Matches
-from calligram.evaluation.encode import EncodedPairing
 from calligram.evaluation.figures import draw_map, tsne_layout
+from calligram.evaluation.recall import EncodedPairing
 from calligram.models.matcher import Encoded
 
 

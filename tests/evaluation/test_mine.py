@@ -9,8 +9,8 @@ import torch
 from calligram.data.matches import Matches
 from calligram.data.negatives import NegativeLists
 from calligram.errors import NotFiniteError, UserError
-from calligram.evaluation.encode import EncodedPairing
 from calligram.evaluation.mine import list_length, mine_negatives, mine_pairing, top_candidates
+from calligram.evaluation.recall import EncodedPairing
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher
 from calligram.models.vse import VSE, VSESettings

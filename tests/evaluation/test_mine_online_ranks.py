@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from calligram.data.matches import Matches
-from calligram.evaluation.encode import EncodedPairing
 from calligram.evaluation.mine import chance_within, expected_rank, mine_negatives, online_ranks
+from calligram.evaluation.recall import EncodedPairing
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from calligram.data.matches import Matches
 from calligram.evaluation.oracle import oracle_ranks
-from calligram.evaluation.ranking import relevant_ranks, retrieval_metrics
+from calligram.evaluation.recall import relevant_ranks, retrieval_metrics
 
 
 def test_the_oracle_is_the_mean_over_random_orders_of_what_is_true():

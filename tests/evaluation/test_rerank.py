@@ -13,8 +13,7 @@ from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.evaluation import rerank
-from calligram.evaluation.encode import EncodedPairing, encode_pairing, load_pairing, score_matrix
-from calligram.evaluation.ranking import relevant_ranks
+from calligram.evaluation.recall import EncodedPairing, encode_pairing, load_pairing, relevant_ranks, score_matrix
 from calligram.evaluation.rerank import candidate_floors, rerank_candidates
 from calligram.evaluation.retrieval import evaluate_retrieval
 from calligram.features.images.pixels import PixelInput

@@ -10,8 +10,8 @@ from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.evaluation import retrieval as protocols
-from calligram.evaluation.encode import encode_pairing, encode_texts, load_pairing, score_matrix
 from calligram.evaluation.figures import draw_pictures, draw_sheet
+from calligram.evaluation.recall import encode_pairing, encode_texts, load_pairing, score_matrix
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary

@@ -7,7 +7,7 @@ import pytest
 
 from calligram.data.matches import Matches
 from calligram.evaluation.oracle import chance, oracle_ranks
-from calligram.evaluation.ranking import relevant_ranks, retrieval_metrics
+from calligram.evaluation.recall import relevant_ranks, retrieval_metrics
 from calligram.evaluation.retrieval import measure_retrieval
 from calligram.scenes.generate import generate_scenes
 

@@ -8,7 +8,7 @@ from calligram.data.draft import CaptionRecord, Draft, ImageRecord
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.evaluation import suggest
-from calligram.evaluation.encode import encode_pairing, load_pairing, score_matrix
+from calligram.evaluation.recall import encode_pairing, load_pairing, score_matrix
 from calligram.evaluation.suggest import suggest_images, uncertainties
 from calligram.models.catalog import load_matcher
 from calligram.recipes.parts.run import train_preset

@@ -7,7 +7,7 @@ import torch
 from calligram.data.grounding import box_visuals, grounded_phrases, phrase_texts
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.evaluation.encode import load_pairing
+from calligram.evaluation.recall import load_pairing
 from calligram.features.images.backbones import Backbone, BackboneInput
 from calligram.features.images.pixels import PixelInput
 from calligram.features.joined_input import JoinedImageInput

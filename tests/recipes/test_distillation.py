@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from calligram.errors import UserError
-from calligram.evaluation.encode import encode_pairing, load_pairing
+from calligram.evaluation.recall import encode_pairing, load_pairing
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_preset

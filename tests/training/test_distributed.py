@@ -50,10 +50,10 @@ def take_steps(folders: Mapping[str, str], out: Path) -> None:
 
 def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
     """Take one training step of a preset and save gradients, loss and the images this process saw."""
+    from calligram.device import Processes
     from calligram.recipes.catalog import PRESETS
     from calligram.recipes.parts.config import resolve
     from calligram.recipes.parts.run import RunContext
-    from calligram.training.distributed import Processes
     from calligram.training.objectives.instance import InstanceObjective
 
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from calligram.data.collection import Collection
     from calligram.data.pairing import Pairing
-    from calligram.evaluation.encode import EncodedPairing
+    from calligram.evaluation.recall import EncodedPairing
     from calligram.evaluation.retrieval import Floats
     from calligram.evaluation.word_matching import UnknownFailures
     from calligram.features.inputs import Inputs
@@ -202,7 +202,7 @@ class _ScoreStatistics:
 
 def _encoded_by(run: Path, pairing: Pairing, device: torch.device) -> EncodedPairing:
     """The vectors of a pairing by another run."""
-    from calligram.evaluation.encode import encode_pairing, load_pairing
+    from calligram.evaluation.recall import encode_pairing, load_pairing
     from calligram.models.catalog import load_matcher
 
     stored = load_matcher(run).to(device)

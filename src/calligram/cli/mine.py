@@ -15,8 +15,8 @@ from calligram.errors import UserError, command
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.data.negatives import NegativeLists
     from calligram.data.pairing import Pairing
-    from calligram.evaluation.encode import EncodedPairing
     from calligram.evaluation.mine import OnlineRanks
+    from calligram.evaluation.recall import EncodedPairing
     from calligram.models.matcher import Matcher
 
 
@@ -51,8 +51,8 @@ def mine(
     """Score a whole split and store the hardest negatives by ids, for the term offline of preset aoq."""
     from calligram.data.collection import Collection
     from calligram.device import device_named
-    from calligram.evaluation.encode import encode_pairing, load_pairing
     from calligram.evaluation.mine import mine_pairing
+    from calligram.evaluation.recall import encode_pairing, load_pairing
     from calligram.models.catalog import load_matcher
 
     if out.exists():

@@ -17,7 +17,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.evaluation.localization import Localization
-    from calligram.evaluation.ranking import DirectionMetrics
+    from calligram.evaluation.recall import DirectionMetrics
     from calligram.evaluation.rerank import RerankReport
     from calligram.evaluation.retrieval import Retrieval, RetrievalReport
     from calligram.evaluation.word_matching import UnknownFailures

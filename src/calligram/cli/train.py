@@ -25,11 +25,10 @@ def train(
 ) -> None:
     """Train a matcher. The run folder gets the settings, metrics, curves, the best matcher and the last state."""
     from calligram.data.collection import Collection
-    from calligram.device import device_named
+    from calligram.device import Processes, device_named
     from calligram.recipes.catalog import find_preset
     from calligram.recipes.parts.config import resolve
     from calligram.recipes.parts.run import RunContext, run_preset
-    from calligram.training.distributed import Processes
     from calligram.training.runs import draw_curves
 
     chosen = find_preset(preset)

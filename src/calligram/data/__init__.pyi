@@ -42,6 +42,7 @@ from calligram.data.revision import images_with_proposals as images_with_proposa
 from calligram.data.revision import proposal_record as proposal_record
 from calligram.data.revision import store_regions as store_regions
 from calligram.data.sparse import Sparsity as Sparsity
+from calligram.data.sparse import extended as extended
 from calligram.data.sparse import kept_matches as kept_matches
 from calligram.data.sparse import sparse_view as sparse_view
 from calligram.data.sparse import with_extra_captions as with_extra_captions

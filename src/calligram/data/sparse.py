@@ -21,6 +21,8 @@ from calligram.files import content_hash, text_hash
 Ints = NDArray[np.int64]
 RowMask = NDArray[np.bool_]
 
+EXTENDED_EPOCHS = ((0.1, 2.5), (0.2, 2.0), (0.5, 1.2), (1.0, 1.0))
+"""share of annotations, and the paper's factor on the number of epochs"""
 EXTRA_IMAGES_KEY = "further captions"
 """manifest key with the ids of images that keep captions in addition to the sparsity level"""
 SPARSE_SPLIT = "train"
@@ -160,3 +162,18 @@ def _renumber_references(table: pa.Table, column: str, stays: RowMask) -> tuple[
     place = (np.cumsum(stays) - 1)[numbers[rows]]
     field = table.schema.get_field_index(column)
     return table.filter(pa.array(rows)).set_column(field, column, pa.array(place, table.column(column).type)), rows
+
+
+def extended(share: float) -> float:
+    """Return the factor on the number of epochs at a share of annotations (a3vse, Sec. 4.2).
+
+    The paper gives it at 10%, 20% and 50%. In between it is interpolated linearly over the logarithm of the share;
+    below 10% it is 2.5.
+    """
+    shares, factors = zip(*EXTENDED_EPOCHS, strict=True)
+    return float(np.interp(np.log(max(share, 1e-12)), np.log(shares), factors))
+
+
+def half(share: float) -> float:
+    """Return the factor, at least 1, that gives half of the steps of all annotations (a3vse, Sec. 4.2)."""
+    return max(1.0, 0.5 / max(share, 1e-12))

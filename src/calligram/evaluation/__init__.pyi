@@ -11,11 +11,6 @@ from calligram.evaluation.attention import word_parts as word_parts
 from calligram.evaluation.distributions import cross_ranks as cross_ranks
 from calligram.evaluation.distributions import draw_overlap as draw_overlap
 from calligram.evaluation.distributions import score_overlap as score_overlap
-from calligram.evaluation.encode import EncodedPairing as EncodedPairing
-from calligram.evaluation.encode import encode_images as encode_images
-from calligram.evaluation.encode import encode_pairing as encode_pairing
-from calligram.evaluation.encode import encode_texts as encode_texts
-from calligram.evaluation.encode import load_pairing as load_pairing
 from calligram.evaluation.figures import correlation as correlation
 from calligram.evaluation.figures import draw_found_images as draw_found_images
 from calligram.evaluation.figures import draw_found_texts as draw_found_texts
@@ -33,8 +28,13 @@ from calligram.evaluation.mine import mine_pairing as mine_pairing
 from calligram.evaluation.mine import online_ranks as online_ranks
 from calligram.evaluation.proposals import RecallReport as RecallReport
 from calligram.evaluation.proposals import proposal_recall as proposal_recall
-from calligram.evaluation.ranking import DirectionMetrics as DirectionMetrics
-from calligram.evaluation.ranking import retrieval_metrics as retrieval_metrics
+from calligram.evaluation.recall import DirectionMetrics as DirectionMetrics
+from calligram.evaluation.recall import EncodedPairing as EncodedPairing
+from calligram.evaluation.recall import encode_images as encode_images
+from calligram.evaluation.recall import encode_pairing as encode_pairing
+from calligram.evaluation.recall import encode_texts as encode_texts
+from calligram.evaluation.recall import load_pairing as load_pairing
+from calligram.evaluation.recall import retrieval_metrics as retrieval_metrics
 from calligram.evaluation.rerank import RerankReport as RerankReport
 from calligram.evaluation.retrieval import Retrieval as Retrieval
 from calligram.evaluation.retrieval import RetrievalReport as RetrievalReport

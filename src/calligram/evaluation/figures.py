@@ -30,7 +30,7 @@ from calligram.data.summary import (
     TEXT_COLOUR,
 )
 from calligram.evaluation.distributions import cross_ranks, draw_cross_ranks, draw_overlap
-from calligram.evaluation.encode import EncodedPairing, encode_pairing, load_pairing, score_matrix
+from calligram.evaluation.recall import EncodedPairing, encode_pairing, load_pairing, score_matrix
 from calligram.evaluation.retrieval import overlap_of
 from calligram.evaluation.suggest import Suggestion
 from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input

@@ -15,9 +15,8 @@ from calligram.data.grounding import ImageBoxes, grounded_phrases, phrase_texts
 from calligram.data.matches import Matches
 from calligram.device import device_of
 from calligram.errors import UserError
-from calligram.evaluation.encode import encode_texts
 from calligram.evaluation.proposals import NO_HIT, first_hits, recall_within
-from calligram.evaluation.ranking import relevant_ranks
+from calligram.evaluation.recall import encode_texts, relevant_ranks
 from calligram.features.images.region_input import ProposalFeatures
 from calligram.features.inputs import Inputs, TextRows
 from calligram.models.matcher import Encoded, Matcher

@@ -16,7 +16,7 @@ from calligram.data.matches import Matches
 from calligram.data.negatives import NegativeLists
 from calligram.data.pairing import Pairing
 from calligram.errors import NotFiniteError, UserError
-from calligram.evaluation.encode import EncodedPairing, Precision, encode_pairing, load_pairing
+from calligram.evaluation.recall import EncodedPairing, Precision, encode_pairing, load_pairing
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent

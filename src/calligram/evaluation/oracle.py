@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calligram.data.matches import Matches
-from calligram.evaluation.ranking import DirectionMetrics
+from calligram.evaluation.recall import DirectionMetrics
 
 Ints = NDArray[np.int64]
 

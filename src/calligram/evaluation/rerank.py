@@ -15,8 +15,15 @@ from numpy.typing import NDArray
 
 from calligram.data.matches import Matches
 from calligram.errors import UserError
-from calligram.evaluation.encode import EncodedPairing, Precision, score_array, score_matrix, score_precision
-from calligram.evaluation.ranking import RelevantRanks, relevant_ranks
+from calligram.evaluation.recall import (
+    EncodedPairing,
+    Precision,
+    RelevantRanks,
+    relevant_ranks,
+    score_array,
+    score_matrix,
+    score_precision,
+)
 from calligram.models.matcher import EmbeddingMatcher, Matcher
 from calligram.progress import Track, silent
 

@@ -13,17 +13,20 @@ from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.evaluation.distributions import Overlap, score_overlap
-from calligram.evaluation.encode import (
+from calligram.evaluation.oracle import chance, oracle_ranks
+from calligram.evaluation.recall import (
+    DirectionMetrics,
     EncodedPairing,
     LoadedPairing,
     Precision,
     check_precision,
     encode_pairing,
     load_pairing,
+    mean_of,
+    relevant_ranks,
+    retrieval_metrics,
     score_matrix,
 )
-from calligram.evaluation.oracle import chance, oracle_ranks
-from calligram.evaluation.ranking import DirectionMetrics, mean_of, relevant_ranks, retrieval_metrics
 from calligram.evaluation.rerank import RerankReport, TwoStageScores, check_depth, rerank_candidates
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher

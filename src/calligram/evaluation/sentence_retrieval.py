@@ -12,7 +12,7 @@ from calligram.data.collection import Collection
 from calligram.data.pairing import Visuals
 from calligram.data.readers.text_files import read_sentences
 from calligram.errors import UserError
-from calligram.evaluation.encode import encode_images, encode_texts
+from calligram.evaluation.recall import encode_images, encode_texts
 from calligram.models.catalog import load_matcher
 from calligram.progress import Track, silent
 from calligram.text import tokenise

@@ -16,7 +16,7 @@ from calligram.data.collection import Collection
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
 from calligram.errors import NotFiniteError, UserError
-from calligram.evaluation.encode import encode_images, encode_texts
+from calligram.evaluation.recall import encode_images, encode_texts
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Encoded, Matcher
 from calligram.progress import Track, silent

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from calligram.data.matches import Matches
-from calligram.evaluation.ranking import relevant_ranks
+from calligram.evaluation.recall import relevant_ranks
 from calligram.evaluation.retrieval import Retrieval, measure_retrieval
 from calligram.features.inputs import TextInput
 from calligram.features.texts.vocabulary import SPECIAL_WORDS, Vocabulary

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from calligram.features.images.stored_input import feature_vectors
 from calligram.features.texts.pca import Covariance
 from calligram.models.matcher import EmbeddingMatcher, Encoded
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -127,3 +132,24 @@ def _cholesky(own: Tensor, eta: float) -> Tensor:
     added = 1e-8 + eta * float(torch.linalg.eigvalsh(own)[-1])
     lower: Tensor = torch.linalg.cholesky(own + added * torch.eye(len(own), dtype=own.dtype, device=own.device))
     return lower
+
+
+def select_cca(
+    covariance: Covariance,
+    dim: int,
+    etas: tuple[float, ...],
+    evaluate: Callable[[CCA], Mapping[str, float]],
+    metric: str,
+    device: torch.device,
+) -> CCA:
+    """Fit CCA for every pair of regularizations and return the one with the best dev metric.
+
+    Each modality has its own value: Fisher vectors have far more weak directions than image features.
+    """
+    candidates = [CCA.from_covariance(covariance, dim, *both) for both in product(etas, repeat=2)]
+    if len(candidates) == 1:
+        return candidates[0]
+    found = [evaluate(matcher.to(device))[metric] for matcher in candidates]
+    for matcher, value in zip(candidates, found, strict=True):
+        log.info("eta %g and %g: dev %s %.1f", matcher.settings.eta, matcher.settings.text_eta, metric, value)
+    return candidates[int(np.argmax(found))]

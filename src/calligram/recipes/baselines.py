@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
-from calligram.evaluation.encode import load_pairing
+from calligram.evaluation.recall import load_pairing
 from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
 from calligram.features.images.stored_input import real_parts
 from calligram.features.inputs import Inputs
@@ -24,7 +23,7 @@ from calligram.features.pseudo.concepts import ConceptInput, Expansion
 from calligram.features.pseudo.image_words import LabelClassifier
 from calligram.features.pseudo.wordnet import INSTALL_HINT, WordNet
 from calligram.features.texts.pca import Covariance
-from calligram.models.cca import CCA, CCASettings
+from calligram.models.cca import CCA, CCASettings, select_cca
 from calligram.models.layers.networks import pool_states
 from calligram.models.matcher import Matcher
 from calligram.models.tags import TagMatcher, TagSettings
@@ -85,27 +84,6 @@ def plan_cca(settings: CCARunSettings, collection: Collection, context: RunConte
         return select_cca(covariance, settings.dim, eta, evaluate, "rsum", context.device)
 
     return Plan(CCA(CCASettings(1, towers.architectures[1].state_dim, 1, eta[0])), inputs, (), Loop(settings.seed), fit)
-
-
-def select_cca(
-    covariance: Covariance,
-    dim: int,
-    etas: tuple[float, ...],
-    evaluate: Evaluate,
-    metric: str,
-    device: torch.device,
-) -> CCA:
-    """Fit CCA for every pair of regularizations and return the one with the best dev metric.
-
-    Each modality has its own value: Fisher vectors have far more weak directions than image features.
-    """
-    candidates = [CCA.from_covariance(covariance, dim, *both) for both in product(etas, repeat=2)]
-    if len(candidates) == 1:
-        return candidates[0]
-    found = [evaluate(matcher.to(device))[metric] for matcher in candidates]
-    for matcher, value in zip(candidates, found, strict=True):
-        log.info("eta %g and %g: dev %s %.1f", matcher.settings.eta, matcher.settings.text_eta, metric, value)
-    return candidates[int(np.argmax(found))]
 
 
 def matching_vectors(inputs: Inputs, pairing: Pairing, track: Track) -> Iterator[tuple[Tensor, Tensor]]:

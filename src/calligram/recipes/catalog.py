@@ -49,7 +49,7 @@ class Recipe:
 RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        Recipe("pairs", "calligram.recipes.pairs", "PairsSettings"),
+        Recipe("pairs", "calligram.recipes.pairs", "PairsSettings", "plan_composition"),
         Recipe("phrases", "calligram.recipes.phrases", "PhrasesSettings"),
         Recipe("cca", "calligram.recipes.baselines", "CCARunSettings", "plan_cca"),
         Recipe("tags", "calligram.recipes.baselines", "TagsSettings", "plan_tags", learns=False),

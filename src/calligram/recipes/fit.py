@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
-from torch import Tensor
 
 from calligram.data.collection import Collection
 from calligram.device import device_named
 from calligram.errors import UserError, unknown
 from calligram.evaluation.trained_run import TrainedRun, open_run
 from calligram.features.inputs import Inputs
-from calligram.models.matcher import Encoded, Matcher
+from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import RECIPES, Preset, find_preset
 from calligram.recipes.pairs import MATCHER_SETTINGS, GivenMatcher, PairsSettings, plan_composition
-from calligram.recipes.parts.config import (
-    component_names,
-    declared_settings,
-    replace_stages,
-    with_values,
-)
+from calligram.recipes.parts.config import component_names, declared_settings, replace_stages, with_values
 from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.recipes.parts.settings import STAGE_KEYS, STAGES, parse
 from calligram.recipes.parts.terms import TERMS, Term, TermContext
 from calligram.recipes.parts.towers import Towers
-from calligram.training.batches.batch import Batch
-from calligram.training.objectives.objective import Objective
+from calligram.training.objectives.objective import Loss, LossObjective, Objective
 
 S = TypeVar("S")
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""a loss of scores (A, C) and targets (A, C): +1 match, -1 negative, 0 ignored; rows are anchors"""
 
 
 @dataclass(frozen=True)
@@ -60,19 +51,6 @@ class LossTerm(Term):
         """Return the mean of the loss over both directions."""
         assert self.function is not None
         return LossObjective(self.function)
-
-
-class LossObjective(Objective):
-    """The mean of a loss with images as anchors and with texts as anchors."""
-
-    def __init__(self, loss: Loss) -> None:
-        super().__init__()
-        self.loss = loss
-
-    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
-        """Return one term."""
-        scores = matcher.score(images, texts)
-        return {"loss": (self.loss(scores, batch.image_target) + self.loss(scores.T, batch.text_target)) / 2}
 
 
 def fit(

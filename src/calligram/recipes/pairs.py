@@ -258,11 +258,6 @@ class PairsSettings(TrainedSettings):
         return next((term for term in self.terms if isinstance(term, kind)), None)
 
 
-def plan(settings: PairsSettings, collection: Collection, context: RunContext) -> Plan:
-    """Return inputs, the matcher or ensemble, and the stages."""
-    return plan_composition(settings, collection, context)
-
-
 def plan_composition(
     settings: PairsSettings,
     collection: Collection,
@@ -346,7 +341,7 @@ def _check_candidates(settings: PairsSettings, matcher: Matcher) -> None:
 
 
 def _person_retrieval(inputs: Inputs, dev: Pairing, context: RunContext) -> Evaluate:
-    from calligram.evaluation.encode import load_pairing
+    from calligram.evaluation.recall import load_pairing
     from calligram.evaluation.retrieval import evaluate_retrieval
 
     loaded = load_pairing(inputs, dev, context.track)

@@ -13,23 +13,20 @@ from torch import Tensor
 
 from calligram.data.collection import Collection
 from calligram.data.grounding import box_visuals, grounded_phrases, phrase_texts
-from calligram.data.revision import images_with_proposals, proposal_record
-from calligram.errors import UserError, command
+from calligram.data.revision import images_with_proposals
+from calligram.errors import UserError
 from calligram.evaluation.localization import evaluate_localization, load_phrases
-from calligram.features.images.pixels import PixelInput
-from calligram.features.images.region_input import RegionInput
+from calligram.features.images.region_input import RegionSettings, region_input
 from calligram.features.inputs import Inputs
-from calligram.features.regions.proposers import PROPOSERS, load_proposer
-from calligram.features.regions.region_features import RegionCrops, RegionPooling
 from calligram.features.texts.chunker import Chunker, annotated_captions
 from calligram.features.texts.fitted_vectors import fitted_text
 from calligram.features.texts.pca import Covariance
 from calligram.models.catalog import MATCHERS
-from calligram.models.cca import CCA, CCASettings
+from calligram.models.cca import CCA, CCASettings, select_cca
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import Matcher
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
-from calligram.recipes.baselines import CCAFit, select_cca
+from calligram.recipes.baselines import CCAFit
 from calligram.recipes.pairs import PairsSettings
 from calligram.recipes.parts.config import components, settings_of_stage
 from calligram.recipes.parts.run import Plan, RunContext
@@ -52,25 +49,6 @@ from calligram.training.objectives.objective import Objective
 from calligram.training.objectives.two_branch import NeighbourhoodObjective
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RegionSettings:
-    """Settings of regions: the boxes and their features."""
-
-    proposals: Annotated[str, "name of the collection's proposals, as given to calligram regions"] = "edgeboxes"
-    proposer: Annotated[
-        str,
-        "file or folder of a detector that proposes boxes in new images; empty for the method of the proposals",
-        RARE,
-    ] = ""
-    backbone: Annotated[str, "folder or hub name of a vision model; empty for pixels as features"] = ""
-    size: Annotated[int, "side of the square input image in pixels", (8, 4096), RARE] = 448
-    bins: Annotated[int, "side in pixels to which a box is resized, without a backbone", (1, 64), RARE] = 8
-    margin: Annotated[float, "margin around a box as a share of its sides, without a backbone", (0, 10), RARE] = 0.25
-    geometry: Annotated[
-        float, "weight of the position and area of a box, added to its features; 0 as in the paper", (0, 100)
-    ] = 0.0
 
 
 class PhraseMatchers:
@@ -171,37 +149,12 @@ def plan(settings: PhrasesSettings, collection: Collection, context: RunContext)
     return Plan(towers.matcher(), towers.inputs, towers.stages(), loop, None, evaluate)
 
 
-def region_input(region: RegionSettings, collection: Collection, context: RunContext) -> RegionInput:
-    """Return the input of box features, with the settings of the collection's proposals."""
-    known = proposal_record(collection, region.proposals)
-    if known is None:
-        raise UserError(
-            f"collection {collection.folder} has no proposals '{region.proposals}'; find some with "
-            + command(
-                "calligram",
-                "regions",
-                collection.folder,
-                *["--proposals", "edgeboxes", "--top", "200"],
-                *["--backbone", "FOLDER", "--size", "448"],
-            )
-        )
-    method = str(known["settings"]["proposals"]["method"])
-    pooling: RegionPooling | RegionCrops = RegionCrops(PixelInput(region.size), region.bins, region.margin)
-    if region.backbone:
-        pooling = RegionPooling.load(region.backbone, region.size, context.device)
-    top = int(known["settings"]["top"])
-    if region.proposer:
-        load_proposer(region.proposer, top)  # raises for an unknown name now, not when the run is used
-    proposer = region.proposer or (method if method in PROPOSERS else region.proposals)
-    return RegionInput(pooling, region.proposals, proposer, top, region.geometry)
-
-
 class _PhraseTowers:
     """The pairs of truth regions and phrases, the inputs, the batches, and the network."""
 
     def __init__(self, settings: PhrasesSettings, collection: Collection, context: RunContext) -> None:
         self.settings, self.context = settings, context
-        regions = region_input(settings.region, collection, context)
+        regions = region_input(settings.region, collection, context.device)
         images = np.intersect1d(collection.images_in("train"), images_with_proposals(collection, regions.source))
         grounded = grounded_phrases(collection, images)
         proposed = regions.proposal_features(collection, np.unique(grounded.chain_boxes.images), context.track)

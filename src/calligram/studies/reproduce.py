@@ -18,9 +18,9 @@ from calligram.data.pairing import Pairing
 from calligram.device import device_named
 from calligram.errors import UserError, unknown
 from calligram.evaluation.distributions import draw_overlap
-from calligram.evaluation.encode import EncodedPairing
 from calligram.evaluation.figures import draw_found_images, draw_found_texts, draw_map
 from calligram.evaluation.localization import evaluate_localization, load_phrases
+from calligram.evaluation.recall import EncodedPairing
 from calligram.evaluation.retrieval import Floats, ScoreCallback, evaluate_retrieval
 from calligram.files import replace_text
 from calligram.models.catalog import WEIGHTS_FILE

@@ -8,11 +8,6 @@ uses the share of each process.
 
 from __future__ import annotations
 
-import atexit
-import os
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -21,72 +16,10 @@ import torch.distributed as dist
 # threads alive. Optimizers import the module after the group is created. Imported here, before that, it keeps no group.
 import torch.distributed.nn.functional
 import torch.nn.functional as F
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
+from calligram.device import Processes, is_single_process
 from calligram.models.matcher import Encoded
-
-Ints = NDArray[np.int64]
-
-
-def _leave_group() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-@dataclass(frozen=True)
-class Processes:
-    """Rank of this process and the number of processes."""
-
-    rank: int = 0
-    count: int = 1
-
-    @classmethod
-    def join(cls) -> Processes:
-        """Join the group that ``torchrun`` set in the environment; without it this is the only process."""
-        count = int(os.environ.get("WORLD_SIZE", "1"))
-        if count > 1 and not dist.is_initialized():
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-            # A thread of the group that frees a tensor while the interpreter ends aborts the process.
-            atexit.register(_leave_group)
-        return cls(int(os.environ.get("RANK", "0")), count)
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the process that writes files and prints."""
-        return self.rank == 0
-
-    def share(self, rows: Ints) -> Ints:
-        """Contiguous share of this process of the rows of a batch."""
-        return np.array_split(rows, self.count)[self.rank]
-
-    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace gradients by their mean over processes."""
-        if self.count == 1:
-            return
-        for parameter in parameters:
-            if not parameter.requires_grad:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= self.count
-
-    def broadcast_weights(self, modules: Iterable[nn.Module]) -> None:
-        """Copy the weights of the first process to all processes."""
-        if self.count > 1:
-            for module in modules:
-                for tensor in (*module.parameters(), *module.buffers()):
-                    dist.broadcast(tensor.data, 0)
-
-    def broadcast_number(self, value: float) -> float:
-        """Return the number of the first process in all processes."""
-        if self.count == 1:
-            return value
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        box = torch.tensor([value], dtype=torch.float64, device=device)
-        dist.broadcast(box, 0)
-        return float(box)
 
 
 class _Gather(torch.autograd.Function):
@@ -101,11 +34,6 @@ class _Gather(torch.autograd.Function):
         total = grads[0].contiguous()
         dist.all_reduce(total)
         return total[dist.get_rank()]
-
-
-def is_single_process() -> bool:
-    """Whether there is one process only."""
-    return not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
 
 
 def gather(encoded: Encoded) -> Encoded:

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from calligram.device import device_of
+from calligram.device import Processes, device_of
 from calligram.errors import NotFiniteError, UserError
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.training.batches.batch import Batch, BatchSource, derived_seed
-from calligram.training.distributed import Processes
 from calligram.training.objectives.objective import NOT_FINITE_ADVICE, CollapseDetector
 from calligram.training.runs import Run, TensorBoardWriter, optimizer_tensors, restore_optimizer
 from calligram.training.stages import Evaluate, Loop, Precision, Stage

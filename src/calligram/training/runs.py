@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import calligram
 from calligram.errors import UserError
 from calligram.extras import install_command
 from calligram.features.inputs import Inputs
@@ -34,6 +36,8 @@ from calligram.models.matcher import Matcher
 
 log = logging.getLogger(__name__)
 
+COMMIT_FILE = Path(calligram.__file__).parent / "COMMIT"
+"""holds the commit where the code was copied without its git history"""
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -341,3 +345,17 @@ class TensorBoardWriter:
         """Flush and close."""
         if self._writer is not None:
             self._writer.close()
+
+
+def commit() -> str:
+    """Return the commit of the code: the content of ``COMMIT``, else ``git describe`` (``-dirty`` after changes)."""
+    if COMMIT_FILE.is_file():
+        return COMMIT_FILE.read_text(encoding="utf-8").strip()
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
+            cwd=COMMIT_FILE.parent, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.stdout.strip()

@@ -14,11 +14,7 @@ from calligram.data.grounding import ImageBoxes, box_visuals, feature_boxes
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.features.images.pixels import PixelInput
-from calligram.features.images.region_input import (
-    RegionInput,
-    StoredRegionRows,
-    stored_part_boxes,
-)
+from calligram.features.images.region_input import RegionInput, StoredRegionRows, stored_part_boxes
 from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.regions.extract import ExtractionTask, add_regions

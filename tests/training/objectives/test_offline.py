@@ -6,8 +6,9 @@ import torch
 
 from calligram.data.matches import Matches
 from calligram.data.negatives import NegativeLists
-from calligram.evaluation.encode import EncodedPairing
+from calligram.device import Processes
 from calligram.evaluation.mine import mine_negatives
+from calligram.evaluation.recall import EncodedPairing
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
@@ -16,7 +17,6 @@ from calligram.models.matcher import EmbeddingMatcher, Encoded
 from calligram.models.vse import VSE, VSESettings
 from calligram.training.batches.batch import Batches, PairSampler
 from calligram.training.batches.mined_negatives import OfflineSampler
-from calligram.training.distributed import Processes
 from calligram.training.objectives.offline import OfflineObjective, OfflineTerms
 
 IMAGES, TEXTS = 30, 80

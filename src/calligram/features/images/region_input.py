@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,12 +22,12 @@ from calligram.data.collection import Collection
 from calligram.data.grounding import ImageBoxes, box_visuals, boxes_of_source, feature_boxes
 from calligram.data.pairing import StoredFeatures, Visuals
 from calligram.data.pictures import decode
-from calligram.data.revision import images_with_proposals
+from calligram.data.revision import images_with_proposals, proposal_record
 from calligram.errors import UserError, command
 from calligram.features.images.backbones import Backbone
 from calligram.features.images.pixels import Augment, PixelInput
 from calligram.features.inputs import ImageInput
-from calligram.features.regions.proposers import Proposer, load_proposer
+from calligram.features.regions.proposers import PROPOSERS, Proposer, load_proposer
 from calligram.features.regions.region_features import Halves, Pixels, RegionCrops, RegionPooling, relative_boxes
 from calligram.features.store import FeatureStore, content_key
 from calligram.progress import Track, silent
@@ -276,3 +276,47 @@ def stored_part_boxes(name: str, collection: Collection, row: int) -> Floats | N
         return None
     relative: Floats = np.clip(boxes / np.array([*size, *size]), 0, 1).astype(np.float32)
     return relative
+
+
+@dataclass(frozen=True)
+class RegionSettings:
+    """Settings of regions: the boxes and their features."""
+
+    proposals: Annotated[str, "name of the collection's proposals, as given to calligram regions"] = "edgeboxes"
+    proposer: Annotated[
+        str,
+        "file or folder of a detector that proposes boxes in new images; empty for the method of the proposals",
+        "rare",
+    ] = ""
+    backbone: Annotated[str, "folder or hub name of a vision model; empty for pixels as features"] = ""
+    size: Annotated[int, "side of the square input image in pixels", (8, 4096), "rare"] = 448
+    bins: Annotated[int, "side in pixels to which a box is resized, without a backbone", (1, 64), "rare"] = 8
+    margin: Annotated[float, "margin around a box as a share of its sides, without a backbone", (0, 10), "rare"] = 0.25
+    geometry: Annotated[
+        float, "weight of the position and area of a box, added to its features; 0 as in the paper", (0, 100)
+    ] = 0.0
+
+
+def region_input(region: RegionSettings, collection: Collection, device: torch.device | str = "cpu") -> RegionInput:
+    """Return the input of box features, with the settings of the collection's proposals."""
+    known = proposal_record(collection, region.proposals)
+    if known is None:
+        raise UserError(
+            f"collection {collection.folder} has no proposals '{region.proposals}'; find some with "
+            + command(
+                "calligram",
+                "regions",
+                collection.folder,
+                *["--proposals", "edgeboxes", "--top", "200"],
+                *["--backbone", "FOLDER", "--size", "448"],
+            )
+        )
+    method = str(known["settings"]["proposals"]["method"])
+    pooling: RegionPooling | RegionCrops = RegionCrops(PixelInput(region.size), region.bins, region.margin)
+    if region.backbone:
+        pooling = RegionPooling.load(region.backbone, region.size, torch.device(device))
+    top = int(known["settings"]["top"])
+    if region.proposer:
+        load_proposer(region.proposer, top)  # raises for an unknown name now, not when the run is used
+    proposer = region.proposer or (method if method in PROPOSERS else region.proposals)
+    return RegionInput(pooling, region.proposals, proposer, top, region.geometry)

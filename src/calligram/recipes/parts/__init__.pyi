@@ -16,7 +16,6 @@ from calligram.recipes.parts.settings import SparseSettings as SparseSettings
 from calligram.recipes.parts.settings import StageSettings as StageSettings
 from calligram.recipes.parts.settings import TrainedSettings as TrainedSettings
 from calligram.recipes.parts.settings import stage as stage
-from calligram.recipes.parts.sparse import extended as extended
 from calligram.recipes.parts.terms import Caption as Caption
 from calligram.recipes.parts.terms import Distillation as Distillation
 from calligram.recipes.parts.terms import InfoNCE as InfoNCE

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from calligram.data.negatives import MINE_HINT, NegativeLists
 from calligram.data.pairing import Pairing
-from calligram.evaluation.encode import encode_pairing, load_pairing
 from calligram.evaluation.mine import list_length, mine_pairing
+from calligram.evaluation.recall import encode_pairing, load_pairing
 from calligram.features.inputs import Inputs
 from calligram.files import replace_file
 from calligram.models import catalog

@@ -16,12 +16,7 @@ from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, Texts
 from calligram.errors import UserError
 from calligram.evaluation.sentence_retrieval import retrieved_sentences
-from calligram.features.pseudo.sentences import (
-    PseudoSettings,
-    captions_of_neighbours,
-    draw_sentences,
-    pseudo_sentences,
-)
+from calligram.features.pseudo.sentences import PseudoSettings, captions_of_neighbours, draw_sentences, pseudo_sentences
 from calligram.recipes.pairs import MATCHER_SETTINGS
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.settings import RunSettings

@@ -6,7 +6,6 @@ import logging
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,22 +18,18 @@ import torch
 import calligram
 from calligram.data.collection import Collection
 from calligram.data.sparse import EXTRA_IMAGES_KEY
-from calligram.device import device_name, device_named
+from calligram.device import Processes, device_name, device_named
 from calligram.errors import UserError
-from calligram.evaluation.encode import encode_pairing, load_pairing, score_matrix
-from calligram.evaluation.ranking import relevant_ranks, retrieval_metrics
+from calligram.evaluation.recall import load_pairing, recall_values, recalls_of
 from calligram.features.inputs import Inputs
 from calligram.models.catalog import WEIGHTS_FILE, read_run_file
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import Preset, find_preset
 from calligram.recipes.parts.config import as_plain, component_fields, replace_stages, resolve, unchecked
-from calligram.training.distributed import Processes
 from calligram.training.loop import Evaluate, Loop, Stage, check_parameter_groups, train
-from calligram.training.runs import METRICS_FILE, Run
+from calligram.training.runs import METRICS_FILE, Run, commit
 
-COMMIT_FILE = Path(calligram.__file__).parent / "COMMIT"
-"""holds the commit where the code was copied without its git history"""
 MIN_DEV_IMAGES = 30
 """below this number of dev images, one image changes recall by several points"""
 
@@ -216,17 +211,8 @@ def _retrieval_on_dev(plan: Plan, collection: Collection, context: RunContext) -
             from calligram.evaluation.retrieval import evaluate_retrieval
 
             found = evaluate_retrieval(matcher, plan.inputs, dev, loaded=loaded, depth=plan.dev_depth).retrieval
-            i2t, t2i = found.i2t, found.t2i
-        else:  # the recalls only, without the other measures of a report
-            encoded = encode_pairing(matcher.eval(), plan.inputs, loaded, context.track)
-            scores = score_matrix(matcher, encoded, track=context.track)
-            i2t = retrieval_metrics(relevant_ranks(scores, dev.matches))
-            t2i = retrieval_metrics(relevant_ranks(scores.T, dev.matches.T))
-        return {
-            "rsum": i2t.rsum + t2i.rsum,
-            **{f"i2t_r{k}": getattr(i2t, f"r{k}") for k in (1, 5, 10)},
-            **{f"t2i_r{k}": getattr(t2i, f"r{k}") for k in (1, 5, 10)},
-        }
+            return recall_values(found.i2t, found.t2i)
+        return recalls_of(matcher, plan.inputs, loaded, dev.matches, context.track)
 
     return evaluate
 
@@ -249,17 +235,3 @@ def _run_without_stages(run: Run, plan: Plan, evaluate: Evaluate, context: RunCo
     run.log({"step": 0, "dev": found})
     run.finish(time.perf_counter() - began)
     return {**found, "epoch": -1, "step": 0}
-
-
-def commit() -> str:
-    """Return the commit of the code: the content of ``COMMIT``, else ``git describe`` (``-dirty`` after changes)."""
-    if COMMIT_FILE.is_file():
-        return COMMIT_FILE.read_text(encoding="utf-8").strip()
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
-            cwd=COMMIT_FILE.parent, capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return found.stdout.strip()

@@ -9,25 +9,8 @@ from typing import Any
 import numpy as np
 
 from calligram.data.collection import Collection
+from calligram.data.sparse import extended, half
 from calligram.training.stages import Stage
-
-EXTENDED_EPOCHS = ((0.1, 2.5), (0.2, 2.0), (0.5, 1.2), (1.0, 1.0))
-"""share of annotations, and the paper's factor on the number of epochs"""
-
-
-def extended(share: float) -> float:
-    """Return the factor on the number of epochs at a share of annotations (a3vse, Sec. 4.2).
-
-    The paper gives it at 10%, 20% and 50%. In between it is interpolated linearly over the logarithm of the share;
-    below 10% it is 2.5.
-    """
-    shares, factors = zip(*EXTENDED_EPOCHS, strict=True)
-    return float(np.interp(np.log(max(share, 1e-12)), np.log(shares), factors))
-
-
-def half(share: float) -> float:
-    """Return the factor, at least 1, that gives half of the steps of all annotations (a3vse, Sec. 4.2)."""
-    return max(1.0, 0.5 / max(share, 1e-12))
 
 
 def epochs_factor(settings: Any, whole: Collection, sparse: Collection) -> float:

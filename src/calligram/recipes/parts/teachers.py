@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from calligram.data.pairing import Pairing
-from calligram.evaluation.encode import encode_pairing, load_pairing
+from calligram.evaluation.recall import encode_pairing, load_pairing
 from calligram.models.catalog import load_matcher
 from calligram.recipes.parts.run import RunContext
 from calligram.training.objectives.distillation import Teacher

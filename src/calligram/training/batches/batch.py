@@ -15,12 +15,12 @@ from torch import Tensor
 
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
+from calligram.device import Processes
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment
 from calligram.features.inputs import Inputs
 from calligram.files import text_hash
 from calligram.progress import Track, silent
-from calligram.training.distributed import Processes
 
 
 def derived_seed(*parts: int | str) -> int:

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from calligram.data.boxes import iou
 from calligram.data.grounding import GroundedPhrases, ImageBoxes
+from calligram.device import Processes
 from calligram.errors import UserError
 from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.losses.contrastive import logistic_loss
 from calligram.models.matcher import Matcher
 from calligram.text import caption_key
 from calligram.training.batches.batch import Batch, ExtraPairs, derived_seed
-from calligram.training.distributed import Processes
 from calligram.training.objectives.objective import Objective
 
 Ints = NDArray[np.int64]

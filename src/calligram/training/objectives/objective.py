@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
-from calligram.device import uses_cuda_graphs
+from calligram.device import is_single_process, uses_cuda_graphs
 from calligram.errors import UserError
 from calligram.losses.contrastive import symmetric_info_nce
 from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
 from calligram.training.cuda_graphs import run_with_cuda_graphs
-from calligram.training.distributed import gather, is_single_process
+from calligram.training.distributed import gather
 from calligram.vectors import unit_length
 
 if TYPE_CHECKING:  # importing ensembles would import networks that other matchers do not need
     from calligram.models.ensemble import Ensemble
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""a loss of scores (A, C) and targets (A, C): +1 match, -1 negative, 0 ignored; rows are anchors"""
 NOT_FINITE_ADVICE = (
     "lower the learning rate (--set lr=...), clip gradients (--set optim.clip=1), or use --set precision=fp32"
 )
@@ -103,8 +105,10 @@ class Objective(nn.Module):
 
     def encode(self, matcher: Matcher, batch: Batch) -> tuple[Encoded, Encoded]:
         """Encode images and texts of the whole batch, gathered from all processes."""
-        images = gather(matcher.encode_images(batch.images))
-        texts = gather(matcher.encode_texts(batch.texts, batch.text_mask))
+        images = matcher.encode_images(batch.images)
+        texts = matcher.encode_texts(batch.texts, batch.text_mask)
+        if not is_single_process():
+            images, texts = gather(images), gather(texts)
         self.spread = VectorSpread.of(images, texts)
         return images, texts
 
@@ -163,6 +167,19 @@ class InfoNCEObjective(Objective):
         scores = matcher.score(images, texts)
         loss = symmetric_info_nce(scores, batch.image_target, batch.text_target, temperature=self.temperature)
         return {"info_nce": loss}
+
+
+class LossObjective(Objective):
+    """The mean of a loss with images as anchors and with texts as anchors."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
+        """Return one term."""
+        scores = matcher.score(images, texts)
+        return {"loss": (self.loss(scores, batch.image_target) + self.loss(scores.T, batch.text_target)) / 2}
 
 
 class JointObjective(Objective):

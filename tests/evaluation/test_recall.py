@@ -6,8 +6,8 @@ from sklearn.metrics import average_precision_score, top_k_accuracy_score
 
 from calligram.data.matches import Matches
 from calligram.errors import NotFiniteError
-from calligram.evaluation import ranking
-from calligram.evaluation.ranking import mean_of, recall_at, relevant_ranks, retrieval_metrics
+from calligram.evaluation import recall
+from calligram.evaluation.recall import mean_of, recall_at, relevant_ranks, retrieval_metrics
 
 
 def random_case(seed: int, queries: int = 12, items: int = 30, share: float = 0.15, ties: bool = True):
@@ -47,7 +47,7 @@ def test_ignored_items_leave_the_ranking():
 def test_blocks_equal_the_whole(monkeypatch):
     scores, _, matches = random_case(4, queries=40)
     whole = relevant_ranks(scores, matches)
-    monkeypatch.setattr(ranking, "BLOCK_SCORES", 70)
+    monkeypatch.setattr(recall, "BLOCK_SCORES", 70)
     assert relevant_ranks(scores, matches).ranks.tolist() == whole.ranks.tolist()
 
 
