@@ -30,7 +30,7 @@ def loop_against_bare(name: str, settings: list[str], images: int, size: int) ->
     chosen = resolve(preset.defaults, settings)
     with tempfile.TemporaryDirectory() as folder:
         collection = generate_scenes(Path(folder) / "scenes", images=images, size=size)
-        plan = preset.plan(chosen, collection, RunContext(device))
+        plan = preset.recipe.plan(chosen, collection, RunContext(device))
         plan.matcher.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         stage = plan.stages[-1]
         stage.objective.to(device)

@@ -33,7 +33,7 @@ def settings_of(*changes, preset="a3vse"):
 
 def planned(collection, *changes, preset="a3vse"):
     settings = settings_of(*changes, preset=preset)
-    return PRESETS["a3vse"].plan(settings, settings.sparse.of(collection), RunContext())
+    return PRESETS["a3vse"].recipe.plan(settings, settings.sparse.of(collection), RunContext())
 
 
 def run(collection, out, *changes, resume=False):

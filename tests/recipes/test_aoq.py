@@ -99,10 +99,10 @@ def test_negatives_of_a_folder_or_of_a_teacher_make_one_round(tiny, tmp_path):
     drawn = []
     sparse = settings_of(f"offline.negatives={tmp_path / 'lists'}", "sparse.images=0.5")
     with pytest.raises(UserError, match=r"other items .*; give offline.negatives= a run folder .*, or leave it out"):
-        PRESETS["aoq"].plan(sparse, sparse.sparse.of(tiny), RunContext())
+        PRESETS["aoq"].recipe.plan(sparse, sparse.sparse.of(tiny), RunContext())
     for number, negatives in enumerate(("lists", "teacher")):
         changes = (f"offline.negatives={tmp_path / negatives}", "offline.loss=triplet")
-        plan = PRESETS["aoq"].plan(settings_of(*changes), tiny, RunContext())
+        plan = PRESETS["aoq"].recipe.plan(settings_of(*changes), tiny, RunContext())
         assert [(stage.name, stage.resets_best) for stage in plan.stages] == [
             ("round 2, warm-up", True),
             ("round 2", True),
@@ -134,10 +134,10 @@ def test_table_3_is_settings(tiny):
             {"squared": True, "alpha": 0.5, "beta": 2.0},
         ),
     ):
-        plan = PRESETS["aoq"].plan(settings_of(*changes), tiny, RunContext())
+        plan = PRESETS["aoq"].recipe.plan(settings_of(*changes), tiny, RunContext())
         options = plan.stages[-1].objective.options
         assert {name: getattr(options, name) for name in wanted} == wanted
-    plan = PRESETS["aoq"].plan(settings_of("offline.spread=normal"), tiny, RunContext())
+    plan = PRESETS["aoq"].recipe.plan(settings_of("offline.spread=normal"), tiny, RunContext())
     sampler = plan.stages[-1].batches.sampler
     assert isinstance(sampler, OfflineSampler)
     assert sampler.distribution == "normal"
@@ -216,7 +216,7 @@ def test_a_round_that_continues_may_use_given_negatives(tiny, tmp_path):
     """Settings that contradicted each other before: the second round continues from the first, with given lists."""
     run(tiny, tmp_path / "teacher", "terms=ranking")
     changes = ("stages.2.on_start=mine", "stages.2.warmup_epochs=0", f"offline.negatives={tmp_path / 'teacher'}")
-    plan = PRESETS["aoq"].plan(settings_of(*changes), tiny, RunContext())
+    plan = PRESETS["aoq"].recipe.plan(settings_of(*changes), tiny, RunContext())
     assert [(stage.name, stage.on_start) for stage in plan.stages] == [
         ("round 1, warm-up", None),
         ("round 1", None),

@@ -161,7 +161,7 @@ PHRASES = ("region.proposals=grid", "region.backbone=", "region.size=32", "chunk
 
 def plan_phrases(collection, *changes):
     preset = PRESETS["two-branch-phrases"]
-    return preset.plan(resolve(preset.defaults, [*PHRASES, *changes]), collection, RunContext())
+    return preset.recipe.plan(resolve(preset.defaults, [*PHRASES, *changes]), collection, RunContext())
 
 
 def test_constraints_of_phrases_are_a_stage_with_their_weights(looked_at):

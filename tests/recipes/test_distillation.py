@@ -67,7 +67,7 @@ def test_a_student_with_other_inputs_is_distilled_from_a_teacher(stored_tiny, te
 
 def test_batches_hold_the_rows_of_their_items(stored_tiny, teacher):
     settings = resolve(PRESETS["distil"].defaults, [*SMALL, STORED, f"distillation.teacher={teacher}"])
-    plan = PRESETS["distil"].plan(settings, stored_tiny, CPU)
+    plan = PRESETS["distil"].recipe.plan(settings, stored_tiny, CPU)
     train = stored_tiny.sentences("train").join_equal_texts()
     for batch in plan.stages[0].batches.epoch(0):
         target = train.matches.target(batch.image_rows.numpy(), batch.text_rows.numpy())
@@ -168,7 +168,7 @@ def test_mmca_without_its_pair_module_can_be_a_student():
 
 def test_a_weight_of_zero_leaves_the_teacher_out(stored_tiny, tmp_path):
     run("distil", stored_tiny, tmp_path / "run", STORED, "distillation.weight=0", "epochs=1")
-    plan = PRESETS["distil"].plan(
+    plan = PRESETS["distil"].recipe.plan(
         resolve(PRESETS["distil"].defaults, [*SMALL, STORED, "distillation.weight=0"]), stored_tiny, CPU
     )
     assert [stage.name for stage in plan.stages] == ["infonce"]

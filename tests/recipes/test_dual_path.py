@@ -78,7 +78,7 @@ def test_stage_one_alone_stores_features_and_stage_two_trains_the_backbone(tiny,
 def test_features_of_the_first_stage_are_those_of_the_backbone(tiny, backbone, tmp_path):
     """Trained on stored features and on pixels through the held backbone, the first stage is the same."""
     changes = (f"image.backbone={backbone}", "image.size=32", "stages.1.epochs=1", "stages.2.epochs=1")
-    plan = PRESETS["dual-path"].plan(settings_of(*changes), tiny, RunContext())
+    plan = PRESETS["dual-path"].recipe.plan(settings_of(*changes), tiny, RunContext())
     first, second = plan.stages
     assert first.frozen == ("image",)
     plan.matcher.eval()
@@ -129,21 +129,21 @@ def test_any_text_branch_serves_with_ranking_infonce_and_instance_loss(tiny, tin
 
 def test_classes_by_clusters_and_persons(tiny, stored_tiny, tmp_path):
     clusters = ("image.features=colour", "instance.clusters=3", "stages.1.epochs=1", "stages.2.epochs=0")
-    plan = PRESETS["dual-path"].plan(settings_of(*clusters), stored_tiny, RunContext())
+    plan = PRESETS["dual-path"].recipe.plan(settings_of(*clusters), stored_tiny, RunContext())
     assert plan.stages[0].batches.groups == 3
     persons = ("groups=identity", "image.size=16", "image.channels=4", "stages.1.epochs=1", "stages.2.epochs=1")
-    plan = PRESETS["dual-path"].plan(settings_of(*persons), tiny, RunContext())
+    plan = PRESETS["dual-path"].recipe.plan(settings_of(*persons), tiny, RunContext())
     assert plan.stages[0].batches.groups == 2
     assert run(tiny, tmp_path / "run", *persons)["t2i_r10"] > 0
     settings = settings_of("image.features=colour", "instance.clusters=7")
     with pytest.raises(UserError, match="clusters=7 is more than the 6 training images"):
-        PRESETS["dual-path"].plan(settings, stored_tiny, RunContext())
+        PRESETS["dual-path"].recipe.plan(settings, stored_tiny, RunContext())
     with pytest.raises(UserError, match="clusters needs image features"):
-        PRESETS["dual-path"].plan(settings_of("instance.clusters=3"), tiny, RunContext())
+        PRESETS["dual-path"].recipe.plan(settings_of("instance.clusters=3"), tiny, RunContext())
 
 
 def test_equal_captions_do_not_join_the_classes_of_their_images(tiny):
-    plan = PRESETS["dual-path"].plan(settings_of("image.size=16", "image.channels=4"), tiny, RunContext())
+    plan = PRESETS["dual-path"].recipe.plan(settings_of("image.size=16", "image.channels=4"), tiny, RunContext())
     # "a warm colour" is one caption of two images: a group by the paper's definition, so five classes for six images.
     assert plan.stages[0].batches.groups == 5
 
@@ -170,13 +170,13 @@ def test_contradictory_settings_are_refused(tiny):
         (("text.encoder=x",), r"text\.network=cnn and text\.encoder are two different text towers"),
     ):
         with pytest.raises(UserError, match=message):
-            PRESETS["dual-path"].plan(settings_of(*changes), tiny, RunContext())
+            PRESETS["dual-path"].recipe.plan(settings_of(*changes), tiny, RunContext())
 
 
 def test_the_backbone_can_be_trained_in_both_stages(tiny, backbone):
     """``image.train=true`` was refused before; now it holds in all stages that do not change it."""
     changes = (f"image.backbone={backbone}", "image.size=32", "image.train=true")
-    first, second = PRESETS["dual-path"].plan(settings_of(*changes), tiny, RunContext()).stages
+    first, second = PRESETS["dual-path"].recipe.plan(settings_of(*changes), tiny, RunContext()).stages
     assert (first.frozen, second.frozen) == ((), ())
     assert next(iter(first.batches.epoch(0))).images.ndim == 4
 
@@ -200,7 +200,7 @@ def test_vse_adds_the_instance_loss_to_its_own(tiny, tmp_path):
 
 def test_classes_can_be_initialized_with_their_images(stored_tiny):
     changes = ("image.features=colour", "instance.init=images", "vse.head=linear", "stages.2.epochs=1")
-    plan = PRESETS["dual-path"].plan(settings_of(*changes), stored_tiny, RunContext())
+    plan = PRESETS["dual-path"].recipe.plan(settings_of(*changes), stored_tiny, RunContext())
     first, second = plan.stages[0].objective.classes, plan.stages[1].objective.parts[-1].classes
     assert first is second
     train = stored_tiny.sentences("train")

@@ -56,7 +56,7 @@ def settings_of(*changes):
 
 def planned(collection, *changes):
     settings = settings_of(*changes)
-    return PRESETS["best"].plan(settings, collection, RunContext(torch.device("cpu")))
+    return PRESETS["best"].recipe.plan(settings, collection, RunContext(torch.device("cpu")))
 
 
 def run(collection, out, *changes, resume=False):

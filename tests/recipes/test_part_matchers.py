@@ -148,7 +148,7 @@ def test_the_caption_decoder_is_used_in_training_only(stored_tiny, tmp_path):
 def test_word_vectors_initialize_the_word_table(stored_tiny, tmp_path):
     (tmp_path / "words.txt").write_text("disc 1 2 3 4 5 6 7 8\n", encoding="utf-8")
     settings = resolve(PRESETS["scan"].defaults, [*SMALL, STORED, f"text.vectors={tmp_path / 'words.txt'}"])
-    plan = PRESETS["scan"].plan(settings, stored_tiny, RunContext(torch.device("cpu")))
+    plan = PRESETS["scan"].recipe.plan(settings, stored_tiny, RunContext(torch.device("cpu")))
     number = plan.inputs.texts.number_of["disc"]
     row = plan.matcher.text.words.weight[number]
     assert torch.nn.functional.cosine_similarity(row, torch.arange(1.0, 9.0), dim=0) > 0.999
@@ -251,5 +251,5 @@ def test_candidates_are_a_setting_of_all_runs_of_matchers_of_parts(stored_tiny, 
     chosen = PRESETS[preset]
     extra = ("pseudo.images=none", "terms=infonce") if preset == "a3vse" else ()
     settings = resolve(chosen.defaults, [*SMALL, STORED, "matcher=scan", "candidates=3", "first_stage=0.5", *extra])
-    stages = chosen.plan(settings, stored_tiny, RunContext()).stages
+    stages = chosen.recipe.plan(settings, stored_tiny, RunContext()).stages
     assert [(s.objective.candidates, s.objective.weight) for s in stages] == [(3, 0.5)] * len(stages)

@@ -55,7 +55,7 @@ def test_infonce_starts_from_the_models_own_temperature(tiny, tiny_clip):
     preset = PRESETS["pretrained"]
     for change, temperature in (("infonce.weight=1", 0.07), ("infonce.temperature=0.5", 0.5)):
         settings = resolve(preset.defaults, [f"pretrained.model={tiny_clip}", *SMALL, change])
-        plan = preset.plan(settings, tiny, RunContext(torch.device("cpu")))
+        plan = preset.recipe.plan(settings, tiny, RunContext(torch.device("cpu")))
         objective = plan.stages[0].objective
         assert float(objective.temperature.detach()) == pytest.approx(temperature, rel=1e-3)
 

@@ -99,7 +99,7 @@ def test_other_batches_and_one_direction_train_too(colours, tmp_path, extra):
 def test_a_recurrent_network_is_trained_too(colours, tmp_path):
     side = ("image.features=colours", "text.network=gru", "text.min_count=1", "text.hidden=16", "text.word_dim=8")
     settings = resolve(PRESETS["two-branch"].defaults, [*SMALL["two-branch"], *side, "epochs=12"])
-    matcher = PRESETS["two-branch"].plan(settings, colours, RunContext()).matcher
+    matcher = PRESETS["two-branch"].recipe.plan(settings, colours, RunContext()).matcher
     before = matcher.text.words.weight.detach().clone()
     assert run("two-branch", colours, tmp_path / "run", *side, "epochs=12")["i2t_r1"] > 40
     assert not torch.equal(load_run(tmp_path / "run")[0].text.words.weight, before)
@@ -127,7 +127,7 @@ def test_a_backbone_serves_frozen_and_trained(tiny, tmp_path, train):
 
 def test_pixels_serve_too(tiny):
     settings = resolve(PRESETS["two-branch"].defaults, [*SMALL["two-branch"], "text.fitted.kind=tfidf"])
-    assert PRESETS["two-branch"].plan(settings, tiny, RunContext()).matcher.settings.image.kind == "cnn"
+    assert PRESETS["two-branch"].recipe.plan(settings, tiny, RunContext()).matcher.settings.image.kind == "cnn"
 
 
 def test_batch_statistics_are_measured_and_left_out_of_search(colours, tmp_path, caplog):

@@ -61,7 +61,7 @@ def one_step(folder: Path, out: Path, name: str, *changes: str) -> None:
     preset = PRESETS[name]
     settings = resolve(preset.defaults, [*SMALL, *changes])
     torch.manual_seed(0)
-    plan = preset.plan(settings, settings.sparse.of(Collection.open(folder)), RunContext(processes=processes))
+    plan = preset.recipe.plan(settings, settings.sparse.of(Collection.open(folder)), RunContext(processes=processes))
     stage = plan.stages[-1]
     batch = next(iter(stage.batches.epoch(0)))
     plan.matcher.double()

@@ -81,7 +81,8 @@ class TwoBranchSettings(TwoTowerSettings):
 
     hidden: Annotated[int, "dimension between the layers of a branch", (1, 65536)] = 2048
     layers: Annotated[int, "number of FC layers of each branch; 1 is linear, without batch norm", (1, 3)] = 2
-    text_layers: Annotated[int, "number of FC layers of the text branch; 0 for as many as the image branch", (0, 3)] = 0
+    text_layers: int = 0
+    """FC layers of the text branch; 0 for as many as the image branch"""
     dropout: Annotated[float, "dropout rate after each ReLU", (0, 0.99)] = 0.5
     statistics: Annotated[
         Literal["training", "batch"],

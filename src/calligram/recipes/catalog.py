@@ -90,16 +90,6 @@ class Preset:
         """Keys of all settings that the preset and its bases set."""
         return frozenset(key for key, _ in self.values) | (self.base.given if self.base is not None else frozenset())
 
-    @property
-    def plan(self) -> Callable[[Any, Collection, RunContext], Plan]:
-        """The function that makes the plan of a run."""
-        return self.recipe.plan
-
-    @property
-    def learns(self) -> bool:
-        """Whether it needs captioned images."""
-        return self.recipe.learns
-
 
 class Presets(Mapping[str, Preset]):
     """Presets by name: files of the package, and files that installed packages declare as entry points."""

@@ -28,7 +28,7 @@ from calligram.models.matcher import Matcher
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
 from calligram.recipes.baselines import CCAFit
 from calligram.recipes.pairs import PairsSettings
-from calligram.recipes.parts.config import components, settings_of_stage
+from calligram.recipes.parts.config import SettingsTable, components, settings_of_stage
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.settings import RARE, LearningRate, Optimisation, StageSettings, TrainedSettings
 from calligram.recipes.parts.terms import TERMS, Neighbourhood
@@ -51,23 +51,10 @@ from calligram.training.objectives.two_branch import NeighbourhoodObjective
 log = logging.getLogger(__name__)
 
 
-class PhraseMatchers:
-    """Settings classes of the matchers of regions and phrases, by name."""
-
-    def __getitem__(self, name: str) -> type[Any]:
-        return {"two-branch": TwoBranchSettings, "two-branch-similarity": TwoBranchSimilaritySettings, "cca": CCAFit}[
-            name
-        ]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("two-branch", "two-branch-similarity", "cca"))
-
-    def __contains__(self, name: object) -> bool:
-        return name in tuple(self)
-
-    def name_of(self, settings: Any) -> str:
-        """Return the name of the matcher that has these settings."""
-        return next(name for name in self if type(settings) is self[name])
+PHRASE_MATCHERS = SettingsTable(
+    {"two-branch": TwoBranchSettings, "two-branch-similarity": TwoBranchSimilaritySettings, "cca": CCAFit}
+)
+"""settings classes of the matchers of regions and phrases, by name"""
 
 
 @dataclass(frozen=True)
@@ -77,7 +64,7 @@ class PhrasesSettings(TrainedSettings):
     not_in_stages: ClassVar[frozenset[str]] = PairsSettings.not_in_stages
 
     matcher: Annotated[tuple[Any, ...], "matcher: two-branch, two-branch-similarity, or a linear fit (cca)"] = (
-        components(PhraseMatchers(), "matcher of regions and phrases", (TwoBranchSettings(hidden=1024, dropout=0.0),))
+        components(PHRASE_MATCHERS, "matcher of regions and phrases", (TwoBranchSettings(hidden=1024, dropout=0.0),))
     )
     dim: Annotated[
         int, "dimension of the joint embedding space; with cca the number of directions, 0 for all", (0, 65536)
@@ -103,9 +90,6 @@ class PhrasesSettings(TrainedSettings):
     )
     epochs: Annotated[int, "number of epochs", (1, 1000000)] = 8
     lr: LearningRate = 1e-3
-    dev_images: Annotated[
-        int | None, "number of dev images for the selection of the best epoch; none for all", (1, 100000000), RARE
-    ] = None
     chunker_captions: Annotated[
         int, "number of captions that train the noun-phrase chunker; 0 for no chunker", (0, 100000000), RARE
     ] = 12000
@@ -130,13 +114,13 @@ class PhrasesSettings(TrainedSettings):
     @property
     def network(self) -> str:
         """Name of the matcher."""
-        return PhraseMatchers().name_of(self.matcher[0])
+        return PHRASE_MATCHERS.name_of(self.matcher[0])
 
 
 def plan(settings: PhrasesSettings, collection: Collection, context: RunContext) -> Plan:
     """Return inputs, matcher and stages; the dev metric is R@1 of localization."""
     towers = _PhraseTowers(settings, collection, context)
-    loaded = load_phrases(towers.inputs, collection, "dev", images=settings.dev_images, track=context.track)
+    loaded = load_phrases(towers.inputs, collection, "dev", track=context.track)
 
     def evaluate(matcher: Matcher) -> Mapping[str, float]:
         found = evaluate_localization(matcher, towers.inputs, loaded)

@@ -1,10 +1,8 @@
-from calligram.device import Processes as Processes
 from calligram.device import uses_cuda_graphs as uses_cuda_graphs
 from calligram.training import batches as batches
 from calligram.training import objectives as objectives
 from calligram.training.cuda_graphs import run_with_cuda_graphs as run_with_cuda_graphs
 from calligram.training.distributed import gather as gather
-from calligram.training.distributed import is_single_process as is_single_process
 from calligram.training.distributed import own_rows as own_rows
 from calligram.training.loop import check_parameter_groups as check_parameter_groups
 from calligram.training.loop import train as train

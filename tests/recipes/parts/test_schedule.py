@@ -27,7 +27,7 @@ def staged(preset, *changes):
 
 def planned(collection, preset, *changes):
     chosen = PRESETS[preset]
-    return chosen.plan(resolve(chosen.defaults, [*SMALL, *changes]), collection, RunContext())
+    return chosen.recipe.plan(resolve(chosen.defaults, [*SMALL, *changes]), collection, RunContext())
 
 
 # Warm-up

@@ -10,8 +10,7 @@ from calligram.data.sparse import extended, half
 from calligram.errors import UserError
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_preset
-from calligram.recipes.parts.sparse import epochs_factor
+from calligram.recipes.parts.run import RunContext, epochs_factor, run_preset
 from calligram.training.runs import Run
 
 SMALL = ("batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "texts=1", "image.crop=1")

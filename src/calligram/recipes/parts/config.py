@@ -50,6 +50,14 @@ class Components(Protocol):
         """Return the name of a settings object."""
 
 
+class SettingsTable(dict[str, type[Any]]):
+    """A small catalogue of settings classes by name."""
+
+    def name_of(self, settings: Any) -> str:
+        """Return the name of a settings object."""
+        return next(name for name, own in self.items() if type(settings) is own)
+
+
 def components(catalog: Components, kind: str, default: tuple[Any, ...] = ()) -> Any:
     """Return a dataclass field that holds settings of a catalogue.
 

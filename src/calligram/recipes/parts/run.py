@@ -8,16 +8,17 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 import calligram
 from calligram.data.collection import Collection
-from calligram.data.sparse import EXTRA_IMAGES_KEY
+from calligram.data.sparse import EXTRA_IMAGES_KEY, extended, half
 from calligram.device import Processes, device_name, device_named
 from calligram.errors import UserError
 from calligram.evaluation.recall import load_pairing, recall_values, recalls_of
@@ -88,7 +89,7 @@ def run_preset(
     """
     context = context or RunContext(device_named())
     whole, collection = collection, settings.sparse.of(collection, settings.seed, context.device)
-    _check_captions(whole, collection, learns=preset.learns)
+    _check_captions(whole, collection, learns=preset.recipe.learns)
     if settings.teachers:
         from calligram.evaluation.seen_captions import refuse_leaks
 
@@ -101,19 +102,17 @@ def run_preset(
             log.info("nothing to resume in %s; starting a new run", out)
     with torch.random.fork_rng([]):
         torch.manual_seed(int(settings.seed))
-        made = (plan or preset.plan)(settings, collection, context)
+        made = (plan or preset.recipe.plan)(settings, collection, context)
     if made.pseudo:
         about["pseudo pairs"] = made.pseudo
     if resume and context.processes.first:
         Run.check_source_hash(out, "pseudo pairs", made.pseudo)
     if settings.sparse.length != "as-set":
-        from calligram.recipes.parts.sparse import epochs_factor, with_more_epochs
-
         made = made._replace(stages=with_more_epochs(made.stages, epochs_factor(settings, whole, collection)))
     for stage in made.stages:  # all stages now: the last one may start hours later
         check_parameter_groups(made.matcher, (*stage.lr_scale, *stage.frozen))
     made.matcher.to(context.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if preset.learns or _has_captions(whole, "dev"):
+    if preset.recipe.learns or _has_captions(whole, "dev"):
         evaluate = made.evaluate or _retrieval_on_dev(made, collection, context)
     else:
         log.warning("%s has no captioned images in split dev: the matcher is not evaluated", whole.folder)
@@ -235,3 +234,30 @@ def _run_without_stages(run: Run, plan: Plan, evaluate: Evaluate, context: RunCo
     run.log({"step": 0, "dev": found})
     run.finish(time.perf_counter() - began)
     return {**found, "epoch": -1, "step": 0}
+
+
+def epochs_factor(settings: Any, whole: Collection, sparse: Collection) -> float:
+    """Return the factor on the number of epochs of a run.
+
+    Args:
+        settings: of a recipe, with ``sparse.length`` and, for recipes with epochs of images, ``epoch_of``.
+    """
+    if settings.sparse.length == "as-set":
+        return 1.0
+    before, after = (_count(collection, "pairs") for collection in (whole, sparse))
+    if settings.sparse.length == "extended":
+        return extended(after / before)
+    unit = getattr(settings, "epoch_of", "pairs")
+    return half(_count(sparse, unit) / _count(whole, unit))
+
+
+def with_more_epochs(stages: Sequence[Stage], factor: float) -> tuple[Stage, ...]:
+    """Return stages with ``factor`` times the epochs."""
+    return tuple(replace(stage, epochs=round(factor * stage.epochs)) for stage in stages)
+
+
+def _count(collection: Collection, unit: str) -> int:
+    """Count training pairs, or captioned training images."""
+    images = collection.numbers("matches", "image")
+    of_split = images[np.isin(images, collection.images_in("train"))]
+    return len(of_split) if unit == "pairs" else len(np.unique(of_split))
