@@ -88,7 +88,7 @@ class TermCatalog(Catalog["type[Term]"]):
 
     def __getitem__(self, name: str) -> type[Term]:
         found = super().__getitem__(name)
-        if not found.name:  # from an entry point
+        if not vars(found).get("name"):  # from an entry point; a base class may have a name
             found.name = name
         return found
 
