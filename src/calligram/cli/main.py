@@ -134,7 +134,7 @@ def options(
         typer.Option(
             "--import",
             metavar="MODULE|FILE.py",
-            help="Import a module or file that defines matchers, terms, inputs or readers. This runs it. Repeatable.",
+            help="Import a module or file with matchers, terms, inputs or readers. This runs its code. Repeatable.",
         ),
     ] = None,
 ) -> None:
