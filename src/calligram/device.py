@@ -181,6 +181,11 @@ class Processes:
         """Join the group that ``torchrun`` set in the environment; without it this is the only process."""
         count = int(os.environ.get("WORLD_SIZE", "1"))
         if count > 1 and not dist.is_initialized():
+            # The functions of this module have the process group at import time as a default argument, and so keep it
+            # and its threads alive. Optimizers import the module after the group is created. Imported before that, it
+            # keeps no group.
+            import torch.distributed.nn.functional
+
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
             # A thread of the group that frees a tensor while the interpreter ends aborts the process.
             atexit.register(_leave_group)

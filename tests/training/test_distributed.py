@@ -88,11 +88,11 @@ def doubled(batch: Batch) -> Batch:
 
 def leave_the_group(out: Path) -> None:
     """Use the process group as training does, leave it, and write the names of the remaining threads."""
-    from calligram.training import distributed
+    from calligram import device
 
-    distributed.Processes.join().broadcast_number(1.0)
+    device.Processes.join().broadcast_number(1.0)
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer imports parts of torch
-    distributed._leave_group()
+    device._leave_group()
     names = [name.read_text().strip() for name in Path("/proc/self/task").glob("*/comm")]
     out.with_name(f"{out.name}-threads").write_text("\n".join(names))
 

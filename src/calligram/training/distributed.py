@@ -11,10 +11,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 import torch.distributed as dist
-
-# The functions of this module have the process group at import time as a default argument, and so keep it and its
-# threads alive. Optimizers import the module after the group is created. Imported here, before that, it keeps no group.
-import torch.distributed.nn.functional
 import torch.nn.functional as F
 from torch import Tensor
 

@@ -24,7 +24,7 @@ from calligram.recipes.parts.config import (
 from calligram.recipes.parts.renamed import RENAMED_SETTINGS, present_key
 from calligram.recipes.parts.settings import STAGES, StageSettings, stage
 from calligram.recipes.parts.terms import TERMS, Caption, InfoNCE, Instance, Ranking
-from calligram.recipes.phrases import PhraseMatchers, PhrasesSettings
+from calligram.recipes.phrases import PHRASE_MATCHERS, PhrasesSettings
 
 MAX_SHOWN = 45
 """largest number of settings that ``calligram show`` prints for a preset"""
@@ -344,7 +344,7 @@ def test_there_are_few_distinct_keys():
     terms = {"two-branch-similarity": "logistic"}
     found += [
         resolve(PhrasesSettings(), [f"matcher={name}", f"terms={terms.get(name, 'neighbourhood')}"])
-        for name in PhraseMatchers()
+        for name in PHRASE_MATCHERS
     ]
     # A stage changes the same settings, under keys with its number.
     keys = {s.key for settings in found for s in settings_fields(settings) if not s.key.startswith(f"{STAGES}.")}
