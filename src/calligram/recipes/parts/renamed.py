@@ -34,7 +34,7 @@ RENAMED_SETTINGS: Mapping[str, str] = {
     "offline.lr": _STAGED, "offline.batch": _STAGED, "constraint_epochs": _STAGED,
     "constraint_weights": "neighbourhood.weights", "constraint_lr": _STAGED, "weights": "neighbourhood.weights",
     "extra": "extra_pairs", "head": "vse.head", "hidden": "two-branch.hidden or two-branch-similarity.hidden",
-    "layers": "two-branch.layers or two-branch-similarity.layers", "text_layers": "two-branch.text_layers",
+    "layers": "two-branch.layers or two-branch-similarity.layers", "text_layers": "two-branch.layers",
     "dropout": "two-branch.dropout or two-branch-similarity.dropout", "statistics": "two-branch.statistics",
     "heads": "two-branch-similarity.heads", "network": "matcher", "teacher": "distillation.teacher",
     "teacher_temperature": "distillation.teacher_temperature", "follow": "distillation.weight",
