@@ -15,9 +15,9 @@ from calligram.data.readers.catalog import READERS
 from calligram.features.inputs import IMAGE_INPUTS
 from calligram.lazy import import_code
 from calligram.models.catalog import MATCHERS
+from calligram.training.loop import Loop, Stage
 from calligram.training.objectives.objective import Objective
 from calligram.training.runs import Run
-from calligram.training.stages import Loop, Stage
 
 OWN = '''
 from dataclasses import asdict, dataclass

@@ -29,8 +29,8 @@ from calligram.models.matcher import Matcher
 from calligram.models.tags import TagMatcher, TagSettings
 from calligram.progress import Track
 from calligram.recipes.parts.run import Plan, RunContext
-from calligram.recipes.parts.settings import RunSettings
-from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers, need_features
+from calligram.recipes.parts.run_settings import RunSettings
+from calligram.recipes.parts.tower_settings import ImageSettings, TextSettings, Towers, need_features
 from calligram.training.loop import Evaluate, Loop
 
 log = logging.getLogger(__name__)

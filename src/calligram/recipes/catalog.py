@@ -131,7 +131,7 @@ def find_preset(name: str) -> Preset:
 
 def read_preset(file: Path, name: str = "") -> Preset:
     """Read a preset from a TOML file: ``description``, ``recipe`` or ``base`` (another preset), and settings."""
-    from calligram.recipes.parts.settings import flatten
+    from calligram.recipes.parts.run_settings import flatten
 
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ from calligram.models import catalog
 from calligram.models.catalog import INPUTS_FOLDER
 from calligram.models.ensemble import Ensemble, EnsembleSettings, SentencePhraseMatcher, SentencePhraseSettings
 from calligram.recipes.parts.run import Plan, RunContext
-from calligram.recipes.parts.settings import RunSettings
+from calligram.recipes.parts.run_settings import RunSettings
 from calligram.training.loop import Loop
 from calligram.training.runs import load_run
 

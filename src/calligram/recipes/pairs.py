@@ -23,10 +23,10 @@ from calligram.models.matcher import Matcher
 from calligram.models.vse import VSESettings
 from calligram.recipes.parts.config import components
 from calligram.recipes.parts.run import Plan, RunContext
+from calligram.recipes.parts.run_settings import RARE, Dim, LearningRate, Optimisation, StageSettings, TrainedSettings
 from calligram.recipes.parts.schedule import Schedule, trained_stages
-from calligram.recipes.parts.settings import RARE, Dim, LearningRate, Optimisation, StageSettings, TrainedSettings
 from calligram.recipes.parts.terms import TERMS, InfoNCE, Term
-from calligram.recipes.parts.towers import ImageSettings, TextSettings, Towers
+from calligram.recipes.parts.tower_settings import ImageSettings, TextSettings, Towers
 from calligram.training.batches.batch import ExtraPairs
 from calligram.training.loop import Evaluate
 

@@ -30,9 +30,9 @@ from calligram.recipes.baselines import CCAFit
 from calligram.recipes.pairs import PairsSettings
 from calligram.recipes.parts.config import SettingsTable, components, settings_of_stage
 from calligram.recipes.parts.run import Plan, RunContext
-from calligram.recipes.parts.settings import RARE, LearningRate, Optimisation, StageSettings, TrainedSettings
+from calligram.recipes.parts.run_settings import RARE, LearningRate, Optimisation, StageSettings, TrainedSettings
 from calligram.recipes.parts.terms import TERMS, Neighbourhood
-from calligram.recipes.parts.towers import TextSettings
+from calligram.recipes.parts.tower_settings import TextSettings
 from calligram.training.batches.batch import ExtraPairs
 from calligram.training.batches.phrases import (
     NEGATIVE_IOU,

@@ -17,7 +17,7 @@ from calligram.evaluation.rerank import RerankReport
 from calligram.evaluation.retrieval import RetrievalReport
 from calligram.recipes.catalog import PRESETS, RECIPES, find_preset
 from calligram.recipes.parts.config import changed, flat_values, from_plain, resolve
-from calligram.recipes.parts.settings import flatten
+from calligram.recipes.parts.run_settings import flatten
 from calligram.studies.claims import Row, Study, with_assets_variable
 from calligram.training.runs import Run
 

@@ -4,10 +4,10 @@ from calligram.training import objectives as objectives
 from calligram.training.cuda_graphs import run_with_cuda_graphs as run_with_cuda_graphs
 from calligram.training.distributed import gather as gather
 from calligram.training.distributed import own_rows as own_rows
+from calligram.training.loop import Stage as Stage
 from calligram.training.loop import check_parameter_groups as check_parameter_groups
 from calligram.training.loop import train as train
 from calligram.training.runs import Run as Run
 from calligram.training.runs import draw_comparison as draw_comparison
 from calligram.training.runs import draw_curves as draw_curves
 from calligram.training.runs import load_run as load_run
-from calligram.training.stages import Stage as Stage

@@ -22,7 +22,7 @@ from calligram.recipes.parts.config import (
     shown_settings,
 )
 from calligram.recipes.parts.renamed import RENAMED_SETTINGS, present_key
-from calligram.recipes.parts.settings import STAGES, StageSettings, stage
+from calligram.recipes.parts.run_settings import STAGES, StageSettings, stage
 from calligram.recipes.parts.terms import TERMS, Caption, InfoNCE, Instance, Ranking
 from calligram.recipes.phrases import PHRASE_MATCHERS, PhrasesSettings
 

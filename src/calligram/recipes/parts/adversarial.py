@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from calligram.recipes.parts.settings import RARE
+from calligram.recipes.parts.run_settings import RARE
 from calligram.recipes.parts.terms import Term
 from calligram.training.objectives.pseudo_pairs import Adversary, AdversaryTerms
 

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_
 
 from calligram.errors import UserError, unknown
 from calligram.recipes.parts.renamed import present_key
-from calligram.recipes.parts.settings import (
+from calligram.recipes.parts.run_settings import (
     RARE,
     STAGE_KEYS,
     STAGES,

@@ -12,7 +12,7 @@ from torch import Tensor
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.recipes.parts.terms import Instance, TermContext
-from calligram.recipes.parts.towers import Towers
+from calligram.recipes.parts.tower_settings import Towers
 from calligram.vectors import unit_length
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from calligram.models import catalog
 from calligram.models.catalog import MATCHER_FILE, RUN_FILE, WEIGHTS_FILE, load_matcher
 from calligram.models.matcher import EmbeddingMatcher, Matcher
 from calligram.recipes.parts.run import RunContext
-from calligram.recipes.parts.settings import SparseSettings
+from calligram.recipes.parts.run_settings import SparseSettings
 from calligram.recipes.parts.terms import Offline
 from calligram.training.batches.mined_negatives import OfflineSampler
 from calligram.training.runs import Run

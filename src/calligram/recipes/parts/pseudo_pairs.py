@@ -19,7 +19,7 @@ from calligram.evaluation.sentence_retrieval import retrieved_sentences
 from calligram.features.pseudo.sentences import PseudoSettings, captions_of_neighbours, draw_sentences, pseudo_sentences
 from calligram.recipes.pairs import MATCHER_SETTINGS
 from calligram.recipes.parts.run import RunContext
-from calligram.recipes.parts.settings import RunSettings
+from calligram.recipes.parts.run_settings import RunSettings
 
 if TYPE_CHECKING:
     from calligram.recipes.pairs import PairsSettings

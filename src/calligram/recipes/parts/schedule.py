@@ -15,9 +15,9 @@ from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
 from calligram.recipes.parts.config import settings_of_stage
 from calligram.recipes.parts.run import RunContext
-from calligram.recipes.parts.settings import StageSettings
+from calligram.recipes.parts.run_settings import StageSettings
 from calligram.recipes.parts.terms import InfoNCE, Instance, Neighbourhood, Offline, Ranking, Term, TermContext
-from calligram.recipes.parts.towers import Towers
+from calligram.recipes.parts.tower_settings import Towers
 from calligram.training.batches.batch import Batches, BatchSource, NeighbourhoodSampler, PairSampler, derived_seed
 from calligram.training.loop import Stage
 from calligram.training.objectives.objective import EnsembleObjective, JointObjective, Objective

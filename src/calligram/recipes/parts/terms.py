@@ -11,8 +11,8 @@ from calligram.errors import UserError
 from calligram.lazy import Catalog
 from calligram.models.matcher import Matcher
 from calligram.recipes.parts.run import RunContext
-from calligram.recipes.parts.settings import RARE
-from calligram.recipes.parts.towers import Towers
+from calligram.recipes.parts.run_settings import RARE
+from calligram.recipes.parts.tower_settings import Towers
 from calligram.training.objectives.objective import InfoNCEObjective, Objective, RankingObjective
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import Matcher
 from calligram.recipes.parts.run import RunContext
-from calligram.recipes.parts.settings import RARE
+from calligram.recipes.parts.run_settings import RARE
 
 if TYPE_CHECKING:
     from calligram.features.texts.text_encoder import TextEncoder

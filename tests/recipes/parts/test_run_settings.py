@@ -10,7 +10,7 @@ import torch
 from calligram.errors import UserError
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.settings import Optimisation
+from calligram.recipes.parts.run_settings import Optimisation
 
 
 def built(optim):
