@@ -235,3 +235,16 @@ def test_rows_of_a_study_learn_from_another_rows_run(tiny, tmp_path):
     (together,) = (tmp_path / "results" / "pictures").glob("paper-base-compared-*.png")
     assert together.stat().st_size > 5000
     assert [row["stage"] for row in Run(next((tmp_path / "runs").glob("*taught*"))).metrics()][-1] == "round 2"
+
+
+def test_a_third_round_mines_again_with_the_matcher_of_the_second(tiny, tmp_path):
+    third = ("stages.3.name=round 3", "stages.3.without=ranking", "stages.3.on_start=mine,restart",
+             "stages.3.resets_best=true", "stages.3.offline.texts=4")  # fmt: skip
+    run(tiny, tmp_path / "run", "lr=0.01", *third)
+    folder = tmp_path / "run"
+    first, second = (NegativeLists.open(folder / name) for name in ("negatives", "negatives-2"))
+    assert (first.texts.shape[1], second.texts.shape[1]) == (6, 4)
+    assert first.about["run"] != second.about["run"]
+    # Each mining keeps the weights that mined: the best of the round before it.
+    one, two = (load_file(folder / name) for name in ("first.safetensors", "round-2.safetensors"))
+    assert any(not torch.equal(one[name], two[name]) for name in one)

@@ -11,8 +11,7 @@ from calligram.errors import UserError
 from calligram.evaluation.recall import encode_pairing, load_pairing
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_preset
-from calligram.recipes.parts.teachers import load_teacher
+from calligram.recipes.parts.run import RunContext, load_teacher, run_preset
 from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 

@@ -13,8 +13,7 @@ import torch
 from calligram.errors import UserError
 from calligram.evaluation.seen_captions import collection_of_run, refuse_leaks, teacher_fingerprints
 from calligram.models.catalog import load_matcher, read_run_file, run_fingerprint
-from calligram.recipes.parts.run import RunContext, train_preset
-from calligram.recipes.parts.teachers import load_teacher
+from calligram.recipes.parts.run import RunContext, load_teacher, train_preset
 
 SMALL = (
     "batch=6", "dim=16", "text.word_dim=8", "text.hidden=16", "text.min_count=1", "image.features=colour", "epochs=1",

@@ -71,13 +71,19 @@ class Miner:
 
 
 class MinedNegatives:
-    """Mines once at the start of a stage, with the best matcher so far, and gives the lists to a sampler."""
+    """Mines once at the start of a stage, with the best matcher so far, and gives the lists to a sampler.
 
-    def __init__(self, miner: Miner, sampler: OfflineSampler) -> None:
+    Args:
+        number: 1 for the lists that the run mines first, 2 for those of a further round, ...
+    """
+
+    def __init__(self, miner: Miner, sampler: OfflineSampler, number: int = 1) -> None:
         self.miner, self.sampler = miner, sampler
+        self.lists = NEGATIVES if number < 2 else f"{NEGATIVES}-{number}"
+        self.weights = FIRST_ROUND if number < 2 else f"round-{number}.safetensors"
 
     @classmethod
-    def of(cls, settings: PairsSettings, train: Pairing, context: RunContext) -> MinedNegatives:
+    def of(cls, settings: PairsSettings, train: Pairing, context: RunContext, number: int = 1) -> MinedNegatives:
         """Return the lists of a run's term ``offline``; given lists are read, or mined by a given run, now."""
         offline: Offline = settings.term(Offline)
         lengths = (
@@ -94,7 +100,7 @@ class MinedNegatives:
         )  # fmt: skip
         if offline.negatives:
             sampler.set_negatives(_given_negatives(offline, miner, settings.sparse))
-        return cls(miner, sampler)
+        return cls(miner, sampler, number)
 
     def begin(self, matcher: Matcher, run: Run, fresh: bool, weights: Mapping[str, Tensor] | None = None) -> bool:
         """Mine with the best matcher, then set the matcher's weights; return whether the weights were set.
@@ -106,22 +112,22 @@ class MinedNegatives:
         if fresh:
             self._mine(run)
             if weights is None:
-                weights = catalog.load(run.folder / MATCHER_FILE, run.folder / FIRST_ROUND).state_dict()
+                weights = catalog.load(run.folder / MATCHER_FILE, run.folder / self.weights).state_dict()
             matcher.load_state_dict(weights)
         self.use_lists(matcher, run, fresh)
         return fresh
 
     def _mine(self, run: Run) -> None:
         """Mine into the run folder, unless the lists are there; a killed process leaves complete lists or none."""
-        context, kept = self.miner.context, run.folder / FIRST_ROUND
-        if context.processes.first and not (run.folder / NEGATIVES).is_dir():
+        context, kept = self.miner.context, run.folder / self.weights
+        if context.processes.first and not (run.folder / self.lists).is_dir():
             with replace_file(kept) as partial:
                 shutil.copyfile(run.folder / WEIGHTS_FILE, partial)
             teacher, inputs = run.load()
             with torch.no_grad():
                 found = self.miner.mine(teacher.to(context.device), inputs)
             about = {key: run.about[key] for key in ("collection", "content")}
-            replace(found, about={**about, "run": load_matcher(run.folder).fingerprint}).save(run.folder / NEGATIVES)
+            replace(found, about={**about, "run": load_matcher(run.folder).fingerprint}).save(run.folder / self.lists)
         context.processes.broadcast_number(0.0)  # the other processes wait here
 
     def use_lists(self, matcher: Matcher, run: Run, fresh: bool) -> bool:
@@ -129,7 +135,7 @@ class MinedNegatives:
         del matcher, fresh
         miner = self.miner
         self.sampler.set_negatives(
-            NegativeLists.open(run.folder / NEGATIVES).aligned_to(miner.train).truncated(miner.texts, miner.images)
+            NegativeLists.open(run.folder / self.lists).aligned_to(miner.train).truncated(miner.texts, miner.images)
         )
         return False
 

@@ -11,25 +11,29 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 import calligram
 from calligram.data.collection import Collection
+from calligram.data.pairing import Pairing
 from calligram.data.sparse import EXTRA_IMAGES_KEY, extended, half
 from calligram.device import Processes, device_name, device_named
 from calligram.errors import UserError
-from calligram.evaluation.recall import load_pairing, recall_values, recalls_of
+from calligram.evaluation.recall import encode_pairing, load_pairing, recall_values, recalls_of
 from calligram.features.inputs import Inputs
-from calligram.models.catalog import WEIGHTS_FILE, read_run_file
+from calligram.models.catalog import WEIGHTS_FILE, load_matcher, read_run_file
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import Preset, find_preset
 from calligram.recipes.parts.config import as_plain, component_fields, replace_stages, resolve, unchecked
 from calligram.training.loop import Evaluate, Loop, Stage, check_parameter_groups, train
 from calligram.training.runs import METRICS_FILE, Run, commit
+
+if TYPE_CHECKING:
+    from calligram.training.objectives.distillation import Teacher
 
 MIN_DEV_IMAGES = 30
 """below this number of dev images, one image changes recall by several points"""
@@ -261,3 +265,13 @@ def _count(collection: Collection, unit: str) -> int:
     images = collection.numbers("matches", "image")
     of_split = images[np.isin(images, collection.images_in("train"))]
     return len(of_split) if unit == "pairs" else len(np.unique(of_split))
+
+
+def load_teacher(run: str, train: Pairing, context: RunContext) -> Teacher:
+    """Return the matcher of a run with the encodings of all training items, made from the run's own inputs."""
+    from calligram.training.objectives.distillation import Teacher
+
+    stored = load_matcher(Path(run).expanduser()).to(context.device)
+    matcher = stored.matcher
+    loaded = load_pairing(stored.inputs, train, context.track)
+    return Teacher(matcher, *encode_pairing(matcher, stored.inputs, loaded, context.track))

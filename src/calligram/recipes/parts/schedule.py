@@ -96,6 +96,7 @@ class Schedule:
         self._objectives: dict[Any, Objective] = {}
         self._shared: list[dict[str, Any]] = [{} for _ in members]
         self._initial: Mapping[str, Tensor] = {}
+        self._minings = 0  # number of stages so far that mine
 
     def stages(self, planned: StagesWithSettings) -> tuple[Stage, ...]:
         """Return the stages; those of hard negatives begin with a warm-up stage."""
@@ -117,6 +118,7 @@ class Schedule:
                 "more epochs or a shorter warm-up"
             )
         name = each.name or "+".join(term.name for term in own.terms if term.name != "adversarial")
+        self._minings += "mine" in each.on_start
         mined = self._mined_negatives(own)
         begin, resume = self._on_start(each, mined) if _mines(own) or each.on_start else (None, None)
         stages = []
@@ -242,7 +244,7 @@ class Schedule:
             raise UserError("the term offline draws its own pairs; give extra_pairs=none in stages with offline")
         from calligram.recipes.parts.mined_negatives import MinedNegatives
 
-        return MinedNegatives.of(own, self.train, self.context)
+        return MinedNegatives.of(own, self.train, self.context, self._minings)
 
     def _on_start(self, each: StageSettings, mined: MinedNegatives | None) -> tuple[Any, Any]:
         """Return the functions that are called at the start of the first and of later sub-stages."""

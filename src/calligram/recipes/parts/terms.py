@@ -356,7 +356,7 @@ class Distillation(Term):
 
     def build(self, context: TermContext) -> Objective:
         """Return the divergence from the teacher."""
-        from calligram.recipes.parts.teachers import load_teacher
+        from calligram.recipes.parts.run import load_teacher
         from calligram.training.objectives.distillation import DistillationObjective
 
         if not self.teacher:
