@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from calligram.studies.results import read_results
+
 
 def test_evaluation_prints_json(calligram, trained, tiny):
     done = calligram("evaluate", trained[0], tiny.folder, "--split", "test", "--json")
@@ -28,6 +30,16 @@ def test_evaluation_prints_a_table_draws_a_sheet_and_records(calligram, trained,
     done = calligram("report", "--results", tmp_path / "results", "--docs", tmp_path / "docs")
     assert done.returncode == 0, done.stderr
     assert "## tiny" in (tmp_path / "docs" / "results.md").read_text()
+
+
+def test_failures_by_unknown_words_are_recorded(calligram, trained, tiny, tmp_path):
+    record = tmp_path / "results" / "a.jsonl"
+    done = calligram("evaluate", trained[0], tiny.folder, "--unknown", "--json", "--record", record)
+    counted, line = json.loads(done.stdout)["unknown"], json.loads(record.read_text())
+    assert line["unknown"] == {**counted, "words": counted["words"][:10]}
+    assert line["unknown"]["failures"] + line["unknown"]["found"] == line["t2i"]["queries"]
+    (read,) = read_results(record.parent)
+    assert read.unknown == line["unknown"]
 
 
 def test_only_candidates_of_another_run_are_scored(calligram, trained, tiny, tmp_path):

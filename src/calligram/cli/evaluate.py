@@ -154,9 +154,9 @@ def _whole_images(options: EvaluateOptions, run: Run, matcher: Matcher, inputs: 
             report = replace(report, stages=replace(report.stages, first=options.first.resolve().name))
         by = "identities" if by_identity else ""
         if options.record is not None:
-            append_result(
-                options.record, result_line(run, source, options.split, report, by=by, pictures=statistics.drawn)
-            )
+            unknown = statistics.counted[0] if statistics.counted else None
+            line = result_line(run, source, options.split, report, by=by, unknown=unknown, pictures=statistics.drawn)
+            append_result(options.record, line)
     if options.as_json:
         more = {"unknown": statistics.counted[0].as_dict()} if statistics.counted else {}
         typer.echo(json.dumps({**report.as_dict(), **({"by": by} if by else {}), **more}))
@@ -272,10 +272,14 @@ def report(
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
     docs: Annotated[Path, typer.Option(help="Folder for results.md and its figures.")] = Path("docs"),
 ) -> None:
-    """Write docs/results.md and its figures from the recorded results."""
+    """Judge all claims by the recorded results, and write docs/results.md and its figures."""
     from calligram.errors import UserError
+    from calligram.studies.catalog import STUDIES
     from calligram.studies.report import write_report
+    from calligram.studies.verdicts import judge_results
 
     if not results.is_dir():
         raise UserError(f"{results} is not a folder of results; give the folder with --results")
+    with show_spinner("judging"):
+        judge_results(STUDIES, results)
     console.print(f"written: {write_report(results, docs)}")

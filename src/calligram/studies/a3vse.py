@@ -92,7 +92,7 @@ ROWS = (
         for level in _LEVELS_OF_OTHER_MODELS
         for model, changes in MODELS.items()
     ),
-    Row("tags", "tags", (f"backbone={_NETWORK}",)),
+    Row("tags", "tags", (f"backbone={_NETWORK}",), deterministic=True),
     *(
         _row(level, *changes, name=model, pseudo=_NO_PSEUDO)
         for level in _GRID

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Literal
 
 from calligram.errors import UserError
 
@@ -15,6 +17,11 @@ ASSETS = "CALLIGRAM_ASSETS"
 """name of the only environment variable: a folder with ``flickr8k/``, ``models/`` and ``text/``"""
 LOWER_IS_BETTER = ("overlap", "medr", "meanr")
 """metrics where a lower value is better"""
+BANDS = {"rsum": 2.0, "overlap": 0.01}
+"""largest difference of rows that count as equal, by metric; 1 point for recalls"""
+MIN_PAIRS = 3
+"""number of pairs of runs that a verdict needs"""
+ClaimKind = Literal["superiority", "equivalence"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,8 @@ class Row:
     changes: tuple[str, ...] = ()
     needs: str = ""
     """table of the collection that this row needs, such as ``proposals``"""
+    deterministic: bool = False
+    """whether nothing in this row is random; its result then stands for every seed"""
 
     def __post_init__(self) -> None:
         if any(change.startswith("seed=") for change in self.changes):
@@ -34,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim that one row is better than another, by a metric of the test split."""
+    """A claim that one row is better than another, or as good, by a metric of the test split."""
 
     text: str
     better: str
@@ -43,8 +52,33 @@ class Claim:
     """``rsum``, ``overlap``, or a direction and a metric such as ``t2i.r1``"""
     factor: float = 1.0
     """smallest ratio of the better row to the worse one"""
+    kind: ClaimKind = "superiority"
+    """``equivalence``: the rows differ by less than a band, see ``BANDS``"""
+    one_sided: bool = False
+    """for equivalence: the first row may also be better by any amount ("the second one does not beat it")"""
     needs: str = ""
     """data that the claim is about and that are not available; the verdict is then ``not run``"""
+
+    @property
+    def band(self) -> float:
+        """Largest difference of equal rows."""
+        return BANDS.get(self.metric, 1.0)
+
+    @property
+    def sign(self) -> int:
+        """-1 where a lower value is better."""
+        return -1 if self.metric.rpartition(".")[2] in LOWER_IS_BETTER else 1
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A metric of one run of a row."""
+
+    seed: int
+    hardware: str
+    value: float
+    collapsed: bool = False
+    """whether the run collapsed; see ``results.has_collapsed``"""
 
 
 @dataclass(frozen=True)
@@ -90,42 +124,97 @@ class Verdict:
     paper: str
     claim: str
     verdict: str
-    """holds, fails, noise, one seed or not run"""
+    """holds, fails, noise, undecided, collapsed baseline or not run"""
     numbers: dict[str, object]
     collection: str = ""
     settings: tuple[str, ...] = ()
     """changes to the settings of every row, such as a shorter schedule"""
 
 
-def judge(claim: Claim, study: Study, values: Mapping[str, Sequence[float]], collection: str) -> Verdict:
-    """Compare the means over seeds; a difference below two standard errors is noise.
+def judge(claim: Claim, study: Study, values: Mapping[str, Sequence[Measurement]], collection: str) -> Verdict:
+    """Compare two rows by the differences of their paired runs.
 
-    The mean of the worse row is multiplied by the factor of the claim. A row with one seed has no standard deviation;
-    the largest one among the rows of the study is used. Where no row has several seeds the verdict is ``one seed``.
+    Two runs are a pair if they have the same seed and the same hardware: they share initial weights and batches. The
+    value of the worse row is multiplied by the factor of the claim. A claim of superiority holds or fails if the mean
+    difference is beyond two standard errors of it. A claim of equivalence holds if the mean plus and minus two standard
+    errors is inside the band, and fails if it is outside. Everything else is noise. With fewer than three pairs the
+    verdict is ``undecided``; two deterministic rows need one pair. A comparison with a row that collapsed shows
+    nothing, and its verdict is ``collapsed baseline``.
     """
     if claim.needs:
         return Verdict(study.paper, claim.text, "not run", {"needs": claim.needs}, collection)
     better, worse = values.get(claim.better, ()), values.get(claim.worse, ())
-    name = claim.metric.rpartition(".")[2]
-    digits, sign = 4 if name == "overlap" else 2, -1 if name in LOWER_IS_BETTER else 1
+    digits = 4 if claim.metric == "overlap" else 2
     numbers: dict[str, object] = {
         "metric": claim.metric,
-        claim.better: [round(v, digits) for v in better],
-        claim.worse: [round(v, digits) for v in worse],
+        claim.better: [round(m.value, digits) for m in better],
+        claim.worse: [round(m.value, digits) for m in worse],
         **({"factor": claim.factor} if claim.factor != 1 else {}),
+        **({"band": claim.band} if claim.kind == "equivalence" else {}),
     }
+
+    def verdict(word: str) -> Verdict:
+        return Verdict(study.paper, claim.text, word, numbers, collection)
+
     if not better or not worse:
-        return Verdict(study.paper, claim.text, "not run", numbers, collection)
-    spreads = [stdev(v) for v in values.values() if len(v) > 1]
-    difference = mean(better) - claim.factor * mean(worse)
-    numbers["difference"] = round(difference, digits)
-    if not spreads:
-        return Verdict(study.paper, claim.text, "one seed", numbers, collection)
-    variances = ((stdev(v) if len(v) > 1 else max(spreads)) ** 2 / len(v) for v in (better, worse))
-    error = math.sqrt(sum(factor**2 * of for factor, of in zip((1.0, claim.factor), variances, strict=True)))
+        return verdict("not run")
+    if collapsed := [name for name in (claim.better, claim.worse) if any(m.collapsed for m in values[name])]:
+        numbers["collapsed"] = collapsed
+        return verdict("collapsed baseline")
+    exact = study.row(claim.better).deterministic, study.row(claim.worse).deterministic
+    pairs = paired(better, worse, exact)
+    numbers["pairs"] = len(pairs)
+    if not pairs:
+        return verdict("undecided")
+    differences = [one - claim.factor * other for one, other in pairs]
+    numbers["differences"] = [round(difference, digits) for difference in differences]
+    numbers["difference"] = round(mean(differences), digits)
+    if len(pairs) < MIN_PAIRS and not all(exact):
+        return verdict("undecided")
+    error = 0.0 if all(exact) else stdev(differences) / math.sqrt(len(differences))
     numbers["standard_error"] = round(error, digits)
-    verdict = "noise" if abs(difference) < 2 * error else "holds" if sign * difference > 0 else "fails"
-    return Verdict(study.paper, claim.text, verdict, numbers, collection)
+    return verdict(_decide(claim, claim.sign * mean(differences), error))
+
+
+def paired(
+    better: Sequence[Measurement], worse: Sequence[Measurement], deterministic: tuple[bool, bool] = (False, False)
+) -> list[tuple[float, float]]:
+    """Return the values of runs with the same seed and the same hardware, one pair for each seed.
+
+    The run of a deterministic row stands for all seeds of the other row. If a seed was run on several machines, the
+    hardware with most pairs is taken.
+    """
+    one, other = ({(m.hardware, m.seed): m.value for m in row} for row in (better, worse))
+    if deterministic[0]:
+        one = _for_all_seeds(one, other)
+    if deterministic[1]:
+        other = _for_all_seeds(other, one)
+    common = [key for key in one if key in other]
+    count = Counter(hardware for hardware, _ in common)
+    of_seed: dict[int, tuple[str, int]] = {}
+    for hardware, seed in sorted(common, key=lambda key: (-count[key[0]], key)):
+        of_seed.setdefault(seed, (hardware, seed))
+    chosen = [key for _, key in sorted(of_seed.items())]
+    if all(deterministic):
+        chosen = chosen[:1]
+    return [(one[key], other[key]) for key in chosen]
+
+
+def _for_all_seeds(
+    row: Mapping[tuple[str, int], float], other: Mapping[tuple[str, int], float]
+) -> dict[tuple[str, int], float]:
+    """Return the value of a deterministic row on each hardware, for every seed of the other row."""
+    by_hardware = {hardware: value for (hardware, _), value in row.items()}
+    return {key: by_hardware[key[0]] for key in other if key[0] in by_hardware}
+
+
+def _decide(claim: Claim, difference: float, error: float) -> str:
+    """Return the verdict on a mean difference, positive where the first row is better."""
+    low, high = difference - 2 * error, difference + 2 * error
+    if claim.kind == "superiority":
+        return "holds" if low > 0 else "fails" if high < 0 else "noise"
+    most = math.inf if claim.one_sided else claim.band
+    return "holds" if low > -claim.band and high < most else "fails" if high < -claim.band or low > most else "noise"
 
 
 def with_assets_variable(text: str) -> str:

@@ -77,7 +77,7 @@ CLAIMS = (
         "instance only, stage II", "ranking only, stage II",
     ),
     Claim("A text CNN of 152 layers does not beat one of 50 (Table III).",
-          "text CNN of 50 layers, stage I", "text CNN of 152 layers, stage I"),
+          "text CNN of 50 layers, stage I", "text CNN of 152 layers, stage I", kind="equivalence", one_sided=True),
     Claim("Ours: from few captions one block learns more than 50 layers.", "stage I", "text CNN of 50 layers, stage I"),
     Claim("A class for each group beats 530 clusters (Table IV).", "stage I", "530 categories, stage I"),
     Claim("More clusters beat fewer (Table IV).", "530 categories, stage I", "160 categories, stage I"),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
@@ -22,13 +21,13 @@ from calligram.evaluation.figures import draw_found_images, draw_found_texts, dr
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.evaluation.recall import EncodedPairing
 from calligram.evaluation.retrieval import Floats, ScoreCallback, evaluate_retrieval
-from calligram.files import replace_text
 from calligram.models.catalog import WEIGHTS_FILE
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_preset
-from calligram.studies.claims import Claim, Row, Study, Verdict, judge, with_assets_path
+from calligram.studies.claims import Claim, Row, Study, Verdict, with_assets_path
 from calligram.studies.results import (
+    CLAIMS_FILE,
     COMPARED_FIGURE,
     LEVELS_FIGURE,
     Result,
@@ -39,6 +38,7 @@ from calligram.studies.results import (
     row_key,
     settings_of,
 )
+from calligram.studies.verdicts import judge_claims, metric_of, store_verdicts
 from calligram.training.runs import Run, draw_comparison, draw_curves
 
 Say = Callable[[str], None]
@@ -171,7 +171,7 @@ def reproduce_study(
     _draw_compared(study, collection.name, results, runs, changes)
     _draw_levels(study, collection, results, changes)
     verdicts = judge_claims(study, collection.name, results, changes)
-    _store(verdicts, results / "claims.jsonl")
+    store_verdicts(verdicts, results / CLAIMS_FILE)
     return verdicts
 
 
@@ -206,19 +206,10 @@ def _smallest_difference_first(study: Study, collection: str, results: Path, cha
     done = results_of_rows(study, collection, results, changes)
 
     def distance(claim: Claim) -> float:
-        first = [_metric(done[name].get(0), claim.metric) for name in (claim.better, claim.worse)]
+        first = [metric_of(done[name].get(0), claim.metric) for name in (claim.better, claim.worse)]
         return math.inf if first[0] is None or first[1] is None else abs(first[0] - first[1])
 
     return sorted((c for c in study.claims if not c.needs), key=distance)
-
-
-def _metric(result: Result | None, metric: str) -> float | None:
-    """Return a metric of a result; None where it was not measured."""
-    if result is None or metric in ("rsum", "overlap"):
-        return None if result is None else getattr(result, metric)
-    direction, _, name = metric.partition(".")
-    recalls = getattr(result, direction)
-    return None if recalls is None else float(recalls[name])
 
 
 def _run(
@@ -331,30 +322,3 @@ def with_row_folder(change: str, folder: Callable[[str], Path]) -> str:
     if not (found / WEIGHTS_FILE).is_file():
         raise UserError(f"row '{name}' has no run in {found}; run that row first")
     return f"{key}={found}"
-
-
-def judge_claims(study: Study, collection: str, results: Path, changes: tuple[str, ...] = ()) -> list[Verdict]:
-    """Judge the claims of a study by its results."""
-    done = results_of_rows(study, collection, results, changes)
-    verdicts = []
-    for claim in study.claims:
-        values = {
-            name: [v for _, r in sorted(by_seed.items()) if (v := _metric(r, claim.metric)) is not None]
-            for name, by_seed in done.items()
-        }
-        verdicts.append(replace(judge(claim, study, values, collection), settings=changes))
-    return verdicts
-
-
-def _store(verdicts: list[Verdict], file: Path) -> None:
-    """Replace the verdicts of this study on this collection with these settings; keep all others."""
-
-    def key(row: Mapping[str, Any]) -> tuple[str, str, tuple[str, ...]]:
-        return row["paper"], row.get("collection", ""), tuple(row.get("settings", ()))
-
-    new = [json.dumps(asdict(v), ensure_ascii=False) for v in verdicts]
-    same = {key(asdict(v)) for v in verdicts}
-    old = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    kept = [line for line in old if key(json.loads(line)) not in same]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(file, "\n".join([*kept, *new]) + "\n")

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,17 @@ from calligram.errors import UserError
 from calligram.evaluation.localization import Localization
 from calligram.evaluation.rerank import RerankReport
 from calligram.evaluation.retrieval import RetrievalReport
+from calligram.evaluation.word_matching import UnknownFailures
 from calligram.recipes.catalog import PRESETS, RECIPES, find_preset
 from calligram.recipes.parts.config import changed, flat_values, from_plain, resolve
 from calligram.recipes.parts.run_settings import flatten
 from calligram.studies.claims import Row, Study, with_assets_variable
 from calligram.training.runs import Run
 
+CLAIMS_FILE, WITHDRAWN_FILE = "claims.jsonl", "withdrawn.jsonl"
+"""files of a folder of results that hold verdicts, and lines that no longer count, each with a ``reason``"""
+MAX_OVERLAP = 0.95
+"""overlap S of the scores of matching and other pairs above which a run has collapsed"""
 COMPARED_FIGURE, LEVELS_FIGURE = "compared", "levels"
 """parts of the names of figures of several rows: dev curves, and recalls by number of captions"""
 MEMBER_SETTINGS = ("runs", "matcher", "ensemble_members")
@@ -64,6 +70,10 @@ class Result:
     """text-to-image retrieval in random order"""
     overlap: float | None = None
     """S, the overlap of the score histograms of matching and other pairs; lower is better"""
+    collapsed: bool = False
+    """whether the matcher does not tell matching pairs from others; see ``has_collapsed``"""
+    unknown: dict[str, Any] | None = None
+    """counts of text queries by success and by unknown words"""
     precision: str = "fp32"
     """floating-point precision of the scores"""
     stages: dict[str, Any] | None = None
@@ -81,12 +91,14 @@ def result_line(
     *,
     study: str = "",
     by: str = "",
+    unknown: UnknownFailures | None = None,
     pictures: Sequence[Path] = (),
 ) -> Result:
     """Return the result of a retrieval report.
 
     Args:
         study: paper and row.
+        unknown: failures of texts with unknown words; the ten most frequent words are recorded.
         pictures: figures of the run, for ``docs/results.md``.
     """
     return replace(
@@ -99,11 +111,24 @@ def result_line(
         oracle=_rounded(asdict(report.oracle.t2i)) if report.oracle else None,
         chance=_rounded(asdict(report.chance.t2i)) if report.chance else None,
         overlap=round(report.overlap.s, 4) if report.overlap else None,
+        collapsed=has_collapsed(report),
+        unknown={**unknown.as_dict(), "words": unknown.words[:10]} if unknown else None,
         folds=report.folds,
         by=by,
         precision=report.precision,
         stages=_rerank_values(report.stages) if report.stages else None,
     )
+
+
+def has_collapsed(report: RetrievalReport) -> bool:
+    """Whether S is above ``MAX_OVERLAP``, or the sum of recalls is below twice that of a random order.
+
+    In a split of few images a random order has high recalls. Where they are above a quarter of the maximum, 600, only
+    S counts.
+    """
+    if report.overlap is not None and report.overlap.s > MAX_OVERLAP:
+        return True
+    return report.chance is not None and report.chance.rsum <= 150 and report.retrieval.rsum < 2 * report.chance.rsum
 
 
 def _rerank_values(stages: RerankReport) -> dict[str, Any]:
@@ -183,16 +208,16 @@ def _rounded(values: Mapping[str, Any]) -> dict[str, Any]:
 def append_result(file: Path, result: Result) -> None:
     """Append a result to a file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    line = {k: v for k, v in asdict(result).items() if v not in (None, "", [])}
+    line = {k: v for k, v in asdict(result).items() if v not in (None, "", []) and v is not False}
     with file.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Read all results of a folder."""
+    """Read all results of a folder, without those that were withdrawn."""
     found = []
     for file in sorted(folder.glob("*.jsonl")):
-        if file.name == "claims.jsonl":
+        if file.name in (CLAIMS_FILE, WITHDRAWN_FILE):
             continue
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             try:
@@ -216,16 +241,29 @@ def row_key(study: Study, row: Row) -> str:
 
 def settings_of(row: Row, changes: tuple[str, ...] = ()) -> dict[str, object]:
     """Return the settings of a row, with changes to every row, that differ from its preset."""
-    defaults = find_preset(row.preset).defaults
-    plain: dict[str, object] = json.loads(json.dumps(changed(resolve(defaults, [*changes, *row.changes]), defaults)))
+    plain: dict[str, object] = json.loads(_settings_text(row, changes))
     return plain
+
+
+@cache
+def _settings_text(row: Row, changes: tuple[str, ...]) -> str:
+    defaults = find_preset(row.preset).defaults
+    return json.dumps(changed(resolve(defaults, [*changes, *row.changes]), defaults))
 
 
 def results_of_rows(
     study: Study, collection: str, results: Path, changes: tuple[str, ...] = ()
 ) -> dict[str, dict[int, Result]]:
-    """Return the results of a study's rows on a collection, by row and seed; other settings are left out."""
-    found: dict[str, dict[int, Result]] = {row.name: {} for row in study.rows}
+    """Return the results of a study's rows on a collection, by row and seed; the last line of a seed counts."""
+    found = runs_of_rows(study, collection, results, changes)
+    return {name: {result.seed: result for result in lines} for name, lines in found.items()}
+
+
+def runs_of_rows(
+    study: Study, collection: str, results: Path, changes: tuple[str, ...] = ()
+) -> dict[str, list[Result]]:
+    """Return the results of a study's rows on a collection, one for each seed and hardware; others are left out."""
+    found: dict[str, dict[tuple[int, str], Result]] = {row.name: {} for row in study.rows}
     rows = {row_key(study, row): row for row in study.rows}
     wanted: dict[str, dict[str, object]] = {}
     for result in read_results(results) if results.is_dir() else []:
@@ -235,5 +273,6 @@ def results_of_rows(
         if row.name not in wanted:
             wanted[row.name] = settings_of(row, changes)
         if result.settings == wanted[row.name]:
-            found[row.name][result.seed] = result
-    return found
+            found[row.name].pop((result.seed, result.hardware), None)  # the last line is the last one in order too
+            found[row.name][result.seed, result.hardware] = result
+    return {name: list(lines.values()) for name, lines in found.items()}
