@@ -76,7 +76,7 @@ def test_identities_are_the_default_if_there_are_any_and_figures_are_drawn(calli
     assert line["chance"]["r1"] == pytest.approx(found["chance"]["t2i"]["r1"], abs=0.01)
     assert line["overlap"] == pytest.approx(found["overlap"]["s"], abs=1e-4)
     assert {file.name for file in (tmp_path / "p").iterdir()} == {
-        "images.png", "texts.png", "ranks.png", "overlap.png", "correlation.png",
+        "images.png", "texts.png", "ranks.png", "overlap.png", "correlation.png", "map.png", "words.png",
     }  # fmt: skip
     assert "by" not in json.loads(calligram("evaluate", trained[0], tiny.folder, "--no-identities", "--json").stdout)
     done = calligram("evaluate", trained[0], tiny.folder)

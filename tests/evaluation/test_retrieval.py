@@ -151,7 +151,8 @@ def test_retrieved_items_overlap_and_correlation_are_drawn(setup, tmp_path):
     )
     before = np.random.default_rng(0).normal(size=(6, 5))
     drawn = draw_pictures(matcher, *seen[0], pairing, tmp_path / "pictures", before=before)
-    assert [file.name for file in drawn] == ["images.png", "texts.png", "ranks.png", "overlap.png", "correlation.png"]
+    names = ["images.png", "texts.png", "ranks.png", "overlap.png", "correlation.png", "map.png"]
+    assert [file.name for file in drawn] == names
     assert all(file.stat().st_size > 3000 for file in drawn)
 
 

@@ -56,7 +56,8 @@ def evaluate(
     pictures: Annotated[
         Path | None,
         typer.Option(
-            help="Draw figures into this folder: retrieved images and texts, ranks, overlap of scores, correlation."
+            help="Draw figures into this folder: retrieved images and texts, ranks, overlap of scores, correlation, "
+            "a t-SNE map, word importance."
         ),
     ] = None,
     record: Annotated[Path | None, typer.Option(help="Append the result to this .jsonl file.")] = None,
@@ -187,7 +188,21 @@ class _ScoreStatistics:
         if options.pictures is not None:
             chosen = pairing.visuals.select(sample_images(len(pairing.visuals)))
             before = untrained_features(self.run.about["settings"], self.inputs, chosen)
-            self.drawn += draw_pictures(self.matcher, encoded, scores, pairing, options.pictures, before=before)
+            self.drawn += draw_pictures(
+                self.matcher, encoded, scores, pairing, options.pictures, before=before, track=progress_bar
+            )
+            self.drawn += self._draw_words(encoded, options.pictures / "words.png")
+
+    def _draw_words(self, encoded: EncodedPairing, file: Path) -> list[Path]:
+        """Draw the importance of each word for a few matching pairs; nothing if no text has two words."""
+        from calligram.search.explain.drawing import draw_word_sheet
+        from calligram.search.explain.word_importance import explain_random_pairs
+
+        found = explain_random_pairs(self.matcher, self.inputs, encoded.images, self.pairing, track=progress_bar)
+        if not found:
+            return []
+        draw_word_sheet([(self.pairing.visuals.open(image), words) for image, words in found]).save(file)
+        return [file]
 
     def print(self) -> None:
         """Print the counts and the paths of the pictures."""

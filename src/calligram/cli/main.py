@@ -46,6 +46,7 @@ VERBS = {
     },
     "Evaluation": {
         "evaluate": ("evaluate:evaluate", "Measure retrieval or localization"),
+        "compare": ("compare:compare", "Compare two runs query by query"),
         "reproduce": ("evaluate:reproduce", "Run and judge the claims of a paper"),
         "report": ("evaluate:report", "Write docs/results.md from the recorded results"),
     },

@@ -8,6 +8,14 @@ from calligram.evaluation.attention import position_name as position_name
 from calligram.evaluation.attention import with_single_spaces as with_single_spaces
 from calligram.evaluation.attention import word_attention as word_attention
 from calligram.evaluation.attention import word_parts as word_parts
+from calligram.evaluation.compare import ComparedScores as ComparedScores
+from calligram.evaluation.compare import DirectionComparison as DirectionComparison
+from calligram.evaluation.compare import RunComparison as RunComparison
+from calligram.evaluation.compare import compare_scores as compare_scores
+from calligram.evaluation.compare import draw_image_comparison as draw_image_comparison
+from calligram.evaluation.compare import draw_negatives as draw_negatives
+from calligram.evaluation.compare import draw_text_comparison as draw_text_comparison
+from calligram.evaluation.compare import sign_test as sign_test
 from calligram.evaluation.distributions import cross_ranks as cross_ranks
 from calligram.evaluation.distributions import draw_overlap as draw_overlap
 from calligram.evaluation.distributions import score_overlap as score_overlap

@@ -194,9 +194,10 @@ def draw_cross_ranks(ranks: Mapping[str, NDArray[np.float64]], file: Path) -> No
         places = np.arange(len(counts)) - 0.4 + width * (number + 0.5)
         shares = [100 * count / max(1, len(found)) for count in counts.values()]
         bars = axis.bar(places, shares, width, label=name)
-        axis.bar_label(bars, [f"{share:.0f}%" for share in shares], fontsize=7)
+        axis.bar_label(bars, [f"{share:.1f}" for share in shares], fontsize=7)
         axis.set_xticks(range(len(counts)), list(counts))
     axis.set(xlabel="cross-retrieval rank of a matching pair", ylabel="share of pairs, %")
+    axis.margins(y=0.1)  # space for the numbers above the bars
     if len(ranks) > 1:
         axis.legend(frameon=False, fontsize=8)
     file.parent.mkdir(parents=True, exist_ok=True)

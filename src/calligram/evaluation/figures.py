@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,25 +187,31 @@ def draw_pictures(
     folder: Path,
     *,
     before: Floats | None = None,
+    track: Track = silent,
 ) -> list[Path]:
-    """Draw ``images.png``, ``texts.png``, ``ranks.png``, ``overlap.png`` and ``correlation.png`` into ``folder``.
+    """Draw the figures of an evaluation into ``folder``.
+
+    They are ``images.png``, ``texts.png``, ``ranks.png``, ``overlap.png`` (if there are pairs of both kinds),
+    ``correlation.png`` and ``map.png`` (t-SNE of the vectors).
 
     Args:
         before: (N, D) features of the images of ``sample_images`` before training, for comparison.
     """
-    draw_found_images(scores, pairing, folder / "images.png")
-    draw_found_texts(scores, pairing, folder / "texts.png")
-    draw_cross_ranks({"this matcher": cross_ranks(scores, pairing.matches)}, folder / "ranks.png")
-    drawn = [folder / "images.png", folder / "texts.png", folder / "ranks.png"]
     apart = overlap_of(matcher, scores, pairing)
-    if apart is not None:
-        draw_overlap(apart, folder / "overlap.png")
-        drawn.append(folder / "overlap.png")
     vectors = encoded.images.vectors[sample_images(len(pairing.visuals))].float().cpu().numpy()
     panels = {} if before is None else {"features of the backbone before training": correlation(before)}
     panels["features of this matcher"] = correlation(vectors)
-    draw_correlation(panels, folder / "correlation.png")
-    return [*drawn, folder / "correlation.png"]
+    figures: dict[str, Callable[[Path], object]] = {
+        "images.png": lambda file: draw_found_images(scores, pairing, file),
+        "texts.png": lambda file: draw_found_texts(scores, pairing, file),
+        "ranks.png": lambda file: draw_cross_ranks({"this matcher": cross_ranks(scores, pairing.matches)}, file),
+        **({"overlap.png": lambda file: draw_overlap(apart, file)} if apart is not None else {}),
+        "correlation.png": lambda file: draw_correlation(panels, file),
+        "map.png": lambda file: draw_map(encoded, pairing.matches, file, "t-SNE of images and texts"),
+    }
+    for name, draw in track(list(figures.items()), "drawing", len(figures)):
+        draw(folder / name)
+    return [folder / name for name in figures]
 
 
 def untrained_features(settings: Mapping[str, Any], inputs: Inputs, visuals: Visuals) -> ImageVectors | None:

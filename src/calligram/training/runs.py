@@ -291,6 +291,7 @@ def draw_comparison(runs: Mapping[str, Path], target: Path) -> Path:
             axis.plot(range(1, len(shown) + 1), [found[key] for found in shown], ".-", label=name)
     for axis, title in zip(axes, ("texts for images", "images for texts"), strict=True):
         axis.set(title=f"{title}: dev R@1, %", xlabel="epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.legend(frameon=False, fontsize=8)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=110)

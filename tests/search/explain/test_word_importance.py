@@ -1,19 +1,28 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from calligram.errors import UserError
+from calligram.evaluation.recall import encode_images
 from calligram.features.inputs import ImageInput, Inputs
 from calligram.features.texts.vocabulary import Vocabulary, whitespace_word_spans
 from calligram.models.catalog import load_matcher
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.two_branch import TwoBranchSimilarity, TwoBranchSimilaritySettings
 from calligram.search.explain import word_importance
-from calligram.search.explain.drawing import draw_words
-from calligram.search.explain.word_importance import WordImportance, WordImportances, explain, leave_one_out
+from calligram.search.explain.drawing import draw_word_sheet, draw_words
+from calligram.search.explain.word_importance import (
+    WordImportance,
+    WordImportances,
+    explain,
+    explain_random_pairs,
+    leave_one_out,
+)
 
 PICTURE = Image.effect_noise((40, 30), 80).convert("RGB")
 SENTENCE = "a red disc, the round thing is blue and  black."
@@ -55,6 +64,27 @@ def test_a_sentence_that_is_too_long_is_truncated_before_words_are_left_out(smal
     found = explain(stored.matcher, stored.inputs, PICTURE, "red " * longest + "blue disc")
     assert [word.word for word in found.words] == ["red"] * longest
     assert found.score == explain(stored.matcher, stored.inputs, PICTURE, "red " * longest).score
+
+
+@torch.no_grad()
+def test_random_pairs_of_a_pairing_are_explained_and_drawn(small_run, tiny):
+    stored = load_matcher(small_run)
+    pairing = tiny.sentences("test")
+    images = encode_images(stored.matcher.eval(), stored.inputs, stored.inputs.images.load(pairing.visuals))
+    found = explain_random_pairs(stored.matcher, stored.inputs, images, pairing, count=3)
+    assert len({row for row, _ in found}) == 3
+    for row, words in found:
+        sentence = " ".join(word.word for word in words.words)
+        assert sentence in {pairing.texts.strings[text] for text in pairing.matches.texts_of(row)}
+        alone = explain(stored.matcher, stored.inputs, pairing.visuals.open(row), sentence)
+        np.testing.assert_allclose([w.weight for w in words.words], [w.weight for w in alone.words], atol=1e-5)
+    assert len(explain_random_pairs(stored.matcher, stored.inputs, images, pairing, count=50)) == 6
+    single = replace(pairing, texts=replace(pairing.texts, strings=("snow",) * len(pairing.texts)))
+    assert explain_random_pairs(stored.matcher, stored.inputs, images, single) == []
+    explained = [(pairing.visuals.open(row), words) for row, words in found]
+    one, two, three = (draw_word_sheet(explained[:count]) for count in (1, 2, 3))
+    assert one.height == two.height < three.height
+    assert one.width < two.width == three.width
 
 
 def test_a_very_wide_picture_is_drawn_smaller():

@@ -2,6 +2,7 @@ from calligram.search.explain.drawing import LabelledBox as LabelledBox
 from calligram.search.explain.drawing import colour_of as colour_of
 from calligram.search.explain.drawing import draw_attention as draw_attention
 from calligram.search.explain.drawing import draw_boxes as draw_boxes
+from calligram.search.explain.drawing import draw_word_sheet as draw_word_sheet
 from calligram.search.explain.library_localizer import LibraryLocalizer as LibraryLocalizer
 from calligram.search.explain.library_localizer import LocatedPhrases as LocatedPhrases
 from calligram.search.explain.localize import LocatedPhrase as LocatedPhrase
@@ -12,5 +13,6 @@ from calligram.search.explain.localize import require_region_input as require_re
 from calligram.search.explain.word_importance import WordImportance as WordImportance
 from calligram.search.explain.word_importance import WordImportances as WordImportances
 from calligram.search.explain.word_importance import explain_picture as explain_picture
+from calligram.search.explain.word_importance import explain_random_pairs as explain_random_pairs
 from calligram.search.explain.word_importance import item_attention as item_attention
 from calligram.search.explain.word_importance import leave_one_out as leave_one_out

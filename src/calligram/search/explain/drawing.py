@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageColor, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps
 
 from calligram.data.pictures import font as letters
 from calligram.evaluation.attention import AttentionShares
@@ -145,6 +145,28 @@ def draw_words(image: Image.Image, found: WordImportances) -> Image.Image:
     for left, bottom, text, colour, font in placed:
         pen.text((left, picture.height + bottom), text, fill=colour, font=font, anchor="ls")
     return sheet
+
+
+def draw_word_sheet(explained: Sequence[tuple[Image.Image, WordImportances]], columns: int = 2) -> Image.Image:
+    """Draw several pictures with their words on one sheet, in rows, below a legend (dual-path, Fig. 11)."""
+    tiles = [draw_words(_contained(image), found) for image, found in explained]
+    rows = [tiles[first : first + columns] for first in range(0, len(tiles), columns)]
+    width = max(tile.width for tile in tiles) + MARGIN_PIXELS
+    heights = [max(tile.height for tile in row) + MARGIN_PIXELS for row in rows]
+    top = 2 * MARGIN_PIXELS + TITLE_PIXELS
+    sheet = Image.new("RGB", (width * min(columns, len(tiles)) + MARGIN_PIXELS, sum(heights) + top), "white")
+    legend = "red words raise the score, blue words lower it; larger words change it more"
+    ImageDraw.Draw(sheet).text((MARGIN_PIXELS, MARGIN_PIXELS), legend, fill=NEUTRAL_COLOUR, font=letters(15))
+    for row, height in zip(rows, heights, strict=True):
+        for place, tile in enumerate(row):
+            sheet.paste(tile, (MARGIN_PIXELS + place * width + (width - MARGIN_PIXELS - tile.width) // 2, top))
+        top += height
+    return sheet
+
+
+def _contained(image: Image.Image) -> Image.Image:
+    """The picture on a ground of 4:3, so that the tiles of a sheet have the same size."""
+    return ImageOps.pad(image.convert("RGB"), (MIN_DRAWN_PIXELS, MIN_DRAWN_PIXELS * 3 // 4), color="white")
 
 
 def weight_colour(share: float, raises: bool) -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from calligram.data.collection import MANIFEST, Collection
+from calligram.data.pairing import Pairing
 from calligram.device import device_of
 from calligram.errors import UserError
 from calligram.evaluation.attention import (
@@ -29,6 +30,7 @@ from calligram.features.images.region_input import stored_part_boxes
 from calligram.features.inputs import ImageInput, Inputs
 from calligram.features.texts.vocabulary import count_truncated_words
 from calligram.models.matcher import Encoded, Matcher, stack
+from calligram.progress import Track, silent
 from calligram.search.library.library import Item
 from calligram.search.library.matchers import MatcherEncoder, on_device
 from calligram.text import whitespace_word_spans
@@ -130,6 +132,37 @@ def explain_picture(matcher: Matcher, inputs: Inputs, seen: EncodedPicture, sent
         return found
 
     return leave_one_out(sentence, score)._replace(attention=attention_to_sentence(matcher, inputs, seen, sentence))
+
+
+def explain_random_pairs(
+    matcher: Matcher,
+    inputs: Inputs,
+    images: Encoded,
+    pairing: Pairing,
+    *,
+    count: int = 4,
+    seed: int = 0,
+    track: Track = silent,
+) -> list[tuple[int, WordImportances]]:
+    """The rows of images, and the importance of the words of a matching text, for random pairs of different images.
+
+    Texts of fewer than two words are left out.
+
+    Args:
+        images: encodings of the images of the pairing.
+    """
+    rows, columns = pairing.matches.pairs()
+    chosen: dict[int, str] = {}
+    for pair in np.random.default_rng(seed).permutation(len(rows)).tolist():
+        text = pairing.texts.strings[columns[pair]]
+        if len(whitespace_word_spans(text)) - count_truncated_words(inputs.texts, text) >= 2:
+            chosen.setdefault(int(rows[pair]), text)
+        if len(chosen) == count:
+            break
+    return [
+        (row, explain_picture(matcher, inputs, EncodedPicture(images.rows(slice(row, row + 1)), None), text))
+        for row, text in track(chosen.items(), "explaining", len(chosen))
+    ]
 
 
 @torch.inference_mode()

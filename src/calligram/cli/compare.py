@@ -1,0 +1,200 @@
+"""``calligram compare``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from calligram.cli.screen import console, progress_bar, show_spinner
+from calligram.errors import UserError
+
+if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
+    from calligram.data.collection import Collection
+    from calligram.data.pairing import Pairing
+    from calligram.evaluation.compare import ComparedScores, DirectionComparison, RunComparison
+    from calligram.evaluation.recall import ScoreMatrix
+    from calligram.features.inputs import Inputs
+    from calligram.models.matcher import Matcher
+    from calligram.training.runs import Run
+
+T = TypeVar("T")
+
+CLEAR_P_VALUE = 0.05
+"""a difference with a smaller p-value of the sign test is printed in bold"""
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    second: Annotated[Path, typer.Argument(help="Folder of another run.")],
+    collection: Annotated[Path, typer.Argument(help="Folder of the collection of both runs.")],
+    split: Annotated[str, typer.Option(help="train, dev, test or all.")] = "test",
+    identities: Annotated[
+        bool | None,
+        typer.Option(help="Match by identity (person search). The default is yes if the collection has identities."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw figures into this folder: queries that only one run finds, hard negatives, ranks, dev curves."
+        ),
+    ] = None,
+    queries: Annotated[int, typer.Option(min=1, help="Queries per run on a sheet of --out.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
+) -> None:
+    """Compare two runs query by query: recalls, queries that only one run finds, and a sign test."""
+    if out is not None and out.is_file():
+        raise UserError(f"--out {out} is a file; give a folder")
+    with show_spinner("loading") as spinner:
+        from calligram.data.collection import Collection
+        from calligram.evaluation.compare import ComparedScores, compare_scores
+        from calligram.training.runs import Run
+
+        runs, source = (Run.open(first), Run.open(second)), Collection.open(collection)
+        _check(runs, source)
+        loaded = [_load(run, device) for run in runs]
+        by_identity = source.has_identities(split) if identities is None else identities
+        pairing = source.identities(split) if by_identity else source.sentences(split)
+        if not len(pairing.matches):
+            raise UserError("this split has no captions to compare on; give another split")
+        names = _names(first, second)
+        one, two = (_scores(*both, pairing, name) for both, name in zip(loaded, names, strict=True))
+        spinner.update("comparing")
+        found = compare_scores(one, two, pairing.matches)
+        compared = ComparedScores(names, (one, two), pairing)
+        drawn = [] if out is None else _draw(compared, found, runs, out, queries)
+    if as_json:
+        about = {"runs": list(names), "collection": source.name, "split": split}
+        about |= {"by": "identities"} if by_identity else {}
+        sizes = {"images": len(pairing.visuals), "texts": len(pairing.texts)}
+        typer.echo(json.dumps({**about, **sizes, **found.as_dict(), "pictures": [str(file) for file in drawn]}))
+        return
+    _print(found, names, f"{source.name}, {split}{', by identity' if by_identity else ''}")
+    if out is not None:
+        console.print(f"pictures: {', '.join(file.name for file in drawn)} in {out}", markup=False, soft_wrap=True)
+
+
+def _check(runs: tuple[Run, Run], collection: Collection) -> None:
+    """Refuse the same run twice, and a run of another collection."""
+    if runs[0].folder.resolve() == runs[1].folder.resolve():
+        raise UserError(f"both runs are {runs[0].folder}; give two different runs")
+    for run in runs:
+        trained_on = str(run.about.get("collection", collection.name))
+        # A run on part of the captions has the name of the collection with the part in brackets.
+        if trained_on != collection.name and not trained_on.startswith(f"{collection.name} ("):
+            raise UserError(
+                f"{run.folder} was trained on the collection {trained_on}, but {collection.folder} is the collection "
+                f"{collection.name}; give two runs of the collection. calligram evaluate measures one run on any "
+                "collection"
+            )
+
+
+def _names(first: Path, second: Path) -> tuple[str, str]:
+    """Short names of two run folders: the last parts of their paths, as many as distinguish them."""
+    one, two = first.resolve().parts, second.resolve().parts
+    count = next(n for n in range(1, max(len(one), len(two)) + 1) if one[-n:] != two[-n:])
+    return os.path.join(*one[-count:]), os.path.join(*two[-count:])
+
+
+def _load(run: Run, device: str) -> tuple[Matcher, Inputs]:
+    """The matcher of a run and its inputs on a device; a run that localizes phrases is refused."""
+    from calligram.device import device_named
+
+    matcher, inputs = run.load()
+    if inputs.images.region_input is not None:
+        raise UserError(
+            f"{run.folder} localizes phrases; compare accepts runs that retrieve images and texts. Measure it with "
+            "calligram evaluate"
+        )
+    return matcher.to(device_named(device)).eval(), inputs.to(device_named(device))
+
+
+def _scores(matcher: Matcher, inputs: Inputs, pairing: Pairing, name: str) -> ScoreMatrix:
+    """The scores of all pairs, with the name of the run in the progress bars."""
+    from calligram.evaluation.recall import encode_pairing, load_pairing, score_matrix
+
+    def track(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+        yield from progress_bar(items, f"{name}: {label}", total)
+
+    encoded = encode_pairing(matcher, inputs, load_pairing(inputs, pairing, track), track)
+    return score_matrix(matcher, encoded, track=track)
+
+
+def _draw(compared: ComparedScores, found: RunComparison, runs: tuple[Run, Run], out: Path, queries: int) -> list[Path]:
+    """Draw all figures; dev curves only of runs that measured recalls on dev."""
+    from calligram.evaluation.compare import draw_image_comparison, draw_negatives, draw_text_comparison
+    from calligram.evaluation.distributions import cross_ranks, draw_cross_ranks
+    from calligram.training.runs import draw_comparison, last_round_metrics
+
+    names, scores, pairing = compared
+    curves = {
+        name: run.folder
+        for name, run in zip(names, runs, strict=True)
+        if all("i2t_r1" in dev for dev in last_round_metrics(run.metrics()) or [{}])
+    }
+    works: dict[str, Callable[[Path], object]] = {
+        "images.png": lambda file: draw_image_comparison(compared, found.t2i, file, queries=queries),
+        "texts.png": lambda file: draw_text_comparison(compared, found.i2t, file, queries=queries),
+        "negatives.png": lambda file: draw_negatives(scores[0], pairing, names[0], file),
+        "ranks.png": lambda file: draw_cross_ranks(
+            {name: cross_ranks(own, pairing.matches) for name, own in zip(names, scores, strict=True)}, file
+        ),
+        "curves.png": lambda file: draw_comparison(curves, file),
+    }
+    if not curves:
+        del works["curves.png"]
+    for name, work in progress_bar(list(works.items()), "drawing"):
+        work(out / name)
+    return [out / name for name in works]
+
+
+def _print(found: RunComparison, names: tuple[str, str], title: str) -> None:
+    """Print the metrics of both runs with their differences, and the queries that only one run finds."""
+    table = Table(title=escape(title), title_justify="left")
+    for heading in ("", "R@1", "R@5", "R@10", "median", "mean", "better"):
+        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
+    for name, direction in (("text to image", found.t2i), ("image to text", found.i2t)):
+        _add_rows(table, name, direction, names)
+    console.print(table)
+    one, two = found.rsums
+    console.print(f"rsum {one:.1f} and {two:.1f}, difference {two - one:+.1f}", markup=False)
+    console.print(
+        f"differences are {names[1]} minus {names[0]}; better counts the queries whose match has a better rank "
+        "than in the other run; p is the sign test",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _add_rows(table: Table, name: str, direction: DirectionComparison, names: tuple[str, str]) -> None:
+    from calligram.evaluation.compare import RECALL_RANKS, sign_test
+
+    table.add_section()
+    table.add_row(f"[bold]{name}[/] ({len(direction.queries)})")
+    one, two = direction.metrics
+    better = direction.better_ranked()
+    for run, own, count in zip(names, direction.metrics, better, strict=True):
+        recalls = (f"{getattr(own, f'r{k}'):.1f}" for k in RECALL_RANKS)
+        table.add_row(f"  {escape(run)}", *recalls, f"{own.medr:.0f}", f"{own.meanr:.1f}", str(count))
+    table.add_row(
+        "  difference",
+        *(f"{getattr(two, f'r{k}') - getattr(one, f'r{k}'):+.1f}" for k in RECALL_RANKS),
+        f"{two.medr - one.medr:+.0f}",
+        f"{two.meanr - one.meanr:+.1f}",
+    )
+    only = [tuple(map(len, direction.found_by_one(k))) for k in RECALL_RANKS]
+    for number, run in enumerate(names):
+        table.add_row(f"  only {escape(run)} finds", *(str(count[number]) for count in only))
+    p_values = [sign_test(*count) for count in (*only, better)]
+    cells = [f"[bold]{_p_value(p)}[/]" if p < CLEAR_P_VALUE else _p_value(p) for p in p_values]
+    table.add_row("  p", *cells[:3], "", "", cells[3])
+
+
+def _p_value(p: float) -> str:
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
