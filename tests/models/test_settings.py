@@ -20,7 +20,8 @@ from calligram.models.scan import SCANSettings
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
 from calligram.models.vse import VSESettings
 from calligram.models.vsrn import VSRNSettings
-from calligram.training.batches.phrases import NEGATIVE_IOU, POSITIVE_IOU, PhraseBatches
+from calligram.training.batches.phrase_pairs import NEGATIVE_IOU, POSITIVE_IOU
+from calligram.training.batches.phrases import PhraseBatches
 from calligram.training.objectives.caption import CaptionObjective
 from calligram.training.objectives.objective import RankingObjective
 from calligram.training.objectives.offline import OfflineTerms

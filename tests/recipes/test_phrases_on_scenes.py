@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 from calligram.errors import UserError
 from calligram.evaluation.localization import evaluate_localization, load_phrases
@@ -12,7 +14,8 @@ from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_preset
 from calligram.scenes.generate import generate_scenes
-from calligram.training.runs import load_run
+from calligram.training.batches.phrases import PhraseBatches
+from calligram.training.runs import Run, load_run
 
 IMAGES, SIZE, BOXES = 600, 64, 10
 SETTINGS = (
@@ -43,6 +46,75 @@ def test_localization_reaches_most_of_the_upper_bound(looked_at, tmp_path):
     assert found.oracle > 30
     assert found.r1 >= 0.7 * found.oracle, found
     assert found.r1 > 2 * max(found.whole, found.central), found
+
+
+PAPER_ON_SCENES = (
+    "text.fitted.kind=tfidf", "region.size=64", "region.bins=6", "match=0.5", "background=0.5", "chunker_captions=0",
+)  # fmt: skip
+"""features of scenes; boxes of small scenes are few"""
+
+
+def test_the_paper_preset_trains_in_both_stages(looked_at, tmp_path):
+    """An epoch of ranking and one with neighbourhood constraints (two-branch, Sec. 4.3), of 20 sets each."""
+    preset = PRESETS["two-branch-phrases-paper"]
+    settings = resolve(preset.defaults, (*PAPER_ON_SCENES, "epochs=1", "sets=20"))
+    run_preset(preset, settings, looked_at, tmp_path / "run", context=RunContext())
+    rows = [row for row in Run.open(tmp_path / "run").metrics() if "loss" in row]
+    ranking = [row for row in rows if row["stage"] == "ranking"]
+    constraints = [row for row in rows if row["stage"] == "constraints"]
+    assert ranking[-1]["loss"] < 0.9 * ranking[0]["loss"]
+    assert not any("neighbours" in name for row in ranking for name in row)
+    assert len(constraints) > 1
+    assert all(row["image neighbours"] > 0 and row["text neighbours"] > 0 for row in constraints)
+    assert constraints[-1]["loss"] < constraints[0]["loss"]
+
+
+def test_constraints_of_the_paper_preset_are_the_literal_loops_of_eq_6(looked_at):
+    """Neighbourhoods of a batch with shared phrases (two-branch, Eqs. 4 to 6), over distinct regions and texts."""
+    preset = PRESETS["two-branch-phrases-paper"]
+    changes = (*PAPER_ON_SCENES, "set_size=12", "region_negatives=3", "dim=16", "two-branch.hidden=32")
+    plan = preset.recipe.plan(resolve(preset.defaults, changes), looked_at, RunContext())
+    stage, matcher = plan.stages[-1], plan.matcher.eval()
+    assert stage.name == "constraints"
+    assert isinstance(stage.batches, PhraseBatches)
+    pairs, drawn = stage.batches.pairs, stage.batches.drawn(0, 0)
+    batch = next(iter(stage.batches.epoch(0)))
+    with torch.no_grad():
+        found = stage.objective(matcher, batch)
+        x = matcher.encode_images(batch.images).vectors.numpy()
+        y = matcher.encode_texts(batch.texts, batch.text_mask).vectors.numpy()
+    texts_of = {
+        region: {t for chain, near in enumerate(pairs.positives) if region in near for t in pairs.texts_of[chain]}
+        for region in set(drawn.regions.tolist())
+    }
+    in_pairs = {int(r) for r, row in zip(drawn.regions, drawn.image_target, strict=True) if (row > 0).any()}
+    texts = set(drawn.texts.tolist())
+    region_vectors = dict(zip(drawn.regions.tolist(), x, strict=True))
+    text_vectors = dict(zip(drawn.texts.tolist(), y, strict=True))
+    assert len(texts) < len(drawn.texts), "no phrase is shared, so the batch shows nothing"
+
+    def distance(vectors, one, two):
+        return float(np.linalg.norm(vectors[one] - vectors[two]))
+
+    def hinges(vectors, anchor, neighbours, outsiders):
+        for near in neighbours:
+            losses = [0.1 + distance(vectors, anchor, near) - distance(vectors, anchor, far) for far in outsiders]
+            yield sum(sorted((max(0.0, loss) for loss in losses), reverse=True)[:30])
+
+    of_images = of_texts = 0.0
+    for a in in_pairs:
+        near = [b for b in in_pairs - {a} if texts_of[a] & texts_of[b] & texts]
+        of_images += sum(
+            hinges(region_vectors, a, near, [b for b in texts_of if not texts_of[a] & texts_of[b] and b != a])
+        )
+    for a in texts:
+        near = [b for b in texts - {a} if any({a, b} <= texts_of[region] for region in in_pairs)]
+        apart = [b for b in texts - {a} if not any({a, b} <= set(chain.tolist()) for chain in pairs.texts_of)]
+        of_texts += sum(hinges(text_vectors, a, near, apart))
+    count = int((drawn.image_target > 0).sum())
+    assert min(of_images, of_texts) > 0
+    assert float(found["image neighbours"]) == pytest.approx(0.1 * of_images / count, rel=1e-3)
+    assert float(found["text neighbours"]) == pytest.approx(0.1 * of_texts / count, rel=1e-3)
 
 
 @pytest.mark.parametrize(

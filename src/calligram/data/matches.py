@@ -148,3 +148,8 @@ class Matches:
         together = (self._rows @ self._rows.T).tocoo()
         off = together.row != together.col
         return Matches(together.row[off], together.col[off], (self.shape[0], self.shape[0]))
+
+    def sharing(self, visuals: Ints, others: Ints) -> NDArray[np.bool_]:
+        """Whether visual items share a text with other visual items, (V, O)."""
+        found: NDArray[np.bool_] = (self._rows[visuals] @ self._rows[others].T).toarray() > 0
+        return found

@@ -14,15 +14,17 @@ class NeighbourhoodScores(NamedTuple):
     """Scores between items of one modality, and which pairs of items are neighbours."""
 
     scores: Tensor
-    """(N, N), higher is better"""
+    """(A, N) between anchors and all items, higher is better"""
     target: Tensor
-    """(N, N): +1 neighbour, -1 outside the neighbourhood, 0 ignored; the output of ``neighbours``"""
+    """(A, N): +1 neighbour, -1 outside the neighbourhood, 0 ignored; the output of ``neighbours``"""
 
 
 def neighbours(target: Tensor, groups: Tensor | None = None) -> Tensor:
     """Neighbourhoods N(x) of rows, (N, N): +1 where two rows share a positive, -1 where not, 0 on the diagonal.
 
-    They define the triplets of two-branch, Eqs. 4 (rows are images) and 5 (rows are texts).
+    They define the triplets of two-branch, Eqs. 4 (rows are images) and 5 (rows are texts). Every row must be another
+    item: a text in two rows would be outside its own neighbourhood. Batches of phrases repeat texts and bring their own
+    neighbourhoods.
 
     Args:
         target: (N, M) matches with the other modality, +1 positive.

@@ -34,13 +34,11 @@ from calligram.recipes.parts.run_settings import RARE, LearningRate, Optimisatio
 from calligram.recipes.parts.terms import TERMS, Neighbourhood
 from calligram.recipes.parts.tower_settings import TextSettings
 from calligram.training.batches.batch import ExtraPairs
+from calligram.training.batches.phrase_pairs import NEGATIVE_IOU, POSITIVE_IOU, PhrasePairs
 from calligram.training.batches.phrases import (
-    NEGATIVE_IOU,
-    POSITIVE_IOU,
     DrawFunction,
     DrawnPairsObjective,
     PhraseBatches,
-    PhrasePairs,
     draw_pairs,
     draw_triplets,
 )

@@ -6,7 +6,8 @@ import torch
 
 from calligram.data.grounding import GroundedPhrases, ImageBoxes
 from calligram.losses.ranking import bidirectional_ranking_loss
-from calligram.training.batches.phrases import PhrasePairs, draw_pairs, draw_triplets
+from calligram.training.batches.phrase_pairs import PhrasePairs
+from calligram.training.batches.phrases import draw_pairs, draw_triplets
 
 WORDS = ("a dog", "A  Dog", "the puppy", "a man", "someone", "grass", "a hat")
 
@@ -193,3 +194,109 @@ def test_the_draws_of_a_set_are_reproducible_and_differ_between_epochs():
     assert one.regions.tolist() == two.regions.tolist()
     assert (one.image_target == two.image_target).all()
     assert one.regions.tolist() != three.regions.tolist()
+
+
+# Four images, one chain each. Every chain has its truth region (its number) and one proposal (its number plus four).
+# Image 0: a man, the worker. Image 1: a man, a guy. Image 2: a dog. Image 3: a guy.
+SHARED = ((0, "a man"), (0, "the worker"), (1, "a man"), (1, "a guy"), (2, "a dog"), (3, "a guy"))
+
+
+def shared_phrases() -> PhrasePairs:
+    truth = np.array([[10, 10, 50, 50]] * 4, dtype=np.float32)
+    far = np.array([[60, 60, 90, 90]] * 4, dtype=np.float32)
+    grounded = GroundedPhrases(
+        np.arange(len(SHARED)), np.array([chain for chain, _ in SHARED]), ImageBoxes(truth, np.arange(4))
+    )
+    proposals = ImageBoxes(np.concatenate([truth + 1, far]), np.tile(np.arange(4), 2))
+    return PhrasePairs.of(grounded, [text for _, text in SHARED], proposals)
+
+
+def texts_of_region(pairs: PhrasePairs, region: int) -> set[int]:
+    """Texts of the chains whose positives contain a region."""
+    chains = [chain for chain, positives in enumerate(pairs.positives) if region in positives]
+    return {int(t) for c, t in zip(pairs.chains, pairs.texts, strict=True) if c in chains}
+
+
+def literal_region_neighbourhoods(pairs, paired, regions, texts):
+    """Two-branch, Eq. 4: N(x) are the regions that the same text describes, for a batch with repeated regions."""
+    found = np.zeros((len(paired), len(regions)), dtype=int)
+    for i, x in enumerate(paired):
+        for j, other in enumerate(regions):
+            if x == other or x in paired[:i] or other in regions[:j]:
+                continue  # the same region, or one that was counted
+            shared = texts_of_region(pairs, x) & texts_of_region(pairs, other)
+            if j < len(paired) and shared & set(texts):
+                found[i, j] = 1
+            elif not shared:
+                found[i, j] = -1
+    return found
+
+
+def literal_text_neighbourhoods(pairs, paired, texts):
+    """Two-branch, Eq. 5: N(y) are the texts that describe the same region, for a batch with repeated texts."""
+    chains = {c: {int(t) for d, t in zip(pairs.chains, pairs.texts, strict=True) if d == c} for c in pairs.chains}
+    found = np.zeros((len(texts), len(texts)), dtype=int)
+    for i, y in enumerate(texts):
+        for j, other in enumerate(texts):
+            if y == other or y in texts[:i] or other in texts[:j]:
+                continue
+            if any({y, other} <= texts_of_region(pairs, x) for x in paired):
+                found[i, j] = 1
+            elif not any({y, other} <= members for members in chains.values()):
+                found[i, j] = -1
+    return found
+
+
+def test_neighbourhoods_of_shared_phrases_by_hand():
+    """Pairs (0, a man), (0, the worker), (1, a man), (2, a dog), (3, a guy), in this order."""
+    pairs = shared_phrases()
+    names = ["a man", "the worker", "a man", "a dog", "a guy"]
+    texts = np.array([pairs.strings.index(name) for name in names])
+    # Image 1 contributes its truth region; image 0 its truth region and then the proposal that matches it.
+    paired, background = np.array([0, 4, 1, 2, 3]), np.array([8, 9, 5])
+    images, between = pairs.neighbourhoods(paired, background, texts)
+    assert images.tolist() == [
+        # 0   4   1   2   3   8   9   5
+        [0, 1, 1, -1, -1, -1, -1, 0],  # a man of image 0; 5 is a region of a man too, as background
+        [1, 0, 1, -1, -1, -1, -1, 0],
+        [1, 1, 0, -1, 1, -1, -1, 0],  # a man of image 1, who is a guy as well: near both images
+        [-1, -1, -1, 0, -1, -1, -1, -1],  # a dog
+        [-1, -1, 1, -1, 0, -1, -1, 0],  # a guy of image 3
+    ]
+    assert between.tolist() == [
+        [0, 1, 0, -1, 1],  # a man: the worker in image 0, a guy in image 1; the same text in column 2 is nothing
+        [1, 0, 0, -1, -1],
+        [0, 0, 0, 0, 0],  # the second column of a man is counted in its first one
+        [-1, -1, 0, 0, -1],
+        [1, -1, 0, -1, 0],
+    ]
+
+
+def test_what_only_a_pair_outside_the_batch_connects_is_ignored():
+    pairs = shared_phrases()
+    names = ["the worker", "a guy"]
+    texts = np.array([pairs.strings.index(name) for name in names])
+    # Images 0 and 1 share a man, which is not in the batch.
+    images, between = pairs.neighbourhoods(np.array([0, 1]), np.zeros(0, dtype=np.int64), texts)
+    assert images.tolist() == [[0, 0], [0, 0]]
+    assert between.tolist() == [[0, -1], [-1, 0]]
+    # A man and a guy share image 1, which is not in the batch.
+    texts = np.array([pairs.strings.index(name) for name in ("a man", "a guy")])
+    assert pairs.neighbourhoods(np.array([0, 3]), np.zeros(0, dtype=np.int64), texts)[1].tolist() == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("extra", ["none", "neighbours", "random"])
+@pytest.mark.parametrize("seed", range(3))
+def test_neighbourhoods_equal_the_literal_loops(seed, extra):
+    """Two-branch, Eqs. 4 and 5, over drawn batches, where phrases and regions repeat."""
+    pairs, rng = World(seed).pairs, np.random.default_rng(seed)
+    drawn = draw_triplets(pairs, rng.permutation(len(pairs))[:14], rng, extra=extra)
+    assert drawn.paired is not None
+    paired, background = drawn.regions[: drawn.paired], drawn.regions[drawn.paired :]
+    assert (drawn.image_target > 0).any(axis=1).tolist() == [True] * len(paired) + [False] * len(background)
+    images, texts = pairs.neighbourhoods(paired, background, drawn.texts)
+    regions, names = drawn.regions.tolist(), drawn.texts.tolist()
+    assert len(set(names)) < len(names)
+    assert images.tolist() == literal_region_neighbourhoods(pairs, paired.tolist(), regions, names).tolist()
+    assert texts.tolist() == literal_text_neighbourhoods(pairs, paired.tolist(), names).tolist()
+    assert {-1, 0, 1} == set(images.ravel().tolist())

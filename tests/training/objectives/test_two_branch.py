@@ -58,6 +58,25 @@ def test_the_neighbourhood_objective_is_eq_6_over_distances():
         torch.testing.assert_close(term, expected[name] / 8)
 
 
+def test_neighbourhoods_that_a_batch_brings_replace_those_of_its_targets():
+    torch.manual_seed(0)
+    matcher, given = TwoBranchEmbedding(TwoBranchSettings(**SIZES)).eval(), batch()
+    x = matcher.encode_images(given.images).vectors.detach()
+    y = matcher.encode_texts(given.texts, given.text_mask).vectors.detach()
+    images = torch.tensor([[0, 1, -1, -1], [1, 0, 0, -1]], dtype=torch.int8)
+    texts = torch.tensor([[0, 1, 0, -1, -1, -1, 1, -1]] * 3, dtype=torch.int8)
+    given = replace(given, image_neighbours=images, text_neighbours=texts)
+    found = NeighbourhoodObjective((1.0, 2.0, 0.1, 0.2), margin=0.4)(matcher, given)
+    for name, vectors, target, weight in (("image neighbours", x, images, 0.1), ("text neighbours", y, texts, 0.2)):
+        expected = 0.0
+        for i, j in (target > 0).nonzero().tolist():
+            for k in (target[i] < 0).nonzero().flatten().tolist():
+                near, far = (float(torch.dist(vectors[i], vectors[other])) for other in (j, k))
+                expected += weight * max(0.0, 0.4 + near - far)
+        assert expected > 0
+        assert float(found[name]) == pytest.approx(expected / 8, rel=1e-4)
+
+
 @pytest.mark.parametrize("weights", [(0, 1, 0, 0), (1, 2, 0, 0.2)])
 def test_the_embedding_objective_learns(weights):
     assert losses(TwoBranchEmbedding(TwoBranchSettings(**SIZES)), NeighbourhoodObjective(weights))[-1] < 0.02

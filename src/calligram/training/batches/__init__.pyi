@@ -5,9 +5,9 @@ from calligram.training.batches.batch import NeighbourhoodSampler as Neighbourho
 from calligram.training.batches.batch import PairSampler as PairSampler
 from calligram.training.batches.batch import derived_seed as derived_seed
 from calligram.training.batches.mined_negatives import OfflineSampler as OfflineSampler
+from calligram.training.batches.phrase_pairs import PhrasePairs as PhrasePairs
 from calligram.training.batches.phrases import DrawnPairsObjective as DrawnPairsObjective
 from calligram.training.batches.phrases import PhraseBatches as PhraseBatches
-from calligram.training.batches.phrases import PhrasePairs as PhrasePairs
 from calligram.training.batches.phrases import draw_pairs as draw_pairs
 from calligram.training.batches.phrases import draw_triplets as draw_triplets
 from calligram.training.batches.pseudo_pairs import PseudoPairBatch as PseudoPairBatch

@@ -185,6 +185,11 @@ class Batch:
     """(I,) rows of the images in the pairing"""
     text_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     """(T,) rows of the texts in the pairing"""
+    image_neighbours: Tensor | None = None
+    """(A, I) neighbourhoods of the first A images: +1 neighbour, -1 outsider, 0 ignored; None to take them from the
+    targets, where every item has one row"""
+    text_neighbours: Tensor | None = None
+    """(B, T) neighbourhoods of the first B texts"""
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Apply a function to every tensor."""

@@ -2,103 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from calligram.data.boxes import iou
-from calligram.data.grounding import GroundedPhrases, ImageBoxes
 from calligram.device import Processes
 from calligram.errors import UserError
 from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.losses.contrastive import logistic_loss
 from calligram.models.matcher import Matcher
-from calligram.text import caption_key
 from calligram.training.batches.batch import Batch, ExtraPairs, derived_seed
+from calligram.training.batches.phrase_pairs import Ints, PhrasePairs, Targets
 from calligram.training.objectives.objective import Objective
-
-Ints = NDArray[np.int64]
-Targets = NDArray[np.int8]
-
-POSITIVE_IOU = 0.7
-"""a proposal with at least this IoU with a truth region is a positive; the paper's value"""
-NEGATIVE_IOU = 0.3
-"""a proposal with a smaller IoU with a truth region is a negative; the paper's value"""
-
-
-@dataclass(frozen=True)
-class PhrasePairs:
-    """Every pair of a truth region and a phrase of a split, with the proposals that overlap it.
-
-    Regions are numbered: first the truth region of each chain, then the proposals. Equal phrases are one text, so that
-    "a man" is never a negative of itself. A phrase that occurs twice for one region is one pair.
-    """
-
-    chains: Ints
-    """(P,) chain of each pair, which is also its truth region"""
-    texts: Ints
-    """(P,) text of each pair"""
-    texts_of: tuple[Ints, ...]
-    """texts of each chain"""
-    positives: tuple[Ints, ...]
-    """for each chain its truth region, then the proposals that match it"""
-    negatives: tuple[Ints, ...]
-    """for each chain the proposals of its image that are background"""
-    chain_of_region: Ints
-    """the chain that a region matches best; a region that matches none has a unique number"""
-    strings: tuple[str, ...]
-    """the distinct texts"""
-
-    def __len__(self) -> int:
-        return len(self.chains)
-
-    @classmethod
-    def of(
-        cls,
-        grounded: GroundedPhrases,
-        strings: Sequence[str],
-        proposals: ImageBoxes,
-        match: float = POSITIVE_IOU,
-        background: float = NEGATIVE_IOU,
-    ) -> PhrasePairs:
-        """Args:
-        strings: words of each phrase of ``grounded``.
-        proposals: region proposals of the same images.
-        match: smallest IoU with a truth region of a positive.
-        background: IoU with a truth region below which a proposal is negative.
-        """
-        numbers: dict[str, int] = {}
-        text = [numbers.setdefault(caption_key(s), len(numbers)) for s in strings]
-        pairs = np.unique(np.stack([grounded.chains, np.array(text, dtype=np.int64)], axis=1), axis=0)
-        chains, texts = pairs[:, 0], pairs[:, 1]
-        count = len(grounded.chain_boxes)
-        starts = np.searchsorted(chains, np.arange(1, count))
-        positives, negatives, best = _label_proposals(grounded.chain_boxes, proposals, match, background)
-        return cls(chains, texts, tuple(np.split(texts, starts)), positives, negatives, best, tuple(numbers))
-
-
-def _label_proposals(
-    truth: ImageBoxes, proposals: ImageBoxes, match: float, background: float
-) -> tuple[tuple[Ints, ...], tuple[Ints, ...], Ints]:
-    """Positives and negatives of each truth region, and the chain of every region."""
-    count = len(truth)
-    positives, negatives = [np.zeros(0, dtype=np.int64)] * count, [np.zeros(0, dtype=np.int64)] * count
-    chain_of_region = np.concatenate([np.arange(count), count + np.arange(len(proposals))])
-    for image in np.unique(truth.images).tolist():
-        chains, near = truth.rows_of_image(image), proposals.rows_of_image(image)
-        overlap = iou(truth.boxes[chains], proposals.boxes[near])
-        for row, chain in enumerate(chains.tolist()):
-            positives[chain] = np.concatenate([[chain], count + near[overlap[row] >= match]])
-            negatives[chain] = count + near[overlap[row] < background]
-        if len(near):
-            matched = overlap.max(axis=0) >= match
-            chain_of_region[count + near[matched]] = chains[overlap.argmax(axis=0)[matched]]
-    return tuple(positives), tuple(negatives), chain_of_region
 
 
 @dataclass(frozen=True)
@@ -113,6 +32,8 @@ class DrawnTriplets:
     """(I, T): +1 positive, -1 negative, 0 ignored, with regions as anchors"""
     text_target: Targets
     """(T, I): the same with texts as anchors"""
+    paired: int | None = None
+    """number of regions of positive pairs, which come before the background; None where the order is another one"""
 
     def triplets(self, top_k: int | None, *, both_ways: bool = True) -> int:
         """Number of triplets, with at most ``top_k`` for each anchor and positive (two-branch, Sec. 4.5).
@@ -133,6 +54,21 @@ class DrawnTriplets:
         return int((self.text_target != 0).sum())
 
 
+class _Axis:
+    """The items along one axis of the targets: named blocks, one after the other."""
+
+    def __init__(self, **blocks: Ints) -> None:
+        """Args:
+        blocks: items of each block.
+        """
+        self.items = np.concatenate(list(blocks.values()))
+        ends = np.cumsum([len(items) for items in blocks.values()])
+        self.places: dict[str, Ints] = {
+            name: np.arange(end - len(items), end) for (name, items), end in zip(blocks.items(), ends, strict=True)
+        }
+        """positions of the items of each block on the axis"""
+
+
 def draw_triplets(
     pairs: PhrasePairs,
     chosen: Ints,
@@ -144,56 +80,71 @@ def draw_triplets(
 ) -> DrawnTriplets:
     """Draw triplets for the embedding network from a set of pairs (two-branch, Algorithm 1, upper half).
 
-    The first rows and columns of the targets are the pairs, one row and one column for each pair, so that an anchor has
-    the negatives of its own pair only. The objective selects the K triplets with the highest loss.
+    The axes of the targets have these blocks, with the step of Algorithm 1 that fills each part::
+
+        regions / texts     pairs                     second texts
+        pairs               own pair +1, 3a -1        3c i +1
+        second regions      3c ii +1
+        background          3b -1
+
+    Step 3a fills ``image_target`` and step 3b ``text_target``. Positive pairs are in both. A region and a phrase have a
+    row and a column for each pair, so that an anchor has the negatives of its own pair only. Random extra pairs follow
+    the pairs of the set in the first block. The objective selects the K triplets with the highest loss.
 
     Args:
-        chosen: rows of the pairs; the paper's sets have 100.
+        chosen: step 1, rows of the pairs; the paper's sets have 100.
         augment: step 2, a random positive region instead of the truth region.
         extra: step 3c, or the same number of triplets of other random pairs (Sec. 4.4).
-        candidates: number of random negative regions for each phrase; all when None.
+        candidates: number of random negative regions for each phrase; all when None, as in step 3b.
     """
-    regions = _draw_positive_regions(pairs, chosen, rng) if augment else pairs.chains[chosen]
+    regions = _draw_regions(pairs, chosen, rng, augment=augment)
     second_texts, second_regions = _second_positives(pairs, chosen, regions, rng, augment=augment)
-    further = np.zeros(0, dtype=np.int64)
+    every = chosen
     if extra == "random":
-        others = np.setdiff1d(np.arange(len(pairs)), chosen)
-        wanted = ((second_texts >= 0).sum() + (second_regions >= 0).sum() + 1) // 2
-        further = rng.choice(others, min(int(wanted), len(others)), replace=False)
+        more = _draw_other_pairs(pairs, chosen, len(second_texts) + len(second_regions), rng)
+        every, regions = np.append(chosen, more), np.append(regions, _draw_regions(pairs, more, rng, augment=augment))
     if extra != "neighbours":
-        second_texts, second_regions = np.full_like(second_texts, -1), np.full_like(second_regions, -1)
-    every = np.concatenate([chosen, further])
-    anchors = np.concatenate(
-        [regions, _draw_positive_regions(pairs, further, rng) if augment else pairs.chains[further]]
-    )
-    background = [_draw_up_to(pairs.negatives[c], candidates, rng) for c in pairs.chains[every].tolist()]
-    more = np.flatnonzero(second_regions >= 0)
-    shared = np.unique(np.concatenate(background)) if background else np.zeros(0, dtype=np.int64)
-    rows = np.concatenate([anchors, second_regions[more], shared])
-    also = np.flatnonzero(second_texts >= 0)
-    columns = np.concatenate([pairs.texts[every], second_texts[also]])
-    image_target = np.zeros((len(rows), len(columns)), dtype=np.int8)
-    text_target = np.zeros((len(columns), len(rows)), dtype=np.int8)
+        second_texts, second_regions = {}, {}
+    background = [_draw_up_to(pairs.negatives[chain], candidates, rng) for chain in pairs.chains[every].tolist()]
+
+    rows = _Axis(pairs=regions, second=_ints(second_regions.values()), background=np.unique(np.concatenate(background)))
+    columns = _Axis(pairs=pairs.texts[every], second=_ints(second_texts.values()))
+    image_target = np.zeros((len(rows.items), len(columns.items)), dtype=np.int8)
+    text_target = np.zeros((len(columns.items), len(rows.items)), dtype=np.int8)
     image_target[: len(every), : len(chosen)] = _text_negatives(pairs, every, chosen)
-    for row, found in enumerate(background):
-        text_target[row, len(anchors) + len(more) + np.searchsorted(shared, found)] = -1
-    # A second positive adds triplets to its anchor. The other direction is marked too, for the neighbourhoods. It adds
-    # no triplets there, because a row without negatives has none.
-    own = np.arange(len(every))
-    at_rows = np.concatenate([own, also, len(every) + np.arange(len(more))])
-    at_columns = np.concatenate([own, len(every) + np.arange(len(also)), more])
-    image_target[at_rows, at_columns] = 1
-    text_target[at_columns, at_rows] = 1
-    return DrawnTriplets(rows, columns, image_target, text_target)
+    shared = rows.items[rows.places["background"]]
+    for column, negatives in enumerate(background):
+        text_target[column, rows.places["background"][np.searchsorted(shared, negatives)]] = -1
+    for at_rows, at_columns in (
+        (rows.places["pairs"], columns.places["pairs"]),
+        (_ints(second_texts), columns.places["second"]),
+        (rows.places["second"], _ints(second_regions)),
+    ):
+        # A second positive adds triplets to its anchor only: in the other direction it has no negatives.
+        image_target[at_rows, at_columns] = 1
+        text_target[at_columns, at_rows] = 1
+    paired = len(rows.items) - len(shared)
+    return DrawnTriplets(rows.items, columns.items, image_target, text_target, paired)
 
 
-def _draw_positive_regions(pairs: PhrasePairs, chosen: Ints, rng: np.random.Generator) -> Ints:
+def _ints(numbers: Iterable[int]) -> Ints:
+    return np.fromiter(numbers, dtype=np.int64)
+
+
+def _draw_regions(pairs: PhrasePairs, chosen: Ints, rng: np.random.Generator, *, augment: bool) -> Ints:
     """Step 2: for each pair a random region that matches its truth region; the truth region matches itself."""
-    found = (rng.choice(pairs.positives[chain]) for chain in pairs.chains[chosen].tolist())
-    return np.fromiter(found, dtype=np.int64, count=len(chosen))
+    chains = pairs.chains[chosen]
+    return _ints(rng.choice(pairs.positives[chain]) for chain in chains.tolist()) if augment else chains
+
+
+def _draw_other_pairs(pairs: PhrasePairs, chosen: Ints, triplets: int, rng: np.random.Generator) -> Ints:
+    """Random pairs outside the set; a pair adds two kinds of triplets, a second positive one kind (Sec. 4.4)."""
+    others = np.setdiff1d(np.arange(len(pairs)), chosen)
+    return rng.choice(others, min((triplets + 1) // 2, len(others)), replace=False)
 
 
 def _draw_up_to(regions: Ints, count: int | None, rng: np.random.Generator) -> Ints:
+    """Step 3b: all background regions, or some of them."""
     return regions if count is None or len(regions) <= count else rng.choice(regions, count, replace=False)
 
 
@@ -208,25 +159,23 @@ def _text_negatives(pairs: PhrasePairs, anchors: Ints, chosen: Ints) -> Targets:
 
 def _second_positives(
     pairs: PhrasePairs, chosen: Ints, regions: Ints, rng: np.random.Generator, *, augment: bool
-) -> tuple[Ints, Ints]:
-    """Step 3c: for each pair a second text and a second region, if its region or its text has one partner only.
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Step 3c: a second text and a second region, by the position of their pair in the set.
 
-    -1 if none is needed or none exists. Pairs that share their region, or their text, need none.
+    A pair gets a second text (i) if its region has one text in the set, and a second region (ii) if its text has one
+    region in the set, where another one exists.
     """
     texts, chains = pairs.texts[chosen], pairs.chains[chosen]
-    second_texts, second_regions = np.full(len(chosen), -1, dtype=np.int64), np.full(len(chosen), -1, dtype=np.int64)
+    second_texts: dict[int, int] = {}
+    second_regions: dict[int, int] = {}
     for place, (region, text, chain) in enumerate(zip(regions.tolist(), texts.tolist(), chains.tolist(), strict=True)):
-        if len(np.unique(texts[regions == region])) < 2:
-            second_texts[place] = _draw_other(pairs.texts_of[chain], text, rng)
-        if augment and len(np.unique(regions[texts == text])) < 2:
-            second_regions[place] = _draw_other(pairs.positives[chain], region, rng)
+        other_texts = pairs.texts_of[chain][pairs.texts_of[chain] != text]
+        if len(other_texts) and len(np.unique(texts[regions == region])) < 2:
+            second_texts[place] = int(rng.choice(other_texts))
+        other_regions = pairs.positives[chain][pairs.positives[chain] != region]
+        if augment and len(other_regions) and len(np.unique(regions[texts == text])) < 2:
+            second_regions[place] = int(rng.choice(other_regions))
     return second_texts, second_regions
-
-
-def _draw_other(items: Ints, item: int, rng: np.random.Generator) -> int:
-    """Draw one of the items other than ``item``; -1 if there is none."""
-    others = items[items != item]
-    return int(rng.choice(others)) if len(others) else -1
 
 
 def draw_pairs(pairs: PhrasePairs, chosen: Ints, rng: np.random.Generator, *, augment: bool = True) -> DrawnTriplets:
@@ -318,16 +267,20 @@ class PhraseBatches:
     def _host(self, number: int, step: int) -> Batch:
         drawn = self.drawn(number, step)
         words, mask = self._texts.take(self.processes.share(drawn.texts))
-        chain_of_text = self.pairs.chain_of_region[drawn.regions[drawn.text_target.argmax(axis=1)]]
-        return Batch(
+        host = Batch(
             self.inputs.images.finish(self.take(self.processes.share(drawn.regions))),
             words,
             mask,
             torch.from_numpy(drawn.image_target),
             torch.from_numpy(drawn.text_target),
             torch.from_numpy(self.pairs.chain_of_region[drawn.regions]),
-            torch.from_numpy(chain_of_text),
+            torch.from_numpy(self.pairs.chain_of_region[drawn.regions[drawn.text_target.argmax(axis=1)]]),
         )
+        if drawn.paired is None:
+            return host
+        paired, background = np.split(drawn.regions, [drawn.paired])
+        images, texts = self.pairs.neighbourhoods(paired, background, drawn.texts)
+        return replace(host, image_neighbours=torch.from_numpy(images), text_neighbours=torch.from_numpy(texts))
 
     def take(self, regions: Ints) -> Tensor:
         """Features of regions, by their numbers in ``PhrasePairs``."""

@@ -42,8 +42,8 @@ class NeighbourhoodObjective(Objective):
             matcher.score(images, texts),
             batch.image_target,
             batch.text_target,
-            _modality(matcher, images, batch.image_target, batch.image_groups) if image_weight else None,
-            _modality(matcher, texts, batch.text_target, batch.text_groups) if text_weight else None,
+            _modality(matcher, images, _image_neighbours(batch)) if image_weight else None,
+            _modality(matcher, texts, _text_neighbours(batch)) if text_weight else None,
             weights=self.weights,
             margin=self.margin,
             top_k=self.top_k,
@@ -52,13 +52,23 @@ class NeighbourhoodObjective(Objective):
         return {name: term / pairs for name, term in terms.items()}
 
 
-def _modality(matcher: Matcher, items: Encoded, target: Tensor, groups: Tensor) -> NeighbourhoodScores:
-    """Scores and neighbourhoods within one modality; they need only the vectors.
+def _image_neighbours(batch: Batch) -> Tensor:
+    given = batch.image_neighbours
+    return neighbours(batch.image_target, batch.image_groups) if given is None else given
+
+
+def _text_neighbours(batch: Batch) -> Tensor:
+    given = batch.text_neighbours
+    return neighbours(batch.text_target, batch.text_groups) if given is None else given
+
+
+def _modality(matcher: Matcher, items: Encoded, target: Tensor) -> NeighbourhoodScores:
+    """Scores within one modality, of the anchors that ``target`` (A, N) has; they need only the vectors.
 
     A matcher that scores pairs by more than vectors cannot score two images, so the cosine of their vectors is used.
     """
     scorer = EmbeddingMatcher() if matcher.scoring.reranks else matcher
-    return NeighbourhoodScores(scorer.score(items, items), neighbours(target, groups))
+    return NeighbourhoodScores(scorer.score(items.rows(slice(len(target))), items), target)
 
 
 class LogisticObjective(Objective):
