@@ -115,3 +115,11 @@ def test_among_gives_which_aligned_pairs_match():
     found = matches.among(np.array([0, 0, 1, 2, 0]), np.array([1, 0, 1, 1, 3]))
     assert found.tolist() == [True, False, False, True, True]
     assert not len(matches.among(np.array([], dtype=np.int64), np.array([], dtype=np.int64)))
+
+
+def test_visual_items_that_share_a_text_by_the_double_loop():
+    matches = Matches.from_pairs([(0, 0), (0, 1), (1, 1), (2, 2), (4, 2)], (5, 3))
+    rows, others = np.array([2, 0, 0]), np.array([0, 1, 3, 4])
+    expected = [[bool(set(matches.texts_of(a)) & set(matches.texts_of(b))) for b in others] for a in rows]
+    assert matches.sharing(rows, others).tolist() == expected
+    assert expected == [[False, False, False, True], [True, True, False, False], [True, True, False, False]]

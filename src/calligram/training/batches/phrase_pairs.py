@@ -26,7 +26,7 @@ NEGATIVE_IOU = 0.3
 
 @dataclass(frozen=True)
 class PhrasePairs:
-    """Every pair of a truth region and a phrase of a split, with the proposals that overlap it.
+    """Every pair of a truth region and a phrase of a split, with the proposals that overlap it (two-branch, Sec. 4.1).
 
     Regions are numbered: first the truth region of each chain, then the proposals. Equal phrases are one text, so that
     "a man" is never a negative of itself. A phrase that occurs twice for one region is one pair.
