@@ -37,7 +37,7 @@ format: .venv/dev
 bench: .venv/dev  ## measure speed and memory into results/bench.json
 	$(BIN)/python bench/run.py
 
-report: .venv/core  ## docs/results.md from results/
+report: .venv/core  ## docs/results/ from results/
 	$(BIN)/calligram report
 
 .venv/bin/python:

@@ -285,9 +285,11 @@ def reproduce(
 
 def report(
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
-    docs: Annotated[Path, typer.Option(help="Folder for results.md and its figures.")] = Path("docs"),
+    docs: Annotated[Path, typer.Option(help="Folder of the documentation; the pages go to its folder results.")] = Path(
+        "docs"
+    ),
 ) -> None:
-    """Judge all claims by the recorded results, and write docs/results.md and its figures."""
+    """Judge all claims by the recorded results, and write the pages of docs/results."""
     from calligram.errors import UserError
     from calligram.studies.catalog import STUDIES
     from calligram.studies.report import write_report
@@ -297,4 +299,5 @@ def report(
         raise UserError(f"{results} is not a folder of results; give the folder with --results")
     with show_spinner("judging"):
         judge_results(STUDIES, results)
-    console.print(f"written: {write_report(results, docs)}")
+    pages = write_report(results, docs)
+    console.print(f"{len(pages)} pages are written to {pages[0].parent}; start with {pages[0].name}")

@@ -48,7 +48,7 @@ VERBS = {
         "evaluate": ("evaluate:evaluate", "Measure retrieval or localization"),
         "compare": ("compare:compare", "Compare two runs query by query"),
         "reproduce": ("evaluate:reproduce", "Run and judge the claims of a paper"),
-        "report": ("evaluate:report", "Write docs/results.md from the recorded results"),
+        "report": ("evaluate:report", "Write the pages of docs/results from the recorded results"),
     },
     "Search": {
         "index": ("index:index", "Put pictures into a library, or update it"),

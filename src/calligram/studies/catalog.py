@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from calligram.errors import UserError
 from calligram.studies.a3vse import A3VSE
 from calligram.studies.aoq import AOQ
-from calligram.studies.claims import ASSETS, Claim, Row, Study
+from calligram.studies.claims import ASSETS, Claim, Row, Study, Table
 from calligram.studies.dual_path import DUAL_PATH, DUAL_PATH_PERSONS
 from calligram.studies.mmca import MMCA
 from calligram.studies.two_branch import TWO_BRANCH
@@ -90,6 +90,19 @@ SUGGEST = Study(
         Claim("Twice as many captions at random teach more.", "10% at random", f"{START}% at random"),
         Claim("Four times as many captions at random teach more.", "20% at random", f"{START}% at random"),
     ),
+    {
+        "Which images to caption": Table(
+            tuple(
+                (f"{percent}% at random", *(f"{percent}% {name}" for name in CHOICES)) for percent in BUDGETS
+            ),
+            "A percentage is the share of images with one caption. `calligram suggest` chooses images by coverage and "
+            "uncertainty; it starts from 5% of images at random and asks in rounds.",
+            (
+                (f"{START}% at random", "10% at random", "20% at random"),
+                *((f"20% {name}", f"20% {name}, at once") for name in CHOICES),
+            ),
+        ),
+    },
 )  # fmt: skip
 
 
@@ -120,6 +133,13 @@ STUDIES: Mapping[str, Study] = {
                 needs="MS-COCO or Flickr30K pictures and the ImageNet weights of VGG19 and ResNet152",
             ),
         ),
+        {
+            "Losses on drawn scenes": Table(
+                (("InfoNCE", "sum", "hardest", "hardest, no warm-up", "InfoNCE, true negatives only"),),
+                "VSE++ takes the hardest negative of a batch instead of the sum over all of them. Many scenes share "
+                "captions, so the hardest negative is often a match.",
+            ),
+        },
     ),
     "photographs": Study(
         "photographs",
@@ -156,6 +176,15 @@ STUDIES: Mapping[str, Study] = {
                 "frozen features, frozen MiniLM", "frozen features, GRU",
             ),
         ),
+        {
+            "Which networks to train": Table(
+                ((
+                    "frozen features, frozen MiniLM", "frozen features, GRU", "frozen features, trained MiniLM",
+                    "end to end, MiniLM",
+                ),),
+                "All rows are `vse` on photographs, with a MobileNetV2 for the images.",
+            ),
+        },
     ),
     "two-branch": TWO_BRANCH,
     "dual-path": DUAL_PATH,

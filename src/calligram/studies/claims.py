@@ -82,14 +82,63 @@ class Measurement:
 
 
 @dataclass(frozen=True)
+class Table:
+    """Rows that are reported together, next to a table of the paper."""
+
+    groups: tuple[tuple[str, ...], ...]
+    """rows; differences are relative to the first row of a group"""
+    meaning: str = ""
+    """what the paper shows here, and what is different in our runs; the verdicts on our rows are added"""
+    more: tuple[tuple[str, ...], ...] = ()
+    """further groups, which are reported folded"""
+    sources: tuple[str, ...] = ()
+    """tables of the paper, by their names in ``results/published.json``"""
+    metric: str = "rsum"
+    """the metric that is compared; see ``Claim``"""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All rows of the table."""
+        return frozenset(name for group in (*self.groups, *self.more) for name in group)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Several models at the same levels: one line for each level, one column for each model."""
+
+    models: Mapping[str, str]
+    """name of the row of a model, by title; ``{}`` stands for the level; the first two models are compared"""
+    levels: tuple[str, ...]
+    meaning: str = ""
+    sources: tuple[str, ...] = ()
+    metric: str = "rsum"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All rows of the grid."""
+        return frozenset(row.format(level) for row in self.models.values() for level in self.levels)
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Pairs of rows that are compared: the second and the first model at each level."""
+        first, second, *_ = self.models.values()
+        return tuple((second.format(level), first.format(level)) for level in self.levels)
+
+    @property
+    def more(self) -> tuple[tuple[str, ...], ...]:
+        """A grid has no further groups."""
+        return ()
+
+
+@dataclass(frozen=True)
 class Study:
     """The rows of a paper, most important first, and its claims about them."""
 
     paper: str
     rows: tuple[Row, ...]
     claims: tuple[Claim, ...]
-    tables: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """rows of each table, by title; differences are relative to the first row"""
+    tables: Mapping[str, Table | Grid] = field(default_factory=dict)
+    """tables of the report, by title"""
     compared: tuple[tuple[str, ...], ...] = ()
     """groups of rows; the dev recalls of a group over the epochs are drawn in one figure"""
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -104,7 +153,7 @@ class Study:
     def __post_init__(self) -> None:
         names = {row.name for row in self.rows}
         drawn = (*self.compared, *self.levels.values(), self.uncaptioned, self.mapped, self.sheets)
-        for group in (*drawn, *self.tables.values()):
+        for group in (*drawn, *(table.names for table in self.tables.values())):
             if set(group) - names:
                 raise ValueError(f"rows of a table or figure do not exist: {sorted(set(group) - names)}")
         for claim in self.claims:

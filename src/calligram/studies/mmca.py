@@ -10,7 +10,7 @@ $CALLIGRAM_ASSETS/models/yolox_nano.onnx --name yolox``.
 
 from __future__ import annotations
 
-from calligram.studies.claims import ASSETS, Claim, Row, Study
+from calligram.studies.claims import ASSETS, Claim, Row, Study, Table
 
 _NETWORK = f"${ASSETS}/models/mobilenet_v2_1.0_224"
 _INPUTS = (f"image.backbone={_NETWORK}", f"text.encoder=${ASSETS}/models/minilm", "image.views=flip", "precision=bf16")
@@ -147,28 +147,34 @@ CLAIMS = (
     Claim("256 dimensions are best on MS-COCO (Table 5).", "", "", needs="MS-COCO pictures and captions"),
 )  # fmt: skip
 
-_FROZEN_TOO = (
-    "mmca, triplets",
-    "mmca + AOQ",
-    "mmca + pseudo pairs",
-    "mmca + pseudo pairs + adversaries",
-    "mmca + instance",
-)
-_TRAINED_TOO = (
-    "best, one mmca, half of cells hidden", "best, one mmca + AOQ", "best, one mmca + instance", "best, one vse",
-    "best, one vse, distilled", "best, two mmca", "best, two vse", "best, mmca and vse", "best",
-    "best, shared networks", "best + AOQ",
-)  # fmt: skip
 TABLES = {
-    "Table 1: others with the same features": (
-        "mmca", "scan", "scan, more hidden", "vse", "vse, more dropped", "vse, distilled",
-        f"{SELF_ATTENTION}, distilled",
+    "Tables 1, 4 and 6: other matchers, dimensions, alpha": Table(
+        (
+            ("mmca", "scan", "vse", *(f"{dim} dimensions" for dim in DIMENSIONS), SELF_ATTENTION,
+             *(f"alpha = {alpha}" for alpha in ALPHAS)),
+        ),
+        "In the paper, MMCA is 22 points of rsum above SCAN, and 256 dimensions and alpha = 0.2 are best; alpha is the "
+        "weight of attention between image and text. Both encoders are frozen here, and MiniLM replaces BERT.",
+        (("mmca", "scan, more hidden", "vse, more dropped", "all pairs", "all pairs, no loss of vectors"),),
+        sources=("Table 1", "Table 4", "Table 6"),
     ),
-    "Table 4: 256 dimensions, and others": ("mmca", *(f"{dim} dimensions" for dim in DIMENSIONS)),
-    "Table 6: alpha = 0.2, and others": ("mmca", SELF_ATTENTION, *(f"alpha = {alpha}" for alpha in ALPHAS)),
-    "What the other papers add, with frozen networks": ("mmca", *_FROZEN_TOO),
-    "What scores of the nearest alone cost": ("mmca", "all pairs", "all pairs, no loss of vectors"),
-    "What the other papers and further members add, end to end": ("best, one mmca", *_TRAINED_TOO),
+    "Ours: additions of other papers, and ensembles": Table(
+        (
+            ("mmca", "mmca, triplets", "mmca + pseudo pairs", "mmca + instance", "best, one mmca"),
+            ("mmca, triplets", "mmca + AOQ"),
+            ("vse", "vse, distilled"),
+            ("best, one mmca", "best, one mmca + AOQ", "best, one vse", "best, two mmca", "best"),
+        ),
+        "Rows named \"best\" train both networks end to end; the others have frozen networks. `best` alone averages "
+        "the scores of one `mmca` and two `vse`, and a distilled row follows the scores of MMCA.",
+        (
+            ("mmca + pseudo pairs", "mmca + pseudo pairs + adversaries"),
+            (SELF_ATTENTION, f"{SELF_ATTENTION}, distilled"),
+            ("best, one mmca", "best, one mmca, half of cells hidden", "best, one mmca + instance"),
+            ("best, one vse", "best, one vse, distilled", "best, two vse"),
+            ("best", "best, mmca and vse", "best, shared networks", "best + AOQ"),
+        ),
+    ),
 }  # fmt: skip
 
 MMCA = Study("mmca", ROWS, CLAIMS, TABLES, sheets=("mmca",))

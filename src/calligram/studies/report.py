@@ -1,126 +1,329 @@
-"""Writes ``docs/results.md`` and its figures from the lines of results."""
+"""Writes the pages of ``docs/results/`` from the lines of results."""
 
 from __future__ import annotations
 
+import html
 import json
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from calligram.studies.catalog import STUDIES
-from calligram.studies.claims import Study
-from calligram.studies.results import COMPARED_FIGURE, LEVELS_FIGURE, Result, read_results, results_of_rows
+from calligram.studies.claims import Study, Verdict
+from calligram.studies.results import COMPARED_FIGURE, LEVELS_FIGURE, Result, read_results, row_key
+from calligram.studies.tables import (
+    difference_of,
+    fold_lines,
+    markdown_line,
+    mean_cell,
+    median_ranks,
+    recalls_cell,
+    row_verdict,
+    table_reports,
+    values_of,
+)
 
-TABLE_HEAD = """
-## Tables
-
-Rows of one study on the test split, and the difference of each from the first row. [Claims](#claims) lists which
-differences are above noise. The table of the collection has the settings, seconds and hardware of each row.
-"""
-
-
-def study_tables(studies: Mapping[str, Study], collections: Sequence[str], results: Path) -> str:
-    """Return all tables with at least two measured rows on a collection."""
-    parts = []
-    for study in studies.values():
-        for collection in collections:
-            found = results_of_rows(study, collection, results) if study.tables else {}
-            for title, names in study.tables.items():
-                rows = {name: list(found[name].values()) for name in names}
-                if sum(map(bool, rows.values())) > 1:
-                    parts.append(f"\n### {study.paper}, {collection}: {title}\n\n{table(rows)}")
-    return TABLE_HEAD + "".join(parts) if parts else ""
+LEADERBOARD_ROWS, OTHER_ROWS = 12, 1
+"""number of rows on the leaderboard of the collection with most rows, and of each other collection"""
+ADVICE_ROWS = 15
+"""number of pieces of advice in a table; the others follow in a sentence"""
+NAME_LENGTH = 60
+"""longest name of a row on the leaderboard, in characters"""
 
 
-def table(rows: Mapping[str, Sequence[Result]]) -> str:
-    """Return a table of rows by name, each with the results of its seeds; differences are from the first row."""
-    boxes = any(result.localization for found in rows.values() for result in found)
-    sides, metric = (["boxes R@1/5/10"], "R@1") if boxes else (["i2t R@1/5/10", "t2i R@1/5/10"], "rsum")
-    head = ["row", *sides, metric, "difference", "seeds"]
-    lines = [f"| {' | '.join(head)} |\n", "|---" * len(head) + "|\n"]
-    base = [_figure(result) for result in next(iter(rows.values()))]
-    for place, (name, found) in enumerate(rows.items()):
-        if not found:
-            continue
-        figures = [_figure(result) for result in found]
-        spread = f" ± {stdev(figures):.1f}" if len(figures) > 1 else ""
-        # Adding 0.0 turns -0.0 into 0.0.
-        difference = f"{round(mean(figures) - mean(base), 1) + 0.0:+.1f}" if base and place else ""
-        recalls = (
-            [_row_recalls(found, "localization")] if boxes else [_row_recalls(found, side) for side in ("i2t", "t2i")]
-        )
-        cells = [name, *recalls, f"{mean(figures):.1f}{spread}", difference, str(len(figures))]
-        lines.append(f"| {' | '.join(cells)} |\n")
-    missing = [name for name, found in rows.items() if not found]
-    return "".join(lines) + (f"\nNot run: {'; '.join(missing)}.\n" if missing else "")
+@dataclass(frozen=True)
+class Page:
+    """A page about the studies of a paper."""
+
+    title: str
+    intro: str
+    studies: tuple[str, ...]
 
 
-def _figure(result: Result) -> float:
-    return float(result.localization["r1"]) if result.localization else result.rsum
-
-
-def _row_recalls(found: Sequence[Result], side: str) -> str:
-    return " / ".join(f"{mean(getattr(result, side)[k] for result in found):.1f}" for k in ("r1", "r5", "r10"))
-
+PAGES = {
+    "two-branch": Page(
+        "Two-branch networks",
+        "Wang, Li, Huang, Lazebnik: Learning Two-Branch Neural Networks for Image-Text Matching Tasks.",
+        ("two-branch",),
+    ),
+    "dual-path": Page(
+        "Dual-path",
+        "Zheng et al.: Dual-Path Convolutional Image-Text Embeddings with Instance Loss.",
+        ("dual-path", "dual-path-persons"),
+    ),
+    "aoq": Page(
+        "AOQ",
+        "Chen, Deng, Luo: Adaptive Offline Quintuplet Loss for Image-Text Matching.",
+        ("aoq",),
+    ),
+    "a3vse": Page(
+        "A3VSE",
+        "Huang, Kang, Liu, Chang, Hauptmann: Annotation Efficient Cross-Modal Retrieval with Adversarial Attentive "
+        "Alignment.",
+        ("a3vse",),
+    ),
+    "mmca": Page(
+        "MMCA",
+        "Wei et al.: Multi-Modality Cross Attention Network for Image and Sentence Matching.",
+        ("mmca",),
+    ),
+    "others": Page(
+        "Other studies", "Losses, networks, and the choice of images to caption.", ("vse++", "photographs", "suggest")
+    ),
+}
 
 HEAD = """# Results
 
-`calligram report` writes this page from `results/*.jsonl`; nothing is typed by hand. Each line there holds the command,
-seed, data, hardware and commit. Recalls are percentages, on the test split unless another split is named. Checkpoints
-were selected on dev. Rows with several seeds show mean and standard deviation.
+`calligram report` writes these pages from `results/*.jsonl`. Each line there has the settings, seed, hardware, commit \
+and command of a run. Numbers of the papers are in `results/published.json`, and times in `results/bench*.json`.
 
-The defaults of `vse` and the difficulty of scenes were chosen with test results of scenes, among them scenes-8400-s0;
-only rows on other seeds of scenes are unbiased. InfoNCE was tuned over dozens of settings, the hinge loss over two
-learning rates, so a comparison between them favours InfoNCE.
+- [What helps](what-helps.md): the verdicts in short, for choosing a method.
+- [Leaderboard](leaderboard.md): the best rows on each collection.
+"""
+NOTES = """
+**Tables.** Recalls are percentages on the test split; checkpoints were selected on dev. R@1 and median rank (med r) \
+are image to text / text to image, and rsum is the sum of the six recalls. Ours is mean ± standard deviation over seeds.
+
+**Verdicts.** A difference is the mean over pairs of runs with the same seed and hardware, ± its standard error. A row \
+is *better* or *worse* than the first row of its group if the difference is above two standard errors with at least \
+three pairs, and *noise* if it is not. With fewer pairs it is *not decided*.
+
+**Bias.** The defaults of `vse` and the difficulty of scenes were chosen with test results of scenes, among them \
+scenes-8400-s0. InfoNCE was tuned over dozens of settings, the hinge loss over two learning rates, so comparisons \
+favour InfoNCE.
 """
 
 
-def write_report(results: Path, docs: Path) -> Path:
-    """Write ``docs/results.md`` and ``docs/results-rsum.png``."""
+def write_report(results: Path, docs: Path) -> list[Path]:
+    """Write the pages ``docs/results/*.md``, and return their paths."""
     found = read_results(results)
-    every = _grouped(found)
-    groups = {key: rows for key, rows in every.items() if not rows[0].localization}
-    collections = list(dict.fromkeys(r.collection for r in found))
-    parts = [HEAD, study_tables(STUDIES, collections, results)]
-    for collection in collections:
-        chosen = {key: rows for key, rows in every.items() if rows[0].collection == collection}
-        retrieved = {key: rows for key, rows in chosen.items() if key in groups}
-        parts.append(f"\n## {collection}\n\n" + (_table(retrieved) if retrieved else ""))
-        parts.append(_published(results / "published.json", collection))
-        parts.append(_localization([rows for key, rows in chosen.items() if key not in groups]))
-    if groups:
-        _draw(groups, docs / "results-rsum.png")
-        parts.append("\n![Sum of recalls by row](results-rsum.png)\n")
-    parts += _pictures(found, results, docs)
-    sections = {"claims.jsonl": _claims, "proposals.json": _proposals}
-    sections |= {file.name: _bench for file in sorted(results.glob("bench*.json"))}
-    for file, section in ((results / name, section) for name, section in sections.items()):
-        if file.is_file():
-            parts.append(section(file))
-    docs.mkdir(parents=True, exist_ok=True)
-    target = docs / "results.md"
-    target.write_text("".join(parts), encoding="utf-8")
-    return target
+    verdicts = read_verdicts(results / "claims.jsonl")
+    folder = docs / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    links = "".join(f"- [{page.title}]({name}.md): {page.intro}\n" for name, page in PAGES.items())
+    texts = {"README": HEAD + links + NOTES, "what-helps": what_helps(results / "advice.json", verdicts)}
+    texts["leaderboard"] = leaderboard(found)
+    for name, page in PAGES.items():
+        texts[name] = _paper_page(page, found, verdicts, results, folder)
+    for name, text in texts.items():
+        (folder / f"{name}.md").write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    return [folder / f"{name}.md" for name in texts]
+
+
+def read_verdicts(file: Path) -> list[Verdict]:
+    """Read the verdicts on claims; fields of other versions are left out."""
+    known = {field.name for field in fields(Verdict)}
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    return [Verdict(**{k: v for k, v in json.loads(line).items() if k in known}) for line in lines]
+
+
+def _paper_page(page: Page, found: Sequence[Result], verdicts: Sequence[Verdict], results: Path, folder: Path) -> str:
+    """Return the page of a paper: its tables, its figures, and folds with single figures and all claims."""
+    parts = [f"# {page.title}\n\n{page.intro} [How to read the tables](README.md).\n\n"]
+    folds: list[str] = []
+    for study in (STUDIES[name] for name in page.studies):
+        lines = [result for result in found if result.study.startswith(f"{study.paper}: ")]
+        collections = [name for name, _ in Counter(result.collection for result in lines).most_common()]
+        for place, collection in enumerate(collections or ["no collection"]):
+            for title, report in table_reports(study, collection, results).items():
+                if place == 0:
+                    parts.append(report.section(title))
+                elif any(report.found[name] for name in report.table.names):
+                    folds.append(report.folded(title))
+        figures = _joint_figures(study, results, folder)
+        parts += [f"{figures}\n\n"] if figures else []
+        folds += [_rows_without_table(study, lines), _single_figures(study, lines, folder), _claims(study, verdicts)]
+        if study.paper == "two-branch" and (results / "proposals.json").is_file():
+            folds.append(_proposals(results / "proposals.json"))
+    return "".join(parts) + "\n".join(filter(None, folds))
+
+
+def _rows_without_table(study: Study, lines: Sequence[Result]) -> str:
+    """Return a fold with the results of rows that are in no table."""
+    known = {row_key(study, study.row(name)) for table in study.tables.values() for name in table.names}
+    chosen = [result for result in lines if result.study not in known]
+    values = [f"{r.localization['r1']:.1f} R@1" if r.localization else f"{r.rsum:.1f} rsum" for r in chosen]
+    texts = [f"{r.study} on {r.collection}, seed {r.seed}: {v}" for r, v in zip(chosen, values, strict=True)]
+    return fold_lines(f"Other rows of the study {study.paper}", texts)
+
+
+def _claims(study: Study, verdicts: Sequence[Verdict]) -> str:
+    """Return a fold with the claims of a study and the verdicts on them."""
+    chosen = [verdict for verdict in verdicts if verdict.paper == study.paper]
+    several = len({verdict.collection for verdict in chosen}) > 1
+    lines = []
+    for verdict in chosen:
+        where = f"{verdict.collection}: " if several else ""
+        shortened = f" ({', '.join(verdict.settings)})" if verdict.settings else ""
+        points = difference_of(verdict)
+        why = str(verdict.numbers.get("needs", "")) or (
+            f"{points} {verdict.numbers.get('metric', '')}" if points else ""
+        )
+        lines.append(f"{where}{verdict.claim}{shortened} {verdict.verdict}{f' ({why})' if why else ''}")
+    counts = ", ".join(f"{n} {word}" for word, n in Counter(v.verdict for v in chosen).most_common())
+    return fold_lines(f"Claims of the study {study.paper}: {counts}", lines)
+
+
+def _joint_figures(study: Study, results: Path, folder: Path) -> str:
+    """Return the figures of several rows."""
+    drawn = results / "pictures"
+    files = [p for kind in (COMPARED_FIGURE, LEVELS_FIGURE) for p in drawn.glob(f"{study.paper}-*{kind}-*.png")]
+    return " ".join(f"![{p.stem}]({_relative(p, folder)})" for p in sorted(files))
+
+
+def _single_figures(study: Study, lines: Sequence[Result], folder: Path) -> str:
+    """Return a fold with links to the figures of single runs."""
+    files = dict.fromkeys(Path(p) for result in lines for p in result.pictures if Path(p).is_file())
+    links = ", ".join(f'<a href="{_relative(p, folder)}">{html.escape(p.stem)}</a>' for p in files)
+    return f"<details><summary>Figures of single runs, {study.paper}</summary>{links}</details>" if links else ""
+
+
+def _relative(file: Path, folder: Path) -> str:
+    return Path(os.path.relpath(file, folder)).as_posix()
+
+
+def _proposals(file: Path) -> str:
+    """Return a fold with the recall of region proposals, of phrases and of single boxes."""
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    first = content["reports"][0]
+    title = f"Recall of region proposals, {first['collection']} {first['split']}, IoU {first['threshold']}"
+    lines = []
+    for report in content["reports"]:
+        lines.append(f"{report['count']} {report['targets']}, by the first {', '.join(report['rows'][0]['recall'])}:")
+        for row in report["rows"]:
+            recalls = " / ".join("-" if v is None else f"{v:.1f}" for v in row["recall"].values())
+            took = f" ({1000 * row['seconds']:.0f} ms per image)" if row["seconds"] else ""
+            lines.append(f"{row['source']}: {recalls}{took}")
+    return fold_lines(title, lines)
+
+
+HELPS, HURTS, EQUAL, OPEN, MISSING = "Helps", "Does not help", "No clear difference", "Not decided", "Not run"
+ADVICE_SECTIONS = {
+    HELPS: "At least three pairs of runs, and a difference above two standard errors.",
+    HURTS: "The same, but the difference is negative.",
+    EQUAL: "At least three pairs of runs, and a difference within two standard errors or within the band of equality.",
+    OPEN: "Fewer than three pairs of runs, or a row that collapsed. Do not rely on these points.",
+    MISSING: "At least one of the two rows has no result.",
+}
+"""sections of the page for practitioners, with what they contain"""
+
+
+def what_helps(file: Path, verdicts: Sequence[Verdict]) -> str:
+    """Return the page for practitioners: pieces of advice, sorted by the verdicts on their claims."""
+    advice: list[dict[str, str]] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    judged = {(v.paper, v.collection, v.claim): v for v in verdicts if not v.settings}
+    sections: dict[str, list[tuple[dict[str, str], Verdict | None]]] = defaultdict(list)
+    for each in advice:
+        verdict = judged.get((each["study"], each["collection"], each["claim"]))
+        sections[advice_section(verdict)].append((each, verdict))
+    text = (
+        "# What helps\n\nEach piece of advice is a comparison of two rows, mostly on Flickr8k and with small networks. "
+        "Points are differences of rsum (the sum of six recalls, at most 600) unless another metric is named. "
+        "[How verdicts are made](README.md).\n\n"
+    )
+    for title, about in ADVICE_SECTIONS.items():
+        chosen = sorted(sections[title], key=lambda item: -abs(_points(item[1])))
+        shown, rest = (chosen[:ADVICE_ROWS], chosen[ADVICE_ROWS:]) if title in (HELPS, HURTS) else ([], chosen)
+        listed = "".join(f"<br>{each['advice']}{_in_brackets(verdict)}" for each, verdict in rest)
+        text += f"## {title}\n{about}{listed}{'' if chosen else ' Nothing so far.'}\n\n"
+        if shown:
+            text += f"{markdown_line(['what', 'points', 'study'])}|---|---|---|\n"
+            text += "".join(markdown_line(_advice_cells(each, verdict)) for each, verdict in shown) + "\n"
+    counts = ", ".join(f"{n} {word}" for word, n in Counter(v.verdict for v in verdicts).most_common())
+    return text + (f"All {len(verdicts)} claims of the studies: {counts}.\n" if verdicts else "")
+
+
+def _points(verdict: Verdict | None) -> float:
+    points = verdict.numbers.get("difference") if verdict else None
+    return float(points) if isinstance(points, float | int) else 0.0
+
+
+def _in_brackets(verdict: Verdict | None) -> str:
+    """Return the points in brackets, with the metric if it is not rsum; empty where there are none."""
+    points = difference_of(verdict) if verdict else ""
+    metric = str(verdict.numbers["metric"]) if verdict and points else ""
+    return f" ({points}{f' {metric}' if metric != 'rsum' else ''})" if points else ""
+
+
+def _advice_cells(advice: Mapping[str, str], verdict: Verdict | None) -> list[str]:
+    page = next(name for name, page in PAGES.items() if advice["study"] in page.studies)
+    return [advice["advice"], _in_brackets(verdict).strip(" ()"), f"[{advice['study']}]({page}.md)"]
+
+
+def advice_section(verdict: Verdict | None) -> str:
+    """Return the section that a piece of advice belongs to."""
+    if verdict is None or verdict.verdict == "not run":
+        return MISSING
+    word = row_verdict(verdict)
+    if "band" in verdict.numbers and word in ("better", "worse"):  # a claim of equality
+        return EQUAL if word == "better" else HELPS if float(str(verdict.numbers["difference"])) > 0 else HURTS
+    return {"better": HELPS, "worse": HURTS, "noise": EQUAL}.get(word, OPEN)
+
+
+def leaderboard(found: Sequence[Result]) -> str:
+    """Return the best rows of each collection, by rsum; and the best ones of phrase localization, by R@1."""
+    head = ["collection", "row", "i2t R@1/5/10", "t2i R@1/5/10", "med r", "rsum", "seeds", "seconds", "hardware"]
+    text = (
+        "# Leaderboard\n\nThe best rows on each collection, by rsum on the test split: image to text (i2t), text to "
+        "image (t2i), median ranks (med r) of both, seconds of training. Rows are named by study and row of `calligram "
+        f"reproduce`.\n\n{markdown_line(head)}{'|---' * len(head)}|\n"
+    )
+    groups = list(_grouped(found).values())
+    for rows in _best([rows for rows in groups if not rows[0].localization], "rsum"):
+        sides = [[getattr(result, side) for result in rows] for side in ("i2t", "t2i")]
+        cells = [
+            *map(recalls_cell, sides),
+            median_ranks(rows, "i2t", "t2i"),
+            mean_cell([r.rsum for r in rows]),
+            str(len(rows)),
+        ]
+        cells += [f"{mean(r.seconds for r in rows):.0f}", rows[0].hardware.removesuffix(" (x86_64)")]
+        text += markdown_line([rows[0].collection, rows[0].study or _name(rows[0]), *cells])
+    boxes = []
+    for rows in _best([rows for rows in groups if rows[0].localization], "localization.r1", 1):
+        first, bound = (mean_cell(values_of(rows, f"localization.{name}")) for name in ("r1", "oracle"))
+        boxes.append(f"{rows[0].collection}: {rows[0].study or _name(rows[0])}, R@1 {first} (at most {bound})")
+    return text + (f"\nPhrase localization: {'; '.join(boxes)}.\n" if boxes else "")
+
+
+def _best(groups: Sequence[Sequence[Result]], metric: str, count: int = LEADERBOARD_ROWS) -> list[Sequence[Result]]:
+    """Return the best rows, ``count`` of the collection with most rows, and fewer of the others."""
+    by_collection: dict[str, list[Sequence[Result]]] = defaultdict(list)
+    for rows in groups:
+        by_collection[rows[0].collection].append(rows)
+    found: list[Sequence[Result]] = []
+    for place, rows_of in enumerate(sorted(by_collection.values(), key=len, reverse=True)):
+        best = sorted(rows_of, key=lambda rows: -mean(values_of(rows, metric)))
+        found += best[: OTHER_ROWS if place else count]
+    return found
+
+
+def _grouped(found: Sequence[Result]) -> dict[tuple[str, ...], list[Result]]:
+    """Group results that differ only in the seed; of several lines with one seed the last one is kept."""
+    groups: dict[tuple[str, ...], dict[int, Result]] = defaultdict(dict)
+    for result in found:
+        settings = json.dumps(result.settings, sort_keys=True)
+        key = (result.collection, result.split, result.study, _name(result), settings, result.hardware)
+        groups[key][result.seed] = result
+    return {key: list(by_seed.values()) for key, by_seed in groups.items()}
 
 
 def _name(result: Result) -> str:
-    settings = ", ".join(f"{k}={_short(v)}" for k, v in result.settings.items())
-    members = f" (ensemble of {result.members})" if result.members > 1 else ""
-    how = [result.split] if result.split != "test" else []
+    """Return preset, way of measuring, and as many settings as the leaderboard has room for."""
+    how = [f"ensemble of {result.members}"] if result.members > 1 else []
+    how += [result.split] if result.split != "test" else []
     how += [f"{result.folds} folds"] if result.folds > 1 else []
     how += [f"by {result.by}"] if result.by else []
     how += [f"scores in {result.precision}"] if result.precision != "fp32" else []
     how += [_reranked(result.stages)] if result.stages else []
+    settings = ", ".join(f"{k}={_short(v)}" for k, v in result.settings.items())
+    settings = settings if len(settings) <= NAME_LENGTH else f"{settings[:NAME_LENGTH]}..."
     details = f" ({', '.join(how)})" if how else ""
-    return f"{result.recipe}{members}{details}" + (f": {settings}" if settings else "")
-
-
-def _member_rsums(result: Result) -> str:
-    """Return the rsum of each ensemble member."""
-    return f" (alone {', '.join(f'{rsum:.1f}' for rsum in result.alone)})" if result.alone else ""
+    return f"{result.recipe}{details}" + (f": {settings}" if settings else "")
 
 
 def _reranked(stages: Mapping[str, Any]) -> str:
@@ -128,160 +331,5 @@ def _reranked(stages: Mapping[str, Any]) -> str:
     return f"reranking {stages['depth'] or 'all'} candidates{behind}"
 
 
-def _title_cell(result: Result) -> str:
-    """Return the cell that names a result: row of a study with folded settings, or its settings."""
-    return f"<details><summary>{result.study}</summary>{_name(result)}</details>" if result.study else _name(result)
-
-
 def _short(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _grouped(found: Sequence[Result]) -> dict[tuple[str, ...], list[Result]]:
-    """Group results that differ only in the seed; of several lines with one seed the last one is kept."""
-    groups: dict[tuple[str, ...], dict[int, Result]] = defaultdict(dict)
-    for result in found:
-        groups[(result.collection, result.split, _name(result), result.hardware)][result.seed] = result
-    return {key: list(by_seed.values()) for key, by_seed in groups.items()}
-
-
-def _table(groups: dict[tuple[str, ...], list[Result]]) -> str:
-    within = any(rows[0].t2t for rows in groups.values())
-    people = any(rows[0].by for rows in groups.values())
-    apart = any(rows[0].overlap is not None for rows in groups.values())
-    head = ["recipe and settings", "i2t R@1/5/10", "t2i R@1/5/10", *(["t2t R@1/5/10"] if within else []), "rsum"]
-    head += [*(["t2i mAP"] if people else []), *(["S"] if apart else [])]
-    head += ["oracle t2i R@1", "seeds", "seconds", "hardware"]
-    lines = [f"| {' | '.join(head)} |\n", "|---" * len(head) + "|\n"]
-    for rows in sorted(groups.values(), key=lambda g: -mean(r.rsum for r in g)):
-        first = rows[0]
-        sums = [r.rsum for r in rows]
-        spread = f" ± {stdev(sums):.1f}" if len(sums) > 1 else ""
-        sides = ("i2t", "t2i", "t2t") if within else ("i2t", "t2i")
-        recalls = [_recalls([found for r in rows if (found := getattr(r, side))]) for side in sides]
-        oracle = f"{first.oracle['r1']:.1f}" if first.oracle else ""
-        cells = [_title_cell(first), *recalls, f"{mean(sums):.1f}{spread}{_member_rsums(first)}"]
-        cells += [f"{mean(r.t2i['map'] for r in rows):.1f}" if first.by else ""] if people else []
-        cells += [_mean_of([r.overlap for r in rows if r.overlap is not None], 4)] if apart else []
-        cells += [oracle, str(len(rows)), f"{mean(r.seconds for r in rows):.0f}", first.hardware]
-        lines.append("| " + " | ".join(cells) + " |\n")
-    return "".join(lines)
-
-
-def _mean_of(values: Sequence[float], digits: int) -> str:
-    return f"{mean(values):.{digits}f}" if values else ""
-
-
-def _localization(groups: Sequence[Sequence[Result]]) -> str:
-    """Return the table of phrase localization: recalls, size of a training batch, and bounds without a matcher."""
-    if not groups:
-        return ""
-    first = groups[0][0].localization or {}
-    lines = [
-        f"\nPhrase localization: {first['phrases']} phrases, {first['proposals']:.0f} proposals per image, IoU 0.5. "
-        f"Upper bound by the proposals: {first['oracle']:.1f}%. Baselines: the whole image {first['whole']:.1f}%, its "
-        f"middle (80% of the area) {first['central']:.1f}%.\n\n",
-        "| recipe and settings | R@1/5/10 | triplets or pairs per batch | seeds | seconds | hardware |\n",
-        "|---|---|---|---|---|---|\n",
-    ]
-    for rows in sorted(groups, key=lambda g: -mean((r.localization or {})["r1"] for r in g)):
-        measured = [r.localization for r in rows if r.localization]
-        spread = f" (R@1 ± {stdev(m['r1'] for m in measured):.1f})" if len(measured) > 1 else ""
-        size = measured[0].get("triplets") or measured[0].get("pairs", "")
-        cells = [_title_cell(rows[0]), _recalls(measured) + spread, str(size), str(len(rows))]
-        cells += [f"{mean(r.seconds for r in rows):.0f}", rows[0].hardware]
-        lines.append("| " + " | ".join(cells) + " |\n")
-    return "".join(lines)
-
-
-def _recalls(directions: Sequence[Mapping[str, float]]) -> str:
-    """Return means of R@1, R@5 and R@10; empty where they were not measured."""
-    return " / ".join(f"{mean(d[k] for d in directions):.1f}" for k in ("r1", "r5", "r10")) if directions else ""
-
-
-def _published(file: Path, collection: str) -> str:
-    """Return the table of published results on the same test split."""
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if content.get("collection") != collection:
-        return ""
-    lines = [f"\nPublished results ({content['source']}):\n\n", "| method | i2t R@1/5/10 | t2i R@1/5/10 |\n"]
-    lines.append("|---|---|---|\n")
-    for row in content["rows"]:
-        recalls = (" / ".join("-" if v is None else f"{v:.1f}" for v in row[side]) for side in ("i2t", "t2i"))
-        lines.append(f"| {row['name']} | {' | '.join(recalls)} |\n")
-    return "".join(lines)
-
-
-def _claims(file: Path) -> str:
-    lines = ["\n## Claims\n\n", "| paper | collection | claim | verdict | numbers |\n", "|---|---|---|---|---|\n"]
-    for row in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-        numbers = "; ".join(f"{k}: {_short(v)}" for k, v in row["numbers"].items())
-        shortened = f" ({', '.join(row['settings'])})" if row.get("settings") else ""
-        cells = (row["paper"], row.get("collection", "") + shortened, row["claim"], f"**{row['verdict']}**", numbers)
-        lines.append("| " + " | ".join(cells) + " |\n")
-    return "".join(lines)
-
-
-def _pictures(found: Sequence[Result], results: Path, docs: Path) -> list[str]:
-    """Return the figures of several rows, then the figures of single runs, folded."""
-    drawn = results / "pictures"
-    joint = sorted([*drawn.glob(f"*-{COMPARED_FIGURE}-*.png"), *drawn.glob(f"*-{LEVELS_FIGURE}-*.png")])
-    parts = [_shown(p, docs) for p in joint]
-    for result in found:
-        there = [Path(p) for p in result.pictures if Path(p).is_file()]
-        if there:
-            title = f"{result.study or _name(result)} on {result.collection}, seed {result.seed}"
-            parts.append(f"\n<details><summary>{title}</summary>\n\n")
-            parts += [_shown(p, docs) for p in there]
-            parts.append("\n</details>\n")
-    return ["\n## Pictures\n", *parts] if parts else []
-
-
-def _shown(picture: Path, docs: Path) -> str:
-    return f"![{picture.stem}]({Path(os.path.relpath(picture, docs)).as_posix()})\n"
-
-
-def _proposals(file: Path) -> str:
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    lines = [f"\n## Recall of proposals\n\n`{content['command']}` on {content['hardware']}.\n"]
-    for report in content["reports"]:
-        ks = list(report["rows"][0]["recall"])
-        what = "phrases (union box of all boxes of a phrase)" if report["targets"] == "phrases" else "single boxes"
-        where = f"{report['collection']} {report['split']}, IoU {report['threshold']}"
-        lines.append(f"\n{report['count']} {what} of {where}:\n\n")
-        lines += [f"| method | {' | '.join(ks)} | ms per image |\n", "|---" * (len(ks) + 2) + "|\n"]
-        for row in report["rows"]:
-            recalls = " | ".join("-" if v is None else f"{v:.1f}" for v in row["recall"].values())
-            took = f"{1000 * row['seconds']:.0f}" if row["seconds"] else ""
-            lines.append(f"| {row['source']} | {recalls} | {took} |\n")
-    return "".join(lines)
-
-
-def _bench(file: Path) -> str:
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    where, _, of = file.stem.removeprefix("bench").removeprefix("-").partition("-")
-    where = ("an accelerator" if where == "gpu" else "the processor") + (f": {of}" if of else "")
-    about = f"`{content['command']}` on {content['hardware']}, commit {content['commit']}"
-    lines = [f"\n## Speed on {where}\n\n{about}.\n\n"]
-    lines += ["| what | value | unit |\n", "|---|---|---|\n"]
-    lines += [f"| {row['what']} | {row['value']:g} | {row['unit']} |\n" for row in content["rows"]]
-    return "".join(lines)
-
-
-def _draw(groups: dict[tuple[str, ...], list[Result]], file: Path) -> None:
-    from matplotlib.figure import Figure
-
-    ordered = sorted(groups.items(), key=lambda g: (g[0][0], mean(r.rsum for r in g[1])))
-    figure = Figure(figsize=(9, 1 + 0.32 * len(ordered)), layout="constrained")
-    axis = figure.subplots()
-    collections = list(dict.fromkeys(key[0] for key, _ in ordered))
-    for place, (key, rows) in enumerate(ordered):
-        axis.barh(place, mean(r.rsum for r in rows), color=f"C{collections.index(key[0]) % 10}")
-        axis.scatter([r.rsum for r in rows], [place] * len(rows), s=8, color="black", zorder=3)
-    labels = [f"{rows[0].study or key[2]}  [{key[0]}]" for key, rows in ordered]
-    axis.set_yticks(
-        range(len(ordered)), [label if len(label) < 70 else label[:67] + "..." for label in labels], fontsize=7
-    )
-    axis.set(xlabel="rsum on test (bars: mean over seeds, dots: seeds)", xlim=(0, 600), ylim=(-0.6, len(ordered) - 0.4))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)

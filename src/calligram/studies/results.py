@@ -99,7 +99,7 @@ def result_line(
     Args:
         study: paper and row.
         unknown: failures of texts with unknown words; the ten most frequent words are recorded.
-        pictures: figures of the run, for ``docs/results.md``.
+        pictures: figures of the run, for the pages of ``docs/results``.
     """
     return replace(
         _line(run, collection, split, study=study, pictures=pictures),
