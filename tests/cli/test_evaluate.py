@@ -29,7 +29,7 @@ def test_evaluation_prints_a_table_draws_a_sheet_and_records(calligram, trained,
     assert line["settings"]["epochs"] == 2
     done = calligram("report", "--results", tmp_path / "results", "--docs", tmp_path / "docs")
     assert done.returncode == 0, done.stderr
-    assert "## tiny" in (tmp_path / "docs" / "results.md").read_text()
+    assert "| tiny | vse" in (tmp_path / "docs" / "results" / "leaderboard.md").read_text()
 
 
 def test_failures_by_unknown_words_are_recorded(calligram, trained, tiny, tmp_path):
@@ -55,7 +55,7 @@ def test_only_candidates_of_another_run_are_scored(calligram, trained, tiny, tmp
     assert line["stages"]["first"] == "run"
     assert line["stages"]["scored"] < 1
     calligram("report", "--results", results.parent, "--docs", tmp_path / "docs")
-    assert "(reranking 3 candidates of run)" in (tmp_path / "docs" / "results.md").read_text()
+    assert "(reranking 3 candidates of run)" in (tmp_path / "docs" / "results" / "leaderboard.md").read_text()
     whole = json.loads(calligram("evaluate", trained[0], tiny.folder, "--no-identities", "--json").stdout)
     full = json.loads(calligram(*asked, "--depth", "0", "--json").stdout)
     assert full["t2i"] == whole["t2i"]
