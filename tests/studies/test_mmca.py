@@ -58,6 +58,6 @@ def test_rows_that_add_to_mmca_run_one_after_the_other(spoken_tiny, small_study,
     assert lines["best"].members == 3
     assert lines["mmca + instance"].members == 1
     assert lines["vse, distilled"].settings["distillation.teacher"] == "row:mmca"
-    assert {verdict.verdict for verdict in verdicts} == {"one seed"}
+    assert {verdict.verdict for verdict in verdicts} == {"undecided"}
     drawn = [file.parent.name for file in (tmp_path / "runs").glob("*/found-texts.png")]
     assert drawn == ["mmca-mmca-tiny-0"]

@@ -195,7 +195,7 @@ _CURVE = ("10% x 5", "20% x 5", "50% x 5", "100%")
 """levels of Fig. 1: five sentences per image"""
 
 _ONE = "10% x 1"
-TABLES = {
+TABLES: dict[str, Table | Grid] = {
     "Tables 1 and 2: levels of annotation": Grid(
         {"A3VSE": "{}", "SCAN": "scan, {}", "VSE++": "vse, {}", "DPC": "dual-path, {}"},
         (*_GRID, "100%"),
