@@ -184,3 +184,16 @@ def test_long_words_and_long_texts_fit_their_place(repeated, tmp_path):
         whole = np.asarray(Image.open(tmp_path / "long.png").convert("L"))
         assert whole.shape[1] <= compare.SHEET_WIDTH + 2 * compare.MARGIN
         assert (whole[:, -compare.MARGIN :] == 255).all()
+
+
+def test_long_names_of_runs_differ_on_the_sheets_where_they_differ(repeated, tmp_path):
+    scores = perfect_and_reversed(repeated)
+    found = compare_scores(*scores, repeated.matches)
+    for draw, own in ((draw_image_comparison, found.t2i), (draw_text_comparison, found.i2t)):
+        rows = []
+        for end in "ab":
+            names = ("first", "runs/a-row-of-a-study-with-a-long-name-" + end)
+            draw(ComparedScores(names, scores, repeated), own, tmp_path / f"{end}.png", queries=1)
+            rows.append(np.asarray(Image.open(tmp_path / f"{end}.png")))
+        different = np.flatnonzero((rows[0] != rows[1]).any(axis=(1, 2)))
+        assert different[-1] - different[0] > 100  # in the title of the section, and in the label of the run

@@ -189,7 +189,7 @@ def draw_text_comparison(
                 items = [
                     _ShownItem(text, f"{row[text]:.2f}", _mark(pairing, image, text)) for text in _first_items(row)
                 ]
-                heading = _paragraph(f"{names[run]}, match at rank {rank}", width, FONT_SIZE, FAINT_COLOUR)
+                heading = _paragraph(f"{names[run]}\nmatch at rank {rank}", width, FONT_SIZE, FAINT_COLOUR)
                 parts.append(_stacked([heading, _text_list(pairing, items, width)]))
             blocks.append(_side_by_side(parts, 2 * GAP))
     _save_sheet(blocks, file)
@@ -306,16 +306,17 @@ def _paragraph(
 
 
 def _wrapped(text: str, font: Font, width: int, lines: int) -> list[str]:
+    """Return the lines of a text, broken between words, and within a word that is longer than a line."""
     found: list[str] = []
     for paragraph in text.split("\n"):
         found.append("")
         for word in paragraph.split():
-            longer = f"{found[-1]} {word}".strip()
-            if found[-1] and font.getlength(longer) > width:
-                found.append(word)
-            else:
-                found[-1] = longer
-    found = [_fitted(line, font, width) for line in found]
+            if found[-1] and font.getlength(f"{found[-1]} {word}") > width:
+                found.append("")
+            found[-1] += f" {word}" if found[-1] else word
+            while font.getlength(found[-1]) > width:
+                fits = next(n for n in range(len(found[-1]) - 1, 0, -1) if font.getlength(found[-1][:n]) <= width)
+                found[-1:] = [found[-1][:fits], found[-1][fits:]]
     return found if len(found) <= lines else [*found[: lines - 1], _fitted(f"{found[lines - 1]} …", font, width)]
 
 

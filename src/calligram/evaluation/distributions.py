@@ -199,6 +199,6 @@ def draw_cross_ranks(ranks: Mapping[str, NDArray[np.float64]], file: Path) -> No
     axis.set(xlabel="cross-retrieval rank of a matching pair", ylabel="share of pairs, %")
     axis.margins(y=0.1)  # space for the numbers above the bars
     if len(ranks) > 1:
-        axis.legend(frameon=False, fontsize=8)
+        figure.legend(loc="outside upper left", frameon=False, fontsize=8)  # names may be long
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=110)

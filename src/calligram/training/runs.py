@@ -292,7 +292,8 @@ def draw_comparison(runs: Mapping[str, Path], target: Path) -> Path:
     for axis, title in zip(axes, ("texts for images", "images for texts"), strict=True):
         axis.set(title=f"{title}: dev R@1, %", xlabel="epoch")
         axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.legend(frameon=False, fontsize=8)
+    lines = axes[0].get_lines()
+    figure.legend(handles=lines, loc="outside upper left", ncols=min(3, len(lines)), frameon=False, fontsize=8)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=110)
     return target
