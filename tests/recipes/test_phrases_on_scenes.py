@@ -48,6 +48,22 @@ def test_localization_reaches_most_of_the_upper_bound(looked_at, tmp_path):
     assert found.r1 > 2 * max(found.whole, found.central), found
 
 
+def test_training_reads_denser_proposals_than_evaluation(looked_at):
+    preset = PRESETS["two-branch-phrases"]
+    changes = (*SETTINGS, "match=0.7", "background=0.3", "region.training=edgeboxes-dense")
+    with pytest.raises(UserError, match=r"no proposals 'edgeboxes-dense' .* --proposals edgeboxes-dense --split train"):
+        preset.recipe.plan(resolve(preset.defaults, changes), looked_at, RunContext())
+    task = ExtractionTask(load_proposer("edgeboxes-dense", 40), "edgeboxes-dense", 40, None)
+    both = add_regions(looked_at, task, "train").collection
+    assert both.manifest["proposals"]["edgeboxes-dense"]["settings"]["proposals"]["overlap"] == 1.0
+    few, many = (
+        preset.recipe.plan(resolve(preset.defaults, changes[:count]), both, RunContext()) for count in (-1, None)
+    )
+    means = [np.mean([len(p) - 1 for p in plan.stages[0].batches.pairs.positives]) for plan in (few, many)]
+    assert means[1] > 2 * means[0]
+    assert [(plan.inputs.images.source, plan.inputs.images.top) for plan in (few, many)] == [("edgeboxes", BOXES)] * 2
+
+
 PAPER_ON_SCENES = (
     "text.fitted.kind=tfidf", "region.size=64", "region.bins=6", "match=0.5", "background=0.5", "chunker_captions=0",
 )  # fmt: skip

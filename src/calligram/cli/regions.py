@@ -25,7 +25,10 @@ def regions(
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     proposals: Annotated[
         str | None,
-        typer.Option(help="edgeboxes, selective, grid, a YOLOX .onnx file, or the folder or hub name of a detector."),
+        typer.Option(
+            help="edgeboxes, edgeboxes-dense (to train phrases), selective, grid, a YOLOX .onnx file, or the folder or "
+            "hub name of a detector."
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Regions to keep per image.")] = 36,
     backbone: Annotated[

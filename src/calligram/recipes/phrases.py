@@ -137,9 +137,10 @@ class _PhraseTowers:
     def __init__(self, settings: PhrasesSettings, collection: Collection, context: RunContext) -> None:
         self.settings, self.context = settings, context
         regions = region_input(settings.region, collection, context.device)
-        images = np.intersect1d(collection.images_in("train"), images_with_proposals(collection, regions.source))
+        dense = regions.training_proposals(collection, settings.region.training)
+        images = np.intersect1d(collection.images_in("train"), images_with_proposals(collection, dense.source))
         grounded = grounded_phrases(collection, images)
-        proposed = regions.proposal_features(collection, np.unique(grounded.chain_boxes.images), context.track)
+        proposed = dense.proposal_features(collection, np.unique(grounded.chain_boxes.images), context.track)
         strings = phrase_texts(collection, grounded.phrases).strings
         self.pairs = PhrasePairs.of(grounded, strings, proposed.boxes, settings.match, settings.background)
         log.info(

@@ -47,6 +47,17 @@ def test_the_object_is_among_the_first_boxes(name):
     assert iou(np.array([OBJECT], dtype=np.float32), found.boxes[:10]).max() > 0.8
 
 
+def test_dense_edge_boxes_match_an_object_several_times():
+    """Positives of a phrase have an IoU of 0.7 with the truth (two-branch, Sec. 4.1)."""
+    target = np.array([OBJECT], dtype=np.float32)
+    sparse, dense = (load_proposer(name, 100) for name in ("edgeboxes", "edgeboxes-dense"))
+    counts = [int((iou(target, method(drawing()).boxes) >= 0.7).sum()) for method in (sparse, dense)]
+    assert counts[0] <= 3
+    assert counts[1] >= 10
+    changed = {name for name, value in dense.settings.items() if sparse.settings[name] != value}
+    assert changed == {"method", "step", "overlap"}
+
+
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_boxes_of_a_large_image_are_in_its_own_pixels(name):
     large = drawing().resize((1200, 900))

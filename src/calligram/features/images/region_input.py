@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -114,6 +114,22 @@ class RegionInput(ImageInput):
         else:
             rows = self.load(box_visuals(collection, boxes), track)
         return ProposalFeatures(boxes, rows)
+
+    def training_proposals(self, collection: Collection, source: str) -> RegionInput:
+        """Return this input with the proposals ``source`` of a collection, or itself where no source is given.
+
+        Raises:
+            UserError: when the collection has no such proposals.
+        """
+        if not source:
+            return self
+        known = proposal_record(collection, source)
+        if known is None:
+            wanted = command("calligram", "regions", collection.folder, "--proposals", source, "--split", "train")
+            raise UserError(
+                f"collection {collection.folder} has no proposals '{source}' (region.training); find some with {wanted}"
+            )
+        return replace(self, source=source, top=int(known["settings"]["top"]))
 
     def _check_proposals(self, collection: Collection, images: Ints) -> None:
         missing = len(np.setdiff1d(images, images_with_proposals(collection, self.source)))
@@ -283,6 +299,11 @@ class RegionSettings:
     """Settings of regions: the boxes and their features."""
 
     proposals: Annotated[str, "name of the collection's proposals, as given to calligram regions"] = "edgeboxes"
+    training: Annotated[
+        str,
+        "name of the proposals of training images, such as edgeboxes-dense; empty for those of region.proposals",
+        "rare",
+    ] = ""
     proposer: Annotated[
         str,
         "file or folder of a detector that proposes boxes in new images; empty for the method of the proposals",

@@ -69,6 +69,7 @@ class Proposer(Protocol):
 PROPOSERS: Mapping[str, Callable[[int], Proposer]] = Catalog(
     {
         "edgeboxes": "calligram.features.regions.opencv_proposals:EdgeBoxes",
+        "edgeboxes-dense": "calligram.features.regions.opencv_proposals:dense_edge_boxes",
         "selective": "calligram.features.regions.opencv_proposals:SelectiveSearch",
         "grid": "calligram.features.regions.proposers:SlidingWindows",
     }
