@@ -16,6 +16,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+RESULT_PAGES = tuple(sorted((ROOT / "docs" / "results").glob("*.md")))
+"""pages that ``calligram report`` writes"""
 GUIDES = tuple(
     page for page in PAGES if page.stem in ("README", "getting-started", "training", "evaluation", "search", "cli")
 )
@@ -97,7 +99,7 @@ def test_the_command_line_page_lists_exactly_the_options_of_a_verb(verb):
         assert listed & {*option.opts, *option.secondary_opts}, f"docs/cli.md, {verb}: {option.opts} is missing"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *RESULT_PAGES], ids=lambda page: page.name)
 def test_every_link_of_a_page_points_to_a_file_and_a_heading_that_exist(page):
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         if re.match(r"[a-z]+:", link):
@@ -109,7 +111,7 @@ def test_every_link_of_a_page_points_to_a_file_and_a_heading_that_exist(page):
             assert anchor in anchors(target), f"{page.name}: {link}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "results"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_training_command_of_a_page_has_settings_that_its_preset_accepts(page):
     from calligram.recipes.catalog import find_preset
     from calligram.recipes.parts.config import resolve

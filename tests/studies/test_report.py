@@ -159,9 +159,9 @@ def test_advice_has_points_and_undecided_advice_is_no_help(tmp_path):
     verdicts = [Verdict(study, "a", "holds", numbers, "c"), Verdict(study, "b", "one seed", {**numbers}, "c")]
     text = what_helps(tmp_path / "advice.json", verdicts)
     helps, _, rest = text.partition("## Does not help")
-    assert "| Do this | +2.0 ± 0.5 t2i.r1 | [mmca](mmca.md) |" in helps
+    assert "| Do this | +2.0 ± 0.5 R@1 text to image | [mmca](mmca.md) |" in helps
     assert "Do that" not in helps
-    assert "<br>Do that (+2.0 ± 0.5 t2i.r1)" in rest.partition("## Not decided")[2]
+    assert "<br>Do that (+2.0 ± 0.5 R@1 text to image)" in rest.partition("## Not decided")[2]
     assert "<br>Do more" in rest.partition("## Not run")[2]
     assert "All 2 claims of the studies: 1 holds, 1 one seed." in rest
 
@@ -169,7 +169,7 @@ def test_advice_has_points_and_undecided_advice_is_no_help(tmp_path):
 def test_the_leaderboard_is_sorted_by_rsum_and_shows_median_ranks():
     found = leaderboard([*seeds(PLAIN, 100.0, 102.0), *seeds(WIDE, 150.0)])
     assert found.index("paper: wide") < found.index("paper: plain")
-    row = "| pictures | paper: plain | 10.1 / 16.8 / 25.2 | 10.1 / 16.8 / 25.2 | 3 / 3 | 101.0 ± 1.4 | 2 | 1 | x |"
+    row = "| pictures | paper: plain | 10.1 / 16.8 / 25.2 | 10.1 / 16.8 / 25.2 | 3 / 3 | 101.0 ± 1.4 | 2 | 1 s, x |"
     assert row in found
 
 

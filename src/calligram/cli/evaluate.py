@@ -299,5 +299,6 @@ def report(
         raise UserError(f"{results} is not a folder of results; give the folder with --results")
     with show_spinner("judging"):
         judge_results(STUDIES, results)
-    pages = write_report(results, docs)
+    with show_spinner("writing the pages"):
+        pages = write_report(results, docs)
     console.print(f"{len(pages)} pages are written to {pages[0].parent}; start with {pages[0].name}")

@@ -21,6 +21,7 @@ from calligram.studies.tables import (
     markdown_line,
     mean_cell,
     median_ranks,
+    metric_title,
     recalls_cell,
     row_verdict,
     table_reports,
@@ -160,10 +161,9 @@ def _claims(study: Study, verdicts: Sequence[Verdict]) -> str:
         where = f"{verdict.collection}: " if several else ""
         shortened = f" ({', '.join(verdict.settings)})" if verdict.settings else ""
         points = difference_of(verdict)
-        why = str(verdict.numbers.get("needs", "")) or (
-            f"{points} {verdict.numbers.get('metric', '')}" if points else ""
-        )
-        lines.append(f"{where}{verdict.claim}{shortened} {verdict.verdict}{f' ({why})' if why else ''}")
+        measured = f"{points} {metric_title(str(verdict.numbers['metric']))}" if points else ""
+        why = str(verdict.numbers.get("needs", "")) or measured
+        lines.append(f"{verdict.verdict}: {where}{verdict.claim}{shortened}{f' ({why})' if why else ''}")
     counts = ", ".join(f"{n} {word}" for word, n in Counter(v.verdict for v in chosen).most_common())
     return fold_lines(f"Claims of the study {study.paper}: {counts}", lines)
 
@@ -246,7 +246,7 @@ def _in_brackets(verdict: Verdict | None) -> str:
     """Return the points in brackets, with the metric if it is not rsum; empty where there are none."""
     points = difference_of(verdict) if verdict else ""
     metric = str(verdict.numbers["metric"]) if verdict and points else ""
-    return f" ({points}{f' {metric}' if metric != 'rsum' else ''})" if points else ""
+    return f" ({points}{f' {metric_title(metric)}' if metric != 'rsum' else ''})" if points else ""
 
 
 def _advice_cells(advice: Mapping[str, str], verdict: Verdict | None) -> list[str]:
@@ -266,10 +266,10 @@ def advice_section(verdict: Verdict | None) -> str:
 
 def leaderboard(found: Sequence[Result]) -> str:
     """Return the best rows of each collection, by rsum; and the best ones of phrase localization, by R@1."""
-    head = ["collection", "row", "i2t R@1/5/10", "t2i R@1/5/10", "med r", "rsum", "seeds", "seconds", "hardware"]
+    head = ["collection", "row", "i2t R@1/5/10", "t2i R@1/5/10", "med r", "rsum", "seeds", "training"]
     text = (
         "# Leaderboard\n\nThe best rows on each collection, by rsum on the test split: image to text (i2t), text to "
-        "image (t2i), median ranks (med r) of both, seconds of training. Rows are named by study and row of `calligram "
+        "image (t2i), median ranks (med r) of both. Rows are named by study and row of `calligram "
         f"reproduce`.\n\n{markdown_line(head)}{'|---' * len(head)}|\n"
     )
     groups = list(_grouped(found).values())
@@ -281,7 +281,7 @@ def leaderboard(found: Sequence[Result]) -> str:
             mean_cell([r.rsum for r in rows]),
             str(len(rows)),
         ]
-        cells += [f"{mean(r.seconds for r in rows):.0f}", rows[0].hardware.removesuffix(" (x86_64)")]
+        cells.append(f"{mean(r.seconds for r in rows):.0f} s, {_short_hardware(rows[0].hardware)}")
         text += markdown_line([rows[0].collection, rows[0].study or _name(rows[0]), *cells])
     boxes = []
     for rows in _best([rows for rows in groups if rows[0].localization], "localization.r1", 1):
@@ -324,6 +324,10 @@ def _name(result: Result) -> str:
     settings = settings if len(settings) <= NAME_LENGTH else f"{settings[:NAME_LENGTH]}..."
     details = f" ({', '.join(how)})" if how else ""
     return f"{result.recipe}{details}" + (f": {settings}" if settings else "")
+
+
+def _short_hardware(name: str) -> str:
+    return name.removeprefix("NVIDIA ").removesuffix(" (x86_64)").replace("1 CPU threads", "1 CPU thread")
 
 
 def _reranked(stages: Mapping[str, Any]) -> str:

@@ -24,6 +24,9 @@ ROW_VERDICTS = {
 """verdict on a row of a table, by the verdict on the claim that it is better than the first row of its group"""
 SIDES = {"localization": "boxes"}
 """names of measurements in ``published.json`` that differ from those in a result"""
+SIDE_TITLES = {"localization": "of boxes", "t2i": "text to image", "i2t": "image to text", "t2t": "text to text",
+               "overlap": "S"}  # fmt: skip
+"""names of measurements for readers"""
 Published = Mapping[str, Mapping[str, Any]]
 
 
@@ -65,7 +68,8 @@ class TableReport:
 
     def _rows(self, table: Table) -> str:
         both = table.metric == "rsum"
-        paper = ["paper R@1", "paper rsum"] if both else ["paper R@1/5/10"]
+        sums = both and any(self._paper_cells(name, both)[1] for name in self.published)
+        paper = ["paper R@1", *(["paper rsum"] if sums else [])] if both else ["paper R@1/5/10"]
         paper = paper if self.published else []
         ours = ["R@1", "med r", "rsum"] if both else ["R@1/5/10", "med r", "R@1"]
         shown: set[str] = set()
@@ -219,6 +223,13 @@ def difference_of(verdict: Verdict) -> str:
     return f"{text} ± {float(error):.{digits}f}" if isinstance(error, float | int) and error else text
 
 
+def metric_title(metric: str) -> str:
+    """Return the name of a metric for readers."""
+    side, _, name = metric.partition(".")
+    of = SIDE_TITLES.get(side, side)
+    return f"{name.replace('r', 'R@', 1)} {of}" if name else of
+
+
 def mean_cell(values: Sequence[float]) -> str:
     """Return the mean, with the standard deviation of several values."""
     spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
@@ -239,4 +250,5 @@ def fold_lines(title: str, lines: Sequence[str]) -> str:
     """Return a fold as one line of HTML; empty where there are no lines."""
     if not lines:
         return ""
-    return f"<details><summary>{html.escape(title)}</summary>{'<br>'.join(map(html.escape, lines))}</details>"
+    text = "<br>".join(html.escape(line, quote=False) for line in lines)
+    return f"<details><summary>{html.escape(title, quote=False)}</summary>{text}</details>"
