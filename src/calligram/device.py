@@ -68,11 +68,15 @@ def device_of(module: nn.Module) -> torch.device:
     return torch.device("cpu") if found is None else found.device
 
 
-def device_name(device: torch.device) -> str:
-    """Return the name of the hardware, as results record it."""
+def device_name(device: torch.device, threads: int | None = None) -> str:
+    """Return the name of the hardware, as results record it.
+
+    Args:
+        threads: number of CPU threads; None for those of this process.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{torch.get_num_threads()} CPU threads ({platform.machine()})"
+    return f"{threads or torch.get_num_threads()} CPU threads ({platform.machine()})"
 
 
 def without_cudnn_attention(tensor: Tensor) -> AbstractContextManager[None]:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -117,3 +118,64 @@ BackboneInput(backbone, PixelInput(32), "tiny", batch=4).load(collection.sentenc
     keys = [content_key(visuals.pictures.read(int(r))) for r in visuals.rows]
     np.testing.assert_allclose(store.take(keys), fresh.take(keys), rtol=1e-2, atol=1e-3)
     assert backbones.STORE_PART_IMAGES == 512
+
+
+def test_a_second_writer_waits_and_then_finds_the_rows(tmp_path):
+    first, second = FeatureStore(tmp_path, {}), FeatureStore(tmp_path, {})
+    order: list[str] = []
+
+    def write_too() -> None:
+        with second.fill():
+            order.append("second")
+            assert "x" in second
+            second.append(["y"], rows(1, 5))
+
+    with first.fill():
+        other = threading.Thread(target=write_too)
+        other.start()
+        time.sleep(0.1)
+        first.append(["x"], rows(1))
+        order.append("first")
+    other.join()
+    assert order == ["first", "second"]
+    assert FeatureStore(tmp_path, {}).take(["x", "y"])[:, 0].tolist() == [0, 5]
+
+
+def test_two_inputs_that_start_together_compute_each_feature_once(tiny_draft, tmp_path, monkeypatch):
+    (tmp_path / "pictures").mkdir()
+    collection = write_draft(tiny_draft(tmp_path / "pictures"), tmp_path / "collection")
+    source = BackboneInput(tiny_backbone(), PixelInput(32), "tiny")
+    ran: list[int] = []
+    original = BackboneInput.features
+
+    def slow(self, pixels):
+        ran.append(len(pixels))
+        time.sleep(0.2)
+        return original(self, pixels)
+
+    monkeypatch.setattr(BackboneInput, "features", slow)
+    visuals = collection.sentences("train").visuals
+    both = [threading.Thread(target=source.load, args=(visuals,)) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert sum(ran) == 6
+
+
+def test_decoded_pictures_are_stored_once_and_read_back(tiny_draft, tmp_path, monkeypatch):
+    (tmp_path / "pictures").mkdir()
+    collection = write_draft(tiny_draft(tmp_path / "pictures"), tmp_path / "collection")
+    visuals, source = collection.sentences("train").visuals, PixelInput(16)
+    decoded = source.load(visuals).take(np.array([4, 0]))
+    source.store(visuals, budget=100)
+    assert not list((tmp_path / "collection").glob("cache/*"))
+    source.store(visuals)
+    monkeypatch.setattr(PixelInput, "resize", lambda *_: pytest.fail("decoded again"))
+    source.store(visuals)
+    found = source.load(visuals)
+    assert torch.equal(found.take(np.array([4, 0])), decoded)
+    assert found.take(np.array([1])).dtype == torch.uint8
+    assert len(found) == 6
+    with pytest.raises(pytest.fail.Exception, match="decoded again"):
+        PixelInput(16, "crop").load(visuals)

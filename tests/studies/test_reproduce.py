@@ -8,12 +8,13 @@ import pytest
 from calligram.errors import UserError
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.parts.config import resolve
-from calligram.studies import reproduce as reproducing
+from calligram.studies import rows as row_module
 from calligram.studies.catalog import STUDIES
 from calligram.studies.claims import Claim, Row, Study
 from calligram.studies.report import write_report
-from calligram.studies.reproduce import reproduce_study, with_row_folder
+from calligram.studies.reproduce import reproduce_study
 from calligram.studies.results import Result, append_result, read_results, recorded_command
+from calligram.studies.rows import with_row_folder
 from calligram.studies.verdicts import judge_claims
 
 SMALL = (
@@ -87,7 +88,7 @@ def test_a_row_stopped_during_evaluation_is_not_trained_again(tiny, tmp_path, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(reproducing, "evaluate_retrieval", stopped)
+        patch.setattr(row_module, "evaluate_retrieval", stopped)
         with pytest.raises(KeyboardInterrupt):
             reproduce_study(STUDY, tiny, **given)
     (run,) = (tmp_path / "runs").iterdir()

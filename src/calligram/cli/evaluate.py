@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from calligram.cli.screen import console, print_localization, print_report, print_unknown, progress_bar, show_spinner
+from calligram.cli.screen import (
+    RowTable,
+    console,
+    errors,
+    print_localization,
+    print_report,
+    print_unknown,
+    progress_bar,
+    show_spinner,
+)
 from calligram.errors import UserError
 
 if TYPE_CHECKING:
@@ -247,40 +256,65 @@ def reproduce(
     paper: Annotated[str, typer.Argument(help='A paper; "calligram list" shows them.')],
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     budget_minutes: Annotated[float | None, typer.Option(help="Start no new row after this many minutes.")] = None,
-    seeds: Annotated[int, typer.Option(help="Number of seeds, if the verdict depends on it.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2 and so on.")] = 3,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting for every row, as key=value. The settings of the row have priority."),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Run only rows of this name or pattern, such as 'phrases*'.")
+        list[str] | None,
+        typer.Option(help="Run only rows of this name or pattern, such as 'phrases*', and rows they need. Repeatable."),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Number of rows side by side, each in a process with one thread; 0 for one after another in this "
+            "process. The default is one for each core, and on a GPU at most one for each 6 GiB of its memory.",
+        ),
     ] = None,
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
-    """Run the rows that the claims of a paper need, skip rows that are in the results, and judge the claims."""
+    """Run the rows that the claims of a paper need side by side, skip finished rows, and judge the claims.
+
+    The same command continues after a stop. A row that fails does not stop the others.
+    """
     from calligram.data.collection import Collection
     from calligram.device import device_named
     from calligram.recipes.parts.run import RunContext
     from calligram.studies import reproduce as work
     from calligram.studies.catalog import find_study
 
-    verdicts = work.reproduce_study(
-        find_study(paper),
-        Collection.open(collection),
-        results=results,
-        runs=runs,
-        seeds=seeds,
-        budget_minutes=budget_minutes,
-        changes=tuple(set_ or ()),
-        only=tuple(only or ()),
-        context=RunContext(device_named(device), track=progress_bar),
-        say=console.print,
-    )
+    study, source = find_study(paper), Collection.open(collection)
+    try:
+        with RowTable() as table:
+            verdicts = work.reproduce_study(
+                study,
+                source,
+                results=results,
+                runs=runs,
+                seeds=seeds,
+                budget_minutes=budget_minutes,
+                changes=tuple(set_ or ()),
+                only=tuple(only or ()),
+                workers=workers,
+                context=RunContext(device_named(device), track=progress_bar),
+                say=table.print,
+                watch=table.show,
+            )
+    except KeyboardInterrupt:
+        console.print("stopped; the same command continues from here")
+        raise typer.Exit(130) from None
     for verdict in verdicts:
         console.print(f"[bold]{verdict.verdict:8}[/] {verdict.claim}")
     console.print(f'verdicts are in {results / "claims.jsonl"}; "calligram report" writes the document')
+    for row in table.failed:
+        errors.print(f"failed: {row.job.title}: {row.error}", markup=False, soft_wrap=True)
+        errors.print(f"  log: {row.job.log_file}", markup=False, soft_wrap=True)
+    if table.failed:
+        raise typer.Exit(1)
 
 
 def report(

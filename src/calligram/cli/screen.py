@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.spinner import Spinner
@@ -21,10 +21,18 @@ if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.evaluation.rerank import RerankReport
     from calligram.evaluation.retrieval import Retrieval, RetrievalReport
     from calligram.evaluation.word_matching import UnknownFailures
+    from calligram.studies.rows import RowState
 
 T = TypeVar("T")
 
 PROGRESS_LINE_SECONDS = 10
+ROW_LINE_SECONDS = 30
+ROW_STATES = ("failed", "running", "waiting", "done")
+"""states of the rows of a study, in the order of the table"""
+ROW_TABLE_MARGIN = 5
+"""lines of the terminal that the table of rows leaves free"""
+SPARKLINE_BLOCKS = "▁▂▃▄▅▆▇█"
+SPARKLINE_VALUES = 20
 console = Console(highlight=False)
 errors = Console(stderr=True)
 
@@ -137,6 +145,108 @@ def progress_bar(items: Iterable[T], label: str, total: int | None = None) -> It
             printed = now
             of = f" of {total}" if total else ""
             print(f"{label}: {done}{of}, {done / (now - started):.1f}/s", file=sys.stderr, flush=True)
+
+
+class RowTable:
+    """The rows of a study while they run: a live table on a terminal, lines elsewhere."""
+
+    def __init__(self) -> None:
+        self.failed: list[RowState] = []
+        self._live: Live | None = None
+        self._printed: dict[int, tuple[str, float]] = {}
+
+    def __enter__(self) -> RowTable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def print(self, line: str) -> None:
+        """Print a line above the table; in a file if the output goes to a file."""
+        above = errors if self._live is not None and console.file.isatty() else console
+        above.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def show(self, rows: Sequence[RowState]) -> None:
+        """Show the state of all rows."""
+        self.failed = [row for row in rows if row.state == "failed"]
+        if not (errors.is_terminal and errors.file.isatty()):
+            self._print_lines(rows)
+            return
+        if self._live is None:
+            self._live = Live(
+                console=errors, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
+            )
+            self._live.start()
+        self._live.update(row_table(rows, max(errors.height - ROW_TABLE_MARGIN, 3)), refresh=True)
+
+    def _print_lines(self, rows: Sequence[RowState]) -> None:
+        """Print a line when a row starts, and then every half minute."""
+        for number, row in enumerate(rows):
+            state, printed = self._printed.get(number, ("waiting", 0.0))
+            now = time.monotonic()
+            if row.state == "running" and (state != "running" or now - printed > ROW_LINE_SECONDS):
+                dev = f", dev {row.dev[-1]:.1f}" if row.dev else ""
+                left = f", {_duration(row.left)} left" if row.left is not None else ""
+                print(f"{row.job.title}: {row.doing}{dev}{left}", file=sys.stderr, flush=True)
+                self._printed[number] = row.state, now
+
+
+def row_table(rows: Sequence[RowState], height: int) -> Group:
+    """Return a table of rows: failed and running ones, then those that wait, then the last ones that are done."""
+    counts = {state: sum(row.state == state for row in rows) for state in ROW_STATES}
+    title = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    left = _time_left(rows)
+    table = Table(box=None)
+    for heading in ("row", "seed", "state", "dev", "", "time", "left"):
+        table.add_column(heading, justify="right" if heading in ("seed", "dev", "time", "left") else "left")
+    ordered = sorted(rows, key=lambda row: ROW_STATES.index(row.state))
+    for row in ordered[:height]:
+        seconds = time.monotonic() - row.began if row.state == "running" else row.seconds
+        table.add_row(
+            Text(row.job.row.name),
+            str(row.job.seed),
+            Text(row.doing or row.state, style={"failed": "red", "done": "green"}.get(row.state, "")),
+            f"{row.dev[-1]:.1f}" if row.dev else "",
+            _sparkline(row.dev),
+            _duration(seconds) if seconds else "",
+            "" if row.left is None else _duration(row.left),
+        )
+    if len(ordered) > height:
+        table.add_row(f"and {len(ordered) - height} further rows", style="dim")
+    return Group(f"{title}; about {_duration(left)} left" if left else title, table)
+
+
+def _time_left(rows: Sequence[RowState]) -> float:
+    """Return the seconds until all rows are done, if a row that waits takes as long as the others; 0 if unknown."""
+    now = time.monotonic()
+    running = [row for row in rows if row.state == "running"]
+    known = [row.seconds for row in rows if row.state == "done"]
+    known += [now - row.began + row.left for row in running if row.left is not None]
+    if not known or not running:
+        return 0.0
+    mean = sum(known) / len(known)
+    left = [row.left if row.left is not None else max(mean - (now - row.began), 0.0) for row in running]
+    waiting = sum(row.state == "waiting" for row in rows)
+    return max(max(left), (sum(left) + waiting * mean) / len(running))
+
+
+def _sparkline(values: Sequence[float]) -> str:
+    """Return the last values as a curve of block characters; empty where the terminal cannot show them."""
+    shown = values[-SPARKLINE_VALUES:]
+    if len(shown) < 2 or not errors.encoding.startswith("utf"):
+        return ""
+    low, high = min(shown), max(shown)
+    return "".join(SPARKLINE_BLOCKS[round((value - low) / ((high - low) or 1) * 7)] for value in shown)
+
+
+def _duration(seconds: float) -> str:
+    """Return a time such as 45 s, 3:20 or 1:02:00."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def print_report(report: RetrievalReport, title: str) -> None:

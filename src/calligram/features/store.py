@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calligram.errors import UserError
-from calligram.files import content_hash, replace_file, replace_json, text_hash
+from calligram.files import LOCK_FILE, content_hash, replace_file, replace_json, text_hash, wait_for_lock
 
 Ints = NDArray[np.int64]
 Halves = NDArray[np.float16]
@@ -22,13 +24,14 @@ def content_key(data: bytes) -> str:
 
 
 class FeatureStore:
-    """Half-precision rows by content key, memory-mapped.
+    """Rows by content key, memory-mapped; in half precision, or in another type.
 
     A part is an array ``N.npy`` and the keys of its rows, ``N.json``. The keys are written last and atomically: a part
-    without keys is incomplete and is ignored. A kill loses at most the part that was being written.
+    without keys is incomplete and is ignored. A kill loses at most the part that was being written. Several processes
+    may use a store: inside ``fill`` there is one writer.
     """
 
-    def __init__(self, folder: Path, description: Mapping[str, object]) -> None:
+    def __init__(self, folder: Path, description: Mapping[str, object], dtype: type[np.generic] = np.float16) -> None:
         """Open or create the store for a description: everything that the features depend on.
 
         The store lies in a subfolder of ``folder`` that is named by the hash of the description.
@@ -37,10 +40,16 @@ class FeatureStore:
         self.folder = folder / text_hash(plain, 8)
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "about.txt").write_text(plain + "\n", encoding="utf-8")
-        self._parts: list[Halves] = []
-        self._positions: dict[str, tuple[int, int]] = {}
+        self._dtype = dtype
+        self._parts: dict[str, NDArray[Any]] = {}
+        self._positions: dict[str, tuple[str, int]] = {}
+        self._open_parts()
+
+    def _open_parts(self) -> None:
+        """Open the parts that are not open yet; another process may have written them."""
         for file in sorted(self.folder.glob("*.json")):
-            self._open_part(file)
+            if file.stem not in self._parts:
+                self._open_part(file)
 
     def _open_part(self, keys_file: Path) -> None:
         try:
@@ -51,8 +60,8 @@ class FeatureStore:
                 f"{keys_file} is damaged ({error}); remove it and its .npy file to compute these features again"
             ) from error
         for row, key in enumerate(keys):
-            self._positions[key] = (len(self._parts), row)
-        self._parts.append(rows)
+            self._positions[key] = (keys_file.stem, row)
+        self._parts[keys_file.stem] = rows
 
     def __contains__(self, key: str) -> bool:
         return key in self._positions
@@ -60,18 +69,25 @@ class FeatureStore:
     def __len__(self) -> int:
         return len(self._positions)
 
-    def append(self, keys: Sequence[str], rows: Halves) -> None:
+    @contextlib.contextmanager
+    def fill(self) -> Iterator[None]:
+        """Wait until no other process fills this store, and open what it has written. Look for missing keys inside."""
+        with wait_for_lock(self.folder / LOCK_FILE):
+            self._open_parts()
+            yield
+
+    def append(self, keys: Sequence[str], rows: NDArray[Any]) -> None:
         """Write rows as one part."""
         number = 1 + max((int(file.stem) for file in self.folder.glob("*.npy")), default=-1)
         file = self.folder / f"{number:06d}.npy"
         with replace_file(file) as partial, partial.open("wb") as stream:
-            np.save(stream, rows.astype(np.float16))
+            np.save(stream, rows.astype(self._dtype))
         replace_json(file.with_suffix(".json"), list(keys))
         self._open_part(file.with_suffix(".json"))
 
-    def take(self, keys: Sequence[str]) -> Halves:
+    def take(self, keys: Sequence[str]) -> NDArray[Any]:
         """Return a copy of the rows with these keys: (N, ...)."""
-        out = np.empty((len(keys), *self._parts[0].shape[1:]), dtype=np.float16)
+        out = np.empty((len(keys), *next(iter(self._parts.values())).shape[1:]), dtype=self._dtype)
         for number, key in enumerate(keys):
             part, row = self._positions[key]
             out[number] = self._parts[part][row]
@@ -80,6 +96,10 @@ class FeatureStore:
 
 class MemoryFeatureStore(dict[str, Halves]):
     """Feature store in memory, for queries: nothing is written to disk."""
+
+    def fill(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context without effect: no other process sees this store."""
+        return contextlib.nullcontext()
 
     def append(self, keys: Sequence[str], rows: Halves) -> None:
         """Add rows."""

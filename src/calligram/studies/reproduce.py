@@ -1,88 +1,56 @@
-"""Runs the rows of a study within a time budget, draws its figures, and judges its claims."""
+"""Runs the rows of a study side by side, draws its figures, and judges its claims."""
 
 from __future__ import annotations
 
-import math
+import contextlib
+import json
+import os
+import queue
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import mean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+
+import calligram
 from calligram.data.collection import Collection
-from calligram.data.pairing import Pairing
-from calligram.device import device_named
-from calligram.errors import UserError, unknown
-from calligram.evaluation.distributions import draw_overlap
-from calligram.evaluation.figures import draw_found_images, draw_found_texts, draw_map
-from calligram.evaluation.localization import evaluate_localization, load_phrases
-from calligram.evaluation.recall import EncodedPairing
-from calligram.evaluation.retrieval import Floats, ScoreCallback, evaluate_retrieval
+from calligram.device import device_name, device_named
+from calligram.errors import unknown
+from calligram.lazy import ALLOWED_CODE
 from calligram.models.catalog import WEIGHTS_FILE
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.parts.config import resolve
-from calligram.recipes.parts.run import RunContext, run_preset
-from calligram.studies.claims import Claim, Row, Study, Verdict, with_assets_path
+from calligram.recipes.parts.run import RunContext
+from calligram.studies.claims import Claim, Study, Verdict
 from calligram.studies.results import (
     CLAIMS_FILE,
     COMPARED_FIGURE,
     LEVELS_FIGURE,
     Result,
     append_result,
-    localization_line,
-    result_line,
     results_of_rows,
-    row_key,
-    settings_of,
+    runs_of_rows,
 )
-from calligram.studies.verdicts import judge_claims, metric_of, store_verdicts
-from calligram.training.runs import Run, draw_comparison, draw_curves
+from calligram.studies.rows import RowJob, RowState, file_name, is_trained, needed_rows, prepare_inputs, run_row
+from calligram.studies.verdicts import judge_claims, store_verdicts
+from calligram.training.runs import draw_comparison
 
 Say = Callable[[str], None]
+Watch = Callable[[Sequence[RowState]], None]
 
-
-def map_drawer(test: Pairing, target: Path, title: str) -> ScoreCallback:
-    """Return a function that draws the test split as a t-SNE map."""
-
-    def draw(encoded: EncodedPairing, scores: Floats) -> None:
-        del scores
-        draw_map(encoded, test.matches, target, title)
-
-    return draw
-
-
-def image_sheet_drawer(test: Pairing, target: Path) -> ScoreCallback:
-    """Return a function that draws the first images of some texts."""
-
-    def draw(encoded: EncodedPairing, scores: Floats) -> None:
-        del encoded
-        draw_found_images(scores, test, target, queries=3)
-
-    return draw
-
-
-def both_sheets_drawer(test: Pairing, texts: Path, images: Path) -> ScoreCallback:
-    """Return a function that draws five texts of some images and four images of some texts (mmca, Figs. 4 and 5)."""
-
-    def draw(encoded: EncodedPairing, scores: Floats) -> None:
-        del encoded
-        draw_found_texts(scores, test, texts, queries=4, first=5)
-        draw_found_images(scores, test, images, queries=4, first=4)
-
-    return draw
-
-
-def call_all(callbacks: Sequence[ScoreCallback]) -> ScoreCallback | None:
-    """Return a function that calls all given functions; None where there are none."""
-
-    def run(encoded: EncodedPairing, scores: Floats) -> None:
-        for each in callbacks:
-            each(encoded, scores)
-
-    return run if callbacks else None
+ROW_GPU_BYTES = 6 << 30
+"""GPU memory that a row may need, for the default number of processes"""
+REFRESH_SECONDS = 0.5
+"""time between two updates of the display when no process reports anything"""
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class Level(NamedTuple):
@@ -139,35 +107,57 @@ def reproduce_study(
     budget_minutes: float | None = None,
     changes: tuple[str, ...] = (),
     only: tuple[str, ...] = (),
+    workers: int | None = 0,
     context: RunContext | None = None,
     say: Say = lambda line: None,
+    watch: Watch = lambda rows: None,
 ) -> list[Verdict]:
     """Train and test the rows without results, then write the verdicts.
 
-    The first seed of every row is run first, in the order of the study. Further seeds follow, for the claims with the
-    smallest difference first. No row starts after the budget is used up; the next call continues.
+    Rows run in the order in which claims can be decided. No row starts after the budget is used up; the next call
+    continues. A row that fails in a process of its own does not stop the others; ``watch`` gets it with its error.
 
     Args:
         runs: folder of the run folders; a stopped row is resumed there.
         changes: settings of every row, such as a shorter schedule; they are part of the recorded settings.
-        only: patterns of names of rows, such as ``phrases*``; all rows where empty.
+        only: patterns of names of rows, such as ``phrases*``; all rows where empty. Rows that they need are run too.
+        workers: number of rows that run side by side, in processes with one thread each; None for as many as cores and
+            GPU memory allow. 0 runs one row after another in this process, where the first error stops everything.
+        watch: called with the state of all rows, at least every half second while rows run side by side.
     """
     for pattern in only:
         if not any(fnmatchcase(row.name, pattern) for row in study.rows):
             raise unknown(f"row of {study.paper}", pattern, [row.name for row in study.rows])
     context = context or RunContext(device_named())
+    hardware = device_name(context.device, None if workers == 0 else 1)
+    rows = plan_rows(
+        study, collection, results=results, runs=runs, hardware=hardware, seeds=seeds, changes=changes, only=only
+    )
     began = time.monotonic()
-    for row, seed in _pending(study, collection, results, seeds, changes, only):
-        if budget_minutes is not None and time.monotonic() - began > 60 * budget_minutes:
-            say("the time budget is used up; the same command continues from here")
-            break
-        say(f"{study.paper}: {row.name}, seed {seed}")
-        result = _run(study, row, seed, collection, results, runs, changes, context)
-        append_result(results / f"{study.paper}.jsonl", result)
-        # Only now: a row that is stopped during its evaluation is not trained again.
-        shutil.rmtree(runs / _run_name(study, row.name, collection, changes, seed) / "state", ignore_errors=True)
-        found = result.localization
-        say(f"  localization R@1 {found['r1']:.1f} on test" if found else f"  rsum {result.rsum:.1f} on test")
+
+    def may_start() -> bool:
+        return budget_minutes is None or time.monotonic() - began <= 60 * budget_minutes
+
+    def finish(row: RowState) -> None:
+        if row.result is not None:
+            _record(row, results / f"{study.paper}.jsonl")
+        say(row.outcome)
+
+    if workers == 0:
+        for row in rows:
+            if may_start():
+                say(row.job.title)
+                row.start()
+                row.result = run_row(row.job, collection, context)
+                row.end()
+                finish(row)
+    elif rows:
+        if may_start():
+            prepare_inputs([row.job for row in rows], collection, context)
+        count = default_workers(context.device, len(rows)) if workers is None else workers
+        RowPool(rows, collection.folder, count, context.device).run(finish, may_start, watch)
+    if any(row.state == "waiting" for row in rows):
+        say("the time budget is used up; the same command continues from here")
     _draw_compared(study, collection.name, results, runs, changes)
     _draw_levels(study, collection, results, changes)
     verdicts = judge_claims(study, collection.name, results, changes)
@@ -175,121 +165,205 @@ def reproduce_study(
     return verdicts
 
 
-def _pending(
+def _record(row: RowState, file: Path) -> None:
+    """Append the result of a row, and delete its state of training."""
+    assert row.result is not None
+    if not row.recorded:
+        append_result(file, row.result)
+    # Only now: a row that is stopped during its evaluation is not trained again.
+    shutil.rmtree(row.job.folder() / "state", ignore_errors=True)
+
+
+def plan_rows(
     study: Study,
     collection: Collection,
-    results: Path,
-    seeds: int,
-    changes: tuple[str, ...],
-    only: tuple[str, ...] = (),
-) -> Iterator[tuple[Row, int]]:
-    """Yield the rows and seeds to run, most important first; the results are read again after each."""
-    possible = {row.name for row in study.rows if not row.needs or collection.has(row.needs)}
-    possible &= {name for name in possible if not only or any(fnmatchcase(name, pattern) for pattern in only)}
-    for row in study.rows:
-        if row.name in possible and 0 not in results_of_rows(study, collection.name, results, changes)[row.name]:
-            yield row, 0
-    for seed in range(1, seeds):
-        for claim in _smallest_difference_first(study, collection.name, results, changes):
-            for name in (*_with_required_rows(study, claim.better), *_with_required_rows(study, claim.worse)):
-                if name in possible and seed not in results_of_rows(study, collection.name, results, changes)[name]:
-                    yield study.row(name), seed
-
-
-def _with_required_rows(study: Study, name: str) -> list[str]:
-    """Return a row after the rows whose runs it uses (``key=row:NAME``), recursively."""
-    needed = [c.partition("=row:")[2] for c in study.row(name).changes if "=row:" in c]
-    return [*(earlier for other in needed for earlier in _with_required_rows(study, other)), name]
-
-
-def _smallest_difference_first(study: Study, collection: str, results: Path, changes: tuple[str, ...]) -> list[Claim]:
-    done = results_of_rows(study, collection, results, changes)
-
-    def distance(claim: Claim) -> float:
-        first = [metric_of(done[name].get(0), claim.metric) for name in (claim.better, claim.worse)]
-        return math.inf if first[0] is None or first[1] is None else abs(first[0] - first[1])
-
-    return sorted((c for c in study.claims if not c.needs), key=distance)
-
-
-def _run(
-    study: Study,
-    row: Row,
-    seed: int,
-    collection: Collection,
+    *,
     results: Path,
     runs: Path,
-    changes: tuple[str, ...],
-    context: RunContext,
-) -> Result:
-    preset = find_preset(row.preset)
+    hardware: str,
+    seeds: int,
+    changes: tuple[str, ...] = (),
+    only: tuple[str, ...] = (),
+) -> list[RowState]:
+    """Return the rows and seeds to run, in the order in which claims can be decided.
 
-    def named(name: str) -> str:
-        return _run_name(study, name, collection, changes, seed)
+    The claim with the fewest missing runs is first: its rows with seed 0, then with seed 1, and so on. Two results are
+    a pair only if they are of the same hardware; without a pair, both rows are run on this hardware. A row comes after
+    the rows whose runs it uses. Rows without a claim that can be decided are last.
+    """
+    lines = runs_of_rows(study, collection.name, results, changes)
+    done = {(name, line.seed, line.hardware) for name, of_row in lines.items() for line in of_row}
+    found: dict[tuple[str, int], RowState] = {}
 
-    plain = named(row.name)
-    out = runs / plain
-    given = [with_row_folder(c, lambda name: runs / named(name)) for c in (*changes, *row.changes, f"seed={seed}")]
-    settings = resolve(preset.defaults, [with_assets_path(c) for c in given])
-    flags = " ".join(f"--set {c}" for c in given)
-    command = f"calligram train {row.preset} {collection.folder} --out {out} {flags}"
-    run_preset(preset, settings, collection, out, resume=out.exists(), context=context, command=command)
-    run = Run.open(out)
-    matcher, inputs = run.load()
-    matcher, inputs = matcher.to(context.device), inputs.to(context.device)
-    # Sheets of photographs stay in the run folder for copyright reasons; sheets of scenes are published.
-    shown = results / "pictures"
-    sheet = shown / f"{plain}-found.png" if collection.generated else out / "found.png"
-    pictures = [file for file in (sheet, shown / f"{plain}-curves.png") if file.parent != out] if seed == 0 else []
-    if pictures:
-        draw_curves(out, pictures[-1])
-    if inputs.images.region_input is not None:
-        localized = evaluate_localization(
-            matcher, inputs, load_phrases(inputs, collection, "test", track=context.track)
-        )
-        found = localization_line(run, collection, "test", localized, study=row_key(study, row), pictures=pictures[-1:])
-    else:
-        by_identity = collection.has_identities("test")
-        test = collection.identities("test") if by_identity else collection.sentences("test")
-        callbacks: list[ScoreCallback] = [image_sheet_drawer(test, sheet)] if pictures else []
-        if seed == 0 and row.name in study.mapped:
-            pictures.append(shown / f"{plain}-map.png")
-            callbacks.append(map_drawer(test, pictures[-1], row.name))
-        if seed == 0 and row.name in study.sheets:
-            both = [sheet.with_name(sheet.name.replace("found", f"found-{side}")) for side in ("texts", "images")]
-            pictures += both if collection.generated else []
-            callbacks.append(both_sheets_drawer(test, *both))
-        on_scores = call_all(callbacks)
-        report = evaluate_retrieval(
-            matcher, inputs, test, within_modality=True, on_scores=on_scores, alone=True, track=context.track
-        )
-        compared = any(c.metric == "overlap" and row.name in (c.better, c.worse) for c in study.claims)
-        if seed == 0 and compared and report.overlap is not None:
-            pictures.append(shown / f"{plain}-overlap.png")
-            draw_overlap(report.overlap, pictures[-1], row.name)
-        by = "identities" if by_identity else ""
-        found = result_line(run, collection, "test", report, study=row_key(study, row), by=by, pictures=pictures)
-    # As in the row: another run is named by its row, not by its folder.
-    return replace(found, settings=settings_of(row, changes))
+    def possible(name: str) -> bool:
+        row = study.row(name)
+        return (not row.needs or collection.has(row.needs)) and all(possible(other) for other in needed_rows(row))
 
+    def add(name: str, seed: int) -> None:
+        row = study.row(name)
+        job = RowJob(study.paper, row, seed, collection.name, results, runs, changes, _figures(study, name, seed))
+        for other in needed_rows(row):
+            if (other, seed) not in found and not is_trained(job.folder(other)):
+                add(other, seed)
+        found[name, seed] = RowState(job, recorded=(name, seed, hardware) in done)
 
-def _run_name(study: Study, row: str, collection: Collection, changes: tuple[str, ...], seed: int) -> str:
-    """Return the name of the run folder of a row."""
-    return _file_name(study.paper, row, collection.name, *changes, str(seed))
+    def missing(*names: str) -> list[tuple[str, int]]:
+        runs_to_do: dict[tuple[str, int], None] = {}
+        exact = {name for name in names if study.row(name).deterministic}
+        for seed in range(1 if exact == set(names) else seeds):
+            of_rows = {name: 0 if name in exact else seed for name in names}  # one run of an exact row is enough
+            places = [{h for n, s, h in done if (n, s) == key} for key in of_rows.items()]
+            if not set.intersection(*places):
+                runs_to_do |= {key: None for key in of_rows.items() if (*key, hardware) not in done}
+        return [key for key in runs_to_do if key not in found]
+
+    chosen = [
+        row.name
+        for row in study.rows
+        if possible(row.name) and (not only or any(fnmatchcase(row.name, pattern) for pattern in only))
+    ]
+    claims = [c for c in study.claims if not c.needs and c.better in chosen and c.worse in chosen]
+
+    def missing_runs(claim: Claim) -> int:
+        return len(missing(claim.better, claim.worse))
+
+    while claims:
+        claim = min(claims, key=missing_runs)
+        claims.remove(claim)
+        for key in missing(claim.better, claim.worse):
+            if key not in found:
+                add(*key)
+    for key in sorted((key for name in chosen for key in missing(name)), key=lambda key: key[1]):
+        if key not in found:
+            add(*key)
+    return list(found.values())
 
 
-def _file_name(*words: str) -> str:
-    """Return a file name made of letters, digits and hyphens."""
-    return "".join(c if c.isalnum() else "-" for c in "-".join(words))
+def _figures(study: Study, row: str, seed: int) -> frozenset[str]:
+    """Return the figures of the test split that are drawn for a row, besides the first results."""
+    if seed:
+        return frozenset()
+    compared = any(c.metric == "overlap" and row in (c.better, c.worse) for c in study.claims)
+    drawn = {"map": row in study.mapped, "sheets": row in study.sheets, "overlap": compared}
+    return frozenset(name for name, wanted in drawn.items() if wanted)
+
+
+def default_workers(device: torch.device, rows: int) -> int:
+    """Return how many rows run side by side: at most one for each core, and for each 6 GiB of free GPU memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if device.type == "cuda":
+        cores = min(cores, torch.cuda.mem_get_info(device)[0] // ROW_GPU_BYTES)
+    return max(1, min(cores, rows))
+
+
+class RowPool:
+    """Runs rows side by side, one process for each row, with one thread each."""
+
+    def __init__(self, rows: Sequence[RowState], collection: Path, workers: int, device: torch.device) -> None:
+        self.rows, self._collection, self._workers, self._device = rows, collection, workers, device
+        self._processes: dict[int, subprocess.Popen[str]] = {}
+        self._messages: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
+        self._by_key = {(row.job.row.name, row.job.seed): row for row in rows}
+
+    def run(self, finish: Callable[[RowState], None], may_start: Callable[[], bool], watch: Watch) -> None:
+        """Run all rows; when this function is left, also by an exception, no process is left.
+
+        Args:
+            finish: called after each row, in this process.
+            may_start: whether a further row may start.
+        """
+        try:
+            while True:
+                for number in self._ready(finish) if may_start() else ():
+                    if len(self._processes) < self._workers:
+                        self._start(number)
+                watch(self.rows)
+                if not self._processes:
+                    return
+                with contextlib.suppress(queue.Empty):
+                    number, message = self._messages.get(timeout=REFRESH_SECONDS)
+                    row = self.rows[number]
+                    if message is None:
+                        self._end(number)
+                        finish(row)
+                    elif "result" in message:
+                        row.result = Result(**message["result"])
+                    else:
+                        for name, value in message.items():
+                            setattr(row, name, value)
+        finally:
+            for process in self._processes.values():
+                process.kill()
+            for process in self._processes.values():
+                process.wait()
+
+    def _ready(self, finish: Callable[[RowState], None]) -> list[int]:
+        """Return the rows that can start now; rows that need a failed row fail."""
+        found = []
+        for number, row in enumerate(self.rows):
+            if row.state != "waiting":
+                continue
+            needed = [self._by_key.get((name, row.job.seed)) for name in row.job.needed_rows]
+            failed = [other.job.row.name for other in needed if other is not None and other.state == "failed"]
+            if failed:
+                row.end(f"it needs row '{failed[0]}', which failed")
+                finish(row)
+            elif all(other is None or other.state == "done" for other in needed):
+                found.append(number)
+        return found
+
+    def _start(self, number: int) -> None:
+        row = self.rows[number]
+        row.start()
+        row.job.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with row.job.log_file.open("ab") as log:
+            self._processes[number] = process = subprocess.Popen(
+                [sys.executable, "-m", "calligram.studies.rows"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, encoding="utf-8",
+                env=_environment(), start_new_session=True,  # Ctrl-C is for this process, which stops the others
+            )  # fmt: skip
+        assert process.stdin is not None
+        job = {"job": row.job.as_json(), "collection": str(self._collection), "device": str(self._device)}
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps({**job, "imports": ALLOWED_CODE}) + "\n")
+            process.stdin.flush()
+        threading.Thread(target=self._listen, args=(number, process), daemon=True).start()
+
+    def _listen(self, number: int, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with contextlib.suppress(ValueError):  # a process that is killed may leave half a line
+            for line in process.stdout:
+                self._messages.put((number, json.loads(line)))
+        self._messages.put((number, None))
+
+    def _end(self, number: int) -> None:
+        row, process = self.rows[number], self._processes.pop(number)
+        code = process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+        if code == 0 and row.result is not None:
+            row.end()
+        elif code < 0:
+            name = signal.Signals(-code).name
+            row.end(f"it was killed by {name}; the same command continues it (with fewer --workers if memory ran out)")
+        else:
+            row.end(row.error or f"its process ended with status {code}")
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a process with one thread, which imports the same package as this one."""
+    paths = [str(Path(calligram.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _draw_compared(study: Study, collection: str, results: Path, runs: Path, changes: tuple[str, ...]) -> None:
     """Draw the dev curves of several rows, for the rows with a run folder."""
     for group in study.compared:
-        folders = {name: runs / _file_name(study.paper, name, collection, *changes, "0") for name in group}
+        folders = {name: runs / file_name(study.paper, name, collection, *changes, "0") for name in group}
         there = {name: folder for name, folder in folders.items() if (folder / WEIGHTS_FILE).is_file()}
         if len(there) > 1:
-            name = _file_name(study.paper, group[0], COMPARED_FIGURE, collection, *changes)
+            name = file_name(study.paper, group[0], COMPARED_FIGURE, collection, *changes)
             draw_comparison(there, results / "pictures" / f"{name}.png")
 
 
@@ -309,16 +383,5 @@ def _draw_levels(study: Study, collection: Collection, results: Path, changes: t
                 curves.setdefault(model, []).append(Level(pairs, i2t, t2i))
     if any(level.pairs for levels in curves.values() for level in levels):
         draw_levels(
-            curves, results / "pictures" / f"{_file_name(study.paper, LEVELS_FIGURE, collection.name, *changes)}.png"
+            curves, results / "pictures" / f"{file_name(study.paper, LEVELS_FIGURE, collection.name, *changes)}.png"
         )
-
-
-def with_row_folder(change: str, folder: Callable[[str], Path]) -> str:
-    """Replace ``key=row:NAME`` by the run folder of that row with the same seed."""
-    key, sign, name = change.partition("=row:")
-    if not sign:
-        return change
-    found = folder(name)
-    if not (found / WEIGHTS_FILE).is_file():
-        raise UserError(f"row '{name}' has no run in {found}; run that row first")
-    return f"{key}={found}"

@@ -259,18 +259,24 @@ class BackboneInput(ImageInput):
         with ThreadPoolExecutor() as pool:
             rows = visuals.rows.tolist()
             keys = list(pool.map(lambda row: content_key(visuals.pictures.read(row)), rows))
-        missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in store}
-        if missing:
-            todo = list(missing.items())
-            pending: list[tuple[str, NDArray[np.float16]]] = []
-            for key, row in track(self._extract_in_order(visuals, todo), "extracting features", len(todo)):
-                pending.append((key, row))
-                if len(pending) == STORE_PART_IMAGES:
-                    store.append([k for k, _ in pending], np.stack([r for _, r in pending]))
-                    pending.clear()
-            if pending:
-                store.append([k for k, _ in pending], np.stack([r for _, r in pending]))
+        if any(key not in store for key in keys):
+            with store.fill():
+                missing = {key: row for key, row in zip(keys, rows, strict=True) if key not in store}
+                self._add_features(store, visuals, list(missing.items()), track)
         return keys
+
+    def _add_features(
+        self, store: FeatureStore, visuals: Visuals, todo: Sequence[tuple[str, int]], track: Track
+    ) -> None:
+        """Compute the features of images and add them in parts."""
+        pending: list[tuple[str, NDArray[np.float16]]] = []
+        for key, row in track(self._extract_in_order(visuals, todo), "extracting features", len(todo)):
+            pending.append((key, row))
+            if len(pending) == STORE_PART_IMAGES:
+                store.append([k for k, _ in pending], np.stack([r for _, r in pending]))
+                pending.clear()
+        if pending:
+            store.append([k for k, _ in pending], np.stack([r for _, r in pending]))
 
     def _extract_in_order(
         self, visuals: Visuals, todo: Sequence[tuple[str, int]]

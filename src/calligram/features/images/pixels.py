@@ -19,6 +19,7 @@ from torch import Tensor
 
 from calligram.data.pairing import Visuals
 from calligram.features.inputs import ImageInput
+from calligram.features.store import FeatureStore, content_key
 from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
@@ -28,6 +29,8 @@ REDUCING_GAP = 3.0
 """an image is first reduced by an integer factor, which is fast; its sides stay at least this many times too large"""
 MAX_CACHE_BYTES = 4 << 30
 """decoded images are kept in memory up to this size; larger sets are decoded on demand"""
+STORE_PART_IMAGES = 512
+"""images in one part of a store of decoded images"""
 
 
 @dataclass(frozen=True)
@@ -166,9 +169,43 @@ class PixelInput(ImageInput):
             image = image.resize((self.size, self.size), Image.Resampling.BICUBIC, reducing_gap=REDUCING_GAP)
         return np.ascontiguousarray(np.asarray(image, dtype=np.uint8).transpose(2, 0, 1))
 
-    def load(self, visuals: Visuals, track: Track = silent, budget: int = MAX_CACHE_BYTES) -> PixelRows:
-        """Load all images: decoded now if they fit into ``budget`` bytes, otherwise on demand."""
+    def load(
+        self, visuals: Visuals, track: Track = silent, budget: int = MAX_CACHE_BYTES
+    ) -> PixelRows | StoredPixelRows:
+        """Load all images: from the store if it has all, else decoded now up to ``budget`` bytes, else on demand."""
+        if visuals.boxes is None and (visuals.pictures.cache / self._store_name).is_dir():
+            store, keys = self._open_store(visuals)
+            if all(key in store for key in keys):
+                return StoredPixelRows(store, keys)
         return PixelRows(self, visuals, track, budget)
+
+    def store(self, visuals: Visuals, track: Track = silent, budget: int = MAX_CACHE_BYTES) -> None:
+        """Store decoded images in the cache of the collection, if they fit into ``budget`` bytes.
+
+        Runs side by side then decode nothing, and share the memory of the stored images.
+        """
+        if len(visuals) * 3 * self.size**2 > budget:
+            return
+        store, keys = self._open_store(visuals)
+        with store.fill(), ThreadPoolExecutor(os.cpu_count()) as pool:
+            todo = list({key: row for row, key in enumerate(keys) if key not in store}.items())
+            decoded = track(
+                pool.map(lambda item: self.resize(visuals.open(item[1])), todo), "decoding images", len(todo)
+            )
+            for start in range(0, len(todo), STORE_PART_IMAGES):
+                part = todo[start : start + STORE_PART_IMAGES]
+                store.append([key for key, _ in part], np.stack([next(decoded) for _ in part]))
+
+    @property
+    def _store_name(self) -> str:
+        """The folder of decoded images; views and normalisation do not change them."""
+        return f"pixels-{self.fit}-{self.size}"
+
+    def _open_store(self, visuals: Visuals) -> tuple[FeatureStore, list[str]]:
+        """Return the store of decoded images, and the key of each image."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            keys = list(pool.map(lambda row: content_key(visuals.pictures.read(row)), visuals.rows.tolist()))
+        return FeatureStore(visuals.pictures.cache / self._store_name, {"pixels": REDUCING_GAP}, np.uint8), keys
 
     def images(self, images: list[Image.Image]) -> Tensor:
         """Resize raw images to bytes (N, 3, size, size) for ``finish``."""
@@ -206,6 +243,20 @@ def mean_over_views(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tenso
         return encode(images)
     # One view at a time: all ten views of a batch together take ten times the memory and are not faster.
     return torch.stack([encode(view) for view in images.unbind(1)]).mean(0)
+
+
+class StoredPixelRows:
+    """Images as rows of bytes, read from a store."""
+
+    def __init__(self, store: FeatureStore, keys: list[str]) -> None:
+        self._store, self._keys = store, keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def take(self, rows: Ints) -> Tensor:
+        """Return these images as bytes (N, 3, size, size)."""
+        return torch.from_numpy(self._store.take([self._keys[row] for row in rows.tolist()]))
 
 
 class PixelRows:

@@ -217,14 +217,16 @@ def compute_region_rows(pooling: RegionPooling | RegionCrops, visuals: Visuals, 
         contents = list(pool.map(lambda row: content_key(visuals.pictures.read(row)), images.tolist()))
     box_keys = ["whole"] * len(visuals) if visuals.boxes is None else _box_keys(visuals.boxes)
     keys = [f"{contents[image]}:{box}" for image, box in zip(image_of.tolist(), box_keys, strict=True)]
-    missing = np.array([number for number, key in enumerate(keys) if key not in store], dtype=np.int64)
-    pending: list[tuple[list[str], Halves]] = []
-    groups = _group_by_image(image_of, missing)
-    for group, values in track(_extract_groups(pooling, visuals, groups), "extracting regions", len(groups)):
-        pending.append(([keys[number] for number in group.tolist()], values))
-        if len(pending) == STORE_PART_IMAGES:
+    if any(key not in store for key in keys):
+        with store.fill():
+            missing = np.array([number for number, key in enumerate(keys) if key not in store], dtype=np.int64)
+            pending: list[tuple[list[str], Halves]] = []
+            groups = _group_by_image(image_of, missing)
+            for group, values in track(_extract_groups(pooling, visuals, groups), "extracting regions", len(groups)):
+                pending.append(([keys[number] for number in group.tolist()], values))
+                if len(pending) == STORE_PART_IMAGES:
+                    _append_pending(store, pending)
             _append_pending(store, pending)
-    _append_pending(store, pending)
     return RegionRows(store.take(keys) if keys else np.zeros((0, pooling.dim + GEOMETRY_DIM), dtype=np.float16))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from calligram.errors import UserError, command
 from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.features.texts.word_counts import WordVectors
-from calligram.files import parts_hash, replace_text
+from calligram.files import LOCK_FILE, parts_hash, replace_text, wait_for_lock
 from calligram.progress import Track, silent
 
 FIT_VERSION = 1
@@ -31,11 +31,13 @@ def fitted_text(
     kept = cache / f"text-vectors-{_cache_key(settings, words, strings)}"
     about = kept / "about.json"
     if not about.is_file():
-        found = _fit(settings, words, strings, track)
         kept.mkdir(parents=True, exist_ok=True)
-        # Written last: a folder without this file is incomplete and is not used.
-        replace_text(about, json.dumps(found.save(kept)))
-        return found
+        with wait_for_lock(kept / LOCK_FILE):  # another process may be at the same fit
+            if not about.is_file():
+                found = _fit(settings, words, strings, track)
+                # Written last: a folder without this file is incomplete and is not used.
+                replace_text(about, json.dumps(found.save(kept)))
+                return found
     return TextVectorInput.read(kept, json.loads(about.read_text(encoding="utf-8")))
 
 

@@ -6,6 +6,7 @@ query are computed on the fly.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -173,10 +174,15 @@ class EncoderInput(TextInput):
             n: MemoryFeatureStore() if cache is None else FeatureStore(cache, self._store_description(n))
             for n in np.unique(lengths).tolist()
         }
-        missing = {k: ids for k, ids in zip(keys, encoded, strict=True) if k not in stores[len(ids)]}
-        for batch in track(list(_batches_by_length(missing)), "encoding texts"):
-            states = self._run(torch.tensor([missing[key] for key in batch]))
-            stores[states.shape[1]].append(batch, states)
+        known = dict(zip(keys, encoded, strict=True))
+        incomplete = sorted({len(ids) for key, ids in known.items() if key not in stores[len(ids)]})
+        with contextlib.ExitStack() as filled:
+            for length in incomplete:  # always from short to long, so that two processes do not wait for each other
+                filled.enter_context(stores[length].fill())
+            missing = {key: ids for key, ids in known.items() if key not in stores[len(ids)]}
+            for batch in track(list(_batches_by_length(missing)), "encoding texts"):
+                states = self._run(torch.tensor([missing[key] for key in batch]))
+                stores[states.shape[1]].append(batch, states)
         return StateRows(stores, keys, lengths)
 
     def _store_description(self, pieces: int) -> dict[str, object]:

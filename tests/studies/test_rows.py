@@ -1,0 +1,228 @@
+"""Rows of a study side by side, in real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from calligram.files import lock_holder
+from calligram.studies import reproduce as reproduce_module
+from calligram.studies.claims import Claim, Row, Study
+from calligram.studies.reproduce import default_workers, plan_rows, reproduce_study
+from calligram.studies.results import Result, append_result, read_results, settings_of
+from calligram.studies.rows import RowJob, RowProgress, RowState, is_trained
+
+SMALL = (
+    "batch=6", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8", "text.min_count=1",
+)  # fmt: skip
+SHORT = (*SMALL, "epochs=2")
+LONG = (*SMALL, "epochs=25")
+LISTS = ("sparse.images=0.5", "sparse.more=0.5")
+ROWS = (
+    Row("taught", "vse", (*LISTS, "sparse.run=row:new")),
+    Row("new", "vse", ("sparse.images=0.5",)),
+    Row("broken", "vse", ("text.encoder=/nowhere",)),
+    Row("after broken", "vse", (*LISTS, "sparse.run=row:broken")),
+    Row("old", "vse", ("terms=ranking",)),
+)
+STUDY = Study("paper", ROWS, (Claim("new beats old", "new", "old"),))
+
+
+def measured(results: Path) -> dict[str, tuple]:
+    return {r.study: (r.seed, r.i2t, r.t2i, r.overlap, r.hardware) for r in read_results(results)}
+
+
+def process_of(row: RowState) -> int:
+    """The process that holds the lock of a row."""
+    return int(lock_holder(row.job.log_file.with_suffix(".lock")).split()[1])
+
+
+def test_rows_run_side_by_side_and_a_row_that_fails_stops_no_other(tiny, tmp_path):
+    states: dict[str, list[str]] = {row.name: [] for row in ROWS}
+    seen: dict[str, RowState] = {}
+    most = 0
+
+    def watch(rows):
+        nonlocal most
+        most = max(most, sum(row.state == "running" for row in rows))
+        for row in rows:
+            seen[row.job.row.name] = row
+            if states[row.job.row.name][-1:] != [row.state]:
+                states[row.job.row.name].append(row.state)
+        if seen["taught"].state == "running":
+            assert seen["new"].state == "done"
+
+    said: list[str] = []
+    given = {"seeds": 1, "changes": SHORT}
+    both = {"results": tmp_path / "results", "runs": tmp_path / "runs"}
+    reproduce_study(STUDY, tiny, workers=2, watch=watch, say=said.append, **given, **both)
+    assert most == 2
+    assert states["taught"] == ["waiting", "running", "done"]
+    assert states["broken"] == ["waiting", "running", "failed"]
+    assert states["after broken"] == ["waiting", "failed"]
+    assert "text encoder '/nowhere' could not be loaded" in seen["broken"].error
+    assert seen["after broken"].error == "it needs row 'broken', which failed"
+    assert "UserError" in seen["broken"].job.log_file.read_text()
+    assert len(said) == 5
+    found = measured(tmp_path / "results")
+    assert set(found) == {"paper: new", "paper: old", "paper: taught"}
+    assert {line[-1].split()[0] for line in found.values()} == {"1"}  # threads
+    assert seen["new"].dev
+    assert not list((tmp_path / "runs").glob("*/state"))
+    # One process at a time gives the same numbers.
+    alone = {"results": tmp_path / "alone", "runs": tmp_path / "alone-runs"}
+    reproduce_study(STUDY, tiny, workers=1, only=("n*",), **given, **alone)
+    again = measured(tmp_path / "alone")
+    assert again == {"paper: new": found["paper: new"]}
+    # Decoded pictures are stored once, for all processes.
+    assert len(list(tiny.folder.glob("cache/pixels-squash-16/*/000000.npy"))) == 1
+
+
+def test_a_row_that_is_killed_is_continued_by_the_next_call(tiny, tmp_path):
+    study = Study("paper", (Row("new", "vse"), Row("same", "vse")), (Claim("new beats same", "new", "same"),))
+    killed: list[int] = []
+    failed: list[str] = []
+
+    def kill(rows):
+        row = next(row for row in rows if row.job.row.name == "new")
+        if len(row.dev) > 1 and not killed:
+            killed.append(process_of(row))
+            os.kill(killed[0], signal.SIGKILL)
+        failed[:] = [row.error for row in rows if row.state == "failed"]
+
+    given = {
+        "seeds": 1, "changes": LONG, "results": tmp_path / "results", "runs": tmp_path / "runs", "workers": 2,
+    }  # fmt: skip
+    reproduce_study(study, tiny, watch=kill, **given)
+    assert killed
+    assert "it was killed by SIGKILL" in failed[0]
+    assert set(measured(tmp_path / "results")) == {"paper: same"}
+    (folder,) = (tmp_path / "runs").glob("paper-new-*")
+    assert (folder / "state").is_dir()
+    reproduce_study(study, tiny, **given)
+    found = measured(tmp_path / "results")
+    assert found["paper: new"] == found["paper: same"]
+    assert "resuming at step" in next((tmp_path / "runs" / "logs").glob("paper-new-*.log")).read_text()
+
+
+def test_an_interrupt_stops_all_processes(tiny, tmp_path):
+    processes: list[int] = []
+
+    def interrupt(rows):
+        if rows[0].dev:
+            processes.append(process_of(rows[0]))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce_study(
+            STUDY, tiny, only=("new",), seeds=1, changes=LONG, workers=1, watch=interrupt,
+            results=tmp_path / "results", runs=tmp_path / "runs",
+        )  # fmt: skip
+    with pytest.raises(ProcessLookupError):
+        os.kill(processes[0], 0)
+    assert not (tmp_path / "results").exists()
+
+
+def planned(study: Study, tiny, folder: Path, **options) -> list[tuple[str, int]]:
+    given = {"results": folder / "results", "runs": folder / "runs", "seeds": 3, "hardware": "h", **options}
+    return [(row.job.row.name, row.job.seed) for row in plan_rows(study, tiny, **given)]
+
+
+def test_claims_with_the_fewest_missing_runs_come_first(tiny, tmp_path):
+    rows = (*(Row(name, "vse") for name in "abcd"), Row("e", "vse", needs="also_true"))
+    claims = (Claim("1", "a", "b"), Claim("2", "b", "c"), Claim("3", "d", "e"), Claim("4", "", "", needs="COCO"))
+    study = Study("paper", rows, claims)
+    first = [(name, seed) for seed in range(3) for name in "ab"]
+    then = [("c", seed) for seed in range(3)]
+    last = [("d", seed) for seed in range(3)]  # its claim needs a row that this collection cannot have
+    assert planned(study, tiny, tmp_path) == first + then + last
+    for seed in (0, 1):
+        append_result(
+            tmp_path / "results" / "paper.jsonl",
+            Result("vse", settings_of(rows[2]), seed, tiny.name, "test", {}, {}, 1.0, 1.0, "h", "c", "x",
+                   study="paper: c"),
+        )  # fmt: skip
+    # Now the claim about b and c has four missing runs, and the other one has six.
+    assert planned(study, tiny, tmp_path) == [
+        ("b", 0), ("b", 1), ("b", 2), ("c", 2), ("a", 0), ("a", 1), ("a", 2), *last,
+    ]  # fmt: skip
+    # Runs of different hardware are no pairs, so on other hardware row c is run too.
+    assert planned(study, tiny, tmp_path, hardware="other") == first + then + last
+
+
+def test_rows_that_are_pairs_on_other_hardware_are_not_run_again(tiny, tmp_path):
+    rows = (Row("a", "vse"), Row("b", "vse"), Row("exact", "vse", deterministic=True))
+    study = Study("paper", rows, (Claim("1", "a", "b"), Claim("2", "a", "exact")))
+    for name, seed in (("a", 0), ("b", 0), ("a", 1)):
+        append_result(
+            tmp_path / "results" / "paper.jsonl",
+            Result("vse", settings_of(study.row(name)), seed, tiny.name, "test", {}, {}, 1.0, 1.0, "there", "c", "x",
+                   study=f"paper: {name}"),
+        )  # fmt: skip
+    assert planned(study, tiny, tmp_path, seeds=2) == [("a", 1), ("b", 1), ("a", 0), ("exact", 0)]
+    assert planned(study, tiny, tmp_path, seeds=2, hardware="there") == [("b", 1), ("exact", 0)]
+
+
+def test_chosen_rows_bring_the_rows_that_they_need(tiny, tmp_path):
+    assert planned(STUDY, tiny, tmp_path, seeds=1, only=("tau*", "o?d")) == [("new", 0), ("taught", 0), ("old", 0)]
+    # A result does not replace the run that another row reads; it is trained again and not recorded twice.
+    append_result(
+        tmp_path / "results" / "paper.jsonl",
+        Result("vse", settings_of(ROWS[1]), 0, tiny.name, "test", {}, {}, 1.0, 1.0, "h", "c", "x", study="paper: new"),
+    )
+    given = {"results": tmp_path / "results", "runs": tmp_path / "runs", "hardware": "h", "seeds": 1}
+    rows = plan_rows(STUDY, tiny, only=("taught",), **given)
+    assert [(row.job.row.name, row.recorded) for row in rows] == [("new", True), ("taught", False)]
+    folder = rows[0].job.folder()
+    folder.mkdir(parents=True)
+    (folder / "best.safetensors").touch()
+    (folder / "run.json").write_text("{}")
+    assert not is_trained(folder)
+    (folder / "run.json").write_text('{"seconds": 1}')
+    assert planned(STUDY, tiny, tmp_path, seeds=1, only=("taught",)) == [("taught", 0)]
+
+
+def test_a_job_is_read_back(tmp_path):
+    job = RowJob("paper", ROWS[0], 2, "tiny", tmp_path / "results", tmp_path / "runs", SHORT, frozenset({"map"}))
+    assert RowJob.from_json(job.as_json()) == job
+
+
+def test_the_default_number_of_rows_side_by_side(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    assert default_workers(torch.device("cpu"), 40) == 16
+    assert default_workers(torch.device("cpu"), 3) == 3
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80 << 30, 80 << 30))
+    assert default_workers(torch.device("cuda"), 40) == 13
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 << 30, 80 << 30))
+    assert default_workers(torch.device("cuda"), 40) == 1
+
+
+def test_the_time_left_counts_the_steps_of_all_stages(tmp_path, monkeypatch):
+    """Two epochs of 10 steps and three of 20: after 10 s for the first epoch, 70 of 80 steps are left."""
+
+    class OfStage:
+        def __init__(self, name, epochs, steps):
+            self.name, self.epochs, self.batches = name, epochs, range(steps)
+
+    sent: list[dict] = []
+    progress = RowProgress(tmp_path, sent.append)
+    progress._stages = (OfStage("one", 2, 10), OfStage("two", 3, 20))
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for _ in progress(range(10), "one 1/2"):
+        now += 1
+    assert sent[0] == {"doing": "epoch 1/5", "dev": []}
+    assert sent[-1]["left"] == pytest.approx(70, rel=0.02)
+    for _ in progress(range(20), "two 1/3"):
+        now += 1
+    assert sent[-1]["left"] == pytest.approx(40 * 30 / 40, rel=0.1)
+    assert [message["doing"] for message in sent if "doing" in message] == ["epoch 1/5", "epoch 3/5"]
+    before = len(sent)
+    assert list(progress(range(3), "encoding images")) == [0, 1, 2]
+    assert len(sent) == before
+    assert reproduce_module.REFRESH_SECONDS < 1
