@@ -133,6 +133,17 @@ def test_constraints_of_the_paper_preset_are_the_literal_loops_of_eq_6(looked_at
     assert float(found["text neighbours"]) == pytest.approx(0.1 * of_texts / count, rel=1e-3)
 
 
+def test_fisher_vectors_of_phrases_follow_the_seed_of_the_run(looked_at, tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text(
+        "".join(f"{word} {n} {n * n % 7} {n % 3}\n" for n, word in enumerate(("red", "disc", "blue", "a")))
+    )
+    changes = ("text.fitted.kind=gmm", f"text.vectors={words}", "text.fitted.centres=2", "text.fitted.pca=2", "seed=3")
+    preset = PRESETS["two-branch-phrases"]
+    plan = preset.recipe.plan(resolve(preset.defaults, [*SETTINGS, *changes]), looked_at, RunContext())
+    assert plan.inputs.texts.settings.seed == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -169,3 +169,38 @@ def test_invalid_settings_are_refused(colours, tmp_path, preset, change, message
     with pytest.raises(UserError, match=message):
         run(preset, colours, tmp_path / "run", *SIDES, *change)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """Return a file of word vectors."""
+    names = ("a", "the", "red", "green", "blue", "yellow", "white", "black", "disc", "square", "picture")
+    vectors = np.random.default_rng(0).normal(size=(len(names), 4))
+    file = tmp_path_factory.mktemp("words") / "words.txt"
+    file.write_text("".join(f"{name} {' '.join(map(str, v))}\n" for name, v in zip(names, vectors, strict=True)))
+    return file
+
+
+@pytest.mark.parametrize("preset", ["cca", "two-branch"])
+def test_fisher_vectors_follow_the_seed_of_the_run(colours, tmp_path, words, preset):
+    sides = ("image.features=colours", "text.fitted.kind=gmm", f"text.vectors={words}", "text.fitted.centres=2")
+    short = ("text.fitted.pca=3", *(("epochs=1",) if preset != "cca" else ()))
+    found = {}
+    for name, changes in {
+        "0": ("seed=0",), "1": ("seed=1",), "again": ("seed=1",), "fixed": ("seed=1", "text.fitted.seed=0"),
+    }.items():  # fmt: skip
+        run(preset, colours, tmp_path / name, *sides, *short, *changes)
+        found[name] = load_run(tmp_path / name)[1].texts.fingerprint
+    assert found["0"] != found["1"]
+    assert found["1"] == found["again"]
+    assert found["0"] == found["fixed"]
+
+
+@pytest.mark.parametrize("kind", ["tfidf", "mean"])
+def test_cca_of_vectors_without_a_random_fit_is_deterministic(colours, tmp_path, words, kind):
+    sides = ("image.features=colours", f"text.fitted.kind={kind}", *((f"text.vectors={words}",) * (kind == "mean")))
+    weights = []
+    for seed in (0, 1):
+        run("cca", colours, tmp_path / str(seed), *sides, f"seed={seed}")
+        weights.append((tmp_path / str(seed) / "best.safetensors").read_bytes())
+    assert weights[0] == weights[1]

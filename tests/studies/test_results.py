@@ -80,6 +80,16 @@ def test_a_run_of_an_earlier_version_is_recorded_with_its_old_keys(line_of):
     assert (found.seed, found.members) == (4, 2)
 
 
+def test_all_sparse_levels_of_a3vse_cost_the_same():
+    """Half of the steps of all captions in as many epochs, at every level; captions are drawn with the run's seed."""
+    rows = [row for row in STUDIES["a3vse"].rows if row.preset != "tags"]
+    settings = [resolve(find_preset(row.preset).defaults, row.changes) for row in rows]
+    sparse = [each for each in settings if each.sparse.images < 1]
+    assert len(sparse) > 50
+    assert {(s.batch, s.texts, s.epoch_of, s.epochs, s.steps) for s in settings} == {(128, 1, "pairs", 10, 0)}
+    assert {(s.sparse.length, s.sparse.seed) for s in sparse} == {("half", None)}
+
+
 @pytest.mark.parametrize("paper", STUDIES)
 def test_rows_of_a_study_differ(paper):
     rows = {repr((row.preset, settings_of(row))) for row in STUDIES[paper].rows}

@@ -47,7 +47,7 @@ def semantics(
     settings, whole = resolve(SemanticsSettings(), set_ or []), Collection.open(collection)
     # Not train for --found: the words come from the captions of train.
     split = split or ("dev" if found else "train")
-    context, sparse = RunContext(device_named(device), track=progress_bar), settings.sparse.of(whole)
+    context, sparse = RunContext(device_named(device), track=progress_bar), settings.sparse.of(whole, settings.seed)
     if found:
         pairing = whole.sentences(split)
         by_words = retrieval_by_words(

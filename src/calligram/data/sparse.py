@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,7 @@ from calligram.files import content_hash, text_hash
 
 Ints = NDArray[np.int64]
 RowMask = NDArray[np.bool_]
+AnnotationUnit = Literal["pairs", "images"]
 
 EXTENDED_EPOCHS = ((0.1, 2.5), (0.2, 2.0), (0.5, 1.2), (1.0, 1.0))
 """share of annotations, and the paper's factor on the number of epochs"""
@@ -177,3 +179,27 @@ def extended(share: float) -> float:
 def half(share: float) -> float:
     """Return the factor, at least 1, that gives half of the steps of all annotations (a3vse, Sec. 4.2)."""
     return max(1.0, 0.5 / max(share, 1e-12))
+
+
+def half_steps(
+    whole: Collection, sparse: Collection, batch: int, unit: AnnotationUnit = "pairs", texts: int = 1
+) -> int:
+    """Return half of the steps of an epoch of all annotations (a3vse, Sec. 4.2).
+
+    Args:
+        batch: number of images of a step.
+        unit: what an epoch passes over.
+        texts: number of texts that come with an image.
+
+    Returns:
+        0, for one pass, where a pass over the sparse collection has as many steps.
+    """
+    before, after = (count_annotations(collection, unit, texts) for collection in (whole, sparse))
+    return 0 if 2 * after >= before else max(1, round(before / batch / 2))
+
+
+def count_annotations(collection: Collection, unit: AnnotationUnit = "pairs", texts: int = 1) -> int:
+    """Count training pairs, ``texts`` of an image as one, or captioned training images."""
+    images = collection.numbers("matches", "image")
+    counts = np.unique(images[np.isin(images, collection.images_in(SPARSE_SPLIT))], return_counts=True)[1]
+    return int((-(-counts // texts)).sum()) if unit == "pairs" else len(counts)

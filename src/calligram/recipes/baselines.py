@@ -74,7 +74,7 @@ def plan_cca(settings: CCARunSettings, collection: Collection, context: RunConte
     """Return inputs, and a fit instead of stages."""
     need_features(settings.image, "recipe cca")
     train = collection.sentences("train").join_equal_texts()
-    towers = Towers(settings.image, settings.text, train, context)
+    towers = Towers(settings.image, settings.text, train, context, seed=settings.seed)
     inputs, eta = towers.inputs, settings.cca.eta
 
     def fit(evaluate: Evaluate) -> Matcher:

@@ -108,7 +108,8 @@ def fit(
 
 def _default_inputs(collection: Collection, settings: PairsSettings, context: RunContext) -> Inputs:
     """Return the inputs of the settings' towers: by default pixels, and the words of the training captions."""
-    return Towers(settings.image, settings.text, collection.sentences("train").join_equal_texts(), context).inputs
+    train = collection.sentences("train").join_equal_texts()
+    return Towers(settings.image, settings.text, train, context, seed=settings.seed).inputs
 
 
 def _objects(given: Any, catalog: Any, kind: str) -> tuple[Any, ...]:

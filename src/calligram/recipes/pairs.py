@@ -329,7 +329,7 @@ def _towers(
 
         vocabulary = with_all_texts(train, pseudo)
     parts: Literal["vector", "grid"] = "grid" if settings.regions else "vector"
-    return Towers(replace(image, train=trained), settings.text, vocabulary, context, parts)
+    return Towers(replace(image, train=trained), settings.text, vocabulary, context, parts, settings.seed)
 
 
 def _check_candidates(settings: PairsSettings, matcher: Matcher) -> None:

@@ -149,16 +149,15 @@ class _PhraseTowers:
             len(grounded.chain_boxes),
             len(self.pairs.strings),
         )
-        text = fitted_text(
-            settings.text.fitted, settings.text.vectors, self.pairs.strings, context.track, collection.pictures.cache
-        )
+        cache, own = collection.pictures.cache, settings.text
+        text = fitted_text(own.fitted, own.vectors, self.pairs.strings, context.track, cache, settings.seed)
         self.inputs = Inputs(regions, text, _chunker(settings, collection))
         self._architectures = (
             ImageArchitecture("features", regions.dim),
             TextArchitecture("vectors", state_dim=text.dim),
         )
         truth = regions.load(box_visuals(collection, grounded.chain_boxes), context.track)
-        self._texts = text.load(self.pairs.strings, collection.pictures.cache, context.track)
+        self._texts = text.load(self.pairs.strings, cache, context.track)
         self.batches = PhraseBatches(
             self.pairs, self.inputs, truth, proposed.rows, self._texts, self._draw(), seed=settings.seed,
             size=settings.set_size, sets=settings.sets, device=context.device, processes=context.processes,

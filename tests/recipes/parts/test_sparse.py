@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from calligram.data.sparse import extended, half
+from calligram.data.sparse import count_annotations, extended, half, half_steps
 from calligram.errors import UserError
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
@@ -76,8 +76,6 @@ def test_epochs_are_extended_as_the_paper_says():
     ("epoch_of", "length", "factor"),
     [
         ("pairs", "as-set", 1.0),
-        ("pairs", "half", 0.5 * 15 / 3),  # three images keep one of fifteen pairs each
-        ("images", "half", 1.0),  # three of six images
         ("images", "extended", 2.0),  # by annotations, whatever an epoch is
     ],
 )
@@ -88,8 +86,33 @@ def test_a_sparse_run_takes_longer(tiny, epoch_of, length, factor):
 
 
 def test_stages_with_more_epochs_are_trained(tiny, tmp_path):
-    run(tiny, tmp_path / "run", "sparse.images=0.5", "sparse.captions=1", "epoch_of=pairs", "sparse.length=half")
-    assert max(row["epoch"] for row in Run.open(tmp_path / "run").metrics() if "dev" in row) == round(2.5 * 2) - 1
+    run(tiny, tmp_path / "run", "sparse.images=0.5", "sparse.captions=1", "epoch_of=pairs", "sparse.length=extended")
+    assert max(row["epoch"] for row in Run.open(tmp_path / "run").metrics() if "dev" in row) == round(2.0 * 2) - 1
+
+
+@pytest.mark.parametrize("level", [("0.34", "none"), ("1", "1"), ("0.5", "1")])
+def test_half_of_the_steps_in_as_many_epochs_at_every_level(tiny, tmp_path, level):
+    """Fifteen pairs in batches of 2 take 7.5 steps an epoch; half of two epochs is eight steps."""
+    given = (f"sparse.images={level[0]}", f"sparse.captions={level[1]}")
+    run(tiny, tmp_path / "run", *given, "batch=2", "epoch_of=pairs", "sparse.length=half")
+    rows = [row for row in Run.open(tmp_path / "run").metrics() if "dev" in row]
+    assert [row["step"] for row in rows] == [4, 8]
+
+
+def test_a_pass_of_half_of_the_items_is_not_changed(tiny):
+    assert half_steps(tiny, tiny.sparse(0.5), 2, "images") == 0
+    assert half_steps(tiny, tiny.sparse(0.5, 1), 2, "pairs") == 4
+    captions = np.bincount(tiny.sentences("train").matches.pairs()[0])
+    assert count_annotations(tiny, "pairs", 2) == sum(np.ceil(captions / 2))
+
+
+def test_the_choice_of_captions_follows_the_seed_of_the_run(tiny, tmp_path):
+    seen = {}
+    for seed in range(3):
+        run(tiny, tmp_path / f"{seed}", "sparse.images=0.5", "sparse.captions=1", f"seed={seed}", "epochs=1")
+        seen[seed] = Run.open(tmp_path / f"{seed}").about["content"]
+        assert seen[seed] == tiny.sparse(0.5, 1, seed).fingerprint
+    assert len(set(seen.values())) == 3
 
 
 def test_text_vectors_are_fitted_on_kept_captions_whatever_was_cached_before(stored_tiny, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from calligram.errors import UserError, command
@@ -18,14 +18,23 @@ FIT_VERSION = 1
 
 
 def fitted_text(
-    settings: TextVectorSettings, words: str, strings: Sequence[str], track: Track = silent, cache: Path | None = None
+    settings: TextVectorSettings,
+    words: str,
+    strings: Sequence[str],
+    track: Track = silent,
+    cache: Path | None = None,
+    seed: int = 0,
 ) -> TextVectorInput:
     """Return text vectors fitted on training texts.
 
     Args:
         words: file of word vectors; empty for tf-idf, which needs none.
         cache: folder of a collection; slow fits (Fisher vectors) are kept there.
+        seed: seed of the run, used where the settings have none.
     """
+    if settings.seed is None:
+        # Seeds of a fit have 32 bits, seeds of a run more.
+        settings = replace(settings, seed=seed % 2**32)
     if cache is None or settings.kind in ("mean", "tfidf"):
         return _fit(settings, words, strings, track)
     kept = cache / f"text-vectors-{_cache_key(settings, words, strings)}"

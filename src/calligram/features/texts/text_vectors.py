@@ -47,7 +47,7 @@ class TextVectorSettings:
     centres: Annotated[int, "number of centres of a mixture", (1, 10000)] = 30
     pca: Annotated[int, "dimension of Fisher vectors after PCA; 0 for no PCA", (0, 1000000)] = 2000
     tfidf_words: Annotated[int, "number of words in tf-idf vectors, most frequent first", (1, 10000000)] = 3000
-    seed: Annotated[int, "random seed of the fit", (0, 4294967295)] = 0
+    seed: Annotated[int | None, "random seed of the fit; none for the seed of the run", (0, 4294967295)] = None
 
 
 class TextVectorizer(Protocol):
@@ -105,7 +105,7 @@ class TextVectorInput(TextInput):
             hybrid=[kind == "hglmm" for kind in settings.kind.split("+")],
             centres=settings.centres,
             pca=settings.pca,
-            seed=settings.seed,
+            seed=settings.seed or 0,
             track=track,
         )
         return cls(settings, vectorizer)

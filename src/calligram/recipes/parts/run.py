@@ -13,13 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 
 import calligram
 from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
-from calligram.data.sparse import EXTRA_IMAGES_KEY, extended, half
+from calligram.data.sparse import EXTRA_IMAGES_KEY, count_annotations, extended, half, half_steps
 from calligram.device import Processes, device_name, device_named
 from calligram.errors import UserError
 from calligram.evaluation.recall import encode_pairing, load_pairing, recall_values, recalls_of
@@ -106,7 +105,7 @@ def run_preset(
             log.info("nothing to resume in %s; starting a new run", out)
     with torch.random.fork_rng([]):
         torch.manual_seed(int(settings.seed))
-        made = (plan or preset.recipe.plan)(settings, collection, context)
+        made = (plan or preset.recipe.plan)(with_half_steps(settings, whole, collection), collection, context)
     if made.pseudo:
         about["pseudo pairs"] = made.pseudo
     if resume and context.processes.first:
@@ -240,31 +239,27 @@ def _run_without_stages(run: Run, plan: Plan, evaluate: Evaluate, context: RunCo
     return {**found, "epoch": -1, "step": 0}
 
 
-def epochs_factor(settings: Any, whole: Collection, sparse: Collection) -> float:
-    """Return the factor on the number of epochs of a run.
+def with_half_steps(settings: Any, whole: Collection, sparse: Collection) -> Any:
+    """Return settings with the steps of an epoch that ``sparse.length=half`` asks for (a3vse, Sec. 4.2).
 
-    Args:
-        settings: of a recipe, with ``sparse.length`` and, for recipes with epochs of images, ``epoch_of``.
+    Epochs keep their number, and with it warm-up, rates and evaluations on dev.
     """
-    if settings.sparse.length == "as-set":
+    if settings.sparse.length != "half" or getattr(settings, "steps", None) != 0:
+        return settings
+    return replace(settings, steps=half_steps(whole, sparse, settings.batch, settings.epoch_of, settings.texts))
+
+
+def epochs_factor(settings: Any, whole: Collection, sparse: Collection) -> float:
+    """Return the factor on the number of epochs of a run; ``half`` is one of recipes without steps."""
+    if settings.sparse.length == "as-set" or (settings.sparse.length == "half" and hasattr(settings, "steps")):
         return 1.0
-    before, after = (_count(collection, "pairs") for collection in (whole, sparse))
-    if settings.sparse.length == "extended":
-        return extended(after / before)
-    unit = getattr(settings, "epoch_of", "pairs")
-    return half(_count(sparse, unit) / _count(whole, unit))
+    share = count_annotations(sparse) / count_annotations(whole)
+    return extended(share) if settings.sparse.length == "extended" else half(share)
 
 
 def with_more_epochs(stages: Sequence[Stage], factor: float) -> tuple[Stage, ...]:
     """Return stages with ``factor`` times the epochs."""
     return tuple(replace(stage, epochs=round(factor * stage.epochs)) for stage in stages)
-
-
-def _count(collection: Collection, unit: str) -> int:
-    """Count training pairs, or captioned training images."""
-    images = collection.numbers("matches", "image")
-    of_split = images[np.isin(images, collection.images_in("train"))]
-    return len(of_split) if unit == "pairs" else len(np.unique(of_split))
 
 
 def load_teacher(run: str, train: Pairing, context: RunContext) -> Teacher:

@@ -182,11 +182,11 @@ class SparseSettings:
         "seed of the selection: with one seed, a smaller share is part of a larger one; none for the seed of the run",
         (0, 2**62),
         RARE,
-    ] = 0
+    ] = None
     length: Annotated[
         Literal["as-set", "extended", "half"],
-        "number of epochs: as set (as-set), more with fewer captions (extended), or so many that training takes half "
-        "of the steps that it would take with all captions (half)",
+        "length of training: as set (as-set), more epochs with fewer captions (extended), or half of the steps of "
+        "all captions in as many epochs (half; not where steps is given)",
     ] = "as-set"
     run: Annotated[
         str, "folder of a run that suggests further training images; its own training images are kept too", RARE

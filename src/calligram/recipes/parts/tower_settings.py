@@ -231,6 +231,7 @@ class Towers:
         vocabulary: Pairing,
         context: RunContext,
         parts: ImageParts = "vector",
+        seed: int = 0,
     ) -> None:
         if (image.dropout or image.region_dropout) and not image.stored:
             raise UserError(
@@ -243,7 +244,7 @@ class Towers:
                 "text.train=false for a GRU, LSTM or CNN, which is always trained"
             )
         self.image, self.text, self.context, self.parts = image, text, context, parts
-        self.vocabulary = vocabulary
+        self.vocabulary, self.seed = vocabulary, seed
         self.backbone = Backbone.load(image.backbone).to(context.device) if image.backbone else None
         self.encoder = self._load_encoder()
         self.inputs = Inputs(image_input(image, self.backbone, parts), self._text_input())
@@ -292,9 +293,8 @@ class Towers:
         if text.network == "vectors":
             from calligram.features.texts.fitted_vectors import fitted_text
 
-            return fitted_text(
-                text.fitted, text.vectors, strings, self.context.track, self.vocabulary.visuals.pictures.cache
-            )
+            cache = self.vocabulary.visuals.pictures.cache
+            return fitted_text(text.fitted, text.vectors, strings, self.context.track, cache, self.seed)
         return Vocabulary.build(strings, text.min_count, text.max_words)
 
     def _image_architecture(self) -> ImageArchitecture:
