@@ -48,7 +48,7 @@ class Page:
 PAGES = {
     "two-branch": Page(
         "Two-branch networks",
-        "Wang, Li, Huang, Lazebnik: Learning Two-Branch Neural Networks for Image-Text Matching Tasks.",
+        "Wang, Li, Lazebnik: Learning Two-Branch Neural Networks for Image-Text Matching Tasks.",
         ("two-branch",),
     ),
     "dual-path": Page(
