@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from calligram.errors import UserError
-from calligram.models.layers.towers import TwoTowerSettings, image_tower, text_tower
+from calligram.models.layers.towers import (
+    ImageArchitecture,
+    TextArchitecture,
+    TwoTowerSettings,
+    image_tower,
+    text_tower,
+)
 from calligram.models.matcher import EmbeddingMatcher, Encoded, Matcher, Scoring
 from calligram.vectors import unit_length
 
@@ -80,7 +86,11 @@ class TwoBranchSettings(TwoTowerSettings):
     """
 
     hidden: Annotated[int, "dimension between the layers of a branch", (1, 65536)] = 2048
-    layers: Annotated[int, "number of FC layers of each branch; 1 is linear, without batch norm", (1, 3)] = 2
+    layers: Annotated[
+        int,
+        "number of FC layers of each branch; 1 is linear, maps to hidden, not to dim, and has no batch norm",
+        (1, 3),
+    ] = 2
     text_layers: int = 0
     """FC layers of the text branch; 0 for as many as the image branch"""
     dropout: Annotated[float, "dropout rate after each ReLU", (0, 0.99)] = 0.5
@@ -88,6 +98,12 @@ class TwoBranchSettings(TwoTowerSettings):
         Literal["training", "batch"],
         "statistics of batch norm at test: running ones of training, or those of the items encoded together (batch)",
     ] = "training"
+
+    def with_towers(self, image: ImageArchitecture, text: TextArchitecture, dim: int) -> Self:
+        """Return these settings with two towers. Linear branches keep W1 and V1, so ``hidden`` is their output size
+        (two-branch, Sec. 4.2).
+        """
+        return super().with_towers(image, text, self.hidden if self.layers == 1 else dim)
 
 
 @dataclass(frozen=True)

@@ -107,12 +107,8 @@ def build_matchers(settings: Sequence[Any], dim: int, towers: Towers, *, shared:
             image = replace(image, kind="features", feature_dim=towers.backbone.dim, backbone="")
         if text.kind == "bert" and towers.encoder is not None:
             text = replace(text, kind="states", state_dim=towers.encoder.dim, encoder="")
-    return [
-        towers.with_pretrained_weights(MATCHERS[MATCHER_SETTINGS.name_of(own)].matcher(
-            replace(own, image=image, text=text, dim=dim)
-        ))
-        for own in settings
-    ]  # fmt: skip
+    made = (MATCHERS[MATCHER_SETTINGS.name_of(own)].matcher(own.with_towers(image, text, dim)) for own in settings)
+    return [towers.with_pretrained_weights(matcher) for matcher in made]
 
 
 def join_matchers(members: Sequence[Matcher], towers: Towers, *, shared: bool = False) -> Matcher:

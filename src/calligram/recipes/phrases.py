@@ -181,8 +181,7 @@ class _PhraseTowers:
 
     def matcher(self) -> Matcher:
         """Return the network."""
-        image, text = self._architectures
-        settings = replace(self.settings.matcher[0], image=image, text=text, dim=self.settings.dim)
+        settings = self.settings.matcher[0].with_towers(*self._architectures, self.settings.dim)
         return MATCHERS[self.settings.network].matcher(settings)
 
     def stages(self) -> tuple[Stage, ...]:

@@ -7,9 +7,9 @@ space. Text towers project to the joint space themselves, or keep their own dime
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,10 @@ class TwoTowerSettings:
     text: TextArchitecture = field(default_factory=TextArchitecture)
     dim: int = 1024
     """dimension of the joint space"""
+
+    def with_towers(self, image: ImageArchitecture, text: TextArchitecture, dim: int) -> Self:
+        """Return these settings with two towers and the dimension of the joint space."""
+        return replace(self, image=image, text=text, dim=dim)
 
 
 def image_tower(architecture: ImageArchitecture) -> SmallCNN | Backbone | FeatureTower:

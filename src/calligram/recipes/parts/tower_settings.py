@@ -94,7 +94,7 @@ class ImageSettings:
 
     def __post_init__(self) -> None:
         if self.views != "one" and self.features:
-            raise UserError("image.views needs pixels; stored features are already computed from one view")
+            raise UserError("image.views needs pixels, and stored features are already computed; give image.views=one")
         if not self.channels:
             raise UserError("image.channels needs at least one number of channels")
 

@@ -1,0 +1,221 @@
+"""Presets of papers train: in miniature on scenes, and with their true sizes they are the networks of the papers."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from calligram.data.write_collection import write_draft
+from calligram.evaluation.retrieval import chance_retrieval
+from calligram.models.catalog import MATCHERS
+from calligram.models.layers.text_cnn import TextBlock, TextCNNSettings
+from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
+from calligram.recipes.catalog import PRESETS
+from calligram.recipes.parts.config import resolve
+from calligram.recipes.parts.run import RunContext, run_preset
+from calligram.scenes.generate import (
+    SceneJob,
+    build_draft,
+    cast_of_image,
+    generate_images,
+    sample_collection_cast,
+    split_by_block,
+)  # fmt: skip
+from calligram.training.runs import Run
+
+IMAGES, CAPTIONS, SIZE, REGIONS, FEATURES = 200, 2, 64, 5, 32
+
+STORED = ("image.features=regions", "image.views=one")
+WORDS = ("text.word_dim=64", "text.hidden=256", "text.min_count=1", "dim=256", "batch=32")
+TFIDF = "text.fitted.kind=tfidf"
+TEXT_CNN = ("text.cnn.blocks=1", "text.cnn.width=16", "text.cnn.length=16", "dim=64")
+ROUND = (*STORED, *WORDS, "epochs=4", "optim.step_epochs=2")
+MINIATURE = {
+    "two-branch-paper": (*STORED, TFIDF, "batch=64", "two-branch.hidden=128", "dim=64", "epochs=6"),
+    "two-branch-similarity-paper": (
+        *STORED, TFIDF, "batch=64", "two-branch-similarity.hidden=64", "dim=32", "epochs=100",
+        "optim.step_epochs=90",
+    ),
+    "two-branch-release": (*STORED, TFIDF, "batch=32", "two-branch.hidden=128", "dim=64", "epochs=20"),
+    "dual-path-paper": (*STORED, *TEXT_CNN, "stages.1.epochs=48", "stages.2.epochs=6"),
+    "dual-path-release": (*STORED, *TEXT_CNN, "stages.1.epochs=24", "stages.2.epochs=6", "text.cnn.shifts=1"),
+    "scan-release": ROUND,
+    "a3vse-paper": (
+        *STORED, *WORDS, "dim=64", "text.hidden=64", "epochs=8", "sparse.images=0.5", "a3vse.context=64",
+        "pseudo.region_source=truth",
+    ),
+    "mmca-paper": (*STORED, *WORDS, "dim=128", "text.hidden=128", "batch=12", "epochs=3", "dev_depth=10"),
+}  # fmt: skip
+"""settings of small networks and short schedules; the optimizer, its rate, the losses and the margins stay"""
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory):
+    """Scenes with features of their things, as a detector would give them: class, colour and place, with noise."""
+    folder = tmp_path_factory.mktemp("scenes")
+    cast = sample_collection_cast("scenes", 0, IMAGES)
+    jobs = [SceneJob("scenes", 0, i, cast_of_image("scenes", i, cast), SIZE, CAPTIONS) for i in range(IMAGES)]
+    (folder / "tars").mkdir()
+    draft = build_draft(
+        generate_images(jobs, 1), folder / "tars", jobs, split_by_block("scenes", IMAGES, (0.8, 0.2, 0))
+    )
+    rows = {image.id: row for row, image in enumerate(draft.images)}
+    values, used = np.zeros((IMAGES, REGIONS, FEATURES), np.float32), np.zeros(IMAGES, int)
+    for region in draft.regions:
+        row = rows[region.image]
+        if used[row] < REGIONS:
+            values[row, used[row]] = look_of(region.label) + look_of(region.attribute)
+            used[row] += 1
+    values += 0.1 * np.random.default_rng(0).normal(size=values.shape) * (values != 0)
+    np.save(folder / "regions.npy", values)
+    draft.features["regions"] = [folder / "regions.npy"]
+    for row, image in enumerate(draft.images):
+        image.feature_rows["regions"] = row
+    return write_draft(draft, folder / "collection")
+
+
+def look_of(word):
+    """A random vector for each word."""
+    return np.random.default_rng(zlib.crc32(str(word).encode())).normal(size=FEATURES) if word else 0.0
+
+
+def train(preset, collection, out, *changes):
+    chosen = PRESETS[preset]
+    settings = resolve(chosen.defaults, changes)
+
+    def plan(*arguments):
+        made = chosen.recipe.plan(*arguments)
+        return made._replace(loop=replace(made.loop, log_steps=1))
+
+    best = run_preset(chosen, settings, collection, out, context=RunContext(torch.device("cpu")), plan=plan)
+    losses = {}
+    for row in Run.open(out).metrics():
+        if "loss" in row:
+            losses.setdefault(row["stage"], []).append(row["loss"])
+    return best, losses
+
+
+def check(collection, best, losses):
+    for stage, values in losses.items():
+        quarter = len(values) // 4
+        assert np.mean(values[-quarter:]) < np.mean(values[:quarter]), (stage, values)
+    assert best["rsum"] > 1.1 * chance_retrieval(collection.sentences("dev").matches).rsum
+
+
+@pytest.mark.parametrize("preset", MINIATURE)
+def test_a_preset_of_a_paper_trains(scenes, tmp_path, preset):
+    check(scenes, *train(preset, scenes, tmp_path / "run", *MINIATURE[preset]))
+
+
+def test_aoq_trains_and_mines_for_scan_and_bfan(scenes, tmp_path):
+    check(scenes, *train("aoq-paper", scenes, tmp_path / "teacher", *ROUND, "caption.hidden=64"))
+    for preset in ("aoq-scan-paper", "aoq-bfan-paper"):
+        mined = f"offline.negatives={tmp_path / 'teacher'}"
+        check(scenes, *train(preset, scenes, tmp_path / preset, *ROUND, mined))
+
+
+BACKBONE_SIZE, DETECTOR_SIZE, FISHER_SIZE, BERT_SIZE, WORDS_OF_FLICKR30K, DICTIONARY = (
+    4096,
+    2048,
+    6000,
+    768,
+    8481,
+    20074,
+)
+
+
+def fc(*sizes):
+    """Number of weights and biases of fully connected layers."""
+    return sum(before * after + after for before, after in pairwise(sizes))
+
+
+def recurrent(gates, inputs, state, directions=1):
+    """Number of weights of a GRU (three gates) or an LSTM (four), with two biases per gate."""
+    return directions * gates * (state * (inputs + state) + 2 * state)
+
+
+BRANCHES = fc(BACKBONE_SIZE, 2048, 512) + fc(FISHER_SIZE, 2048, 512) + 2 * 2 * 512
+PHRASE_BRANCHES = fc(BACKBONE_SIZE, 1024, 512) + fc(FISHER_SIZE, 1024, 512) + 2 * 2 * 512
+WORD_TABLE = 300 * WORDS_OF_FLICKR30K
+SCAN_SIZE = fc(DETECTOR_SIZE, 1024) + WORD_TABLE + recurrent(3, 300, 1024, 2)
+VSRN_SIZE = (
+    fc(2048, 2048) + 4 * (4 * fc(2048, 2048) + 2 * 2048) + recurrent(3, 2048, 2048) + 2 * 2048
+    + WORD_TABLE + recurrent(3, 300, 2048)
+)  # fmt: skip
+# Two attention modules of three heads, P and Q of 512 x 512 each.
+A3VSE_SIZE = fc(DETECTOR_SIZE, 512) + WORD_TABLE + recurrent(4, 300, 512) + 2 * 2 * 3 * 512 * 512
+SIZES = {
+    "two-branch-paper": BRANCHES,
+    "two-branch-release": BRANCHES,
+    "two-branch-similarity-paper": BRANCHES + fc(512, 512, 256, 1),
+    "two-branch-phrases-paper": PHRASE_BRANCHES,
+    "aoq-paper": VSRN_SIZE,
+    "aoq-release": VSRN_SIZE,
+    "aoq-scan-paper": SCAN_SIZE,
+    "aoq-bfan-paper": SCAN_SIZE,
+    "scan-release": SCAN_SIZE,
+    "a3vse-paper": A3VSE_SIZE,
+}
+"""number of parameters, added up from the sizes that the papers and releases give"""
+
+
+def built(preset, *changes):
+    """The matcher of a preset with the input sizes of its paper, without memory for its weights."""
+    settings = resolve(PRESETS[preset].defaults, changes)
+    own, text = settings.matcher[0], settings.text
+    words = TextArchitecture(
+        text.network, WORDS_OF_FLICKR30K, text.word_dim, text.hidden, text.bidirectional, text.pooling, text.dropout
+    )
+    if preset.startswith("two-branch"):
+        image, words = BACKBONE_SIZE, TextArchitecture("vectors", state_dim=settings.text.fitted.pca)
+    elif preset.startswith("dual-path"):
+        cnn = TextCNNSettings(DICTIONARY, text.word_dim, dropout=text.dropout, **vars(text.cnn))
+        image, words = DETECTOR_SIZE, replace(words, kind="cnn", vocabulary=DICTIONARY, cnn=cnn.description)
+    elif preset.startswith("mmca"):
+        image, words = DETECTOR_SIZE, TextArchitecture("states", state_dim=BERT_SIZE)
+    else:
+        image = DETECTOR_SIZE
+    with torch.device("meta"):
+        entry = MATCHERS[MATCHERS.name_of_settings(type(own))]
+        return entry.matcher(own.with_towers(ImageArchitecture("features", image), words, settings.dim))
+
+
+@pytest.mark.parametrize("preset", SIZES)
+def test_a_network_has_the_size_of_its_paper(preset):
+    assert sum(weights.numel() for weights in built(preset).parameters()) == SIZES[preset]
+
+
+def test_the_text_cnn_of_dual_path_is_a_resnet_50_with_2048_outputs():
+    for preset in ("dual-path-paper", "dual-path-release"):
+        matcher = built(preset)
+        assert matcher.vector_size == 2048
+        assert sum(isinstance(module, TextBlock) for module in matcher.modules()) == 3 + 4 + 6 + 3
+        assert matcher.text.words.weight.shape == (DICTIONARY, 300)
+
+
+def test_mmca_has_256_dimensions_16_heads_and_256_filters_of_three_sizes():
+    matcher = built("mmca-paper")
+    assert matcher.vector_size == 256
+    shapes = [tuple(weights.shape) for weights in matcher.parameters()]
+    assert (256, 2048) in shapes
+    assert (256, 768) in shapes
+    assert {name for name, _ in matcher.named_children()} >= {"image", "text"}
+    assert matcher.settings.heads == 16
+
+
+@pytest.mark.parametrize(("preset", "hidden"), [("two-branch-paper", 2048), ("two-branch-phrases-paper", 1024)])
+def test_linear_branches_keep_the_first_layers_and_their_sizes(preset, hidden):
+    matcher = built(preset, "two-branch.layers=1")
+    assert [tuple(layer.weight.shape) for layer in matcher.image_branch.layers] == [(hidden, BACKBONE_SIZE)]
+    assert [tuple(layer.weight.shape) for layer in matcher.text_branch.layers] == [(hidden, FISHER_SIZE)]
+    assert matcher.vector_size == hidden
+
+
+def test_every_preset_of_a_paper_is_trained_or_built_here():
+    named = {*MINIATURE, *SIZES, "aoq-paper", "aoq-scan-paper", "aoq-bfan-paper"}
+    assert {name for name in PRESETS if name.endswith(("-paper", "-release"))} == named
