@@ -94,6 +94,15 @@ def test_a_row_of_the_paper_without_results_is_named_as_not_run(section):
     assert "| wide | 71.0 / 41.0 (COCO) |  |  |  |  |  |  | not run |\n" in found
 
 
+def test_a_table_without_rows_says_so(section):
+    found = section(
+        *seeds(PLAIN, 100.0), study=Study("paper", ROWS, (), {"Ours": Table((("wide", "long"),), "Sizes.")})
+    )
+    assert "No row of this table has been run.\n" in found
+    assert "|---" not in found
+    assert "<details><summary>2 not run</summary>Not run: long; wide.</details>" in found
+
+
 def test_a_row_that_collapsed_is_marked(section):
     found = section(*seeds(PLAIN, 100.0, 101.0, 102.0), *seeds(WIDE, 9.0, 9.0, 9.0, collapsed=True))
     assert "| collapsed |\n" in found

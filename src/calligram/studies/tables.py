@@ -84,7 +84,7 @@ class TableReport:
                     cells = [*paper_cells, *self._cells(self.found[name])]
                     lines.append(markdown_line([f"{name}{against}", *cells, *self._difference(name, base)]))
             shown |= {base, *others}
-        return "".join(lines)
+        return "".join(lines) if len(lines) > 2 else "No row of this table has been run.\n"
 
     def _grid(self, grid: Grid) -> str:
         first, second = list(grid.models)[:2]
@@ -156,7 +156,7 @@ class TableReport:
         more = self._lines(self.table.more)
         missing = [name for name in sorted(self.table.names) if not self.found[name] and name not in self.published]
         named = [f"Not run: {'; '.join(missing)}."] if missing else []
-        title = [f"{len(more)} further comparisons"] if more else []
+        title = [f"{len(more)} further comparison{'s' * (len(more) > 1)}"] if more else []
         title += [f"{len(missing)} not run"] if missing else []
         return fold_lines(", ".join(title), [*more, *named])
 
