@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from calligram.studies.results import read_results
+from calligram.studies.catalog import STUDIES
+from calligram.studies.results import Result, append_result, read_results, settings_of
 
 
 def test_evaluation_prints_json(calligram, trained, tiny):
@@ -30,6 +31,22 @@ def test_evaluation_prints_a_table_draws_a_sheet_and_records(calligram, trained,
     done = calligram("report", "--results", tmp_path / "results", "--docs", tmp_path / "docs")
     assert done.returncode == 0, done.stderr
     assert "| tiny | vse" in (tmp_path / "docs" / "results" / "leaderboard.md").read_text()
+
+
+def test_the_report_judges_the_claims_by_the_lines_that_are_there(calligram, tmp_path):
+    study = STUDIES["vse++"]
+    for row, value in (("hardest", 300.0), ("sum", 200.0)):
+        for seed in range(3):
+            recalls = {"r1": 1.0, "r5": 2.0, "r10": 3.0, "medr": 1.0, "queries": 5}
+            line = Result(
+                "vse", settings_of(study.row(row)), seed, "scenes", "test", recalls, recalls, value + seed, 1.0, "cpu",
+                "c", "x", study=f"vse++: {row}",
+            )  # fmt: skip
+            append_result(tmp_path / "results" / "a.jsonl", line)
+    done = calligram("report", "--results", tmp_path / "results", "--docs", tmp_path / "docs")
+    assert done.returncode == 0, done.stderr
+    stored = [json.loads(line) for line in (tmp_path / "results" / "claims.jsonl").read_text().splitlines()]
+    assert [verdict["verdict"] for verdict in stored] == ["holds", *["not run"] * (len(study.claims) - 1)]
 
 
 def test_failures_by_unknown_words_are_recorded(calligram, trained, tiny, tmp_path):

@@ -11,6 +11,7 @@ from calligram.data.collection import Collection
 from calligram.data.draft import RegionRecord
 from calligram.data.write_collection import write_draft
 from calligram.recipes.parts.run import train_preset
+from calligram.recipes.parts.run_settings import SparseSettings
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,16 @@ def detected(tiny_draft, tmp_path_factory):
             RegionRecord(f"{image.id}/x", image.id, (1, 1, 9, 9), "yolox_nano", "disc", "small red", 0.9)
         )
     return write_draft(draft, folder / "collection")
+
+
+def test_captions_are_left_out_by_the_seed_of_the_settings(detected, monkeypatch):
+    asked, of = [], SparseSettings.of
+    monkeypatch.setattr(SparseSettings, "of", lambda self, *given: (asked.append(given[1:]), of(self, *given))[1])
+    shown = CliRunner().invoke(
+        app, ["semantics", str(detected.folder), "--set", "sparse.images=0.1", "--set", "seed=3", "--json"]
+    )
+    assert shown.exit_code == 0, shown.output
+    assert asked == [(3,)]
 
 
 def test_pseudo_sentences_are_shown_with_their_overlap_with_captions(detected):

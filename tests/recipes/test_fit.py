@@ -9,8 +9,9 @@ import pytest
 import calligram as cg
 from calligram.errors import UserError
 from calligram.recipes.catalog import find_preset
-from calligram.recipes.fit import settings_from_python
+from calligram.recipes.fit import _default_inputs, settings_from_python
 from calligram.recipes.pairs import PairsSettings
+from calligram.recipes.parts.run import RunContext
 
 SMALL = {
     "image": cg.ImageSettings(size=16, channels=[4]),
@@ -88,3 +89,14 @@ def test_a_composition_is_trained_resumed_and_read_again(tiny, tmp_path):
     again = cg.fit(["vse", "vse"], tiny, out=tmp_path / "run", device="cpu", resume=True, **settings)
     assert again.about["settings"]["terms"] == ["infonce", "instance"]
     assert again.about["settings"]["instance"]["weight"] == 0.5
+
+
+def test_inputs_of_a_given_matcher_follow_the_seed_of_the_run(tiny, tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text(
+        "".join(f"{word} {n} {n * n % 7} {n % 3}\n" for n, word in enumerate(("red", "green", "blue", "a")))
+    )
+    fitted = cg.TextVectorSettings(kind="gmm", centres=2, pca=2)
+    text = cg.TextSettings(network="vectors", vectors=str(words), fitted=fitted)
+    made = _default_inputs(tiny, PairsSettings(seed=3, image=SMALL["image"], text=text), RunContext())
+    assert made.texts.settings.seed == 3

@@ -12,10 +12,13 @@ import pytest
 from calligram.data.matches import Matches
 from calligram.evaluation.distributions import Overlap
 from calligram.evaluation.retrieval import RetrievalReport, chance_retrieval, measure_retrieval
+from calligram.recipes.catalog import find_preset
+from calligram.recipes.parts.config import as_plain
 from calligram.studies.catalog import STUDIES
 from calligram.studies.claims import Claim, Measurement, Row, Study, judge, paired
-from calligram.studies.results import Result, append_result, has_collapsed, read_results, settings_of
+from calligram.studies.results import Result, append_result, has_collapsed, read_results, result_line, settings_of
 from calligram.studies.verdicts import judge_claims, judge_results
+from calligram.training.runs import Run
 
 RESULTS = Path(__file__).parent.parent.parent / "results"
 ROWS = (
@@ -178,6 +181,18 @@ def test_a_run_near_chance_or_with_overlapping_scores_has_collapsed():
     assert has_collapsed(report(scores + 3 * np.eye(100), overlap=0.96))
     assert not has_collapsed(report(scores + 3 * np.eye(100), overlap=0.94))
     assert not has_collapsed(report(scores[:8, :8]))  # 8 images: a random order has a high recall too
+
+
+@pytest.mark.parametrize("collapsed", [False, True])
+def test_the_line_of_a_run_says_whether_it_collapsed(tiny, tmp_path, collapsed):
+    settings = as_plain(find_preset("vse").defaults)
+    about = {"recipe": "pairs", "preset": "vse", "settings": settings, "device": "cpu", "command": "calligram train"}
+    found = report(np.eye(100), overlap=0.96 if collapsed else 0.5)
+    made = result_line(Run.create(tmp_path / "run", about), tiny, "test", found)
+    append_result(tmp_path / "x.jsonl", made)
+    assert made.collapsed == collapsed
+    assert json.loads((tmp_path / "x.jsonl").read_text()).get("collapsed", False) == collapsed
+    assert read_results(tmp_path) == [made]
 
 
 def line(name: str, seed: int, rsum: float, **changes: object) -> Result:
