@@ -71,7 +71,8 @@ class TableReport:
         sums = both and any(self._paper_cells(name, both)[1] for name in self.published)
         paper = ["paper R@1", *(["paper rsum"] if sums else [])] if both else ["paper R@1/5/10"]
         paper = paper if self.published else []
-        ours = ["R@1", "med r", "rsum"] if both else ["R@1/5/10", "med r", "R@1"]
+        boxes = table.metric.startswith("localization")  # median ranks of boxes are not measured
+        ours = ["R@1", "med r", "rsum"] if both else ["R@1/5/10", *([] if boxes else ["med r"]), "R@1"]
         shown: set[str] = set()
         lines = [markdown_line(["row", *paper, *ours, "seeds", "difference", "verdict"])]
         lines.append("|---" * (len(paper) + len(ours) + 4) + "|\n")
@@ -81,7 +82,8 @@ class TableReport:
                 if self.found[name] or name in self.published:
                     against = f" (against {base})" if base in shown and base not in names else ""
                     paper_cells = self._paper_cells(name, both)[: len(paper)]
-                    cells = [*paper_cells, *self._cells(self.found[name])]
+                    recalls, ranks, *values = self._cells(self.found[name])
+                    cells = [*paper_cells, recalls, *([] if boxes else [ranks]), *values]
                     lines.append(markdown_line([f"{name}{against}", *cells, *self._difference(name, base)]))
             shown |= {base, *others}
         return "".join(lines) if len(lines) > 2 else "No row of this table has been run.\n"
@@ -108,7 +110,7 @@ class TableReport:
         note = f" ({row['on']})" if "on" in row else ""
         if not both:
             side = self.table.metric.partition(".")[0]
-            return [" / ".join(f"{value:.1f}" for value in row[SIDES.get(side, side)]) + note]
+            return [" / ".join(f"{value:g}" for value in row[SIDES.get(side, side)]) + note]
         recalls = [*row["i2t"], *row["t2i"]]
         rsum = row.get("rsum") or (None if None in recalls else sum(recalls))
         return [f"{recalls[0]:.1f} / {recalls[3]:.1f}{note}", f"{rsum:.1f}{note}" if rsum else ""]
