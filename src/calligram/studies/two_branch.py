@@ -37,7 +37,7 @@ SENTENCE_ROWS = (
     Row("linear, bi-directional", "two-branch", (*_RANKING_ONLY, _LINEAR)),
     Row("linear, single direction", "two-branch", (*_RANKING_ONLY, _LINEAR, _SINGLE_DIRECTION)),
     Row("random extra triplets", "two-branch", (*_TRAINED, "extra_pairs=random")),
-    Row("similarity network", "two-branch-similarity", (*_TRAINED, "epochs=4")),
+    Row("similarity network", "two-branch-similarity", _TRAINED),
     Row("CCA, mean vector", "cca", (*_IMAGES, _WORDS, "text.fitted.kind=mean"), deterministic=True),
     Row("CCA, GMM", "cca", (*_IMAGES, _WORDS, "text.fitted.kind=gmm")),
     Row("CCA, GMM and HGLMM", "cca", (*_IMAGES, _WORDS, "text.fitted.kind=gmm+hglmm")),
