@@ -107,7 +107,9 @@ CLAIMS = (
         "S: the instance loss alone separates them better than ranking alone (Fig. 5).",
         "instance only, stage II", "ranking only, stage II", metric="overlap",
     ),
-    Claim("As printed: training end to end in stage II helps (Table I).", "as printed, stage II", "as printed, stage I"),
+    Claim(
+        "As printed: training end to end in stage II helps (Table I).", "as printed, stage II", "as printed, stage I"
+    ),
     Claim(
         "As printed: in stage I the instance loss beats ranking alone (Table II).",
         "as printed, stage I", "as printed, ranking only, stage I",
