@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
@@ -70,19 +72,36 @@ PAPER_ON_SCENES = (
 """features of scenes; boxes of small scenes are few"""
 
 
+def mean_terms(matcher, objective, batches) -> dict[str, float]:
+    """Terms of the loss, each the mean over the same batches, with the statistics of the batch."""
+    with torch.no_grad():
+        terms = [objective(matcher.train(), batch) for batch in batches]
+    return {name: float(np.mean([float(each[name]) for each in terms])) for name in terms[0]}
+
+
 def test_the_paper_preset_trains_in_both_stages(looked_at, tmp_path):
-    """An epoch of ranking and one with neighbourhood constraints (two-branch, Sec. 4.3), of 20 sets each."""
+    """An epoch of ranking and one with neighbourhood constraints (two-branch, Sec. 4.3), of 20 sets each.
+
+    Losses of single steps depend on the phrases that the batch shares, so that the same batches are measured before and
+    after. Without constraints the term of images falls by a fifth, not by 45%.
+    """
     preset = PRESETS["two-branch-phrases-paper"]
     settings = resolve(preset.defaults, (*PAPER_ON_SCENES, "epochs=1", "sets=20"))
+    plan = preset.recipe.plan(settings, looked_at, RunContext())
+    constraints = plan.stages[-1]
+    batches = list(islice(constraints.batches.epoch(100), 4))
+    before = mean_terms(plan.matcher, constraints.objective, batches)
     run_preset(preset, settings, looked_at, tmp_path / "run", context=RunContext())
+    after = mean_terms(load_run(tmp_path / "run")[0], constraints.objective, batches)
+    assert after["image anchors"] < 0.5 * before["image anchors"]
+    assert after["text anchors"] < 0.5 * before["text anchors"]
+    assert after["image neighbours"] < 0.65 * before["image neighbours"]
+    assert after["text neighbours"] < 0.65 * before["text neighbours"]
     rows = [row for row in Run.open(tmp_path / "run").metrics() if "loss" in row]
-    ranking = [row for row in rows if row["stage"] == "ranking"]
-    constraints = [row for row in rows if row["stage"] == "constraints"]
-    assert ranking[-1]["loss"] < 0.9 * ranking[0]["loss"]
-    assert not any("neighbours" in name for row in ranking for name in row)
-    assert len(constraints) > 1
-    assert all(row["image neighbours"] > 0 and row["text neighbours"] > 0 for row in constraints)
-    assert constraints[-1]["loss"] < constraints[0]["loss"]
+    assert not any("neighbours" in name for row in rows for name in row if row["stage"] == "ranking")
+    logged = [row for row in rows if row["stage"] == "constraints"]
+    assert logged
+    assert all(row["image neighbours"] > 0 and row["text neighbours"] > 0 for row in logged)
 
 
 def test_constraints_of_the_paper_preset_are_the_literal_loops_of_eq_6(looked_at):
