@@ -30,6 +30,10 @@ def test_every_function_and_test_of_the_index_exists_and_cites_its_paper(row):
     assert test_name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
+def test_no_cell_of_departures_is_empty():
+    assert [row[:2] for row in ROWS if not row[-1]] == []
+
+
 def test_papers_cited_in_code_are_those_of_the_index():
     known = set(re.findall(r"\*\*([\w+-]+)\*\* \(", (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")))
     cited = set()

@@ -99,3 +99,14 @@ def test_norm_before_changes_the_vectors():
         torch.nn.init.ones_(matcher.reasoning[0].norm.weight)
         vectors.append(matcher.encode_images(torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(1))).vectors)
     assert not torch.allclose(*vectors, atol=1e-3)
+
+
+def test_batch_norm_applies_to_the_image_vector():
+    torch.manual_seed(0)
+    matcher = VSRN(VSRNSettings(**SIDES, layers=1, batch_norm=True)).eval()
+    torch.nn.init.normal_(matcher.norm.running_mean)
+    torch.nn.init.uniform_(matcher.norm.running_var, 0.5, 2)
+    features = torch.randn(2, 4, 5)
+    expected = matcher.norm(literal_vector(matcher, features))
+    torch.testing.assert_close(matcher.encode_images(features).vectors, expected)
+    assert not torch.allclose(expected, literal_vector(matcher, features), atol=1e-2)

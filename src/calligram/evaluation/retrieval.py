@@ -132,7 +132,7 @@ def fold_rows(images: int, folds: int) -> list[NDArray[np.int64]]:
 
 
 def measure_folds(scores: Floats, pairing: Pairing, folds: int) -> Retrieval:
-    """Return the mean over folds; a fold has some images and their texts."""
+    """Return the mean over folds; a fold has some images and their texts (dual-path, Table VIII)."""
     if folds == 1:
         return measure_retrieval(scores, pairing.matches)
     parts = [
@@ -252,7 +252,7 @@ def measure_members(
 
 
 def retrieval_within_modalities(encoded: EncodedPairing, matches: Matches) -> dict[str, DirectionMetrics]:
-    """Return retrieval within images and within texts, where some items have a common partner."""
+    """Return retrieval within images and within texts, where some items have a common partner (two-branch, Table 4)."""
     sides = (("i2i", encoded.images.vectors, matches), ("t2t", encoded.texts.vectors, matches.T))
     found = {name: retrieval_within(unit_length(vectors).cpu().numpy(), own) for name, vectors, own in sides}
     return {name: direction for name, direction in found.items() if direction is not None}

@@ -238,7 +238,9 @@ class PixelInput(ImageInput):
 
 
 def mean_over_views(encode: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """Encode images (N, 3, H, W), or encode their views (N, V, 3, H, W) and average over the views."""
+    """Encode images (N, 3, H, W), or encode their views (N, V, 3, H, W) and average over the views:
+    ten crops (two-branch, Sec. 5.3), or an image and its mirror image (dual-path, Sec. VI-B).
+    """
     if images.ndim == 4:
         return encode(images)
     # One view at a time: all ten views of a batch together take ten times the memory and are not faster.

@@ -32,7 +32,7 @@ def derived_seed(*parts: int | str) -> int:
 
 
 class PairSampler:
-    """Batches of distinct images, each with ``texts`` of its texts.
+    """Batches of distinct images, each with ``texts`` of its texts (two-branch, Sec. 5.1, with one).
 
     An epoch goes over the images in rounds. Each round has an image at most once, with texts that it has not had
     before, until every matching pair has come once. Images with more texts than others remain for late, small rounds.
