@@ -251,3 +251,20 @@ def test_batches_without_pseudo_pairs_are_refused(feeds):
     own, _, _ = feeds()
     with pytest.raises(ValueError, match="needs batches with pseudo pairs"):
         PseudoPairObjective(InfoNCEObjective(), InfoNCEObjective())(matcher().float(), next(iter(own.epoch(0))))
+
+
+@pytest.mark.parametrize("steepness", [1.0, 10.0])
+def test_the_reversal_has_the_steepness_of_the_terms(steepness):
+    """Gradients of vectors are those of the discriminators times minus gamma (a3vse, Sec. 4.3), gamma by hand."""
+    torch.manual_seed(0)
+    adversary = Adversary(6, AdversaryTerms(steepness=steepness, hidden=4))
+    progress, gradients = 0.3, []
+    for share in (progress, 1e9):  # gamma is 1 at the end
+        torch.manual_seed(1)
+        domains = {
+            name: torch.randn(5, 6, requires_grad=True) for name in ("image", "text", "pseudo_image", "pseudo_text")
+        }
+        sum(adversary(domains, share)[0].values()).backward()
+        gradients.append(torch.stack([vectors.grad for vectors in domains.values()]))
+    gamma = 2 / (1 + math.exp(-steepness * progress)) - 1
+    torch.testing.assert_close(gradients[0], gamma * gradients[1])
