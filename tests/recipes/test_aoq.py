@@ -114,6 +114,20 @@ def test_negatives_of_a_folder_or_of_a_teacher_make_one_round(tiny, tmp_path):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_the_first_h_items_of_given_lists_are_drawn(tiny, tmp_path):
+    """h is the setting, also where the lists of a folder are longer (aoq, Sec. 3.2)."""
+    matcher = PRESETS["aoq"].recipe.plan(settings_of(), tiny, RunContext())
+    train = tiny.sentences("train").join_equal_texts()
+    lists = mine_pairing(matcher.matcher, matcher.inputs, train, texts=6, images=3)
+    lists.save(tmp_path / "lists")
+    changes = (f"offline.negatives={tmp_path / 'lists'}", "offline.texts=1", "offline.images=1")
+    sampler = PRESETS["aoq"].recipe.plan(settings_of(*changes), tiny, RunContext()).stages[-1].batches.sampler
+    rows = [row for number in range(5) for batch in sampler.epoch(number) for row in batch.tolist()]
+    assert {(row[0], row[3]) for row in rows if row[3] >= 0} <= set(enumerate(lists.texts[:, 0].tolist()))
+    assert {(row[1], row[2]) for row in rows if row[2] >= 0} <= set(enumerate(lists.images[:, 0].tolist()))
+    assert any(row[3] >= 0 for row in rows)
+
+
 def test_a_miner_that_saw_removed_captions_is_refused(tiny, tmp_path):
     run(tiny, tmp_path / "miner", "terms=ranking")
     run(tiny, tmp_path / "own lists", "epochs=2")
@@ -130,10 +144,13 @@ def test_table_3_is_settings(tiny):
         (("offline.loss=quintuplet", "offline.derive=online"), {"derive": "online"}),
         (("offline.weigh_by=positive",), {"against": "positive", "kind": "adaptive"}),
         (
-            ("offline.squared=true", "offline.alpha=0.5", "offline.beta=2", "offline.offline_margin=0.1"),
-            {"squared": True, "alpha": 0.5, "beta": 2.0},
+            (
+                "offline.squared=true", "offline.alpha=0.5", "offline.beta=2", "offline.offline_margin=0.1",
+                "offline.margin=0.4",
+            ),
+            {"squared": True, "alpha": 0.5, "beta": 2.0, "margin": 0.4, "offline_margin": 0.1},
         ),
-    ):
+    ):  # fmt: skip
         plan = PRESETS["aoq"].recipe.plan(settings_of(*changes), tiny, RunContext())
         options = plan.stages[-1].objective.options
         assert {name: getattr(options, name) for name in wanted} == wanted

@@ -64,6 +64,11 @@ def test_a_warm_up_keeps_the_other_terms_and_the_weight(tiny):
     assert warm.parts[1] is hard.parts[1]  # the classifier is trained in both
 
 
+def test_the_weight_of_an_only_term_counts(tiny):
+    (stage,) = planned(tiny, "vse", "terms=logistic", "logistic.weight=3").stages
+    assert stage.objective.weights == [3]
+
+
 @pytest.mark.parametrize("terms", ["infonce,ranking", "ranking,infonce"])
 def test_a_warm_up_with_another_loss_of_scores_leaves_hard_negatives_out(tiny, terms):
     changes = (f"terms={terms}", "warmup_epochs=1", "epochs=2")
