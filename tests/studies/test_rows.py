@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from calligram.data.write_collection import write_draft
+from calligram.features.images.backbones import BackboneInput
+from calligram.features.texts.text_encoder import EncoderInput
 from calligram.files import lock_holder
+from calligram.recipes.parts.run import RunContext
 from calligram.studies import reproduce as reproduce_module
 from calligram.studies.claims import Claim, Row, Study
 from calligram.studies.reproduce import default_workers, plan_rows, reproduce_study
 from calligram.studies.results import Result, append_result, read_results, settings_of
-from calligram.studies.rows import RowJob, RowProgress, RowState, is_trained
+from calligram.studies.rows import RowJob, RowProgress, RowState, is_trained, prepare_inputs
 
 SMALL = (
     "batch=6", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8", "text.min_count=1",
@@ -185,6 +189,36 @@ def test_chosen_rows_bring_the_rows_that_they_need(tiny, tmp_path):
     assert not is_trained(folder)
     (folder / "run.json").write_text('{"seconds": 1}')
     assert planned(STUDY, tiny, tmp_path, seeds=1, only=("taught",)) == [("taught", 0)]
+
+
+def test_inputs_of_several_rows_are_made_once_before_the_rows(
+    tiny_draft, tiny_classifier, tiny_bert, tmp_path, monkeypatch
+):
+    (tmp_path / "pictures").mkdir()
+    collection = write_draft(tiny_draft(tmp_path / "pictures"), tmp_path / "collection")
+    frozen = (f"image.backbone={tiny_classifier}", f"text.encoder={tiny_bert}", "text.word_dropout=0")
+    rows = (
+        Row("vectors", "vse", frozen),
+        Row("vectors too", "vse", (*frozen, "lr=0.1")),
+        Row("cells", "scan", frozen),
+        Row("nothing", "vse", ("image.backbone=/nowhere",)),
+        Row("pixels", "vse", ("image.size=16",)),
+        Row("pixels too", "vse", ("image.size=16", "image.flip=true")),
+        Row("other pixels", "vse", ("image.size=20",)),
+    )
+    jobs = [RowJob("paper", row, 0, "tiny", tmp_path / "results", tmp_path / "runs") for row in rows]
+    images: list[int] = []
+    texts: list[int] = []
+    image_network, text_network = BackboneInput.features, EncoderInput._run
+    monkeypatch.setattr(
+        BackboneInput, "features", lambda self, pixels: images.append(len(pixels)) or image_network(self, pixels)
+    )
+    monkeypatch.setattr(EncoderInput, "_run", lambda self, words: texts.append(len(words)) or text_network(self, words))
+    for _ in range(2):
+        prepare_inputs(jobs, collection, RunContext())
+        assert sum(images) == 2 * 6  # vectors and cells of six pictures, which are the same in all splits
+        assert sum(texts) == 14
+    assert {folder.name for folder in (tmp_path / "collection" / "cache").glob("pixels-*")} == {"pixels-squash-16"}
 
 
 def test_a_job_is_read_back(tmp_path):
