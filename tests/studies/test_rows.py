@@ -162,10 +162,10 @@ def test_claims_with_the_fewest_missing_runs_come_first(tiny, tmp_path):
 def test_rows_that_are_pairs_on_other_hardware_are_not_run_again(tiny, tmp_path):
     rows = (Row("a", "vse"), Row("b", "vse"), Row("exact", "vse", deterministic=True))
     study = Study("paper", rows, (Claim("1", "a", "b"), Claim("2", "a", "exact")))
-    for name, seed in (("a", 0), ("b", 0), ("a", 1)):
+    for name, seed, where in (("a", 0, "there"), ("b", 0, "there"), ("a", 1, "there"), ("b", 1, "elsewhere")):
         append_result(
             tmp_path / "results" / "paper.jsonl",
-            Result("vse", settings_of(study.row(name)), seed, tiny.name, "test", {}, {}, 1.0, 1.0, "there", "c", "x",
+            Result("vse", settings_of(study.row(name)), seed, tiny.name, "test", {}, {}, 1.0, 1.0, where, "c", "x",
                    study=f"paper: {name}"),
         )  # fmt: skip
     assert planned(study, tiny, tmp_path, seeds=2) == [("a", 1), ("b", 1), ("a", 0), ("exact", 0)]
