@@ -132,7 +132,7 @@ def _region(found: WordImportances, point: tuple[float, float]) -> int:
 
 _NO_ATTENTION = (
     "this matcher compares one vector of the picture with one vector of the sentence, so it has no attention; "
-    'scan, bfan and mmca have it ("calligram train fragments")'
+    'scan, bfan and mmca have it ("calligram train scan")'
 )
 
 

@@ -138,9 +138,14 @@ def read_preset(file: Path, name: str = "") -> Preset:
     except (OSError, ValueError) as error:
         raise UserError(f"preset {file} could not be read: {error}") from error
     own = {key: value for key, value in content.items() if key not in PRESET_KEYS}
-    base = find_preset(str(content["base"])) if "base" in content else None
+    try:
+        base = find_preset(str(content["base"])) if "base" in content else None
+    except RecursionError:
+        raise UserError(f"preset {file} is its own base, by way of other presets; give another base") from None
     recipe = str(content.get("recipe", base.recipe.name if base else "pairs"))
     if recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
+    if base is not None and recipe != base.recipe.name:
+        raise UserError(f"preset {file}: its base {base.name} is of recipe {base.recipe.name}, so leave recipe out")
     description = str(content.get("description", base.description if base else ""))
     return Preset(name or file.stem, description, RECIPES[recipe], tuple(flatten(own)), file, base)

@@ -22,7 +22,7 @@ from calligram.recipes.catalog import RECIPES, Preset, find_preset
 from calligram.recipes.pairs import MATCHER_SETTINGS, GivenMatcher, PairsSettings, plan_composition
 from calligram.recipes.parts.config import component_names, declared_settings, replace_stages, with_values
 from calligram.recipes.parts.run import RunContext, run_preset
-from calligram.recipes.parts.run_settings import STAGE_KEYS, STAGES, parse
+from calligram.recipes.parts.run_settings import STAGE_KEYS, STAGES, StageSettings, parse
 from calligram.recipes.parts.terms import TERMS, Term, TermContext
 from calligram.recipes.parts.tower_settings import Towers
 from calligram.training.objectives.objective import Loss, LossObjective, Objective
@@ -84,11 +84,16 @@ def fit(
     """
     collection = data if isinstance(data, Collection) else Collection.open(Path(data))
     if loss is not None:
+        if "terms" in settings:
+            raise UserError("calligram.fit takes a loss or terms, not both")
         settings["terms"] = (LossTerm.of(loss),)
     if "terms" in settings:
         settings["terms"] = _objects(settings["terms"], TERMS, "term")
     if STAGES in settings:
-        settings[STAGES] = tuple(settings[STAGES])
+        stages = settings[STAGES]
+        if not isinstance(stages, Sequence) or not all(isinstance(each, StageSettings) for each in stages):
+            raise UserError("stages takes a list of calligram.stage(...)")
+        settings[STAGES] = tuple(stages)
     context = RunContext(device_named(device) if isinstance(device, str) else device, track=track)
     plan = None
     if isinstance(matcher, str):
@@ -119,7 +124,7 @@ def _objects(given: Any, catalog: Any, kind: str) -> tuple[Any, ...]:
         if isinstance(each, str) and each not in catalog:
             raise unknown(kind, each, catalog)
         own = catalog[each]() if isinstance(each, str) else each
-        if isinstance(own, type) or not is_dataclass(own):
+        if isinstance(own, type) or not is_dataclass(own) or (kind == "term" and not isinstance(own, Term)):
             raise UserError(f"calligram.fit takes a {kind} as a settings object or by name, got {own!r}")
         found.append(own)
     return tuple(found)

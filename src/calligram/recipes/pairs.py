@@ -7,6 +7,7 @@ with any matcher and any towers.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -32,6 +33,8 @@ from calligram.training.loop import Evaluate
 
 PRETRAINED = "pretrained"
 NO_PSEUDO_PAIRS = PseudoSettings(images="none")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -145,10 +148,12 @@ def load_pretrained(
 class PairsSettings(TrainedSettings):
     """Settings of a run; the defaults suit a small network trained from scratch on a few thousand images."""
 
-    not_in_stages: ClassVar[frozenset[str]] = frozenset(
-        ("seed", "precision", "ema_decay", "save_steps", "matcher", "terms", "dim", "shared", "groups")
-    )
-    """settings that hold for the whole run"""
+    in_stages: ClassVar[tuple[str, ...]] = (
+        "epochs", "lr", "optim.*", "warmup_*", "batch", "texts", "epoch_of", "steps", "extra_pairs", "candidates",
+        "first_stage", "pseudo.beta", "pseudo.margin", "image.train", "image.crop", "image.flip", "image.jitter",
+        "image.*dropout",
+    )  # fmt: skip
+    """settings that a stage can change, besides those of terms; all others hold for the whole run"""
 
     matcher: Annotated[
         tuple[Any, ...], "matcher: how two towers give a score; several names for an ensemble that is trained together"
@@ -237,6 +242,9 @@ class PairsSettings(TrainedSettings):
             raise UserError("matcher= names no matcher; give one or more, such as matcher=vse")
         if not self.terms:
             raise UserError("terms= names no term, so there is nothing to minimise; give one such as terms=infonce")
+        for name in {term.name for term in self.terms}:
+            if sum(term.name == name for term in self.terms) > 1:
+                raise UserError(f"terms= names {name} twice; give it once, with another {name}.weight")
         if len(self.matcher) > 1 and any(isinstance(own, PretrainedModel) for own in self.matcher):
             raise UserError("a pretrained dual encoder cannot be a member of an ensemble that is trained together")
         if self.shared and len(self.matcher) > 1 and not (self.image.train or self.text.train):
@@ -269,6 +277,8 @@ def plan_composition(
     captions = _pairing(settings, collection, "train")
     train = captions.join_equal_texts()
     pseudo = None
+    if settings.pseudo.images == "none" and any(term.name == "adversarial" for term in settings.terms):
+        log.warning("pseudo.images=none makes no pseudo pairs, so the term adversarial has no effect")
     if settings.pseudo.images != "none":
         from calligram.recipes.parts.pseudo_pairs import pseudo_pairs_or_none
 

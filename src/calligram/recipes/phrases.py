@@ -27,7 +27,6 @@ from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import Matcher
 from calligram.models.two_branch import TwoBranchSettings, TwoBranchSimilaritySettings
 from calligram.recipes.baselines import CCAFit
-from calligram.recipes.pairs import PairsSettings
 from calligram.recipes.parts.config import SettingsTable, components, settings_of_stage
 from calligram.recipes.parts.run import Plan, RunContext
 from calligram.recipes.parts.run_settings import RARE, LearningRate, Optimisation, StageSettings, TrainedSettings
@@ -59,7 +58,7 @@ PHRASE_MATCHERS = SettingsTable(
 class PhrasesSettings(TrainedSettings):
     """Settings of recipe ``phrases``; sizes, weights and sampling of the paper (two-branch, Secs. 4.2-4.3)."""
 
-    not_in_stages: ClassVar[frozenset[str]] = PairsSettings.not_in_stages
+    in_stages: ClassVar[tuple[str, ...]] = ("epochs", "lr", "optim.*")
 
     matcher: Annotated[tuple[Any, ...], "matcher: two-branch, two-branch-similarity, or a linear fit (cca)"] = (
         components(PHRASE_MATCHERS, "matcher of regions and phrases", (TwoBranchSettings(hidden=1024, dropout=0.0),))

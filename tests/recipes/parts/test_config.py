@@ -243,8 +243,11 @@ def test_a_stage_of_a_preset_is_changed_and_another_added():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("stages.4.lr=1", r"setting stages\.4\.lr: stages are numbered from 1 to 2, and 3 adds one"),
-        ("stages.0.lr=1", "stages are numbered from 1 to 2"),
+        (
+            "stages.4.lr=1",
+            r"setting stages\.4\.lr: this run has the stages 1 to 2; give .* where NUMBER 3 adds",
+        ),
+        ("stages.0.lr=1", "this run has the stages 1 to 2"),
         ("stages.x.lr=1", r"give stages\.NUMBER\.KEY=VALUE"),
         ("stages.lr=1", r"give stages\.NUMBER\.KEY=VALUE"),
         ("stages.1.lrr=1", "unknown setting of a stage 'lrr'; did you mean 'lr'"),

@@ -6,7 +6,7 @@ import pytest
 
 from calligram.errors import UserError
 from calligram.evaluation.mine import LIST_SHARE, MIN_LIST_LENGTH, list_length
-from calligram.recipes.catalog import PRESETS
+from calligram.recipes.catalog import PRESETS, find_preset
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.mined_negatives import MinedNegatives
 from calligram.recipes.parts.run import RunContext
@@ -205,3 +205,41 @@ def test_lists_of_a_run_have_a_fifth_of_a_percent_by_default_and_at_least_ten_it
     assert lengths("offline.texts=4") == (4, 10)
     assert lengths("offline.texts=4", "offline.images=3") == (4, 3)
     assert lengths("offline.share=1") == (len(train.texts), 10)
+
+
+def test_a_stage_leaves_the_discriminators_out(spoken_tiny):
+    changes = ("image.size=16", "pseudo.images=all", "pseudo.region_source=finder", "stages.1.without=adversarial",
+               "stages.2.name=adversarial", "warmup_epochs=0", "epochs=1")  # fmt: skip
+    first, second = planned(spoken_tiny, "a3vse", *changes).stages
+    assert first.objective.adversary is None
+    assert second.objective.adversary is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("stages.1.without=nosuch",), "unknown term 'nosuch'"),
+        (("stages.1.text.hidden=8",), "text.hidden holds for the whole run"),
+        (("stages.1.text.word_dropout=0.9",), "holds for the whole run"),
+        (("stages.1.vse.head=paper",), "holds for the whole run"),
+        (("terms=infonce,infonce",), "names infonce twice"),
+    ],
+)
+def test_settings_without_effect_in_a_stage_are_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        trained_stages(resolve(PRESETS["vse"].defaults, changes))
+
+
+def test_presets_that_cannot_be_built_are_refused(tmp_path):
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    one.write_text(f'base = "{two}"\n', encoding="utf-8")
+    two.write_text(f'base = "{one}"\n', encoding="utf-8")
+    other = tmp_path / "other.toml"
+    other.write_text('base = "vse"\nrecipe = "cca"\n', encoding="utf-8")
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("terms = 5\n", encoding="utf-8")
+    for file, message in ((one, "its own base"), (other, "is of recipe pairs"), (wrong, "setting terms takes words")):
+        with pytest.raises(UserError, match=message):
+            _ = find_preset(str(file)).defaults
+    with pytest.raises(UserError, match="has no stages"):
+        resolve(PRESETS["cca"].defaults, ["stages.1.epochs=1"])

@@ -95,7 +95,7 @@ class TextVectorInput(TextInput):
         if words is None:
             raise UserError(
                 f'text vectors of kind {settings.kind} need word vectors: train some with "calligram words" and give '
-                "their file with --set text.words=FILE, or use --set text.vectors.kind=tfidf, which needs none"
+                "their file with --set text.vectors=FILE, or use --set text.fitted.kind=tfidf, which needs none"
             )
         if settings.kind == "mean":
             return cls(settings, MeanVectorizer(words))

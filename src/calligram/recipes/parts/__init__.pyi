@@ -1,11 +1,11 @@
 from calligram.recipes.parts import terms as terms
-from calligram.recipes.parts.adversarial import Adversarial as Adversarial
 from calligram.recipes.parts.config import changed as changed
 from calligram.recipes.parts.config import from_plain as from_plain
 from calligram.recipes.parts.config import resolve as resolve
 from calligram.recipes.parts.config import settings_fields as settings_fields
 from calligram.recipes.parts.mined_negatives import MinedNegatives as MinedNegatives
 from calligram.recipes.parts.mined_negatives import Miner as Miner
+from calligram.recipes.parts.pseudo_pairs import Adversarial as Adversarial
 from calligram.recipes.parts.pseudo_pairs import SemanticsSettings as SemanticsSettings
 from calligram.recipes.parts.pseudo_pairs import make_pseudo_pairs as make_pseudo_pairs
 from calligram.recipes.parts.run import Plan as Plan

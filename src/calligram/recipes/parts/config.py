@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, field, fields, is_dataclass, replace
+from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
@@ -28,7 +29,6 @@ from calligram.recipes.parts.run_settings import (
     STAGES,
     Setting,
     StageSettings,
-    convert,
     flatten,
     parse,
     read_toml,
@@ -200,6 +200,8 @@ def with_values(defaults: S, given: Sequence[tuple[str, object]], *, strict: boo
         strict: refuse unknown keys; otherwise they are ignored.
     """
     settings = defaults
+    if strict and not hasattr(settings, STAGES) and any(key.split(".")[0] == STAGES for key, _ in given):
+        raise UserError("this recipe has no stages; leave stages out")
     of_stages = [(key, raw) for key, raw in given if key.startswith(f"{STAGES}.")]
     plain = [(key, raw) for key, raw in given if not key.startswith(f"{STAGES}.")]
     names = {item.name: item for item in component_fields(settings)}
@@ -229,7 +231,7 @@ def unchecked(settings: S, values: Mapping[str, object]) -> S:
 def _components(item: Field[Any], present: Sequence[Any], raw: object) -> tuple[Any, ...]:
     """Return the components with these names; present ones keep their settings."""
     catalog, kind = item.metadata["components"], item.metadata["kind"]
-    names = convert(raw, tuple[str, ...])
+    names = parse(raw, Setting(item.name, tuple[str, ...], (), ""))
     assert isinstance(names, tuple)
     kept = dict(zip(component_names(item, present), present, strict=True))
     found = []
@@ -243,15 +245,15 @@ def _components(item: Field[Any], present: Sequence[Any], raw: object) -> tuple[
 
 def _with_stages(settings: S, given: Sequence[tuple[str, object]], *, strict: bool) -> S:
     known = {s.key: s for s in settings_fields(replace_stages(settings))}
-    whole: frozenset[str] = getattr(settings, "not_in_stages", frozenset())
     own = {s.key: s for _, s in declared_settings(StageSettings()) if s.key in STAGE_KEYS}
     stages: list[StageSettings] = list(getattr(settings, STAGES))
     for full, raw in given:
         _, number, key = full.split(".", 2) if full.count(".") > 1 else (full, "", "")
         if not number.isdigit() or not 1 <= int(number) <= len(stages) + 1:
+            present = f"has the stages 1 to {len(stages)}" if stages else "has no stages yet"
             raise UserError(
-                f"setting {full}: stages are numbered from 1 to {max(1, len(stages))}, and {len(stages) + 1} adds one; "
-                "give stages.NUMBER.KEY=VALUE"
+                f"setting {full}: this run {present}; give stages.NUMBER.KEY=VALUE, "
+                f"where NUMBER {len(stages) + 1} adds a stage"
             )
         if int(number) > len(stages):
             stages.append(StageSettings())
@@ -259,7 +261,7 @@ def _with_stages(settings: S, given: Sequence[tuple[str, object]], *, strict: bo
         if key in own:
             change: dict[str, Any] = {key: parse(raw, replace(own[key], key=full))}
             stages[place] = replace(stages[place], **change)
-        elif key in known and key not in whole:
+        elif key in known and _changes_in_stages(settings, key):
             value = parse(raw, replace(known[key], key=full))
             stages[place] = replace(stages[place], changes=(*_without_key(stages[place].changes, key), (key, value)))
         elif strict:
@@ -269,17 +271,22 @@ def _with_stages(settings: S, given: Sequence[tuple[str, object]], *, strict: bo
 
 def _unknown_in_stage(settings: object, key: str, full: str = "") -> UserError:
     """Return the error for a key that a stage cannot change."""
-    whole: frozenset[str] = getattr(settings, "not_in_stages", frozenset())
-    if key in whole:
+    known = {s.key: s for s in settings_fields(replace_stages(settings))}
+    if key in known:
         return UserError(
             f"setting {full or key}: {key} holds for the whole run, so a stage cannot change it; give {key}=VALUE "
             "without a stage"
         )
-    known = {s.key: s for s in settings_fields(replace_stages(settings))}
     error = _unknown_key(key, known, settings)
     if not str(error).startswith("unknown"):
         return error
-    return unknown("setting of a stage", key, {*STAGE_KEYS, *known} - whole)
+    return unknown("setting of a stage", key, {*STAGE_KEYS, *(k for k in known if _changes_in_stages(settings, k))})
+
+
+def _changes_in_stages(settings: object, key: str) -> bool:
+    """Whether a stage can change a setting: those that its class names, and all settings of terms."""
+    terms = {term.name for term in getattr(settings, "terms", ())}
+    return key.partition(".")[0] in terms or any(fnmatch(key, each) for each in getattr(settings, "in_stages", ()))
 
 
 def _without_key(changes: Iterable[tuple[str, object]], key: str) -> tuple[tuple[str, object], ...]:
@@ -293,7 +300,7 @@ def settings_of_stage(settings: S, each: StageSettings) -> S:
     for key, _ in each.changes:
         # A change to a term that the run does not have has no effect: the terms of a preset may be replaced.
         absent = key not in known and key.split(".")[0] in _component_keys(base)
-        if not absent and (key not in known or key in getattr(base, "not_in_stages", ())):
+        if not absent and not (key in known and _changes_in_stages(base, key)):
             raise _unknown_in_stage(base, key)
     return _replace(base, {key: value for key, value in each.changes if key in known})
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from calligram.evaluation.sentence_retrieval import retrieved_sentences
 from calligram.features.pseudo.sentences import PseudoSettings, captions_of_neighbours, draw_sentences, pseudo_sentences
 from calligram.recipes.pairs import MATCHER_SETTINGS
 from calligram.recipes.parts.run import RunContext
-from calligram.recipes.parts.run_settings import RunSettings
+from calligram.recipes.parts.run_settings import RARE, RunSettings
+from calligram.recipes.parts.terms import Term
+from calligram.training.objectives.pseudo_pairs import Adversary, AdversaryTerms
 
 if TYPE_CHECKING:
     from calligram.recipes.pairs import PairsSettings
@@ -33,6 +35,44 @@ class SemanticsSettings(RunSettings):
     """Settings of ``calligram semantics``, which shows pseudo-sentences."""
 
     pseudo: PseudoSettings = field(default_factory=PseudoSettings)
+
+
+@dataclass(frozen=True)
+class Adversarial(Term):
+    """Six discriminators of the four domains, for three kinds of alignment (a3vse, Eqs. 4-8); needs pseudo pairs."""
+
+    name = "adversarial"
+
+    weight: Annotated[float, "weight of the term in the loss", (0, 1000)] = 1.0
+    intra: Annotated[
+        tuple[float, float],
+        "weights of two discriminators: annotated against other images, and captions against pseudo-sentences",
+        (0, 1000),
+    ] = (0.2, 0.1)
+    cross: Annotated[
+        tuple[float, float],
+        "weights of two discriminators of images against texts: of annotated pairs, and of pseudo pairs",
+        (0, 1000),
+    ] = (0.5, 0.5)
+    trans: Annotated[
+        tuple[float, float],
+        "weights of two discriminators: annotated images against pseudo-sentences, and other images against captions",
+        (0, 1000),
+    ] = (0.3, 0.3)
+    steepness: Annotated[
+        float, "steepness of the schedule by which gradient reversal increases, eta", (0, 1000), RARE
+    ] = 10.0
+    hidden: Annotated[int, "dimension of the hidden layer of a discriminator; 0 for a linear one", (0, 65536), RARE] = (
+        512
+    )
+
+    def adversary(self, vector_size: int) -> Adversary | None:
+        """Return the discriminators; None where all weights are zero."""
+        intra, cross, trans = (
+            (self.weight * one, self.weight * two) for one, two in (self.intra, self.cross, self.trans)
+        )
+        terms = AdversaryTerms(intra, cross, trans, self.steepness, self.hidden)
+        return Adversary(vector_size, terms) if any(terms.weights().values()) else None
 
 
 def pseudo_pairs_or_none(collection: Collection, settings: PairsSettings, context: RunContext) -> Pairing | None:

@@ -265,7 +265,7 @@ class Optimisation:
     schedule: Annotated[Literal["cosine", "step", "constant"], "learning-rate schedule over a stage"] = "cosine"
     step_epochs: Annotated[
         int,
-        "number of epochs after each of which schedule=step divides the rate by ten",
+        "number of epochs between two steps of schedule=step, which divide the rate by ten",
         (1, 1000000),
     ] = 10
     warmup: Annotated[float, "share of the stage in which the rate rises from zero", (0, 0.99), RARE] = 0.1

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from calligram.data.pairing import Pairing
-from calligram.errors import UserError
+from calligram.errors import UserError, unknown
 from calligram.features.inputs import Inputs
 from calligram.models.matcher import Matcher
 from calligram.recipes.parts.config import settings_of_stage
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.run_settings import StageSettings
-from calligram.recipes.parts.terms import InfoNCE, Instance, Neighbourhood, Offline, Ranking, Term, TermContext
+from calligram.recipes.parts.terms import TERMS, InfoNCE, Instance, Neighbourhood, Offline, Ranking, Term, TermContext
 from calligram.recipes.parts.tower_settings import Towers
 from calligram.training.batches.batch import Batches, BatchSource, NeighbourhoodSampler, PairSampler, derived_seed
 from calligram.training.loop import Stage
@@ -40,6 +40,9 @@ def trained_stages(settings: PairsSettings) -> StagesWithSettings:
     found: StagesWithSettings = []
     for each in settings.stages or (StageSettings(),):
         own = settings_of_stage(settings, each)
+        for name in each.without:
+            if name not in TERMS and name not in {term.name for term in own.terms}:
+                raise unknown("term", name, TERMS)
         terms = tuple(term for term in own.terms if term.weight and term.name not in each.without)
         if not own.epochs or not any(term.name != "adversarial" for term in terms):
             continue
@@ -52,7 +55,9 @@ def trained_stages(settings: PairsSettings) -> StagesWithSettings:
             each = replace(each, on_start=())
         found.append((each, own))
     if settings.epochs and not found:
-        raise UserError("no stage trains anything: every stage has epochs=0 or no term; give epochs or terms to one")
+        raise UserError(
+            "no stage trains anything: every stage has epochs=0 or no term of a weight above 0; give epochs and a term"
+        )
     if found and _mines(found[0][1]):
         raise UserError(
             "the term offline needs mined negatives in the first stage: give offline.negatives= with a folder made by "
@@ -100,16 +105,17 @@ class Schedule:
 
     def stages(self, planned: StagesWithSettings) -> tuple[Stage, ...]:
         """Return the stages; those of hard negatives begin with a warm-up stage."""
-        found: list[Stage] = []
+        found: list[tuple[Stage, PairsSettings]] = []
         for each, own in planned:
             if "restart" in each.on_start:
                 # Nothing is trained yet, so these copies have the initial weights of all objectives.
                 self._objectives, self._shared = copy.deepcopy((self._objectives, self._shared))
                 self._initial = {k: v.detach().clone() for k, v in self.matcher.state_dict().items()}
             found += self._with_warmup(each, own)
-        return self._with_pseudo_pairs(found, planned) if self.pseudo is not None else tuple(found)
+        return self._with_pseudo_pairs(found) if self.pseudo is not None else tuple(stage for stage, _ in found)
 
-    def _with_warmup(self, each: StageSettings, own: PairsSettings) -> list[Stage]:
+    def _with_warmup(self, each: StageSettings, own: PairsSettings) -> list[tuple[Stage, PairsSettings]]:
+        """Return the stages of one stage of the settings, each with the settings that hold in it."""
         hard = [term for term in own.terms if term.hard_negatives]
         warm = min(own.warmup_epochs, own.epochs) if hard else 0
         if own.term(Offline) and warm >= own.epochs:
@@ -121,13 +127,16 @@ class Schedule:
         self._minings += "mine" in each.on_start
         mined = self._mined_negatives(own)
         begin, resume = self._on_start(each, mined) if _mines(own) or each.on_start else (None, None)
-        stages = []
+        found = []
         if warm:
-            stages.append(self._stage(f"{name}, warm-up", warm, _warm_settings(own)))
+            warm_up = _warm_settings(own)
+            found.append((self._stage(f"{name}, warm-up", warm, warm_up), warm_up))
         if own.epochs > warm:
-            stages.append(self._stage(name, own.epochs - warm, own, mined.sampler if mined else None))
-        stages = [replace(stage, resets_best=each.resets_best, on_start=resume) for stage in stages]
-        return [replace(stages[0], on_start=begin), *stages[1:]]
+            found.append((self._stage(name, own.epochs - warm, own, mined.sampler if mined else None), own))
+        return [
+            (replace(stage, resets_best=each.resets_best, on_start=resume if number else begin), settings)
+            for number, (stage, settings) in enumerate(found)
+        ]
 
     def _stage(self, name: str, epochs: int, own: PairsSettings, sampler: PairSampler | None = None) -> Stage:
         frozen = self._frozen(own)
@@ -267,42 +276,28 @@ class Schedule:
             matcher.load_state_dict(dict(self._initial))
         return fresh
 
-    # Pseudo pairs
-
-    def _with_pseudo_pairs(self, stages: Sequence[Stage], planned: StagesWithSettings) -> tuple[Stage, ...]:
+    def _with_pseudo_pairs(self, stages: Sequence[tuple[Stage, PairsSettings]]) -> tuple[Stage, ...]:
         """Add the losses of pseudo pairs and the discriminators, which all stages share (a3vse, Eqs. 3 and 9)."""
         from calligram.training.objectives.pseudo_pairs import PseudoPairObjective
 
-        total, begun, found = sum(stage.epochs for stage in stages), 0, []
+        total, begun, found = sum(stage.epochs for stage, _ in stages), 0, []
         adversary = self._adversary()
-        for stage, own in zip(stages, self._of_sub_stages(stages, planned), strict=True):
+        for stage, own in stages:
             span = begun / total, (begun + stage.epochs) / total
             margin = own.pseudo.margin
             terms = tuple(replace(t, margin=margin) if isinstance(t, Ranking) else t for t in own.terms)
             if not any(term.for_pseudo_pairs for term in terms):
                 raise UserError("pseudo pairs need one of the terms ranking, infonce, neighbourhood and logistic")
             of_pseudo = self._objective(replace(own, terms=terms), pseudo=True)
-            objective = PseudoPairObjective(stage.objective, of_pseudo, own.pseudo.beta, adversary, span)
+            own_adversary = adversary if any(term.name == "adversarial" for term in own.terms) else None
+            objective = PseudoPairObjective(stage.objective, of_pseudo, own.pseudo.beta, own_adversary, span)
             found.append(replace(stage, objective=objective))
             begun += stage.epochs
         return tuple(found)
 
-    def _of_sub_stages(self, stages: Sequence[Stage], planned: StagesWithSettings) -> list[PairsSettings]:
-        """Return the settings of every stage; a warm-up has its own terms."""
-        found: list[PairsSettings] = []
-        for _, own in planned:
-            hard = any(term.hard_negatives for term in own.terms)
-            if hard and own.warmup_epochs:
-                found.append(_warm_settings(own))
-            if not hard or own.epochs > own.warmup_epochs:
-                found.append(own)
-        return found[: len(stages)]
-
     def _adversary(self) -> Adversary | None:
         term = next((term for term in self.settings.terms if term.name == "adversarial"), None)
         return None if term is None else term.adversary(self.matcher.vector_size)
-
-    # Names of modules
 
     def _module_names(self, name: str) -> tuple[str, ...]:
         """Return the names of a tower's module in the matcher, or in each member of an ensemble."""

@@ -16,7 +16,7 @@ from calligram.recipes.parts.tower_settings import Towers
 from calligram.training.objectives.objective import InfoNCEObjective, Objective, RankingObjective
 
 if TYPE_CHECKING:
-    from calligram.recipes.parts.adversarial import Adversarial as Adversarial
+    from calligram.recipes.parts.pseudo_pairs import Adversarial as Adversarial
     from calligram.training.objectives.instance import ClassLabels
     from calligram.training.objectives.offline import OfflineTerms
 
@@ -84,7 +84,7 @@ class Term:
 
 
 class TermCatalog(Catalog["type[Term]"]):
-    """Terms by name: those of the package, registered ones, and those that installed packages declare."""
+    """Terms by name: terms of the package, registered terms, and terms that installed packages declare."""
 
     def __getitem__(self, name: str) -> type[Term]:
         found = super().__getitem__(name)
@@ -375,7 +375,7 @@ TERMS = TermCatalog(
         "logistic": f"{__name__}:Logistic",
         "caption": f"{__name__}:Caption",
         "distillation": f"{__name__}:Distillation",
-        "adversarial": "calligram.recipes.parts.adversarial:Adversarial",
+        "adversarial": "calligram.recipes.parts.pseudo_pairs:Adversarial",
     },
     "calligram.terms",
 )
