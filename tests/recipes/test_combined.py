@@ -200,6 +200,24 @@ def test_cca_of_phrases_is_fitted_on_truth_regions_with_their_phrases(looked_at)
         torch.testing.assert_close(one.abs(), two.abs(), rtol=1e-3, atol=1e-4)
 
 
+def test_cca_of_phrases_is_also_fitted_on_proposals_that_match(looked_at):
+    pairs = {}
+    for positives in ("single", "augmented"):
+        changes = ("matcher=cca", "match=0.5", "background=0.5", f"positives={positives}")
+        pairs[positives] = sum(len(texts) for _, texts in plan_phrases(looked_at, *changes).fit.__self__._positives())
+    assert pairs["augmented"] > 1.5 * pairs["single"] > 0
+
+
+def test_cca_of_phrases_is_fitted_on_all_batches(looked_at):
+    plan = plan_phrases(looked_at, "matcher=cca", "match=0.5", "background=0.5", "cca.eta=0.1")
+    towers, dev = plan.fit.__self__, lambda matcher: {"r1": 0.0}
+    whole = plan.fit(dev)
+    ((regions, texts),) = towers._positives()
+    halves = [(regions[:9], texts[:9]), (regions[9:], texts[9:])]
+    towers._positives = lambda: iter(halves)
+    torch.testing.assert_close(plan.fit(dev).correlations, whole.correlations, rtol=1e-4, atol=1e-5)
+
+
 def test_the_regularization_of_cca_is_selected_on_dev_for_each_modality(looked_at):
     plan = plan_phrases(looked_at, "matcher=cca", "background=0.7", "cca.eta=0.5,0.01")
     asked = []

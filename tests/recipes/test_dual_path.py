@@ -198,6 +198,12 @@ def test_vse_adds_the_instance_loss_to_its_own(tiny, tmp_path):
     assert (tmp_path / "run" / "best.safetensors").is_file()
 
 
+def test_settings_of_the_instance_loss_reach_its_objective(tiny):
+    changes = ("instance.dropout=0.3", "instance.scale=5", "instance.weights=0.2,0.7", "image.size=16")
+    made = PRESETS["dual-path"].recipe.plan(settings_of(*changes), tiny, RunContext()).stages[0].objective
+    assert (made.dropout.p, made.scale, made.weights) == (0.3, 5, (0.2, 0.7))
+
+
 def test_classes_can_be_initialized_with_their_images(stored_tiny):
     changes = ("image.features=colour", "instance.init=images", "vse.head=linear", "stages.2.epochs=1")
     plan = PRESETS["dual-path"].recipe.plan(settings_of(*changes), stored_tiny, RunContext())

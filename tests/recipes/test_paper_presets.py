@@ -49,7 +49,7 @@ MINIATURE = {
         *STORED, *WORDS, "dim=64", "text.hidden=64", "epochs=8", "sparse.images=0.5", "a3vse.context=64",
         "pseudo.region_source=truth",
     ),
-    "mmca-paper": (*STORED, *WORDS, "dim=128", "text.hidden=128", "batch=12", "epochs=3", "dev_depth=10"),
+    "mmca-paper": (*STORED, *WORDS, "dim=128", "text.hidden=128", "batch=8", "epochs=2", "dev_depth=10"),
 }  # fmt: skip
 """settings of small networks and short schedules; the optimizer, its rate, the losses and the margins stay"""
 
