@@ -42,7 +42,8 @@ SLOW_TESTS = (
 
 FIRST_TESTS = (
     "training/test_distributed.py", "training/test_loop.py::test_a_run_killed", "test_house.py::test_files_entered",
-    "test_readme.py::test_the_commands", "test_examples.py", "test_wheel.py",
+    "test_readme.py::test_the_commands", "test_examples.py", "test_wheel.py", "studies/test_rows.py",
+    "recipes/test_paper_presets.py", "studies/test_mmca.py",
 )  # fmt: skip
 """long tests that would come last by name: then one worker would wait for the other"""
 

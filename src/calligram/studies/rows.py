@@ -32,7 +32,6 @@ from calligram.evaluation.localization import evaluate_localization, load_phrase
 from calligram.evaluation.recall import EncodedPairing
 from calligram.evaluation.retrieval import Floats, evaluate_retrieval
 from calligram.features.images.backbones import Backbone
-from calligram.features.images.pixels import PixelInput
 from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.files import lock_holder, try_lock
@@ -155,10 +154,10 @@ def prepare_inputs(jobs: Sequence[RowJob], collection: Collection, context: RunC
         with contextlib.suppress(UserError):
             backbone = Backbone.load(image.backbone).to(context.device) if image.backbone else None
             source = image_input(image, backbone, parts)
-            if isinstance(source, PixelInput) and count > 1:
-                source.store(visuals, context.track)
-            elif not isinstance(source, PixelInput):
+            if source.network is not None:
                 source.load(visuals, context.track)
+            elif source.pixel_input is not None and count > 1:
+                source.pixel_input.store(visuals, context.track)
     for name, length in encoders:
         with contextlib.suppress(UserError):
             encoder = TextEncoder.load(name).to(context.device).eval()
