@@ -193,7 +193,7 @@ class RowTable:
 
 
 def row_table(rows: Sequence[RowState], height: int) -> Group:
-    """Return a table of rows: failed and running ones, then those that wait, then the last ones that are done."""
+    """Return a table of rows: failed and running ones, then waiting ones, then the last ones that are done."""
     counts = {state: sum(row.state == state for row in rows) for state in ROW_STATES}
     title = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     left = _time_left(rows)

@@ -88,7 +88,7 @@ def show(
     set_: Annotated[list[str] | None, typer.Option("--set", help="A setting, as key=value; may be repeated.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also show settings that few users change.")] = False,
 ) -> None:
-    """Show the settings of a preset: those that have an effect with the values of the others."""
+    """Show the settings of a preset. Settings without effect at the present values are left out."""
     from calligram.recipes.catalog import find_preset
     from calligram.recipes.parts.config import resolve, shown_settings
 

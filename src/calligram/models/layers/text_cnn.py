@@ -124,7 +124,7 @@ class TextCNN(TextTower):
         return self._mean_over_shifts(texts, kept, spare)
 
     def states(self, texts: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Positions of the last feature map after the head, (N, P, size), and the mask of those that cover words.
+        """Positions of the last feature map after the head, (N, P, size), and the mask of positions that cover words.
 
         A text without a kept word has one part, its first position.
         """

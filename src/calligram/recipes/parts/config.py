@@ -284,7 +284,7 @@ def _unknown_in_stage(settings: object, key: str, full: str = "") -> UserError:
 
 
 def _changes_in_stages(settings: object, key: str) -> bool:
-    """Whether a stage can change a setting: those that its class names, and all settings of terms."""
+    """Whether a stage can change a setting: the settings class names it, or it belongs to a term."""
     terms = {term.name for term in getattr(settings, "terms", ())}
     return key.partition(".")[0] in terms or any(fnmatch(key, each) for each in getattr(settings, "in_stages", ()))
 
