@@ -214,7 +214,7 @@ def append_result(file: Path, result: Result) -> None:
 
 
 def read_results(folder: Path) -> list[Result]:
-    """Read all results of a folder, without those that were withdrawn."""
+    """Read all results of a folder, without withdrawn ones."""
     found = []
     for file in sorted(folder.glob("*.jsonl")):
         if file.name in (CLAIMS_FILE, WITHDRAWN_FILE):
