@@ -1,4 +1,4 @@
-"""Attention without cuDNN, and compilation that does not change results."""
+"""Random seeds, attention without cuDNN, and compilation that does not change results."""
 
 from __future__ import annotations
 
@@ -9,9 +9,44 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from calligram.device import compile_if_enabled, use_compile, without_cudnn_attention
+from calligram.device import compile_if_enabled, seed_random_numbers, use_compile, without_cudnn_attention
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.mmca import MMCA, MMCASettings
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**62 + 3])
+def test_seeded_draws_are_those_of_torch_manual_seed(seed):
+    draws = []
+    with torch.random.fork_rng([]):
+        for seed_numbers in (torch.manual_seed, lambda seed: seed_random_numbers(seed, torch.device("cpu"))):
+            torch.rand(3)
+            seed_numbers(seed)
+            draws.append([torch.rand(5), torch.randn(3), torch.randperm(9), torch.randint(9, (4,))])
+        assert torch.initial_seed() == seed
+    assert all(torch.equal(one, two) for one, two in zip(*draws, strict=True))
+
+
+def test_seeding_queues_nothing_for_other_back_ends(monkeypatch):
+    called = []
+    for module in (torch.cuda, torch.xpu, torch.mtia):
+        monkeypatch.setattr(module, "_lazy_call", lambda *args, **kwargs: called.append(args))
+    with torch.random.fork_rng([]):
+        seed_random_numbers(1, torch.device("cpu"))
+        assert not called
+        torch.manual_seed(1)
+    assert called  # the names of torch are those that are replaced above
+
+
+@pytest.mark.parametrize(("device", "seeded"), [("cuda:1", [0, 5]), ("cuda", [5, 0])])
+def test_the_generator_of_the_gpu_in_use_is_seeded(monkeypatch, device, seeded):
+    generators = [torch.Generator().manual_seed(0) for _ in range(2)]
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    with torch.random.fork_rng([]):
+        seed_random_numbers(5, torch.device(device))
+        assert torch.initial_seed() == 5
+    assert [generator.initial_seed() for generator in generators] == seeded
 
 
 def test_cudnn_attention_is_disabled_on_a_gpu_and_restored():

@@ -42,6 +42,19 @@ def test_rows_are_found_by_content_key_in_several_parts(tmp_path):
     assert "w" not in again
 
 
+def test_rows_are_copies_in_plain_arrays_of_the_given_type(tmp_path):
+    store = FeatureStore(tmp_path, {}, np.uint8)
+    pixels = np.arange(4 * 12, dtype=np.uint8).reshape(4, 3, 2, 2)
+    store.append(["a", "b"], pixels[:2])
+    store.append(["c", "d"], pixels[2:])
+    found = store.take(["d", "a", "c", "a"])
+    assert type(found) is np.ndarray
+    assert found.dtype == np.uint8
+    np.testing.assert_array_equal(found, pixels[[3, 0, 2, 0]])
+    found[:] = 0
+    np.testing.assert_array_equal(store.take(["d"]), pixels[3:])
+
+
 def test_other_settings_have_another_store(tmp_path):
     FeatureStore(tmp_path, {"a": 1}).append(["x"], rows(1))
     assert len(FeatureStore(tmp_path, {"a": 2})) == 0

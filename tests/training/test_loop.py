@@ -52,6 +52,14 @@ def test_the_same_seed_gives_bit_identical_weights(tiny, tmp_path):
     assert numbers(tmp_path / "one") != numbers(tmp_path / "other")
 
 
+def test_training_steps_queue_no_seeds_for_devices_that_are_not_in_use(tiny, tmp_path, monkeypatch):
+    seeded = []
+    original = torch.manual_seed
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: seeded.append(seed) or original(seed))
+    run(tiny, tmp_path / "run", "epochs=2")
+    assert seeded == [0]  # once for the initial weights, never for a step
+
+
 TRAINER = """
 import json, os, sys
 import torch, torch.utils.tensorboard

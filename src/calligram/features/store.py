@@ -42,7 +42,8 @@ class FeatureStore:
         (self.folder / "about.txt").write_text(plain + "\n", encoding="utf-8")
         self._dtype = dtype
         self._parts: dict[str, NDArray[Any]] = {}
-        self._positions: dict[str, tuple[str, int]] = {}
+        self._positions: dict[str, tuple[NDArray[Any], int]] = {}
+        """part and row of each key"""
         self._open_parts()
 
     def _open_parts(self) -> None:
@@ -54,13 +55,14 @@ class FeatureStore:
     def _open_part(self, keys_file: Path) -> None:
         try:
             keys = json.loads(keys_file.read_text(encoding="utf-8"))
-            rows = np.load(keys_file.with_suffix(".npy"), mmap_mode="r", allow_pickle=False)
+            # A plain array over the mapped memory: every index into a numpy.memmap makes a new object of that class.
+            rows = np.load(keys_file.with_suffix(".npy"), mmap_mode="r", allow_pickle=False).view(np.ndarray)
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{keys_file} is damaged ({error}); remove it and its .npy file to compute these features again"
             ) from error
         for row, key in enumerate(keys):
-            self._positions[key] = (keys_file.stem, row)
+            self._positions[key] = (rows, row)
         self._parts[keys_file.stem] = rows
 
     def __contains__(self, key: str) -> bool:
@@ -88,9 +90,10 @@ class FeatureStore:
     def take(self, keys: Sequence[str]) -> NDArray[Any]:
         """Return a copy of the rows with these keys: (N, ...)."""
         out = np.empty((len(keys), *next(iter(self._parts.values())).shape[1:]), dtype=self._dtype)
+        # One copy of each row. Indexing each part with a list of rows would copy twice, and takes longer.
         for number, key in enumerate(keys):
             part, row = self._positions[key]
-            out[number] = self._parts[part][row]
+            out[number] = part[row]
         return out
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from calligram.device import Processes, device_of
+from calligram.device import Processes, device_of, seed_random_numbers
 from calligram.errors import NotFiniteError, UserError
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
@@ -187,7 +187,8 @@ class _Trainer:
             progress = (epoch * total + step + 0.5) / (stage.epochs * total)
             self._set_lr(stage, optimizer, progress)
             stage.objective.set_progress(progress)
-            torch.manual_seed(derived_seed(self.loop.seed, "step", number, epoch, step, self.processes.rank))
+            seed = derived_seed(self.loop.seed, "step", number, epoch, step, self.processes.rank)
+            seed_random_numbers(seed, self.device)
             terms = self._backward(stage, batch)
             stepped = (step + 1) % stage.accumulate == 0 or step + 1 == total
             if stepped:

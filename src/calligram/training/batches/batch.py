@@ -15,7 +15,7 @@ from torch import Tensor
 
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
-from calligram.device import Processes
+from calligram.device import Processes, seed_random_numbers
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment
 from calligram.features.inputs import Inputs
@@ -302,7 +302,7 @@ class Batches:
         batch = host.map_tensors(lambda tensor: tensor.to(self.device, non_blocking=True))
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            torch.manual_seed(derived_seed(seed, self.processes.rank))
+            seed_random_numbers(derived_seed(seed, self.processes.rank), self.device)
             images = self.inputs.images.finish(batch.images, self.augment)
             texts = self._drop_words(batch.texts, batch.text_mask) if self.word_dropout else batch.texts
         return replace(batch, images=images, texts=texts)
