@@ -15,7 +15,7 @@ from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder
 from calligram.search.query.searcher import Searcher
-from calligram.training.loop import _Trainer
+from calligram.training.loop import _Trainer, parameter_groups
 from calligram.training.runs import Run
 
 SMALL = (
@@ -51,18 +51,18 @@ def networks(tmp_path_factory, tiny_bert):
 def settings_of(*changes):
     members = next((c.partition("=")[2] for c in changes if c.startswith("matcher=")), "mmca")
     mmca = ("mmca.heads=4", "mmca.filters=16") if "mmca" in members.split(",") else ()
-    return resolve(PRESETS["best"].defaults, [*SMALL, *mmca, *changes])
+    return resolve(PRESETS["best-ensemble"].defaults, [*SMALL, *mmca, *changes])
 
 
 def planned(collection, *changes):
     settings = settings_of(*changes)
-    return PRESETS["best"].recipe.plan(settings, collection, RunContext(torch.device("cpu")))
+    return PRESETS["best-ensemble"].recipe.plan(settings, collection, RunContext(torch.device("cpu")))
 
 
 def run(collection, out, *changes, resume=False):
     settings = settings_of(*changes)
     context = RunContext(torch.device("cpu"))
-    return run_preset(PRESETS["best"], settings, collection, out, resume=resume, context=context)
+    return run_preset(PRESETS["best-ensemble"], settings, collection, out, resume=resume, context=context)
 
 
 @pytest.mark.parametrize("members", ["mmca", "mmca,mmca", "mmca,scan,vse"])
@@ -123,7 +123,7 @@ def test_networks_are_trained_end_to_end_one_for_each_member_or_one_for_all(tiny
 @pytest.mark.parametrize("shared", ["false", "true"])
 def test_members_start_from_the_same_networks_with_a_lower_learning_rate(tiny, networks, shared):
     plan = planned(tiny, *networks, f"shared={shared}", "matcher=mmca,mmca")
-    assert sorted(plan.stages[0].lr_scale.values()) == ([0.1, 0.3] if shared == "true" else [0.1, 0.1, 0.3, 0.3])
+    assert sorted(plan.stages[0].lr_scale.values()) == ([0.03, 0.1] if shared == "true" else [0.03, 0.03, 0.1, 0.1])
     if shared == "false":
         one, two = plan.matcher.members
         assert all(torch.equal(a, b) for a, b in zip(one.image.parameters(), two.image.parameters(), strict=True))
@@ -228,3 +228,18 @@ def test_any_preset_trains_several_matchers_together(stored_tiny, tmp_path, pres
     run_preset(chosen, settings, stored_tiny, tmp_path / "run", context=RunContext(torch.device("cpu")))
     matcher, _ = Run.open(tmp_path / "run").load()
     assert isinstance(matcher, Ensemble)
+
+
+def test_each_layer_of_a_network_has_a_lower_learning_rate_than_the_next(tiny, networks):
+    plan = planned(tiny, *networks, "matcher=vse", "candidates=0", "optim.layer_decay=0.5")
+    rates = plan.stages[0].lr_scale
+    text = {name.removeprefix("text.encoder."): rate for name, rate in rates.items() if "text.encoder." in name}
+    layers = sorted(name for name in text if "layer." in name)
+    assert [text[name] for name in layers] == [0.1 * 0.5 ** (len(layers) - 1 - place) for place in range(len(layers))]
+    (first,) = (rate for name, rate in text.items() if name.endswith("embeddings"))
+    assert first == 0.1 * 0.5 ** len(layers)
+    groups = parameter_groups(plan.matcher, plan.stages[0].objective, rates, ())
+    factor = {id(p): group["factor"] for group in groups for p in group["params"]}
+    for name, parameter in plan.matcher.text.encoder.named_parameters():
+        within = [part for part in text if name.startswith(f"{part}.")]
+        assert factor[id(parameter)] == (text[within[0]] if within else 0.1), name

@@ -24,6 +24,7 @@ BY_ROW = {
     "mmca + instance": (*MMCA_SMALL, "candidates=2"),
     "best": (*MMCA_SMALL, "candidates=2"),
     "best, one vse": (),
+    "best, one vse, distilled": (),
     "best, one mmca + AOQ": (
         *MMCA_SMALL, "candidates=2", "offline.texts=4", "offline.images=2", "stages.2.epochs=1", "stages.2.batch=4",
     ),
@@ -38,7 +39,8 @@ def small_study(tmp_path, tiny_classifier, tiny_bert, monkeypatch) -> Study:
     """Some rows of the study as they are, but for sizes and networks."""
     models = tmp_path / "assets" / "models"
     models.mkdir(parents=True)
-    (models / "mobilenet_v2_1.0_224").symlink_to(tiny_classifier)
+    for name in ("efficientnet_lite2_256", "dinov2_small_saliency"):
+        (models / name).symlink_to(tiny_classifier)
     (models / "minilm").symlink_to(tiny_bert)
     monkeypatch.setenv(ASSETS, str(tmp_path / "assets"))
     rows = tuple(

@@ -50,7 +50,8 @@ def test_a_line_has_the_stages_that_differ_from_the_preset(line_of):
 
 
 @pytest.mark.parametrize(
-    ("preset", "change", "count"), [("best", "seed=0", 3), ("best", "matcher=mmca,vse", 2), ("ensemble", "runs=a,b", 2)]
+    ("preset", "change", "count"),
+    [("best-ensemble", "seed=0", 3), ("best", "matcher=mmca,vse", 2), ("ensemble", "runs=a,b", 2)],
 )
 def test_the_names_in_matcher_and_runs_are_the_members_of_an_ensemble(line_of, preset, change, count):
     recipe = find_preset(preset).recipe.name

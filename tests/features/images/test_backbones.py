@@ -10,6 +10,7 @@ from torch import nn
 
 from calligram.errors import UserError
 from calligram.features.images.backbones import Backbone, pixel_input
+from calligram.features.transformers_models import layer_rates
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -99,3 +100,79 @@ def test_mobilenet_gives_different_vectors_for_different_photographs(assets):
     backbone = Backbone.load(str(assets / "models" / "mobilenet_v2_1.0_224")).eval()
     assert backbone.dim == 1280
     assert pixel_input(str(assets / "models" / "mobilenet_v2_1.0_224")).std == (0.5, 0.5, 0.5)
+
+
+def step(backbone, pixels):
+    """Gradients of one training step."""
+    backbone.zero_grad()
+    backbone(pixels).vectors.square().sum().backward()
+    return {name: p.grad.clone() for name, p in backbone.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="compiling takes a minute on a CPU, and is used on a GPU only"
+)
+@pytest.mark.parametrize("name", ["dinov2", "mobilenet"])
+def test_a_compiled_training_step_equals_a_plain_one(name):
+    torch.manual_seed(0)
+    backbone = Backbone(configurations()[name]).cuda().train()
+    pixels = torch.randn(4, 3, 32, 32, device="cuda")
+    state = {k: v.clone() for k, v in backbone.state_dict().items()}
+    plain = step(backbone, pixels)
+    backbone.load_state_dict(state)
+    backbone.compile_training()
+    compiled = step(backbone, pixels)
+    for key, gradient in plain.items():
+        torch.testing.assert_close(compiled[key], gradient, rtol=1e-3, atol=1e-4)
+    assert backbone._compiles
+
+
+def test_only_training_batches_of_the_first_shape_are_compiled(monkeypatch):
+    compiled, compile_ = [], torch.compile
+
+    def traced(model, **changes):
+        compiled.append(model)
+        return compile_(model, **changes, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", traced)
+    torch.manual_seed(0)
+    backbone = Backbone(configurations()["vit"])
+    backbone.compile_training()
+    pixels = torch.randn(4, 3, 32, 32)
+    with torch.no_grad():
+        backbone.eval()(pixels)
+    assert not compiled
+    compiled_gradients = step(backbone.train(), pixels)
+    assert compiled == [backbone.model]
+    names = set(backbone.state_dict())
+    step(backbone, pixels[:3])
+    assert compiled == [backbone.model]
+    assert backbone._compiled_shape == pixels.shape
+    backbone._compiles = False
+    for key, gradient in step(backbone, pixels).items():
+        torch.testing.assert_close(compiled_gradients[key], gradient)
+    assert names == {f"model.{name}" for name in backbone.model.state_dict()}
+
+
+def test_a_network_that_cannot_be_compiled_is_trained_without_compilation(monkeypatch, caplog):
+    def broken(model, **changes):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    backbone = Backbone(configurations()["vit"]).train()
+    backbone.compile_training()
+    assert step(backbone, torch.randn(2, 3, 32, 32))
+    assert "runs without compilation: no compiler here" in caplog.text
+
+
+def test_layers_are_counted_from_the_last_one():
+    import transformers as t
+
+    vit = t.Dinov2Model(t.Dinov2Config(**{**SMALL, "num_hidden_layers": 3}, image_size=32, patch_size=8))
+    layers = {f"model.encoder.layer.{number}": 0.5 ** (2 - number) for number in range(3)}
+    assert layer_rates(Backbone(vit), 0.5) == {"model.embeddings": 0.125, **layers}
+    resnet = t.ResNetModel(t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[2, 1], layer_type="basic"))
+    stages = ["encoder.stages.0.layers.0", "encoder.stages.0.layers.1", "encoder.stages.1.layers.0"]
+    assert layer_rates(resnet, 0.5) == {"embedder": 0.125, **dict(zip(stages, (0.25, 0.5, 1.0), strict=True))}
+    assert layer_rates(vit, 1.0) == {}
+    assert layer_rates(nn.Linear(2, 2), 0.5) == {}

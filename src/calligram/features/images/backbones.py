@@ -7,6 +7,7 @@ features of a query image are computed on the fly.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ from calligram.features.transformers_models import architecture_config, describe
 from calligram.files import parts_hash, tensor_parts
 from calligram.progress import Track, silent
 
+log = logging.getLogger(__name__)
+
 Ints = NDArray[np.int64]
 
 STORE_PART_IMAGES = 512
@@ -55,6 +58,9 @@ class Backbone(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self._training_step: list[Any] = []  # the compiled model, inside a list: it is no sub-module
+        self._compiled_shape: torch.Size | None = None
+        self._compiles = False
 
     @classmethod
     def load(cls, name: str) -> Backbone:
@@ -128,9 +134,35 @@ class Backbone(nn.Module):
         cells = grid_cells(self, images)
         return cells, cells.new_ones(cells.shape[:2], dtype=torch.bool) if mask is None else mask
 
+    def compile_training(self) -> None:
+        """Compile the model for training batches of the shape of the first one.
+
+        Other batches, and evaluation, run without compilation: each further shape takes another compilation.
+        """
+        self._compiles = True
+
+    def _run(self, pixels: Tensor) -> Any:
+        """Return the output of the model, compiled if that was asked for."""
+        if not (self._compiles and self.training and torch.is_grad_enabled()):
+            return self.model(pixels)
+        if self._compiled_shape is None:
+            self._compiled_shape = pixels.shape
+        if pixels.shape != self._compiled_shape:
+            return self.model(pixels)
+        try:
+            if not self._training_step or self._training_step[0]._orig_mod is not self.model:
+                self._training_step[:] = [torch.compile(self.model, dynamic=False)]
+            return self._training_step[0](pixels)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # compilers raise many types
+            log.warning("the image network cannot be compiled and runs without compilation: %s", error)
+            self._compiles = False
+            return self.model(pixels)
+
     def forward(self, pixels: Tensor) -> BackboneOutput:
         """Encode normalised pixels (N, 3, H, W)."""
-        output = self.model(pixels)
+        output = self._run(pixels)
         states: Tensor = output.last_hidden_state
         pooled = getattr(output, "pooler_output", None)
         if states.ndim == 4:

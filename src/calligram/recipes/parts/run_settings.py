@@ -15,7 +15,7 @@ import torch
 
 from calligram.data.collection import Collection
 from calligram.errors import UserError
-from calligram.training.loop import BatchSource, Loop, Precision, Stage
+from calligram.training.loop import BatchSource, Loop, Precision, Speed, Stage
 from calligram.training.objectives.objective import Objective
 
 FINITE = (-1e300, 1e300)
@@ -244,6 +244,9 @@ class TrainedSettings(RunSettings):
     """Settings of every run that trains in steps."""
 
     precision: Annotated[Precision, "floating-point precision of the network", RARE] = "fp32"
+    speed: Annotated[Speed, "compile trained image networks on a GPU in long runs (auto), or never (plain)", RARE] = (
+        "auto"
+    )
     ema_decay: EMADecay = 0.99
     save_steps: Annotated[
         int, "number of steps between saved states, besides one after every epoch; 0 for none", (0, 1000000000), RARE
@@ -251,7 +254,7 @@ class TrainedSettings(RunSettings):
 
     def loop(self, select_by: str = "rsum") -> Loop:
         """Return the settings of the training loop."""
-        return Loop(self.seed, self.precision, self.ema_decay, select_by, self.save_steps)
+        return Loop(self.seed, self.precision, self.ema_decay, select_by, self.save_steps, speed=self.speed)
 
 
 @dataclass(frozen=True)
@@ -274,6 +277,12 @@ class Optimisation:
     lr_scale: Annotated[
         tuple[str, ...], "factors on the learning rate by part of the matcher, such as image:0.1,text:1", RARE
     ] = ()
+    layer_decay: Annotated[
+        float,
+        "factor on the learning rate from each layer of the parts in lr_scale to the layer before",
+        (0.01, 1),
+        RARE,
+    ] = 1.0
     frozen: Annotated[tuple[str, ...], "parts of the matcher that are not trained, such as image", RARE] = ()
 
     @property

@@ -12,10 +12,11 @@ from torch import Tensor
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError, unknown
 from calligram.features.inputs import Inputs
+from calligram.features.transformers_models import layer_rates
 from calligram.models.matcher import Matcher
 from calligram.recipes.parts.config import settings_of_stage
 from calligram.recipes.parts.run import RunContext
-from calligram.recipes.parts.run_settings import StageSettings
+from calligram.recipes.parts.run_settings import Optimisation, StageSettings
 from calligram.recipes.parts.terms import TERMS, InfoNCE, Instance, Neighbourhood, Offline, Ranking, Term, TermContext
 from calligram.recipes.parts.tower_settings import Towers
 from calligram.training.batches.batch import Batches, BatchSource, NeighbourhoodSampler, PairSampler, derived_seed
@@ -142,7 +143,7 @@ class Schedule:
         frozen = self._frozen(own)
         modules = self._module_names("image") if frozen else ()
         batches = self._feed(own, sampler or self._sampler(own), frozen=frozen)
-        optim = replace(own.optim, lr_scale=self._lr_scale(own.optim.lr_scale))
+        optim = replace(own.optim, lr_scale=self._lr_scale(own.optim))
         return optim.stage(name, epochs, self._objective(own), batches, own.lr, modules)
 
     def _frozen(self, own: PairsSettings) -> bool:
@@ -305,16 +306,19 @@ class Schedule:
             return (name,)
         return tuple(f"members.{number}.{name}" for number in range(len(self.members)))
 
-    def _lr_scale(self, parts: Sequence[str]) -> tuple[str, ...]:
+    def _lr_scale(self, optim: Optimisation) -> tuple[str, ...]:
         """Return learning-rate factors by the module names of the matcher, without networks that are not trained."""
-        found: list[str] = []
-        for part in parts:
+        found, modules = list[str](), dict(self.matcher.named_modules())
+        for part in optim.lr_scale:
             name, sign, factor = part.partition(":")
             if self.towers is not None:
                 image, text = self.towers.architectures
                 if {"image": image.kind == "features", "text.encoder": text.kind != "bert"}.get(name, False):
                     continue
-            found += [f"{module}{sign}{factor}" for module in self._module_names(name)]
+            for module in self._module_names(name):
+                found.append(f"{module}{sign}{factor}")
+                rates = layer_rates(modules[module], optim.layer_decay) if module in modules else {}
+                found += [f"{module}.{layer}:{float(factor) * rate}" for layer, rate in rates.items()]
         return tuple(found)
 
 
