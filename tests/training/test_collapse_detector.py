@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded
-from calligram.training.objectives.objective import CollapseDetector, VectorSpread
+from calligram.training.objectives.objective import CollapseDetector, RankingObjective, VectorSpread
 
 
 def spread_of(vectors: torch.Tensor) -> VectorSpread:
@@ -15,6 +17,23 @@ def spread_of(vectors: torch.Tensor) -> VectorSpread:
 def test_spread_is_zero_for_equal_vectors_and_large_for_different_ones():
     assert float(spread_of(torch.ones(4, 3)).images) == pytest.approx(0, abs=1e-6)
     assert float(spread_of(torch.eye(4)).images) == pytest.approx(0.75)
+
+
+def test_the_spread_of_an_objective_is_computed_on_use_and_once(monkeypatch):
+    measured = []
+    original = VectorSpread.of
+    monkeypatch.setattr(VectorSpread, "of", lambda *sides: measured.append(sides) or original(*sides))
+    vectors = torch.eye(4, requires_grad=True) * 2
+    matcher = SimpleNamespace(encode_images=lambda _: Encoded(vectors), encode_texts=lambda *_: Encoded(vectors + 1))
+    objective, batch = RankingObjective(), SimpleNamespace(images=None, texts=None, text_mask=None)
+    assert objective.spread is None
+    objective.encode(matcher, batch)
+    assert not measured
+    assert float(objective.spread.images) == pytest.approx(0.75)
+    assert not objective.spread.texts.requires_grad
+    assert len(measured) == 1
+    objective.spread = None
+    assert objective.spread is None
 
 
 def test_a_lasting_collapse_stops_the_run_with_advice():

@@ -7,7 +7,8 @@ import torch
 from calligram.errors import UserError
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.texts.wordpieces import PieceRows, WordPieces, train_pieces
+from calligram.features.texts.vocabulary import TokenRows
+from calligram.features.texts.wordpieces import WordPieces, train_pieces
 
 TEXTS = ["A red disc", "the round thing is blue and the round thing is red", "", "discs"]
 
@@ -78,5 +79,5 @@ def test_a_missing_tokenizer_is_named_in_the_error():
 
 
 def test_no_rows_give_an_empty_batch():
-    numbers, mask = PieceRows([], 0).take(np.array([], dtype=np.int64))
+    numbers, mask = TokenRows([], 0).take(np.array([], dtype=np.int64))
     assert numbers.shape == mask.shape == (0, 1)

@@ -8,7 +8,7 @@ from calligram.data.pairing import Pairing
 from calligram.features.images.pixels import Augment, PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
-from calligram.training.batches.batch import Batches, PairSampler
+from calligram.training.batches.batch import ASYNCHRONOUS_BYTES, Batches, PairSampler, pin_if_large
 
 
 def batches(pairing: Pairing, size: int = 14, **options: object) -> Batches:
@@ -59,3 +59,10 @@ def test_drawing_a_batch_leaves_the_global_random_state_alone(tiny):
     torch.manual_seed(3)
     next(batches(tiny.sentences("train"), 4, augment=Augment(0.5)).epoch(0))
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_only_large_tensors_are_pinned(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: "pinned")
+    small, large = (torch.zeros(ASYNCHRONOUS_BYTES + more, dtype=torch.uint8) for more in (0, 1))
+    assert pin_if_large(small) is small
+    assert pin_if_large(large) == "pinned"

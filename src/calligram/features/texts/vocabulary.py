@@ -88,30 +88,32 @@ class Vocabulary(TextInput):
 
     def texts(self, strings: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Encode a few texts: word ids (N, W) and the mask of real words."""
-        return WordRows(self, strings).take(np.arange(len(strings)))
+        return self.load(strings).take(np.arange(len(strings)))
 
-    def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> WordRows:
+    def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> TokenRows:
         """Encode many texts once."""
-        return WordRows(self, strings)
+        return TokenRows([self.encode(string) for string in strings], PAD)
 
 
-class WordRows:
-    """Encoded texts of different lengths."""
+class TokenRows:
+    """Encoded texts of different lengths, concatenated in one array."""
 
-    def __init__(self, vocabulary: Vocabulary, strings: Sequence[str]) -> None:
-        self._rows = [np.array(vocabulary.encode(s), dtype=np.int64) for s in strings]
-        self.lengths = np.array([len(r) for r in self._rows], dtype=np.int64)
+    def __init__(self, encoded: Sequence[Sequence[int]], pad: int) -> None:
+        self.lengths = np.array([len(numbers) for numbers in encoded], dtype=np.int64)
+        self._starts = np.cumsum(self.lengths) - self.lengths
+        self._ids = np.fromiter((n for numbers in encoded for n in numbers), dtype=np.int32)
+        self._pad = pad
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.lengths)
 
     def take(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return word ids (N, W), padded to the longest of these texts, and their mask."""
+        """Return token ids (N, W), padded to the longest of these texts, and their mask."""
         lengths = self.lengths[rows]
-        ids = np.full((len(rows), int(lengths.max(initial=1))), PAD, dtype=np.int64)
-        for number, row in enumerate(rows):
-            ids[number, : lengths[number]] = self._rows[row]
-        mask = np.arange(ids.shape[1]) < lengths[:, None]
+        positions = np.arange(int(lengths.max(initial=1)))
+        mask = positions < lengths[:, None]
+        ids = np.full(mask.shape, self._pad, dtype=np.int64)
+        ids[mask] = self._ids[(self._starts[rows][:, None] + positions)[mask]]
         return torch.from_numpy(ids), torch.from_numpy(mask)
 
 

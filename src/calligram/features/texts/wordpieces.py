@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from calligram.features.inputs import TextInput
+from calligram.features.texts.vocabulary import TokenRows
 from calligram.features.transformers_models import loading_error
 from calligram.progress import Track, silent
 
@@ -119,32 +118,10 @@ class WordPieces(TextInput):
         """Encode a few texts: token ids (N, W) and the mask of real tokens."""
         return self.load(strings).take(np.arange(len(strings)))
 
-    def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> PieceRows:
+    def load(self, strings: Sequence[str], cache: Path | None = None, track: Track = silent) -> TokenRows:
         """Encode many texts once."""
         del cache, track  # fast enough to be repeated
-        return PieceRows(self.encode(strings), self.pad)
-
-
-class PieceRows:
-    """Encoded texts of different lengths, concatenated in one array."""
-
-    def __init__(self, encoded: Sequence[Sequence[int]], pad: int) -> None:
-        self.lengths = np.array([len(numbers) for numbers in encoded], dtype=np.int64)
-        self._starts = np.cumsum(self.lengths) - self.lengths
-        self._ids = np.fromiter((n for numbers in encoded for n in numbers), dtype=np.int32)
-        self._pad = pad
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def take(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return token ids (N, W), padded to the longest of these texts, and their mask."""
-        lengths = self.lengths[rows]
-        positions = np.arange(int(lengths.max(initial=1)))
-        mask = positions < lengths[:, None]
-        ids = np.full(mask.shape, self._pad, dtype=np.int64)
-        ids[mask] = self._ids[(self._starts[rows][:, None] + positions)[mask]]
-        return torch.from_numpy(ids), torch.from_numpy(mask)
+        return TokenRows(self.encode(strings), self.pad)
 
 
 def train_pieces(texts: Iterable[str], size: int, min_count: int) -> list[str]:

@@ -22,6 +22,9 @@ from calligram.features.inputs import Inputs
 from calligram.files import text_hash
 from calligram.progress import Track, silent
 
+ASYNCHRONOUS_BYTES = 1 << 16
+"""CUDA copies so many bytes from any memory of the host without waiting for the GPU"""
+
 
 def derived_seed(*parts: int | str) -> int:
     """Derive a seed from its parts: reproducible on all machines, and unrelated for different parts.
@@ -277,8 +280,9 @@ class Batches:
         if self._also_true is not None:
             target[(target < 0) & (self._also_true.target(images, texts) > 0)] = 0
         own = len(images), len(texts)
-        images, texts = (_append_drawn(rows, pairs[:, side::2]) for side, rows in ((0, images), (1, texts)))
-        target = np.pad(target, [(0, len(images) - own[0]), (0, len(texts) - own[1])])
+        if pairs.shape[1] > 2:
+            images, texts = (_append_drawn(rows, pairs[:, side::2]) for side, rows in ((0, images), (1, texts)))
+            target = np.pad(target, [(0, len(images) - own[0]), (0, len(texts) - own[1])])
         drawn = np.stack([_positions(pairs[:, c], texts if c % 2 else images) for c in range(pairs.shape[1])], axis=1)
         mine_images, mine_texts = self.processes.share(images), self.processes.share(texts)
         words, mask = self._texts.take(mine_texts)
@@ -295,8 +299,7 @@ class Batches:
             torch.from_numpy(images),
             torch.from_numpy(texts),
         )
-        # Pinned here, in the background thread, so that the copy to the device is asynchronous.
-        return host.map_tensors(Tensor.pin_memory) if self.device.type == "cuda" else host
+        return host.map_tensors(pin_if_large) if self.device.type == "cuda" else host
 
     def _on_device(self, host: Batch, seed: int) -> Batch:
         batch = host.map_tensors(lambda tensor: tensor.to(self.device, non_blocking=True))
@@ -314,6 +317,14 @@ class Batches:
         inner[torch.arange(len(mask), device=mask.device), mask.sum(1) - 1] = False
         hidden = inner & (torch.rand(texts.shape, device=texts.device) < self.word_dropout)
         return texts.masked_fill(hidden, self._mask_token)
+
+
+def pin_if_large(tensor: Tensor) -> Tensor:
+    """Pin a tensor, so that its copy to a GPU is asynchronous; in a background thread.
+
+    A copy of at most ``ASYNCHRONOUS_BYTES`` is asynchronous anyway, and costs less than to pin the tensor first.
+    """
+    return tensor.pin_memory() if tensor.nbytes > ASYNCHRONOUS_BYTES else tensor
 
 
 def _append_drawn(own: Ints, drawn: Ints) -> Ints:

@@ -48,8 +48,6 @@ class VectorSpread:
 class Objective(nn.Module):
     """A loss as named terms; training minimises their sum."""
 
-    spread: VectorSpread | None = None
-    """spread of the last batch, for the collapse detector"""
     progress: float = 0.0
     """share of the stage that is done, 0 .. 1; set by the training loop"""
 
@@ -58,6 +56,23 @@ class Objective(nn.Module):
         self.measures: dict[str, Tensor] = {}
         """measures of the last batch, which are logged and not minimised; names of error rates end in ``_error``"""
         self._names: list[str] = []
+        self._spread: VectorSpread | None = None
+        self._encoded: tuple[Encoded, Encoded] | None = None
+        """vectors of the last batch until their spread is read"""
+
+    @property
+    def spread(self) -> VectorSpread | None:
+        """Spread of the last batch, for the collapse detector.
+
+        It is computed on use, because on a GPU it is read after few steps only.
+        """
+        if self._encoded is not None:
+            self._spread, self._encoded = VectorSpread.of(*self._encoded), None
+        return self._spread
+
+    @spread.setter
+    def spread(self, spread: VectorSpread | None) -> None:
+        self._spread, self._encoded = spread, None
 
     def set_progress(self, progress: float) -> None:
         """Set the progress of this objective and of all objectives inside it.
@@ -109,7 +124,7 @@ class Objective(nn.Module):
         texts = matcher.encode_texts(batch.texts, batch.text_mask)
         if not is_single_process():
             images, texts = gather(images), gather(texts)
-        self.spread = VectorSpread.of(images, texts)
+        self._encoded = Encoded(images.vectors.detach()), Encoded(texts.vectors.detach())
         return images, texts
 
 

@@ -130,7 +130,7 @@ class PseudoPairObjective(Objective):
         if not isinstance(batch, PseudoPairBatch) or batch.pseudo is None:
             raise ValueError("this objective needs batches with pseudo pairs; use PseudoPairBatches")
         annotated = self.annotated.encode(matcher, batch)
-        self.spread = self.annotated.spread
+        self._encoded = self.annotated._encoded
         pseudo = self.pseudo.encode(matcher, batch.pseudo)
         found = {name: self.beta * term for name, term in self.annotated.terms(matcher, batch, *annotated).items()}
         pseudo_terms = self.pseudo.terms(matcher, batch.pseudo, *pseudo)
