@@ -27,7 +27,7 @@ def regions(
         str | None,
         typer.Option(
             help="edgeboxes, edgeboxes-dense (to train phrases), selective, grid, a YOLOX .onnx file, or the folder or "
-            "hub name of a detector."
+            "hub name of a detector. Join several with + to interleave their boxes."
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Regions to keep per image.")] = 36,

@@ -14,6 +14,7 @@ from calligram.errors import UserError
 from calligram.features.regions.proposers import (
     PROPOSERS,
     Proposals,
+    ProposalUnion,
     SlidingWindows,
     limit_side,
     load_proposer,
@@ -45,6 +46,45 @@ def test_a_method_gives_ranked_boxes_inside_the_image_and_is_deterministic(name)
 def test_the_object_is_among_the_first_boxes(name):
     found = load_proposer(name, 10)(drawing())
     assert iou(np.array([OBJECT], dtype=np.float32), found.boxes[:10]).max() > 0.8
+
+
+class Fixed:
+    """A method with given boxes."""
+
+    def __init__(self, *boxes, labels=None):
+        self.settings = {"method": "fixed", "most": len(boxes)}
+        self.found = Proposals(np.array(boxes, dtype=np.float32), np.ones(len(boxes), np.float32), labels)
+
+    def __call__(self, image):
+        return self.found
+
+
+def test_a_union_takes_turns_and_drops_near_duplicates():
+    """The second box of the second method nearly equals the first box of the first method."""
+    first = Fixed((0, 0, 100, 100), (50, 50, 90, 90))
+    second = Fixed((10, 10, 40, 60), (1, 0, 100, 100), (0, 0, 30, 30), labels=("dog", "cat", "bird"))
+    union = ProposalUnion((first, second))
+    found = union(drawing())
+    assert found.boxes.tolist() == [[0, 0, 100, 100], [10, 10, 40, 60], [50, 50, 90, 90], [0, 0, 30, 30]]
+    assert found.labels == ("", "dog", "", "bird")
+    assert found.scores is None
+    assert union.settings == {
+        "method": "union", "overlap": 0.9, "method 1": "fixed", "most 1": 2, "method 2": "fixed", "most 2": 3,
+    }  # fmt: skip
+    assert ProposalUnion((first, first))(drawing()).labels is None
+
+
+def test_a_union_is_named_with_plus_unless_a_file_has_that_name(tmp_path):
+    image = drawing()
+    found = load_proposer("grid+edgeboxes", 20)(image).keep_top(20, image).boxes
+    windows = load_proposer("grid", 20)(image).boxes
+    assert len(found) == 20
+    assert 9 <= sum(box.tolist() in windows.tolist() for box in found) <= 11
+    with pytest.raises(UserError, match="unknown proposals 'edgebox'"):
+        load_proposer("grid+edgebox", 20)
+    detector = tmp_path / "a+b.onnx"
+    detector.write_bytes(b"not a network")
+    assert source_name(str(detector)) == "a-b"
 
 
 def test_dense_edge_boxes_match_an_object_several_times():

@@ -78,13 +78,18 @@ PROPOSERS: Mapping[str, Callable[[int], Proposer]] = Catalog(
 
 
 def load_proposer(name: str, top: int, device: torch.device | str = "cpu") -> Proposer:
-    """Return a method of ``PROPOSERS``, or a detector from an ONNX file, a folder or a hub name."""
+    """Return a method of ``PROPOSERS``, or a detector from an ONNX file, a folder or a hub name.
+
+    Several names, joined with ``+``, are the union of these methods.
+    """
     from calligram.features.regions.detectors import Detector, YoloX
 
     if top < 1:
         raise UserError(f"top must be at least 1, got {top}")
     if name in PROPOSERS:
         return PROPOSERS[name](top)
+    if len(parts := split_names(name)) > 1:
+        return ProposalUnion(tuple(load_proposer(part, top, device) for part in parts))
     if name.endswith(".onnx"):
         return YoloX.load(Path(name), top)
     if "/" in name or Path(name).is_dir():
@@ -97,9 +102,47 @@ def source_name(name: str) -> str:
 
     >>> source_name("edgeboxes"), source_name("models/yolox_nano.onnx"), source_name("facebook/detr-resnet-50")
     ('edgeboxes', 'yolox_nano', 'detr-resnet-50')
+    >>> source_name("edgeboxes+models/yolox_nano.onnx")
+    'edgeboxes+yolox_nano'
     """
+    if len(parts := split_names(name)) > 1:
+        return "+".join(map(source_name, parts))
     plain = re.sub(r"[^\w.-]+", "-", Path(name.removesuffix(".onnx")).name)
     return plain.strip(".-") or "detector"
+
+
+def split_names(name: str) -> list[str]:
+    """Return the methods of a union, or the name itself. The name of an existing file or folder may contain ``+``."""
+    return [name] if Path(name).exists() else name.split("+")
+
+
+@dataclass(frozen=True)
+class ProposalUnion:
+    """Boxes of several methods: the first of each method, then the second of each, and so on.
+
+    A box that nearly equals an earlier box is left out. There are no scores, because those of different methods cannot
+    be compared.
+    """
+
+    methods: tuple[Proposer, ...]
+    max_iou: float = 0.9
+    """largest IoU of a box with an earlier box"""
+
+    @property
+    def settings(self) -> Mapping[str, Setting]:
+        """The settings of all methods, by the keys that collections store."""
+        numbered = enumerate((method.settings for method in self.methods), 1)
+        own = {f"{key} {number}": value for number, settings in numbered for key, value in settings.items()}
+        return {"method": "union", "overlap": self.max_iou, **own}
+
+    def __call__(self, image: Image.Image) -> Proposals:
+        """Return boxes, with the class where a method gives one."""
+        found = [method(image) for method in self.methods]
+        boxes = np.concatenate([each.boxes.reshape(-1, 4) for each in found])
+        rank = np.concatenate([np.arange(len(each.boxes)) for each in found])
+        kept = non_maximum_suppression(clip(boxes, *image.size), -rank.astype(np.float32), self.max_iou)
+        labels = [label for each in found for label in each.labels or [""] * len(each.boxes)]
+        return Proposals(boxes[kept], None, tuple(labels[i] for i in kept) if any(labels) else None)
 
 
 @dataclass(frozen=True)
