@@ -52,7 +52,9 @@ def test_the_pages_are_short_if_everything_is_run(tmp_path):
             line = replace(
                 example, recipe=row.preset, settings=settings_of(row), study=row_key(study, row), pictures=[]
             )
-            line = replace(line, collection=collections.get(study.paper, "flickr8k"), i2t=RECALLS, t2i=RECALLS, t2t=RECALLS)
+            line = replace(
+                line, collection=collections.get(study.paper, "flickr8k"), i2t=RECALLS, t2i=RECALLS, t2t=RECALLS
+            )
             line = replace(line, localization=RECALLS if row.name.startswith("phrases: ") else None)
             for seed in range(3):
                 append_result(results / "all.jsonl", replace(line, seed=seed, rsum=100.0 + place + seed))

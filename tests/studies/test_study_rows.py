@@ -7,6 +7,7 @@ import pytest
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.schedule import trained_stages
+from calligram.studies.catalog import STUDIES
 from calligram.studies.dual_path import DUAL_PATH
 from calligram.studies.two_branch import TWO_BRANCH
 
@@ -39,3 +40,16 @@ def test_ranking_alone_starts_with_a_warm_up_in_stage_i(name):
 def test_rows_of_sentences_are_trained_for_equally_many_epochs():
     rows = [row for row in TWO_BRANCH.rows if row.preset in ("two-branch", "two-branch-similarity")]
     assert {settings_of(row).epochs for row in rows} == {20}
+
+
+def test_rows_with_an_encoder_that_saw_test_captions_are_marked():
+    study = STUDIES["mmca"]
+    assert study.marked("mmca") == "mmca †"
+    assert {row.name for row in study.rows if study.marked(row.name) == row.name} == set()
+    others = STUDIES["a3vse"]
+    # Its sentences are retrieved by the run of a row with MiniLM.
+    assert others.marked("found by MiniLM, 10% x 1") == "found by MiniLM, 10% x 1 †"
+    assert others.marked("10% x 1") == "10% x 1"
+    photographs = STUDIES["photographs"]
+    assert photographs.marked("ViT, end to end, GRU") == "ViT, end to end, GRU"
+    assert photographs.marked("ViT, end to end, MiniLM").endswith("†")

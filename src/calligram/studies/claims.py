@@ -13,6 +13,9 @@ from typing import Literal
 
 from calligram.errors import UserError
 
+SEEN_ENCODER, SEEN_MARK = "models/minilm", "†"
+"""an encoder that its authors trained on pairs with the captions of Flickr30K, which contain those of Flickr8k; and the
+mark of rows that use it"""
 ASSETS = "CALLIGRAM_ASSETS"
 """name of the only environment variable: a folder with ``flickr8k/``, ``models/`` and ``text/``"""
 LOWER_IS_BETTER = ("overlap", "medr", "meanr")
@@ -165,6 +168,15 @@ class Study:
         """Return a row by name."""
         return next(row for row in self.rows if row.name == name)
 
+    def marked(self, name: str) -> str:
+        """Return the name of a row, marked where it or a row that it needs has an encoder that saw test captions."""
+        return f"{name} {SEEN_MARK}" if self._has_seen_captions(name) else name
+
+    def _has_seen_captions(self, name: str) -> bool:
+        changes = self.row(name).changes
+        needed = [change.partition("=row:")[2] for change in changes if "=row:" in change]
+        return any(map(has_seen_captions, changes)) or any(map(self._has_seen_captions, needed))
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -279,3 +291,8 @@ def with_assets_path(text: str) -> str:
     if ASSETS not in os.environ:
         raise UserError(f"'{text}' needs {ASSETS}: set it to a folder with flickr8k/, models/ and text/")
     return text.replace(f"${ASSETS}", os.environ[ASSETS])
+
+
+def has_seen_captions(encoder: str) -> bool:
+    """Whether a text encoder, given by a path or as a setting, has seen the captions of the test images."""
+    return encoder.endswith(SEEN_ENCODER)

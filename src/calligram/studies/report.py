@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Any
 
 from calligram.studies.catalog import STUDIES
-from calligram.studies.claims import Study, Verdict
+from calligram.studies.claims import SEEN_MARK, Study, Verdict, has_seen_captions
 from calligram.studies.results import COMPARED_FIGURE, LEVELS_FIGURE, Result, read_results, row_key
 from calligram.studies.tables import (
     difference_of,
@@ -88,6 +88,10 @@ and command of a run. Numbers of the papers are in `results/published.json`, and
 NOTES = """
 **Tables.** Recalls are percentages on the test split; checkpoints were selected on dev. R@1 and median rank (med r) \
 are image to text / text to image, and rsum is the sum of the six recalls. Ours is mean ± standard deviation over seeds.
+
+**Text encoders.** Rows with † have MiniLM as a text encoder. Its authors trained it on pairs that include captions \
+of Flickr30K, which contain the captions of Flickr8k, also of dev and test. Other rows have not seen these captions: \
+their word vectors come from the training captions, or from captions without those of dev and test.
 
 **Verdicts.** A difference is the mean over pairs of runs with the same seed and hardware, ± its standard error. A row \
 is *better* or *worse* than the first row of its group if the difference is above two standard errors with at least \
@@ -270,7 +274,7 @@ def leaderboard(found: Sequence[Result]) -> str:
     text = (
         "# Leaderboard\n\nThe best rows on each collection, by rsum on the test split: image to text (i2t), text to "
         "image (t2i), median ranks (med r) of both. Rows are named by study and row of `calligram "
-        f"reproduce`.\n\n{markdown_line(head)}{'|---' * len(head)}|\n"
+        f"reproduce`; for {SEEN_MARK} see [text encoders](README.md).\n\n{markdown_line(head)}{'|---' * len(head)}|\n"
     )
     groups = list(_grouped(found).values())
     for rows in _best([rows for rows in groups if not rows[0].localization], "rsum"):
@@ -282,7 +286,8 @@ def leaderboard(found: Sequence[Result]) -> str:
             str(len(rows)),
         ]
         cells.append(f"{mean(r.seconds for r in rows):.0f} s, {_short_hardware(rows[0].hardware)}")
-        text += markdown_line([rows[0].collection, rows[0].study or _name(rows[0]), *cells])
+        seen = f" {SEEN_MARK}" if has_seen_captions(str(rows[0].settings.get("text.encoder", ""))) else ""
+        text += markdown_line([rows[0].collection, f"{rows[0].study or _name(rows[0])}{seen}", *cells])
     boxes = []
     for rows in _best([rows for rows in groups if rows[0].localization], "localization.r1", 1):
         first, bound = (mean_cell(values_of(rows, f"localization.{name}")) for name in ("r1", "oracle"))

@@ -84,7 +84,9 @@ class TableReport:
                     paper_cells = self._paper_cells(name, both)[: len(paper)]
                     recalls, ranks, *values = self._cells(self.found[name])
                     cells = [*paper_cells, recalls, *([] if boxes else [ranks]), *values]
-                    lines.append(markdown_line([f"{name}{against}", *cells, *self._difference(name, base)]))
+                    lines.append(
+                        markdown_line([f"{self.study.marked(name)}{against}", *cells, *self._difference(name, base)])
+                    )
             shown |= {base, *others}
         return "".join(lines) if len(lines) > 2 else "No row of this table has been run.\n"
 
@@ -173,7 +175,9 @@ class TableReport:
                 value = mean_cell(values_of(self.found[name], self.table.metric))
                 compared = f"{difference_of(verdict) or 'no pair'}, {row_verdict(verdict)}"
                 paper = self._paper_cells(name, self.table.metric == "rsum")[-1]
-                text = f"{name}: {value}, {seeds} seed{'s' * (seeds > 1)}; against {base}: {compared}"
+                text = (
+                    f"{self.study.marked(name)}: {value}, {seeds} seed{'s' * (seeds > 1)}; against {base}: {compared}"
+                )
                 lines.append(text + (f"; paper {paper}" if paper else ""))
         return lines
 
