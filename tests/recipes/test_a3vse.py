@@ -139,6 +139,19 @@ def test_without_uncaptioned_images_training_uses_captions_only(spoken_tiny, tmp
     assert len(batch.images) == len(batch.pseudo.images) == 12
 
 
+def test_discriminators_without_pseudo_pairs_are_reported(spoken_tiny, caplog):
+    message = "pseudo.images=none makes no pseudo pairs, so the term adversarial has no effect"
+    for changes, expected in (
+        (("pseudo.images=none",), True),
+        (("pseudo.images=none", "terms=ranking"), False),
+        (("pseudo.images=all",), False),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="calligram"):
+            planned(spoken_tiny, *changes)
+        assert (message in caplog.text) == expected
+
+
 def test_too_few_pseudo_pairs_are_left_out(spoken_tiny, caplog):
     with caplog.at_level(logging.INFO, logger="calligram"):
         plan = planned(spoken_tiny, "sparse.images=0.9167", "batch=3")

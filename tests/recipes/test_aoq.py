@@ -105,7 +105,7 @@ def test_negatives_of_a_folder_or_of_a_teacher_make_one_round(tiny, tmp_path):
         plan = PRESETS["aoq"].recipe.plan(settings_of(*changes), tiny, RunContext())
         assert [(stage.name, stage.resets_best) for stage in plan.stages] == [
             ("round 2, warm-up", True),
-            ("round 2", True),
+            ("round 2", False),
         ]
         drawn.append(next(iter(plan.stages[-1].batches.epoch(0))).drawn)
         run(tiny, tmp_path / f"run-{number}", *changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -11,6 +12,7 @@ from calligram.errors import UserError
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.fit import _default_inputs, settings_from_python
 from calligram.recipes.pairs import PairsSettings
+from calligram.recipes.parts.config import from_plain
 from calligram.recipes.parts.run import RunContext
 
 SMALL = {
@@ -65,6 +67,13 @@ def test_stages_are_checked_and_an_empty_one_stays():
         ({"stages": [cg.stage(epoch=1)]}, "'epoch'"),
         ({"terms": ["rankin"]}, "unknown term 'rankin'; did you mean 'ranking'?"),
         ({"terms": cg.terms.Ranking}, "as a settings object or by name"),
+        ({"terms": [cg.terms.InfoNCE(), cg.models.VSESettings()]}, "takes a term as a settings object or by name"),
+        ({"terms": [None]}, "takes a term as a settings object or by name, got None"),
+        ({"terms": 0.5}, "takes a term as a settings object or by name, got 0.5"),
+        ({"stages": [{"epochs": 1}]}, "stages takes a list of calligram.stage(...)"),
+        ({"stages": cg.stage(epochs=1)}, "stages takes a list of calligram.stage(...)"),
+        ({"stages": "two"}, "stages takes a list of calligram.stage(...)"),
+        ({"loss": cg.losses.info_nce, "terms": ["infonce"]}, "takes a loss or terms, not both"),
         ({"changes": {"offline.texts": 3}}, "setting offline.texts is for terms=offline"),
     ],
 )
@@ -89,6 +98,21 @@ def test_a_composition_is_trained_resumed_and_read_again(tiny, tmp_path):
     again = cg.fit(["vse", "vse"], tiny, out=tmp_path / "run", device="cpu", resume=True, **settings)
     assert again.about["settings"]["terms"] == ["infonce", "instance"]
     assert again.about["settings"]["instance"]["weight"] == 0.5
+
+
+def test_a_run_records_every_member_of_an_ensemble(tiny, tmp_path):
+    two = [cg.models.VSESettings(), cg.models.VSESettings(head="paper")]
+    run = cg.fit(two, tiny, out=tmp_path / "run", device="cpu", **SMALL)
+    recorded = json.loads((tmp_path / "run" / "run.json").read_text())["settings"]
+    assert recorded["matcher"] == ["vse", "vse"]
+    assert recorded["vse"]["head"] == "linear"
+    assert recorded["vse"]["2"] == {"head": "paper"}
+    assert from_plain(PairsSettings(), recorded).matcher == tuple(two)
+    assert [own.settings.head for own in run.matcher.members] == ["linear", "paper"]
+    for other in (two[:1] * 2, two[::-1]):
+        with pytest.raises(UserError, match="was started with other settings"):
+            cg.fit(other, tiny, out=tmp_path / "run", device="cpu", resume=True, **SMALL)
+    cg.fit(two, tiny, out=tmp_path / "run", device="cpu", resume=True, **SMALL)
 
 
 def test_inputs_of_a_given_matcher_follow_the_seed_of_the_run(tiny, tmp_path):

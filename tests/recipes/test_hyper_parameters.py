@@ -120,6 +120,16 @@ PAPERS = {
         "two-branch.hidden": 1024, "two-branch.dropout": 0.0, "ema_decay": 0.0, "optim.optimizer": "adam",
         "optim.weight_decay": 0.005, "optim.schedule": "constant", "optim.warmup": 0.0, "optim.clip": None,
         "text.fitted.kind": "hglmm", "text.fitted.centres": 30, "text.fitted.pca": 6000,
+        "region.proposals": "edgeboxes", "region.training": "edgeboxes-dense",
+    },
+    "two-branch-phrases-similarity-paper": {
+        "matcher": ("two-branch-similarity",), "terms": ("logistic",), "logistic.weight": 2138.0,
+        "two-branch-similarity.hidden": 1024, "two-branch-similarity.layers": 2, "two-branch-similarity.heads": 3,
+        "two-branch-similarity.dropout": 0.0, "stages.1.name": "logistic", "epochs": 8, "set_size": 100, "sets": None,
+        "positives": "augmented", "match": 0.7, "background": 0.3, "region.geometry": 0.0, "lr": 1e-3, "dim": 512,
+        "region.training": "edgeboxes-dense", "ema_decay": 0.0, "optim.optimizer": "adam",
+        "optim.weight_decay": 0.005, "optim.schedule": "constant", "optim.warmup": 0.0, "optim.clip": None,
+        "text.fitted.kind": "hglmm", "text.fitted.centres": 30, "text.fitted.pca": 6000,
     },
     # Eq. 8 of two-branch.
     "combined": {"alpha": 0.2},
@@ -163,6 +173,10 @@ def test_no_stage_of_dual_path_changes_the_rate_or_the_optimizer_of_the_paper():
 
 def test_the_similarity_network_for_phrases_has_the_layers_of_the_paper():
     assert TwoBranchSimilaritySettings().heads == 3
+
+
+def test_the_similarity_network_for_phrases_has_one_stage():
+    assert len(PRESETS["two-branch-phrases-similarity-paper"].defaults.stages) == 1
 
 
 def test_mmca_has_the_rates_of_scan_at_the_size_of_its_paper():

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from calligram.data.write_collection import write_draft
+from calligram.errors import UserError
 from calligram.evaluation.retrieval import chance_retrieval
+from calligram.features.regions.extract import ExtractionTask, add_regions
+from calligram.features.regions.proposers import load_proposer
 from calligram.models.catalog import MATCHERS
 from calligram.models.layers.text_cnn import TextBlock, TextCNNSettings
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
@@ -112,6 +115,55 @@ def test_a_preset_of_a_paper_trains(scenes, tmp_path, preset):
     check(scenes, *train(preset, scenes, tmp_path / "run", *MINIATURE[preset]))
 
 
+PHRASES = {
+    "two-branch-phrases-paper": ("two-branch.hidden=128", "dim=64", "epochs=2"),
+    "two-branch-phrases-similarity-paper": ("epochs=5",),
+}
+"""the similarity network with its true size: a small one takes longer to leave the loss of a constant score"""
+
+
+@pytest.fixture(scope="module")
+def localized(scenes):
+    """The scenes with proposals for dev, and denser ones for training."""
+    found = scenes
+    for method, boxes, split in (("edgeboxes", 10, "all"), ("edgeboxes-dense", 40, "train")):
+        found = add_regions(found, ExtractionTask(load_proposer(method, boxes), method, boxes, None), split).collection
+    return found
+
+
+@pytest.mark.parametrize("preset", PHRASES)
+def test_a_preset_of_a_paper_localizes_phrases(localized, tmp_path, preset):
+    changes = (TFIDF, "region.size=64", "region.bins=6", "chunker_captions=0", *PHRASES[preset])
+    _, losses = train(preset, localized, tmp_path / "run", *changes)
+    values = next(iter(losses.values()))
+    quarter = len(values) // 4
+    assert np.mean(values[-quarter:]) < 0.95 * np.mean(values[:quarter]), values
+    plan = PRESETS[preset].recipe.plan(resolve(PRESETS[preset].defaults, changes), localized, RunContext())
+    pairs = plan.stages[0].batches.pairs
+    proposals = len(pairs.chain_of_region) - len(pairs.positives)
+    assert proposals > 15 * len(localized.images_in("train"))  # dense ones; the others are at most 10 of an image
+
+
+def test_the_weight_of_a_term_of_phrases_counts(localized):
+    """The sum of Eq. 7 is its mean times the pairs (two-branch), so that weight decay does not outweigh it."""
+    settings = (TFIDF, "region.size=64", "region.bins=6", "chunker_captions=0", "dim=16")
+    for preset, term in (("two-branch-phrases-paper", "neighbourhood"), ("two-branch-phrases", "neighbourhood"),
+                         ("two-branch-phrases-similarity-paper", "logistic")):  # fmt: skip
+        chosen, terms = PRESETS[preset], []
+        for weight in (1, 3):
+            changed = resolve(chosen.defaults, (*settings, f"{term}.weight={weight}"))
+            stage = chosen.recipe.plan(changed, localized, RunContext()).stages[-1]
+            matcher = chosen.recipe.plan(changed, localized, RunContext()).matcher
+            torch.manual_seed(0)
+            for weights in matcher.parameters():
+                torch.nn.init.normal_(weights, std=0.1)
+            terms.append(stage.objective(matcher, next(iter(stage.batches.epoch(0)))))
+        for name in terms[0]:
+            assert terms[1][name].item() == pytest.approx(3 * terms[0][name].item(), rel=1e-4)
+        with pytest.raises(UserError, match=f"{term}.weight is 0, so nothing is trained"):
+            chosen.recipe.plan(resolve(chosen.defaults, (*settings, f"{term}.weight=0")), localized, RunContext())
+
+
 def test_aoq_trains_and_mines_for_scan_and_bfan(scenes, tmp_path):
     check(scenes, *train("aoq-paper", scenes, tmp_path / "teacher", *ROUND, "caption.hidden=64"))
     for preset in ("aoq-scan-paper", "aoq-bfan-paper"):
@@ -154,6 +206,7 @@ SIZES = {
     "two-branch-release": BRANCHES,
     "two-branch-similarity-paper": BRANCHES + fc(512, 512, 256, 1),
     "two-branch-phrases-paper": PHRASE_BRANCHES,
+    "two-branch-phrases-similarity-paper": PHRASE_BRANCHES + fc(512, 512, 256, 1),
     "aoq-paper": VSRN_SIZE,
     "aoq-release": VSRN_SIZE,
     "aoq-scan-paper": SCAN_SIZE,

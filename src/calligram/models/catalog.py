@@ -195,7 +195,7 @@ def build(description: Mapping[str, Any]) -> Matcher:
         return entry.matcher()
     settings = description["settings"]
     if not outside and not any(isinstance(value, Mapping) for value in settings.values()):
-        from calligram.models.old_descriptions import nested_settings
+        from calligram.models.old_settings import nested_settings
 
         settings = nested_settings(name, settings)
     return entry.matcher(_read_settings(entry.settings, settings, name))

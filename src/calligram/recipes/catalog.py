@@ -138,8 +138,11 @@ def read_preset(file: Path, name: str = "") -> Preset:
     except (OSError, ValueError) as error:
         raise UserError(f"preset {file} could not be read: {error}") from error
     own = {key: value for key, value in content.items() if key not in PRESET_KEYS}
+    named = str(content.get("base", ""))
+    if named.endswith(".toml"):  # from the folder of this file, so that presets can be used from any folder
+        named = str((file.parent / Path(named).expanduser()).resolve())
     try:
-        base = find_preset(str(content["base"])) if "base" in content else None
+        base = find_preset(named) if "base" in content else None
     except RecursionError:
         raise UserError(f"preset {file} is its own base, by way of other presets; give another base") from None
     recipe = str(content.get("recipe", base.recipe.name if base else "pairs"))

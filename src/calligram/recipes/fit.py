@@ -20,9 +20,9 @@ from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import RECIPES, Preset, find_preset
 from calligram.recipes.pairs import MATCHER_SETTINGS, GivenMatcher, PairsSettings, plan_composition
-from calligram.recipes.parts.config import component_names, declared_settings, replace_stages, with_values
+from calligram.recipes.parts.config import component_names, replace_stages, with_values
 from calligram.recipes.parts.run import RunContext, run_preset
-from calligram.recipes.parts.run_settings import STAGE_KEYS, STAGES, StageSettings, parse
+from calligram.recipes.parts.run_settings import STAGE_KEYS, STAGES, StageSettings, declared_settings, parse
 from calligram.recipes.parts.terms import TERMS, Term, TermContext
 from calligram.recipes.parts.tower_settings import Towers
 from calligram.training.objectives.objective import Loss, LossObjective, Objective

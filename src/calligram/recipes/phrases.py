@@ -42,7 +42,7 @@ from calligram.training.batches.phrases import (
     draw_triplets,
 )
 from calligram.training.loop import Evaluate, Stage
-from calligram.training.objectives.objective import Objective
+from calligram.training.objectives.objective import JointObjective, Objective
 from calligram.training.objectives.two_branch import NeighbourhoodObjective
 
 log = logging.getLogger(__name__)
@@ -189,13 +189,16 @@ class _PhraseTowers:
         for each in self.settings.stages or (StageSettings(),):
             own = settings_of_stage(self.settings, each)
             term = own.terms[0]
+            if not term.weight:
+                raise UserError(f"{term.name}.weight is 0, so nothing is trained; give a weight above 0")
             if term.name == "logistic":
                 objective: Objective = DrawnPairsObjective()
             else:
                 if any(term.weights[2:]) and own.extra_pairs != "neighbours":
                     raise UserError("neighbourhood constraints need extra_pairs=neighbours")
                 objective = NeighbourhoodObjective(term.weights, term.margin, term.top_k)
-            made = own.optim.stage(each.name or term.name, own.epochs, objective, self.batches, own.lr)
+            weighted = objective if term.weight == 1 else JointObjective((term.weight, objective))
+            made = own.optim.stage(each.name or term.name, own.epochs, weighted, self.batches, own.lr)
             found.append(replace(made, resets_best=each.resets_best))
         return tuple(found)
 

@@ -8,6 +8,7 @@ import pytest
 
 from calligram.errors import UserError
 from calligram.models.mmca import MMCASettings
+from calligram.models.old_settings import RENAMED_SETTINGS, present_key
 from calligram.models.scan import SCANSettings
 from calligram.models.vse import VSESettings
 from calligram.recipes.catalog import PRESETS, RECIPES, find_preset
@@ -21,9 +22,8 @@ from calligram.recipes.parts.config import (
     settings_of_stage,
     shown_settings,
 )
-from calligram.recipes.parts.renamed import RENAMED_SETTINGS, present_key
 from calligram.recipes.parts.run_settings import STAGES, StageSettings, stage
-from calligram.recipes.parts.terms import TERMS, Caption, InfoNCE, Instance, Ranking
+from calligram.recipes.parts.terms import TERMS, Caption, InfoNCE, Instance, Ranking, term
 from calligram.recipes.phrases import PHRASE_MATCHERS, PhrasesSettings
 
 MAX_SHOWN = 45
@@ -153,6 +153,36 @@ def test_names_choose_components_and_their_settings_have_these_names():
 def test_members_with_the_same_name_have_the_same_settings():
     found = resolve(PRESETS["best-ensemble"].defaults, ["vse.head=paper"])
     assert found.matcher == (MMCASettings(), VSESettings(head="paper"), VSESettings(head="paper"))
+
+
+def test_a_number_names_one_of_several_members():
+    both = resolve(PairsSettings(), ["scan.2.direction=i2t", "matcher=scan,vse,scan", "scan.aggregation=mean"])
+    one, two = SCANSettings(aggregation="mean"), SCANSettings(direction="i2t", aggregation="mean")
+    assert both.matcher == (one, VSESettings(), two)
+    plain = json.loads(json.dumps(as_plain(both)))
+    assert (plain["scan"]["direction"], plain["scan"]["2"]) == ("t2i", {"direction": "i2t"})
+    assert from_plain(PairsSettings(), plain) == both
+    assert changed(both, PairsSettings())["scan.2.direction"] == "i2t"
+    assert resolve(both, ["matcher=scan,scan"]).matcher == (one, two)
+    assert resolve(both, ["scan.1.direction=i2t"]).matcher == (two, VSESettings(), two)
+    assert not [key for key in changed(resolve(both, ["scan.1.direction=i2t"]), PairsSettings()) if "2" in key]
+    for key in ("scan.3.direction", "scan.0.direction", "vse.2.head"):
+        with pytest.raises(UserError, match=f"unknown setting '{key}'"):
+            resolve(both, [f"{key}=i2t"])
+    with pytest.raises(UserError, match=r"setting scan\.2\.direction takes t2i or i2t"):
+        resolve(both, ["scan.2.direction=up"])
+
+
+@pytest.mark.parametrize("name", ["optim", "image", "stages", "epochs", "vse"])
+def test_a_term_with_the_name_of_a_setting_is_refused(name, monkeypatch):
+    monkeypatch.setattr(TERMS, "_registered", {})
+    with pytest.raises(UserError, match=f"a term cannot have the name '{name}', because a setting has this name"):
+        term(name)(type("Own", (Ranking,), {}))
+    assert name not in TERMS
+    # An installed package may declare it without registering it.
+    monkeypatch.setattr(TERMS, "_registered", {name: type("Own", (Ranking,), {"name": name})})
+    with pytest.raises(UserError, match=f"a term cannot have the name '{name}'"):
+        resolve(PairsSettings(), [f"terms={name}"])
 
 
 @pytest.mark.parametrize(
@@ -408,6 +438,38 @@ def test_the_old_name_of_a_setting_is_refused_with_its_present_name(tmp_path):
     # Recipe ensemble never had a setting "members", so the new name would be refused too.
     with pytest.raises(UserError, match="unknown setting 'members'"):
         resolve(PRESETS["ensemble"].defaults, ["members=a,b"])
+
+
+@pytest.mark.parametrize("old", RENAMED_SETTINGS)
+def test_every_old_name_gets_its_message_in_a_recipe_that_has_the_present_one(old):
+    messages = set()
+    for name, recipe in RECIPES.items():
+        if any(old == setting.key for setting in settings_fields(recipe.settings_class())):
+            continue  # alpha of combined
+        with pytest.raises(UserError) as refused:
+            resolve(recipe.settings_class(), [f"{old}=1"])
+        messages.add(str(refused.value))
+        with pytest.raises(UserError) as refused:
+            resolve(recipe.settings_class(), [f"stages.1.{old}=1"])
+        stages = name in ("pairs", "phrases")
+        assert ("has no stages" in str(refused.value)) != stages
+    assert f"setting {old} is now called {RENAMED_SETTINGS[old]}" in messages
+    assert all("is now called" in message or f"unknown setting '{old}'" in message for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("hard.texts", r"setting hard\.texts is now called offline\.texts"),
+        ("margin", r"setting margin is now called ranking\.margin, offline\.margin or neighbourhood\.margin"),
+        ("second.lr", r"setting second\.lr is now called stages\.2\.lr"),
+    ],
+)
+def test_the_old_name_of_a_setting_of_a_stage_is_refused_with_its_present_name(key, message):
+    with pytest.raises(UserError, match=message):
+        resolve(PRESETS["aoq"].defaults, [f"stages.1.{key}=1"])
+    with pytest.raises(UserError, match=message):
+        settings_of_stage(PRESETS["aoq"].defaults, stage(changes={key: 1}))
 
 
 def test_settings_of_an_unknown_key_in_a_run_file_are_ignored():

@@ -168,7 +168,10 @@ def test_every_round_selects_its_own_best_epoch(tiny):
     changes = ("epochs=2", "warmup_epochs=1", "offline.texts=6", "offline.images=3")
     stages = planned(tiny, "aoq", *changes).stages
     names = ["round 1, warm-up", "round 1", "round 2, warm-up", "round 2"]
-    assert [(stage.name, stage.resets_best) for stage in stages] == [(name, True) for name in names]
+    # A warm-up belongs to its round, so that its epochs count too.
+    assert [(stage.name, stage.resets_best) for stage in stages] == list(
+        zip(names, [True, False, True, False], strict=True)
+    )
     assert [stage.on_start is not None for stage in stages] == [False, False, True, True]
 
 
@@ -228,6 +231,21 @@ def test_a_stage_leaves_the_discriminators_out(spoken_tiny):
 def test_settings_without_effect_in_a_stage_are_refused(changes, message):
     with pytest.raises(UserError, match=message):
         trained_stages(resolve(PRESETS["vse"].defaults, changes))
+
+
+def test_a_preset_names_its_base_relative_to_its_own_folder(tmp_path, monkeypatch):
+    (tmp_path / "bases").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "bases" / "base.toml").write_text("batch = 7\n", encoding="utf-8")
+    (tmp_path / "bases" / "next.toml").write_text('base = "base.toml"\nepochs = 3\n', encoding="utf-8")
+    (tmp_path / "mine.toml").write_text('base = "bases/next.toml"\ndim = 8\n', encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for name in (str(tmp_path / "mine.toml"), "../mine.toml"):
+        found = find_preset(name).defaults
+        assert (found.batch, found.epochs, found.dim) == (7, 3, 8)
+    (tmp_path / "own.toml").write_text('base = "elsewhere/../own.toml"\n', encoding="utf-8")
+    with pytest.raises(UserError, match="its own base"):
+        find_preset("../own.toml")
 
 
 def test_presets_that_cannot_be_built_are_refused(tmp_path):

@@ -6,6 +6,7 @@ setting that few users change.
 
 Two kinds of fields hold more than a value. A field of components holds settings of matchers or of terms: their names
 are its value, as in ``terms=infonce,instance``, and the settings of each have its name, as in ``instance.weight=0.5``.
+Several matchers of one name have these settings in common; a number names one of them, as in ``scan.2.direction=i2t``.
 A field of stages holds changes to the other settings, as in ``stages.2.lr=0.0001``.
 """
 
@@ -17,37 +18,23 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, field, fields, is_dataclass, replace
 from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 from calligram.errors import UserError, unknown
-from calligram.recipes.parts.renamed import present_key
+from calligram.models.old_settings import present_key
 from calligram.recipes.parts.run_settings import (
-    RARE,
     STAGE_KEYS,
     STAGES,
     Setting,
     StageSettings,
+    declared_settings,
     flatten,
     parse,
     read_toml,
 )
 
 S = TypeVar("S")
-
-
-class Components(Protocol):
-    """A catalogue of settings classes by name."""
-
-    def __getitem__(self, name: str) -> type[Any]:
-        """Return the settings class of a name; a KeyError for an unknown name."""
-
-    def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
-
-    def name_of(self, settings: Any) -> str:
-        """Return the name of a settings object."""
 
 
 class SettingsTable(dict[str, type[Any]]):
@@ -58,10 +45,11 @@ class SettingsTable(dict[str, type[Any]]):
         return next(name for name, own in self.items() if type(settings) is own)
 
 
-def components(catalog: Components, kind: str, default: tuple[Any, ...] = ()) -> Any:
+def components(catalog: Any, kind: str, default: tuple[Any, ...] = ()) -> Any:
     """Return a dataclass field that holds settings of a catalogue.
 
     Args:
+        catalog: settings classes by name; ``name_of`` returns the name of a settings object.
         kind: the word for one of them in error messages.
     """
     return field(default=default, metadata={"components": catalog, "kind": kind})
@@ -75,15 +63,15 @@ def settings_fields(settings: object, prefix: str = "", *, mark_inert: bool = Fa
     """
     found: list[Setting] = []
     inert: frozenset[str] = getattr(settings, "inert", frozenset()) if mark_inert else frozenset()
+    taken = {item.name for item in fields(settings)}  # type: ignore[arg-type]
     for item, setting in declared_settings(settings, prefix):
         value = getattr(settings, item.name)
         if "components" in item.metadata:
             names = component_names(item, value)
+            check_component_names(item.metadata["kind"], names, taken)
+            taken |= set(names)
             found.append(replace(setting, default=names))
-            for name, component in dict(zip(names, value, strict=True)).items():
-                own = settings_fields(component, f"{name}.", mark_inert=mark_inert)
-                annotated = {f.name for f, s in declared_settings(component) if s.description}
-                found += [s for s in own if s.key.split(".")[1] in annotated]
+            found += _component_settings(names, value, mark_inert=mark_inert)
         elif item.name == STAGES:
             everywhere = keys_of_all_stages(settings)
             of_stages = _stage_fields(value, {s.key: s for s in found})
@@ -98,6 +86,26 @@ def settings_fields(settings: object, prefix: str = "", *, mark_inert: bool = Fa
     return found
 
 
+def check_component_names(kind: str, names: Iterable[str], taken: Iterable[str]) -> None:
+    """Refuse a component whose name another setting has, because its keys begin with its name."""
+    for name in sorted({*names} & {*taken}):
+        raise UserError(f"a {kind} cannot have the name '{name}', because a setting has this name; choose another name")
+
+
+def _component_settings(names: Sequence[str], value: Sequence[Any], *, mark_inert: bool) -> Iterator[Setting]:
+    """Yield the settings of components; of a further one with the same name, those that differ from the first."""
+    first: dict[str, dict[str, object]] = {}
+    for place, (name, component) in enumerate(zip(names, value, strict=True)):
+        annotated = {f.name for f, s in declared_settings(component) if s.description}
+        own = [s for s in settings_fields(component, mark_inert=mark_inert) if s.key.split(".")[0] in annotated]
+        of_first = first.get(name, {})
+        number = f"{names[: place + 1].count(name)}." if name in first else ""
+        first.setdefault(name, {s.key: s.default for s in own})
+        for each in own:
+            if not number or each.default != of_first[each.key]:
+                yield replace(each, key=f"{name}.{number}{each.key}")
+
+
 def shown_settings(
     settings: object, defaults: object, *, given: Iterable[str] = (), rare: bool = False
 ) -> list[Setting]:
@@ -108,9 +116,7 @@ def shown_settings(
         given: keys that a preset sets; they are shown too.
         rare: also return all settings that few users change.
     """
-    given = set(given)
-    before = {s.key: s.default for s in settings_fields(_with_default_components(settings))}
-    before |= {s.key: s.default for s in settings_fields(defaults)}
+    given, before = set(given), _values_before(settings, defaults)
     return [
         s
         for s in settings_fields(settings, mark_inert=True)
@@ -118,30 +124,13 @@ def shown_settings(
     ]
 
 
-def _with_default_components(settings: S) -> S:
-    """Return settings whose components have the defaults of their classes."""
+def _values_before(settings: S, defaults: S) -> dict[str, object]:
+    """Return default values by key; components that the defaults do not have get the defaults of their classes."""
     of_classes = {
         item.name: tuple(type(each)() for each in getattr(settings, item.name)) for item in component_fields(settings)
     }
-    return unchecked(settings, of_classes)
-
-
-def declared_settings(settings: object, prefix: str = "") -> Iterator[tuple[Field[Any], Setting]]:
-    """Yield the fields of a dataclass instance with their declarations."""
-    hints = _type_hints(type(settings))  # type: ignore[arg-type]
-    for item in fields(settings):  # type: ignore[arg-type]
-        hint, description, rest = hints[item.name], "", []
-        if get_origin(hint) is Annotated:
-            hint, description, *rest = get_args(hint)
-        bounds = next((each for each in rest if isinstance(each, tuple)), None)
-        value = getattr(settings, item.name)
-        yield item, Setting(prefix + item.name, hint, value, description, bounds, rare=RARE in rest)
-
-
-@cache
-def _type_hints(kind: type[Any]) -> dict[str, Any]:
-    """Return the types of the fields of a dataclass; evaluated once, since it takes long."""
-    return get_type_hints(kind, include_extras=True)
+    own = unchecked(replace_stages(settings), of_classes)
+    return {s.key: s.default for each in (own, defaults) for s in settings_fields(each)}
 
 
 def _stage_fields(stages: Sequence[StageSettings], known: Mapping[str, Setting]) -> list[Setting]:
@@ -212,12 +201,20 @@ def with_values(defaults: S, given: Sequence[tuple[str, object]], *, strict: boo
     known = {s.key: s for s in settings_fields(settings) if not s.key.startswith(f"{STAGES}.")}
     values: dict[str, object] = {}
     for key, raw in plain:
-        if key in known and key not in names:
-            values[key] = parse(raw, known[key])
+        of_all = _without_number(settings, key)
+        if of_all in known and key not in names:
+            values[key] = parse(raw, replace(known[of_all], key=key))
         elif key not in names and strict:
             raise _unknown_key(key, known, settings)
     settings = _replace(settings, values)
     return _with_stages(settings, of_stages, strict=strict) if hasattr(settings, STAGES) else settings
+
+
+def _without_number(settings: object, key: str) -> str:
+    """Return the key for all components of a name, from the key for one of them such as ``scan.2.direction``."""
+    name, number, own = [*key.split(".", 2), "", ""][:3]
+    names = [n for item in component_fields(settings) for n in component_names(item, getattr(settings, item.name))]
+    return f"{name}.{own}" if number.isdigit() and 1 <= int(number) <= names.count(name) else key
 
 
 def unchecked(settings: S, values: Mapping[str, object]) -> S:
@@ -233,11 +230,14 @@ def _components(item: Field[Any], present: Sequence[Any], raw: object) -> tuple[
     catalog, kind = item.metadata["components"], item.metadata["kind"]
     names = parse(raw, Setting(item.name, tuple[str, ...], (), ""))
     assert isinstance(names, tuple)
-    kept = dict(zip(component_names(item, present), present, strict=True))
+    present_names = component_names(item, present)
     found = []
-    for name in names:
+    for place, name in enumerate(names):
+        kept = [each for each, own in zip(present, present_names, strict=True) if own == name][
+            : 1 + names[:place].count(name)
+        ]
         try:
-            found.append(kept[name] if name in kept else catalog[name]())
+            found.append(kept[-1] if kept else catalog[name]())
         except KeyError:
             raise unknown(kind, name, catalog) from None
     return tuple(found)
@@ -360,13 +360,7 @@ def changed(settings: object, defaults: object) -> dict[str, object]:
 
     The settings of a matcher or a term that the defaults do not have are compared with its own defaults.
     """
-    before = {s.key: s.default for s in settings_fields(defaults)}
-    for item in fields(settings):  # type: ignore[arg-type]
-        if "components" in item.metadata:
-            value = getattr(settings, item.name)
-            for name, component in zip(component_names(item, value), value, strict=True):
-                for own in settings_fields(type(component)(), f"{name}."):
-                    before.setdefault(own.key, own.default)
+    before = _values_before(settings, defaults)
     return {s.key: s.default for s in settings_fields(settings) if s.key not in before or s.default != before[s.key]}
 
 
@@ -385,7 +379,10 @@ def _replace(settings: S, values: Mapping[str, object]) -> S:
         if "components" in item.metadata:
             names = component_names(item, current)
             own[name] = tuple(
-                _replace(each, _inner(values, own_name)) for own_name, each in zip(names, current, strict=True)
+                _replace(
+                    each, _inner(values, own_name) | _inner(values, f"{own_name}.{names[: n + 1].count(own_name)}")
+                )
+                for n, (own_name, each) in enumerate(zip(names, current, strict=True))
             )
         elif is_dataclass(current) and (inner := _inner(values, name)):
             own[name] = _replace(current, inner)
@@ -395,4 +392,4 @@ def _replace(settings: S, values: Mapping[str, object]) -> S:
 
 
 def _inner(values: Mapping[str, object], name: str) -> dict[str, object]:
-    return {k.partition(".")[2]: v for k, v in values.items() if k.partition(".")[0] == name}
+    return {k.removeprefix(f"{name}."): v for k, v in values.items() if k.startswith(f"{name}.")}

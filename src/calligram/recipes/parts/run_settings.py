@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import tomllib
 import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -84,6 +84,24 @@ def stage(
     """
     both = {**(changes or {}), **more}
     return StageSettings(name, tuple(without), tuple(on_start), resets_best, tuple(both.items()))
+
+
+def declared_settings(settings: object, prefix: str = "") -> Iterator[tuple[Field[Any], Setting]]:
+    """Yield the fields of a dataclass instance with their declarations."""
+    hints = _type_hints(type(settings))  # type: ignore[arg-type]
+    for item in fields(settings):  # type: ignore[arg-type]
+        hint, description, rest = hints[item.name], "", []
+        if get_origin(hint) is Annotated:
+            hint, description, *rest = get_args(hint)
+        bounds = next((each for each in rest if isinstance(each, tuple)), None)
+        value = getattr(settings, item.name)
+        yield item, Setting(prefix + item.name, hint, value, description, bounds, rare=RARE in rest)
+
+
+@cache
+def _type_hints(kind: type[Any]) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass; evaluated once, since it takes long."""
+    return get_type_hints(kind, include_extras=True)
 
 
 def parse(raw: object, setting: Setting) -> object:

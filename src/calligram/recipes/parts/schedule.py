@@ -135,7 +135,10 @@ class Schedule:
         if own.epochs > warm:
             found.append((self._stage(name, own.epochs - warm, own, mined.sampler if mined else None), own))
         return [
-            (replace(stage, resets_best=each.resets_best, on_start=resume if number else begin), settings)
+            (
+                replace(stage, resets_best=each.resets_best and not number, on_start=resume if number else begin),
+                settings,
+            )
             for number, (stage, settings) in enumerate(found)
         ]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError
 from calligram.lazy import Catalog
 from calligram.models.matcher import Matcher
+from calligram.recipes.parts.config import check_component_names
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.run_settings import RARE
 from calligram.recipes.parts.tower_settings import Towers
@@ -71,7 +72,7 @@ class Term:
     hard_negatives: ClassVar[bool] = False
     """whether it relies on hard negatives, so that a warm-up with all negatives comes first"""
 
-    weight: Annotated[float, "weight of the term in the loss", (0, 1000), RARE] = 1.0
+    weight: Annotated[float, "weight of the term in the loss", (0, 100000), RARE] = 1.0
 
     @property
     def teachers(self) -> dict[str, str]:
@@ -101,6 +102,9 @@ def term(name: str) -> Callable[[TermType], TermType]:
     """Register a term class under a name, as a class decorator; the class is a frozen dataclass."""
 
     def register(term_class: TermType) -> TermType:
+        from calligram.recipes.pairs import MATCHER_SETTINGS, PairsSettings
+
+        check_component_names("term", [name], {*MATCHER_SETTINGS, *(item.name for item in fields(PairsSettings))})
         term_class.name = name
         TERMS.register(name, term_class)
         return term_class

@@ -14,7 +14,7 @@ from calligram.device import Processes
 from calligram.errors import UserError
 from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.losses.contrastive import logistic_loss
-from calligram.models.matcher import Matcher
+from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch, ExtraPairs, derived_seed
 from calligram.training.batches.phrase_pairs import Ints, PhrasePairs, Targets
 from calligram.training.objectives.objective import Objective
@@ -298,9 +298,8 @@ class DrawnPairsObjective(Objective):
     Departs from the paper's sum: divided by the number of pairs.
     """
 
-    def forward(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
+    def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """Return one term."""
-        images, texts = self.encode(matcher, batch)
         of_text, of_image = batch.text_target.nonzero(as_tuple=True)
         scores = matcher.score_pairs(images.rows(of_image), texts.rows(of_text))
         return {"logistic": logistic_loss(scores, batch.text_target[of_text, of_image]) / max(1, len(of_text))}
