@@ -37,6 +37,9 @@ def regions(
     size: Annotated[
         int | None, typer.Option(help="Side of the backbone's input in pixels. The default is that of the backbone.")
     ] = None,
+    detector: Annotated[
+        str, typer.Option(help="A YOLOX .onnx file; the classes that it finds in a region are added to the features.")
+    ] = "",
     split: Annotated[str, typer.Option(help="Use only the images of this split.")] = "all",
     name: Annotated[
         str | None, typer.Option(help="Name of the regions in the collection. The default is the name of the method.")
@@ -55,7 +58,7 @@ def regions(
     if proposals is None and not recall:
         raise UserError("give --proposals METHOD to find regions, or --recall to measure the stored regions")
     if proposals is not None:
-        opened = _find(opened, proposals, name, top, backbone, size, split, device)
+        opened = _find(opened, proposals, name, top, backbone, size, detector, split, device)
     if recall or record is not None:
         _show_recall(opened, split, record)
 
@@ -67,6 +70,7 @@ def _find(
     top: int,
     backbone: str | None,
     size: int | None,
+    detector: str,
     split: str,
     device: str,
 ) -> Collection:
@@ -76,8 +80,10 @@ def _find(
     from calligram.features.regions.proposers import load_proposer, source_name
     from calligram.features.regions.region_features import RegionPooling
 
+    if detector and not backbone:
+        raise UserError("--detector adds classes to the features of a network; give --backbone as well")
     where = device_named(device)
-    pooling = RegionPooling.load(backbone, size, where) if backbone else None
+    pooling = RegionPooling.load(backbone, size, where, detector) if backbone else None
     task = ExtractionTask(load_proposer(proposals, top, where), name or source_name(proposals), top, pooling)
     added = add_regions(collection, task, split, progress_bar)
     console.print(f"{added.regions:,} regions '{task.source}' in {added.images:,} images" + _rate(added.seconds_each))

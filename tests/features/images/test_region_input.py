@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,12 +15,18 @@ from calligram.data.grounding import ImageBoxes, box_visuals, feature_boxes
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
 from calligram.features.images.pixels import PixelInput
-from calligram.features.images.region_input import RegionInput, StoredRegionRows, stored_part_boxes
+from calligram.features.images.region_input import (
+    RegionInput,
+    RegionSettings,
+    StoredRegionRows,
+    region_input,
+    stored_part_boxes,
+)
 from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.regions.extract import ExtractionTask, add_regions
-from calligram.features.regions.proposers import SlidingWindows
-from calligram.features.regions.region_features import RegionCrops, RegionPooling
+from calligram.features.regions.proposers import Proposals, SlidingWindows
+from calligram.features.regions.region_features import CLASS_WEIGHT, RegionCrops, RegionPooling
 from calligram.features.texts.vocabulary import Vocabulary
 
 
@@ -114,6 +121,49 @@ def test_the_input_is_saved_with_the_matcher(kind, network, tmp_path):
     assert back == inputs
     picture, boxes = Image.effect_noise((40, 30), 90).convert("RGB"), np.array([[3, 4, 30, 20]], np.float32)
     torch.testing.assert_close(back.regions(picture, boxes), inputs.regions(picture, boxes))
+
+
+class OneDetection:
+    """A detector that finds the left half of every image, with class 1."""
+
+    class_count, digest = 3, "d"
+
+    def __call__(self, image):
+        width, height = image.size
+        boxes = np.array([[0, 0, width / 2, height], [0, 0, width / 2, height]], np.float32)
+        return Proposals(boxes, np.array([0.8, 0.2], np.float32), ("class 1", "class 1"))
+
+
+def test_classes_of_a_detector_follow_the_features_of_the_network(network):
+    """IoU times score: 1 x 0.8 for the left half, 0.5 x 0.8 for the whole image, 0 for the right half."""
+    plain = RegionPooling.load(network, 64)
+    pooling = replace(plain, detector=OneDetection())
+    picture = Image.effect_noise((40, 30), 90).convert("RGB")
+    boxes = np.array([[0, 0, 20, 30], [0, 0, 40, 30], [20, 0, 40, 30]], np.float32)
+    inputs = RegionInput(pooling, "grid", "grid", 9, 3.0)
+    found = inputs.finish(inputs.regions(picture, boxes))
+    assert inputs.dim == found.shape[1] == plain.dim + 3 + 5
+    before = replace(inputs, pooling=plain)
+    torch.testing.assert_close(found[:, : plain.dim], before.finish(before.regions(picture, boxes))[:, : plain.dim])
+    classes = found[:, plain.dim : plain.dim + 3] / CLASS_WEIGHT
+    torch.testing.assert_close(classes, torch.tensor([[0, 0.8, 0], [0, 0.4, 0], [0, 0, 0]]), atol=1e-3, rtol=1e-3)
+    assert pooling.settings != plain.settings
+
+
+def test_the_detector_is_saved_with_the_matcher(network, assets, tmp_path):
+    pooling = RegionPooling.load(network, 64, detector=str(assets / "models" / "yolox_nano.onnx"))
+    inputs = RegionInput(pooling, "grid", "grid", 9, 3.0)
+    Inputs(inputs, Vocabulary.build(["a disc", "a disc"], 1, 9)).save(tmp_path)
+    back = Inputs.read(tmp_path).images
+    picture, boxes = Image.effect_noise((40, 30), 90).convert("RGB"), np.array([[3, 4, 30, 20]], np.float32)
+    torch.testing.assert_close(back.regions(picture, boxes), inputs.regions(picture, boxes))
+    assert back.dim == pooling.backbone.dim + 80 + 5
+
+
+def test_a_detector_of_classes_needs_a_network(collection):
+    after = add_regions(collection, ExtractionTask(SlidingWindows(12), "grid", 12), "test").collection
+    with pytest.raises(UserError, match=r"give region\.backbone as well"):
+        region_input(RegionSettings(proposals="grid", detector="some.onnx"), after)
 
 
 def test_images_without_proposals_are_refused_with_the_command_to_run(collection):

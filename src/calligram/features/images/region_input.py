@@ -27,6 +27,7 @@ from calligram.errors import UserError, command
 from calligram.features.images.backbones import Backbone
 from calligram.features.images.pixels import Augment, PixelInput
 from calligram.features.inputs import ImageInput
+from calligram.features.regions.detectors import YoloX
 from calligram.features.regions.proposers import PROPOSERS, Proposer, load_proposer
 from calligram.features.regions.region_features import Halves, Pixels, RegionCrops, RegionPooling, relative_boxes
 from calligram.features.store import FeatureStore, content_key
@@ -37,6 +38,8 @@ Floats = NDArray[np.float32]
 
 GEOMETRY_DIM = 5
 """numbers that describe the box of a region: x0, y0, x1, y1 and area"""
+DETECTOR_FILE = "detector.onnx"
+"""file in the folder of a run with the detector whose classes are features"""
 BATCH_IMAGES = 16
 """images that go through the backbone in one batch"""
 STORE_PART_IMAGES = 512
@@ -75,6 +78,8 @@ class RegionInput(ImageInput):
         """Write the backbone's weights into ``folder``, so that a run needs no other file."""
         if isinstance(self.pooling, RegionPooling):
             self.pooling.backbone.save(folder / "backbone")
+            if self.pooling.detector:
+                (folder / DETECTOR_FILE).write_bytes(self.pooling.detector.content)
         plain = {name: getattr(self, name) for name in ("source", "proposals", "top", "geometry")}
         crops = None
         if isinstance(self.pooling, RegionCrops):
@@ -89,7 +94,8 @@ class RegionInput(ImageInput):
         if crops is not None:
             return cls(RegionCrops(pixels, **crops), **fields)
         backbone = Backbone.load(str(folder / "backbone")).eval()
-        return cls(RegionPooling(backbone, pixels, torch.device("cpu")), **fields)
+        detector = YoloX.load(folder / DETECTOR_FILE) if (folder / DETECTOR_FILE).is_file() else None
+        return cls(RegionPooling(backbone, pixels, torch.device("cpu"), detector), **fields)
 
     @property
     def region_input(self) -> RegionInput:
@@ -312,6 +318,9 @@ class RegionSettings:
         "rare",
     ] = ""
     backbone: Annotated[str, "folder or hub name of a vision model; empty for pixels as features"] = ""
+    detector: Annotated[
+        str, "file of a YOLOX detector (.onnx); the classes that it finds in a box are added to its features", "rare"
+    ] = ""
     size: Annotated[int, "side of the square input image in pixels", (8, 4096), "rare"] = 448
     bins: Annotated[int, "side in pixels to which a box is resized, without a backbone", (1, 64), "rare"] = 8
     margin: Annotated[float, "margin around a box as a share of its sides, without a backbone", (0, 10), "rare"] = 0.25
@@ -337,7 +346,9 @@ def region_input(region: RegionSettings, collection: Collection, device: torch.d
     method = str(known["settings"]["proposals"]["method"])
     pooling: RegionPooling | RegionCrops = RegionCrops(PixelInput(region.size), region.bins, region.margin)
     if region.backbone:
-        pooling = RegionPooling.load(region.backbone, region.size, torch.device(device))
+        pooling = RegionPooling.load(region.backbone, region.size, torch.device(device), region.detector)
+    elif region.detector:
+        raise UserError("region.detector adds classes to the features of a network; give region.backbone as well")
     top = int(known["settings"]["top"])
     if region.proposer:
         load_proposer(region.proposer, top)  # raises for an unknown name now, not when the run is used

@@ -110,6 +110,8 @@ class YoloX:
     """minimum product of objectness and class probability; 0, because proposals are ranked and not thresholded"""
     max_iou: float = 0.65
     """IoU threshold of the non-maximum suppression"""
+    content: bytes = field(default=b"", repr=False, compare=False)
+    """content of the ONNX file"""
 
     @classmethod
     def load(cls, file: Path, max_boxes: int = 200) -> YoloX:
@@ -131,7 +133,7 @@ class YoloX:
             raise UserError(f"{file} is not a network that onnxruntime opens ({str(error).splitlines()[0]})") from error
         if len(session.get_inputs()) != 1 or len(session.get_inputs()[0].shape) != 4:
             raise UserError(f"{file} does not take one batch of images as input; give an ONNX export of YOLOX")
-        return cls(session, file.stem, content_hash(content, 8), max_boxes)
+        return cls(session, file.stem, content_hash(content, 8), max_boxes, content=content)
 
     @property
     def settings(self) -> Mapping[str, Setting]:
@@ -144,6 +146,12 @@ class YoloX:
         """Height and width of the input; 640 if the export has dynamic sizes."""
         height, width = self.session.get_inputs()[0].shape[2:]
         return (height if isinstance(height, int) else 640, width if isinstance(width, int) else 640)
+
+    @property
+    def class_count(self) -> int:
+        """Number of classes; that of COCO if the export has a dynamic size."""
+        values = self.session.get_outputs()[0].shape[-1]
+        return values - 5 if isinstance(values, int) else len(COCO_CLASSES)
 
     def __call__(self, image: Image.Image) -> Proposals:
         """Return boxes with score and class."""

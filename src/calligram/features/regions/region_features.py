@@ -7,8 +7,11 @@ of two small matrices, without a lookup of single points.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -17,13 +20,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from calligram.data.boxes import iou
 from calligram.features.images.backbones import Backbone, pixel_input
 from calligram.features.images.pixels import PixelInput
+from calligram.features.regions.detectors import YoloX, class_names
 from calligram.features.regions.proposers import Floats, Setting
 from calligram.features.transformers_models import quiet_transformers
 
 Halves = NDArray[np.float16]
 Pixels = NDArray[np.uint8]
+
+CLASS_WEIGHT = 10.0
+"""factor of the class scores of a detector, which are at most 1, next to features of a backbone"""
 
 
 def roi_align(grid: Tensor, boxes: Tensor, bins: int = 7, samples: int = 2) -> Tensor:
@@ -73,35 +81,44 @@ def axis_weights(start: Tensor, end: Tensor, cells: int, bins: int, samples: int
 
 @dataclass(frozen=True)
 class RegionPooling:
-    """Region features from a frozen backbone: the mean of its feature map over each box."""
+    """Region features from a frozen backbone: the mean of its feature map over each box.
+
+    With a detector, the class scores of the detections that overlap the box follow.
+    """
 
     backbone: Backbone
     pixels: PixelInput
     device: torch.device
+    detector: YoloX | None = None
 
     @classmethod
-    def load(cls, name: str, size: int | None = None, device: torch.device | str = "cpu") -> RegionPooling:
+    def load(
+        cls, name: str, size: int | None = None, device: torch.device | str = "cpu", detector: str = ""
+    ) -> RegionPooling:
         """Load the backbone from a folder or by a hub name.
 
         The whole image is squashed to a square, so that every box lies on the feature map.
 
         Args:
             size: side of the square in pixels; None for the default of the backbone.
+            detector: file of a YOLOX detector; empty for none.
         """
         with quiet_transformers():
             backbone = Backbone.load(name)
-        return cls(backbone.eval().to(device), pixel_input(name, size, "squash"), torch.device(device))
+        found = YoloX.load(Path(detector)) if detector else None
+        return cls(backbone.eval().to(device), pixel_input(name, size, "squash"), torch.device(device), found)
 
     @property
     def dim(self) -> int:
         """Dimension of a region's features."""
-        return self.backbone.dim
+        return self.backbone.dim + (self.detector.class_count if self.detector else 0)
 
     @property
     def settings(self) -> Mapping[str, Setting]:
         """The weights and the pixel input; collections store them, so the keys must not change."""
         numbers = " ".join(f"{v:g}" for v in (*self.pixels.mean, *self.pixels.std))
-        return {"network": self.backbone.fingerprint, "size": self.pixels.size, "mean and std": numbers}
+        classes = {"detector": self.detector.digest, "class weight": CLASS_WEIGHT} if self.detector else {}
+        return {"network": self.backbone.fingerprint, "size": self.pixels.size, "mean and std": numbers, **classes}
 
     @torch.inference_mode()
     def __call__(self, pixels: Sequence[Pixels], boxes: Sequence[Floats], top: int) -> Halves:
@@ -111,7 +128,25 @@ class RegionPooling:
         pooled = roi_pool(self.backbone(batch).grid, torch.from_numpy(padded).to(self.device))
         limit = float(np.finfo(np.float16).max)
         halves: Halves = pooled.clamp(-limit, limit).to(torch.float16).cpu().numpy()
+        if self.detector:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                scores = list(pool.map(self._class_scores, pixels, padded))
+            halves = np.concatenate([halves, (CLASS_WEIGHT * np.stack(scores)).astype(np.float16)], axis=2)
         return np.where(real, halves, np.float16(0))
+
+    def _class_scores(self, pixels: Pixels, boxes: Floats) -> Floats:
+        """For each relative box (R, 4) and each class, the highest product of IoU and score of a detection: (R, C)."""
+        assert self.detector is not None
+        image = Image.fromarray(pixels.transpose(1, 2, 0))
+        found = self.detector(image)
+        assert found.scores is not None
+        assert found.labels is not None
+        overlap = iou(boxes, relative_boxes(image, found.boxes)) * found.scores
+        names, scores = np.array(found.labels), np.zeros((len(boxes), self.detector.class_count), dtype=np.float32)
+        for number, name in enumerate(class_names(self.detector.class_count)):
+            if (mine := names == name).any():
+                scores[:, number] = overlap[:, mine].max(axis=1)
+        return scores
 
 
 def relative_boxes(image: Image.Image, boxes: Floats) -> Floats:
