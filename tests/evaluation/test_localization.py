@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -94,6 +96,14 @@ def test_recalls_by_hand(collection, inputs):
     assert found.r1 == pytest.approx(100 / 3)
     assert found.r5 == found.r10 == found.oracle == pytest.approx(200 / 3)
     assert found.kinds == {"animals": pytest.approx(100), "other": pytest.approx(0)}
+
+
+def test_boxes_vote_for_the_boxes_that_they_overlap(collection, inputs):
+    """Tree: both halves vote for the whole image, which is right, because its IoU with the left half is 0.5."""
+    voting = replace(inputs, images=replace(inputs.images, vote=1.0))
+    loaded = load_phrases(voting, collection, "test")
+    found = evaluate_localization(widths(inputs, dogs=1.0, ball=0.1, tree=0.5), voting, loaded)
+    assert found.r1 == pytest.approx(200 / 3)
 
 
 def test_the_whole_image_and_its_centre_are_baselines(collection, inputs):

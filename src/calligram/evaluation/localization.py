@@ -119,20 +119,23 @@ def evaluate_localization(
     """Rank the proposals of its image for every phrase (two-branch, Sec. 4.4).
 
     A box is correct if its IoU with the smallest box around all regions of the phrase is at least 0.5. Phrases without
-    a box are left out. Wrong boxes with an equal score are ranked before correct ones.
+    a box are left out. Boxes vote for each other where the inputs say so (``RegionInput.voted``). Wrong boxes with an
+    equal score are ranked before correct ones.
     """
     matcher.eval()
     texts = encode_texts(matcher, loaded.texts)
     targets, at = loaded.targets, loaded.proposed.boxes
-    ranks = np.full(len(targets), NO_HIT, dtype=np.int64)
+    ranks, voters = np.full(len(targets), NO_HIT, dtype=np.int64), inputs.images.region_input
     for image, regions in _encoded(matcher, inputs, loaded.proposed, track):
         mine = targets.rows_of_image(image)
         correct = iou(targets.boxes[mine], at.boxes[at.rows_of_image(image)]) >= MIN_IOU
         strings, back = np.unique(loaded.text_of[mine], return_inverse=True)
         queries = texts.rows(torch.from_numpy(strings).to(texts.vectors.device))
-        scores = matcher.score(regions, queries).T.float().cpu().numpy()[back]
+        scores = matcher.score(regions, queries).T.float().cpu().numpy()
+        if voters is not None:
+            scores = voters.voted(scores, at.boxes[at.rows_of_image(image)])
         phrase, box = np.nonzero(correct)
-        ranks[mine[correct.any(axis=1)]] = relevant_ranks(scores, Matches(phrase, box, correct.shape)).best
+        ranks[mine[correct.any(axis=1)]] = relevant_ranks(scores[back], Matches(phrase, box, correct.shape)).best
     return _summary(ranks, loaded)
 
 

@@ -116,6 +116,7 @@ def test_a_whole_image_is_a_region(collection):
 @pytest.mark.parametrize("kind", ["crops", "network"])
 def test_the_input_is_saved_with_the_matcher(kind, network, tmp_path):
     inputs = crops() if kind == "crops" else RegionInput(RegionPooling.load(network, 32), "grid", "grid", 9, 3.0)
+    inputs = replace(inputs, vote=5.0)
     Inputs(inputs, Vocabulary.build(["a disc", "a disc"], 1, 9)).save(tmp_path)
     back = Inputs.read(tmp_path).images
     assert back == inputs
@@ -158,6 +159,17 @@ def test_the_detector_is_saved_with_the_matcher(network, assets, tmp_path):
     picture, boxes = Image.effect_noise((40, 30), 90).convert("RGB"), np.array([[3, 4, 30, 20]], np.float32)
     torch.testing.assert_close(back.regions(picture, boxes), inputs.regions(picture, boxes))
     assert back.dim == pooling.backbone.dim + 80 + 5
+
+
+def test_overlapping_boxes_vote_for_each_other():
+    """The best box stands alone. Two boxes with lower scores overlap by an IoU of 0.5 and win together."""
+    boxes = np.array([[50, 50, 60, 60], [0, 0, 10, 10], [0, 0, 20, 10]], np.float32)
+    probabilities = np.array([[0.4, 0.35, 0.25]], np.float32)
+    scores = np.log(probabilities) / 7
+    voted = crops(vote=7.0).voted(scores, boxes)
+    np.testing.assert_allclose(voted, [[0.4, 0.35 + 0.5 * 0.25, 0.25 + 0.5 * 0.35]], rtol=1e-5)
+    assert voted.argmax() == 1
+    assert crops().voted(scores, boxes) is scores
 
 
 def test_a_detector_of_classes_needs_a_network(collection):

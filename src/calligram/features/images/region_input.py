@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from calligram.data.boxes import iou
 from calligram.data.collection import Collection
 from calligram.data.grounding import ImageBoxes, box_visuals, boxes_of_source, feature_boxes
 from calligram.data.pairing import StoredFeatures, Visuals
@@ -68,6 +69,8 @@ class RegionInput(ImageInput):
     top: int = 200
     geometry: float = 0.0
     """weight of the relative x0, y0, x1, y1 and area, appended to the features; 0 leaves them out"""
+    vote: float = 0.0
+    """factor of the scores in the vote of overlapping boxes; 0 for no vote"""
 
     @property
     def dim(self) -> int:
@@ -80,7 +83,7 @@ class RegionInput(ImageInput):
             self.pooling.backbone.save(folder / "backbone")
             if self.pooling.detector:
                 (folder / DETECTOR_FILE).write_bytes(self.pooling.detector.content)
-        plain = {name: getattr(self, name) for name in ("source", "proposals", "top", "geometry")}
+        plain = {name: getattr(self, name) for name in ("source", "proposals", "top", "geometry", "vote")}
         crops = None
         if isinstance(self.pooling, RegionCrops):
             crops = {"bins": self.pooling.bins, "margin": self.pooling.margin}
@@ -160,6 +163,22 @@ class RegionInput(ImageInput):
         """Propose boxes (R, 4) in a new image; the whole image if none are found."""
         found = (proposer or load_proposer(self.proposals, self.top))(image).keep_top(self.top, image).boxes
         return found if len(found) else np.array([[0, 0, *image.size]], dtype=np.float32)
+
+    def voted(self, scores: Floats, boxes: Floats) -> Floats:
+        """Let the boxes (R, 4) of an image vote for the boxes that they overlap; without a vote, return the scores.
+
+        Args:
+            scores: (T, R) score of each box for each phrase.
+
+        Returns:
+            (T, R) sum of the probabilities of all boxes, each multiplied by its IoU. The probabilities of a phrase are
+            the softmax of ``vote`` times its scores.
+        """
+        if not self.vote:
+            return scores
+        probabilities = torch.from_numpy(self.vote * scores).softmax(dim=1).numpy()
+        total: Floats = (probabilities @ iou(boxes, boxes)).astype(np.float32)
+        return total
 
     def regions(self, image: Image.Image, boxes: Floats) -> Tensor:
         """Compute features of boxes (R, 4) in a new image, for ``finish``: (R, D + 5)."""
@@ -327,6 +346,12 @@ class RegionSettings:
     geometry: Annotated[
         float, "weight of the position and area of a box, added to its features; 0 as in the paper", (0, 100)
     ] = 0.0
+    vote: Annotated[
+        float,
+        "factor of the scores with which overlapping boxes vote for each other; 0 for no vote, as in the paper",
+        (0, 1000),
+        "rare",
+    ] = 0.0
 
 
 def region_input(region: RegionSettings, collection: Collection, device: torch.device | str = "cpu") -> RegionInput:
@@ -353,4 +378,4 @@ def region_input(region: RegionSettings, collection: Collection, device: torch.d
     if region.proposer:
         load_proposer(region.proposer, top)  # raises for an unknown name now, not when the run is used
     proposer = region.proposer or (method if method in PROPOSERS else region.proposals)
-    return RegionInput(pooling, region.proposals, proposer, top, region.geometry)
+    return RegionInput(pooling, region.proposals, proposer, top, region.geometry, region.vote)

@@ -117,8 +117,11 @@ class RegionPooling:
     def settings(self) -> Mapping[str, Setting]:
         """The weights and the pixel input; collections store them, so the keys must not change."""
         numbers = " ".join(f"{v:g}" for v in (*self.pixels.mean, *self.pixels.std))
-        classes = {"detector": self.detector.digest, "class weight": CLASS_WEIGHT} if self.detector else {}
-        return {"network": self.backbone.fingerprint, "size": self.pixels.size, "mean and std": numbers, **classes}
+        own: dict[str, Setting] = {"network": self.backbone.fingerprint, "size": self.pixels.size}
+        own["mean and std"] = numbers
+        if self.detector:
+            own |= {"detector": self.detector.digest, "class weight": CLASS_WEIGHT}
+        return own
 
     @torch.inference_mode()
     def __call__(self, pixels: Sequence[Pixels], boxes: Sequence[Floats], top: int) -> Halves:

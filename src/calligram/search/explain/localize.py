@@ -105,6 +105,8 @@ def rank_boxes(
     device = device_of(matcher)
     texts = matcher.eval().encode_texts(words.to(device), mask.to(device))
     scores = matcher.score(proposals.regions, texts).float().cpu().numpy()
+    if (regions := inputs.images.region_input) is not None:
+        scores = regions.voted(scores.T, proposals.boxes).T
     if not np.isfinite(scores).all():
         raise NotFiniteError("the localizer's scores are not finite; it cannot be used")
     return [_best(proposals.boxes, column, k, max_overlap) for column in scores.T]
