@@ -113,7 +113,8 @@ _FROZEN_NETWORKS = {"MobileNetV2": "mobilenet_v2_1.0_224", "ResNet-50": "resnet5
 _FROZEN_MINILM = (*_MINILM, "image.views=flip", "epochs=8", "batch=256", "lr=0.001", "dim=1024", "text.dropout=0.1")
 # Text towers that have not seen captions of dev and test: their word vectors are trained on other captions.
 _OWN_WORDS = (
-    "text.vectors=data/words.txt", "text.word_dim=300", "optim.lr_scale=image:0.03", "text.dropout=0.2", "epochs=12",
+    "text.train=false", "text.vectors=data/words.txt", "text.word_dim=300", "text.dropout=0.2", "epochs=12",
+    "optim.lr_scale=image:0.03",
 )  # fmt: skip
 
 STUDIES: Mapping[str, Study] = {
