@@ -1,23 +1,24 @@
 """Claims of the two-branch paper, as rows that can be run.
 
-Text vectors have 2000 principal components instead of the 6000 of the paper, and phrase networks are trained on 3,000
-sets of 100 pairs. The word vectors of the paper were trained on news and are not available. Other ones are trained
-first, on captions of other images than those of dev and test: ``calligram words
-$CALLIGRAM_ASSETS/text/flickr30k-captions.txt.gz data/words.txt``.
+Features of images and of regions are those of a frozen EfficientNet-Lite2. Text vectors have 2000 principal components
+instead of the 6000 of the paper, and phrase networks are trained on 3,000 sets of 100 pairs. The word vectors of the
+paper were trained on news and are not available. Other ones are trained first, on captions of other images than those
+of dev and test: ``calligram words $CALLIGRAM_ASSETS/text/flickr30k-captions.txt.gz data/words.txt``.
 
 Phrases are trained with about ten positives for each truth region and evaluated with the 200 EdgeBoxes of the paper.
 Both are found first, with their features, which all runs then read from one file:
 ``calligram regions data/flickr8k --proposals edgeboxes --top 200 --size 448 --backbone NETWORK`` and
 ``calligram regions data/flickr8k --proposals edgeboxes-dense --top 400 --split train --size 448 --backbone NETWORK``,
-where NETWORK is ``$CALLIGRAM_ASSETS/models/mobilenet_v2_1.0_224``.
+where NETWORK is ``$CALLIGRAM_ASSETS/models/efficientnet_lite2_256``.
 """
 
 from __future__ import annotations
 
 from calligram.studies.claims import ASSETS, Claim, ClaimKind, Row, Study, Table
 
+_NETWORK = f"${ASSETS}/models/efficientnet_lite2_256"
 _WORDS = "text.vectors=data/words.txt"
-_IMAGES = (f"image.backbone=${ASSETS}/models/mobilenet_v2_1.0_224", "image.views=ten")
+_IMAGES = (f"image.backbone={_NETWORK}", "image.views=ten")
 _TRAINED = (*_IMAGES, _WORDS)
 _RANKING_ONLY = (*_TRAINED, "extra_pairs=none")
 _SINGLE_DIRECTION = "neighbourhood.weights=0,1,0,0"
@@ -92,8 +93,7 @@ SENTENCE_CLAIMS = (
 )  # fmt: skip
 
 _PHRASES = (
-    f"region.backbone=${ASSETS}/models/mobilenet_v2_1.0_224", "region.training=edgeboxes-dense", _WORDS, "lr=0.003",
-    "chunker_captions=0",
+    f"region.backbone={_NETWORK}", "region.training=edgeboxes-dense", _WORDS, "lr=0.003", "chunker_captions=0",
 )  # fmt: skip
 _TRIPLETS = (*_PHRASES, "sets=1000", "epochs=3")
 _SINGLE_POSITIVE = (*_TRIPLETS, "extra_pairs=none", "positives=single")
@@ -224,8 +224,8 @@ TABLES = {
             ("constraints", "weighted distance"),
         ),
         "In the paper, two layers, ranking in both directions and neighbourhood sampling each add to the recalls, and "
-        "the similarity network fails. Flickr8k has a fifth of the training images of Flickr30K, and MobileNetV2 "
-        "replaces VGG-19.",
+        "the similarity network fails. Flickr8k has a fifth of the training images of Flickr30K, and "
+        "EfficientNet-Lite2 replaces VGG-19.",
         (
             ("neighbourhood sampling", "random extra triplets", "tf-idf", "batch statistics"),
             ("CCA, HGLMM", "CCA, GMM", "CCA, tf-idf"),

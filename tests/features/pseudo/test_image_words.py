@@ -29,6 +29,23 @@ def test_a_backbone_without_a_classifier_is_refused(tiny_classifier, tmp_path):
         LabelClassifier.load(str(tmp_path), backbone)
 
 
+def test_names_of_classes_may_come_from_another_model(tiny_classifier, tmp_path):
+    """Without the class "background", which is too many."""
+    from transformers import AutoModelForImageClassification
+
+    model = AutoModelForImageClassification.from_pretrained(tiny_classifier, num_labels=4, ignore_mismatched_sizes=True)
+    model.save_pretrained(tmp_path)  # its classes are LABEL_0, ...
+    backbone = Backbone.load(str(tmp_path)).eval()
+    with pytest.raises(UserError, match=r"classes of .* have no names \(LABEL_0, .* give pseudo.class_names="):
+        LabelClassifier.load(str(tmp_path), backbone)
+    found = LabelClassifier.load(str(tmp_path), backbone, names=str(tiny_classifier))
+    assert found.labels == ("whippet", "unicycle, monocycle", "disc", "gizmo")
+    with pytest.raises(UserError, match="has names of 4 classes, and the classifier has 5 classes"):
+        LabelClassifier.load(str(tiny_classifier), Backbone.load(str(tiny_classifier)).eval(), names=str(tmp_path))
+    with pytest.raises(UserError, match=r"model with class names .* could not be loaded"):
+        LabelClassifier.load(str(tmp_path), backbone, names=str(tmp_path / "none"))
+
+
 def test_labels_of_an_image_are_those_with_high_probability(tiny, tiny_classifier, tiny_wordnet, tmp_path, monkeypatch):
     (tmp_path / "corpora").mkdir()
     (tmp_path / "corpora" / "wordnet").symlink_to(tiny_wordnet)

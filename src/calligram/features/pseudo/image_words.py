@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import re
 from collections import Counter
 from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from calligram.data.pairing import Pairing, Visuals
 from calligram.errors import UserError
 from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
 from calligram.features.pseudo.wordnet import INSTALL_HINT, Synset, WordNet
-from calligram.features.transformers_models import load_model
+from calligram.features.transformers_models import load_model, loading_error
 from calligram.progress import Track, silent
 from calligram.text import tokenise, without_stop_words
 from calligram.vectors import unit_length, unit_rows
@@ -62,9 +63,15 @@ class ImageWords:
         """Return the backbone's vectors (N, dim) of images."""
         return self.images.load(visuals, self.track).take(np.arange(len(visuals))).float()
 
-    def labels(self, visuals: Visuals, min_probability: float, naming: Naming, known: Container[str]) -> list[str]:
-        """Return the words of each image's likely labels, most probable first (global semantics, a3vse, Sec. 4.6)."""
-        classifier = LabelClassifier.load(self.name, self.images.backbone)
+    def labels(
+        self, visuals: Visuals, min_probability: float, naming: Naming, known: Container[str], names: str = ""
+    ) -> list[str]:
+        """Return the words of each image's likely labels, most probable first (global semantics, a3vse, Sec. 4.6).
+
+        Args:
+            names: model whose class names are used; see ``LabelClassifier.load``.
+        """
+        classifier = LabelClassifier.load(self.name, self.images.backbone, names)
         wordnet = WordNet.find() if naming == "known" else None
         if naming == "known" and wordnet is None:
             log.info(
@@ -192,29 +199,57 @@ class LabelClassifier:
     """(labels,)"""
 
     @classmethod
-    def load(cls, name: str, backbone: Backbone) -> LabelClassifier:
+    def load(cls, name: str, backbone: Backbone, names: str = "") -> LabelClassifier:
         """Load the classifier of a backbone, from the same folder or hub name.
 
+        Args:
+            names: folder or hub name of a model with the same classes, whose names are used; empty for the own names.
+
         Raises:
-            UserError: when there is no classifier, or its labels are not a linear function of the backbone's vector.
+            UserError: when there is no classifier, its classes have no names, or its labels are not a linear function
+                of the backbone's vector.
         """
         from transformers import AutoModelForImageClassification
 
         model = load_model(AutoModelForImageClassification, name, what="classifier").eval()
         layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-        labels: dict[int, str] = model.config.id2label
-        found = next((layer for layer in reversed(layers) if layer.out_features == len(labels)), None)
+        found = next((layer for layer in reversed(layers) if layer.out_features == model.config.num_labels), None)
         if found is None or not _reproduces_logits(model, found, backbone):
             raise UserError(
                 f"the labels of '{name}' are not one layer over the backbone's vector; give a convolutional network "
                 "trained as a classifier, such as a MobileNet or ResNet"
             )
         bias = torch.zeros(found.out_features) if found.bias is None else found.bias.detach()
-        return cls(tuple(labels[number] for number in range(len(labels))), found.weight.detach(), bias)
+        return cls(_class_names(names or name, found.out_features), found.weight.detach(), bias)
 
     def probabilities(self, vectors: Tensor) -> Tensor:
         """Return the probabilities (N, labels) for vectors (N, dim)."""
         return torch.softmax(vectors.float() @ self.weight.T + self.bias, dim=1)
+
+
+def _class_names(name: str, count: int) -> tuple[str, ...]:
+    """Return the names of the ``count`` classes of a model; a class "background" that is too many is left out.
+
+    Raises:
+        UserError: when the model has another number of classes, or no names for them.
+    """
+    from transformers import AutoConfig
+
+    try:
+        entries: dict[int, str] = AutoConfig.from_pretrained(name).id2label
+    except (OSError, ValueError, KeyError) as error:
+        raise loading_error("model with class names", name, error) from error
+    found = [entries[number] for number in range(len(entries))]
+    if len(found) == count + 1 and found[0] in EMPTY_LABELS:
+        del found[0]
+    if len(found) != count:
+        raise UserError(f"'{name}' has names of {len(found)} classes, and the classifier has {count} classes")
+    if all(re.fullmatch(r"LABEL_\d+", label) for label in found):
+        raise UserError(
+            f"the classes of '{name}' have no names ({found[0]}, ...); give pseudo.class_names= with the folder or hub "
+            "name of a model that has the same classes and their names"
+        )
+    return tuple(found)
 
 
 @torch.no_grad()

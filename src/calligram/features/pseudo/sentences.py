@@ -51,6 +51,12 @@ class PseudoSettings:
         "colour"
     )
     backbone: Annotated[str, "folder or hub name of a classifier, for labels and learnt words"] = ""
+    class_names: Annotated[
+        str,
+        "folder or hub name of a model with the same classes, whose names are used for labels; empty for the names of "
+        "pseudo.backbone",
+        "rare",
+    ] = ""
     min_label_score: Annotated[float, "smallest probability of a label that is used; 0.3 in the paper", (0, 1)] = 0.1
     naming: Annotated[
         Naming,
@@ -88,7 +94,7 @@ class PseudoSettings:
         found = set() if self.run else {"corpus", "retrieved"}
         of_source = {
             "regions": {"region_source", "min_score", "max_regions", "attributes"},
-            "labels": {"min_label_score", "naming"},
+            "labels": {"class_names", "min_label_score", "naming"},
             "learnt": {"learnt_words", "min_word_images", "shrink"},
         }
         for source, own in of_source.items():
@@ -158,7 +164,8 @@ def pseudo_sentences(
         if source == "labels":
             strings = captions.texts.strings if captions is not None else ()
             known = {word for string in strings for word in tokenise(string)}
-            parts.append(words.labels(visuals, settings.min_label_score, settings.naming, known))
+            how_likely, names = settings.min_label_score, settings.class_names
+            parts.append(words.labels(visuals, how_likely, settings.naming, known, names))
         else:
             assert captions is not None
             parts.append(
