@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.schedule import trained_stages
+from calligram.studies.a3vse import A3VSE
 from calligram.studies.catalog import STUDIES
-from calligram.studies.dual_path import DUAL_PATH
+from calligram.studies.dual_path import DUAL_PATH, DUAL_PATH_PERSONS
 from calligram.studies.two_branch import TWO_BRANCH
 
 DUAL_PATH_ROWS = {row.name: row for row in DUAL_PATH.rows}
@@ -53,3 +57,37 @@ def test_rows_with_an_encoder_that_saw_test_captions_are_marked():
     photographs = STUDIES["photographs"]
     assert photographs.marked("ViT, end to end, GRU") == "ViT, end to end, GRU"
     assert photographs.marked("ViT, end to end, MiniLM").endswith("†")
+
+
+def networks_of(study):
+    """Names of the image networks of a study, by row."""
+    found = {}
+    for row in study.rows:
+        settings = settings_of(row)
+        parts = [getattr(settings, name, None) for name in ("image", "region")]
+        found[row.name] = {Path(part.backbone).name for part in parts if part is not None and part.backbone}
+    return found
+
+
+def test_rows_have_the_image_network_of_their_study():
+    lite2, resnet = {"efficientnet_lite2_256"}, {"resnet50"}
+    for row, found in networks_of(TWO_BRANCH).items():
+        assert found == (set() if row == "weighted distance" else lite2)
+    for row, found in networks_of(DUAL_PATH).items():
+        assert found == (lite2 if row.startswith("MiniLM") else resnet)
+    for row, found in networks_of(A3VSE).items():
+        assert found == (set() if row == "tags" else lite2)
+    assert set.union(*networks_of(DUAL_PATH_PERSONS).values()) == {"mobilenet_v2_1.0_224"}
+
+
+def test_pseudo_pairs_of_a_detector_are_compared_with_equal_training():
+    """The rows differ only in pseudo pairs and their discriminators; captions are drawn with the seed of the run."""
+    rows = {name: settings_of(A3VSE.row(f"{name}, 10% x 1")) for name in ("regions", "classes alone", "no s")}
+    for claim in A3VSE.claims:
+        if claim.factor > 1 and claim.better.removesuffix(", 10% x 1") in rows:
+            assert (claim.worse, claim.metric[-3:]) == ("no s, 10% x 1", "r10")
+    for name in ("regions", "classes alone"):
+        assert rows[name].pseudo.sources == ("regions",)
+        assert replace(rows[name], pseudo=rows["no s"].pseudo, terms=rows["no s"].terms) == rows["no s"]
+    assert (rows["classes alone"].pseudo.attributes, rows["classes alone"].pseudo.sentences) == ("none", 1)
+    assert (rows["no s"].sparse.length, rows["no s"].sparse.seed) == ("half", None)

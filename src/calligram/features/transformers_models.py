@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import torch
 from torch import nn
 
 from calligram.errors import UserError
+
+log = logging.getLogger(__name__)
 
 # Keys about the origin and the storage of a model, and class names that are not used here. The dtype is ignored because
 # a model built with it would have half-precision weights, which cannot be trained.
@@ -87,6 +90,20 @@ def load_model(kind: Any, name: str, *, what: str, optional: tuple[str, ...] = (
         raise UserError(
             f"{what} '{name}' lacks weights: {', '.join(missing[:3])} ({len(missing)} in total); give a complete model"
         )
+    return without_overflow(model, name)
+
+
+def without_overflow(model: Any, name: str) -> Any:
+    """Replace infinite weights by the largest number of half precision, and return the model.
+
+    A file in half precision has such weights where a number was too large for it, such as a variance of batch norm. Then
+    the channel would always be zero, and averages of weights over training steps would not be finite.
+    """
+    largest = torch.finfo(torch.float16).max
+    for key, values in model.state_dict().items():
+        if values.is_floating_point() and values.isinf().any():
+            log.info("%s of '%s' is infinite in %d places; it is set to %g", key, name, values.isinf().sum(), largest)
+            values.detach().clamp_(-largest, largest)  # shares memory with the model
     return model
 
 

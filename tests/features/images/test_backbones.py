@@ -64,6 +64,15 @@ def test_a_saved_backbone_loads_unchanged(folder, tmp_path):
     assert Backbone.load(str(tmp_path / "again")).fingerprint == backbone.fingerprint
 
 
+def test_a_variance_too_large_for_half_precision_is_loaded_as_the_largest_number(tmp_path):
+    model = configurations()["resnet"]
+    model.embedder.embedder.normalization.running_var[3] = 70000
+    model.half().save_pretrained(tmp_path)
+    found = Backbone.load(str(tmp_path)).model.embedder.embedder.normalization.running_var
+    assert found.dtype == torch.float32
+    assert found.tolist() == [1, 1, 1, 65504, 1, 1, 1, 1]
+
+
 def test_grid_cells_keep_the_positions_of_patches():
     """A model without attention between patches changes only the grid cell of the changed patch."""
     import transformers as t

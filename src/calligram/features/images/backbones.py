@@ -31,7 +31,12 @@ from calligram.features.images.pixels import Augment, PixelInput, mean_over_view
 from calligram.features.images.stored_input import feature_parts, feature_vectors
 from calligram.features.inputs import ImageInput
 from calligram.features.store import FeatureStore, content_key
-from calligram.features.transformers_models import architecture_config, describe_architecture, quiet_transformers
+from calligram.features.transformers_models import (
+    architecture_config,
+    describe_architecture,
+    quiet_transformers,
+    without_overflow,
+)
 from calligram.files import parts_hash, tensor_parts
 from calligram.progress import Track, silent
 
@@ -76,7 +81,7 @@ class Backbone(nn.Module):
                 f"backbone '{name}' could not be loaded ({str(error).splitlines()[0]}); "
                 "give a folder or a hub name of a vision model in transformers format"
             ) from error
-        return cls(model)
+        return cls(without_overflow(model, name))
 
     @classmethod
     def from_description(cls, description: str) -> Backbone:
