@@ -96,8 +96,8 @@ def load_model(kind: Any, name: str, *, what: str, optional: tuple[str, ...] = (
 def without_overflow(model: Any, name: str) -> Any:
     """Replace infinite weights by the largest number of half precision, and return the model.
 
-    A file in half precision has such weights where a number was too large for it, such as a variance of batch norm. Then
-    the channel would always be zero, and averages of weights over training steps would not be finite.
+    A file in half precision has such weights where a number was too large for it, such as a variance of batch norm.
+    The channel would then be constant, and averages of weights over training steps would not be finite.
     """
     largest = torch.finfo(torch.float16).max
     for key, values in model.state_dict().items():
