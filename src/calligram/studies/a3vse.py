@@ -21,14 +21,14 @@ from __future__ import annotations
 from calligram.studies.claims import ASSETS, Claim, Grid, Row, Study, Table
 
 _NETWORK = f"${ASSETS}/models/efficientnet_lite2_256"
-_NAMED = f"${ASSETS}/models/mobilenet_v2_1.0_224"
+_NAMED_NETWORK = f"${ASSETS}/models/mobilenet_v2_1.0_224"
 """network with the same classes, whose files name them"""
 _COMMON = (
     f"image.backbone={_NETWORK}", "text.vectors=data/words.txt", "precision=bf16", "epochs=10",
     "image.region_dropout=0.2", "image.dropout=0.2",
 )  # fmt: skip
 _SENTENCES = (
-    "pseudo.sources=regions,labels,learnt", f"pseudo.backbone={_NETWORK}", f"pseudo.class_names={_NAMED}",
+    "pseudo.sources=regions,labels,learnt", f"pseudo.backbone={_NETWORK}", f"pseudo.class_names={_NAMED_NETWORK}",
     "pseudo.shrink=5", "pseudo.sentences=6", "pseudo.words=6", "pseudo.beta=0.5",
 )  # fmt: skip
 _NO_ADVERSARIES = "terms=infonce"
@@ -98,7 +98,7 @@ ROWS = (
         for level in _LEVELS_OF_OTHER_MODELS
         for model, changes in MODELS.items()
     ),
-    Row("tags", "tags", (f"backbone={_NAMED}",), deterministic=True),
+    Row("tags", "tags", (f"backbone={_NAMED_NETWORK}",), deterministic=True),
     *(
         _row(level, *changes, name=model, pseudo=_NO_PSEUDO)
         for level in _GRID
