@@ -107,16 +107,24 @@ class _Switch:
     """A choice for the whole process, not for a thread, because gradient checkpoints recompute in another thread."""
 
     def __init__(self, variable: str) -> None:
-        self.on = os.environ.get(variable) == "1" and torch.cuda.is_available()
+        self._variable = variable
+        self._on: bool | None = None
+
+    @property
+    def on(self) -> bool:
+        """Whether it is on. The environment is read on use: an import looks for no GPU (``studies/row_server.py``)."""
+        if self._on is None:
+            self._on = os.environ.get(self._variable) == "1" and torch.cuda.is_available()
+        return self._on
 
     @contextmanager
     def set(self, on: bool) -> Iterator[None]:
         """Set it inside a block, whatever the environment variable is."""
-        before, self.on = self.on, on
+        before, self._on = self._on, on
         try:
             yield
         finally:
-            self.on = before
+            self._on = before
 
 
 _COMPILE = _Switch(COMPILE_VARIABLE)

@@ -8,8 +8,6 @@ import os
 import queue
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-import calligram
 from calligram.data.collection import Collection
 from calligram.device import device_name, device_named
 from calligram.errors import unknown
@@ -39,6 +36,7 @@ from calligram.studies.results import (
     results_of_rows,
     runs_of_rows,
 )
+from calligram.studies.row_server import RowProcess, RowServer
 from calligram.studies.rows import RowJob, RowState, file_name, is_trained, needed_rows, prepare_inputs, run_row
 from calligram.studies.verdicts import judge_claims, store_verdicts
 from calligram.training.runs import draw_comparison
@@ -50,7 +48,6 @@ ROW_GPU_BYTES = 6 << 30
 """GPU memory that a row may need, for the default number of processes"""
 REFRESH_SECONDS = 0.5
 """time between two updates of the display when no process reports anything"""
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class Level(NamedTuple):
@@ -261,7 +258,8 @@ class RowPool:
 
     def __init__(self, rows: Sequence[RowState], collection: Path, workers: int, device: torch.device) -> None:
         self.rows, self._collection, self._workers, self._device = rows, collection, workers, device
-        self._processes: dict[int, subprocess.Popen[str]] = {}
+        self._server = RowServer()
+        self._processes: dict[int, RowProcess] = {}
         self._messages: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
         self._by_key = {(row.job.row.name, row.job.seed): row for row in rows}
 
@@ -272,7 +270,7 @@ class RowPool:
             finish: called after each row, in this process.
             may_start: whether a further row may start.
         """
-        try:
+        with self._server:
             while True:
                 for number in self._ready(finish) if may_start() else ():
                     if len(self._processes) < self._workers:
@@ -291,11 +289,6 @@ class RowPool:
                     else:
                         for name, value in message.items():
                             setattr(row, name, value)
-        finally:
-            for process in self._processes.values():
-                process.kill()
-            for process in self._processes.values():
-                process.wait()
 
     def _ready(self, finish: Callable[[RowState], None]) -> list[int]:
         """Return the rows that can start now; rows that need a failed row fail."""
@@ -317,20 +310,14 @@ class RowPool:
         row.start()
         row.job.log_file.parent.mkdir(parents=True, exist_ok=True)
         with row.job.log_file.open("ab") as log:
-            self._processes[number] = process = subprocess.Popen(
-                [sys.executable, "-m", "calligram.studies.rows"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, encoding="utf-8",
-                env=_environment(), start_new_session=True,  # Ctrl-C is for this process, which stops the others
-            )  # fmt: skip
-        assert process.stdin is not None
+            self._processes[number] = process = self._server.start(number, log)
         job = {"job": row.job.as_json(), "collection": str(self._collection), "device": str(self._device)}
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(json.dumps({**job, "imports": ALLOWED_CODE}) + "\n")
             process.stdin.flush()
         threading.Thread(target=self._listen, args=(number, process), daemon=True).start()
 
-    def _listen(self, number: int, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
+    def _listen(self, number: int, process: RowProcess) -> None:
         with contextlib.suppress(ValueError):  # a process that is killed may leave half a line
             for line in process.stdout:
                 self._messages.put((number, json.loads(line)))
@@ -339,22 +326,14 @@ class RowPool:
     def _end(self, number: int) -> None:
         row, process = self.rows[number], self._processes.pop(number)
         code = process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                stream.close()
-        if code == 0 and row.result is not None:
+        process.close()
+        if row.result is not None and not code:
             row.end()
-        elif code < 0:
+        elif code is not None and code < 0:
             name = signal.Signals(-code).name
             row.end(f"it was killed by {name}; the same command continues it (with fewer --workers if memory ran out)")
         else:
             row.end(row.error or f"its process ended with status {code}")
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of a process with one thread, which imports the same package as this one."""
-    paths = [str(Path(calligram.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _draw_compared(study: Study, collection: str, results: Path, runs: Path, changes: tuple[str, ...]) -> None:
