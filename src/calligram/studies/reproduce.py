@@ -332,6 +332,8 @@ class RowPool:
         elif code is not None and code < 0:
             name = signal.Signals(-code).name
             row.end(f"it was killed by {name}; the same command continues it (with fewer --workers if memory ran out)")
+        elif code is None:
+            row.end(row.error or f"the process that starts rows has ended; {row.job.log_file} may say why")
         else:
             row.end(row.error or f"its process ended with status {code}")
 
