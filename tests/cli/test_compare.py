@@ -5,16 +5,21 @@ import shutil
 
 import pytest
 import torch
+from PIL import Image
 
 from calligram.features.images.pixels import PixelInput
 from calligram.features.images.region_input import RegionInput
 from calligram.features.inputs import Inputs
+from calligram.features.regions.extract import ExtractionTask, add_regions
+from calligram.features.regions.proposers import load_proposer
 from calligram.features.regions.region_features import RegionCrops
 from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.models import catalog
 from calligram.models.catalog import INPUTS_FOLDER, MATCHER_FILE, RUN_FILE, WEIGHTS_FILE
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.two_branch import TwoBranchEmbedding, TwoBranchSettings
+from calligram.recipes.parts.run import train_preset
+from calligram.scenes.generate import generate_scenes
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +107,8 @@ def test_other_runs_are_refused_with_the_reason(calligram, trained, second, tiny
     (tmp_path / "file").touch()
     for message, *asked in (
         ("both runs are", trained[0], trained[0] / ".." / trained[0].name, tiny.folder),
-        ("localizes phrases", second, phrases, tiny.folder),
+        ("localizes phrases and", second, phrases, tiny.folder),
+        ("give two runs of the same kind", phrases, second, tiny.folder),
         ("has no checkpoint yet", trained[0], untrained, tiny.folder),
         ("is not a run", tmp_path, second, tiny.folder),
         ("is not a collection", trained[0], second, tmp_path),
@@ -111,3 +117,38 @@ def test_other_runs_are_refused_with_the_reason(calligram, trained, second, tiny
         done = calligram("compare", *asked)
         assert done.returncode == 2
         assert message in " ".join(done.stderr.split())
+
+
+@pytest.fixture(scope="module")
+def localizing(calligram, tmp_path_factory):
+    """Scenes with proposals, and two runs that localize phrases: one trained for longer, with other proposals."""
+    folder = tmp_path_factory.mktemp("localizing")
+    scenes = generate_scenes(folder / "scenes", images=60, size=48)
+    for method, top in (("edgeboxes", 10), ("grid", 20)):
+        scenes = add_regions(scenes, ExtractionTask(load_proposer(method, top), method, top, None)).collection
+    small = "dim=8", "two-branch.hidden=16", "text.fitted.kind=tfidf", "region.size=48", "chunker_captions=0"
+    for name, *changes in (("short", "epochs=1", "sets=2", "region.proposals=grid"), ("long", "epochs=4", "lr=0.01")):
+        train_preset("two-branch-phrases", scenes, folder / name, *small, *changes)
+    return folder
+
+
+def test_runs_that_localize_phrases_are_compared_phrase_by_phrase(calligram, localizing, tmp_path):
+    asked = ["compare", localizing / "short", localizing / "long", localizing / "scenes"]
+    done = calligram(*asked, "--json", "--out", tmp_path / "drawn")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["runs"] == ["short", "long"]
+    assert found["pictures"] == [str(tmp_path / "drawn" / "phrases.png")]
+    assert Image.open(found["pictures"][0]).width > 1000
+    for name, run in (("first", "short"), ("second", "long")):
+        alone = json.loads(calligram("evaluate", localizing / run, localizing / "scenes", "--json").stdout)
+        assert found[name]["r1"] == pytest.approx(alone["r1"])
+        assert found[name]["phrases"] == found["phrases"]
+    only = found["found_by_one"]["1"]
+    assert 100 * (only["second"] - only["first"]) / found["phrases"] == pytest.approx(found["difference"]["r1"])
+    printed = " ".join(calligram(*asked).stdout.split())
+    for words in (f"{found['phrases']} phrases", "upper bound", "only long finds", f"{found['difference']['r1']:+.1f}"):
+        assert words in printed
+    refused = calligram(*asked, "--identities")
+    assert refused.returncode == 2
+    assert "--identities is for runs that retrieve" in " ".join(refused.stderr.split())

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image, ImageColor
 
+from calligram.data.grounding import ImageBoxes, grounded_phrases
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
+from calligram.data.sheet import SHEET_EDGE, with_boxes
 from calligram.evaluation import compare
 from calligram.evaluation.compare import (
     MATCH_COLOUR,
@@ -16,14 +19,19 @@ from calligram.evaluation.compare import (
     ONLINE_COLOUR,
     TRUE_COLOUR,
     ComparedScores,
+    PhraseComparison,
     compare_scores,
     draw_image_comparison,
     draw_negatives,
     draw_text_comparison,
     ranked_negatives,
-    sign_test,
 )
+from calligram.evaluation.localization import LoadedPhrases, LocalizedPhrases
+from calligram.evaluation.proposals import NO_HIT
+from calligram.evaluation.recall import sign_test
 from calligram.evaluation.retrieval import measure_retrieval
+from calligram.features.images.region_input import ProposalFeatures
+from calligram.scenes.generate import generate_scenes
 
 
 def literal_rank(scores: np.ndarray, own: list[int]) -> int:
@@ -182,8 +190,8 @@ def test_long_words_and_long_texts_fit_their_place(repeated, tmp_path):
     for draw, own in ((draw_image_comparison, found.t2i), (draw_text_comparison, found.i2t)):
         draw(compared, own, tmp_path / "long.png")
         whole = np.asarray(Image.open(tmp_path / "long.png").convert("L"))
-        assert whole.shape[1] <= compare.SHEET_WIDTH + 2 * compare.MARGIN
-        assert (whole[:, -compare.MARGIN :] == 255).all()
+        assert whole.shape[1] <= compare.SHEET_WIDTH + 2 * SHEET_EDGE
+        assert (whole[:, -SHEET_EDGE:] == 255).all()
 
 
 def test_long_names_of_runs_differ_on_the_sheets_where_they_differ(repeated, tmp_path):
@@ -197,3 +205,64 @@ def test_long_names_of_runs_differ_on_the_sheets_where_they_differ(repeated, tmp
             rows.append(np.asarray(Image.open(tmp_path / f"{end}.png")))
         different = np.flatnonzero((rows[0] != rows[1]).any(axis=(1, 2)))
         assert different[-1] - different[0] > 100  # in the title of the section, and in the label of the run
+
+
+# Phrases
+
+
+def some_phrases(scenes) -> tuple[LoadedPhrases, LoadedPhrases]:
+    grounded = grounded_phrases(scenes, scenes.images_in("all"))
+    proposed = ProposalFeatures(ImageBoxes(grounded.targets.boxes, grounded.targets.images), rows=None)
+    sizes = np.full((len(grounded), 2), 48)
+    texts = np.zeros(len(grounded), dtype=np.int64)
+    loaded = LoadedPhrases(grounded.phrases, grounded.targets, None, texts, ("",) * len(grounded), proposed, sizes)
+    return loaded, loaded
+
+
+def test_phrases_that_only_one_run_localizes_are_drawn_with_both_boxes_and_the_truth(tmp_path, monkeypatch):
+    """The first run is right for every third phrase, the second for every second one (two-branch, Fig. 2)."""
+    scenes = generate_scenes(tmp_path / "scenes", images=12, size=48)
+    loaded = some_phrases(scenes)
+    targets = loaded[0].targets.boxes
+    number = np.arange(len(targets))
+    wrong = np.tile(np.array([1, 2, 9, 11], np.float32), (len(targets), 1))
+    right = [number % 3 == 0, number % 2 == 0]
+    found = [LocalizedPhrases(np.where(own, 1, NO_HIT), np.where(own[:, None], targets, wrong)) for own in right]
+    compared = PhraseComparison.of(loaded, tuple(found))
+    assert [metrics.r1 for metrics in compared.metrics] == [100 * own.mean() for own in right]
+    only = [(right[0] & ~right[1]).nonzero()[0], (right[1] & ~right[0]).nonzero()[0]]
+    assert [rows.tolist() for rows in compared.found_by_one(1)] == [rows.tolist() for rows in only]
+    assert compared.as_dict()["difference"]["r1"] == pytest.approx(100 * (right[1].mean() - right[0].mean()))
+    drawn = []
+    monkeypatch.setattr(compare, "with_boxes", lambda image, boxes, colours: drawn.append(boxes) or image)
+    compare.draw_phrase_comparison(scenes, ("one", "two"), compared, tmp_path / "drawn.png", phrases=4)
+    for place, boxes in enumerate(drawn):
+        rows = only[place // 4]
+        truth, *answers = boxes
+        assert any(np.array_equal(truth, targets[row]) for row in rows)
+        assert [np.array_equal(truth, box) for box in answers] == [place < 4, place >= 4]
+    assert len(drawn) == 8
+    images = [int(loaded[0].targets.images[(targets == boxes[0]).all(1)][0]) for boxes in drawn[:4]]
+    assert len(set(images)) == 4
+    monkeypatch.undo()
+    compare.draw_phrase_comparison(scenes, ("one", "two"), compared, tmp_path / "drawn.png", phrases=4)
+    for colour in (MATCH_COLOUR, ONLINE_COLOUR, TRUE_COLOUR):
+        sheet = np.asarray(Image.open(tmp_path / "drawn.png")).astype(int)
+        assert (abs(sheet - ImageColor.getrgb(colour)).max(-1) < 40).sum() > 300  # lines are blurred
+    with pytest.raises(ValueError, match="different phrases"):
+        PhraseComparison.of((loaded[0], replace(loaded[1], phrases=loaded[1].phrases[::-1])), tuple(found))
+
+
+def test_boxes_are_drawn_where_they_are_and_empty_ones_are_left_out():
+    image = Image.new("RGB", (90, 60), "#ffffff")
+    boxes, colours = np.array([[10, 10, 40, 30], [0, 0, 0, 0]]), (MATCH_COLOUR, TRUE_COLOUR)
+    drawn = np.asarray(with_boxes(image, boxes, colours, min_side=0))
+    marked = np.argwhere((drawn == ImageColor.getrgb(MATCH_COLOUR)).all(-1))
+    assert marked.min(0).tolist() == [11, 11]
+    assert marked.max(0).tolist() == [29, 39]
+    assert not (drawn == ImageColor.getrgb(TRUE_COLOUR)).all(-1).any()
+    assert (np.asarray(image) == 255).all()
+    larger = np.asarray(with_boxes(image, boxes, colours, min_side=900))
+    marked = np.argwhere((larger == ImageColor.getrgb(MATCH_COLOUR)).all(-1))
+    assert larger.shape == (600, 900, 3)
+    assert marked.min(0).tolist() == [101, 101]

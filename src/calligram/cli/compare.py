@@ -18,10 +18,11 @@ from calligram.errors import UserError
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.data.collection import Collection
     from calligram.data.pairing import Pairing
-    from calligram.evaluation.compare import ComparedScores, DirectionComparison, RunComparison
-    from calligram.evaluation.recall import ScoreMatrix
+    from calligram.evaluation.compare import ComparedScores, DirectionComparison, PhraseComparison, RunComparison
+    from calligram.evaluation.recall import PairedRanks, ScoreMatrix
     from calligram.features.inputs import Inputs
     from calligram.models.matcher import Matcher
+    from calligram.progress import Track
     from calligram.training.runs import Run
 
 T = TypeVar("T")
@@ -42,14 +43,21 @@ def compare(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Draw figures into this folder: queries that only one run finds, hard negatives, ranks, dev curves."
+            help="Draw figures into this folder: queries that only one run finds, hard negatives, ranks, dev curves; "
+            "or phrases that only one run localizes."
         ),
     ] = None,
-    queries: Annotated[int, typer.Option(min=1, help="Queries per run on a sheet of --out.")] = 3,
+    queries: Annotated[
+        int | None,
+        typer.Option(min=1, help="Queries per run on a sheet of --out. The default is 3, or 8 phrases."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
-    """Compare two runs query by query: recalls, queries that only one run finds, and a sign test."""
+    """Compare two runs query by query: recalls, queries that only one run finds, and a sign test.
+
+    Two runs that localize phrases are compared phrase by phrase.
+    """
     if out is not None and out.is_file():
         raise UserError(f"--out {out} is a file; give a folder")
     with show_spinner("loading") as spinner:
@@ -60,16 +68,25 @@ def compare(
         runs, source = (Run.open(first), Run.open(second)), Collection.open(collection)
         _check(runs, source)
         loaded = [_load(run, device) for run in runs]
+        names = _names(first, second)
+        localizing = [inputs.images.region_input is not None for _, inputs in loaded]
+        if any(localizing):
+            _check_localizing(runs, localizing, identities)
+            phrases = _localize(loaded, source, split, names)
+            drawn = [] if out is None else _draw_phrases(source, names, phrases, out, queries or 8)
+    if any(localizing):
+        _print_phrases(phrases, names, source.name, split, drawn, as_json=as_json)
+        return
+    with show_spinner("loading") as spinner:
         by_identity = source.has_identities(split) if identities is None else identities
         pairing = source.identities(split) if by_identity else source.sentences(split)
         if not len(pairing.matches):
             raise UserError("this split has no captions to compare on; give another split")
-        names = _names(first, second)
         one, two = (_scores(*both, pairing, name) for both, name in zip(loaded, names, strict=True))
         spinner.update("comparing")
         found = compare_scores(one, two, pairing.matches)
         compared = ComparedScores(names, (one, two), pairing)
-        drawn = [] if out is None else _draw(compared, found, runs, out, queries)
+        drawn = [] if out is None else _draw(compared, found, runs, out, queries or 3)
     if as_json:
         about = {"runs": list(names), "collection": source.name, "split": split}
         about |= {"by": "identities"} if by_identity else {}
@@ -77,8 +94,7 @@ def compare(
         typer.echo(json.dumps({**about, **sizes, **found.as_dict(), "pictures": [str(file) for file in drawn]}))
         return
     _print(found, names, f"{source.name}, {split}{', by identity' if by_identity else ''}")
-    if out is not None:
-        console.print(f"pictures: {', '.join(file.name for file in drawn)} in {out}", markup=False, soft_wrap=True)
+    _print_pictures(drawn)
 
 
 def _check(runs: tuple[Run, Run], collection: Collection) -> None:
@@ -104,25 +120,54 @@ def _names(first: Path, second: Path) -> tuple[str, str]:
 
 
 def _load(run: Run, device: str) -> tuple[Matcher, Inputs]:
-    """The matcher of a run and its inputs on a device; a run that localizes phrases is refused."""
+    """The matcher of a run and its inputs on a device."""
     from calligram.device import device_named
 
     matcher, inputs = run.load()
-    if inputs.images.region_input is not None:
-        raise UserError(
-            f"{run.folder} localizes phrases; compare accepts runs that retrieve images and texts. Measure it with "
-            "calligram evaluate"
-        )
     return matcher.to(device_named(device)).eval(), inputs.to(device_named(device))
+
+
+def _check_localizing(runs: tuple[Run, Run], localizing: list[bool], identities: bool | None) -> None:
+    """Refuse runs of two kinds, and an option that phrases do not have."""
+    if not all(localizing):
+        other = runs[localizing.index(False)].folder
+        raise UserError(
+            f"{runs[localizing.index(True)].folder} localizes phrases and {other} retrieves images and texts; give two "
+            "runs of the same kind"
+        )
+    if identities:
+        raise UserError("--identities is for runs that retrieve images and texts; leave it out")
+
+
+def _localize(
+    loaded: list[tuple[Matcher, Inputs]], collection: Collection, split: str, names: tuple[str, str]
+) -> PhraseComparison:
+    """Localize the phrases of a split by both runs, each with its own proposals."""
+    from calligram.evaluation.compare import PhraseComparison
+    from calligram.evaluation.localization import load_phrases, localize_phrases
+
+    phrases, found = [], []
+    for (matcher, inputs), name in zip(loaded, names, strict=True):
+        track = _named_progress(name)
+        phrases.append(load_phrases(inputs, collection, split, track=track))
+        found.append(localize_phrases(matcher, inputs, phrases[-1], track))
+    return PhraseComparison.of((phrases[0], phrases[1]), (found[0], found[1]))
+
+
+def _named_progress(name: str) -> Track:
+    """Progress bars with the name of a run."""
+
+    def track(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+        yield from progress_bar(items, f"{name}: {label}", total)
+
+    return track
 
 
 def _scores(matcher: Matcher, inputs: Inputs, pairing: Pairing, name: str) -> ScoreMatrix:
     """The scores of all pairs, with the name of the run in the progress bars."""
     from calligram.evaluation.recall import encode_pairing, load_pairing, score_matrix
 
-    def track(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
-        yield from progress_bar(items, f"{name}: {label}", total)
-
+    track = _named_progress(name)
     encoded = encode_pairing(matcher, inputs, load_pairing(inputs, pairing, track), track)
     return score_matrix(matcher, encoded, track=track)
 
@@ -155,6 +200,51 @@ def _draw(compared: ComparedScores, found: RunComparison, runs: tuple[Run, Run],
     return [out / name for name in works]
 
 
+def _draw_phrases(
+    collection: Collection, names: tuple[str, str], found: PhraseComparison, out: Path, count: int
+) -> list[Path]:
+    from calligram.evaluation.compare import draw_phrase_comparison
+
+    draw_phrase_comparison(collection, names, found, out / "phrases.png", phrases=count)
+    return [out / "phrases.png"]
+
+
+def _print_phrases(
+    found: PhraseComparison, names: tuple[str, str], collection: str, split: str, drawn: list[Path], *, as_json: bool
+) -> None:
+    """Print the recalls of both runs with their differences, and the phrases that only one run localizes."""
+    if as_json:
+        about = {"runs": list(names), "collection": collection, "split": split, "phrases": len(found.queries)}
+        typer.echo(json.dumps({**about, **found.as_dict(), "pictures": [str(file) for file in drawn]}))
+        return
+    table = Table(title=escape(f"{collection}, {split}: {len(found.queries)} phrases"), title_justify="left")
+    for heading in ("", "R@1", "R@5", "R@10", "upper bound", "better"):
+        table.add_column(heading, justify="right" if heading else "left", overflow="fold")
+    one, two = found.metrics
+    for run, own, count in zip(names, found.metrics, found.better_ranked(), strict=True):
+        table.add_row(f"  {escape(run)}", *(f"{v:.1f}" for v in (own.r1, own.r5, own.r10, own.oracle)), str(count))
+    differences = (two.r1 - one.r1, two.r5 - one.r5, two.r10 - one.r10, two.oracle - one.oracle)
+    table.add_row("  difference", *(f"{value:+.1f}" for value in differences))
+    _add_counts(table, found, names, [""])
+    console.print(table)
+    _print_legend(names)
+    _print_pictures(drawn)
+
+
+def _print_pictures(drawn: list[Path]) -> None:
+    if drawn:
+        listed = ", ".join(file.name for file in drawn)
+        console.print(f"pictures: {listed} in {drawn[0].parent}", markup=False, soft_wrap=True)
+
+
+def _print_legend(names: tuple[str, str]) -> None:
+    console.print(
+        f"differences are {names[1]} minus {names[0]}; better counts the queries whose match has a better rank "
+        "than in the other run; p is the sign test",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip
+
+
 def _print(found: RunComparison, names: tuple[str, str], title: str) -> None:
     """Print the metrics of both runs with their differences, and the queries that only one run finds."""
     table = Table(title=escape(title), title_justify="left")
@@ -165,15 +255,11 @@ def _print(found: RunComparison, names: tuple[str, str], title: str) -> None:
     console.print(table)
     one, two = found.rsums
     console.print(f"rsum {one:.1f} and {two:.1f}, difference {two - one:+.1f}", markup=False)
-    console.print(
-        f"differences are {names[1]} minus {names[0]}; better counts the queries whose match has a better rank "
-        "than in the other run; p is the sign test",
-        markup=False, soft_wrap=True,
-    )  # fmt: skip
+    _print_legend(names)
 
 
 def _add_rows(table: Table, name: str, direction: DirectionComparison, names: tuple[str, str]) -> None:
-    from calligram.evaluation.compare import RECALL_RANKS, sign_test
+    from calligram.evaluation.recall import RECALL_RANKS
 
     table.add_section()
     table.add_row(f"[bold]{name}[/] ({len(direction.queries)})")
@@ -188,12 +274,21 @@ def _add_rows(table: Table, name: str, direction: DirectionComparison, names: tu
         f"{two.medr - one.medr:+.0f}",
         f"{two.meanr - one.meanr:+.1f}",
     )
-    only = [tuple(map(len, direction.found_by_one(k))) for k in RECALL_RANKS]
+    _add_counts(table, direction, names, ["", ""])
+
+
+def _add_counts(table: Table, ranks: PairedRanks, names: tuple[str, str], empty: list[str]) -> None:
+    """Add the numbers of queries that only one run finds, and p-values; ``empty`` are columns between recalls and
+    ranks.
+    """
+    from calligram.evaluation.recall import RECALL_RANKS, sign_test
+
+    only = [tuple(map(len, ranks.found_by_one(k))) for k in RECALL_RANKS]
     for number, run in enumerate(names):
         table.add_row(f"  only {escape(run)} finds", *(str(count[number]) for count in only))
-    p_values = [sign_test(*count) for count in (*only, better)]
+    p_values = [sign_test(*count) for count in (*only, ranks.better_ranked())]
     cells = [f"[bold]{_p_value(p)}[/]" if p < CLEAR_P_VALUE else _p_value(p) for p in p_values]
-    table.add_row("  p", *cells[:3], "", "", cells[3])
+    table.add_row("  p", *cells[:3], *empty, cells[3])
 
 
 def _p_value(p: float) -> str:

@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw, ImageOps
 from calligram.data.collection import Collection
 from calligram.data.draft import Problem, summarise_problems
 from calligram.data.pictures import PictureError, font
+from calligram.data.sheet import CELL_COLOUR, FAINT_COLOUR, FONT_SIZE, LINE_HEIGHT, SHEET_COLOUR, TEXT_COLOUR
 from calligram.files import content_hash
 from calligram.progress import Track, silent
 from calligram.text import HYPHENATED_WORD, caption_key
@@ -24,8 +25,7 @@ Ints = NDArray[np.int64]
 # Layout of the sample sheet; lengths are in pixels.
 SHEET_COLUMNS = 4
 CELL_WIDTH, CELL_HEIGHT, CELL_GAP, SHEET_MARGIN = 300, 260, 26, 32
-FONT_SIZE, LINE_HEIGHT, CAPTION_LINES = 15, 20, 5
-SHEET_COLOUR, CELL_COLOUR, TEXT_COLOUR, FAINT_COLOUR = "#ffffff", "#f3f4f6", "#1f2328", "#6e7781"
+CAPTION_LINES = 5
 PHRASE_COLOURS = ("#e6484f", "#2f7ed8", "#2a9d5c", "#e08a1e", "#8a4fd0", "#12a5a5")
 GroundedSpan = tuple[int, int, NDArray[np.float64]]
 """start and end of a phrase in its caption, and its boxes (N, 4)"""

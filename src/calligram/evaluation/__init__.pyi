@@ -10,12 +10,13 @@ from calligram.evaluation.attention import word_attention as word_attention
 from calligram.evaluation.attention import word_parts as word_parts
 from calligram.evaluation.compare import ComparedScores as ComparedScores
 from calligram.evaluation.compare import DirectionComparison as DirectionComparison
+from calligram.evaluation.compare import PhraseComparison as PhraseComparison
 from calligram.evaluation.compare import RunComparison as RunComparison
 from calligram.evaluation.compare import compare_scores as compare_scores
 from calligram.evaluation.compare import draw_image_comparison as draw_image_comparison
 from calligram.evaluation.compare import draw_negatives as draw_negatives
+from calligram.evaluation.compare import draw_phrase_comparison as draw_phrase_comparison
 from calligram.evaluation.compare import draw_text_comparison as draw_text_comparison
-from calligram.evaluation.compare import sign_test as sign_test
 from calligram.evaluation.distributions import cross_ranks as cross_ranks
 from calligram.evaluation.distributions import draw_overlap as draw_overlap
 from calligram.evaluation.distributions import score_overlap as score_overlap
@@ -31,6 +32,7 @@ from calligram.evaluation.figures import untrained_features as untrained_feature
 from calligram.evaluation.localization import Localization as Localization
 from calligram.evaluation.localization import evaluate_localization as evaluate_localization
 from calligram.evaluation.localization import load_phrases as load_phrases
+from calligram.evaluation.localization import localize_phrases as localize_phrases
 from calligram.evaluation.mine import OnlineRanks as OnlineRanks
 from calligram.evaluation.mine import mine_pairing as mine_pairing
 from calligram.evaluation.mine import online_ranks as online_ranks
@@ -43,6 +45,7 @@ from calligram.evaluation.recall import encode_pairing as encode_pairing
 from calligram.evaluation.recall import encode_texts as encode_texts
 from calligram.evaluation.recall import load_pairing as load_pairing
 from calligram.evaluation.recall import retrieval_metrics as retrieval_metrics
+from calligram.evaluation.recall import sign_test as sign_test
 from calligram.evaluation.rerank import RerankReport as RerankReport
 from calligram.evaluation.retrieval import Retrieval as Retrieval
 from calligram.evaluation.retrieval import RetrievalReport as RetrievalReport

@@ -1,36 +1,50 @@
-"""Paired comparison of two runs: metrics, a sign test over queries, and sheets of what each run finds."""
+"""Paired comparison of two runs: metrics, a sign test over queries or phrases, and sheets of what each run finds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image
 
+from calligram.data.boxes import iou
+from calligram.data.collection import Collection
+from calligram.data.grounding import phrase_texts
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
-from calligram.data.pictures import PictureError
-from calligram.data.pictures import font as letters
-from calligram.data.summary import CELL_COLOUR, FAINT_COLOUR, SHEET_COLOUR, TEXT_COLOUR
-from calligram.evaluation.recall import DirectionMetrics, relevant_ranks, retrieval_metrics
+from calligram.data.sheet import (
+    FAINT_COLOUR,
+    FONT_SIZE,
+    TEXT_COLOUR,
+    paragraph,
+    picture_cell,
+    save_sheet,
+    side_by_side,
+    stacked,
+    with_boxes,
+)
+from calligram.evaluation.localization import (
+    LoadedPhrases,
+    Localization,
+    LocalizedPhrases,
+    summarise_localization,
+)
+from calligram.evaluation.recall import RECALL_RANKS, DirectionMetrics, PairedRanks, relevant_ranks, retrieval_metrics
 
 Floats = NDArray[np.floating]
 Ints = NDArray[np.int64]
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
-RECALL_RANKS = (1, 5, 10)
-"""the k of R@k"""
 SHOWN_ITEMS = 5
 """items that a sheet shows for each query and run; a query is on a sheet if only one run has a match among them"""
 BATCH_IMAGES = 128
 """images of the random batch in which an online negative is the hardest"""
-LABEL_WIDTH, PICTURE_WIDTH, PICTURE_HEIGHT, GAP, MARGIN = 200, 190, 150, 14, 24
+LABEL_WIDTH, PICTURE_WIDTH, PICTURE_HEIGHT, GAP, QUERY_FONT_SIZE = 200, 190, 150, 14, 18
 """layout of a sheet in pixels"""
-FONT_SIZE, LINE_HEIGHT, QUERY_FONT_SIZE = 15, 20, 18
 SHEET_WIDTH = LABEL_WIDTH + SHOWN_ITEMS * (PICTURE_WIDTH + GAP)
 """width of a sheet without its margins"""
 MATCH_COLOUR, TRUE_COLOUR, ONLINE_COLOUR, OFFLINE_COLOUR = "#1a7f37", "#0969da", "#bc6c00", "#cf222e"
@@ -38,42 +52,43 @@ MATCH_COLOUR, TRUE_COLOUR, ONLINE_COLOUR, OFFLINE_COLOUR = "#1a7f37", "#0969da",
 
 
 @dataclass(frozen=True)
-class DirectionComparison:
+class DirectionComparison(PairedRanks):
     """Two runs in one direction of retrieval, query by query."""
 
-    queries: Ints
-    """(Q,) rows of the queries that have a match"""
-    ranks: tuple[Ints, Ints]
-    """(Q,) rank of the first match of each query, for each run"""
     metrics: tuple[DirectionMetrics, DirectionMetrics]
-
-    def found_by_one(self, k: int) -> tuple[Ints, Ints]:
-        """Return the queries whose match only the first run, and only the second run, has among its first k items."""
-        first, second = (ranks <= k for ranks in self.ranks)
-        return self.queries[first & ~second], self.queries[second & ~first]
-
-    def better_ranked(self) -> tuple[int, int]:
-        """Return the numbers of queries whose match has a better rank in the first run, and in the second run."""
-        first, second = self.ranks
-        return int((first < second).sum()), int((second < first).sum())
-
-    def rank_of(self, query: int) -> tuple[int, int]:
-        """Return the rank of the first match of a query, for each run."""
-        place = int(np.searchsorted(self.queries, query))
-        return int(self.ranks[0][place]), int(self.ranks[1][place])
 
     def as_dict(self) -> dict[str, object]:
         """Return JSON values."""
         one, two = (asdict(found) for found in self.metrics)
-        better = self.better_ranked()
-        only = {k: tuple(len(found) for found in self.found_by_one(k)) for k in RECALL_RANKS}
-        return {
-            "first": one,
-            "second": two,
-            "difference": {name: two[name] - one[name] for name in one if name != "queries"},
-            "found_by_one": {str(k): {"first": a, "second": b, "p": sign_test(a, b)} for k, (a, b) in only.items()},
-            "better_ranked": {"first": better[0], "second": better[1], "p": sign_test(*better)},
-        }
+        difference = {name: two[name] - one[name] for name in one if name != "queries"}
+        return {"first": one, "second": two, "difference": difference, **self.counts()}
+
+
+@dataclass(frozen=True)
+class PhraseComparison(PairedRanks):
+    """Two runs that localize the phrases of a split, phrase by phrase; ``queries`` are all phrases."""
+
+    metrics: tuple[Localization, Localization]
+    boxes: tuple[Floats, Floats]
+    """(P, 4) the box that each run selects for each phrase"""
+    loaded: LoadedPhrases
+
+    @classmethod
+    def of(
+        cls, loaded: tuple[LoadedPhrases, LoadedPhrases], found: tuple[LocalizedPhrases, LocalizedPhrases]
+    ) -> PhraseComparison:
+        """Compare two runs; each has its own proposals, and both have the same phrases."""
+        (of_first, of_second), (one, two) = loaded, found
+        if not np.array_equal(of_first.phrases, of_second.phrases):
+            raise ValueError("the runs have different phrases")
+        metrics = summarise_localization(one, of_first), summarise_localization(two, of_second)
+        return cls(np.arange(len(one.ranks)), (one.ranks, two.ranks), metrics, (one.boxes, two.boxes), of_first)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return JSON values."""
+        one, two = self.metrics
+        difference = {f"r{k}": getattr(two, f"r{k}") - getattr(one, f"r{k}") for k in RECALL_RANKS}
+        return {"first": one.as_dict(), "second": two.as_dict(), "difference": difference, **self.counts()}
 
 
 @dataclass(frozen=True)
@@ -94,18 +109,6 @@ class RunComparison:
         one, two = self.rsums
         rsum = {"first": one, "second": two, "difference": two - one}
         return {"i2t": self.i2t.as_dict(), "t2i": self.t2i.as_dict(), "rsum": rsum}
-
-
-def sign_test(first: int, second: int) -> float:
-    """Return the two-sided p-value of the sign test: how likely so uneven counts are if both runs are equally good.
-
-    Queries that do not distinguish the runs do not count. Over queries that only one run finds it is McNemar's exact
-    test.
-    """
-    from scipy.special import bdtr
-
-    total = first + second
-    return min(1.0, 2 * float(bdtr(min(first, second), total, 0.5))) if total else 1.0
 
 
 def compare_scores(first: Floats, second: Floats, matches: Matches) -> RunComparison:
@@ -155,7 +158,7 @@ def draw_image_comparison(
     for title, chosen in _sections(found, names, "texts", queries, seed):
         blocks.append(_title(title))
         for text in chosen:
-            blocks.append(_paragraph(f"\n“{pairing.texts.strings[text]}”", SHEET_WIDTH, QUERY_FONT_SIZE))
+            blocks.append(paragraph(f"\n“{pairing.texts.strings[text]}”", SHEET_WIDTH, QUERY_FONT_SIZE))
             for run, rank in enumerate(found.rank_of(text)):
                 columns = scores[run][:, text]
                 items = [
@@ -163,7 +166,7 @@ def draw_image_comparison(
                     for image in _first_items(columns)
                 ]
                 blocks.append(_picture_row(pairing, f"{names[run]}\nmatch at rank {rank}", items))
-    _save_sheet(blocks, file)
+    save_sheet(blocks, file)
 
 
 def draw_text_comparison(
@@ -189,10 +192,53 @@ def draw_text_comparison(
                 items = [
                     _ShownItem(text, f"{row[text]:.2f}", _mark(pairing, image, text)) for text in _first_items(row)
                 ]
-                heading = _paragraph(f"{names[run]}\nmatch at rank {rank}", width, FONT_SIZE, FAINT_COLOUR)
-                parts.append(_stacked([heading, _text_list(pairing, items, width)]))
-            blocks.append(_side_by_side(parts, 2 * GAP))
-    _save_sheet(blocks, file)
+                heading = paragraph(f"{names[run]}\nmatch at rank {rank}", width, FONT_SIZE, FAINT_COLOUR)
+                parts.append(stacked([heading, _text_list(pairing, items, width)]))
+            blocks.append(side_by_side(parts, 2 * GAP))
+    save_sheet(blocks, file)
+
+
+def draw_phrase_comparison(
+    collection: Collection,
+    names: tuple[str, str],
+    found: PhraseComparison,
+    file: Path,
+    *,
+    phrases: int = 8,
+    seed: int = 0,
+) -> None:
+    """Draw phrases that only one run localizes, with the boxes of both runs and the truth (two-branch, Fig. 2).
+
+    Args:
+        phrases: number of phrases for each run, chosen at random, each of another image as far as possible.
+    """
+    colours = (MATCH_COLOUR, ONLINE_COLOUR, TRUE_COLOUR)
+    legend = [paragraph(label, 300, FONT_SIZE, c) for label, c in zip(("truth", *names), colours, strict=True)]
+    blocks = [side_by_side(legend)]
+    width, targets = (SHEET_WIDTH - 3 * GAP) // 4, found.loaded.targets
+    strings = phrase_texts(collection, found.loaded.phrases).strings
+    for name, only in zip(names, found.found_by_one(1), strict=True):
+        blocks.append(_title(f"Only the first box of {name} is right: {len(only)} of {len(found.queries)} phrases"))
+        order = np.random.default_rng(seed).permutation(only)
+        later = np.ones(len(order), dtype=bool)
+        later[np.unique(targets.images[order], return_index=True)[1]] = False
+        cells = []
+        for phrase in order[np.argsort(later, kind="stable")][:phrases].tolist():
+            boxes = np.stack([targets.boxes[phrase], *(own[phrase] for own in found.boxes)])
+            opened = partial(_open_with_boxes, collection, int(targets.images[phrase]), boxes, colours)
+            picture = picture_cell(opened, (width, width * 3 // 4))
+            overlaps = iou(boxes[:1], boxes[1:])[0]
+            notes = [
+                paragraph(f"{run}: IoU {overlap:.2f}", width, FONT_SIZE - 2, colour, lines=1)
+                for run, overlap, colour in zip(names, overlaps, colours[1:], strict=True)
+            ]
+            cells.append(stacked([picture, paragraph(f"“{strings[phrase]}”", width, FONT_SIZE, lines=2), *notes], 4))
+        blocks += [side_by_side(cells[start : start + 4]) for start in range(0, len(cells), 4)]
+    save_sheet(blocks, file)
+
+
+def _open_with_boxes(collection: Collection, image: int, boxes: Floats, colours: Sequence[str]) -> Image.Image:
+    return with_boxes(collection.pictures.open(image), boxes, colours)
 
 
 def draw_negatives(scores: Floats, pairing: Pairing, name: str, file: Path, *, anchors: int = 2, seed: int = 0) -> None:
@@ -221,8 +267,8 @@ def draw_negatives(scores: Floats, pairing: Pairing, name: str, file: Path, *, a
         items = _anchor_items(np.asarray(scores[image]), own, texts, min(len(own), SHOWN_ITEMS) + 4, SHOWN_ITEMS)
         shown = [_recoloured(item, _mark(pairing, image, item.row)) for item in items]
         width = SHEET_WIDTH - LABEL_WIDTH - GAP
-        blocks.append(_side_by_side([_cell(pairing, image, LABEL_WIDTH), _text_list(pairing, shown, width, 180)]))
-    _save_sheet(blocks, file)
+        blocks.append(side_by_side([_cell(pairing, image, LABEL_WIDTH), _text_list(pairing, shown, width, 180)]))
+    save_sheet(blocks, file)
 
 
 def _batch(matches: Matches, rng: np.random.Generator) -> tuple[Ints, Ints]:
@@ -286,114 +332,36 @@ def _mark(pairing: Pairing, image: int, text: int) -> str:
 def _legend(text: str, pairing: Pairing) -> Image.Image:
     if pairing.also_true is not None:
         text += "; blue marks a pair that is true but not annotated"
-    return _paragraph(text, SHEET_WIDTH, FONT_SIZE, FAINT_COLOUR)
+    return paragraph(text, SHEET_WIDTH, FONT_SIZE, FAINT_COLOUR)
 
 
 def _title(text: str) -> Image.Image:
-    return _paragraph(text, SHEET_WIDTH, QUERY_FONT_SIZE, "#ffffff", "#57606a")
-
-
-def _paragraph(
-    text: str, width: int, size: int, colour: str = TEXT_COLOUR, ground: str = SHEET_COLOUR, lines: int = 4
-) -> Image.Image:
-    """Return a text in lines that fit the width; a text of more lines is cut."""
-    font, high, edge = letters(size), round(1.35 * size), 0 if ground == SHEET_COLOUR else 8
-    shown = _wrapped(text, font, width - 2 * edge, lines)
-    drawn = Image.new("RGB", (width, len(shown) * high + 2 * edge), ground)
-    for number, line in enumerate(shown):
-        ImageDraw.Draw(drawn).text((edge, edge + number * high), line, fill=colour, font=font)
-    return drawn
-
-
-def _wrapped(text: str, font: Font, width: int, lines: int) -> list[str]:
-    """Return the lines of a text, broken between words, and within a word that is longer than a line."""
-    found: list[str] = []
-    for paragraph in text.split("\n"):
-        found.append("")
-        for word in paragraph.split():
-            if found[-1] and font.getlength(f"{found[-1]} {word}") > width:
-                found.append("")
-            found[-1] += f" {word}" if found[-1] else word
-            while font.getlength(found[-1]) > width:
-                fits = next(n for n in range(len(found[-1]) - 1, 0, -1) if font.getlength(found[-1][:n]) <= width)
-                found[-1:] = [found[-1][:fits], found[-1][fits:]]
-    return found if len(found) <= lines else [*found[: lines - 1], _fitted(f"{found[lines - 1]} …", font, width)]
-
-
-def _fitted(line: str, font: Font, width: int) -> str:
-    """Return a line, cut where it is too long."""
-    if font.getlength(line) <= width:
-        return line
-    line = line.removesuffix(" …")
-    while line and font.getlength(f"{line}…") > width:
-        line = line[:-1]
-    return f"{line}…"
+    return paragraph(text, SHEET_WIDTH, QUERY_FONT_SIZE, "#ffffff", "#57606a")
 
 
 def _cell(pairing: Pairing, image: int, width: int = PICTURE_WIDTH, item: _ShownItem | None = None) -> Image.Image:
     """Return an image in a cell, with a frame in the colour of the item and its note below."""
-    below = 0 if item is None else LINE_HEIGHT
-    drawn = Image.new("RGB", (width, PICTURE_HEIGHT + below), SHEET_COLOUR)
-    pen, font, edge = ImageDraw.Draw(drawn), letters(FONT_SIZE - 2), 6
-    colour = item.colour if item is not None else ""
-    pen.rectangle((0, 0, width - 1, PICTURE_HEIGHT - 1), fill=CELL_COLOUR)
-    try:
-        inner = width - 2 * edge, PICTURE_HEIGHT - 2 * edge
-        picture = ImageOps.contain(pairing.visuals.open(image), inner, Image.Resampling.LANCZOS)
-    except PictureError:
-        pen.text((width // 2, PICTURE_HEIGHT // 2), "no picture", fill=FAINT_COLOUR, font=font, anchor="mm")
-    else:
-        left, top = (width - picture.width) // 2, (PICTURE_HEIGHT - picture.height) // 2
-        if colour:
-            frame = (left - edge, top - edge, left + picture.width + edge - 1, top + picture.height + edge - 1)
-            pen.rectangle(frame, fill=colour)
-        drawn.paste(picture, (left, top))
-    if item is not None:
-        note = _fitted(item.note, font, width)
-        pen.text((width // 2, PICTURE_HEIGHT + 3), note, fill=colour or FAINT_COLOUR, font=font, anchor="ma")
-    return drawn
+    colour, note = ("", None) if item is None else (item.colour, item.note)
+    return picture_cell(lambda: pairing.visuals.open(image), (width, PICTURE_HEIGHT), colour, note)
 
 
 def _picture_row(pairing: Pairing, label: str, items: Sequence[_ShownItem]) -> Image.Image:
     """Return a label with images to its right."""
     cells = [_cell(pairing, item.row, item=item) for item in items]
-    return _side_by_side([_paragraph(label, LABEL_WIDTH, FONT_SIZE, lines=8), *cells])
+    return side_by_side([paragraph(label, LABEL_WIDTH, FONT_SIZE, lines=8), *cells])
 
 
 def _text_list(pairing: Pairing, items: Sequence[_ShownItem], width: int, note: int = 48) -> Image.Image:
     """Return texts below each other, with their notes in a column of ``note`` pixels."""
     rows = [
-        _side_by_side(
+        side_by_side(
             [
-                _paragraph(item.note, note, FONT_SIZE - 2, item.colour or FAINT_COLOUR),
-                _paragraph(
+                paragraph(item.note, note, FONT_SIZE - 2, item.colour or FAINT_COLOUR),
+                paragraph(
                     pairing.texts.strings[item.row], width - note - GAP, FONT_SIZE, item.colour or TEXT_COLOUR, lines=3
                 ),
             ]
         )
         for item in items
     ]
-    return _stacked(rows, 6)
-
-
-def _side_by_side(parts: Sequence[Image.Image], gap: int = GAP) -> Image.Image:
-    size = sum(part.width for part in parts) + gap * (len(parts) - 1), max(part.height for part in parts)
-    drawn, x = Image.new("RGB", size, SHEET_COLOUR), 0
-    for part in parts:
-        drawn.paste(part, (x, 0))
-        x += part.width + gap
-    return drawn
-
-
-def _stacked(parts: Sequence[Image.Image], gap: int = GAP, margin: int = 0) -> Image.Image:
-    size = max(part.width for part in parts), sum(part.height for part in parts) + gap * (len(parts) - 1)
-    drawn, y = Image.new("RGB", (size[0] + 2 * margin, size[1] + 2 * margin), SHEET_COLOUR), margin
-    for part in parts:
-        drawn.paste(part, (margin, y))
-        y += part.height + gap
-    return drawn
-
-
-def _save_sheet(blocks: Sequence[Image.Image], file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    _stacked(blocks, margin=MARGIN).save(file)
+    return stacked(rows, 6)

@@ -59,9 +59,21 @@ class Localization:
 
 
 @dataclass(frozen=True)
+class LocalizedPhrases:
+    """Where a matcher finds the phrases of a split."""
+
+    ranks: Ints
+    """(P,) rank of the first correct proposal of each phrase; ``NO_HIT`` where no proposal is correct"""
+    boxes: Floats
+    """(P, 4) the first proposal of each phrase; zeros in an image without proposals"""
+
+
+@dataclass(frozen=True)
 class LoadedPhrases:
     """The phrases of a split and the proposals of their images, prepared for encoding."""
 
+    phrases: Ints
+    """(P,) rows of the table ``phrases``"""
     targets: ImageBoxes
     """target box of each phrase"""
     texts: TextRows
@@ -103,6 +115,7 @@ def load_phrases(
     kinds = collection.table("phrases").column("kind").take(grounded.phrases).to_pylist()
     sizes = np.stack([collection.numbers("images", side) for side in ("width", "height")], axis=1)
     return LoadedPhrases(
+        grounded.phrases,
         grounded.targets,
         inputs.texts.load(list(strings), collection.pictures.cache, track),
         text_of.astype(np.int64),
@@ -112,10 +125,17 @@ def load_phrases(
     )
 
 
-@torch.no_grad()
 def evaluate_localization(
     matcher: Matcher, inputs: Inputs, loaded: LoadedPhrases, track: Track = silent
 ) -> Localization:
+    """Measure how often a correct box is among the first proposals of a phrase (two-branch, Sec. 4.4)."""
+    return summarise_localization(localize_phrases(matcher, inputs, loaded, track), loaded)
+
+
+@torch.no_grad()
+def localize_phrases(
+    matcher: Matcher, inputs: Inputs, loaded: LoadedPhrases, track: Track = silent
+) -> LocalizedPhrases:
     """Rank the proposals of its image for every phrase (two-branch, Sec. 4.4).
 
     A box is correct if its IoU with the smallest box around all regions of the phrase is at least 0.5. Phrases without
@@ -126,17 +146,20 @@ def evaluate_localization(
     texts = encode_texts(matcher, loaded.texts)
     targets, at = loaded.targets, loaded.proposed.boxes
     ranks, voters = np.full(len(targets), NO_HIT, dtype=np.int64), inputs.images.region_input
+    boxes = np.zeros((len(targets), 4), dtype=np.float32)
     for image, regions in _encoded(matcher, inputs, loaded.proposed, track):
-        mine = targets.rows_of_image(image)
-        correct = iou(targets.boxes[mine], at.boxes[at.rows_of_image(image)]) >= MIN_IOU
+        mine, proposed = targets.rows_of_image(image), at.boxes[at.rows_of_image(image)]
+        correct = iou(targets.boxes[mine], proposed) >= MIN_IOU
         strings, back = np.unique(loaded.text_of[mine], return_inverse=True)
         queries = texts.rows(torch.from_numpy(strings).to(texts.vectors.device))
         scores = matcher.score(regions, queries).T.float().cpu().numpy()
         if voters is not None:
-            scores = voters.voted(scores, at.boxes[at.rows_of_image(image)])
+            scores = voters.voted(scores, proposed)
+        scores = scores[back]
+        boxes[mine] = proposed[scores.argmax(axis=1)]
         phrase, box = np.nonzero(correct)
-        ranks[mine[correct.any(axis=1)]] = relevant_ranks(scores[back], Matches(phrase, box, correct.shape)).best
-    return _summary(ranks, loaded)
+        ranks[mine[correct.any(axis=1)]] = relevant_ranks(scores, Matches(phrase, box, correct.shape)).best
+    return LocalizedPhrases(ranks, boxes)
 
 
 def _encoded(
@@ -155,8 +178,9 @@ def _encoded(
             yield int(images[image]), encoded.rows(slice(int(starts[image]) - first, int(ends[image]) - first))
 
 
-def _summary(ranks: Ints, loaded: LoadedPhrases) -> Localization:
-    targets, at = loaded.targets, loaded.proposed.boxes
+def summarise_localization(found: LocalizedPhrases, loaded: LoadedPhrases) -> Localization:
+    """Return recalls, their upper bound and baselines."""
+    ranks, targets, at = found.ranks, loaded.targets, loaded.proposed.boxes
     kinds = np.array(loaded.kinds, dtype=object)
     images = len(np.unique(targets.images))
     recalls = [recall_within(ranks, k) for k in (1, 5, 10)]

@@ -35,6 +35,8 @@ MAX_MEMORY_BYTES = 1 << 30
 """largest score matrix in memory; a larger one is kept in a temporary file"""
 BLOCK_SCORES = 1 << 22
 """number of scores compared at once"""
+RECALL_RANKS = (1, 5, 10)
+"""the k of R@k"""
 
 
 def check_precision(matcher: Matcher, precision: Precision) -> None:
@@ -278,7 +280,7 @@ def retrieval_metrics(found: RelevantRanks) -> DirectionMetrics:
     if not found.queries:
         raise ValueError("no query has a relevant item; no metric is defined")
     best = found.best
-    recall = recall_at(best, (1, 5, 10))
+    recall = recall_at(best, RECALL_RANKS)
     counts = np.diff(found.starts)
     place = np.arange(len(found.ranks)) - np.repeat(found.starts[:-1], counts) + 1
     relevant = np.repeat(counts, counts)
@@ -322,3 +324,49 @@ def recall_values(i2t: DirectionMetrics, t2i: DirectionMetrics) -> dict[str, flo
     """Return the recalls of both directions and their sum by name."""
     both = {f"{name}_r{k}": getattr(found, f"r{k}") for name, found in (("i2t", i2t), ("t2i", t2i)) for k in (1, 5, 10)}
     return {"rsum": i2t.rsum + t2i.rsum, **both}
+
+
+@dataclass(frozen=True)
+class PairedRanks:
+    """Ranks of two runs, query by query."""
+
+    queries: Ints
+    """(Q,) rows of the queries that have a match"""
+    ranks: tuple[Ints, Ints]
+    """(Q,) rank of the first match of each query, for each run"""
+
+    def found_by_one(self, k: int) -> tuple[Ints, Ints]:
+        """Return the queries whose match only the first run, and only the second run, has among its first k items."""
+        first, second = (ranks <= k for ranks in self.ranks)
+        return self.queries[first & ~second], self.queries[second & ~first]
+
+    def better_ranked(self) -> tuple[int, int]:
+        """Return the numbers of queries whose match has a better rank in the first run, and in the second run."""
+        first, second = self.ranks
+        return int((first < second).sum()), int((second < first).sum())
+
+    def rank_of(self, query: int) -> tuple[int, int]:
+        """Return the rank of the first match of a query, for each run."""
+        place = int(np.searchsorted(self.queries, query))
+        return int(self.ranks[0][place]), int(self.ranks[1][place])
+
+    def counts(self) -> dict[str, object]:
+        """Return the numbers of queries that one run finds or ranks better, as JSON values."""
+        better = self.better_ranked()
+        only = {k: tuple(len(found) for found in self.found_by_one(k)) for k in RECALL_RANKS}
+        return {
+            "found_by_one": {str(k): {"first": a, "second": b, "p": sign_test(a, b)} for k, (a, b) in only.items()},
+            "better_ranked": {"first": better[0], "second": better[1], "p": sign_test(*better)},
+        }
+
+
+def sign_test(first: int, second: int) -> float:
+    """Return the two-sided p-value of the sign test: how likely so uneven counts are if both runs are equally good.
+
+    Queries that do not distinguish the runs do not count. Over queries that only one run finds it is McNemar's exact
+    test.
+    """
+    from scipy.special import bdtr
+
+    total = first + second
+    return min(1.0, 2 * float(bdtr(min(first, second), total, 0.5))) if total else 1.0
