@@ -222,7 +222,8 @@ def _block_ranks(block: Floats, rows: Ints, columns: Ints) -> Ints:
     if counts.max(initial=0) <= 8:
         for turn in range(counts.max(initial=0)):
             these = np.flatnonzero(place == turn)
-            at_least[these] = np.count_nonzero(block[rows[these]] >= values[these, None], axis=1)
+            own_rows = block if len(these) == len(block) else block[rows[these]]  # no copy where every row has an item
+            at_least[these] = np.count_nonzero(own_rows >= values[these, None], axis=1)
     else:
         stops = np.cumsum(counts)
         for row in np.flatnonzero(counts):
