@@ -185,7 +185,9 @@ def fork_rows(modules: Sequence[str]) -> bool:
     return False
 
 
-if __name__ == "__main__" and fork_rows(sys.argv[1:]):
+if __name__ == "__main__":
+    if not fork_rows(sys.argv[1:]):
+        os._exit(0)  # at once: with all these imports, the regular end takes seconds
     if torch.cuda._is_in_bad_fork():
         # An import has used CUDA, which does not work in a forked process. A new interpreter has the same files.
         os.execv(sys.executable, [sys.executable, "-m", "calligram.studies.rows"])
