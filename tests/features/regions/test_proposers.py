@@ -69,9 +69,17 @@ def test_a_union_takes_turns_and_drops_near_duplicates():
     assert found.labels == ("", "dog", "", "bird")
     assert found.scores is None
     assert union.settings == {
-        "method": "union", "overlap": 0.9, "method 1": "fixed", "most 1": 2, "method 2": "fixed", "most 2": 3,
+        "method": "union", "most": 200, "overlap": 0.9,
+        "method 1": "fixed", "most 1": 2, "method 2": "fixed", "most 2": 3,
     }  # fmt: skip
     assert ProposalUnion((first, first))(drawing()).labels is None
+    assert len(ProposalUnion((first, second), max_boxes=1)(drawing()).boxes) == 2
+
+
+def test_a_union_limits_a_method_that_gives_too_many_boxes():
+    many = Fixed(*np.random.default_rng(0).uniform(0, 90, (20000, 4)).cumsum(axis=1).tolist())
+    assert len(load_proposer("edgeboxes-dense+grid", 30)(drawing()).boxes) <= 60
+    assert len(ProposalUnion((many, many), 30)(drawing()).boxes) <= 30
 
 
 def test_a_union_is_named_with_plus_unless_a_file_has_that_name(tmp_path):

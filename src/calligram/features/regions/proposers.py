@@ -89,7 +89,7 @@ def load_proposer(name: str, top: int, device: torch.device | str = "cpu") -> Pr
     if name in PROPOSERS:
         return PROPOSERS[name](top)
     if len(parts := split_names(name)) > 1:
-        return ProposalUnion(tuple(load_proposer(part, top, device) for part in parts))
+        return ProposalUnion(tuple(load_proposer(part, top, device) for part in parts), top)
     if name.endswith(".onnx"):
         return YoloX.load(Path(name), top)
     if "/" in name or Path(name).is_dir():
@@ -125,6 +125,8 @@ class ProposalUnion:
     """
 
     methods: tuple[Proposer, ...]
+    max_boxes: int = 200
+    """boxes of each method"""
     max_iou: float = 0.9
     """largest IoU of a box with an earlier box"""
 
@@ -133,14 +135,15 @@ class ProposalUnion:
         """The settings of all methods, by the keys that collections store."""
         numbered = enumerate((method.settings for method in self.methods), 1)
         own = {f"{key} {number}": value for number, settings in numbered for key, value in settings.items()}
-        return {"method": "union", "overlap": self.max_iou, **own}
+        return {"method": "union", "most": self.max_boxes, "overlap": self.max_iou, **own}
 
     def __call__(self, image: Image.Image) -> Proposals:
         """Return boxes, with the class where a method gives one."""
-        found = [method(image) for method in self.methods]
-        boxes = np.concatenate([each.boxes.reshape(-1, 4) for each in found])
+        # Dense EdgeBoxes gives many thousand boxes, too many for the overlaps of all pairs.
+        found = [method(image).keep_top(self.max_boxes, image) for method in self.methods]
+        boxes = np.concatenate([each.boxes for each in found])
         rank = np.concatenate([np.arange(len(each.boxes)) for each in found])
-        kept = non_maximum_suppression(clip(boxes, *image.size), -rank.astype(np.float32), self.max_iou)
+        kept = non_maximum_suppression(boxes, -rank.astype(np.float32), self.max_iou)
         labels = [label for each in found for label in each.labels or [""] * len(each.boxes)]
         return Proposals(boxes[kept], None, tuple(labels[i] for i in kept) if any(labels) else None)
 
