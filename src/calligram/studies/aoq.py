@@ -107,8 +107,8 @@ def _general(matcher: str) -> tuple[Row, ...]:
 def _printed_schedule(matcher: str, negatives: str = _TEACHER) -> tuple[Row, ...]:
     """Return the baseline and the full method with the schedule of the paper."""
     return (
-        _online(f"{matcher}, printed schedule", matcher, *_PRINTED_SCHEDULE),
-        _offline(f"{matcher} + AdapOffQuin, printed schedule", matcher, *_PRINTED_SCHEDULE, _ADAPTIVE, negatives),
+        _online(f"printed schedule, {matcher}", matcher, *_PRINTED_SCHEDULE),
+        _offline(f"printed schedule, {matcher} + AdapOffQuin", matcher, *_PRINTED_SCHEDULE, _ADAPTIVE, negatives),
     )
 
 
@@ -218,7 +218,7 @@ CLAIMS = (
     Claim("Ours: it helps vse too.", "vse + AdapOffQuin", "vse"),
     *(
         Claim(f"{name}: the whole approach helps with the printed schedule (Sec. 4.2).",
-              f"{matcher} + AdapOffQuin, printed schedule", f"{matcher}, printed schedule")
+              f"printed schedule, {matcher} + AdapOffQuin", f"printed schedule, {matcher}")
         for matcher, name in _NAMES.items()
     ),
     Claim("Ours: it helps dual-path too.", "dual-path + AdapOffQuin", "dual-path"),
@@ -257,7 +257,7 @@ TABLES = {
                 for matcher in ("bfan", "scan")
             ),
             ("scan", "scan, InfoNCE"), ("bfan", "bfan, InfoNCE"), ("vse", "vse, InfoNCE"),
-            *((f"{matcher}, printed schedule", f"{matcher} + AdapOffQuin, printed schedule") for matcher in _NAMES),
+            *((f"printed schedule, {matcher}", f"printed schedule, {matcher} + AdapOffQuin") for matcher in _NAMES),
             ("scan, InfoNCE", "scan with MiniLM, InfoNCE", "scan end to end, InfoNCE"),
             ("bfan, InfoNCE", "bfan with MiniLM, InfoNCE"),
             ("vsrn", "vsrn, a GRU over cells"),
