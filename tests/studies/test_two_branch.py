@@ -15,7 +15,7 @@ def test_rows_of_table_1_come_with_and_without_the_geometry_of_boxes(name):
     assert geometry == {**plain, "region.geometry": 10.0}
 
 
-@pytest.mark.parametrize("row", PHRASE_ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in PHRASE_ROWS if "ours" not in row.name], ids=lambda row: row.name)
 def test_phrases_are_trained_with_dense_proposals_and_all_background_regions(row):
     """Two-branch, Sec. 4.1: augmented positives; Algorithm 1, step 3b: every background region is a candidate."""
     settings = settings_of(row)

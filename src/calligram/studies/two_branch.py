@@ -12,10 +12,11 @@ Both are found first, with their features, which all runs then read from one fil
 where NETWORK is ``$CALLIGRAM_ASSETS/models/efficientnet_lite2_256``.
 
 Rows "ours" have boxes of EdgeBoxes and of a detector, the classes of the detector as features, and boxes that vote for
-each other. With DETECTOR for ``$CALLIGRAM_ASSETS/models/yolox_nano.onnx``: ``calligram regions data/flickr8k --proposals
-edgeboxes+DETECTOR --top 200 --size 448 --backbone NETWORK --detector DETECTOR --name union`` and ``calligram regions
-data/flickr8k --proposals edgeboxes-dense+DETECTOR --top 500 --split train --size 448 --backbone NETWORK --detector
-DETECTOR --name union-dense``.
+each other. With DETECTOR for ``$CALLIGRAM_ASSETS/models/yolox_nano.onnx``:
+``calligram regions data/flickr8k --proposals edgeboxes+DETECTOR --top 200 --size 448 --backbone NETWORK --detector
+DETECTOR --name union`` and
+``calligram regions data/flickr8k --proposals edgeboxes-dense+DETECTOR --top 500 --split train --size 448 --backbone
+NETWORK --detector DETECTOR --name union-dense``.
 """
 
 from __future__ import annotations
