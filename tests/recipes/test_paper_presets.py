@@ -34,10 +34,10 @@ from calligram.training.runs import Run
 IMAGES, CAPTIONS, SIZE, REGIONS, FEATURES = 200, 2, 64, 5, 32
 
 STORED = ("image.features=regions", "image.views=one")
-WORDS = ("text.word_dim=64", "text.hidden=256", "text.min_count=1", "dim=256", "batch=32")
+WORDS = ("text.word_dim=48", "text.hidden=192", "text.min_count=1", "dim=192", "batch=32")
 TFIDF = "text.fitted.kind=tfidf"
 TEXT_CNN = ("text.cnn.blocks=1", "text.cnn.width=16", "text.cnn.length=16", "dim=64")
-ROUND = (*STORED, *WORDS, "epochs=4", "optim.step_epochs=2")
+ROUND = (*STORED, *WORDS, "epochs=3", "optim.step_epochs=2")
 MINIATURE = {
     "two-branch-paper": (*STORED, TFIDF, "batch=64", "two-branch.hidden=128", "dim=64", "epochs=6"),
     "two-branch-similarity-paper": (
@@ -45,14 +45,16 @@ MINIATURE = {
         "optim.step_epochs=90",
     ),
     "two-branch-release": (*STORED, TFIDF, "batch=32", "two-branch.hidden=128", "dim=64", "epochs=20"),
-    "dual-path-paper": (*STORED, *TEXT_CNN, "stages.1.epochs=48", "stages.2.epochs=6"),
+    "dual-path-paper": (*STORED, *TEXT_CNN, "stages.1.epochs=32", "stages.2.epochs=6"),
     "dual-path-release": (*STORED, *TEXT_CNN, "stages.1.epochs=24", "stages.2.epochs=6", "text.cnn.shifts=1"),
     "scan-release": ROUND,
     "a3vse-paper": (
         *STORED, *WORDS, "dim=64", "text.hidden=64", "epochs=8", "sparse.images=0.5", "a3vse.context=64",
         "pseudo.region_source=truth",
     ),
-    "mmca-paper": (*STORED, *WORDS, "dim=128", "text.hidden=128", "batch=8", "epochs=2", "dev_depth=10"),
+    "mmca-paper": (
+        *STORED, *WORDS, "dim=64", "text.hidden=64", "mmca.heads=8", "batch=8", "epochs=2", "dev_depth=10",
+    ),
 }  # fmt: skip
 """settings of small networks and short schedules; the optimizer, its rate, the losses and the margins stay"""
 
@@ -165,7 +167,7 @@ def test_the_weight_of_a_term_of_phrases_counts(localized):
 
 
 def test_aoq_trains_and_mines_for_scan_and_bfan(scenes, tmp_path):
-    check(scenes, *train("aoq-paper", scenes, tmp_path / "teacher", *ROUND, "caption.hidden=64"))
+    check(scenes, *train("aoq-paper", scenes, tmp_path / "teacher", *ROUND, "caption.hidden=32"))
     for preset in ("aoq-scan-paper", "aoq-bfan-paper"):
         mined = f"offline.negatives={tmp_path / 'teacher'}"
         check(scenes, *train(preset, scenes, tmp_path / preset, *ROUND, mined))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from calligram.recipes.parts.run import RunContext
+from calligram.studies import rows
 from calligram.studies.claims import ASSETS, Study
 from calligram.studies.mmca import MMCA
 from calligram.studies.reproduce import reproduce_study
@@ -43,14 +44,18 @@ def small_study(tmp_path, tiny_classifier, tiny_bert, monkeypatch) -> Study:
         (models / name).symlink_to(tiny_classifier)
     (models / "minilm").symlink_to(tiny_bert)
     monkeypatch.setenv(ASSETS, str(tmp_path / "assets"))
-    rows = tuple(
+    chosen = tuple(
         replace(row, changes=(*row.changes, *SMALL, *BY_ROW[row.name])) for row in MMCA.rows if row.name in BY_ROW
     )
     claims = tuple(claim for claim in MMCA.claims if {claim.better, claim.worse} <= {*BY_ROW})
-    return Study("mmca", rows, claims, sheets=MMCA.sheets)
+    return Study("mmca", chosen, claims, sheets=MMCA.sheets)
 
 
-def test_rows_that_add_to_mmca_run_one_after_the_other(spoken_tiny, small_study, tmp_path):
+def test_rows_that_add_to_mmca_run_one_after_the_other(spoken_tiny, small_study, tmp_path, monkeypatch):
+    # Figures take half of the time, and other tests look at them. Here only their places count.
+    drawn_found, drawn_curves = [], []
+    monkeypatch.setattr(rows, "draw_found_images", lambda *_, **__: drawn_found.append(1))
+    monkeypatch.setattr(rows, "draw_curves", lambda _, file: drawn_curves.append(file.name))
     verdicts = reproduce_study(
         small_study, spoken_tiny, seeds=1, results=tmp_path / "results", runs=tmp_path / "runs",
         context=RunContext(torch.device("cpu")),
@@ -63,3 +68,5 @@ def test_rows_that_add_to_mmca_run_one_after_the_other(spoken_tiny, small_study,
     assert {verdict.verdict for verdict in verdicts} == {"undecided"}
     drawn = [file.parent.name for file in (tmp_path / "runs").glob("*/found-texts.png")]
     assert drawn == ["mmca-mmca-tiny-0"]
+    assert len(drawn_found) == len(BY_ROW) + 1  # a sheet of every row, and the sheet of the figure
+    assert len(set(drawn_curves)) == len(BY_ROW)
