@@ -15,7 +15,7 @@ from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder
 from calligram.search.query.searcher import Searcher
-from calligram.training.loop import _Trainer, parameter_groups
+from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 
 SMALL = (
@@ -228,18 +228,3 @@ def test_any_preset_trains_several_matchers_together(stored_tiny, tmp_path, pres
     run_preset(chosen, settings, stored_tiny, tmp_path / "run", context=RunContext(torch.device("cpu")))
     matcher, _ = Run.open(tmp_path / "run").load()
     assert isinstance(matcher, Ensemble)
-
-
-def test_each_layer_of_a_network_has_a_lower_learning_rate_than_the_next(tiny, networks):
-    plan = planned(tiny, *networks, "matcher=vse", "candidates=0", "optim.layer_decay=0.5")
-    rates = plan.stages[0].lr_scale
-    text = {name.removeprefix("text.encoder."): rate for name, rate in rates.items() if "text.encoder." in name}
-    layers = sorted(name for name in text if "layer." in name)
-    assert [text[name] for name in layers] == [0.1 * 0.5 ** (len(layers) - 1 - place) for place in range(len(layers))]
-    (first,) = (rate for name, rate in text.items() if name.endswith("embeddings"))
-    assert first == 0.1 * 0.5 ** len(layers)
-    groups = parameter_groups(plan.matcher, plan.stages[0].objective, rates, ())
-    factor = {id(p): group["factor"] for group in groups for p in group["params"]}
-    for name, parameter in plan.matcher.text.encoder.named_parameters():
-        within = [part for part in text if name.startswith(f"{part}.")]
-        assert factor[id(parameter)] == (text[within[0]] if within else 0.1), name

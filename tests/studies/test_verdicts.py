@@ -174,6 +174,13 @@ def report(scores: np.ndarray, overlap: float | None = None) -> RetrievalReport:
     return replace(found, overlap=Overlap(np.arange(4.0), *histograms, 0.0, 0.0))
 
 
+def test_a_claim_that_a_row_does_not_train_holds_if_that_row_collapsed():
+    trained, collapsed = runs(200, 201, 202), [replace(run, collapsed=True) for run in runs(30, 31, 32)]
+    claim = replace(BEATS, expects_collapse=True)
+    assert verdict(claim, trained, collapsed) == "holds"
+    assert verdict(claim, collapsed, trained) == "collapsed baseline"
+
+
 def test_a_run_near_chance_or_with_overlapping_scores_has_collapsed():
     scores = np.random.default_rng(0).normal(size=(100, 100))
     assert has_collapsed(report(scores))

@@ -8,13 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from calligram.errors import UserError
 
@@ -25,9 +23,6 @@ log = logging.getLogger(__name__)
 _IGNORED_CONFIG_KEYS = frozenset(
     ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "id2label", "label2id")
 )
-
-LAYER_NAME = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.\d+$")
-"""name of a numbered layer of a Transformer"""
 
 
 def describe_architecture(config: Any) -> str:
@@ -48,25 +43,6 @@ def build_model(description: str) -> Any:
     from transformers import AutoModel
 
     return AutoModel.from_config(architecture_config(description), dtype=torch.float32)
-
-
-def layer_rates(network: nn.Module, decay: float) -> dict[str, float]:
-    """Return factors on the learning rate by name of a sub-module: ``decay`` from each layer to the layer before it.
-
-    Layers are numbered modules in the order of the network, such as ``encoder.layer.3``. Modules before the first
-    layer, such as embeddings, come before all layers. Modules after the last layer keep the whole rate.
-    """
-    names = [name for name, _ in network.named_modules() if name]
-    layers: list[str] = []
-    for name in names:
-        if LAYER_NAME.search(name) and not (layers and name.startswith(f"{layers[-1]}.")):
-            layers.append(name)
-    if decay == 1 or not layers:
-        return {}
-    above = {layers[0].rsplit(".", depth)[0] for depth in range(1, layers[0].count(".") + 1)} | {""}
-    before = [n for n in names[: names.index(layers[0])] if n not in above and n.rpartition(".")[0] in above]
-    rates = {name: decay ** (len(layers) - 1 - place) for place, name in enumerate(layers)}
-    return {**dict.fromkeys(before, decay ** len(layers)), **rates}
 
 
 def load_model(kind: Any, name: str, *, what: str, optional: tuple[str, ...] = ()) -> Any:

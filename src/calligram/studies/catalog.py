@@ -114,7 +114,7 @@ _FROZEN_MINILM = (*_MINILM, "image.views=flip", "epochs=8", "batch=256", "lr=0.0
 # Text towers that have not seen captions of dev and test: their word vectors are trained on other captions.
 _OWN_WORDS = (
     "text.train=false", "text.vectors=data/words.txt", "text.word_dim=300", "text.dropout=0.2", "epochs=12",
-    "optim.lr_scale=image:0.03", "optim.layer_decay=1",
+    "optim.lr_scale=image:0.03",
 )  # fmt: skip
 
 STUDIES: Mapping[str, Study] = {

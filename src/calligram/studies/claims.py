@@ -61,6 +61,8 @@ class Claim:
     """for equivalence: the first row may also be better by any amount ("the second one does not beat it")"""
     needs: str = ""
     """data that the claim is about and that are not available; the verdict is then ``not run``"""
+    expects_collapse: bool = False
+    """whether the claim says that the second row does not train, so that its collapse is a result"""
 
     @property
     def band(self) -> float:
@@ -200,7 +202,7 @@ def judge(claim: Claim, study: Study, values: Mapping[str, Sequence[Measurement]
     difference is beyond two standard errors of it. A claim of equivalence holds if the mean plus and minus two standard
     errors is inside the band, and fails if it is outside. Everything else is noise. With fewer than three pairs the
     verdict is ``undecided``; two deterministic rows need one pair. A comparison with a row that collapsed shows
-    nothing, and its verdict is ``collapsed baseline``.
+    nothing, and its verdict is ``collapsed baseline``, except where the claim says that the row does not train.
     """
     if claim.needs:
         return Verdict(study.paper, claim.text, "not run", {"needs": claim.needs}, collection)
@@ -219,7 +221,8 @@ def judge(claim: Claim, study: Study, values: Mapping[str, Sequence[Measurement]
 
     if not better or not worse:
         return verdict("not run")
-    if collapsed := [name for name in (claim.better, claim.worse) if any(m.collapsed for m in values[name])]:
+    compared = (claim.better,) if claim.expects_collapse else (claim.better, claim.worse)
+    if collapsed := [name for name in compared if any(m.collapsed for m in values[name])]:
         numbers["collapsed"] = collapsed
         return verdict("collapsed baseline")
     exact = study.row(claim.better).deterministic, study.row(claim.worse).deterministic

@@ -210,7 +210,7 @@ def values_of(found: Sequence[Result], metric: str) -> list[float]:
 def median_ranks(found: Sequence[Result], *sides: str) -> str:
     """Return the mean of the median ranks in each direction; empty where they were not measured."""
     measured = [values_of([r for r in found if "medr" in (getattr(r, side) or {})], f"{side}.medr") for side in sides]
-    return " / ".join(f"{mean(ranks):g}" for ranks in measured if ranks)
+    return " / ".join(f"{round(mean(ranks), 1):g}" for ranks in measured if ranks)
 
 
 def row_verdict(verdict: Verdict) -> str:

@@ -10,7 +10,6 @@ from torch import nn
 
 from calligram.errors import UserError
 from calligram.features.images.backbones import Backbone, pixel_input
-from calligram.features.transformers_models import layer_rates
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -172,16 +171,3 @@ def test_a_network_that_cannot_be_compiled_is_trained_without_compilation(monkey
     backbone.compile_training()
     assert step(backbone, torch.randn(2, 3, 32, 32))
     assert "runs without compilation: no compiler here" in caplog.text
-
-
-def test_layers_are_counted_from_the_last_one():
-    import transformers as t
-
-    vit = t.Dinov2Model(t.Dinov2Config(**{**SMALL, "num_hidden_layers": 3}, image_size=32, patch_size=8))
-    layers = {f"model.encoder.layer.{number}": 0.5 ** (2 - number) for number in range(3)}
-    assert layer_rates(Backbone(vit), 0.5) == {"model.embeddings": 0.125, **layers}
-    resnet = t.ResNetModel(t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[2, 1], layer_type="basic"))
-    stages = ["encoder.stages.0.layers.0", "encoder.stages.0.layers.1", "encoder.stages.1.layers.0"]
-    assert layer_rates(resnet, 0.5) == {"embedder": 0.125, **dict(zip(stages, (0.25, 0.5, 1.0), strict=True))}
-    assert layer_rates(vit, 1.0) == {}
-    assert layer_rates(nn.Linear(2, 2), 0.5) == {}

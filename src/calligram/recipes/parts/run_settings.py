@@ -295,12 +295,6 @@ class Optimisation:
     lr_scale: Annotated[
         tuple[str, ...], "factors on the learning rate by part of the matcher, such as image:0.1,text:1", RARE
     ] = ()
-    layer_decay: Annotated[
-        float,
-        "factor on the learning rate from each layer of the parts in lr_scale to the layer before",
-        (0.01, 1),
-        RARE,
-    ] = 1.0
     frozen: Annotated[tuple[str, ...], "parts of the matcher that are not trained, such as image", RARE] = ()
 
     @property

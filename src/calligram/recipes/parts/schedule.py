@@ -12,11 +12,10 @@ from torch import Tensor
 from calligram.data.pairing import Pairing
 from calligram.errors import UserError, unknown
 from calligram.features.inputs import Inputs
-from calligram.features.transformers_models import layer_rates
 from calligram.models.matcher import Matcher
 from calligram.recipes.parts.config import settings_of_stage
 from calligram.recipes.parts.run import RunContext
-from calligram.recipes.parts.run_settings import Optimisation, StageSettings
+from calligram.recipes.parts.run_settings import StageSettings
 from calligram.recipes.parts.terms import TERMS, InfoNCE, Instance, Neighbourhood, Offline, Ranking, Term, TermContext
 from calligram.recipes.parts.tower_settings import Towers
 from calligram.training.batches.batch import Batches, BatchSource, NeighbourhoodSampler, PairSampler, derived_seed
@@ -146,7 +145,7 @@ class Schedule:
         frozen = self._frozen(own)
         modules = self._module_names("image") if frozen else ()
         batches = self._feed(own, sampler or self._sampler(own), frozen=frozen)
-        optim = replace(own.optim, lr_scale=self._lr_scale(own.optim))
+        optim = replace(own.optim, lr_scale=self._lr_scale(own.optim.lr_scale))
         return optim.stage(name, epochs, self._objective(own), batches, own.lr, modules)
 
     def _frozen(self, own: PairsSettings) -> bool:
@@ -309,19 +308,16 @@ class Schedule:
             return (name,)
         return tuple(f"members.{number}.{name}" for number in range(len(self.members)))
 
-    def _lr_scale(self, optim: Optimisation) -> tuple[str, ...]:
+    def _lr_scale(self, parts: Sequence[str]) -> tuple[str, ...]:
         """Return learning-rate factors by the module names of the matcher, without networks that are not trained."""
-        found, modules = list[str](), dict(self.matcher.named_modules())
-        for part in optim.lr_scale:
+        found: list[str] = []
+        for part in parts:
             name, sign, factor = part.partition(":")
             if self.towers is not None:
                 image, text = self.towers.architectures
                 if {"image": image.kind == "features", "text.encoder": text.kind != "bert"}.get(name, False):
                     continue
-            for module in self._module_names(name):
-                found.append(f"{module}{sign}{factor}")
-                rates = layer_rates(modules[module], optim.layer_decay) if module in modules else {}
-                found += [f"{module}.{layer}:{float(factor) * rate}" for layer, rate in rates.items()]
+            found += [f"{module}{sign}{factor}" for module in self._module_names(name)]
         return tuple(found)
 
 
