@@ -73,7 +73,9 @@ PAGES = {
         ("mmca",),
     ),
     "others": Page(
-        "Other studies", "Losses, networks, and the choice of images to caption.", ("vse++", "photographs", "suggest")
+        "Other studies",
+        "Losses, networks, and the choice of images to caption.",
+        ("vse++", "photographs", "suggest", "printed"),
     ),
 }
 
@@ -133,7 +135,7 @@ def _paper_page(page: Page, found: Sequence[Result], verdicts: Sequence[Verdict]
     for study in (STUDIES[name] for name in page.studies):
         lines = [result for result in found if result.study.startswith(f"{study.paper}: ")]
         collections = [name for name, _ in Counter(result.collection for result in lines).most_common()]
-        for place, collection in enumerate(collections or ["not run yet"]):
+        for place, collection in enumerate(collections or [""]):
             for title, report in table_reports(study, collection, results).items():
                 if place == 0:
                     parts.append(report.section(title))

@@ -57,8 +57,10 @@ class TableReport:
     def section(self, title: str) -> str:
         """Return the table with its title, what it means, and a fold with further rows."""
         rendered = self._grid(self.table) if isinstance(self.table, Grid) else self._rows(self.table)
-        where = f"Paper: {self.data}; ours: {self.collection}. " if self.data else f"On {self.collection}. "
-        meaning = f"{where}{self.table.meaning} {self._summary()}"
+        where = (
+            f"Paper: {self.data}; ours: {self.collection or 'not run'}. " if self.data else f"On {self.collection}. "
+        )
+        meaning = f"{where if self.data or self.collection else ''}{self.table.meaning} {self._summary()}".strip()
         fold = self._fold()
         return f"## {title}\n{meaning}\n\n{rendered}\n" + (f"{fold}\n\n" if fold else "")
 
@@ -153,7 +155,7 @@ class TableReport:
         decided = [f"{word}: {'; '.join(named[word])}" for word in ("better", "worse") if word in named]
         total = sum(map(len, named.values()))
         rest = [f"{word}: {len(rows)} of {total}" for word, rows in named.items() if word not in ("better", "worse")]
-        return f"**Ours**: {'. '.join(text[0].upper() + text[1:] for text in (*decided, *rest))}."
+        return f"**Ours**: {'. '.join(text[0].upper() + text[1:] for text in (*decided, *rest))}." if total else ""
 
     def _fold(self) -> str:
         """Return a fold with further rows, and the rows that have neither a result nor a number in the paper."""
