@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +31,17 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(UserError, match="this proposal method needs opencv-contrib-python-headless; install it with"):
         opencv()
+
+
+def test_only_the_functions_that_proposals_need_decide_whether_opencv_is_accepted(monkeypatch):
+    segmentation = SimpleNamespace(createSelectiveSearchSegmentation=None)
+    complete = SimpleNamespace(ximgproc=SimpleNamespace(createEdgeBoxes=None, segmentation=segmentation))
+    monkeypatch.setitem(sys.modules, "cv2", complete)
+    assert opencv() is complete
+    for broken in (SimpleNamespace(), SimpleNamespace(ximgproc=SimpleNamespace())):
+        monkeypatch.setitem(sys.modules, "cv2", broken)
+        with pytest.raises(UserError, match="has no EdgeBoxes and no selective search"):
+            opencv()
 
 
 def test_an_installed_package_is_imported():

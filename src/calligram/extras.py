@@ -45,13 +45,18 @@ def missing_modules(*modules: str) -> list[str]:
 def opencv() -> Any:
     """Import OpenCV with its contributed modules.
 
+    Only the functions that proposals need are checked. Several builds of OpenCV may be installed as long as the one
+    that Python imports has them.
+
     Raises:
-        UserError: when OpenCV is not installed, or is the build without ``ximgproc``.
+        UserError: when OpenCV is not installed, or is a build without EdgeBoxes and selective search.
     """
     cv2 = require("cv2", extra="regions", purpose="this proposal method", package="opencv-contrib-python-headless")
-    if not hasattr(cv2, "ximgproc"):
+    contributed = getattr(cv2, "ximgproc", None)
+    if not hasattr(contributed, "createEdgeBoxes") or not hasattr(contributed, "segmentation"):
         raise UserError(
-            "the installed OpenCV has no ximgproc, and two builds of OpenCV cannot be installed together; run "
-            f'"pip uninstall opencv-python opencv-python-headless", then {install_command("regions")}'
+            "the installed OpenCV has no EdgeBoxes and no selective search (cv2.ximgproc); install the build that has "
+            f'them: "pip uninstall opencv-python opencv-python-headless", then {install_command("regions")}. If you '
+            "cannot, find the boxes on another machine: docs/training.md, section Regions and phrases"
         )
     return cv2

@@ -30,10 +30,20 @@ def test_regions_are_found_measured_and_recorded(calligram, copy, tmp_path):
     assert written["reports"][0]["rows"][0]["recall"]["36"] is None
 
 
+def test_boxes_are_written_and_read(calligram, copy, tmp_path):
+    file = tmp_path / "grid.parquet"
+    done = calligram("regions", copy, "--proposals", "grid", "--top", "4", "--split", "test", "--save-boxes", file)
+    assert "24 boxes of 6 images" in done.stdout.replace("\n", " ")
+    done = calligram("regions", copy, "--proposals", file, "--name", "moved")
+    assert "24 regions 'moved' in 6 images" in done.stdout
+    done = calligram("regions", copy, "--name", "none", "--save-boxes", file)
+    assert "has no regions 'none' (it has: 'grid', 'moved')" in " ".join(done.stderr.split())
+
+
 def test_missing_options_are_reported_without_a_traceback(calligram, copy):
     done = calligram("regions", copy)
     assert done.returncode == 2
-    assert "give --proposals METHOD to find regions, or --recall" in done.stderr
+    assert "give --proposals METHOD to find regions, --name NAME" in done.stderr
     done = calligram("regions", copy, "--proposals", "grit")
     assert "unknown proposals 'grit'; did you mean 'grid'?" in done.stderr
     done = calligram("regions", copy, "--recall")

@@ -19,6 +19,7 @@ from calligram.errors import UserError
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.data.collection import Collection
     from calligram.evaluation.proposals import RecallReport
+    from calligram.features.regions.stored_boxes import StoredBoxes
 
 
 def regions(
@@ -27,7 +28,8 @@ def regions(
         str | None,
         typer.Option(
             help="edgeboxes, edgeboxes-dense (to train phrases), selective, grid, a YOLOX .onnx file, or the folder or "
-            "hub name of a detector. Join several with + to interleave their boxes."
+            "hub name of a detector. Join several with + to interleave their boxes. A .parquet file of --save-boxes "
+            "gives the boxes in it. Without a method, the stored boxes --name get features."
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Regions to keep per image.")] = 36,
@@ -44,6 +46,9 @@ def regions(
     name: Annotated[
         str | None, typer.Option(help="Name of the regions in the collection. The default is the name of the method.")
     ] = None,
+    save_boxes: Annotated[
+        Path | None, typer.Option(help="Write the boxes --name into this .parquet file, for another machine.")
+    ] = None,
     recall: Annotated[bool, typer.Option(help="Show which share of the annotated boxes each method reaches.")] = False,
     record: Annotated[Path | None, typer.Option(help="Write the recall as JSON into this file.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
@@ -55,17 +60,22 @@ def regions(
     from calligram.data.collection import Collection
 
     opened = Collection.open(collection)
-    if proposals is None and not recall:
-        raise UserError("give --proposals METHOD to find regions, or --recall to measure the stored regions")
-    if proposals is not None:
+    if proposals is None and not (name and (backbone or save_boxes)) and not recall:
+        raise UserError(
+            "give --proposals METHOD to find regions, --name NAME --backbone NETWORK to add features to stored boxes, "
+            "--name NAME --save-boxes FILE to write them into a file, or --recall to measure the stored regions"
+        )
+    if proposals is not None or (name and backbone):
         opened = _find(opened, proposals, name, top, backbone, size, detector, split, device)
+    if save_boxes is not None:
+        _save_boxes(opened, proposals, name, save_boxes)
     if recall or record is not None:
         _show_recall(opened, split, record)
 
 
 def _find(
     collection: Collection,
-    proposals: str,
+    proposals: str | None,
     name: str | None,
     top: int,
     backbone: str | None,
@@ -84,7 +94,11 @@ def _find(
         raise UserError("--detector adds classes to the features of a network; give --backbone as well")
     where = device_named(device)
     pooling = RegionPooling.load(backbone, size, where, detector) if backbone else None
-    task = ExtractionTask(load_proposer(proposals, top, where), name or source_name(proposals), top, pooling)
+    if proposals is None or proposals.endswith(".parquet"):
+        stored = _stored_boxes(collection, proposals, name, split)
+        task = ExtractionTask(stored, name or stored.source, stored.top, pooling)
+    else:
+        task = ExtractionTask(load_proposer(proposals, top, where), name or source_name(proposals), top, pooling)
     added = add_regions(collection, task, split, progress_bar)
     console.print(f"{added.regions:,} regions '{task.source}' in {added.images:,} images" + _rate(added.seconds_each))
     if added.earlier:
@@ -92,6 +106,30 @@ def _find(
     if added.bad:
         console.print(f"[yellow]{len(added.bad):,} images could not be read: {escape('; '.join(added.bad[:3]))}[/]")
     return added.collection
+
+
+def _stored_boxes(collection: Collection, file: str | None, name: str | None, split: str) -> StoredBoxes:
+    """Return the boxes of a file, or those of the collection with this name."""
+    from calligram.features.regions.stored_boxes import StoredBoxes
+
+    if file is not None:
+        return StoredBoxes.read(Path(file), collection)
+    if split != "all":
+        raise UserError(f"features are added to all stored boxes; leave out --split {split}")
+    assert name is not None
+    return StoredBoxes.of_collection(collection, name)
+
+
+def _save_boxes(collection: Collection, proposals: str | None, name: str | None, file: Path) -> None:
+    """Write stored boxes into a file."""
+    from calligram.features.regions.proposers import source_name
+    from calligram.features.regions.stored_boxes import StoredBoxes
+
+    source = name or source_name(str(proposals))
+    boxes = StoredBoxes.of_collection(collection, source)
+    boxes.write(file, collection)
+    size = file.stat().st_size / 1e6
+    console.print(f"written: {file}, {len(boxes.boxes):,} boxes of {len(boxes.rows):,} images, {size:.1f} MB")
 
 
 def _rate(seconds_each: float) -> str:

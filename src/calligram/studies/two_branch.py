@@ -17,6 +17,11 @@ each other. With DETECTOR for ``$CALLIGRAM_ASSETS/models/yolox_nano.onnx``:
 DETECTOR --name union`` and
 ``calligram regions data/flickr8k --proposals edgeboxes-dense+DETECTOR --top 500 --split train --size 448 --backbone
 NETWORK --detector DETECTOR --name union-dense``.
+
+EdgeBoxes needs an OpenCV with contributed modules. Where a GPU machine has none, another machine runs these commands
+without ``--size``, ``--backbone`` and ``--detector``, and with ``--save-boxes NAME.parquet``. The GPU machine runs
+``calligram regions data/flickr8k --proposals NAME.parquet --size 448 --backbone NETWORK``, for the unions with
+``--detector DETECTOR``. A file holds the name of its regions.
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ import sys
 import time
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -22,6 +25,7 @@ from calligram.features.regions.extract import ExtractionTask, add_regions, fini
 from calligram.features.regions.opencv_proposals import EdgeBoxes
 from calligram.features.regions.proposers import SlidingWindows
 from calligram.features.regions.region_features import RegionPooling, roi_pool
+from calligram.features.regions.stored_boxes import StoredBoxes
 
 
 class Counting:
@@ -196,3 +200,68 @@ def test_damaged_chunks_are_removed(tmp_path):
     (tmp_path / "000000.npz").write_bytes(b"PK nothing")
     assert len(finished_images(tmp_path, np.zeros(0, np.int64))) == 0
     assert not list(tmp_path.iterdir())
+
+
+def test_features_that_are_added_later_equal_those_of_one_run(copy, backbone, tmp_path):
+    whole = tmp_path / "whole"
+    shutil.copytree(copy.folder, whole)
+    method, pooling = EdgeBoxes(4), RegionPooling.load(backbone, 32)
+    expected = add_regions(Collection.open(whole), ExtractionTask(method, "edges", 4, pooling), "train").collection
+    boxes_only = add_regions(copy, ExtractionTask(method, "edges", 4), "train").collection
+    stored = StoredBoxes.of_collection(boxes_only, "edges")
+    added = add_regions(boxes_only, ExtractionTask(stored, "edges", stored.top, pooling))
+    _assert_equal_regions(added.collection, expected)
+    assert (
+        added.collection.manifest["proposals"]["edges"]["settings"]
+        == (expected.manifest["proposals"]["edges"]["settings"])
+    )
+    again = add_regions(added.collection, ExtractionTask(stored, "edges", stored.top, pooling))
+    assert (again.images, again.earlier) == (0, added.images)
+
+
+def _assert_equal_regions(found, expected):
+    tables = [
+        c.table("regions").filter(pc.equal(c.table("regions").column("source"), "edges")) for c in (found, expected)
+    ]
+    assert tables[0].sort_by("id").equals(tables[1].sort_by("id"))
+    rows = images_with_proposals(expected, "edges")
+    assert sorted(images_with_proposals(found, "edges")) == sorted(rows)
+    for row in rows:
+        assert np.array_equal(found.features["edges"].take(np.array([row])), expected.features["edges"].take([row]))
+
+
+def test_boxes_move_to_another_machine_in_a_file(copy, backbone, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(copy.folder, other)
+    there = add_regions(Collection.open(other), ExtractionTask(EdgeBoxes(4), "edges", 4), "train").collection
+    StoredBoxes.of_collection(there, "edges").write(tmp_path / "boxes.parquet", there)
+    stored = StoredBoxes.read(tmp_path / "boxes.parquet", copy)
+    assert (stored.source, stored.top, stored.settings) == ("edges", 4, dict(EdgeBoxes(4).settings))
+    pooling = RegionPooling.load(backbone, 32)
+    added = add_regions(copy, ExtractionTask(stored, "edges", stored.top, pooling)).collection
+    both = [StoredBoxes.of_collection(each, "edges") for each in (added, there)]
+    assert np.array_equal(both[0].rows, both[1].rows)
+    assert np.array_equal(both[0].counts, both[1].counts)
+    assert np.abs(both[0].boxes - both[1].boxes).max() <= 1 / 32
+    assert np.array_equal(both[0].scores, both[1].scores)
+    assert set(added.features) == {"edges"}
+
+
+def test_files_of_other_boxes_are_refused(copy, tmp_path):
+    with pytest.raises(UserError, match="has no regions 'edges'"):
+        StoredBoxes.of_collection(copy, "edges")
+    (tmp_path / "text.parquet").write_text("no table")
+    with pytest.raises(UserError, match="is not a readable Parquet file of boxes"):
+        StoredBoxes.read(tmp_path / "text.parquet", copy)
+    with pytest.raises(UserError, match="holds no boxes"):
+        StoredBoxes.read(next(copy.folder.glob("images*.parquet")), copy)
+    made = add_regions(copy, ExtractionTask(SlidingWindows(2), "grid", 2), "test").collection
+    StoredBoxes.of_collection(made, "grid").write(tmp_path / "boxes.parquet", made)
+    table = pq.read_table(tmp_path / "boxes.parquet")
+    other_ids = pa.array([f"other-{i}" for i in range(6)])
+    pq.write_table(table.set_column(0, "id", other_ids), tmp_path / "boxes.parquet")
+    with pytest.raises(UserError, match=r"6 of 6 images of .* are not in"):
+        StoredBoxes.read(tmp_path / "boxes.parquet", copy)
+    pq.write_table(table.set_column(1, "width", pa.array([999] * 6)), tmp_path / "boxes.parquet")
+    with pytest.raises(UserError, match="have other sizes"):
+        StoredBoxes.read(tmp_path / "boxes.parquet", copy)

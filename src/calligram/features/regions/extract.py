@@ -14,13 +14,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from PIL import Image
 
 from calligram.data.collection import Collection
 from calligram.data.pictures import PictureError
@@ -30,6 +31,7 @@ from calligram.errors import UserError
 from calligram.features.pseudo.region_words import region_attributes
 from calligram.features.regions.proposers import Floats, Proposals, Proposer
 from calligram.features.regions.region_features import Pixels, RegionPooling, relative_boxes
+from calligram.features.regions.stored_boxes import StoredBoxes
 from calligram.files import lock_holder, replace_file, text_hash, try_lock
 from calligram.progress import Track, silent
 
@@ -47,7 +49,8 @@ _READ_ERRORS = (zipfile.BadZipFile, ValueError, OSError, KeyError, EOFError)
 class ExtractionTask:
     """The proposals and features to compute for every image."""
 
-    proposer: Proposer
+    proposer: Proposer | StoredBoxes
+    """a method, or boxes that it found before"""
     source: str
     """name of the regions, and of their features, in the collection"""
     top: int = 36
@@ -58,6 +61,11 @@ class ExtractionTask:
         """Everything that the result depends on, as the manifest stores it."""
         pooled = dict(self.pooling.settings) if self.pooling else None
         return {"proposals": dict(self.proposer.settings), "top": self.top, "features": pooled}
+
+    def proposals(self, row: int, image: Image.Image) -> Proposals:
+        """Return the boxes of an image, which is in this row of the collection."""
+        found = self.proposer.proposals(row) if isinstance(self.proposer, StoredBoxes) else self.proposer(image)
+        return found.keep_top(self.top, image)
 
 
 @dataclass(frozen=True)
@@ -127,11 +135,15 @@ def add_regions(
     """Find regions in the images of a split that have none with these settings, and store them in the collection.
 
     An interrupted run continues after its last chunk. Regions of the same source with other settings are replaced.
+    Stored boxes have the settings of the method that found them, so their features can be added later, and the
+    collection is the same as if both had been computed together.
 
     Raises:
         UserError: when the name of the source is in use, or another process does the same work.
     """
     known, wanted = proposal_record(collection, task.source), collection.images_in(split)
+    if isinstance(task.proposer, StoredBoxes):
+        wanted = np.intersect1d(wanted, task.proposer.rows)
     fresh = known is None or known["settings"] != task.settings
     stored = np.zeros(0, dtype=np.int64) if fresh else images_with_proposals(collection, task.source)
     rows = np.setdiff1d(wanted, stored)
@@ -140,6 +152,8 @@ def add_regions(
         todo = np.setdiff1d(rows, finished_images(folder, stored))
         bad = _extract_chunks(collection, task, todo, folder, track)
         new = join_chunks(folder, collection, task.source, task.settings)
+        if isinstance(task.proposer, StoredBoxes):
+            new = replace(new, seconds=new.seconds + task.proposer.seconds_each * len(new.images))
         if len(new.images):
             collection = store_regions(collection.folder, new)
     return ExtractionReport(len(new.images), len(new.rows), bad, len(wanted) - len(rows), new.seconds, collection)
@@ -198,7 +212,7 @@ def _extract_chunks(collection: Collection, task: ExtractionTask, rows: Ints, fo
             image = pictures.open(row)
         except PictureError as error:
             return str(error)
-        proposals = task.proposer(image).keep_top(task.top, image)
+        proposals = task.proposals(row, image)
         pixels = task.pooling.pixels.resize(image) if task.pooling else None
         boxes = relative_boxes(image, proposals.boxes) if task.pooling else None
         return ImageRegions(row, proposals, region_attributes(image, proposals.boxes), pixels, boxes)
