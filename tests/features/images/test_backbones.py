@@ -171,3 +171,56 @@ def test_a_network_that_cannot_be_compiled_is_trained_without_compilation(monkey
     backbone.compile_training()
     assert step(backbone, torch.randn(2, 3, 32, 32))
     assert "runs without compilation: no compiler here" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov2", "clip", "siglip"])
+def test_a_share_of_the_patches_is_left_out_in_training_only(name, tmp_path):
+    torch.manual_seed(0)
+    configurations()[name].save_pretrained(tmp_path)
+    backbone, pixels = Backbone.load(str(tmp_path)), torch.randn(3, 3, 32, 32)
+    whole = backbone.eval()(pixels)
+    backbone.drop_patches(0.75)
+    torch.testing.assert_close(backbone.eval()(pixels).grid, whole.grid)
+    backbone.train()
+    one, two = backbone(pixels), backbone(pixels)
+    assert one.grid.shape == (3, 16, 1, 4)  # 4 of 16 patches
+    assert one.vectors.shape == whole.vectors.shape
+    assert not torch.equal(one.vectors, two.vectors)
+
+
+def test_patches_that_are_kept_have_the_tokens_of_the_whole_image():
+    import transformers as t
+
+    torch.manual_seed(0)
+    backbone = Backbone(t.Dinov2Model(t.Dinov2Config(**{**SMALL, "num_hidden_layers": 0}, image_size=32, patch_size=8)))
+    pixels = torch.randn(2, 3, 32, 32)
+    whole = backbone.eval()(pixels).grid.flatten(2)
+    backbone.drop_patches(0.5)
+    found = backbone.train()(pixels).grid.flatten(2)
+    places = backbone._kept
+    assert all(len(set(row)) == 8 for row in places.tolist())
+    torch.testing.assert_close(found, whole.gather(2, places.unsqueeze(1).expand(-1, whole.shape[1], -1)))
+
+
+def test_a_compiled_step_leaves_out_new_patches_each_time(monkeypatch):
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **changes: compile_(model, **changes, backend="aot_eager"))
+    torch.manual_seed(0)
+    backbone = Backbone(configurations()["dinov2"]).train()
+    backbone.drop_patches(0.5)
+    pixels = torch.randn(2, 3, 32, 32)
+    plain = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        plain.append(backbone(pixels).vectors)
+    backbone.compile_training()
+    for seed, expected in zip((1, 2), plain, strict=True):
+        torch.manual_seed(seed)
+        torch.testing.assert_close(backbone(pixels).vectors, expected)
+    assert backbone._compiles
+    assert backbone._training_step
+
+
+def test_a_cnn_has_no_patches_to_leave_out():
+    with pytest.raises(UserError, match=r"ResNetModel has no patches; give image\.region_dropout=0"):
+        Backbone(configurations()["resnet"]).drop_patches(0.5)

@@ -66,6 +66,8 @@ class Backbone(nn.Module):
         self._training_step: list[Any] = []  # the compiled model, inside a list: it is no sub-module
         self._compiled_shape: torch.Size | None = None
         self._compiles = False
+        self._patch_dropout = 0.0
+        self._kept: Tensor | None = None  # (N, K) places of the patches that are kept in this step
 
     @classmethod
     def load(cls, name: str) -> Backbone:
@@ -139,6 +141,38 @@ class Backbone(nn.Module):
         cells = grid_cells(self, images)
         return cells, cells.new_ones(cells.shape[:2], dtype=torch.bool) if mask is None else mask
 
+    def drop_patches(self, share: float) -> None:
+        """Leave out a random share of the patches of each training image of a Vision Transformer (Li et al., 2023).
+
+        A training step then costs less, and the network sees a different part of an image each time.
+        """
+        found = [module for name, module in self.model.named_modules() if name.endswith("embeddings")]
+        if not found or not hasattr(self.model.config, "patch_size"):
+            kind = type(self.model).__name__
+            raise UserError(
+                f"image.region_dropout leaves out patches of a Vision Transformer, and {kind} has no patches; give "
+                "image.region_dropout=0"
+            )
+        self._patch_dropout = share
+        found[0].register_forward_hook(self._keep_patches)
+
+    def _draw_patches(self, pixels: Tensor) -> None:
+        """Draw the patches of each image that this step keeps; outside the compiled model, so that seeds hold."""
+        self._kept = None
+        if self._patch_dropout and self.training:
+            config: Any = self.model.config
+            patches = int(pixels.shape[-1] // config.patch_size) ** 2
+            count = max(1, round((1 - self._patch_dropout) * patches))
+            self._kept = torch.rand(len(pixels), patches, device=pixels.device).argsort(1)[:, :count]
+
+    def _keep_patches(self, module: nn.Module, inputs: object, tokens: Tensor) -> Tensor | None:
+        """Select the drawn patches of (N, T, D) tokens; class and register tokens come first and stay."""
+        if self._kept is None:
+            return None
+        first = tokens.shape[1] - math.isqrt(tokens.shape[1]) ** 2
+        places = self._kept.unsqueeze(-1).expand(-1, -1, tokens.shape[2])
+        return torch.cat([tokens[:, :first], tokens[:, first:].gather(1, places)], dim=1)
+
     def compile_training(self) -> None:
         """Compile the model for training batches of the shape of the first one.
 
@@ -167,6 +201,7 @@ class Backbone(nn.Module):
 
     def forward(self, pixels: Tensor) -> BackboneOutput:
         """Encode normalised pixels (N, 3, H, W)."""
+        self._draw_patches(pixels)
         output = self._run(pixels)
         states: Tensor = output.last_hidden_state
         pooled = getattr(output, "pooler_output", None)
@@ -174,9 +209,9 @@ class Backbone(nn.Module):
             vectors = states.mean((2, 3)) if pooled is None else pooled.flatten(1)
             return BackboneOutput(vectors, states)
         side = math.isqrt(states.shape[1])
-        first = states.shape[1] - side * side  # class and register tokens come before the patches
-        cells = states[:, first:].transpose(1, 2)
-        cells = cells.reshape(*cells.shape[:2], side, side)
+        count = side * side if self._kept is None else self._kept.shape[1]
+        cells = states[:, -count:].transpose(1, 2)  # class and register tokens come before the patches
+        cells = cells.reshape(*cells.shape[:2], side, side) if self._kept is None else cells.unsqueeze(2)
         return BackboneOutput(pooled if pooled is not None else states[:, 0], cells)
 
 

@@ -66,7 +66,7 @@ class ImageSettings:
     ] = 0.0
     dropout: Annotated[float, "dropout rate of the entries of stored features in training", (0, 0.99)] = 0.0
     region_dropout: Annotated[
-        float, "share of stored regions or grid cells that are left out in training", (0, 0.99)
+        float, "share of stored regions or cells, or of patches of a trained ViT, left out in training", (0, 0.99)
     ] = 0.0
 
     @property
@@ -88,7 +88,7 @@ class ImageSettings:
             return frozenset(
                 ("features", "channels", "crop", "flip", "jitter")
                 if self.stored
-                else ("features", "channels", "dropout", "region_dropout")
+                else ("features", "channels", "dropout")
             )
         return frozenset(("train", "dropout", "region_dropout"))
 
@@ -233,10 +233,10 @@ class Towers:
         parts: ImageParts = "vector",
         seed: int = 0,
     ) -> None:
-        if (image.dropout or image.region_dropout) and not image.stored:
+        if not image.stored and (image.dropout or (image.region_dropout and not image.backbone)):
             raise UserError(
-                "image.dropout and image.region_dropout change stored features; for pixels use image.crop, image.flip "
-                "and image.jitter"
+                "image.dropout and image.region_dropout change stored features (the latter also a trained ViT); for "
+                "pixels use image.crop, image.flip and image.jitter"
             )
         if text.train and not text.encoder:
             raise UserError(
@@ -264,6 +264,8 @@ class Towers:
         image, text = own.settings.image, own.settings.text
         if image.kind == "backbone" and self.backbone is not None:
             own.image.load_state_dict(self.backbone.state_dict())
+            if self.image.region_dropout:
+                own.image.drop_patches(self.image.region_dropout)
         if text.kind == "bert" and self.encoder is not None:
             own.text.encoder.load_state_dict(self.encoder.state_dict())
         words = self.inputs.texts.vocabulary
