@@ -13,7 +13,8 @@ from calligram.cli.screen import RowTable, row_table
 from calligram.studies import reproduce as work
 from calligram.studies.claims import Row
 from calligram.studies.results import Result
-from calligram.studies.rows import RowJob, RowState
+from calligram.studies.row_pool import RowState
+from calligram.studies.rows import RowJob
 
 
 def rows() -> list[RowState]:
@@ -87,8 +88,8 @@ def test_a_row_that_failed_is_reported_and_the_status_is_1(tiny, tmp_path, monke
         evaluate.reproduce("vse++", tiny.folder, None, 3, **given, device="cpu")
     assert stopped.value.exit_code == 1
     shown = capsys.readouterr().err
-    assert "failed: paper: broken, seed 0: no [such] file\n" in shown
-    assert "log: runs/logs/paper-broken-c-0.log" in shown
+    assert "failed: paper: broken, seed 0; log: runs/logs/paper-broken-c-0.log\n" in shown
+    assert "no [such] file" not in shown  # printed when the row ended
 
 
 def test_an_interrupt_says_how_to_continue(tiny, tmp_path, monkeypatch, capsys):
@@ -106,4 +107,5 @@ def test_an_interrupt_says_how_to_continue(tiny, tmp_path, monkeypatch, capsys):
 def test_a_result_is_one_line():
     row = rows()[1]
     row.result = Result("vse", {}, 0, "c", "test", {}, {}, 123.45, 1.0, "cpu", "c", "x")
+    assert rows()[2].outcome == "paper: broken, seed 0: failed: no [such] file"
     assert row.outcome == "paper: old, seed 0: rsum 123.5 on test, 65 s"

@@ -71,7 +71,7 @@ def is_there(process: int) -> bool:
 def test_processes_of_rows_have_one_thread_and_outlive_nobody(folder):
     with RowServer() as server:
         first, second = (started(server, number, folder) for number in (0, 1))
-        assert [json.loads(line) for line in first.stdout] == [{"error": "no row"}]
+        assert [json.loads(line) for line in first.stdout] == [{"error": "no row", "out_of_memory": False}]
         assert (first.wait(), second.wait()) == (1, 1)
         values = probed(folder, 0)
         assert values["main"] == "calligram.studies.row_server"
@@ -108,7 +108,7 @@ def test_a_process_that_cannot_use_cuda_after_the_fork_becomes_a_new_interpreter
     monkeypatch.setenv("PYTHONPATH", str(folder))
     with RowServer() as server:
         process = started(server, 0, folder)
-        assert [json.loads(line) for line in process.stdout] == [{"error": "no row"}]
+        assert [json.loads(line) for line in process.stdout] == [{"error": "no row", "out_of_memory": False}]
         assert process.wait() == 1
     values = probed(folder, 0)
     assert values["main"] == "calligram.studies.rows"

@@ -9,19 +9,19 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from calligram.data.write_collection import write_draft
 from calligram.features.images.backbones import BackboneInput
 from calligram.features.texts.text_encoder import EncoderInput
 from calligram.files import lock_holder
 from calligram.recipes.parts.run import RunContext
-from calligram.studies import reproduce as reproduce_module
+from calligram.studies import row_pool
 from calligram.studies import rows as rows_module
 from calligram.studies.claims import Claim, Row, Study
-from calligram.studies.reproduce import default_workers, plan_rows, reproduce_study
+from calligram.studies.reproduce import plan_rows, reproduce_study
 from calligram.studies.results import Result, append_result, read_results, settings_of
-from calligram.studies.rows import RowJob, RowProgress, RowState, is_trained, prepare_inputs
+from calligram.studies.row_pool import RowState
+from calligram.studies.rows import RowJob, RowProgress, is_trained, prepare_inputs
 
 SMALL = (
     "batch=6", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8", "text.min_count=1",
@@ -238,16 +238,6 @@ def test_a_job_is_read_back(tmp_path):
     assert RowJob.from_json(job.as_json()) == job
 
 
-def test_the_default_number_of_rows_side_by_side(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    assert default_workers(torch.device("cpu"), 40) == 16
-    assert default_workers(torch.device("cpu"), 3) == 3
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (80 << 30, 80 << 30))
-    assert default_workers(torch.device("cuda"), 40) == 13
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 << 30, 80 << 30))
-    assert default_workers(torch.device("cuda"), 40) == 1
-
-
 def test_the_time_left_counts_the_steps_of_all_stages(tmp_path, monkeypatch):
     """Two epochs of 10 steps and three of 20: after 10 s for the first epoch, 70 of 80 steps are left."""
 
@@ -271,4 +261,4 @@ def test_the_time_left_counts_the_steps_of_all_stages(tmp_path, monkeypatch):
     before = len(sent)
     assert list(progress(range(3), "encoding images")) == [0, 1, 2]
     assert len(sent) == before
-    assert reproduce_module.REFRESH_SECONDS < 1
+    assert row_pool.REFRESH_SECONDS < 1

@@ -269,8 +269,8 @@ def reproduce(
         int | None,
         typer.Option(
             min=0,
-            help="Number of rows side by side, each in a process with one thread; 0 for one after another in this "
-            "process. The default is one for each core, and on a GPU at most one for each 6 GiB of its memory.",
+            help="Largest number of rows side by side, each in a process with one thread; 0 for one after another in "
+            "this process. The default is one for each core. On a GPU rows wait until its memory is enough for them.",
         ),
     ] = None,
     results: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
@@ -311,8 +311,8 @@ def reproduce(
         console.print(f"[bold]{verdict.verdict:8}[/] {verdict.claim}")
     console.print(f'verdicts are in {results / "claims.jsonl"}; "calligram report" writes the document')
     for row in table.failed:
-        errors.print(f"failed: {row.job.title}: {row.error}", markup=False, soft_wrap=True)
-        errors.print(f"  log: {row.job.log_file}", markup=False, soft_wrap=True)
+        # The error was printed when the row ended.
+        errors.print(f"failed: {row.job.title}; log: {row.job.log_file}", markup=False, soft_wrap=True)
     if table.failed:
         raise typer.Exit(1)
 

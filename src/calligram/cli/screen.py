@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.evaluation.rerank import RerankReport
     from calligram.evaluation.retrieval import Retrieval, RetrievalReport
     from calligram.evaluation.word_matching import UnknownFailures
-    from calligram.studies.rows import RowState
+    from calligram.studies.row_pool import RowState
 
 T = TypeVar("T")
 

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import queue
 import shutil
-import signal
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
-
-import torch
+from typing import NamedTuple
 
 from calligram.data.collection import Collection
 from calligram.device import device_name, device_named
 from calligram.errors import unknown
-from calligram.lazy import ALLOWED_CODE
 from calligram.models.catalog import WEIGHTS_FILE
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.parts.config import resolve
@@ -31,23 +22,14 @@ from calligram.studies.results import (
     CLAIMS_FILE,
     COMPARED_FIGURE,
     LEVELS_FIGURE,
-    Result,
     append_result,
     results_of_rows,
     runs_of_rows,
 )
-from calligram.studies.row_server import RowProcess, RowServer
-from calligram.studies.rows import RowJob, RowState, file_name, is_trained, needed_rows, prepare_inputs, run_row
+from calligram.studies.row_pool import RowPool, RowState, Say, Watch, default_workers, free_gpu_bytes
+from calligram.studies.rows import RowJob, file_name, is_trained, needed_rows, prepare_inputs, run_row
 from calligram.studies.verdicts import judge_claims, store_verdicts
 from calligram.training.runs import draw_comparison
-
-Say = Callable[[str], None]
-Watch = Callable[[Sequence[RowState]], None]
-
-ROW_GPU_BYTES = 6 << 30
-"""GPU memory that a row may need, for the default number of processes"""
-REFRESH_SECONDS = 0.5
-"""time between two updates of the display when no process reports anything"""
 
 
 class Level(NamedTuple):
@@ -118,8 +100,9 @@ def reproduce_study(
         runs: folder of the run folders; a stopped row is resumed there.
         changes: settings of every row, such as a shorter schedule; they are part of the recorded settings.
         only: patterns of names of rows, such as ``phrases*``; all rows where empty. Rows that they need are run too.
-        workers: number of rows that run side by side, in processes with one thread each; None for as many as cores and
-            GPU memory allow. 0 runs one row after another in this process, where the first error stops everything.
+        workers: largest number of rows that run side by side, in processes with one thread each; None for one for each
+            core. On a GPU, fewer run where memory is short. 0 runs one row after another in this process, where the
+            first error stops everything.
         watch: called with the state of all rows, at least every half second while rows run side by side.
     """
     for pattern in only:
@@ -148,11 +131,11 @@ def reproduce_study(
                 row.result = run_row(row.job, collection, context)
                 row.end()
                 finish(row)
-    elif rows:
-        if may_start():
-            prepare_inputs([row.job for row in rows], collection, context)
-        count = default_workers(context.device, len(rows)) if workers is None else workers
-        RowPool(rows, collection.folder, count, context.device).run(finish, may_start, watch)
+    elif rows and may_start():
+        prepare_inputs([row.job for row in rows], collection, context)
+        count = default_workers(len(rows)) if workers is None else workers
+        pool = RowPool(rows, collection.folder, count, context.device, free_gpu_bytes(context.device), say)
+        pool.run(finish, may_start, watch)
     if any(row.state == "waiting" for row in rows):
         say("the time budget is used up; the same command continues from here")
     _draw_compared(study, collection.name, results, runs, changes)
@@ -243,99 +226,6 @@ def _figures(study: Study, row: str, seed: int) -> frozenset[str]:
     compared = any(c.metric == "overlap" and row in (c.better, c.worse) for c in study.claims)
     drawn = {"map": row in study.mapped, "sheets": row in study.sheets, "overlap": compared}
     return frozenset(name for name, wanted in drawn.items() if wanted)
-
-
-def default_workers(device: torch.device, rows: int) -> int:
-    """Return how many rows run side by side: at most one for each core, and for each 6 GiB of free GPU memory."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if device.type == "cuda":
-        cores = min(cores, torch.cuda.mem_get_info(device)[0] // ROW_GPU_BYTES)
-    return max(1, min(cores, rows))
-
-
-class RowPool:
-    """Runs rows side by side, one process for each row, with one thread each."""
-
-    def __init__(self, rows: Sequence[RowState], collection: Path, workers: int, device: torch.device) -> None:
-        self.rows, self._collection, self._workers, self._device = rows, collection, workers, device
-        self._server = RowServer()
-        self._processes: dict[int, RowProcess] = {}
-        self._messages: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
-        self._by_key = {(row.job.row.name, row.job.seed): row for row in rows}
-
-    def run(self, finish: Callable[[RowState], None], may_start: Callable[[], bool], watch: Watch) -> None:
-        """Run all rows; when this function is left, also by an exception, no process is left.
-
-        Args:
-            finish: called after each row, in this process.
-            may_start: whether a further row may start.
-        """
-        with self._server:
-            while True:
-                for number in self._ready(finish) if may_start() else ():
-                    if len(self._processes) < self._workers:
-                        self._start(number)
-                watch(self.rows)
-                if not self._processes:
-                    return
-                with contextlib.suppress(queue.Empty):
-                    number, message = self._messages.get(timeout=REFRESH_SECONDS)
-                    row = self.rows[number]
-                    if message is None:
-                        self._end(number)
-                        finish(row)
-                    elif "result" in message:
-                        row.result = Result(**message["result"])
-                    else:
-                        for name, value in message.items():
-                            setattr(row, name, value)
-
-    def _ready(self, finish: Callable[[RowState], None]) -> list[int]:
-        """Return the rows that can start now; rows that need a failed row fail."""
-        found = []
-        for number, row in enumerate(self.rows):
-            if row.state != "waiting":
-                continue
-            needed = [self._by_key.get((name, row.job.seed)) for name in row.job.needed_rows]
-            failed = [other.job.row.name for other in needed if other is not None and other.state == "failed"]
-            if failed:
-                row.end(f"it needs row '{failed[0]}', which failed")
-                finish(row)
-            elif all(other is None or other.state == "done" for other in needed):
-                found.append(number)
-        return found
-
-    def _start(self, number: int) -> None:
-        row = self.rows[number]
-        row.start()
-        row.job.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with row.job.log_file.open("ab") as log:
-            self._processes[number] = process = self._server.start(number, log)
-        job = {"job": row.job.as_json(), "collection": str(self._collection), "device": str(self._device)}
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps({**job, "imports": ALLOWED_CODE}) + "\n")
-            process.stdin.flush()
-        threading.Thread(target=self._listen, args=(number, process), daemon=True).start()
-
-    def _listen(self, number: int, process: RowProcess) -> None:
-        with contextlib.suppress(ValueError):  # a process that is killed may leave half a line
-            for line in process.stdout:
-                self._messages.put((number, json.loads(line)))
-        self._messages.put((number, None))
-
-    def _end(self, number: int) -> None:
-        row, process = self.rows[number], self._processes.pop(number)
-        code = process.wait()
-        process.close()
-        if row.result is not None and not code:
-            row.end()
-        elif code is not None and code < 0:
-            name = signal.Signals(-code).name
-            row.end(f"it was killed by {name}; the same command continues it (with fewer --workers if memory ran out)")
-        elif code is None:
-            row.end(row.error or f"the process that starts rows has ended; {row.job.log_file} may say why")
-        else:
-            row.end(row.error or f"its process ended with status {code}")
 
 
 def _draw_compared(study: Study, collection: str, results: Path, runs: Path, changes: tuple[str, ...]) -> None:

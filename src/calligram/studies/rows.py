@@ -11,13 +11,14 @@ import contextlib
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -50,6 +51,8 @@ T = TypeVar("T")
 
 MESSAGE_SECONDS = 0.5
 """time between two messages of a process about its progress"""
+ERROR_LETTERS = 240
+"""largest length of the error of a row outside its log"""
 
 
 @dataclass(frozen=True)
@@ -297,44 +300,17 @@ class RowProgress:
         return [float(dev.get("rsum", dev.get("r1", 0.0))) for dev in found]
 
 
-@dataclass
-class RowState:
-    """How far a row is."""
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether GPU memory was too small; some libraries raise another class than torch."""
+    words = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
-    job: RowJob
-    recorded: bool = False
-    """its result is in the results; it is trained again because other rows use its run"""
-    state: str = "waiting"
-    """waiting, running, done or failed"""
-    doing: str = ""
-    """what a running row does, such as ``epoch 3/10``"""
-    dev: list[float] = field(default_factory=list)
-    """rsum on dev after each epoch, or R@1 of localization"""
-    left: float | None = None
-    """seconds until the end of its training; None if unknown"""
-    began: float = 0.0
-    seconds: float = 0.0
-    """how long it has been running in this call"""
-    result: Result | None = None
-    error: str = ""
 
-    def start(self) -> None:
-        """Note that the row runs now."""
-        self.state, self.doing, self.began = "running", "start", time.monotonic()
-
-    def end(self, error: str = "") -> None:
-        """Note that the row is done, or why it failed."""
-        self.state, self.doing, self.left, self.error = "failed" if error else "done", "", None, error
-        self.seconds = time.monotonic() - self.began if self.began else 0.0
-
-    @property
-    def outcome(self) -> str:
-        """One line about a row that is done or has failed."""
-        if self.result is None:
-            return f"{self.job.title}: failed: {self.error}"
-        found = self.result.localization
-        measured = f"localization R@1 {found['r1']:.1f}" if found else f"rsum {self.result.rsum:.1f}"
-        return f"{self.job.title}: {measured} on test, {self.seconds:.0f} s"
+def first_sentence(text: str) -> str:
+    """Return the first sentence of an error message, without its full stop, on one line that is not too long."""
+    line = text.strip().partition("\n")[0]
+    sentence = re.split(r"(?<=[.!?])\s+(?=[A-Z])", line, maxsplit=1)[0].removesuffix(".")
+    return sentence if len(sentence) <= ERROR_LETTERS else f"{sentence[: ERROR_LETTERS - 3]}..."
 
 
 def _exit_with_parent() -> None:
@@ -369,10 +345,11 @@ def main() -> None:
             context = RunContext(device_named(given["device"]), track=progress)
             result = run_row(job, Collection.open(Path(given["collection"])), context, progress)
     except Exception as error:
-        traceback.print_exc()
-        advice = "; continue with fewer --workers" if isinstance(error, torch.OutOfMemoryError) else ""
+        traceback.print_exc()  # in full, to the log
+        full = is_out_of_memory(error)
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        write({"error": f"{kind}{error}{advice}"})
+        advice = "; continue with fewer --workers" if full else ""
+        write({"error": f"{kind}{first_sentence(str(error))}{advice}", "out_of_memory": full})
         sys.exit(1)
     write({"result": asdict(result)})
 

@@ -1,0 +1,253 @@
+"""Rows of a study side by side: which rows run at the same time, how far they are, and what happens when one ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from calligram.lazy import ALLOWED_CODE
+from calligram.recipes.catalog import find_preset
+from calligram.recipes.pairs import PairsSettings, PretrainedModel
+from calligram.recipes.parts.config import resolve, settings_of_stage
+from calligram.recipes.parts.tower_settings import DEFAULT_IMAGE_SIZE, TextSettings
+from calligram.studies.claims import with_assets_path
+from calligram.studies.results import Result
+from calligram.studies.row_server import RowProcess, RowServer, multi_process_service
+from calligram.studies.rows import RowJob
+
+REFRESH_SECONDS = 0.5
+"""time between two updates of the display when no process reports anything"""
+MEMORY_WAIT = "waits for GPU memory"
+
+TEXT_ROW_GPU_BYTES = 10 << 30
+"""GPU memory of a row that trains a text encoder; bfan and mmca with MiniLM, batch 128: 8 to 10 GiB"""
+IMAGE_ROW_GPU_BYTES = 26 << 30
+"""GPU memory of a row that trains an image network with the batch and size below; a ViT: 16 to 27 GiB"""
+IMAGE_ROW_BATCH, IMAGE_ROW_SIZE = 256, 224
+ROW_GPU_BYTES = 6 << 30
+"""GPU memory of a row without such networks; rows with a frozen image network took 0.6 to 10 GiB on an H200"""
+
+
+@dataclass
+class RowState:
+    """How far a row is."""
+
+    job: RowJob
+    recorded: bool = False
+    """its result is in the results; it is trained again because other rows use its run"""
+    state: str = "waiting"
+    """waiting, running, done or failed"""
+    doing: str = ""
+    """what a running row does, such as ``epoch 3/10``"""
+    dev: list[float] = field(default_factory=list)
+    """rsum on dev after each epoch, or R@1 of localization"""
+    left: float | None = None
+    """seconds until the end of its training; None if unknown"""
+    began: float = 0.0
+    seconds: float = 0.0
+    """how long it has been running in this call"""
+    result: Result | None = None
+    error: str = ""
+    out_of_memory: bool = False
+    """its process ended because GPU memory was too small"""
+
+    def start(self) -> None:
+        """Note that the row runs now."""
+        self.state, self.doing, self.began = "running", "start", time.monotonic()
+
+    def wait_for_memory(self) -> None:
+        """Note that the row waits for GPU memory, also after it ran out of it."""
+        self.state, self.doing, self.left, self.error, self.out_of_memory = "waiting", MEMORY_WAIT, None, "", False
+
+    def end(self, error: str = "") -> None:
+        """Note that the row is done, or why it failed."""
+        self.state, self.doing, self.left, self.error = "failed" if error else "done", "", None, error
+        self.seconds = time.monotonic() - self.began if self.began else 0.0
+
+    @property
+    def outcome(self) -> str:
+        """One line about a row that is done or has failed."""
+        if self.result is None:
+            return f"{self.job.title}: failed: {self.error}"
+        found = self.result.localization
+        measured = f"localization R@1 {found['r1']:.1f}" if found else f"rsum {self.result.rsum:.1f}"
+        return f"{self.job.title}: {measured} on test, {self.seconds:.0f} s"
+
+
+Say = Callable[[str], None]
+Watch = Callable[[Sequence[RowState]], None]
+
+
+def default_workers(rows: int) -> int:
+    """Return the largest number of rows side by side: one for each core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, rows))
+
+
+def free_gpu_bytes(device: torch.device) -> int | None:
+    """Return the free memory of a GPU; None for a CPU."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
+def row_gpu_bytes(job: RowJob) -> int:
+    """Estimate the GPU memory of a row from its settings.
+
+    Training an image network end to end stores activations in proportion to batch and pixels, for each member of an
+    ensemble that has a network of its own. The largest stage counts.
+    """
+    given = [with_assets_path(change) for change in (*job.changes, *job.row.changes)]
+    settings = resolve(find_preset(job.row.preset).defaults, given)
+    text = getattr(settings, "text", None)
+    trains_text = isinstance(text, TextSettings) and bool(text.encoder) and text.train
+    found = TEXT_ROW_GPU_BYTES if trains_text else ROW_GPU_BYTES
+    if not isinstance(settings, PairsSettings):
+        return found
+    for each in [settings_of_stage(settings, stage) for stage in settings.stages] or [settings]:
+        if not each.image.stored:
+            pretrained = bool(each.image.backbone) or any(isinstance(one, PretrainedModel) for one in each.matcher)
+            size = each.image.size or (IMAGE_ROW_SIZE if pretrained else DEFAULT_IMAGE_SIZE)
+            networks = 1 if each.shared else len(each.matcher)
+            scale = networks * each.batch * size**2 / (IMAGE_ROW_BATCH * IMAGE_ROW_SIZE**2)
+            found = max(found, round(scale * IMAGE_ROW_GPU_BYTES))
+    return found
+
+
+class RowPool:
+    """Runs rows side by side, one process for each row, with one thread each.
+
+    A row that runs out of GPU memory while others run is started once more, with at most half as many others.
+
+    Args:
+        workers: largest number of rows that run at the same time.
+        memory: bytes that the rows that run at the same time may need by estimate; None for no limit. A row that needs
+            more runs alone.
+        say: called with lines about the GPU.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[RowState],
+        collection: Path,
+        workers: int,
+        device: torch.device,
+        memory: int | None = None,
+        say: Say = lambda line: None,
+    ) -> None:
+        self.rows, self._collection, self._workers, self._device = rows, collection, workers, device
+        self._memory, self._say = memory, say
+        self._needs = [0 if memory is None else row_gpu_bytes(row.job) for row in rows]
+        self._others: dict[int, int] = {}
+        """largest number of other rows that ran at the same time as a row"""
+        self._limits: dict[int, int] = {}
+        """largest number of others for rows that ran out of memory"""
+        self._server = RowServer()
+        self._processes: dict[int, RowProcess] = {}
+        self._messages: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
+        self._by_key = {(row.job.row.name, row.job.seed): row for row in rows}
+
+    def run(self, finish: Callable[[RowState], None], may_start: Callable[[], bool], watch: Watch) -> None:
+        """Run all rows; when this function is left, also by an exception, no process is left.
+
+        Args:
+            finish: called after each row, in this process.
+            may_start: whether a further row may start.
+        """
+        side_by_side = min(self._workers, len(self.rows))
+        with multi_process_service(self._device, side_by_side, self._say) as self._server.environment, self._server:
+            while True:
+                for number in self._ready(finish) if may_start() else ():
+                    if self._has_room(number):
+                        self._start(number)
+                watch(self.rows)
+                if not self._processes:
+                    return
+                with contextlib.suppress(queue.Empty):
+                    number, message = self._messages.get(timeout=REFRESH_SECONDS)
+                    row = self.rows[number]
+                    if message is None:
+                        self._end(number)
+                        if row.state != "waiting":
+                            finish(row)
+                    elif "result" in message:
+                        row.result = Result(**message["result"])
+                    else:
+                        for name, value in message.items():
+                            setattr(row, name, value)
+
+    def _ready(self, finish: Callable[[RowState], None]) -> list[int]:
+        """Return the rows that can start now; rows that need a failed row fail."""
+        found = []
+        for number, row in enumerate(self.rows):
+            if row.state != "waiting":
+                continue
+            needed = [self._by_key.get((name, row.job.seed)) for name in row.job.needed_rows]
+            failed = [other.job.row.name for other in needed if other is not None and other.state == "failed"]
+            if failed:
+                row.end(f"it needs row '{failed[0]}', which failed")
+                finish(row)
+            elif all(other is None or other.state == "done" for other in needed):
+                found.append(number)
+        return found
+
+    def _has_room(self, number: int) -> bool:
+        """Whether a row can start next to the rows that run; a smaller row may start before a larger one."""
+        if not self._processes:
+            return True
+        together = [*self._processes, number]
+        if len(together) > min(self._workers, *(1 + self._limits.get(each, self._workers) for each in together)):
+            return False
+        if self._memory is not None and sum(self._needs[each] for each in together) > self._memory:
+            self.rows[number].wait_for_memory()
+            return False
+        return True
+
+    def _start(self, number: int) -> None:
+        row = self.rows[number]
+        row.start()
+        row.job.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with row.job.log_file.open("ab") as log:
+            self._processes[number] = process = self._server.start(number, log)
+        self._others[number] = 0
+        for each in self._processes:
+            self._others[each] = max(self._others[each], len(self._processes) - 1)
+        job = {"job": row.job.as_json(), "collection": str(self._collection), "device": str(self._device)}
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps({**job, "imports": ALLOWED_CODE}) + "\n")
+            process.stdin.flush()
+        threading.Thread(target=self._listen, args=(number, process), daemon=True).start()
+
+    def _listen(self, number: int, process: RowProcess) -> None:
+        with contextlib.suppress(ValueError):  # a process that is killed may leave half a line
+            for line in process.stdout:
+                self._messages.put((number, json.loads(line)))
+        self._messages.put((number, None))
+
+    def _end(self, number: int) -> None:
+        row, process = self.rows[number], self._processes.pop(number)
+        code = process.wait()
+        process.close()
+        if row.result is not None and not code:
+            row.end()
+        elif row.out_of_memory and self._others[number] and number not in self._limits:
+            # Two rows may run out of memory at once, so the others that run now do not count.
+            self._limits[number] = self._others[number] // 2
+            row.wait_for_memory()
+            self._say(f"{row.job.title}: {MEMORY_WAIT}")
+        elif code is not None and code < 0:
+            name = signal.Signals(-code).name
+            row.end(f"it was killed by {name}; the same command continues it (with fewer --workers if memory ran out)")
+        elif code is None:
+            row.end(row.error or f"the process that starts rows has ended; {row.job.log_file} may say why")
+        else:
+            row.end(row.error or f"its process ended with status {code}")
