@@ -8,12 +8,19 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from calligram.data.write_collection import write_draft
 from calligram.features.images.backbones import BackboneInput
+from calligram.features.texts.fisher_vectors import FisherVectorizer
+from calligram.features.texts.fitted_vectors import fitted_text
 from calligram.features.texts.text_encoder import EncoderInput
+from calligram.features.texts.text_vectors import TextVectorInput
 from calligram.files import lock_holder
+from calligram.recipes.catalog import find_preset
+from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext
 from calligram.studies import row_pool
 from calligram.studies import rows as rows_module
@@ -231,6 +238,49 @@ def test_inputs_of_several_rows_are_made_once_before_the_rows(
         assert sum(images) == 2 * 6  # vectors and cells of six pictures, which are the same in all splits
         assert sum(texts) == 14
     assert {folder.name for folder in (tmp_path / "collection" / "cache").glob("pixels-*")} == {"pixels-squash-16"}
+
+
+def test_text_vectors_are_fitted_before_the_rows_once_for_each_seed(tiny_draft, tmp_path, monkeypatch):
+    (tmp_path / "pictures").mkdir()
+    collection = write_draft(tiny_draft(tmp_path / "pictures"), tmp_path / "collection")
+    words = tmp_path / "words.txt"
+    random = np.random.default_rng(0)
+    known = sorted({word for text in collection.column("captions", "text") for word in str(text).lower().split()})
+    words.write_text("".join(f"{word} {' '.join(map(str, random.normal(size=4)))}\n" for word in known))
+    fitted = (f"text.vectors={words}", "text.fitted.centres=2", "text.fitted.pca=3", "image.size=16", "batch=6")
+    rows = (
+        Row("one", "two-branch", (*fitted, "epochs=1")),
+        Row("two", "two-branch", (*fitted, "lr=0.1")),
+        Row("phrases", "two-branch-phrases", fitted[:3]),
+    )
+    jobs = [
+        RowJob("paper", row, seed, "tiny", tmp_path / "results", tmp_path / "runs") for row in rows for seed in (0, 1)
+    ]
+    fits: list[int | None] = []
+    fresh_fit = TextVectorInput.fit
+    monkeypatch.setattr(
+        TextVectorInput,
+        "fit",
+        lambda strings, words, own, *rest: fits.append(own.seed) or fresh_fit(strings, words, own, *rest),
+    )
+    prepare_inputs(jobs, collection, RunContext())
+    assert fits == [0, 1]
+    # The rows read both the fits and the vectors of the texts.
+    monkeypatch.setattr(FisherVectorizer, "encode", lambda *_: pytest.fail("text vectors were computed again"))
+    given = [*fitted, "dim=4", "two-branch.hidden=4", "epochs=1"]
+    settings = [resolve(find_preset("two-branch").defaults, [*given, f"seed={seed}"]) for seed in (0, 1)]
+    found = []
+    for own in settings:
+        inputs = find_preset("two-branch").recipe.plan(own, collection, RunContext()).inputs
+        strings = collection.sentences("test").texts.strings
+        found.append(inputs.texts.load(strings, collection.pictures.cache).take(np.arange(len(strings)))[0])
+    assert fits == [0, 1]
+    assert not torch.allclose(found[0], found[1], atol=1e-2)
+    monkeypatch.undo()
+    train = collection.sentences("train").join_equal_texts().texts.strings
+    for own, stored in zip(settings, found, strict=True):
+        fresh = fitted_text(own.text.fitted, str(words), train, seed=own.seed).texts(strings)[0]
+        assert torch.equal(fresh, stored)
 
 
 def test_a_job_is_read_back(tmp_path):

@@ -149,7 +149,8 @@ class _PhraseTowers:
             len(self.pairs.strings),
         )
         cache, own = collection.pictures.cache, settings.text
-        text = fitted_text(own.fitted, own.vectors, self.pairs.strings, context.track, cache, settings.seed)
+        strings, seed = self.pairs.strings, settings.seed
+        text = fitted_text(own.fitted, own.vectors, strings, context.track, cache, seed, context.device)
         self.inputs = Inputs(regions, text, _chunker(settings, collection))
         self._architectures = (
             ImageArchitecture("features", regions.dim),

@@ -33,7 +33,9 @@ from calligram.evaluation.localization import evaluate_localization, load_phrase
 from calligram.evaluation.recall import EncodedPairing
 from calligram.evaluation.retrieval import Floats, evaluate_retrieval
 from calligram.features.images.backbones import Backbone
+from calligram.features.texts.fitted_vectors import fitted_text
 from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
+from calligram.features.texts.text_vectors import TextVectorSettings
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.files import lock_holder, try_lock
 from calligram.lazy import import_code
@@ -136,12 +138,14 @@ def is_trained(folder: Path) -> bool:
 
 
 def prepare_inputs(jobs: Sequence[RowJob], collection: Collection, context: RunContext) -> None:
-    """Store features of frozen networks and decoded pictures that several rows need, with all threads, once.
+    """Store features of frozen networks, text vectors and decoded pictures that several rows need, once.
 
-    The rows find them in the cache of the collection. A network that cannot be loaded is left to its rows, which fail.
+    All threads work here. The rows find the results in the cache of the collection. A network that cannot be loaded is
+    left to its rows, which fail.
     """
     images: Counter[tuple[ImageSettings, Literal["vector", "grid"]]] = Counter()
     encoders: set[tuple[str, int]] = set()
+    vectors: dict[tuple[TextVectorSettings, str, int], None] = {}
     for job in jobs:
         given = [with_assets_path(change) for change in (*job.changes, *job.row.changes)]
         settings = resolve(find_preset(job.row.preset).defaults, given)
@@ -151,6 +155,8 @@ def prepare_inputs(jobs: Sequence[RowJob], collection: Collection, context: RunC
             images[seen, "grid" if getattr(settings, "regions", False) else "vector"] += 1
         if isinstance(text, TextSettings) and text.encoder and not text.train:
             encoders.add((text.encoder, text.max_words))
+        elif isinstance(text, TextSettings) and text.network == "vectors" and _sees_all_captions(settings):
+            vectors[text.fitted, text.vectors, job.seed] = None
     visuals = collection.visuals(collection.images_in("all"))
     strings = list(dict.fromkeys(str(text) for text in collection.column("captions", "text")))
     for (image, parts), count in images.items():
@@ -166,8 +172,21 @@ def prepare_inputs(jobs: Sequence[RowJob], collection: Collection, context: RunC
             encoder = TextEncoder.load(name).to(context.device).eval()
             pieces = WordPieces.load_pretrained(name, length)
             EncoderInput(encoder, pieces, name).load(strings, collection.pictures.cache, context.track)
+    for fitted, words, seed in vectors:
+        with contextlib.suppress(UserError):
+            train, cache = collection.sentences("train").join_equal_texts().texts.strings, collection.pictures.cache
+            own = fitted_text(fitted, words, train, context.track, cache, seed, context.device)
+            own.load(strings, cache, context.track)
     if context.device.type == "cuda":
         torch.cuda.empty_cache()  # for the processes of the rows
+
+
+def _sees_all_captions(settings: Any) -> bool:
+    """Whether a row fits its text vectors on all training captions, and on nothing else."""
+    if not hasattr(settings, "image") or settings.sparse != type(settings.sparse)():
+        return False  # phrases, or a part of the captions
+    pseudo = getattr(settings, "pseudo", None)
+    return getattr(settings, "groups", "") != "identity" and (pseudo is None or pseudo.images == "none")
 
 
 def run_row(job: RowJob, collection: Collection, context: RunContext, progress: RowProgress | None = None) -> Result:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from calligram.errors import UserError
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
+from calligram.features.store import FeatureStore
 from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.features.texts.word_counts import KnownWords, WordVectors
 from calligram.features.texts.word_vectors import write_vectors
@@ -154,3 +157,28 @@ def test_missing_word_vectors_are_reported():
 def test_word_dropout_is_refused(source):
     with pytest.raises(UserError, match=r"text\.word_dropout=0"):
         _ = source.mask_token
+
+
+def test_processes_that_encode_the_same_texts_do_it_once(source, tmp_path, monkeypatch):
+    """A process that waited for another one finds its vectors, although it had opened the store before."""
+    texts = ["a dog runs", "the cat"]
+    entered = FeatureStore.fill
+
+    @contextlib.contextmanager
+    def late(store):
+        monkeypatch.setattr(FeatureStore, "fill", entered)
+        source.load(texts, tmp_path)
+        monkeypatch.setattr(type(source.vectorizer), "encode", lambda *_: pytest.fail("encoded twice"))
+        with entered(store):
+            yield
+
+    monkeypatch.setattr(FeatureStore, "fill", late)
+    assert len(source.load(texts, tmp_path)) == 2
+
+
+def test_principal_components_move_to_a_device(words):
+    source = fitted("hglmm", words, centres=2, pca=3)
+    before = source.texts(["a dog runs"])[0]
+    source.to(torch.device("cpu", 0))
+    assert source.vectorizer.pca.device == torch.device("cpu", 0)
+    assert torch.equal(source.texts(["a dog runs"])[0], before)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 from numpy.typing import NDArray
 
 from calligram.features.texts.mixture import Floats, Mixture, fit_mixture
@@ -56,12 +57,14 @@ class FisherVectorizer:
         pca: int,
         seed: int = 0,
         track: Track = silent,
+        device: torch.device | str = "cpu",
     ) -> FisherVectorizer:
         """Fit the mixtures on the distinct words of training texts, and PCA on the texts.
 
         Args:
             hybrid: for each mixture, whether it has Gaussians and Laplacians; otherwise Gaussians only.
             pca: output dimension of PCA; 0 for no PCA.
+            device: where PCA is computed, which takes most of the time.
         """
         random = np.random.default_rng(seed)
         used = np.unique(words.known.counts(strings).indices)
@@ -76,7 +79,7 @@ class FisherVectorizer:
         chosen = [
             distinct[number] for number in random.permutation(len(distinct))[: max(MAX_PCA_TEXTS, 4 * pca)].tolist()
         ]
-        reduced = PCA.fit(lambda: vectorizer._blocks(chosen, track), pca, seed)
+        reduced = PCA.fit(lambda: vectorizer._blocks(chosen, track), pca, seed, device)
         log.info(
             "%d principal components keep %.1f%% of the variance", len(reduced.components), 100 * reduced.explained
         )

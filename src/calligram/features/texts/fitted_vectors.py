@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
+
 from calligram.errors import UserError, command
 from calligram.features.texts.text_vectors import TextVectorInput, TextVectorSettings
 from calligram.features.texts.word_counts import WordVectors
@@ -24,6 +26,7 @@ def fitted_text(
     track: Track = silent,
     cache: Path | None = None,
     seed: int = 0,
+    device: torch.device | str = "cpu",
 ) -> TextVectorInput:
     """Return text vectors fitted on training texts.
 
@@ -31,27 +34,46 @@ def fitted_text(
         words: file of word vectors; empty for tf-idf, which needs none.
         cache: folder of a collection; slow fits (Fisher vectors) are kept there.
         seed: seed of the run, used where the settings have none.
+        device: where matrix products of the fit, and later those of the vectors, are computed.
     """
+    found = _kept_fit(settings, words, strings, track, cache, seed, device)
+    found.to(device)
+    return found
+
+
+def _kept_fit(
+    settings: TextVectorSettings,
+    words: str,
+    strings: Sequence[str],
+    track: Track,
+    cache: Path | None,
+    seed: int,
+    device: torch.device | str,
+) -> TextVectorInput:
+    """Read the fit from the cache, or make it."""
     if settings.seed is None:
         # Seeds of a fit have 32 bits, seeds of a run more.
         settings = replace(settings, seed=seed % 2**32)
     if cache is None or settings.kind in ("mean", "tfidf"):
-        return _fit(settings, words, strings, track)
+        return _fit(settings, words, strings, track, device)
     kept = cache / f"text-vectors-{_cache_key(settings, words, strings)}"
     about = kept / "about.json"
     if not about.is_file():
         kept.mkdir(parents=True, exist_ok=True)
         with wait_for_lock(kept / LOCK_FILE):  # another process may be at the same fit
             if not about.is_file():
-                found = _fit(settings, words, strings, track)
+                found = _fit(settings, words, strings, track, device)
                 # Written last: a folder without this file is incomplete and is not used.
                 replace_text(about, json.dumps(found.save(kept)))
                 return found
     return TextVectorInput.read(kept, json.loads(about.read_text(encoding="utf-8")))
 
 
-def _fit(settings: TextVectorSettings, words: str, strings: Sequence[str], track: Track) -> TextVectorInput:
-    return TextVectorInput.fit(strings, WordVectors.read(Path(words), strings) if words else None, settings, track)
+def _fit(
+    settings: TextVectorSettings, words: str, strings: Sequence[str], track: Track, device: torch.device | str
+) -> TextVectorInput:
+    vectors = WordVectors.read(Path(words), strings) if words else None
+    return TextVectorInput.fit(strings, vectors, settings, track, device)
 
 
 def _cache_key(settings: TextVectorSettings, words: str, strings: Sequence[str]) -> str:

@@ -18,9 +18,9 @@ MIN_VARIANCE_RATIO = 1e-7
 """minimum variance of a component relative to the first one; smaller variances are rounding errors"""
 
 
-@dataclass(frozen=True)
+@dataclass
 class PCA:
-    """Subtracts the mean and projects to the directions of largest variance."""
+    """Subtracts the mean and projects to the directions of largest variance, on a device."""
 
     mean: Floats = field(repr=False)
     """(D,)"""
@@ -28,78 +28,90 @@ class PCA:
     """(components, D), rounded to half precision, as they are saved"""
     explained: float
     """explained share of the variance of the training data"""
+    device: torch.device = field(default=torch.device("cpu"), compare=False)
+    """where rows are projected; it changes results only by rounding"""
+    _tensors: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False, compare=False)
+    """mean and components on the device, from the first use"""
 
     @classmethod
-    def fit(cls, blocks: Callable[[], Iterable[Floats]], dim: int, seed: int = 0) -> PCA:
+    def fit(
+        cls, blocks: Callable[[], Iterable[Floats]], dim: int, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> PCA:
         """Fit by two passes over blocks of rows (Halko et al., 2011).
 
         The first pass multiplies random directions by the covariance. The second pass finds the best directions in the
         span of the result. Memory grows with D times ``dim``, not with the number of rows. ``explained`` is exact.
         """
-        moments = _Moments.of(blocks(), lambda width: _random_directions(width, dim, seed))
-        basis = np.linalg.qr(moments.times_covariance())[0]
+        moments = _Moments.of(blocks(), lambda width: _random_directions(width, dim, seed).to(device))
+        basis = torch.linalg.qr(moments.times_covariance())[0]
         inner = _Moments.of(blocks(), lambda _: basis, inner=True)
-        variances, rotation = np.linalg.eigh(inner.covariance().astype(np.float64))
-        kept = np.flatnonzero(variances > MIN_VARIANCE_RATIO * max(variances[-1], 0))[::-1][:dim]
-        components = (basis @ rotation[:, kept].astype(np.float32)).T
-        share = float(variances[kept].sum() / max(moments.variance, 1e-30))
-        return cls(moments.mean, components.astype(np.float16).astype(np.float32), share)
+        variances, rotation = torch.linalg.eigh(inner.covariance().double())
+        kept = (variances > MIN_VARIANCE_RATIO * variances[-1].clamp(min=0)).nonzero()[:, 0].flip(0)[:dim]
+        components = (basis @ rotation[:, kept].float()).T.half().float()
+        share = float(variances[kept].sum()) / max(moments.variance, 1e-30)
+        return cls(moments.mean.cpu().numpy(), components.cpu().numpy(), share, torch.device(device))
+
+    def to(self, device: torch.device | str) -> None:
+        """Project on another device from now on."""
+        self.device, self._tensors = torch.device(device), None
 
     def __call__(self, rows: Floats) -> Floats:
         """Project rows (N, D) to (N, components)."""
-        return np.asarray((rows - self.mean) @ self.components.T, dtype=np.float32)
+        if self._tensors is None:
+            own = torch.from_numpy(self.mean), torch.from_numpy(self.components)
+            self._tensors = own[0].to(self.device), own[1].to(self.device)
+        mean, components = self._tensors
+        return np.asarray(((torch.from_numpy(rows).to(self.device) - mean) @ components.T).cpu())
 
 
 class _Moments:
-    """Sums over rows, projected to some directions."""
+    """Sums over rows, projected to some directions, on the device of the directions."""
 
-    def __init__(self, directions: Floats, *, inner: bool) -> None:
+    def __init__(self, directions: Tensor, *, inner: bool) -> None:
         self.directions, self.inner = directions, inner
         self.count, self.squares = 0, 0.0
         width, count = directions.shape
-        self.total = np.zeros(width)
-        self.product = np.zeros((count if inner else width, count), dtype=np.float32)
+        self.total = torch.zeros(width, dtype=torch.float64, device=directions.device)
+        self.product = torch.zeros(count if inner else width, count, device=directions.device)
 
     @classmethod
-    def of(cls, blocks: Iterable[Floats], directions: Callable[[int], Floats], *, inner: bool = False) -> _Moments:
+    def of(cls, blocks: Iterable[Floats], directions: Callable[[int], Tensor], *, inner: bool = False) -> _Moments:
         """Sum over all blocks: the covariance times the directions, or with ``inner`` between the directions."""
         moments: _Moments | None = None
         for rows in blocks:
             moments = moments or cls(directions(rows.shape[1]), inner=inner)
-            moments.add(rows)
+            moments.add(torch.from_numpy(rows).to(moments.directions.device))
         assert moments is not None, "there is at least one row"
         return moments
 
-    def add(self, rows: Floats) -> None:
+    def add(self, rows: Tensor) -> None:
         projected = rows @ self.directions
-        self.product += (projected if self.inner else rows).T @ projected
-        self.total += rows.sum(0, dtype=np.float64)
-        self.squares += float(np.einsum("nd,nd->", rows, rows))
+        self.product.addmm_((projected if self.inner else rows).T, projected)
+        self.total += rows.sum(0, dtype=torch.float64)
+        self.squares += float(rows.square().sum(dtype=torch.float64))
         self.count += len(rows)
 
     @property
-    def mean(self) -> Floats:
-        return (self.total / self.count).astype(np.float32)
+    def mean(self) -> Tensor:
+        return (self.total / self.count).float()
 
     @property
     def variance(self) -> float:
-        return self.squares / self.count - float(((self.total / self.count) ** 2).sum())
+        return self.squares / self.count - float((self.total / self.count).square().sum())
 
-    def times_covariance(self) -> Floats:
+    def times_covariance(self) -> Tensor:
         """Return the covariance times the directions."""
-        product = self.product / np.float32(self.count)
-        product -= np.outer(self.mean, self.mean @ self.directions)
-        return np.asarray(product, dtype=np.float32)
+        return (self.product / self.count).addr_(self.mean, self.mean @ self.directions, alpha=-1)
 
-    def covariance(self) -> Floats:
+    def covariance(self) -> Tensor:
         """Return the covariance between the directions."""
         centre = self.mean @ self.directions
-        return np.asarray(self.product / self.count - np.outer(centre, centre), dtype=np.float32)
+        return self.product / self.count - torch.outer(centre, centre)
 
 
-def _random_directions(width: int, dim: int, seed: int) -> Floats:
+def _random_directions(width: int, dim: int, seed: int) -> Tensor:
     directions = min(width, dim + max(16, int(OVERSAMPLING_RATIO * dim)))
-    return np.random.default_rng(seed).standard_normal((width, directions), dtype=np.float32)
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal((width, directions), dtype=np.float32))
 
 
 class Covariance:

@@ -83,7 +83,12 @@ class TextVectorInput(TextInput):
 
     @classmethod
     def fit(
-        cls, strings: Sequence[str], words: WordVectors | None, settings: TextVectorSettings, track: Track = silent
+        cls,
+        strings: Sequence[str],
+        words: WordVectors | None,
+        settings: TextVectorSettings,
+        track: Track = silent,
+        device: torch.device | str = "cpu",
     ) -> TextVectorInput:
         """Fit on training texts only. Tf-idf needs no word vectors.
 
@@ -107,6 +112,7 @@ class TextVectorInput(TextInput):
             pca=settings.pca,
             seed=settings.seed or 0,
             track=track,
+            device=device,
         )
         return cls(settings, vectorizer)
 
@@ -148,6 +154,11 @@ class TextVectorInput(TextInput):
         """Refuse: text vectors have no tokens to replace."""
         raise UserError("word dropout cannot be applied to text vectors; use text.word_dropout=0")
 
+    def to(self, device: torch.device | str) -> None:
+        """Compute the principal components of Fisher vectors on a device."""
+        if isinstance(self.vectorizer, FisherVectorizer) and self.vectorizer.pca is not None:
+            self.vectorizer.pca.to(device)
+
     @cached_property
     def fingerprint(self) -> str:
         """Hash of everything that a text's vector depends on."""
@@ -163,13 +174,18 @@ class TextVectorInput(TextInput):
         """Encode many texts; vectors are read from the store in ``cache`` if they are there. Without it, in memory."""
         store = MemoryFeatureStore() if cache is None else FeatureStore(cache, {"text vectors": self.fingerprint})
         keys = [content_key(string.encode("utf-8", "surrogatepass")) for string in strings]
-        missing = list({key: string for key, string in zip(keys, strings, strict=True) if key not in store}.items())
+        if any(key not in store for key in keys):
+            with store.fill():  # another process may be at the same texts
+                self._add_missing(store, dict(zip(keys, strings, strict=True)), track)
+        return TextVectorRows(store, keys, self.dim)
+
+    def _add_missing(self, store: FeatureStore | MemoryFeatureStore, strings: Mapping[str, str], track: Track) -> None:
+        missing = [(key, string) for key, string in strings.items() if key not in store]
         for start in track(range(0, len(missing), ENCODE_BATCH_TEXTS), "encoding texts"):
             part = missing[start : start + ENCODE_BATCH_TEXTS]
             store.append(
                 [key for key, _ in part], self.vectorizer.encode([string for _, string in part]).astype(np.float16)
             )
-        return TextVectorRows(store, keys, self.dim)
 
 
 class TextVectorRows:

@@ -295,8 +295,8 @@ class Towers:
         if text.network == "vectors":
             from calligram.features.texts.fitted_vectors import fitted_text
 
-            cache = self.vocabulary.visuals.pictures.cache
-            return fitted_text(text.fitted, text.vectors, strings, self.context.track, cache, self.seed)
+            cache, run = self.vocabulary.visuals.pictures.cache, self.context
+            return fitted_text(text.fitted, text.vectors, strings, run.track, cache, self.seed, run.device)
         return Vocabulary.build(strings, text.min_count, text.max_words)
 
     def _image_architecture(self) -> ImageArchitecture:
