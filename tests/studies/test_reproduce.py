@@ -81,6 +81,18 @@ def test_rows_are_run_once_and_within_the_budget(tiny, tmp_path):
     assert "All 3 claims of the studies: " in pages["what-helps"]
 
 
+def test_rows_of_several_studies_run_together_and_are_recorded_apart(tiny, tmp_path):
+    other = Study("other", (Row("new", "vse"), Row("wide", "vse", ("dim=12",))), (Claim("wide helps", "wide", "new"),))
+    verdicts = reproduce_study(
+        [STUDY, other], tiny, seeds=1, results=tmp_path / "results", runs=tmp_path / "runs", changes=SMALL[:-1],
+        only=("paper: new", "other: *"),
+    )  # fmt: skip
+    files = {file.stem: len(file.read_text().splitlines()) for file in (tmp_path / "results").glob("*.jsonl")}
+    assert files == {"paper": 1, "other": 2, "claims": 4}
+    assert [v.paper for v in verdicts] == ["paper", "paper", "paper", "other"]
+    assert verdicts[-1].verdict == "undecided"
+
+
 def test_a_row_stopped_during_evaluation_is_not_trained_again(tiny, tmp_path, monkeypatch):
     given = {"seeds": 1, "results": tmp_path / "results", "runs": tmp_path / "runs", "changes": SMALL, "only": ("new",)}
 

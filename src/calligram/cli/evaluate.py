@@ -253,7 +253,7 @@ def _phrases(options: EvaluateOptions, run: Run, matcher: Matcher, inputs: Input
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(help='A paper; "calligram list" shows them.')],
+    paper: Annotated[str, typer.Argument(help='A paper, or several separated by commas; "calligram list" shows them.')],
     collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
     budget_minutes: Annotated[float | None, typer.Option(help="Start no new row after this many minutes.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, 2 and so on.")] = 3,
@@ -263,7 +263,10 @@ def reproduce(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Run only rows of this name or pattern, such as 'phrases*', and rows they need. Repeatable."),
+        typer.Option(
+            help="Run only rows of this name or pattern, such as 'phrases*' or 'aoq: vse*', and rows they need. "
+            "Repeatable."
+        ),
     ] = None,
     workers: Annotated[
         int | None,
@@ -277,7 +280,7 @@ def reproduce(
     runs: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
 ) -> None:
-    """Run the rows that the claims of a paper need side by side, skip finished rows, and judge the claims.
+    """Run the rows that the claims of papers need side by side, skip finished rows, and judge the claims.
 
     The same command continues after a stop. A row that fails does not stop the others.
     """
@@ -287,11 +290,11 @@ def reproduce(
     from calligram.studies import reproduce as work
     from calligram.studies.catalog import find_study
 
-    study, source = find_study(paper), Collection.open(collection)
+    studies, source = [find_study(name.strip()) for name in paper.split(",")], Collection.open(collection)
     try:
         with RowTable() as table:
             verdicts = work.reproduce_study(
-                study,
+                studies,
                 source,
                 results=results,
                 runs=runs,

@@ -77,7 +77,7 @@ def draw_levels(curves: Mapping[str, Sequence[Level]], target: Path) -> Path:
 
 
 def reproduce_study(
-    study: Study,
+    study: Study | Sequence[Study],
     collection: Collection,
     *,
     results: Path,
@@ -97,22 +97,30 @@ def reproduce_study(
     continues. A row that fails in a process of its own does not stop the others; ``watch`` gets it with its error.
 
     Args:
+        study: one study, or several whose rows run side by side; rows of the first one are first.
         runs: folder of the run folders; a stopped row is resumed there.
         changes: settings of every row, such as a shorter schedule; they are part of the recorded settings.
-        only: patterns of names of rows, such as ``phrases*``; all rows where empty. Rows that they need are run too.
+        only: patterns of names of rows, such as ``phrases*`` or ``aoq: vse*``; all rows where empty. Rows that they
+            need are run too.
         workers: largest number of rows that run side by side, in processes with one thread each; None for one for each
             core. On a GPU, fewer run where memory is short. 0 runs one row after another in this process, where the
             first error stops everything.
         watch: called with the state of all rows, at least every half second while rows run side by side.
     """
+    studies = [study] if isinstance(study, Study) else list(study)
     for pattern in only:
-        if not any(fnmatchcase(row.name, pattern) for row in study.rows):
-            raise unknown(f"row of {study.paper}", pattern, [row.name for row in study.rows])
+        if not any(_is_chosen(one, row.name, [pattern]) for one in studies for row in one.rows):
+            names = [row.name for one in studies for row in one.rows]
+            raise unknown(f"row of {' and '.join(one.paper for one in studies)}", pattern, names)
     context = context or RunContext(device_named())
     hardware = device_name(context.device, None if workers == 0 else 1)
-    rows = plan_rows(
-        study, collection, results=results, runs=runs, hardware=hardware, seeds=seeds, changes=changes, only=only
-    )
+    rows = [
+        row
+        for one in studies
+        for row in plan_rows(
+            one, collection, results=results, runs=runs, hardware=hardware, seeds=seeds, changes=changes, only=only
+        )
+    ]
     began = time.monotonic()
 
     def may_start() -> bool:
@@ -120,7 +128,7 @@ def reproduce_study(
 
     def finish(row: RowState) -> None:
         if row.result is not None:
-            _record(row, results / f"{study.paper}.jsonl")
+            _record(row, results / f"{row.job.paper}.jsonl")
         say(row.outcome)
 
     if workers == 0:
@@ -138,11 +146,18 @@ def reproduce_study(
         pool.run(finish, may_start, watch)
     if any(row.state == "waiting" for row in rows):
         say("the time budget is used up; the same command continues from here")
-    _draw_compared(study, collection.name, results, runs, changes)
-    _draw_levels(study, collection, results, changes)
-    verdicts = judge_claims(study, collection.name, results, changes)
+    verdicts = []
+    for one in studies:
+        _draw_compared(one, collection.name, results, runs, changes)
+        _draw_levels(one, collection, results, changes)
+        verdicts += judge_claims(one, collection.name, results, changes)
     store_verdicts(verdicts, results / CLAIMS_FILE)
     return verdicts
+
+
+def _is_chosen(study: Study, row: str, only: Sequence[str]) -> bool:
+    """Whether a pattern fits the name of a row, with or without the name of its study; True without patterns."""
+    return not only or any(fnmatchcase(name, each) for name in (row, f"{study.paper}: {row}") for each in only)
 
 
 def _record(row: RowState, file: Path) -> None:
@@ -197,11 +212,7 @@ def plan_rows(
                 runs_to_do |= {key: None for key in of_rows.items() if (*key, hardware) not in done}
         return [key for key in runs_to_do if key not in found]
 
-    chosen = [
-        row.name
-        for row in study.rows
-        if possible(row.name) and (not only or any(fnmatchcase(row.name, pattern) for pattern in only))
-    ]
+    chosen = [row.name for row in study.rows if possible(row.name) and _is_chosen(study, row.name, only)]
     claims = [c for c in study.claims if not c.needs and c.better in chosen and c.worse in chosen]
 
     def missing_runs(claim: Claim) -> int:

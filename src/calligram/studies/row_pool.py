@@ -154,7 +154,7 @@ class RowPool:
         self._server = RowServer()
         self._processes: dict[int, RowProcess] = {}
         self._messages: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
-        self._by_key = {(row.job.row.name, row.job.seed): row for row in rows}
+        self._by_key = {(row.job.paper, row.job.row.name, row.job.seed): row for row in rows}
 
     def run(self, finish: Callable[[RowState], None], may_start: Callable[[], bool], watch: Watch) -> None:
         """Run all rows; when this function is left, also by an exception, no process is left.
@@ -191,7 +191,7 @@ class RowPool:
         for number, row in enumerate(self.rows):
             if row.state != "waiting":
                 continue
-            needed = [self._by_key.get((name, row.job.seed)) for name in row.job.needed_rows]
+            needed = [self._by_key.get((row.job.paper, name, row.job.seed)) for name in row.job.needed_rows]
             failed = [other.job.row.name for other in needed if other is not None and other.state == "failed"]
             if failed:
                 row.end(f"it needs row '{failed[0]}', which failed")
