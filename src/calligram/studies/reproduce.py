@@ -108,10 +108,7 @@ def reproduce_study(
         watch: called with the state of all rows, at least every half second while rows run side by side.
     """
     studies = [study] if isinstance(study, Study) else list(study)
-    for pattern in only:
-        if not any(_is_chosen(one, row.name, [pattern]) for one in studies for row in one.rows):
-            names = [row.name for one in studies for row in one.rows]
-            raise unknown(f"row of {' and '.join(one.paper for one in studies)}", pattern, names)
+    _check_patterns(studies, only)
     context = context or RunContext(device_named())
     hardware = device_name(context.device, None if workers == 0 else 1)
     rows = [
@@ -153,6 +150,14 @@ def reproduce_study(
         verdicts += judge_claims(one, collection.name, results, changes)
     store_verdicts(verdicts, results / CLAIMS_FILE)
     return verdicts
+
+
+def _check_patterns(studies: Sequence[Study], only: Sequence[str]) -> None:
+    """Refuse a pattern that fits no row."""
+    for pattern in only:
+        if not any(_is_chosen(study, row.name, [pattern]) for study in studies for row in study.rows):
+            names = [row.name for study in studies for row in study.rows]
+            raise unknown(f"row of {' and '.join(study.paper for study in studies)}", pattern, names)
 
 
 def _is_chosen(study: Study, row: str, only: Sequence[str]) -> bool:
