@@ -186,14 +186,11 @@ def test_fisher_vectors_follow_the_seed_of_the_run(colours, tmp_path, words, pre
     sides = ("image.features=colours", "text.fitted.kind=gmm", f"text.vectors={words}", "text.fitted.centres=2")
     short = ("text.fitted.pca=3", *(("epochs=1",) if preset != "cca" else ()))
     found = {}
-    for name, changes in {
-        "0": ("seed=0",), "1": ("seed=1",), "again": ("seed=1",), "fixed": ("seed=1", "text.fitted.seed=0"),
-    }.items():  # fmt: skip
-        run(preset, colours, tmp_path / name, *sides, *short, *changes)
+    for name, seed in {"0": 0, "1": 1, "again": 1}.items():
+        run(preset, colours, tmp_path / name, *sides, *short, f"seed={seed}")
         found[name] = load_run(tmp_path / name)[1].texts.fingerprint
     assert found["0"] != found["1"]
     assert found["1"] == found["again"]
-    assert found["0"] == found["fixed"]
 
 
 @pytest.mark.parametrize("kind", ["tfidf", "mean"])

@@ -68,7 +68,7 @@ RENAMED_SETTINGS: Mapping[str, str] = {
     "vsrn.decoder_dim": "caption.hidden", "text.words": "text.vectors", "text.source": "text.network",
     "text.vectors.kind": "text.fitted.kind", "text.vectors.centres": "text.fitted.centres",
     "text.vectors.pca": "text.fitted.pca", "text.vectors.tfidf_words": "text.fitted.tfidf_words",
-    "text.vectors.seed": "text.fitted.seed",
+    "text.vectors.seed": "seed", "text.fitted.seed": "seed",
 }  # fmt: skip
 
 _STAGE_PREFIXES: Mapping[str, str] = {"first.": "stages.1.", "second.": "stages.2."}

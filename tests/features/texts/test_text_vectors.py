@@ -27,8 +27,9 @@ def words():
     return vectors_of(*WORDS)
 
 
-def fitted(kind, words, **settings):
-    return TextVectorInput.fit(TEXTS, words, TextVectorSettings(kind, **{"centres": 2, "pca": 3, **settings}))
+def fitted(kind, words, seed=0, **settings):
+    chosen = TextVectorSettings(kind, **{"centres": 2, "pca": 3, **settings})
+    return TextVectorInput.fit(TEXTS, words, chosen, seed=seed)
 
 
 @pytest.fixture(scope="module", params=["mean", "tfidf", "gmm", "hglmm", "gmm+hglmm"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -33,7 +33,7 @@ def fitted_text(
     Args:
         words: file of word vectors; empty for tf-idf, which needs none.
         cache: folder of a collection; slow fits (Fisher vectors) are kept there.
-        seed: seed of the run, used where the settings have none.
+        seed: seed of the run.
         device: where matrix products of the fit, and later those of the vectors, are computed.
     """
     found = _kept_fit(settings, words, strings, track, cache, seed, device)
@@ -51,18 +51,16 @@ def _kept_fit(
     device: torch.device | str,
 ) -> TextVectorInput:
     """Read the fit from the cache, or make it."""
-    if settings.seed is None:
-        # Seeds of a fit have 32 bits, seeds of a run more.
-        settings = replace(settings, seed=seed % 2**32)
+    seed %= 2**32  # seeds of a run have more bits
     if cache is None or settings.kind in ("mean", "tfidf"):
-        return _fit(settings, words, strings, track, device)
-    kept = cache / f"text-vectors-{_cache_key(settings, words, strings)}"
+        return _fit(settings, words, strings, track, device, seed)
+    kept = cache / f"text-vectors-{_cache_key(settings, words, strings, seed)}"
     about = kept / "about.json"
     if not about.is_file():
         kept.mkdir(parents=True, exist_ok=True)
         with wait_for_lock(kept / LOCK_FILE):  # another process may be at the same fit
             if not about.is_file():
-                found = _fit(settings, words, strings, track, device)
+                found = _fit(settings, words, strings, track, device, seed)
                 # Written last: a folder without this file is incomplete and is not used.
                 replace_text(about, json.dumps(found.save(kept)))
                 return found
@@ -70,15 +68,20 @@ def _kept_fit(
 
 
 def _fit(
-    settings: TextVectorSettings, words: str, strings: Sequence[str], track: Track, device: torch.device | str
+    settings: TextVectorSettings,
+    words: str,
+    strings: Sequence[str],
+    track: Track,
+    device: torch.device | str,
+    seed: int,
 ) -> TextVectorInput:
     vectors = WordVectors.read(Path(words), strings) if words else None
-    return TextVectorInput.fit(strings, vectors, settings, track, device)
+    return TextVectorInput.fit(strings, vectors, settings, track, device, seed)
 
 
-def _cache_key(settings: TextVectorSettings, words: str, strings: Sequence[str]) -> str:
+def _cache_key(settings: TextVectorSettings, words: str, strings: Sequence[str], seed: int) -> str:
     """Return a hash of everything that a fit depends on."""
-    parts = [json.dumps([FIT_VERSION, asdict(settings), list(strings)]).encode()]
+    parts = [json.dumps([FIT_VERSION, asdict(settings), seed, list(strings)]).encode()]
     if words:
         try:
             parts.append(Path(words).read_bytes())

@@ -47,7 +47,6 @@ class TextVectorSettings:
     centres: Annotated[int, "number of centres of a mixture", (1, 10000)] = 30
     pca: Annotated[int, "dimension of Fisher vectors after PCA; 0 for no PCA", (0, 1000000)] = 2000
     tfidf_words: Annotated[int, "number of words in tf-idf vectors, most frequent first", (1, 10000000)] = 3000
-    seed: Annotated[int | None, "random seed of the fit; none for the seed of the run", (0, 4294967295)] = None
 
 
 class TextVectorizer(Protocol):
@@ -89,6 +88,7 @@ class TextVectorInput(TextInput):
         settings: TextVectorSettings,
         track: Track = silent,
         device: torch.device | str = "cpu",
+        seed: int = 0,
     ) -> TextVectorInput:
         """Fit on training texts only. Tf-idf needs no word vectors.
 
@@ -110,7 +110,7 @@ class TextVectorInput(TextInput):
             hybrid=[kind == "hglmm" for kind in settings.kind.split("+")],
             centres=settings.centres,
             pca=settings.pca,
-            seed=settings.seed or 0,
+            seed=seed,
             track=track,
             device=device,
         )
@@ -126,7 +126,8 @@ class TextVectorInput(TextInput):
     @classmethod
     def read(cls, folder: Path, content: Mapping[str, Any]) -> TextVectorInput:
         """Read what ``save`` wrote."""
-        settings, known = TextVectorSettings(**content["settings"]), KnownWords(tuple(content["words"]))
+        values = {key: value for key, value in content["settings"].items() if key != "seed"}  # an older setting
+        settings, known = TextVectorSettings(**values), KnownWords(tuple(content["words"]))
         vectorizer: type[TfIdfVectorizer | MeanVectorizer | FisherVectorizer] = SIMPLE_VECTORIZERS.get(
             settings.kind, FisherVectorizer
         )
