@@ -106,6 +106,15 @@ def test_the_similarity_is_fc_layers_over_the_product(heads, sizes):
     torch.testing.assert_close(matcher.score_pairs(Encoded(x), Encoded(y)), torch.tensor(expected))
 
 
+def test_layers_after_the_product_start_with_a_variance_of_two_over_their_inputs():
+    torch.manual_seed(0)
+    head = TwoBranchSimilarity(TwoBranchSimilaritySettings(SHAPE.image, SHAPE.text, 512, hidden=8)).head
+    assert all(not layer.bias.any() for layer in head)
+    assert [float(layer.weight.detach().std()) for layer in head] == pytest.approx(
+        [math.sqrt(2 / 512), math.sqrt(2 / 512), math.sqrt(2 / 256)], rel=0.1
+    )
+
+
 def test_batch_statistics_depend_on_the_encoded_batch():
     """Footnote 3: a constant added to all items of a batch does not change the batch statistics' result."""
     training, batch = trained(), trained("batch")

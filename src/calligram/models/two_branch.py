@@ -174,6 +174,12 @@ class TwoBranchSimilarity(TwoBranchMatcher):
         inner = [settings.dim, max(1, settings.dim // 2)][3 - settings.heads :] if settings.heads > 1 else []
         sizes = [settings.dim, *inner, 1]
         self.head = nn.ModuleList(nn.Linear(before, after) for before, after in pairwise(sizes))
+        # He et al. (2015), the default of MatConvNet, which the paper used. Weights of torch are smaller. With them,
+        # entries of a product of unit vectors, about 1 / dim, leave SGD hardly any gradient: all scores stay equal.
+        for layer in self.head:
+            assert isinstance(layer, nn.Linear)
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
 
     def score_pairs(self, images: Encoded, texts: Encoded) -> Tensor:
         """The prediction p of Eq. 7 for aligned pairs: positive means match."""
