@@ -256,12 +256,12 @@ def test_text_vectors_are_fitted_before_the_rows_once_for_each_seed(tiny_draft, 
     jobs = [
         RowJob("paper", row, seed, "tiny", tmp_path / "results", tmp_path / "runs") for row in rows for seed in (0, 1)
     ]
-    fits: list[int | None] = []
+    fits: list[int] = []
     fresh_fit = TextVectorInput.fit
     monkeypatch.setattr(
         TextVectorInput,
         "fit",
-        lambda strings, words, own, *rest: fits.append(own.seed) or fresh_fit(strings, words, own, *rest),
+        lambda strings, words, own, *rest: fits.append(rest[-1]) or fresh_fit(strings, words, own, *rest),
     )
     prepare_inputs(jobs, collection, RunContext())
     assert fits == [0, 1]
