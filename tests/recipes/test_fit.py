@@ -122,5 +122,8 @@ def test_inputs_of_a_given_matcher_follow_the_seed_of_the_run(tiny, tmp_path):
     )
     fitted = cg.TextVectorSettings(kind="gmm", centres=2, pca=2)
     text = cg.TextSettings(network="vectors", vectors=str(words), fitted=fitted)
-    made = _default_inputs(tiny, PairsSettings(seed=3, image=SMALL["image"], text=text), RunContext())
-    assert made.texts.settings.seed == 3
+    made = [
+        _default_inputs(tiny, PairsSettings(seed=seed, image=SMALL["image"], text=text), RunContext()).texts.fingerprint
+        for seed in (3, 3, 4)
+    ]
+    assert made[0] == made[1] != made[2]
