@@ -242,3 +242,17 @@ def test_an_item_without_parts_has_its_vector_as_part():
         Encoded(one), Encoded(two), lambda a, b: similarity(PartProducts.of(a, b), AttentionSettings(), "mean")
     )
     torch.testing.assert_close(found, F.normalize(one, dim=1) @ F.normalize(two, dim=1).T)
+
+
+@pytest.mark.parametrize("focal", ["equal", "prob"])
+def test_padding_does_not_change_the_score_of_a_text_of_one_word(focal):
+    """The weights of a single word are equal except for rounding, which must not select regions."""
+    how = AttentionSettings("clipped_l2norm", 20.0, focal)
+    for seed in range(20):
+        regions, region_mask = items(3, 5, seed, torch.float32)
+        words = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(100 + seed))
+        mask = torch.tensor([[True, False, False, False], [True, True, True, True]])
+        alone = PartProducts.of(parts(regions, region_mask), parts(words[:1, :1], mask[:1, :1]))
+        padded = PartProducts.of(parts(regions, region_mask), parts(words, mask))
+        found = similarity(padded, how, "mean")[:, :1]
+        torch.testing.assert_close(found, similarity(alone, how, "mean"), atol=1e-5, rtol=1e-5)

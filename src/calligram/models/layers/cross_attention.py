@@ -131,7 +131,7 @@ def attention_weights(pairs: PartProducts, attention: AttentionSettings) -> Tens
         weights = torch.softmax(logits, dim=1)
     else:
         weights = logits.exp() if torch.is_grad_enabled() else logits.exp_()
-    return weights if attention.focal == "none" else weights * _focal_mask(weights, pairs.context.mask, attention.focal)
+    return weights if attention.focal == "none" else weights * _focal_mask(weights, pairs, attention.focal)
 
 
 def part_relevances(pairs: PartProducts, attention: AttentionSettings) -> Tensor:
@@ -195,12 +195,13 @@ def _query_norm(values: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _focal_mask(weights: Tensor, mask: Tensor, kind: Focal) -> Tensor:
+def _focal_mask(weights: Tensor, pairs: PartProducts, kind: Focal) -> Tensor:
     """Mask of the kept context parts (bfan): a_i L > sum_j a_j, or sum_j (a_i - a_j) sqrt(a_j) > 0 in linear time."""
     # The norm over one query part is 1 or -1, so weights are equal except for rounding, which must not select parts.
-    slack = 1.0 + (SINGLE_PART_SLACK if weights.shape[2] == 1 else 0.0)
+    single = pairs.align_query(pairs.query.mask).sum(1, keepdim=True).unsqueeze(1) == 1
+    slack = 1.0 + SINGLE_PART_SLACK * single.to(weights.dtype)
     if kind == "equal":
-        count = mask.sum(1).to(weights.dtype)[:, None, None, None]
+        count = pairs.context.mask.sum(1).to(weights.dtype)[:, None, None, None]
         keep = weights * count > weights.sum(1, keepdim=True) * slack
     else:
         root = weights.sqrt()
