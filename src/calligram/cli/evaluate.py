@@ -290,7 +290,10 @@ def reproduce(
     from calligram.studies import reproduce as work
     from calligram.studies.catalog import find_study
 
-    studies, source = [find_study(name.strip()) for name in paper.split(",")], Collection.open(collection)
+    studies, source = (
+        [find_study(name) for name in dict.fromkeys(map(str.strip, paper.split(",")))],
+        Collection.open(collection),
+    )
     try:
         with RowTable() as table:
             verdicts = work.reproduce_study(

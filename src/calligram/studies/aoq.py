@@ -226,6 +226,7 @@ CLAIMS = (
     Claim("Ours: it helps a pretrained dual encoder too.", "", "", needs="weights of a CLIP or SigLIP"),
     Claim("Ours: attention to cells beats one vector of the same features.", "scan, InfoNCE", "vse, InfoNCE"),
     Claim("Ours: InfoNCE beats the hardest negatives of a batch.", "scan, InfoNCE", "scan"),
+    Claim("Ours: InfoNCE beats the hardest negatives of a batch for vse, too.", "vse, InfoNCE", "vse"),
     Claim("Ours: fragment matchers gain from a backbone that is trained too.",
           "scan end to end, InfoNCE", "scan, InfoNCE"),
     Claim("Ours: they gain from a pretrained text encoder.", "scan with MiniLM, InfoNCE", "scan, InfoNCE"),

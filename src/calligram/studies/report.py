@@ -48,7 +48,7 @@ class Page:
 PAGES = {
     "two-branch": Page(
         "Two-branch networks",
-        "Wang, Li, Lazebnik: Learning Two-Branch Neural Networks for Image-Text Matching Tasks.",
+        "Wang, Li, Huang, Lazebnik: Learning Two-Branch Neural Networks for Image-Text Matching Tasks.",
         ("two-branch",),
     ),
     "dual-path": Page(
@@ -239,8 +239,12 @@ def what_helps(file: Path, verdicts: Sequence[Verdict]) -> str:
         if shown:
             text += f"{markdown_line(['what', 'points', 'study'])}|---|---|---|\n"
             text += "".join(markdown_line(_advice_cells(each, verdict)) for each, verdict in shown) + "\n"
-    counts = ", ".join(f"{n} {word}" for word, n in Counter(v.verdict for v in verdicts).most_common())
-    return text + (f"All {len(verdicts)} claims of the studies: {counts}.\n" if verdicts else "")
+    judged = Counter(v.verdict for v in verdicts)
+    papers = {v.paper for v in verdicts}
+    judged["not run"] += sum(len(study.claims) for name, study in STUDIES.items() if name not in papers)
+    counts = ", ".join(f"{n} {word}" for word, n in judged.most_common())
+    about = "a claim counts once for each collection with results of its study"
+    return text + (f"All {judged.total()} claims of the studies ({about}): {counts}.\n" if verdicts else "")
 
 
 def _points(verdict: Verdict | None) -> float:

@@ -221,10 +221,22 @@ def read_results(folder: Path) -> list[Result]:
             continue
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
             try:
-                found.append(Result(**json.loads(line)))
+                found.append(_checked(Result(**json.loads(line))))
             except (ValueError, TypeError) as error:
-                raise UserError(f"{file}, line {number} is not a result ({error})") from error
+                raise UserError(
+                    f"{file}, line {number} is not a result ({error}); remove the line, or restore the file"
+                ) from error
     return found
+
+
+def _checked(result: Result) -> Result:
+    """Refuse a result whose numbers are no numbers."""
+    if not isinstance(result.rsum, float | int):
+        raise ValueError(f"rsum is {result.rsum!r}")
+    for side in ("i2t", "t2i"):
+        if not all(isinstance(value, float | int) for value in dict(getattr(result, side)).values()):
+            raise ValueError(f"{side} has values that are no numbers")
+    return result
 
 
 def recorded_command(command: str = "") -> str:

@@ -138,7 +138,12 @@ class TableReport:
         if name == base:
             return ["", "first row" if self.found[name] else "not run"]
         verdict = self.verdicts[name, base]
-        return [difference_of(verdict), row_verdict(verdict)]
+        return [difference_of(verdict), self._word(name, base)]
+
+    def _word(self, name: str, base: str) -> str:
+        """Return the verdict on a row in a word."""
+        word = row_verdict(self.verdicts[name, base])
+        return "first row not run" if word == "not run" and self.found[name] else word
 
     def _comparisons(self) -> Iterator[tuple[str, str, Verdict]]:
         for base, *others in self.table.groups:
@@ -151,7 +156,7 @@ class TableReport:
         for name, base, verdict in self._comparisons():
             points = difference_of(verdict).partition(" ")[0]
             row = f"{name} against {base}" if isinstance(self.table, Table) and len(self.table.groups) > 1 else name
-            named.setdefault(row_verdict(verdict), []).append(f"{row} ({points})" if points else row)
+            named.setdefault(self._word(name, base), []).append(f"{row} ({points})" if points else row)
         decided = [f"{word}: {'; '.join(named[word])}" for word in ("better", "worse") if word in named]
         total = sum(map(len, named.values()))
         rest = [f"{word}: {len(rows)} of {total}" for word, rows in named.items() if word not in ("better", "worse")]
@@ -175,7 +180,7 @@ class TableReport:
                     continue
                 verdict, seeds = self.verdicts[name, base], len(self.found[name])
                 value = mean_cell(values_of(self.found[name], self.table.metric))
-                compared = f"{difference_of(verdict) or 'no pair'}, {row_verdict(verdict)}"
+                compared = ", ".join(filter(None, [difference_of(verdict), self._word(name, base)]))
                 paper = self._paper_cells(name, self.table.metric == "rsum")[-1]
                 text = (
                     f"{self.study.marked(name)}: {value}, {seeds} seed{'s' * (seeds > 1)}; against {base}: {compared}"

@@ -84,6 +84,7 @@ def test_the_embedding_objective_learns(weights):
 
 @pytest.mark.parametrize("drawn", ["texts", "images"])
 def test_the_logistic_objective_learns(drawn):
+    torch.manual_seed(0)
     matcher = TwoBranchSimilarity(TwoBranchSimilaritySettings(**SIZES))
     found = losses(matcher, LogisticObjective(drawn))
     assert found[0] == pytest.approx(0.69, abs=0.15)
