@@ -239,12 +239,12 @@ def what_helps(file: Path, verdicts: Sequence[Verdict]) -> str:
         if shown:
             text += f"{markdown_line(['what', 'points', 'study'])}|---|---|---|\n"
             text += "".join(markdown_line(_advice_cells(each, verdict)) for each, verdict in shown) + "\n"
-    judged = Counter(v.verdict for v in verdicts)
+    totals = Counter(v.verdict for v in verdicts)
     papers = {v.paper for v in verdicts}
-    judged["not run"] += sum(len(study.claims) for name, study in STUDIES.items() if name not in papers)
-    counts = ", ".join(f"{n} {word}" for word, n in judged.most_common())
+    totals["not run"] += sum(len(study.claims) for name, study in STUDIES.items() if name not in papers)
+    counts = ", ".join(f"{n} {word}" for word, n in totals.most_common())
     about = "a claim counts once for each collection with results of its study"
-    return text + (f"All {judged.total()} claims of the studies ({about}): {counts}.\n" if verdicts else "")
+    return text + (f"All {totals.total()} claims of the studies ({about}): {counts}.\n" if verdicts else "")
 
 
 def _points(verdict: Verdict | None) -> float:
