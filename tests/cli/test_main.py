@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from rich.console import Console
 
 from calligram import __version__
 from calligram.cli.main import VERBS, app, fast_imports
+from calligram.cli.train import list_
 
 COMMAND = [sys.executable, "-m", "calligram"]
 PLAIN = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
@@ -85,6 +87,12 @@ def test_presets_matchers_terms_formats_and_papers_are_listed(calligram):
     for row in ("format flickr8k", "format cuhk-pedes", "paper aoq"):
         assert tuple(row.split()) in rows
     assert "vse++" in calligram("list").stdout
+
+
+def test_names_in_a_list_are_whole_on_a_narrow_screen(monkeypatch, capsys):
+    monkeypatch.setattr("calligram.cli.train.console", Console(width=80))
+    list_()
+    assert "two-branch-phrases-similarity-paper" in capsys.readouterr().out
 
 
 def test_settings_of_a_preset_are_shown_and_rare_ones_on_request(calligram):

@@ -64,6 +64,8 @@ def list_() -> None:
     from calligram.studies.catalog import STUDIES
 
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for wraps in (False, False, True):  # a name is typed again, so it stays in one piece
+        table.add_column(no_wrap=not wraps)
     for name, preset in PRESETS.items():
         table.add_row("preset", name, preset.description)
     for name, kind in MATCHERS.items():

@@ -11,6 +11,7 @@ from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.mined_negatives import MinedNegatives
 from calligram.recipes.parts.run import RunContext
 from calligram.recipes.parts.schedule import trained_stages
+from calligram.recipes.parts.terms import InfoNCE
 from calligram.training.objectives.objective import InfoNCEObjective, RankingObjective
 
 SMALL = (
@@ -78,14 +79,23 @@ def test_a_warm_up_with_another_loss_of_scores_leaves_hard_negatives_out(tiny, t
     assert any(part is warm for part in hard.parts)
 
 
-def test_a_warm_up_may_be_the_whole_stage_but_not_with_offline_negatives(tiny):
+def test_a_warm_up_may_be_the_whole_stage_but_not_with_offline_negatives(tiny, caplog):
     (only,) = planned(tiny, "vse", "terms=ranking", "warmup_epochs=5", "epochs=3").stages
     assert (only.name, only.epochs) == ("ranking, warm-up", 3)
+    assert "warmup_epochs=5 covers all of epochs=3, so no step takes the hardest negatives" in caplog.text
     with pytest.raises(UserError, match="warmup_epochs=2 leaves none of epochs=2 for offline negatives"):
         planned(tiny, "aoq", "warmup_epochs=2", "epochs=2")
 
 
 # Terms of a stage
+
+
+def test_a_term_that_builds_no_objective_is_refused(tiny, monkeypatch):
+    monkeypatch.setattr(InfoNCE, "build", lambda term, context: None)
+    with pytest.raises(
+        UserError, match=r"build\(\) of the term 'infonce' returned NoneType; it must return an Objective"
+    ):
+        planned(tiny, "vse", "terms=infonce")
 
 
 def test_a_stage_leaves_out_terms_and_changes_their_weights():

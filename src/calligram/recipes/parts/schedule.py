@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from calligram.recipes.pairs import PairsSettings
     from calligram.recipes.parts.mined_negatives import MinedNegatives
     from calligram.training.objectives.pseudo_pairs import Adversary
+
+log = logging.getLogger(__name__)
 
 StagesWithSettings = list[tuple[StageSettings, "PairsSettings"]]
 
@@ -123,6 +126,11 @@ class Schedule:
                 f"warmup_epochs={own.warmup_epochs} leaves none of epochs={own.epochs} for offline negatives; give "
                 "more epochs or a shorter warm-up"
             )
+        if hard and warm >= own.epochs:
+            log.warning(
+                "warmup_epochs=%d covers all of epochs=%d, so no step takes the hardest negatives; give more epochs or "
+                "a shorter warm-up", own.warmup_epochs, own.epochs,
+            )  # fmt: skip
         name = each.name or "+".join(term.name for term in own.terms if term.name != "adversarial")
         self._minings += "mine" in each.on_start
         mined = self._mined_negatives(own)
@@ -173,6 +181,11 @@ class Schedule:
         key = (member, pseudo, replace(term, weight=1.0), own.candidates, own.first_stage)
         if key not in self._objectives:
             made = term.build(self._term_context(own, member, pseudo=pseudo))
+            if not isinstance(made, Objective):
+                raise UserError(
+                    f"build() of the term '{term.name}' returned {type(made).__name__}; it must return an Objective "
+                    "(calligram.training.objectives.objective)"
+                )
             if term.of_scores and matcher.scoring.reranks and (own.candidates or own.first_stage):
                 from calligram.training.objectives.candidates import RetrieveRerankObjective
 
