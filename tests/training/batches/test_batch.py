@@ -8,7 +8,14 @@ from calligram.data.pairing import Pairing
 from calligram.features.images.pixels import Augment, PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
-from calligram.training.batches.batch import ASYNCHRONOUS_BYTES, Batches, PairSampler, pin_if_large
+from calligram.training.batches.batch import (
+    ASYNCHRONOUS_BYTES,
+    Batches,
+    PairSampler,
+    copy_to_device,
+    fits_device,
+    pin_if_large,
+)
 
 
 def batches(pairing: Pairing, size: int = 14, **options: object) -> Batches:
@@ -59,6 +66,44 @@ def test_drawing_a_batch_leaves_the_global_random_state_alone(tiny):
     torch.manual_seed(3)
     next(batches(tiny.sentences("train"), 4, augment=Augment(0.5)).epoch(0))
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_images_that_are_kept_on_the_device_give_the_same_batches(tiny):
+    options = {"augment": Augment(0.5, True, 0.2), "word_dropout": 0.3}
+    host, kept = (
+        list(batches(tiny.sentences("train"), 4, keep_on_device=keep, **options).epoch(1)) for keep in (False, True)
+    )
+    assert len(host) == len(kept) > 1
+    for one, two in zip(host, kept, strict=True):
+        for name, value in vars(one).items():
+            assert torch.equal(value, vars(two)[name]) if isinstance(value, torch.Tensor) else value == vars(two)[name]
+
+
+class Rows:
+    """Images whose number of regions grows by one after every 600 images."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, rows: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(rows).float().view(-1, 1, 1).expand(-1, 1 + int(rows.max()) // 600, 4)
+
+
+def test_images_on_the_device_are_those_of_the_host_and_have_one_shape():
+    assert torch.equal(copy_to_device(Rows(599), torch.device("cpu"))[:, 0, 0], torch.arange(599.0))
+    assert copy_to_device(Rows(700), torch.device("cpu")) is None
+
+
+def test_images_are_kept_on_a_gpu_where_they_take_a_quarter_of_its_free_memory(monkeypatch):
+    cpu, gpu, free = torch.device("cpu"), torch.device("cuda"), 4 * 16 * 100
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10 * free))
+    assert fits_device(Rows(100), gpu)
+    assert not fits_device(Rows(101), gpu)
+    assert not fits_device(Rows(100), cpu)
+    assert not fits_device(Rows(0), gpu)
 
 
 def test_only_large_tensors_are_pinned(monkeypatch):

@@ -18,12 +18,16 @@ from calligram.data.pairing import Pairing
 from calligram.device import Processes, seed_random_numbers
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment
-from calligram.features.inputs import Inputs
+from calligram.features.inputs import ImageRows, Inputs
 from calligram.files import text_hash
 from calligram.progress import Track, silent
 
 ASYNCHRONOUS_BYTES = 1 << 16
 """CUDA copies so many bytes from any memory of the host without waiting for the GPU"""
+DEVICE_BYTES, DEVICE_SHARE = 4 << 30, 0.25
+"""training images are kept in GPU memory up to this size, and up to this share of its free memory"""
+DEVICE_PART_IMAGES = 512
+"""images that are copied into GPU memory at once"""
 
 
 def derived_seed(*parts: int | str) -> int:
@@ -227,12 +231,15 @@ class Batches:
         processes: Processes | None = None,
         ignore_also_true: bool = False,
         classes: tuple[Ints, Ints] | None = None,
+        keep_on_device: bool | None = None,
         track: Track = silent,
     ) -> None:
         """Args:
         word_dropout: share of words that are replaced by the mask token.
         ignore_also_true: pairs that are true but not annotated are neither positives nor negatives.
         classes: labels of all images and texts instead of the groups that matches connect; -1 for none.
+        keep_on_device: whether all images are copied to the device first, so that batches copy none; None for
+            images that fit into the memory of a GPU.
         """
         self.pairing, self.inputs, self.sampler, self.augment = pairing, inputs, sampler, augment
         self.word_dropout = word_dropout
@@ -240,6 +247,8 @@ class Batches:
         self.device, self.processes = torch.device(device), processes or Processes()
         self._also_true = pairing.also_true if ignore_also_true else None
         self._images = inputs.images.load(pairing.visuals, track)
+        fits = fits_device(self._images, self.device) if keep_on_device is None else keep_on_device
+        self._device_images = copy_to_device(self._images, self.device) if fits else None
         self._texts = inputs.texts.load(pairing.texts.strings, pairing.visuals.pictures.cache, track)
         self._image_groups, self._text_groups = pairing.matches.groups() if classes is None else classes
 
@@ -287,7 +296,7 @@ class Batches:
         mine_images, mine_texts = self.processes.share(images), self.processes.share(texts)
         words, mask = self._texts.take(mine_texts)
         host = Batch(
-            self._images.take(mine_images),
+            self._images.take(mine_images) if self._device_images is None else torch.from_numpy(mine_images),
             words,
             mask,
             torch.from_numpy(target),
@@ -306,7 +315,8 @@ class Batches:
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             seed_random_numbers(derived_seed(seed, self.processes.rank), self.device)
-            images = self.inputs.images.finish(batch.images, self.augment)
+            rows = batch.images if self._device_images is None else self._device_images[batch.images]
+            images = self.inputs.images.finish(rows, self.augment)
             texts = self._drop_words(batch.texts, batch.text_mask) if self.word_dropout else batch.texts
         return replace(batch, images=images, texts=texts)
 
@@ -317,6 +327,27 @@ class Batches:
         inner[torch.arange(len(mask), device=mask.device), mask.sum(1) - 1] = False
         hidden = inner & (torch.rand(texts.shape, device=texts.device) < self.word_dropout)
         return texts.masked_fill(hidden, self._mask_token)
+
+
+def fits_device(images: ImageRows, device: torch.device) -> bool:
+    """Whether all images fit into the memory of a GPU, next to a matcher; False for a CPU."""
+    if device.type != "cuda" or not len(images):
+        return False
+    size = len(images) * images.take(np.zeros(1, dtype=np.int64)).nbytes
+    return size <= min(DEVICE_BYTES, DEVICE_SHARE * torch.cuda.mem_get_info(device)[0])
+
+
+def copy_to_device(images: ImageRows, device: torch.device) -> Tensor | None:
+    """Return all images as one tensor on a device; None for images of different shapes."""
+    found: Tensor | None = None
+    for start in range(0, len(images), DEVICE_PART_IMAGES):
+        part = images.take(np.arange(start, min(start + DEVICE_PART_IMAGES, len(images))))
+        if found is None:
+            found = torch.empty((len(images), *part.shape[1:]), dtype=part.dtype, device=device)
+        if part.shape[1:] != found.shape[1:]:
+            return None
+        found[start : start + len(part)] = part.to(device)
+    return found
 
 
 def pin_if_large(tensor: Tensor) -> Tensor:
