@@ -59,4 +59,5 @@ def opencv() -> Any:
             f'them: "pip uninstall opencv-python opencv-python-headless", then {install_command("regions")}. If you '
             "cannot, find the boxes on another machine: docs/training.md, section Regions and phrases"
         )
+    cv2.setNumThreads(1)  # proposal methods are called from several threads, one for each core
     return cv2

@@ -18,8 +18,10 @@ from calligram.studies.rows import RowJob
 PROBE = """
 import json, os, sys, time
 import torch
+from calligram.data.pictures import core_share
 from calligram.errors import UserError
 values = {
+    "share": core_share(), "cores": len(os.sched_getaffinity(0)),
     "main": sys.modules["__main__"].__spec__.name, "process": os.getpid(), "server": os.getppid(),
     "threads": torch.get_num_threads(), "variable": os.environ["OMP_NUM_THREADS"], "cuda": torch.cuda.is_initialized(),
 }
@@ -44,7 +46,7 @@ def started(server: RowServer, number: int, folder: Path, name: str = "probe.py"
     with (folder / f"{number}.log").open("ab") as log:
         process = server.start(number, log)
     job = RowJob("paper", Row("new", "vse"), 0, "tiny", folder, folder).as_json()
-    given = {"job": job, "collection": str(folder), "device": "cpu", "imports": [str(folder / name)]}
+    given = {"job": job, "collection": str(folder), "device": "cpu", "imports": [str(folder / name)], "processes": 2}
     process.stdin.write(json.dumps(given) + "\n")
     process.stdin.flush()
     return process
@@ -76,6 +78,7 @@ def test_processes_of_rows_have_one_thread_and_outlive_nobody(folder):
         values = probed(folder, 0)
         assert values["main"] == "calligram.studies.row_server"
         assert (values["threads"], values["variable"], values["cuda"]) == (1, "1", False)
+        assert values["share"] == max(1, values["cores"] // 2)
         assert values["server"] == probed(folder, 1)["server"]
         killed, _ = (started(server, number, folder, "wait.py") for number in (2, 3))
         os.kill(probed(folder, 2)["process"], signal.SIGKILL)

@@ -6,11 +6,9 @@ When it replaces an existing collection, captions that people added to the old o
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +19,7 @@ from calligram.data.add_captions import NewCaption, caption_revisions
 from calligram.data.caption_file import write_caption_list
 from calligram.data.collection import FORMAT, MANIFEST, VERSION, Collection
 from calligram.data.draft import Draft, ImageRecord, PictureFile, Problems, TarMember
-from calligram.data.pictures import PictureError, Probe, probe
+from calligram.data.pictures import PictureError, Probe, probe, worker_threads
 from calligram.data.readers.captions_table import TABLE_SUFFIXES
 from calligram.data.revision import manifest_section, next_revision, write_lock
 from calligram.data.write_tables import CheckedDraft, FilePlacement, FilePlacer, build_tables
@@ -97,7 +95,7 @@ def _usable_images(draft: Draft, problems: Problems, track: Track) -> CheckedDra
     kept: list[ImageRecord] = []
     probes: list[Probe | None] = []
     seen: set[str] = set()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with worker_threads() as pool:
         checked = zip(draft.images, pool.map(check, draft.images), strict=True)
         for record, found in track(checked, "checking images", len(draft.images)):
             if isinstance(found, PictureError):

@@ -6,7 +6,6 @@ Images are generated in blocks. A block has its own cast and is in one split, so
 from __future__ import annotations
 
 import io
-import os
 import random
 import shutil
 import tarfile
@@ -20,6 +19,7 @@ from typing import Literal
 
 from calligram.data.collection import MANIFEST, Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, MetadataValue, PhraseRecord, RegionRecord, TarMember
+from calligram.data.pictures import core_share
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError, unknown
 from calligram.progress import Track, silent
@@ -99,7 +99,7 @@ def generate_scenes(
     folder = Path(folder)
     captions = captions if captions is not None else (2 if kind == "people" else 5)
     _check_arguments(folder, images, size, kind, captions, splits, overwrite)
-    workers = workers if workers is not None else (1 if images < _MIN_IMAGES_FOR_WORKERS else os.cpu_count() or 1)
+    workers = workers if workers is not None else (1 if images < _MIN_IMAGES_FOR_WORKERS else core_share())
     if workers < 1:
         raise UserError(f"workers must be at least 1, got {workers}")
     cast = sample_collection_cast(kind, seed, images)

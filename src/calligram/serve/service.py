@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from fastapi import Request
 
+from calligram.data.pictures import core_share
 from calligram.errors import UserError
 from calligram.search.explain.library_localizer import LibraryLocalizer
 from calligram.search.library.library import Library
@@ -191,8 +191,9 @@ def limit_torch_threads() -> None:
     """Let one search use half of the cores, and at least two.
 
     With one core per search, a single query takes twice as long. With all cores, searches that run at the same time
-    slow each other down on machines with many cores.
+    slow each other down on machines with many cores. So searches that overlap may use more threads than there are
+    cores: the only place, because they take milliseconds and most come alone.
     """
     import torch
 
-    torch.set_num_threads(min(torch.get_num_threads(), max(2, (os.cpu_count() or 1) // 2)))
+    torch.set_num_threads(min(torch.get_num_threads(), max(2, core_share() // 2)))

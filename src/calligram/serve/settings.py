@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from calligram.data.pictures import core_share
 from calligram.errors import UserError
 
 MAX_HITS = 500
@@ -45,7 +45,7 @@ class ServerSettings:
     """time limit of a search if a request gives neither depth nor budget; None: a fixed depth"""
     upload_bytes: int = 20_000_000
     upload_pixels: int = 50_000_000
-    workers: int = field(default_factory=lambda: max(2, min(8, os.cpu_count() or 1)))
+    workers: int = field(default_factory=lambda: max(2, min(8, core_share())))
     """searches that run at the same time"""
     max_waiting: int = 256
     """searches that may wait for a thread; further ones are refused"""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import signal
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from calligram.data.pictures import core_share
 from calligram.lazy import ALLOWED_CODE
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.pairs import PairsSettings, PretrainedModel
@@ -91,8 +91,7 @@ Watch = Callable[[Sequence[RowState]], None]
 
 def default_workers(rows: int) -> int:
     """Return the largest number of rows side by side: one for each core."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, rows))
+    return max(1, min(core_share(), rows))
 
 
 def free_gpu_bytes(device: torch.device) -> int | None:
@@ -223,7 +222,9 @@ class RowPool:
             self._others[each] = max(self._others[each], len(self._processes) - 1)
         job = {"job": row.job.as_json(), "collection": str(self._collection), "device": str(self._device)}
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps({**job, "imports": ALLOWED_CODE}) + "\n")
+            process.stdin.write(
+                json.dumps({**job, "imports": ALLOWED_CODE, "processes": min(self._workers, len(self.rows))}) + "\n"
+            )
             process.stdin.flush()
         threading.Thread(target=self._listen, args=(number, process), daemon=True).start()
 

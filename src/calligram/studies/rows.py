@@ -25,6 +25,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from calligram.data.collection import Collection
+from calligram.data.pictures import share_cores
 from calligram.device import device_named
 from calligram.errors import UserError
 from calligram.evaluation.distributions import draw_overlap
@@ -353,6 +354,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     logging.getLogger("calligram").setLevel(logging.INFO)
     torch.set_num_threads(1)
+    share_cores(given["processes"])
     job = RowJob.from_json(given["job"])
     try:
         for name in given["imports"]:

@@ -10,7 +10,6 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -24,7 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from calligram.data.pairing import Visuals
-from calligram.data.pictures import decode
+from calligram.data.pictures import decode, map_batches, worker_threads
 from calligram.device import device_of
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment, PixelInput, mean_over_views
@@ -328,7 +327,7 @@ class BackboneInput(ImageInput):
 
     def fill(self, store: FeatureStore, visuals: Visuals, track: Track) -> list[str]:
         """Add missing features to a store; return the key of each image."""
-        with ThreadPoolExecutor() as pool:
+        with worker_threads() as pool:
             rows = visuals.rows.tolist()
             keys = list(pool.map(lambda row: content_key(visuals.pictures.read(row)), rows))
         if any(key not in store for key in keys):
@@ -353,21 +352,16 @@ class BackboneInput(ImageInput):
     def _extract_in_order(
         self, visuals: Visuals, todo: Sequence[tuple[str, int]]
     ) -> Iterator[tuple[str, NDArray[np.float16]]]:
-        """Yield features in order; the next batch is decoded while the network runs on the current one."""
-        chunks = [todo[i : i + self.batch] for i in range(0, len(todo), self.batch)]
-        with ThreadPoolExecutor() as decoders, ThreadPoolExecutor(1) as prefetcher:
+        """Yield features in order; on a GPU, the next batch is decoded while the network runs on the current one."""
 
-            def prepare(chunk: Sequence[tuple[str, int]]) -> Tensor:
-                images = decoders.map(lambda item: self.pixels.resize(decode(visuals.pictures.read(item[1]))), chunk)
-                return torch.from_numpy(np.stack(list(images)))
+        def prepare(item: tuple[str, int]) -> tuple[str, NDArray[np.uint8]]:
+            return item[0], self.pixels.resize(decode(visuals.pictures.read(item[1])))
 
-            prefetched = [prefetcher.submit(prepare, chunk) for chunk in chunks[:1]]
-            for number, chunk in enumerate(chunks):
-                pixels = prefetched.pop().result()
-                if number + 1 < len(chunks):
-                    prefetched.append(prefetcher.submit(prepare, chunks[number + 1]))
-                rows = self.features(pixels).half().cpu().numpy()
-                yield from zip((key for key, _ in chunk), rows, strict=True)
+        ahead = device_of(self.backbone).type != "cpu"
+        with worker_threads() as pool:
+            for prepared in map_batches(pool, prepare, todo, self.batch, ahead=ahead):
+                rows = self.features(torch.from_numpy(np.stack([pixels for _, pixels in prepared])))
+                yield from zip((key for key, _ in prepared), rows.half().cpu().numpy(), strict=True)
 
     @torch.no_grad()
     def features(self, pixels: Tensor) -> Tensor:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -18,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.data.pairing import Visuals
+from calligram.data.pictures import worker_threads
 from calligram.features.inputs import ImageInput
 from calligram.features.store import FeatureStore, content_key
 from calligram.progress import Track, silent
@@ -187,7 +186,7 @@ class PixelInput(ImageInput):
         if len(visuals) * 3 * self.size**2 > budget:
             return
         store, keys = self._open_store(visuals)
-        with store.fill(), ThreadPoolExecutor(os.cpu_count()) as pool:
+        with store.fill(), worker_threads() as pool:
             todo = list({key: row for row, key in enumerate(keys) if key not in store}.items())
             decoded = track(
                 pool.map(lambda item: self.resize(visuals.open(item[1])), todo), "decoding images", len(todo)
@@ -203,7 +202,7 @@ class PixelInput(ImageInput):
 
     def _open_store(self, visuals: Visuals) -> tuple[FeatureStore, list[str]]:
         """Return the store of decoded images, and the key of each image."""
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with worker_threads() as pool:
             keys = list(pool.map(lambda row: content_key(visuals.pictures.read(row)), visuals.rows.tolist()))
         return FeatureStore(visuals.pictures.cache / self._store_name, {"pixels": REDUCING_GAP}, np.uint8), keys
 
@@ -266,14 +265,14 @@ class PixelRows:
 
     def __init__(self, source: PixelInput, visuals: Visuals, track: Track, budget: int) -> None:
         self._source, self._visuals = source, visuals
-        self._cache: Tensor | None = None
+        self._cache: NDArray[np.uint8] | None = None
         shape = (len(visuals), 3, source.size, source.size)
         if int(np.prod(shape)) <= budget:
-            self._cache = torch.empty(shape, dtype=torch.uint8)
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
+            self._cache = np.empty(shape, dtype=np.uint8)
+            with worker_threads() as pool:
                 decoded = pool.map(self._decode, range(len(visuals)))
                 for row, pixels in enumerate(track(decoded, "decoding images", len(visuals))):
-                    self._cache[row] = torch.from_numpy(pixels)
+                    self._cache[row] = pixels  # by numpy: a copy by torch would wake all cores, which are decoding
 
     def __len__(self) -> int:
         return len(self._visuals)
@@ -284,6 +283,6 @@ class PixelRows:
     def take(self, rows: Ints) -> Tensor:
         """Return these images as bytes (N, 3, size, size)."""
         if self._cache is not None:
-            return self._cache[torch.from_numpy(rows)]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return torch.from_numpy(self._cache[rows])
+        with worker_threads() as pool:
             return torch.from_numpy(np.stack(list(pool.map(self._decode, rows.tolist()))))

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -22,7 +20,7 @@ from calligram.data.boxes import iou
 from calligram.data.collection import Collection
 from calligram.data.grounding import ImageBoxes, box_visuals, boxes_of_source, feature_boxes
 from calligram.data.pairing import StoredFeatures, Visuals
-from calligram.data.pictures import decode
+from calligram.data.pictures import decode, map_batches, worker_threads
 from calligram.data.revision import images_with_proposals, proposal_record
 from calligram.errors import UserError, command
 from calligram.features.images.backbones import Backbone
@@ -238,7 +236,7 @@ def compute_region_rows(pooling: RegionPooling | RegionCrops, visuals: Visuals, 
     """Read features of boxes or whole images from the collection's cache; compute and store the missing ones."""
     store = FeatureStore(visuals.pictures.cache, {"regions": dict(pooling.settings), "dim": pooling.dim + GEOMETRY_DIM})
     images, image_of = np.unique(visuals.rows, return_inverse=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with worker_threads() as pool:
         contents = list(pool.map(lambda row: content_key(visuals.pictures.read(row)), images.tolist()))
     box_keys = ["whole"] * len(visuals) if visuals.boxes is None else _box_keys(visuals.boxes)
     keys = [f"{contents[image]}:{box}" for image, box in zip(image_of.tolist(), box_keys, strict=True)]
@@ -277,26 +275,20 @@ def _group_by_image(image_of: Ints, chosen: Ints) -> list[Ints]:
 def _extract_groups(
     pooling: RegionPooling | RegionCrops, visuals: Visuals, groups: Sequence[Ints]
 ) -> Iterator[tuple[Ints, Halves]]:
-    """Yield features of groups of boxes; the next images are decoded while the network runs on the current ones."""
-    chunks = [groups[i : i + BATCH_IMAGES] for i in range(0, len(groups), BATCH_IMAGES)]
-    with ThreadPoolExecutor(os.cpu_count()) as decoders, ThreadPoolExecutor(1) as prefetcher:
+    """Yield features of groups of boxes; on a GPU, the next images are decoded while the network runs."""
 
-        def decode_group(group: Ints) -> tuple[Pixels, Floats]:
-            image = decode(visuals.pictures.read(int(visuals.rows[group[0]])))
-            whole = np.array([[0, 0, *image.size]], dtype=np.float32)
-            boxes = whole if visuals.boxes is None else visuals.boxes[group]
-            return pooling.pixels.resize(image), relative_boxes(image, boxes)
+    def decode_group(group: Ints) -> tuple[Ints, Pixels, Floats]:
+        image = decode(visuals.pictures.read(int(visuals.rows[group[0]])))
+        whole = np.array([[0, 0, *image.size]], dtype=np.float32)
+        boxes = whole if visuals.boxes is None else visuals.boxes[group]
+        return group, pooling.pixels.resize(image), relative_boxes(image, boxes)
 
-        def prepare(chunk: Sequence[Ints]) -> list[tuple[Pixels, Floats]]:
-            return list(decoders.map(decode_group, chunk))
-
-        prefetched = [prefetcher.submit(prepare, chunk) for chunk in chunks[:1]]
-        for number, chunk in enumerate(chunks):
-            decoded = prefetched.pop().result()
-            if number + 1 < len(chunks):
-                prefetched.append(prefetcher.submit(prepare, chunks[number + 1]))
-            pooled = pooling([p for p, _ in decoded], [b for _, b in decoded], max(len(group) for group in chunk))
-            for group, (_, boxes), values in zip(chunk, decoded, pooled, strict=True):
+    ahead = isinstance(pooling, RegionPooling) and pooling.device.type != "cpu"
+    with worker_threads() as pool:
+        for decoded in map_batches(pool, decode_group, groups, BATCH_IMAGES, ahead=ahead):
+            _, pixels, boxes_of = zip(*decoded, strict=True)
+            pooled = pooling(pixels, boxes_of, max(len(group) for group, _, _ in decoded))
+            for (group, _, boxes), values in zip(decoded, pooled, strict=True):
                 features = np.concatenate([values[: len(boxes)], box_geometry(boxes).astype(np.float16)], axis=1)
                 # Without boxes, an image that is listed twice has one region, repeated.
                 yield group, np.repeat(features, len(group), axis=0) if visuals.boxes is None else features

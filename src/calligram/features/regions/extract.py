@@ -6,17 +6,14 @@ Images are processed in threads and stored in chunks, so that an interrupted run
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 import zipfile
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from calligram.data.collection import Collection
-from calligram.data.pictures import PictureError
+from calligram.data.pictures import PictureError, map_in_order, worker_threads
 from calligram.data.revision import NewRegions, images_with_proposals, proposal_record, store_regions
 from calligram.data.write_tables import BOX_COLUMNS, REGION_TYPES
 from calligram.errors import UserError
@@ -36,8 +33,6 @@ from calligram.files import lock_holder, replace_file, text_hash, try_lock
 from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
-Item = TypeVar("Item")
-Output = TypeVar("Output")
 
 CHUNK_IMAGES = 32
 """images in one chunk file; a kill loses at most one chunk and the images in progress"""
@@ -217,8 +212,8 @@ def _extract_chunks(collection: Collection, task: ExtractionTask, rows: Ints, fo
         boxes = relative_boxes(image, proposals.boxes) if task.pooling else None
         return ImageRegions(row, proposals, region_attributes(image, proposals.boxes), pixels, boxes)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        processed = prefetch_map(pool, process, rows.tolist(), CHUNK_IMAGES)
+    with worker_threads() as pool:
+        processed = map_in_order(pool, process, rows.tolist(), CHUNK_IMAGES)
         for result in track(processed, f"regions ({task.source})", len(rows)):
             if isinstance(result, str):
                 bad.append(result)
@@ -230,23 +225,6 @@ def _extract_chunks(collection: Collection, task: ExtractionTask, rows: Ints, fo
     if pending:
         _build_chunk(pending, task, began).save(folder)
     return bad
-
-
-def prefetch_map(
-    pool: ThreadPoolExecutor, work: Callable[[Item], Output], items: Iterable[Item], distance: int
-) -> Iterator[Output]:
-    """Yield results in order; at most ``distance`` items are started in advance."""
-    started: deque[Future[Output]] = deque()
-    try:
-        for item in items:
-            started.append(pool.submit(work, item))
-            if len(started) > distance:
-                yield started.popleft().result()
-        while started:
-            yield started.popleft().result()
-    finally:
-        for future in started:
-            future.cancel()
 
 
 def _build_chunk(images: list[ImageRegions], task: ExtractionTask, began: float) -> RegionChunk:

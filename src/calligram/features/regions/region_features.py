@@ -7,9 +7,7 @@ of two small matrices, without a lookup of single points.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -21,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.data.boxes import iou
+from calligram.data.pictures import worker_threads
 from calligram.features.images.backbones import Backbone, pixel_input
 from calligram.features.images.pixels import PixelInput
 from calligram.features.regions.detectors import YoloX, class_names
@@ -132,7 +131,7 @@ class RegionPooling:
         limit = float(np.finfo(np.float16).max)
         halves: Halves = pooled.clamp(-limit, limit).to(torch.float16).cpu().numpy()
         if self.detector:
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
+            with worker_threads() as pool:
                 scores = list(pool.map(self._class_scores, pixels, padded))
             halves = np.concatenate([halves, (CLASS_WEIGHT * np.stack(scores)).astype(np.float16)], axis=2)
         return np.where(real, halves, np.float16(0))

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import time
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +15,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from calligram.data.pictures import PictureError, decode, exif_columns, is_plain_jpeg
+from calligram.data.pictures import (
+    PictureError,
+    core_share,
+    decode,
+    exif_columns,
+    is_plain_jpeg,
+    map_in_order,
+    worker_threads,
+)
 from calligram.errors import UserError
 from calligram.files import content_hash
 from calligram.models.catalog import StoredMatcher
@@ -55,13 +59,11 @@ PREPARED_BATCHES = 3
 """batches that are prepared before they are encoded"""
 TASK_PICTURES = 16
 """pictures that a thread prepares in one task; one task a picture would cost as much as reading it"""
-MAX_PARALLEL_BATCHES = 4
-"""batches that are encoded in parallel on a CPU; each needs memory"""
+MAX_PARALLEL_PICTURES = 256
+"""pictures that are encoded at the same time on a CPU; each needs memory"""
 
 Prepared = Tensor | Image.Image
 Row = dict[str, Any]
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class ImageEncoder:
@@ -154,16 +156,22 @@ class PictureEncoder:
             known: content hashes that need not be encoded.
             track: shows progress.
         """
-        with encoding_threads(self.encoder.device) as (pool, parallel):
+        # On a CPU each core encodes whole batches: torch would split each operation over all cores, and wait for those
+        # that are decoding.
+        parallel = core_share() if self.encoder.device.type == "cpu" else 1
+        size = max(1, min(self.batch, MAX_PARALLEL_PICTURES // parallel))
+        with worker_threads() as pool:
             tasks = [pictures[start : start + TASK_PICTURES] for start in range(0, len(pictures), TASK_PICTURES)]
             ahead = max(2 * parallel, PREPARED_BATCHES * self.batch // TASK_PICTURES)
-            decoded = in_order(pool, lambda task: [self._decode(picture, known) for picture in task], tasks, ahead)
-            batches = self._batches(picture for task in decoded for picture in task)
-            encoded = in_order(pool, lambda b: b[0] + self._encode(b[1]), batches, parallel)
+            decoded = map_in_order(pool, lambda task: [self._decode(picture, known) for picture in task], tasks, ahead)
+            batches = self._batches((picture for task in decoded for picture in task), size)
+            encoded = map_in_order(pool, lambda b: b[0] + self._encode(b[1]), batches, parallel)
             # Progress counts encoded pictures: when the last one is read, the slowest batches are still running.
             yield from track((row for rows in encoded for row in rows), "indexing pictures", len(pictures))
 
-    def _batches(self, pictures: Iterable[DecodedPicture]) -> Iterator[tuple[list[Row], list[DecodedPicture]]]:
+    def _batches(
+        self, pictures: Iterable[DecodedPicture], size: int
+    ) -> Iterator[tuple[list[Row], list[DecodedPicture]]]:
         """Rows that are complete, and pictures to encode together."""
         done: list[Row] = []
         waiting: list[DecodedPicture] = []
@@ -172,7 +180,7 @@ class PictureEncoder:
                 waiting.append(picture)
             else:
                 done.append(picture.row)
-            if len(waiting) == self.batch or len(done) >= 16 * self.batch:
+            if len(waiting) == size or len(done) >= 16 * self.batch:
                 yield done, waiting
                 done, waiting = [], []
         if done or waiting:
@@ -256,39 +264,6 @@ def row_batches(rows: Iterable[Row], count: int, seconds: float) -> Iterator[lis
             batch, since = [], time.monotonic()
     if batch:
         yield batch
-
-
-@contextmanager
-def encoding_threads(device: torch.device) -> Iterator[tuple[ThreadPoolExecutor, int]]:
-    """One thread for each core, and the number of batches to encode in parallel.
-
-    On a CPU, torch would split each operation over all cores and wait for a core that is busy decoding. Encoding whole
-    batches in parallel is several times faster.
-    """
-    cores, before = os.cpu_count() or 1, torch.get_num_threads()
-    parallel = min(cores, MAX_PARALLEL_BATCHES) if device.type == "cpu" else 1
-    each = max(1, min(before, cores // parallel)) if device.type == "cpu" else before
-    try:
-        # In torch, the number of threads holds for the thread that sets it and for threads that start later.
-        with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(each,)) as pool:
-            yield pool, parallel
-    finally:
-        torch.set_num_threads(before)
-
-
-def in_order(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], ahead: int) -> Iterator[R]:
-    """Map in threads and give the results in order, with at most ``ahead`` tasks started before one is taken."""
-    running: deque[Future[R]] = deque()
-    try:
-        for item in items:
-            running.append(pool.submit(function, item))
-            if len(running) >= ahead:
-                yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
-    finally:
-        for future in running:
-            future.cancel()
 
 
 def thumbnail(image: Image.Image, data: bytes = b"", reduced: Image.Image | None = None) -> bytes:

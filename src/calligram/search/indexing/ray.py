@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from calligram.data.pictures import share_cores
 from calligram.errors import UserError
 from calligram.extras import require
 from calligram.lazy import ALLOWED_CODE, import_code
@@ -63,7 +64,8 @@ def stage_over_ray(
         task = ray.remote(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=3)(_stage_shard)
         named = [s.source if s is not None else None for s in (models.matcher, models.reranker)]
         places_of = str(source.resolve()), str(out.resolve())
-        how = "cuda" if gpus else "cpu", rebuild
+        machines = sum(bool(node["Alive"]) for node in ray.nodes())
+        how = "cuda" if gpus else "cpu", rebuild, -(-count // max(1, machines))
         running = [task.remote(named, *places_of, (n, count), *how, tuple(ALLOWED_CODE)) for n in range(1, count + 1)]
         return sum(track(_finished(ray, running), "shards", count))
     finally:
@@ -83,14 +85,16 @@ def _stage_shard(
     shard: tuple[int, int],
     device: str,
     rebuild: bool,
+    processes: int,
     code: tuple[str, ...],
 ) -> int:
-    """The task of a worker: the same as ``calligram index --shard``."""
+    """The task of a worker, one of several on its machine: the same as ``calligram index --shard``."""
     import torch
 
     for name in code:  # what the user gave with --import
         import_code(name)
-    torch.set_num_threads(1)  # there is one worker for each core
+    torch.set_num_threads(1)
+    share_cores(processes)
     matcher, reranker = named
     assert matcher is not None
     models = LibraryMatchers.load(matcher, None if reranker == matcher else reranker or NO_RERANKER)

@@ -166,7 +166,7 @@ class LibraryWriter:
         self.pending.note([*ids, *pending.gone])
         tables = {"thumbnails": pending.thumbnails, "parts": pending.parts, "items": list(pending.items.values())}
         # Tables are independent of each other, and none counts before the commit: write them in parallel.
-        with ThreadPoolExecutor() as pool:
+        with ThreadPoolExecutor(len(tables)) as pool:
             writing = [pool.submit(self.tables.put, name, rows, pending.new) for name, rows in tables.items()]
             self._write_vectors(ids, pending)
             for done in writing:
