@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 import subprocess
 import sys
@@ -15,9 +16,15 @@ CORE = {
 }  # fmt: skip
 
 
+KERNELS = {"calligram.models.layers.fused_attention"}
+"""modules that need Triton, which comes with torch for CUDA; others import them on use"""
+
+
 def test_every_module_imports():
+    without_triton = importlib.util.find_spec("triton") is None
     for module in pkgutil.walk_packages(calligram.__path__, "calligram."):
-        importlib.import_module(module.name)
+        if not (without_triton and module.name in KERNELS):
+            importlib.import_module(module.name)
 
 
 def test_every_package_exports_public_names_that_exist():

@@ -1,4 +1,5 @@
-"""Devices by name, the processes of a run, and switches for a GPU: attention without cuDNN, compilation, CUDA graphs.
+"""Devices by name, the processes of a run, and switches for a GPU: attention without cuDNN, compilation, CUDA graphs,
+fused kernels.
 
 Operations over many small parts take as long as their reads and writes of memory. Compiled, several operations read and
 write once. The first call of a compiled function takes up to a minute, so compilation is off by default:
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib.util
 import logging
 import os
 import platform
@@ -186,6 +188,55 @@ def compile_if_enabled(*dynamic_axes: int) -> Callable[[Callable[P, R]], Callabl
         return call
 
     return decorate
+
+
+# Fused kernels in Triton, which comes with torch for CUDA. The plain path computes the same where they do not apply.
+
+_KERNELS_ON = [True]
+_KERNEL_STATES: dict[str, str] = {}
+
+
+@contextmanager
+def use_kernels(on: bool = True) -> Iterator[None]:
+    """Use fused kernels where they apply, or the plain path everywhere, inside a block; for the whole process."""
+    before, _KERNELS_ON[0] = _KERNELS_ON[0], on
+    try:
+        yield
+    finally:
+        _KERNELS_ON[0] = before
+
+
+def kernel_applies(name: str, tensor: Tensor) -> bool:
+    """Whether to use a fused kernel for this tensor: it is on an NVIDIA GPU, Triton is there, and the kernel works."""
+    if not (_KERNELS_ON[0] and tensor.is_cuda and torch.version.cuda) or torch.compiler.is_compiling():
+        return False
+    if name not in _KERNEL_STATES and not _has_triton():
+        _KERNEL_STATES[name] = "plain: Triton is not installed"
+    return _KERNEL_STATES.get(name, "fused") == "fused"
+
+
+def run_kernel(name: str, kernel: Callable[[], R], plain: Callable[[], R]) -> R:
+    """Run a fused kernel; or the plain path, if the kernel cannot be compiled or started here. That is logged once."""
+    try:
+        found = kernel()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # Triton raises many types
+        _KERNEL_STATES[name] = f"plain: {type(error).__name__}"
+        log.warning("the kernel of %s cannot run here, and the plain path is used: %s", name, error)
+        return plain()
+    _KERNEL_STATES[name] = "fused"
+    return found
+
+
+def kernel_states() -> dict[str, str]:
+    """For each kernel that was asked for: "fused", or "plain" with the reason; to be recorded with a run."""
+    return dict(_KERNEL_STATES)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 # Processes of distributed training; ``training.distributed`` gathers their encodings.

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from torch import Tensor
-
-from calligram.models.layers.cross_attention import AttentionSettings, Norm, PartProducts, similarity
+from calligram.models.layers.cross_attention import AttentionSettings, Direction, Norm
 from calligram.models.layers.towers import TwoTowerSettings
 from calligram.models.matcher import QuerySide, Scoring
 from calligram.models.scan import FragmentMatcher
@@ -51,8 +49,7 @@ class BFAN(FragmentMatcher):
         """Words and regions."""
         return frozenset(("words", "regions"))
 
-    def score_products(self, products: PartProducts) -> Tensor:
-        """Score both directions from the same products."""
-        attention = self.attention
-        words, regions = similarity(products, attention, "mean"), similarity(products.transposed(), attention, "mean")
-        return words + (regions if products.aligned else regions.T)
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """Both directions."""
+        return Direction(True, "mean"), Direction(False, "mean")

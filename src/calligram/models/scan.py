@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -12,11 +13,14 @@ from torch import Tensor
 from calligram.models.layers.cross_attention import (
     Aggregation,
     AttentionSettings,
+    Direction,
     Norm,
     PartProducts,
     Parts,
     attention_weights,
-    similarity,
+    fused_kernel_applies,
+    score_grid,
+    score_products,
 )
 from calligram.models.layers.score_tiles import score_in_tiles, score_some_in_tiles
 from calligram.models.layers.towers import TwoTowerSettings, image_tower, joint_projection, text_tower
@@ -58,13 +62,23 @@ class FragmentMatcher(Matcher):
         """Settings of the attention between parts."""
         raise NotImplementedError
 
-    def score_products(self, products: PartProducts) -> Tensor:
-        """Scores (I, T), or (N, 1) of aligned pairs, from products of regions (context) and words (query)."""
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """Directions of attention; the score is the sum over them."""
         raise NotImplementedError
 
     def score(self, images: Encoded, texts: Encoded) -> Tensor:
         """Score all pairs, in tiles."""
-        return score_in_tiles(images, texts, lambda one, two: self.score_products(PartProducts.of(one, two)))
+        attention, directions = self.attention, self.directions
+        vectors = [side.vectors.unsqueeze(1) if side.parts is None else side.parts for side in (images, texts)]
+        fused = fused_kernel_applies(vectors[0], vectors[1], attention, directions)
+        return score_in_tiles(
+            images,
+            texts,
+            lambda one, two: score_grid(one, two, attention, directions),
+            # The kernel stores nothing for the backward pass.
+            max_bytes=sys.maxsize if fused else None,
+        )
 
     def score_some(self, images: Encoded, texts: Encoded, rows: Tensor, columns: Tensor) -> Tensor:
         """Score selected pairs, in tiles."""
@@ -72,7 +86,9 @@ class FragmentMatcher(Matcher):
             images,
             texts,
             (rows, columns),
-            lambda one, two: self.score_products(PartProducts.of(one, two, aligned=True)).squeeze(1),
+            lambda one, two: score_products(
+                PartProducts.of(one, two, aligned=True), self.attention, self.directions
+            ).squeeze(1),
             prepare=Parts.of,
             # Each aligned pair has its own copy of its parts and of the image's Gram matrix.
             pair_products=lambda regions, words: (regions + words) * (regions + words + images.vectors.shape[1] // 6),
@@ -150,10 +166,8 @@ class SCAN(FragmentMatcher):
         """Words (t2i) or regions (i2t)."""
         return frozenset(("words",) if self.settings.direction == "t2i" else ("regions",))
 
-    def score_products(self, products: PartProducts) -> Tensor:
-        """Score one direction."""
-        settings, attention = self.settings, self.attention
-        if settings.direction == "t2i":
-            return similarity(products, attention, settings.aggregation, settings.sharpness)
-        scores = similarity(products.transposed(), attention, settings.aggregation, settings.sharpness)
-        return scores if products.aligned else scores.T
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """One direction."""
+        settings = self.settings
+        return (Direction(settings.direction == "t2i", settings.aggregation, settings.sharpness),)

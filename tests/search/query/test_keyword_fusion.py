@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calligram.search.query.keyword_fusion import RANK_OFFSET, reciprocal_ranks
+from calligram.search.query.query import RANK_OFFSET, reciprocal_ranks
 from calligram.text import has_every_word
 
 RANKING = st.lists(st.sampled_from("abcdefgh"), unique=True)

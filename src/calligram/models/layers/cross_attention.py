@@ -8,6 +8,7 @@ the scale of P, so weights that cannot overflow are not normalised.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from calligram.device import kernel_applies, run_kernel
 from calligram.models.matcher import Encoded, at_least_float32
 
 Norm = Literal["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "softmax", "clipped", "none"]
@@ -29,6 +31,10 @@ LEAKY_SLOPE = 0.1
 """slope of the clipping below zero, as in scan's release; the paper has zero"""
 MAX_UNSHIFTED_TEMPERATURE = 30.0
 """largest temperature at which exp of a value in -1 .. 1, and its square, keep their precision in float32"""
+FUSED_KERNEL = "attention between regions and words"
+"""name of the kernels of ``fused_attention.py``"""
+MAX_FUSED_PARTS = 64
+"""largest number of regions or words that they take"""
 SINGLE_PART_SLACK = 1e-4
 """share by which a weight must exceed the mean, where a query has one part"""
 
@@ -167,6 +173,72 @@ def aggregate(relevance: Tensor, pairs: PartProducts, kind: Aggregation, sharpne
 def similarity(pairs: PartProducts, attention: AttentionSettings, kind: Aggregation, sharpness: float = 6.0) -> Tensor:
     """Aggregated relevances of the query parts, (C, T); (N, 1) for aligned pairs."""
     return aggregate(part_relevances(pairs, attention), pairs, kind, sharpness)
+
+
+class Direction(NamedTuple):
+    """Which side attends to which, and how relevances become a score."""
+
+    words_attend: bool
+    """whether words attend to regions; otherwise regions attend to words"""
+    kind: Aggregation
+    sharpness: float = 6.0
+
+
+def score_grid(images: Parts, texts: Parts, attention: AttentionSettings, directions: Sequence[Direction]) -> Tensor:
+    """Scores (I, T) of all pairs, summed over directions; by a fused kernel where it applies."""
+
+    def plain() -> Tensor:
+        return score_products(PartProducts.of(images, texts), attention, directions)
+
+    if not fused_kernel_applies(images.vectors, texts.vectors, attention, directions):
+        return plain()
+    return run_kernel(FUSED_KERNEL, lambda: _score_fused(images, texts, attention, directions), plain)
+
+
+def score_products(products: PartProducts, attention: AttentionSettings, directions: Sequence[Direction]) -> Tensor:
+    """Scores (I, T), or (N, 1) of aligned pairs, from products of regions (context) and words (query)."""
+    found = []
+    for words_attend, kind, sharpness in directions:
+        if words_attend:
+            found.append(similarity(products, attention, kind, sharpness))
+        else:
+            scores = similarity(products.transposed(), attention, kind, sharpness)
+            found.append(scores if products.aligned else scores.T)
+    return sum(found[1:], found[0])
+
+
+def fused_kernel_applies(
+    images: Tensor, texts: Tensor, attention: AttentionSettings, directions: Sequence[Direction]
+) -> bool:
+    """Whether the kernels of ``fused_attention.py`` compute the score of these parts (N, K, D)."""
+    if not kernel_applies(FUSED_KERNEL, images) or not (images.numel() and texts.numel()):
+        return False
+    return (
+        images.dtype == texts.dtype
+        and images.dtype in (torch.float32, torch.bfloat16)
+        and max(images.shape[1], texts.shape[1]) <= MAX_FUSED_PARTS
+        and attention.bounded
+        and attention.norm.endswith(("l1norm", "l2norm"))
+        and not _uses_float16(images.device.type)
+        and all(way.kind != "max" and way.sharpness <= MAX_UNSHIFTED_TEMPERATURE for way in directions)
+    )
+
+
+def _score_fused(images: Parts, texts: Parts, attention: AttentionSettings, directions: Sequence[Direction]) -> Tensor:
+    from calligram.models.layers.fused_attention import FusedScores
+
+    device = images.vectors.device.type
+    lower = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
+    one, two = (side.vectors.to(torch.bfloat16) if lower else side.vectors for side in (images, texts))
+    found = []
+    for words_attend, kind, sharpness in directions:
+        if words_attend:
+            tensors = two, one, images.gram, texts.lengths, texts.mask, images.mask
+        else:
+            tensors = one, two, texts.gram, images.lengths, images.mask, texts.mask
+        scores: Tensor = FusedScores.apply((attention, kind, sharpness), *tensors)  # type: ignore[no-untyped-call]
+        found.append(scores if words_attend else scores.T)
+    return sum(found[1:], found[0])
 
 
 def _normalise(pairs: PartProducts, norm: Norm) -> tuple[Tensor, Tensor | None]:

@@ -4,13 +4,13 @@ from calligram.search.query.cutoff import library_scales as library_scales
 from calligram.search.query.cutoff import measure_scales as measure_scales
 from calligram.search.query.encoded_query import EncodedQuery as EncodedQuery
 from calligram.search.query.encoded_query import QueryPlanner as QueryPlanner
-from calligram.search.query.keyword_fusion import reciprocal_ranks as reciprocal_ranks
 from calligram.search.query.query import ItemId as ItemId
 from calligram.search.query.query import Query as Query
 from calligram.search.query.query import QueryTerm as QueryTerm
 from calligram.search.query.query import parse_content as parse_content
 from calligram.search.query.query import parse_term as parse_term
 from calligram.search.query.query import read_picture as read_picture
+from calligram.search.query.query import reciprocal_ranks as reciprocal_ranks
 from calligram.search.query.rerank import Reranker as Reranker
 from calligram.search.query.rerank import TimeBudget as TimeBudget
 from calligram.search.query.searcher import Hit as Hit

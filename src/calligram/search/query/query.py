@@ -1,4 +1,4 @@
-"""Queries: one term, or several terms with weights.
+"""Queries: one term, or several terms with weights; and the fusion of the hits of vector search and keyword search.
 
 A query is linear: an item's score is the weighted mean of its scores with the terms, sum(a_i s_i) with sum(|a_i|) = 1.
 A term to avoid has a negative weight. For cosines, this score is the inner product with one vector, the sum(a_i u_i) of
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,6 +34,8 @@ Modality = Literal["image", "text"]
 
 MAX_TERMS = 32
 """each term is encoded, and queries arrive in requests"""
+RANK_OFFSET = 60
+"""added to each rank, as in the paper, so that the first ranks of one ranking do not outweigh the other ranking"""
 MAX_PATH_CHARACTERS = 1024
 """a longer text is never taken for a path"""
 WEIGHTED_TERM = re.compile(r"(?P<weight>[0-9]*\.?[0-9]+)\s*:\s*(?P<rest>[^\s\d].*)", re.DOTALL)
@@ -163,3 +165,21 @@ def read_picture(file: Path) -> Image.Image:
         return decode(file.expanduser())
     except PictureError as error:
         raise UserError(f"{file} cannot be used: {error}; give the path of a picture") from error
+
+
+def reciprocal_ranks(rankings: Sequence[Sequence[str]]) -> list[str]:
+    """Fuse rankings: the ids of all rankings by decreasing fused score.
+
+    The fused score of an item is the sum over rankings of 1 / (60 + rank) (reciprocal-rank fusion: Cormack, Clarke and
+    Büttcher, SIGIR 2009). It needs no common scale, which cosines and BM25 scores do not have. Ties keep the order of
+    the first ranking.
+
+    >>> reciprocal_ranks([["a", "b", "c"], ["c", "a"]])
+    ['a', 'c', 'b']
+    """
+    scores: dict[str, float] = {}
+    for ranking in rankings:
+        for rank, id in enumerate(ranking, 1):
+            scores[id] = scores.get(id, 0.0) + 1 / (RANK_OFFSET + rank)
+    # The sort is stable, and the dict has the order of the first ranking.
+    return sorted(scores, key=lambda id: -scores[id])

@@ -19,8 +19,7 @@ from calligram.search.library.matchers import MatcherEncoder, load_encoders, uni
 from calligram.search.library.tables import KeywordHit
 from calligram.search.query.cutoff import ScoreScales, library_scales, stored_scales
 from calligram.search.query.encoded_query import EncodedQuery, QueryPlanner, StageTimes
-from calligram.search.query.keyword_fusion import reciprocal_ranks
-from calligram.search.query.query import ItemId, Modality, Query, QueryTerm, TermContent
+from calligram.search.query.query import ItemId, Modality, Query, QueryTerm, TermContent, reciprocal_ranks
 from calligram.search.query.rerank import RerankCosts, Reranker, ScoredItem, TimeBudget, merge_candidates
 from calligram.text import has_every_word
 
