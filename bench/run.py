@@ -27,7 +27,7 @@ from rows import Row, row
 from training_steps import end_to_end, training
 
 from calligram.data.matches import Matches
-from calligram.device import device_named
+from calligram.device import commit, device_named
 from calligram.evaluation.recall import EncodedPairing, score_matrix
 from calligram.evaluation.retrieval import measure_retrieval
 from calligram.features.images.backbones import Backbone, BackboneInput, pixel_input
@@ -36,7 +36,6 @@ from calligram.models.matcher import EmbeddingMatcher, Encoded
 from calligram.progress import silent
 from calligram.scenes.generate import generate_scenes
 from calligram.studies.claims import ASSETS
-from calligram.training.runs import commit
 
 RESULTS = Path(__file__).parent.parent / "results" / "bench.json"
 DEMO = Path(__file__).parent.parent / "demo" / "run"

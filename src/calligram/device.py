@@ -14,10 +14,12 @@ import importlib.util
 import logging
 import os
 import platform
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -37,6 +39,8 @@ COMPILE_VARIABLE = "CALLIGRAM_COMPILE"
 """environment variable: 1 to compile on a GPU"""
 GRAPHS_VARIABLE = "CALLIGRAM_GRAPHS"
 """environment variable: 1 to use CUDA graphs on a GPU"""
+COMMIT_FILE = Path(__file__).parent / "COMMIT"
+"""holds the commit where the code was copied without its git history"""
 GRAPH_DEVICE_TYPE = "cuda"
 """type of device that can capture graphs"""
 ATTENTION_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -79,6 +83,20 @@ def device_name(device: torch.device, threads: int | None = None) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{threads or torch.get_num_threads()} CPU threads ({platform.machine()})"
+
+
+def commit() -> str:
+    """Return the commit of the code: the content of ``COMMIT``, else ``git describe`` (``-dirty`` after changes)."""
+    if COMMIT_FILE.is_file():
+        return COMMIT_FILE.read_text(encoding="utf-8").strip()
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
+            cwd=COMMIT_FILE.parent, capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.stdout.strip()
 
 
 def seed_random_numbers(seed: int, device: torch.device) -> None:

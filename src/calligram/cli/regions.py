@@ -166,8 +166,8 @@ def _print_recall(report: RecallReport) -> None:
 
 def _write(collection: Collection, reports: list[RecallReport], file: Path) -> None:
     """Write the reports as JSON, with the settings of the methods, the command, the commit and the hardware."""
+    from calligram.device import commit
     from calligram.studies.results import recorded_command
-    from calligram.training.runs import commit
 
     content = {
         "command": recorded_command(),

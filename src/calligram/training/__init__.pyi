@@ -5,8 +5,8 @@ from calligram.training.cuda_graphs import run_with_cuda_graphs as run_with_cuda
 from calligram.training.distributed import gather as gather
 from calligram.training.distributed import own_rows as own_rows
 from calligram.training.loop import Stage as Stage
-from calligram.training.loop import check_parameter_groups as check_parameter_groups
 from calligram.training.loop import train as train
+from calligram.training.objectives.objective import check_parameter_groups as check_parameter_groups
 from calligram.training.runs import Run as Run
 from calligram.training.runs import draw_comparison as draw_comparison
 from calligram.training.runs import draw_curves as draw_curves

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,8 +19,14 @@ from calligram.features.images.backbones import Backbone
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.training.batches.batch import Batch, BatchSource, derived_seed
-from calligram.training.objectives.objective import NOT_FINITE_ADVICE, CollapseDetector, Objective
-from calligram.training.runs import Run, TensorBoardWriter, optimizer_tensors, restore_optimizer
+from calligram.training.objectives.objective import (
+    NOT_FINITE_ADVICE,
+    CollapseDetector,
+    Objective,
+    freeze_statistics,
+    parameter_groups,
+)
+from calligram.training.runs import BackgroundSaver, Run, TensorBoardWriter, optimizer_tensors, restore_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +131,7 @@ class _Trainer:
         self.best: dict[str, float] = {}
         self.spent, self.start_time = 0.0, time.perf_counter()
         self.tensorboard = TensorBoardWriter(run.folder) if processes.first else None
+        self.saver = BackgroundSaver(run)
 
     def train(self) -> dict[str, float]:
         self.processes.broadcast_weights([self.matcher, *(s.objective.to(self.device) for s in self.stages)])
@@ -133,9 +140,11 @@ class _Trainer:
         tensors, position = restored if restored else ({}, {"stage": 0, "epoch": 0, "batch": 0})
         if restored:
             self._restore(tensors, position)
-        for number in range(int(position["stage"]), len(self.stages)):
-            resumed = number == position["stage"]
-            self._run_stage(number, tensors if resumed else {}, position if resumed else {"epoch": 0, "batch": 0})
+        with self.saver:
+            for number in range(int(position["stage"]), len(self.stages)):
+                resumed = number == position["stage"]
+                self._run_stage(number, tensors if resumed else {}, position if resumed else {"epoch": 0, "batch": 0})
+            self.saver.wait()
         if self.tensorboard:
             self.tensorboard.close()
         if self.processes.first:
@@ -170,6 +179,7 @@ class _Trainer:
         if stage.resets_best and fresh:
             self.best = {}
         if stage.on_start is not None:
+            self.saver.wait()  # it may read the best weights
             changed = stage.on_start(self.matcher, self.run, fresh)
             if changed and self.average:
                 self.average = WeightAverage(self.matcher, self.loop.ema_decay)
@@ -280,7 +290,7 @@ class _Trainer:
         if value > self.best.get(self.loop.select_by, -math.inf):
             self.best = {**metrics, self.loop.select_by: value, "epoch": epoch, "step": self.step}
             if self.processes.first:
-                self.run.save_best(self.average.weights if self.average else self.matcher.state_dict())
+                self.saver.save_best(self.average.weights if self.average else self.matcher.state_dict())
         last = epoch + 1 == stage.epochs
         self._save(number + last, 0 if last else epoch + 1, 0, None if last else optimizer)
 
@@ -316,47 +326,7 @@ class _Trainer:
             "seconds": self._seconds(),
             "average_steps": self.average.steps if self.average else 0, "scaler": self.scaler.state_dict(),
         }  # fmt: skip
-        self.run.save_state(self.step, tensors, position)
-
-
-def parameter_groups(
-    matcher: Matcher, objective: nn.Module, lr_scale: Mapping[str, float], frozen: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Group parameters by their factor on the learning rate: the matcher's modules, then the objective's own weights.
-
-    Args:
-        lr_scale: factors by name of a sub-module; the longest matching name wins.
-        frozen: sub-modules that are not trained.
-    """
-    check_parameter_groups(matcher, (*lr_scale, *frozen))
-    by_factor: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in matcher.named_parameters():
-        fixed = any(name.startswith(f"{part}.") for part in frozen)
-        parameter.requires_grad_(not fixed)
-        if not fixed:
-            within = [part for part in lr_scale if name.startswith(f"{part}.")]
-            factor = lr_scale[max(within, key=len)] if within else 1.0
-            by_factor.setdefault(factor, []).append(parameter)
-    groups = [{"params": params, "factor": factor} for factor, params in by_factor.items()]
-    own = [p for p in objective.parameters() if p.requires_grad]
-    return [*groups, {"params": own, "factor": 1.0}] if own else groups
-
-
-def check_parameter_groups(matcher: Matcher, named: Iterable[str]) -> None:
-    """Refuse names of modules that the matcher does not have."""
-    names = dict(matcher.named_modules())
-    for part in named:
-        if part not in names:
-            tops = ", ".join(name for name, _ in matcher.named_children())
-            raise UserError(
-                f"the matcher has no module '{part}'; it has: {tops}, and their sub-modules by dotted names"
-            )
-
-
-def freeze_statistics(matcher: Matcher, frozen: Sequence[str]) -> None:
-    """Put frozen modules into evaluation mode, so that batch normalisation does not update its statistics."""
-    for name in frozen:
-        matcher.get_submodule(name).eval()
+        self.saver.save_state(self.step, tensors, position)
 
 
 class WeightAverage:

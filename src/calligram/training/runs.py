@@ -6,8 +6,8 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import calligram
 from calligram.errors import UserError
 from calligram.extras import install_command
 from calligram.features.inputs import Inputs
@@ -36,8 +35,6 @@ from calligram.models.matcher import Matcher
 
 log = logging.getLogger(__name__)
 
-COMMIT_FILE = Path(calligram.__file__).parent / "COMMIT"
-"""holds the commit where the code was copied without its git history"""
 METRICS_FILE = "metrics.jsonl"
 
 
@@ -138,6 +135,12 @@ class Run:
         with (self.folder / METRICS_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
+    @property
+    def metrics_bytes(self) -> int:
+        """Size of the metrics so far; a saved state keeps it, so that resuming cuts off what came later."""
+        file = self.folder / METRICS_FILE
+        return file.stat().st_size if file.is_file() else 0
+
     def metrics(self) -> list[dict[str, Any]]:
         """Read all lines of metrics."""
         file = self.folder / METRICS_FILE
@@ -147,7 +150,11 @@ class Run:
     def save_state(
         self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], position: Mapping[str, object]
     ) -> None:
-        """Save the state to continue from ``step``: named groups of tensors, and the position as JSON."""
+        """Save the state to continue from ``step``: named groups of tensors, and the position as JSON.
+
+        Args:
+            position: with the ``metrics_bytes`` of this step.
+        """
         states = self.folder / "state"
         target, partial = states / f"{step:09d}", states / f".{step:09d}.partial"
         for leftover in (target, partial):
@@ -155,9 +162,7 @@ class Run:
         partial.mkdir(parents=True)
         for name, group in tensors.items():
             _save_tensors(group, partial / f"{name}.safetensors")
-        metrics = self.folder / METRICS_FILE
-        size = metrics.stat().st_size if metrics.is_file() else 0
-        replace_json(partial / "position.json", {**position, "metrics_bytes": size})
+        replace_json(partial / "position.json", position)
         move_folder(partial, target)
         replace_text(states / "LATEST", target.name)
         for old in states.iterdir():
@@ -175,6 +180,51 @@ class Run:
         if (self.folder / METRICS_FILE).is_file():
             os.truncate(self.folder / METRICS_FILE, int(position["metrics_bytes"]))
         return {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}, position
+
+
+class BackgroundSaver:
+    """Saves the best weights and the states of a run in order, in a thread, while training goes on.
+
+    Tensors are copied at the call, and the file that holds them is written later. Leaving the context waits for all
+    files, also after an error, so what was saved before it is there.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._thread = run, ThreadPoolExecutor(1)
+        self._pending: list[Future[None]] = []
+
+    def __enter__(self) -> BackgroundSaver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+
+    def save_best(self, weights: Mapping[str, Tensor]) -> None:
+        """Save the weights with the best dev result."""
+        self._submit(self._run.save_best, _copied(weights))
+
+    def save_state(
+        self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], position: Mapping[str, object]
+    ) -> None:
+        """Save the state to continue from ``step``, with the metrics so far."""
+        copied = {name: _copied(group) for name, group in tensors.items()}
+        self._submit(self._run.save_state, step, copied, {**position, "metrics_bytes": self._run.metrics_bytes})
+
+    def wait(self, pending: int = 0) -> None:
+        """Wait until at most ``pending`` saves are left; raise the error of a save that failed."""
+        while len(self._pending) > pending:
+            self._pending.pop(0).result()
+
+    def _submit(self, save: Callable[..., None], *args: object) -> None:
+        # The best weights and the state of one epoch, so that a slow disk does not fill the memory with copies.
+        self.wait(pending=1)
+        self._pending.append(self._thread.submit(save, *args))
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the host, in the layout of a file, so that the thread that writes them has nothing to compute."""
+    layout = torch.contiguous_format
+    return {k: v.detach().to("cpu", copy=True, memory_format=layout) for k, v in tensors.items()}
 
 
 def load_run(folder: str | os.PathLike[str]) -> tuple[Matcher, Inputs]:
@@ -347,17 +397,3 @@ class TensorBoardWriter:
         """Flush and close."""
         if self._writer is not None:
             self._writer.close()
-
-
-def commit() -> str:
-    """Return the commit of the code: the content of ``COMMIT``, else ``git describe`` (``-dirty`` after changes)."""
-    if COMMIT_FILE.is_file():
-        return COMMIT_FILE.read_text(encoding="utf-8").strip()
-    try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
-            cwd=COMMIT_FILE.parent, capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return found.stdout.strip()

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from calligram.errors import UserError
-from calligram.features.images.pixels import Augment, PixelInput, mean_over_views
+from calligram.features.images.pixels import Augment, PixelInput, mean_over_views, pixel_centres
 from calligram.features.images.stored_input import StoredInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
@@ -118,3 +118,12 @@ def test_views_are_averaged_and_only_outside_training():
     torch.testing.assert_close(mean_over_views(encode, images), encode(images))
     # The first of the ten views is the upper left corner at 7/8 of the size, enlarged.
     assert torch.allclose(ten.finish(pixels)[:, 0, :, 0, 0], images[:, :, 0, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 96, 224])
+def test_places_of_pixels_equal_those_of_an_affine_grid(count):
+    scale, shift = torch.tensor([0.7, -0.3]), torch.tensor([0.1, -0.2])
+    theta = torch.zeros(2, 2, 3)
+    theta[:, 0, 0], theta[:, 1, 1], theta[:, 0, 2] = scale, 1.0, shift
+    grid = torch.nn.functional.affine_grid(theta, [2, 3, 5, count], align_corners=False)
+    assert torch.equal(pixel_centres(count, torch.device("cpu")) * scale[:, None] + shift[:, None], grid[:, 0, :, 0])

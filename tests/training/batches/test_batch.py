@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import torch
 
@@ -15,6 +18,7 @@ from calligram.training.batches.batch import (
     copy_to_device,
     fits_device,
     pin_if_large,
+    prepare_ahead,
 )
 
 
@@ -111,3 +115,24 @@ def test_only_large_tensors_are_pinned(monkeypatch):
     small, large = (torch.zeros(ASYNCHRONOUS_BYTES + more, dtype=torch.uint8) for more in (0, 1))
     assert pin_if_large(small) is small
     assert pin_if_large(large) == "pinned"
+
+
+def test_items_are_prepared_in_order_one_ahead_in_a_thread_with_one_core():
+    threads, begun = torch.get_num_threads(), []
+
+    def prepare(item):
+        begun.append(item)
+        return item, torch.get_num_threads(), threading.current_thread() is threading.main_thread()
+
+    torch.set_num_threads(3)
+    try:
+        source = prepare_ahead(prepare, range(4))
+        assert next(source) == (0, 1, False)
+        assert torch.get_num_threads() == 3
+        assert list(source) == [(1, 1, False), (2, 1, False), (3, 1, False)]
+        with ThreadPoolExecutor(1) as later:
+            assert later.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(threads)
+    assert begun == [0, 1, 2, 3]
+    assert list(prepare_ahead(prepare, [])) == []

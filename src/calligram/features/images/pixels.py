@@ -71,11 +71,13 @@ class Augment:
         mirror = torch.ones(n, device=device)
         if self.flip:
             mirror = torch.where(torch.rand(n, device=device) < 0.5, -mirror, mirror)
-        theta = torch.zeros(n, 2, 3, device=device)
-        theta[:, 0, 0], theta[:, 1, 1] = width * mirror, height
-        theta[:, 0, 2] = (1 - width) * (2 * torch.rand(n, device=device) - 1)
-        theta[:, 1, 2] = (1 - height) * (2 * torch.rand(n, device=device) - 1)
-        grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+        left = (1 - width) * (2 * torch.rand(n, device=device) - 1)
+        top = (1 - height) * (2 * torch.rand(n, device=device) - 1)
+        # Each axis by itself: ``F.affine_grid`` multiplies matrices, with the same result in ten times the time.
+        rows, columns = images.shape[-2:]
+        x = pixel_centres(columns, device) * (width * mirror)[:, None] + left[:, None]
+        y = pixel_centres(rows, device) * height[:, None] + top[:, None]
+        grid = torch.stack([x[:, None].expand(n, rows, columns), y[:, :, None].expand(n, rows, columns)], dim=-1)
         return F.grid_sample(images, grid.to(images.dtype), padding_mode="border", align_corners=False)
 
     def _jitter(self, images: Tensor) -> Tensor:
@@ -87,6 +89,11 @@ class Augment:
         images = grey + (images - grey) * factor()
         mean = images.mean((1, 2, 3), keepdim=True)
         return (mean + (images - mean) * factor()).mul(factor()).clamp(0, 1)
+
+
+def pixel_centres(count: int, device: torch.device) -> Tensor:
+    """Centres of ``count`` pixels between -1 and 1."""
+    return torch.linspace(-1, 1, count, device=device) * (count - 1) / count
 
 
 @dataclass(frozen=True)

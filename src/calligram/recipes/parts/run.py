@@ -19,7 +19,7 @@ import calligram
 from calligram.data.collection import Collection
 from calligram.data.pairing import Pairing
 from calligram.data.sparse import EXTRA_IMAGES_KEY, count_annotations, extended, half, half_steps
-from calligram.device import Processes, device_name, device_named
+from calligram.device import Processes, commit, device_name, device_named
 from calligram.errors import UserError
 from calligram.evaluation.recall import encode_pairing, load_pairing, recall_values, recalls_of
 from calligram.features.inputs import Inputs
@@ -28,8 +28,9 @@ from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import Preset, find_preset
 from calligram.recipes.parts.config import as_plain, component_fields, replace_stages, resolve, unchecked
-from calligram.training.loop import Evaluate, Loop, Stage, check_parameter_groups, train
-from calligram.training.runs import METRICS_FILE, Run, commit
+from calligram.training.loop import Evaluate, Loop, Stage, train
+from calligram.training.objectives.objective import check_parameter_groups
+from calligram.training.runs import METRICS_FILE, Run
 
 if TYPE_CHECKING:
     from calligram.training.objectives.distillation import Teacher

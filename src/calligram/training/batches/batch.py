@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from calligram.features.images.pixels import Augment
 from calligram.features.inputs import ImageRows, Inputs
 from calligram.files import text_hash
 from calligram.progress import Track, silent
+
+Item = TypeVar("Item")
+Prepared = TypeVar("Prepared")
 
 ASYNCHRONOUS_BYTES = 1 << 16
 """CUDA copies so many bytes from any memory of the host without waiting for the GPU"""
@@ -216,6 +219,27 @@ class BatchSource(Protocol):
         ...
 
 
+def prepare_ahead(prepare: Callable[[Item], Prepared], items: Sequence[Item]) -> Iterator[Prepared]:
+    """Prepare items in another thread, one ahead of the caller, and yield them in order.
+
+    Torch uses one core in that thread. With more, OpenMP would keep a second team of threads, count more threads than
+    cores, and let all threads of the training step sleep at the end of each operation instead of waiting awake.
+    """
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(1) as thread:
+        # A thread takes over the number of the last call of ``set_num_threads`` when it first asks for it. So this
+        # thread asks before it sets its own, and the number for other threads is set again.
+        thread.submit(torch.get_num_threads).result()
+        thread.submit(torch.set_num_threads, 1).result()
+        torch.set_num_threads(threads)
+        coming = thread.submit(prepare, items[0]) if items else None
+        for following in range(1, len(items) + 1):
+            assert coming is not None
+            prepared = coming.result()
+            coming = thread.submit(prepare, items[following]) if following < len(items) else None
+            yield prepared
+
+
 class Batches:
     """Batches of a pairing; decoding and padding run one batch ahead of the device."""
 
@@ -275,13 +299,8 @@ class Batches:
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Batches of one epoch from step ``start`` on."""
         drawn = self.sampler.epoch(number)[start:]
-        with ThreadPoolExecutor(1) as ahead:
-            coming = ahead.submit(self._host, drawn[0]) if drawn else None
-            for step in range(len(drawn)):
-                assert coming is not None
-                host = coming.result()
-                coming = ahead.submit(self._host, drawn[step + 1]) if step + 1 < len(drawn) else None
-                yield self._on_device(host, derived_seed(self.sampler.seed, "augment", number, start + step))
+        for step, host in enumerate(prepare_ahead(self._host, drawn), start):
+            yield self._on_device(host, derived_seed(self.sampler.seed, "augment", number, step))
 
     def _host(self, pairs: Ints) -> Batch:
         images, texts = (np.unique(pairs[:, side]) for side in (0, 1))

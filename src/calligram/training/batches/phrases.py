@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from calligram.errors import UserError
 from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.losses.contrastive import logistic_loss
 from calligram.models.matcher import Encoded, Matcher
-from calligram.training.batches.batch import Batch, ExtraPairs, derived_seed
+from calligram.training.batches.batch import Batch, ExtraPairs, derived_seed, pin_if_large, prepare_ahead
 from calligram.training.batches.phrase_pairs import Ints, PhrasePairs, Targets
 from calligram.training.objectives.objective import Objective
 
@@ -256,13 +255,13 @@ class PhraseBatches:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """Batches of an epoch from step ``start`` on; the next one is prepared in the background."""
-        with ThreadPoolExecutor(1) as ahead:
-            coming = ahead.submit(self._host, number, start) if start < len(self) else None
-            for step in range(start, len(self)):
-                assert coming is not None
-                host = coming.result()
-                coming = ahead.submit(self._host, number, step + 1) if step + 1 < len(self) else None
-                yield host.map_tensors(lambda tensor: tensor.to(self.device))
+
+        def prepare(step: int) -> Batch:
+            host = self._host(number, step)
+            return host.map_tensors(pin_if_large) if self.device.type == "cuda" else host
+
+        for host in prepare_ahead(prepare, range(start, len(self))):
+            yield host.map_tensors(lambda tensor: tensor.to(self.device, non_blocking=True))
 
     def _host(self, number: int, step: int) -> Batch:
         drawn = self.drawn(number, step)

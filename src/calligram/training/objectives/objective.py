@@ -1,11 +1,11 @@
-"""Objectives: losses of a batch as named terms, the weights that only training uses, and the collapse detector."""
+"""Objectives: losses of a batch as named terms, the weights that they train, and the collapse detector."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -257,6 +257,46 @@ class EnsembleObjective(Objective):
             found |= {f"{number}_{name}": term for name, term in own.items()}
             self.measures |= {f"{number}_{name}": value for name, value in objective.measures.items()}
         return found
+
+
+def parameter_groups(
+    matcher: Matcher, objective: nn.Module, lr_scale: Mapping[str, float], frozen: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Group parameters by their factor on the learning rate: the matcher's modules, then the objective's own weights.
+
+    Args:
+        lr_scale: factors by name of a sub-module; the longest matching name wins.
+        frozen: sub-modules that are not trained.
+    """
+    check_parameter_groups(matcher, (*lr_scale, *frozen))
+    by_factor: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in matcher.named_parameters():
+        fixed = any(name.startswith(f"{part}.") for part in frozen)
+        parameter.requires_grad_(not fixed)
+        if not fixed:
+            within = [part for part in lr_scale if name.startswith(f"{part}.")]
+            factor = lr_scale[max(within, key=len)] if within else 1.0
+            by_factor.setdefault(factor, []).append(parameter)
+    groups = [{"params": params, "factor": factor} for factor, params in by_factor.items()]
+    own = [p for p in objective.parameters() if p.requires_grad]
+    return [*groups, {"params": own, "factor": 1.0}] if own else groups
+
+
+def check_parameter_groups(matcher: Matcher, named: Iterable[str]) -> None:
+    """Refuse names of modules that the matcher does not have."""
+    names = dict(matcher.named_modules())
+    for part in named:
+        if part not in names:
+            tops = ", ".join(name for name, _ in matcher.named_children())
+            raise UserError(
+                f"the matcher has no module '{part}'; it has: {tops}, and their sub-modules by dotted names"
+            )
+
+
+def freeze_statistics(matcher: Matcher, frozen: Sequence[str]) -> None:
+    """Put frozen modules into evaluation mode, so that batch normalisation does not update its statistics."""
+    for name in frozen:
+        matcher.get_submodule(name).eval()
 
 
 class CollapseDetector:
