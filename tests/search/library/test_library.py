@@ -52,6 +52,16 @@ def test_items_come_in_the_order_asked_for_as_often_as_asked_for(indexed):
     assert [item.id for item in library.known_items(["nothing", ids[0]])] == [ids[0]]
 
 
+def test_captions_and_metadata_of_many_items_are_those_of_each(indexed):
+    library = Library.open(indexed)
+    ids = [*library.sample(5)[::-1], library.sample(1)[0]]
+    captions, metadata = library.captions_and_metadata(ids)
+    items = library.items(ids)
+    assert captions == [item.captions for item in items]
+    assert all(item.metadata == {**item.metadata, **found} for item, found in zip(items, metadata, strict=True))
+    assert any(metadata)
+
+
 def test_conditions_hold_for_the_columns(indexed):
     library = Library.open(indexed)
     query = np.ones((1, 8), dtype=np.float32)

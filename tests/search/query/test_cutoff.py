@@ -78,6 +78,18 @@ def test_only_matches_among_the_first_hits_count_and_every_query_alike():
     np.testing.assert_allclose(weights, [0.5, 0.5, 1.0])
 
 
+def test_queries_without_a_match_are_not_sorted(monkeypatch):
+    scores, matches = trials(gain=9, queries=6)  # every match is the first hit
+    matches[[0, 3, 4, 5]] = False
+    order, sorted_rows = np.argsort, []
+    monkeypatch.setattr(
+        np, "argsort", lambda values, **given: sorted_rows.append(len(values)) or order(values, **given)
+    )
+    found, _ = first_matches(scores, matches)
+    np.testing.assert_array_equal(found, scores[matches])
+    assert sorted_rows == [2]
+
+
 def test_a_weighted_quantile_is_the_plain_one_of_repeated_values():
     rng = np.random.default_rng(0)
     values, counts = rng.normal(size=50), rng.integers(1, 5, size=50)

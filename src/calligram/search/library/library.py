@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import json
 import os
 import threading
 from collections import Counter
@@ -120,6 +121,18 @@ class Library:
     def known_items(self, ids: Sequence[str]) -> list[Item]:
         """Items in no order; unknown ids are skipped."""
         return [self._item(row) for row in self._tables.take("items", list(dict.fromkeys(ids))).to_pylist()]
+
+    def captions_and_metadata(self, ids: Sequence[str]) -> tuple[list[tuple[str, ...]], list[dict[str, ColumnValue]]]:
+        """Captions of known items, and the columns that came from their files and their source.
+
+        Many items are read several times as fast as by ``items``.
+        """
+        wanted = self._tables.take("items", list(dict.fromkeys(ids)), ("id", "captions", "metadata")).to_pylist()
+        rows = {row["id"]: row for row in wanted}
+        return (
+            [tuple(rows[id]["captions"] or ()) for id in ids],
+            [json.loads(rows[id]["metadata"]) for id in ids],
+        )
 
     def paths(self, ids: Sequence[str]) -> dict[str, Path | None]:
         """Paths of items that are files of their own, None for other items; unknown ids are skipped."""

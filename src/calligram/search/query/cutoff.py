@@ -236,10 +236,9 @@ def measure_scales(library: Library, encoder: MatcherEncoder, reranker: MatcherE
     ids = library.sample(SAMPLE_IMAGES)
     if not ids:
         return ScoreScales()
-    items = library.items(ids)
+    captions, metadata = library.captions_and_metadata(ids)
     # The split names of any collection are taken for those of the matcher's training: that can only exclude too much.
-    trained = [item.metadata.get("split") == "train" for item in items]
-    trials = trial_queries([item.captions for item in items], trained=trained)
+    trials = trial_queries(captions, trained=[columns.get("split") == "train" for columns in metadata])
     images, texts = library.images.vectors(ids), unit_vectors(encoder.texts(trials.texts))
     no_matches = np.zeros((len(images), len(images)), dtype=np.bool_)
     # Two texts that match the same image are known to match each other.
@@ -298,6 +297,8 @@ def estimate_scale(scores: Floats, matches: Flags, ignore: Flags | None = None) 
 
 def first_matches(scores: Floats, matches: Flags) -> tuple[Floats, Floats]:
     """Scores of the matches among each query's first hits, and weights that sum to one for each query."""
+    matched = matches.any(axis=1)  # the other queries have nothing to count, and sorting takes most of the time
+    scores, matches = scores[matched], matches[matched]
     order = np.argsort(-scores, axis=1, kind="stable")[:, :COUNTED_HITS]
     hits, true = np.take_along_axis(scores, order, 1), np.take_along_axis(matches, order, 1)
     weights = true / np.maximum(true.sum(axis=1, keepdims=True), 1)
