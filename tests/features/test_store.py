@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +14,11 @@ import torch
 
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
-from calligram.features.images import backbones
+from calligram.features.images import backbones, pixels
 from calligram.features.images.backbones import Backbone, BackboneInput
 from calligram.features.images.pixels import PixelInput
 from calligram.features.store import FeatureStore, content_key
+from calligram.progress import silent
 
 
 def tiny_backbone() -> Backbone:
@@ -100,7 +102,7 @@ def test_an_extraction_killed_with_signal_9_continues(tiny_draft, tmp_path):
     script = """
 import sys, time
 from calligram.data.collection import Collection
-from calligram.features.images import backbones
+from calligram.features.images import backbones, pixels
 from calligram.features.images.backbones import Backbone, BackboneInput
 from calligram.features.images.pixels import PixelInput
 backbones.STORE_PART_IMAGES = 8
@@ -176,19 +178,87 @@ def test_two_inputs_that_start_together_compute_each_feature_once(tiny_draft, tm
     assert sum(ran) == 6
 
 
-def test_decoded_pictures_are_stored_once_and_read_back(tiny_draft, tmp_path, monkeypatch):
+@pytest.fixture
+def pictures(tiny_draft, tmp_path):
+    """Six training images of a new collection."""
     (tmp_path / "pictures").mkdir()
-    collection = write_draft(tiny_draft(tmp_path / "pictures"), tmp_path / "collection")
-    visuals, source = collection.sentences("train").visuals, PixelInput(16)
-    decoded = source.load(visuals).take(np.array([4, 0]))
-    source.store(visuals, budget=100)
-    assert not list((tmp_path / "collection").glob("cache/*"))
-    source.store(visuals)
+    return write_draft(tiny_draft(tmp_path / "pictures"), tmp_path / "collection").sentences("train").visuals
+
+
+def stored_parts(visuals) -> list[str]:
+    return sorted(file.name for file in visuals.pictures.cache.glob("pixels-*/*/*.npy"))
+
+
+def test_decoded_pictures_are_stored_once_and_read_back(pictures, monkeypatch):
+    source = PixelInput(16)
+    decoded = source.load(pictures).take(np.array([4, 0]))
+    assert source.store(pictures, budget=100) is None
+    assert not list(pictures.pictures.cache.glob("*"))
+    assert len(source.store(pictures)) == 6
     monkeypatch.setattr(PixelInput, "resize", lambda *_: pytest.fail("decoded again"))
-    source.store(visuals)
-    found = source.load(visuals)
+    assert source.store(pictures, budget=100) is not None  # all are there
+    found = source.load(pictures)
     assert torch.equal(found.take(np.array([4, 0])), decoded)
     assert found.take(np.array([1])).dtype == torch.uint8
     assert len(found) == 6
     with pytest.raises(pytest.fail.Exception, match="decoded again"):
-        PixelInput(16, "crop").load(visuals)
+        PixelInput(16, "crop").load(pictures)
+
+
+def test_many_pictures_are_stored_by_every_run_and_decoded_by_the_first(pictures, monkeypatch):
+    monkeypatch.setattr(pixels, "MIN_STORE_BYTES", 6 * 3 * 16**2)
+    labels: list[tuple[str, int | None]] = []
+
+    def track(items, label, total=None):
+        labels.append((label, total))
+        return iter(items)
+
+    in_memory = pixels.PixelRows(PixelInput(16), pictures, silent, 1 << 30)
+    PixelInput(15).load(pictures)
+    assert not stored_parts(pictures)
+    first, second = PixelInput(16).load(pictures, track), PixelInput(16).load(pictures, track)
+    assert labels == [("decoding images", 6)]
+    rows = np.array([5, 0, 5])
+    for found in (first, second):
+        assert isinstance(found, pixels.StoredPixelRows)
+        assert torch.equal(found.take(rows), in_memory.take(rows))
+
+
+def test_a_killed_run_keeps_the_decoded_pictures_of_finished_parts(pictures, monkeypatch):
+    monkeypatch.setattr(pixels, "STORE_PART_IMAGES", 2)
+    resize, decoded = PixelInput.resize, []
+
+    def killed_at_the_fifth(self, image, reduced=None):
+        decoded.append(image)
+        if len(decoded) == 5:
+            raise KeyboardInterrupt
+        return resize(self, image, reduced)
+
+    monkeypatch.setattr(PixelInput, "resize", killed_at_the_fifth)
+    monkeypatch.setattr("calligram.data.pictures.core_share", lambda: 1)  # so that they are decoded in order
+    with pytest.raises(KeyboardInterrupt):
+        PixelInput(16).store(pictures)
+    assert stored_parts(pictures) == ["000000.npy", "000001.npy"]
+    found = PixelInput(16).store(pictures)
+    assert len(decoded) in (7, 8)  # two were left; the sixth may have started before the kill
+    monkeypatch.setattr(PixelInput, "resize", resize)
+    for row in range(6):
+        assert torch.equal(found.take(np.array([row])), PixelInput(16).images([pictures.open(row)]))
+
+
+def test_where_pictures_cannot_be_stored_they_are_decoded_into_memory(pictures, monkeypatch, caplog):
+    monkeypatch.setattr(pixels, "MIN_STORE_BYTES", 1)
+    usage = shutil.disk_usage(pictures.pictures.cache.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=4 * 6 * 3 * 16**2 - 1))
+    assert isinstance(PixelInput(16).load(pictures), pixels.PixelRows)
+    monkeypatch.undo()
+    monkeypatch.setattr(pixels, "MIN_STORE_BYTES", 1)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FeatureStore, "append", full)
+    rows = PixelInput(16).load(pictures)
+    assert isinstance(rows, pixels.PixelRows)
+    assert torch.equal(rows.take(np.array([2])), PixelInput(16).images([pictures.open(2)]))
+    assert "No space left on device" in caplog.text

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,10 +18,12 @@ from PIL import Image
 from torch import Tensor
 
 from calligram.data.pairing import Visuals
-from calligram.data.pictures import worker_threads
+from calligram.data.pictures import map_in_order, worker_threads
 from calligram.features.inputs import ImageInput
 from calligram.features.store import FeatureStore, content_key
 from calligram.progress import Track, silent
+
+log = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -30,6 +34,10 @@ MAX_CACHE_BYTES = 4 << 30
 """decoded images are kept in memory up to this size; larger sets are decoded on demand"""
 STORE_PART_IMAGES = 512
 """images in one part of a store of decoded images"""
+MIN_STORE_BYTES, MAX_STORE_BYTES = 64 << 20, 16 << 30
+"""decoded images of this size together are stored on disk, for all runs; fewer are decoded in a few seconds"""
+MAX_STORE_SHARE = 0.25
+"""largest share of the free disk for decoded images"""
 
 
 @dataclass(frozen=True)
@@ -178,29 +186,49 @@ class PixelInput(ImageInput):
     def load(
         self, visuals: Visuals, track: Track = silent, budget: int = MAX_CACHE_BYTES
     ) -> PixelRows | StoredPixelRows:
-        """Load all images: from the store if it has all, else decoded now up to ``budget`` bytes, else on demand."""
-        if visuals.boxes is None and (visuals.pictures.cache / self._store_name).is_dir():
-            store, keys = self._open_store(visuals)
-            if all(key in store for key in keys):
-                return StoredPixelRows(store, keys)
+        """Load all images: by ``store`` if there are many, else decoded now up to ``budget`` bytes, else on demand."""
+        many = self._bytes(len(visuals)) >= MIN_STORE_BYTES
+        if visuals.boxes is None and (many or (visuals.pictures.cache / self._store_name).is_dir()):
+            stored = self.store(visuals, track)
+            if stored is not None:
+                return stored
         return PixelRows(self, visuals, track, budget)
 
-    def store(self, visuals: Visuals, track: Track = silent, budget: int = MAX_CACHE_BYTES) -> None:
-        """Store decoded images in the cache of the collection, if they fit into ``budget`` bytes.
+    def store(self, visuals: Visuals, track: Track = silent, budget: int = MAX_STORE_BYTES) -> StoredPixelRows | None:
+        """Decode the images that the cache of the collection lacks into it, and read all from there, memory-mapped.
 
-        Runs side by side then decode nothing, and share the memory of the stored images.
+        All runs share the stored images, also on disk and in memory. A run that is killed keeps the parts that it has
+        finished. None where the images need more than ``budget`` bytes, or the missing ones more than
+        ``MAX_STORE_SHARE`` of the free disk, or nothing can be written.
         """
-        if len(visuals) * 3 * self.size**2 > budget:
-            return
-        store, keys = self._open_store(visuals)
+        fits = self._bytes(len(visuals)) <= budget
+        if not len(visuals) or not (fits or (visuals.pictures.cache / self._store_name).is_dir()):
+            return None
+        try:
+            store, keys = self._open_store(visuals)
+            if any(key not in store for key in keys) and not (fits and self._fill(store, visuals, keys, track)):
+                return None
+        except OSError as error:
+            log.warning("decoded images are not stored in %s: %s", visuals.pictures.cache, error.strerror or error)
+            return None
+        return StoredPixelRows(store, keys)
+
+    def _fill(self, store: FeatureStore, visuals: Visuals, keys: list[str], track: Track) -> bool:
+        """Decode missing images into the store; return whether there is room for them."""
         with store.fill(), worker_threads() as pool:
             todo = list({key: row for row, key in enumerate(keys) if key not in store}.items())
-            decoded = track(
-                pool.map(lambda item: self.resize(visuals.open(item[1])), todo), "decoding images", len(todo)
-            )
+            if self._bytes(len(todo)) > MAX_STORE_SHARE * shutil.disk_usage(store.folder).free:
+                return False
+            images = map_in_order(pool, lambda item: self.resize(visuals.open(item[1])), todo, STORE_PART_IMAGES)
+            decoded = track(images, "decoding images", len(todo))
             for start in range(0, len(todo), STORE_PART_IMAGES):
                 part = todo[start : start + STORE_PART_IMAGES]
                 store.append([key for key, _ in part], np.stack([next(decoded) for _ in part]))
+        return True
+
+    def _bytes(self, images: int) -> int:
+        """Size of so many decoded images."""
+        return images * 3 * self.size**2
 
     @property
     def _store_name(self) -> str:
