@@ -22,6 +22,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from decoding import decoding
 from indexing import indexing, unchanged
 from rows import Row, row
 from training_steps import end_to_end, training
@@ -203,6 +204,7 @@ def chosen_work() -> list[Callable[[], list[Row]]]:
         evaluation_1k,
         evaluation_5k,
         end_to_end,
+        decoding,
         extraction,
         search_index,
         indexing,

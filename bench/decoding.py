@@ -1,0 +1,111 @@
+"""Decoding of pictures into memory: all cores against one, and several processes side by side against one."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from PIL import Image
+from rows import Row, row
+
+from calligram.data.collection import Collection
+from calligram.data.pairing import Visuals
+from calligram.data.pictures import core_share, share_cores
+from calligram.data.readers.catalog import import_collection
+from calligram.features.images.pixels import MAX_CACHE_BYTES, PixelInput, PixelRows
+from calligram.progress import silent
+from calligram.scenes.generate import generate_scenes
+
+PICTURES, CORE_PICTURES = 200, 400
+"""different pictures, and pictures decoded for each core in one measurement"""
+WIDTH, HEIGHT, SIZE = 640, 480, 224
+PROCESSES = 4
+TURNS = 3
+
+_started: list[Barrier] = []
+
+
+def make_collection(folder: Path) -> Collection:
+    """A collection of JPEG files."""
+    scenes = generate_scenes(folder / "scenes", images=PICTURES, size=256)
+    (folder / "photos").mkdir()
+    for number in range(PICTURES):
+        picture = scenes.pictures.open(number).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
+        picture.save(folder / "photos" / f"{number:05d}.jpg", quality=90)
+    return import_collection("folder", folder / "photos", folder / "collection")[0]
+
+
+def some(collection: Collection, count: int) -> Visuals:
+    return collection.visuals(np.arange(count) % PICTURES)
+
+
+def seconds(visuals: Visuals) -> float:
+    """Time in which a run has all its pictures in memory."""
+    began = time.perf_counter()
+    PixelRows(PixelInput(SIZE), visuals, silent, MAX_CACHE_BYTES)
+    return time.perf_counter() - began
+
+
+def _enter(barrier: Barrier) -> None:
+    _started.append(barrier)
+    share_cores(PROCESSES)
+
+
+def _one_of_several(folder: Path, count: int) -> tuple[float, float]:
+    """Decode when all processes are ready; return when it began and ended."""
+    visuals = some(Collection.open(folder), count)
+    seconds(some(Collection.open(folder), PICTURES))
+    _started[0].wait()
+    began = time.monotonic()
+    seconds(visuals)
+    return began, time.monotonic()
+
+
+def together(folder: Path, count: int) -> float:
+    """Pictures a second of several processes that divide the cores."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(PROCESSES, context, _enter, (context.Barrier(PROCESSES),)) as pool:
+        times = [pool.submit(_one_of_several, folder, count) for _ in range(PROCESSES)]
+        began, ended = zip(*(each.result() for each in times), strict=True)
+    return PROCESSES * count / (max(ended) - min(began))
+
+
+def decoding() -> list[Row]:
+    cores = core_share()
+    with tempfile.TemporaryDirectory() as name:
+        collection = make_collection(Path(name))
+
+        def rate(share: int, count: int) -> float:
+            share_cores(cores // share)
+            speed = count / seconds(some(collection, count))
+            share_cores(1)
+            return speed
+
+        rate(cores, PICTURES)
+        # In turns, so that a machine that slows down slows all.
+        speeds = [
+            (
+                rate(1, CORE_PICTURES),
+                rate(cores, cores * CORE_PICTURES),
+                together(collection.folder, cores * CORE_PICTURES),
+            )
+            for _ in range(TURNS)
+        ]
+    one = median(first for first, _, _ in speeds)
+    what = f"decoding of {WIDTH} x {HEIGHT} JPEGs to {SIZE} px"
+    return [
+        row(f"{what}, one core", one, "images/s"),
+        row(f"{what}, all cores against one core times cores", median(b / (a * cores) for a, b, _ in speeds), "ratio"),
+        row(f"{what}, {PROCESSES} processes together against one", median(c / b for _, b, c in speeds), "ratio"),
+    ]
+
+
+if __name__ == "__main__":
+    print(json.dumps(decoding(), indent=1))
