@@ -16,7 +16,7 @@ CORE = {
 }  # fmt: skip
 
 
-KERNELS = {"calligram.models.layers.fused_attention"}
+KERNELS = {"calligram.models.layers.fused_attention", "calligram.models.layers.fused_unit"}
 """modules that need Triton, which comes with torch for CUDA; others import them on use"""
 
 

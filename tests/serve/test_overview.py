@@ -5,7 +5,7 @@ from PIL import Image
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import LibraryMatchers
-from calligram.serve.overview import library_overview
+from calligram.serve.service import library_overview
 
 
 def test_continuous_columns_have_no_facets(served_run, tmp_path):

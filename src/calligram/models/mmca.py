@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from calligram.device import compile_if_enabled
+from calligram.device import compile_if_enabled, kernel_applies, run_kernel
 from calligram.errors import UserError
 from calligram.models.a3vse import mean_of_parts
 from calligram.models.layers.score_tiles import score_in_tiles, score_some_in_tiles
@@ -19,6 +20,14 @@ from calligram.vectors import unit_length
 
 MAX_STACKED_ITEMS = 2
 """on a CPU, grids with at most this many images or texts are scored pair by pair: preparing the items costs more"""
+FUSED_KERNEL = "pair module of mmca"
+"""name of the kernels of ``fused_unit.py``"""
+FUSED_SIZES = (64, 128, 256)
+"""sizes of parts that they take"""
+FUSED_HEAD_SIZES = (8, 16, 32, 64)
+"""sizes of a head that they take"""
+MAX_FUSED_PARTS = 128
+"""largest number of regions or words that they take"""
 
 
 @dataclass(frozen=True)
@@ -62,8 +71,8 @@ class PairModule(nn.Module):
 
     def forward(self, images: PreparedItems, texts: PreparedItems) -> Tensor:
         """Cosines of i_1 and c_1 of all pairs, (I, T)."""
-        image = _image_vectors(self, self.unit.attend(images, texts), images.attended, images.parts, images.mask)
-        text = _text_vectors(self, self.unit.attend(texts, images), texts.attended, texts.parts, texts.mask)
+        image = _fused_or_plain(_fused_image_vectors, _image_vectors, self, images, texts)
+        text = _fused_or_plain(_fused_text_vectors, _text_vectors, self, texts, images)
         return _aligned_cosines(image.transpose(0, 1), text)
 
     def aligned(self, images: ProjectedItems, texts: ProjectedItems) -> Tensor:
@@ -71,6 +80,49 @@ class PairModule(nn.Module):
         attended = self.unit.attend_stacked(images, texts)
         image, text = _aligned_vectors(self, attended, images.parts, texts.parts, images.mask, texts.mask)
         return _aligned_cosines(image, text)
+
+
+PairVectors = Callable[[PairModule, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""vectors (S, N, D) of N items with S others, from the attention to the others, and to the own parts; parts; mask"""
+
+
+def _fused_or_plain(
+    fused: PairVectors, plain: PairVectors, module: PairModule, items: PreparedItems, others: PreparedItems
+) -> Tensor:
+    """Vectors (S, N, D) of the items with S others; by a fused kernel where it applies."""
+    given = module, module.unit.attend(items, others), items.attended, items.parts, items.mask
+    if not _fused_kernels_apply(module, given[1], items.mask):
+        return plain(*given)
+    return run_kernel(FUSED_KERNEL, lambda: fused(*given), lambda: plain(*given))
+
+
+def _fused_kernels_apply(module: PairModule, found: Tensor, mask: Tensor) -> bool:
+    """Whether the kernels of ``fused_unit.py`` compute what follows attention: in bfloat16, without gradients."""
+    unit, filters = module.unit, len(module.ngrams.windows[0].weight)  # type: ignore[arg-type]
+    return (
+        kernel_applies(FUSED_KERNEL, found)
+        and found.dtype == torch.bfloat16
+        and found.numel() > 0
+        and not torch.is_grad_enabled()
+        and mask.shape[1] <= MAX_FUSED_PARTS
+        and unit.heads * unit.size in FUSED_SIZES
+        and unit.size in FUSED_HEAD_SIZES
+        and filters % 32 == 0
+    )
+
+
+def _fused_image_vectors(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
+    from calligram.models.layers.fused_unit import unit_after_attention
+
+    shares = mask / mask.sum(-1, keepdim=True).clamp(min=1)
+    return unit_after_attention(module.unit, found, attended, parts, shares, pool=True)
+
+
+def _fused_text_vectors(module: PairModule, found: Tensor, attended: Tensor, parts: Tensor, mask: Tensor) -> Tensor:
+    from calligram.models.layers.fused_unit import best_ngrams, unit_after_attention
+
+    words = unit_after_attention(module.unit, found, attended, parts, mask, pool=False)
+    return module.ngrams.project_best(best_ngrams(module.ngrams, words, mask))
 
 
 @compile_if_enabled(2, 1, 1, 1)

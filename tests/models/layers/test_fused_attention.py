@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +17,6 @@ from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import Encoded
 from calligram.models.scan import SCAN, SCANSettings
 
-MODULE = "calligram.models.layers.fused_attention"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 WORDS, REGIONS = Direction(True, "lse"), Direction(False, "mean")
@@ -32,35 +29,6 @@ WAYS = [
 ]
 SHAPES = [(5, 36, 9, 13), (3, 1, 20, 2), (2, 64, 3, 33)]
 """images, regions, texts, words: several items in a tile, more than a tile may hold, and one"""
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """The kernels run by the interpreter, also for tensors of the CPU."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from triton.runtime import interpreter
-
-    multiply = interpreter.InterpreterBuilder.create_dot
-
-    def create_dot(self, one, two, *others):
-        """The interpreter keeps bfloat16 as integers, and would multiply those."""
-        return multiply(self, in_float32(one), in_float32(two), *others)
-
-    def in_float32(handle):
-        if handle.dtype.scalar.name != "bf16":
-            return handle
-        bits = handle.data.astype("uint32") << 16
-        return interpreter.TensorHandle(bits.view("float32"), sys.modules["triton.language"].float32)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
-    file = Path(cross_attention.__file__).with_name("fused_attention.py")
-    spec = importlib.util.spec_from_file_location(MODULE, file)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, MODULE, module)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(cross_attention, "kernel_applies", lambda name, tensor: device._KERNELS_ON[0])
-    monkeypatch.setattr(device, "_KERNEL_STATES", {})
-    return module
 
 
 def items(count, longest, seed, dim=40, where="cpu"):
@@ -113,14 +81,15 @@ def test_interpreted_kernels_in_bfloat16_are_as_near_as_the_plain_path(interpret
 
 @needs_triton
 def test_gradients_of_the_plain_path_replace_those_of_a_kernel_that_fails(interpreted, monkeypatch, caplog):
-    launch = interpreted._launch
+    module = interpreted["fused_attention"]
+    launch = module._launch
 
     def broken(*args, backward):
         if backward:
             raise RuntimeError("out of resource: shared memory")
         launch(*args, backward=backward)
 
-    monkeypatch.setattr(interpreted, "_launch", broken)
+    monkeypatch.setattr(module, "_launch", broken)
     how, directions = WAYS[4]
     one, two = items(3, 5, 0), items(4, 6, 1)
     plain = scores_and_gradients(one, two, how, directions)

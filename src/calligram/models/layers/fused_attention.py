@@ -34,14 +34,16 @@ from calligram.models.layers.cross_attention import Aggregation, AttentionSettin
 MAX_ITEMS = 16
 """largest number of items in the rows or columns of a tile; matrix products have at least this size"""
 GROUP_TILES = 8
-"""tiles of rows that are computed next to each other, because their vectors are then in the cache"""
+"""tiles of rows that are computed together, because their vectors are then in the cache"""
 
-# Constants of the kernels, which read no other global names.
 SLOPE = tl.constexpr(cross_attention.LEAKY_SLOPE)
 MIN_NORM = tl.constexpr(cross_attention.MIN_NORM)
 MIN_SQUARE = tl.constexpr(cross_attention.MIN_SQUARED_NORM)
 SLACK = tl.constexpr(cross_attention.SINGLE_PART_SLACK)
 ITEMS = tl.constexpr(MAX_ITEMS)
+SIZES = ["query_items", "query_parts", "context_items", "context_parts"]
+SIZES += ["rows_held", "columns_held", "row_tiles", "column_tiles"]
+"""arguments that differ from call to call; the kernel is compiled once for all of their values"""
 
 
 class TileSize(NamedTuple):
@@ -62,33 +64,31 @@ FusedScoring = tuple[AttentionSettings, Aggregation, float]
 
 
 @triton.jit
-def sum_by_item(values, ones, PIECES: tl.constexpr):
-    """Product of values (R, C) in float32 and ``ones`` (C, ...), zeros and ones in bfloat16.
-
-    Sums the columns of each item, (R, ITEMS); or repeats the column of an item for all of its parts. The values are
-    split into pieces of bfloat16, whose sum has 16 or 24 bits.
-    """
+def split_pieces(values):
+    """Three tensors in bfloat16 whose sum is a tensor in float32; the sum of the first two has 16 bits."""
     high = values.to(tl.bfloat16)
     rest = values - high.to(tl.float32)
     low = rest.to(tl.bfloat16)
-    found = tl.dot(high, ones)
-    found = tl.dot(low, ones, found)
-    if PIECES == 3:
-        found = tl.dot((rest - low.to(tl.float32)).to(tl.bfloat16), ones, found)
-    return found
+    return high, low, (rest - low.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def sum_by_item(values, ones, PIECES: tl.constexpr):
+    """Product of values (R, C) in two or three pieces and ``ones`` (C, ...), zeros and ones in bfloat16.
+
+    Sums the columns of each item, (R, ITEMS); or repeats the column of an item for all of its parts.
+    """
+    high, low, last = split_pieces(values)
+    found = tl.dot(low, ones, tl.dot(high, ones))
+    return tl.dot(last, ones, found) if PIECES == 3 else found
 
 
 @triton.jit
 def repeat_rows(ones, values, PIECES: tl.constexpr):
     """Product of ``ones`` (M, ITEMS) and values (ITEMS, N): the row of an item for all of its parts."""
-    high = values.to(tl.bfloat16)
-    rest = values - high.to(tl.float32)
-    low = rest.to(tl.bfloat16)
-    found = tl.dot(ones, high)
-    found = tl.dot(ones, low, found)
-    if PIECES == 3:
-        found = tl.dot(ones, (rest - low.to(tl.float32)).to(tl.bfloat16), found)
-    return found
+    high, low, last = split_pieces(values)
+    found = tl.dot(ones, low, tl.dot(ones, high))
+    return tl.dot(ones, last, found) if PIECES == 3 else found
 
 
 @triton.jit
@@ -246,7 +246,7 @@ def store_gradients(products, weights, attended, norm, square, inverse, relevanc
     tl.store(of_gram + column[:, None] * context_parts + position[None, :], of_blocks, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def score_tile(query, query_low, context, context_low, gram, gram_low, lengths, query_mask, context_mask,
                query_counts, context_counts, scores, of_products, of_relevances, of_gram,
                query_items, query_parts, context_items, context_parts, rows_held, columns_held, row_tiles,

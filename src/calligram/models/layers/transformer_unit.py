@@ -289,6 +289,10 @@ class NgramText(nn.Module):
             found = BestNgrams.apply(responses, absent)  # type: ignore[no-untyped-call]
         else:
             found = torch.cat([sums.amax(-2) for sums in _ngram_sums(responses, absent)], -1)
+        return self.project_best(found)
+
+    def project_best(self, found: Tensor) -> Tensor:
+        """Map the largest responses (..., 3 F) to (..., dim)."""
         # A text without words has responses of minus infinity, which ReLU maps to zero.
         biases = torch.cat([layer.bias for layer in self.windows])  # type: ignore[misc]
         return self.project(torch.relu(found + biases))  # type: ignore[no-any-return]

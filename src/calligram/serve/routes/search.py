@@ -16,9 +16,8 @@ from calligram.search.query.query import Query as SearchQuery
 from calligram.search.query.rerank import TimeBudget
 from calligram.search.query.searcher import RERANK_DEPTH, Results, Searcher
 from calligram.serve.guard import RefusedRequest, error_responses, read_upload
-from calligram.serve.overview import SAMPLE_ITEMS
 from calligram.serve.schema import BrowseAnswer, HitAnswer, ImageSearchRequest, SearchAnswer, SearchRequest
-from calligram.serve.service import Service, service_of
+from calligram.serve.service import SAMPLE_ITEMS, Service, service_of
 from calligram.serve.settings import MAX_CONDITION_CHARACTERS, MAX_HITS
 from calligram.vectors import unit_rows
 

@@ -1,0 +1,54 @@
+"""Fused kernels run by Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from calligram import device, models
+from calligram.models import mmca
+from calligram.models.layers import cross_attention
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Modules of kernels that the interpreter runs, also for tensors of the CPU; by the last part of their names."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    multiply, patch_tensor = interpreter.InterpreterBuilder.create_dot, interpreter._patch_lang_tensor
+
+    def in_float32(handle):
+        """The interpreter keeps bfloat16 as integers, and would multiply those."""
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype("uint32") << 16).view("float32"), tl.float32)
+
+    def patch_index(tensor, scope):
+        """The interpreter makes a number of an array of one element, which new versions of numpy refuse."""
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(
+        interpreter.InterpreterBuilder,
+        "create_dot",
+        lambda self, one, two, *others: multiply(self, in_float32(one), in_float32(two), *others),
+    )
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_index)
+    # If Triton was imported before the variable was set, its own functions are still compiled ones.
+    monkeypatch.setattr(tl, "sum", lambda values, axis: tl.reduce(values, axis, tl.standard._sum_combine))
+    monkeypatch.setattr(device, "_KERNEL_STATES", {})
+    for user in (cross_attention, mmca):
+        monkeypatch.setattr(user, "kernel_applies", lambda name, tensor: device._KERNELS_ON[0])
+    found = {}
+    for name in ("fused_attention", "fused_unit"):
+        file = Path(models.__file__).parent / "layers" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(f"calligram.models.layers.{name}", file)
+        found[name] = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, found[name])
+        spec.loader.exec_module(found[name])
+    return found
