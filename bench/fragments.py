@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calligram.device import use_kernels
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import Encoded
 from calligram.models.scan import SCAN, SCANSettings
@@ -60,6 +61,14 @@ def fragments(row: Callable[[str, float, str], Row], sizes: Sizes = Sizes()) -> 
         found += [
             row(f"{title}: scoring at once", times["whole"], "s"),
             row(f"{title}: scoring at once in bf16", times["lower"], "s"),
+            row(f"{title}: scoring at once without kernels", times["whole, plain"], "s"),
+            row(f"{title}: scoring at once in bf16 without kernels", times["lower, plain"], "s"),
+        ]
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            apart = pool.submit(kernels_against_plain, device, sizes).result()
+        found += [
+            row(f"scan, {sizes.batch} x {sizes.batch}: kernels against the plain path, {what}", value, unit)
+            for what, (value, unit) in apart.items()
         ]
         with ProcessPoolExecutor(1, mp_context=context) as pool:
             steps = pool.submit(training, device, sizes).result()
@@ -80,6 +89,12 @@ def items(device: str, images: int, texts: int) -> tuple[Encoded, Encoded]:
     return one.to(device), Encoded(words.mean(1), words, mask).to(device)
 
 
+def _small_matcher() -> SCAN:
+    """Its towers are not used."""
+    text = TextArchitecture(vocabulary=4, word_dim=8, hidden=8, bidirectional=True)
+    return SCAN(SCANSettings(ImageArchitecture(feature_dim=8), text, DIM))
+
+
 def _normalised(vectors: Tensor) -> Tensor:
     """In place, since a copy would count as memory of the scoring."""
     return vectors.div_(vectors.norm(dim=-1, keepdim=True))
@@ -91,13 +106,7 @@ def scoring(device: str, sizes: Sizes) -> dict[str, float]:
 
     In turns, a quarter of the images at a time: a machine that slows down slows all three.
     """
-    matcher = SCAN(
-        SCANSettings(
-            ImageArchitecture(feature_dim=8),
-            TextArchitecture(vocabulary=4, word_dim=8, hidden=8, bidirectional=True),
-            DIM,
-        )
-    )
+    matcher = _small_matcher()
     images, texts = items(device, sizes.images, sizes.texts)
     assert images.parts is not None
     assert texts.parts is not None
@@ -125,9 +134,40 @@ def scoring(device: str, sizes: Sizes) -> dict[str, float]:
         difference = max(difference, float((both[0] - both[1]).abs().max()))
     found = {**seconds, "difference": difference, "gigabytes": _peak(device) / 1e9}
     if device == "cuda":
-        found["whole"] = timed(device, lambda: matcher.score(images, texts), times)
-        with torch.autocast(device, torch.bfloat16):
-            found["lower"] = timed(device, lambda: matcher.score(images, texts), times)
+        for name, fused in (("", True), (", plain", False)):
+            for way, lower in (("whole", False), ("lower", True)):
+                with use_kernels(fused), torch.autocast(device, torch.bfloat16, enabled=lower):
+                    matcher.score(images, texts)  # the kernel is compiled at its first use
+                    found[way + name] = timed(device, lambda: matcher.score(images, texts), times)
+    return found
+
+
+def kernels_against_plain(device: str, sizes: Sizes) -> dict[str, tuple[float, str]]:
+    """Largest differences of scores, of a loss, and of its gradients; of gradients as a share of the largest one.
+
+    Both in float32, and both in bfloat16.
+    """
+    matcher = _small_matcher()
+    images, texts = items(device, sizes.batch, sizes.batch)
+    assert images.parts is not None
+    assert texts.parts is not None
+    found = {}
+    for name, lower in (("fp32", False), ("bf16", True)):
+        results = []
+        for fused in (True, False):
+            parts = [side.detach().clone().requires_grad_() for side in (images.parts, texts.parts)]
+            with use_kernels(fused), torch.autocast(device, torch.bfloat16, enabled=lower):
+                scores = matcher.score(images._replace(parts=parts[0]), texts._replace(parts=parts[1]))
+                loss = _hinge(scores)
+                results.append((scores.detach(), loss.detach(), *torch.autograd.grad(loss, parts)))
+        scores, loss, *gradients = (float((one - two).abs().max()) for one, two in zip(*results, strict=True))
+        largest = [float(gradient.abs().max()) for gradient in results[1][2:]]
+        found[f"{name}: largest difference of scores"] = scores, "score"
+        found[f"{name}: difference of the loss"] = loss, "loss"
+        found[f"{name}: largest difference of gradients"] = (
+            max(one / two for one, two in zip(gradients, largest, strict=True)),
+            "share",
+        )
     return found
 
 
@@ -135,7 +175,14 @@ def training(device: str, sizes: Sizes) -> dict[str, float]:
     """Encoders, similarity, hinge with the hardest negatives, backward, Adam: ours in both precisions, and the loop."""
     torch.manual_seed(0)
     found = {}
-    for name, loop, lower in (("ours", False, False), ("ours in bf16", False, True), ("the loop", True, False)):
+    ways = {
+        "ours": (False, False, True),
+        "ours in bf16": (False, True, True),
+        "ours without kernels": (False, False, False),
+        "ours in bf16 without kernels": (False, True, False),
+        "the loop": (True, False, True),
+    }
+    for name, (loop, lower, fused) in ways.items():
         matcher = SCAN(
             SCANSettings(ImageArchitecture(), TextArchitecture(vocabulary=WORDS, hidden=DIM, bidirectional=True), DIM)
         ).to(device)
@@ -145,9 +192,10 @@ def training(device: str, sizes: Sizes) -> dict[str, float]:
         words = torch.randint(4, WORDS, tuple(mask.shape), device=device) * mask
         features = torch.randn(sizes.batch, REGIONS, 2048, device=device)
         step = _step(matcher, optimizer, features, words, mask, loop=loop, lower=lower)
-        for _ in range(3):
-            step()
-        found[name] = timed(device, step, 3 if loop else 20)
+        with use_kernels(fused):
+            for _ in range(3):
+                step()
+            found[name] = timed(device, step, 3 if loop else 20)
     return found
 
 
@@ -162,7 +210,6 @@ def _step(
     lower: bool,
 ) -> Callable[[], None]:
     device, lengths = features.device.type, mask.sum(1).tolist()
-    others = ~torch.eye(len(features), dtype=torch.bool, device=device)
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=lower):
@@ -170,15 +217,20 @@ def _step(
             assert images.parts is not None
             assert texts.parts is not None
             scores = published(images.parts, texts.parts, lengths) if loop else matcher.score(images, texts)
-        own = scores.diagonal()
-        costs = [(0.2 + scores - o).clamp(min=0) * others for o in (own[:, None], own[None])]
-        loss = costs[0].amax(1).sum() + costs[1].amax(0).sum()
+        loss = _hinge(scores)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(matcher.parameters(), 2.0)
         optimizer.step()
 
     return step
+
+
+def _hinge(scores: Tensor) -> Tensor:
+    """The hinge loss of the hardest negatives of a batch of pairs."""
+    own, others = scores.diagonal(), ~torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    costs = [(0.2 + scores - o).clamp(min=0) * others for o in (own[:, None], own[None])]
+    return costs[0].amax(1).sum() + costs[1].amax(0).sum()
 
 
 def product(images: Encoded, words: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from mmca_layer import Layer, by_pair, lowest
 from mmca_limits import both_ways, products, shapes, timed_best, worked
 from torch import Tensor, nn
 
-from calligram.device import use_compile, use_cuda_graphs
+from calligram.device import use_compile, use_cuda_graphs, use_kernels
 from calligram.losses.ranking import bidirectional_ranking_loss
 from calligram.models.layers import score_tiles
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
@@ -134,12 +134,12 @@ def scoring(
         apart = {"": float((matcher.score(images, part) - expected).abs().max())}
     found = [row(f"{name}: scoring", ours, "s")]
     ways = {"": ours}
-    if compiles:
-        with use_compile(), lowered(device, precision):
+    for way, compiled in ((", without kernels", False), (", compiled", True)) if compiles else ():
+        with use_kernels(False), use_compile(compiled), lowered(device, precision):
             matcher.score(images, part)
-            ways[", compiled"] = timed(device, lambda: matcher.score(images, texts), sizes.times)
-            apart[", compiled"] = float((matcher.score(images, part) - expected).abs().max())
-        found.append(row(f"{name}: scoring, compiled", ways[", compiled"], "s"))
+            ways[way] = timed(device, lambda: matcher.score(images, texts), sizes.times)
+            apart[way] = float((matcher.score(images, part) - expected).abs().max())
+        found.append(row(f"{name}: scoring{way}", ways[way], "s"))
     if precision == "bf16":
         low, (one, two) = Layer(matcher).eval().bfloat16(), (Encoded(*map(lowest, side)) for side in (images, part))
         whole = share * timed_best(device, lambda: low.grid(one, two, sizes.stacked), 2)
@@ -173,7 +173,7 @@ def tiles(row: Rows, name: str, score: Callable[[], Tensor], precision: str, dev
     for factor in (0.25, 1, 4):
         score_tiles.TILE_PRODUCTS[device] = int(before * factor)
         for way, on in (("", False), (", compiled", True)):
-            with use_compile(on), lowered(device, precision):
+            with use_kernels(not on), use_compile(on), lowered(device, precision):
                 found.append(row(f"{name}: a tenth, tiles {factor} as large{way}", timed_best(device, score, 1), "s"))
     score_tiles.TILE_PRODUCTS[device] = before
     return found
