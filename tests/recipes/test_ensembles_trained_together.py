@@ -19,7 +19,7 @@ from calligram.training.loop import _Trainer
 from calligram.training.runs import Run
 
 SMALL = (
-    "batch=6", "dim=16", "candidates=3", "ema_decay=0", "lr=0.01", "precision=fp32",
+    "batch=6", "dim=16", "candidates=3", "dev_depth=100", "ema_decay=0", "lr=0.01", "precision=fp32",
     "optim.schedule=constant", "epochs=1",
 )  # fmt: skip
 STORED = (

@@ -66,7 +66,6 @@ PAPERS = {
         "adversarial.steepness": 10.0, "adversarial.weight": 1.0, "a3vse.heads": 3, "a3vse.context": 512,
     },
     # Sec. 4.2 of mmca.
-    "best-ensemble": {"mmca.heads": 16, "mmca.filters": 256, "mmca.alpha": 0.2},
     "mmca": {"mmca.heads": 16, "mmca.filters": 256, "mmca.alpha": 0.2, "dim": 256},
     "mmca-paper": {
         "terms": ("ranking",), "ranking.top_k": 1, "batch": 64, "lr": 2e-4, "optim.optimizer": "adam",

@@ -23,11 +23,12 @@ BY_ROW = {
         *MMCA_SMALL, "pseudo.region_source=finder", "steps=2", "adversarial.hidden=4",
     ),
     "mmca + instance": (*MMCA_SMALL, "candidates=2"),
-    "best": (*MMCA_SMALL, "candidates=2"),
+    "best": (),
     "best, one vse": (),
     "best, one vse, distilled": (),
-    "best, one mmca + AOQ": (
-        *MMCA_SMALL, "candidates=2", "offline.texts=4", "offline.images=2", "stages.2.epochs=1", "stages.2.batch=4",
+    "best, one mmca": (*MMCA_SMALL, "candidates=2"),
+    "best, one vse + AOQ": (
+        "offline.texts=4", "offline.images=2", "stages.2.epochs=1", "stages.2.batch=4",
     ),
     "vse, distilled": (),
     "alpha = 0, distilled": MMCA_SMALL,
@@ -42,7 +43,8 @@ def small_study(tmp_path, tiny_classifier, tiny_bert, monkeypatch) -> Study:
     models.mkdir(parents=True)
     for name in ("efficientnet_lite2_256", "dinov2_small_saliency"):
         (models / name).symlink_to(tiny_classifier)
-    (models / "minilm").symlink_to(tiny_bert)
+    for name in ("minilm", "mpnet"):
+        (models / name).symlink_to(tiny_bert)
     monkeypatch.setenv(ASSETS, str(tmp_path / "assets"))
     chosen = tuple(
         replace(row, changes=(*row.changes, *SMALL, *BY_ROW[row.name])) for row in MMCA.rows if row.name in BY_ROW

@@ -108,7 +108,9 @@ SUGGEST = Study(
 
 _LITE2 = (f"image.backbone=${ASSETS}/models/efficientnet_lite2_256", "image.views=flip")
 _MINILM = (f"text.encoder=${ASSETS}/models/minilm",)
-_VIT = (f"image.backbone=${ASSETS}/models/dinov2_small_saliency",)
+_VIT = (
+    f"image.backbone=${ASSETS}/models/dinov2_small_saliency", "image.size=224", "image.region_dropout=0",
+)  # fmt: skip
 _FROZEN_NETWORKS = {"MobileNetV2": "mobilenet_v2_1.0_224", "ResNet-50": "resnet50", "ViT": "dinov2_small_saliency"}
 _FROZEN_MINILM = (*_MINILM, "image.views=flip", "epochs=8", "batch=256", "lr=0.001", "dim=1024", "text.dropout=0.1")
 # Text towers that have not seen captions of dev and test: their word vectors are trained on other captions.
@@ -191,7 +193,8 @@ STUDIES: Mapping[str, Study] = {
                 "text.hidden=1024", "text.dropout=0.3", "text.bidirectional=true", "text.word_dropout=0.1",
             )),
             Row("end to end, MiniLM", "best", (
-                *_LITE2, *_MINILM, "image.size=256", "optim.lr_scale=image:0.3,text.encoder:0.1",
+                *_LITE2, *_MINILM, "image.size=256", "image.region_dropout=0",
+                "optim.lr_scale=image:0.3,text.encoder:0.1",
             )),
             Row("frozen features, trained MiniLM", "vse", (
                 *_LITE2, *_MINILM, "epochs=12", "batch=256", "lr=0.001", "dim=1024", "text.train=true",

@@ -13,9 +13,9 @@ from typing import Literal
 
 from calligram.errors import UserError
 
-SEEN_ENCODER, SEEN_MARK = "models/minilm", "†"
-"""an encoder that its authors trained on pairs with the captions of Flickr30K, which contain those of Flickr8k; and the
-mark of rows that use it"""
+SEEN_ENCODERS, SEEN_MARK = ("models/minilm", "models/mpnet"), "†"
+"""encoders that their authors trained on pairs with the captions of Flickr30K, which contain those of Flickr8k; and
+the mark of rows that use them"""
 ASSETS = "CALLIGRAM_ASSETS"
 """name of the only environment variable: a folder with ``flickr8k/``, ``models/`` and ``text/``"""
 LOWER_IS_BETTER = ("overlap", "medr", "meanr")
@@ -298,4 +298,4 @@ def with_assets_path(text: str) -> str:
 
 def has_seen_captions(encoder: str) -> bool:
     """Whether a text encoder, given by a path or as a setting, has seen the captions of the test images."""
-    return encoder.endswith(SEEN_ENCODER)
+    return encoder.endswith(SEEN_ENCODERS)

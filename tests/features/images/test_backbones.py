@@ -221,6 +221,9 @@ def test_a_compiled_step_leaves_out_new_patches_each_time(monkeypatch):
     assert backbone._training_step
 
 
-def test_a_cnn_has_no_patches_to_leave_out():
-    with pytest.raises(UserError, match=r"ResNetModel has no patches; give image\.region_dropout=0"):
-        Backbone(configurations()["resnet"]).drop_patches(0.5)
+def test_a_cnn_has_no_patches_and_is_trained_on_whole_images(caplog):
+    backbone = Backbone(configurations()["resnet"]).train()
+    backbone.drop_patches(0.5)
+    assert "image.region_dropout=0.5 has no effect" in caplog.text
+    assert "ResNetModel has none" in caplog.text
+    backbone(torch.rand(2, 3, 32, 32))

@@ -151,7 +151,7 @@ def test_names_choose_components_and_their_settings_have_these_names():
 
 
 def test_members_with_the_same_name_have_the_same_settings():
-    found = resolve(PRESETS["best-ensemble"].defaults, ["vse.head=paper"])
+    found = resolve(PRESETS["best-ensemble"].defaults, ["vse.head=paper", "matcher=mmca,vse,vse"])
     assert found.matcher == (MMCASettings(), VSESettings(head="paper"), VSESettings(head="paper"))
 
 

@@ -143,15 +143,16 @@ class Backbone(nn.Module):
     def drop_patches(self, share: float) -> None:
         """Leave out a random share of the patches of each training image of a Vision Transformer (Li et al., 2023).
 
-        A training step then costs less, and the network sees a different part of an image each time.
+        A training step then costs less, and the network sees a different part of an image each time. Other networks
+        see whole images.
         """
         found = [module for name, module in self.model.named_modules() if name.endswith("embeddings")]
         if not found or not hasattr(self.model.config, "patch_size"):
-            kind = type(self.model).__name__
-            raise UserError(
-                f"image.region_dropout leaves out patches of a Vision Transformer, and {kind} has no patches; give "
-                "image.region_dropout=0"
-            )
+            log.warning(
+                "image.region_dropout=%g has no effect: it leaves out patches of a Vision Transformer, and %s has none",
+                share, type(self.model).__name__,
+            )  # fmt: skip
+            return
         self._patch_dropout = share
         found[0].register_forward_hook(self._keep_patches)
 

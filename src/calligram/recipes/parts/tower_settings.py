@@ -233,10 +233,9 @@ class Towers:
         parts: ImageParts = "vector",
         seed: int = 0,
     ) -> None:
-        if not image.stored and (image.dropout or (image.region_dropout and not image.backbone)):
+        if not image.stored and image.dropout:
             raise UserError(
-                "image.dropout and image.region_dropout change stored features (the latter also a trained ViT); for "
-                "pixels use image.crop, image.flip and image.jitter"
+                "image.dropout changes stored features; for pixels use image.crop, image.flip and image.jitter"
             )
         if text.train and not text.encoder:
             raise UserError(
