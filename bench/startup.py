@@ -13,12 +13,17 @@ from rows import Row
 
 LIBRARY = Path(__file__).parent.parent / "demo" / "library"
 """what ``make demo`` indexed: 1,000 scenes"""
+COLLECTION = LIBRARY.with_name("scenes")
 RUNS = 5
 
 
 def startup(row: Callable[[str, float, str], Row]) -> list[Row]:
     """Median of ``RUNS`` runs, after one that warms the disk."""
     rows = [row("calligram --help, wall", _seconds("--help"), "s")]
+    if COLLECTION.is_dir():
+        rows.append(
+            row("calligram info over the demo's collection of scenes, wall", _seconds("info", str(COLLECTION)), "s")
+        )
     bare = _seconds_of([sys.executable, "-c", "import torch"])
     rows.append(row("python -c 'import torch', wall: what a search cannot avoid", bare, "s"))
     if LIBRARY.is_dir():

@@ -8,6 +8,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import calligram
 
 CORE = {
@@ -87,3 +89,30 @@ def test_help_is_quick_because_it_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+SLOW_IMPORTS = ("transformers", "sklearn", "matplotlib", "scipy", "lancedb")
+
+
+@pytest.mark.parametrize(
+    ("code", "allowed"),
+    [
+        ("run('list'); run('show', 'vse'); run('info', '{collection}'); run('train', '-h')", set()),
+        ("import calligram.cli.evaluate, calligram.studies.results, calligram.evaluation.retrieval", set()),
+        ("import calligram.cli.search, calligram.serve.service, calligram.search.indexing.run", {"lancedb"}),
+    ],
+)
+def test_a_verb_imports_slow_packages_only_if_it_needs_them(tiny, code, allowed):
+    script = f"""
+import contextlib, io, sys
+from calligram.cli.main import main
+def run(*words):
+    sys.argv = ["calligram", *words]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main()
+{code.format(collection=tiny.folder)}
+print(*(name for name in {SLOW_IMPORTS} if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) <= allowed

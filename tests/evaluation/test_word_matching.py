@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calligram.data.matches import Matches
@@ -13,6 +13,7 @@ from calligram.evaluation.word_matching import retrieval_by_words, word_scores
 SENTENCES = st.lists(st.lists(st.sampled_from("abcde"), max_size=4).map(" ".join), min_size=1, max_size=5)
 
 
+@settings(deadline=None)  # the first call imports scipy
 @given(SENTENCES, SENTENCES)
 def test_scores_are_weighted_cosines_of_word_sets(said, texts):
     def weight(word):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from calligram.data.matches import Matches
@@ -127,14 +126,16 @@ def word_scores(sentences: Sequence[str], texts: Sequence[str]) -> Floats:
 
     The weight of a word in n of N sentences is log((N + 1) / (n + 1)). Words that are in no sentence are left out.
     """
+    from scipy.sparse import diags_array
+
     known = KnownWords(tuple(sorted({word for sentence in sentences for word in tokenise(sentence)})))
     sides = [(known.counts(strings) > 0).astype(np.float64) for strings in (sentences, texts)]
     weights = np.log((len(sentences) + 1) / (np.asarray(sides[0].sum(axis=0)).ravel() + 1))
     unit = []
     for side in sides:
-        weighted = side @ sp.diags_array(weights)
+        weighted = side @ diags_array(weights)
         length = np.sqrt(np.asarray(weighted.power(2).sum(axis=1)).ravel())
-        unit.append(sp.diags_array(1 / np.maximum(length, 1e-12)) @ weighted)
+        unit.append(diags_array(1 / np.maximum(length, 1e-12)) @ weighted)
     return np.asarray((unit[0] @ unit[1].T).toarray(), dtype=np.float64)
 
 

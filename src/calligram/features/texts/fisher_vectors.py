@@ -8,10 +8,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
 
@@ -20,6 +19,9 @@ from calligram.features.texts.pca import PCA
 from calligram.features.texts.word_counts import KnownWords, WordVectors
 from calligram.progress import Track, silent
 from calligram.vectors import unit_rows
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +150,7 @@ class FisherVectorizer:
         return cls(WordVectors(known, arrays["vectors"]), IcaProjection(arrays["unmixing"]), mixtures, pca)
 
 
-def encode_fisher(counts: sp.csr_array, points: Floats, posteriors: Floats, mixture: Mixture) -> Floats:
+def encode_fisher(counts: csr_array, points: Floats, posteriors: Floats, mixture: Mixture) -> Floats:
     """Fisher vectors (N, 2KD): gradients by the K x D centres, then by the K x D spreads; two-branch, Sec. 4.3.
 
     For a text with T words x and posteriors g, and for each centre with prior p and each dimension:

@@ -7,16 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from calligram.errors import UserError
 from calligram.features.texts.word_vectors import read_frequent_vectors, read_vectors, vector_size
 from calligram.text import split_word, tokenise
 from calligram.vectors import unit_rows
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 Floats = NDArray[np.float32]
 
@@ -40,13 +42,15 @@ class KnownWords:
             found += [self.number_of[part] for part in parts if part in self.number_of]
         return found
 
-    def counts(self, strings: Sequence[str]) -> sp.csr_array:
+    def counts(self, strings: Sequence[str]) -> csr_array:
         """Return the counts of each word (column) in each text (row)."""
+        from scipy.sparse import csr_array
+
         rows = [self.numbers(string) for string in strings]
         starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
         columns = np.fromiter((number for row in rows for number in row), dtype=np.int64, count=int(starts[-1]))
         ones = np.ones(len(columns), dtype=np.float32)
-        counts = sp.csr_array((ones, columns, starts), shape=(len(rows), len(self.words)))
+        counts = csr_array((ones, columns, starts), shape=(len(rows), len(self.words)))
         counts.sum_duplicates()
         return counts
 
@@ -139,7 +143,9 @@ class TfIdfVectorizer:
 
     def encode(self, strings: Sequence[str]) -> Floats:
         """Return vectors (N, dim); zeros for a text without a known word."""
-        weighted = (self.known.counts(strings) @ sp.diags_array(self.idf)).toarray()
+        from scipy.sparse import diags_array
+
+        weighted = (self.known.counts(strings) @ diags_array(self.idf)).toarray()
         return unit_rows(weighted.astype(np.float32))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
