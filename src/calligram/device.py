@@ -2,8 +2,8 @@
 fused kernels.
 
 Operations over many small parts take as long as their reads and writes of memory. Compiled, several operations read and
-write once. The first call of a compiled function takes up to a minute, so compilation is off by default:
-``CALLIGRAM_COMPILE=1`` switches it on for a GPU, and ``use_compile`` anywhere.
+write once. The first call of a compiled function takes up to a minute. So compilation and CUDA graphs are off, and
+training switches them on where they pay (``training/cuda_graphs.py``).
 """
 
 from __future__ import annotations
@@ -35,10 +35,6 @@ log = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
 
-COMPILE_VARIABLE = "CALLIGRAM_COMPILE"
-"""environment variable: 1 to compile on a GPU"""
-GRAPHS_VARIABLE = "CALLIGRAM_GRAPHS"
-"""environment variable: 1 to use CUDA graphs on a GPU"""
 COMMIT_FILE = Path(__file__).parent / "COMMIT"
 """holds the commit where the code was copied without its git history"""
 GRAPH_DEVICE_TYPE = "cuda"
@@ -126,29 +122,22 @@ def without_cudnn_attention(tensor: Tensor) -> AbstractContextManager[None]:
 class _Switch:
     """A choice for the whole process, not for a thread, because gradient checkpoints recompute in another thread."""
 
-    def __init__(self, variable: str) -> None:
-        self._variable = variable
-        self._on: bool | None = None
-
-    @property
-    def on(self) -> bool:
-        """Whether it is on. The environment is read on use: an import looks for no GPU (``studies/row_server.py``)."""
-        if self._on is None:
-            self._on = os.environ.get(self._variable) == "1" and torch.cuda.is_available()
-        return self._on
+    def __init__(self) -> None:
+        self.on = False
+        self.asked = False
+        """whether anything has asked for it since this was last cleared"""
 
     @contextmanager
     def set(self, on: bool) -> Iterator[None]:
-        """Set it inside a block, whatever the environment variable is."""
-        before, self._on = self._on, on
+        """Set it inside a block."""
+        before, self.on = self.on, on
         try:
             yield
         finally:
-            self._on = before
+            self.on = before
 
 
-_COMPILE = _Switch(COMPILE_VARIABLE)
-_GRAPHS = _Switch(GRAPHS_VARIABLE)
+_COMPILE, _GRAPHS = _Switch(), _Switch()
 
 
 def use_compile(on: bool = True) -> AbstractContextManager[None]:
@@ -157,8 +146,15 @@ def use_compile(on: bool = True) -> AbstractContextManager[None]:
 
 
 def compile_enabled() -> bool:
-    """Whether functions with ``compile_if_enabled`` are compiled now."""
+    """Whether functions with ``compile_if_enabled`` and trained image networks are compiled now."""
+    _COMPILE.asked = True
     return _COMPILE.on
+
+
+def asked_to_compile() -> bool:
+    """Whether anything that can be compiled has run since the last call of this function."""
+    asked, _COMPILE.asked = _COMPILE.asked, False
+    return asked
 
 
 def use_cuda_graphs(on: bool = True) -> AbstractContextManager[None]:
@@ -174,7 +170,7 @@ def uses_cuda_graphs(tensor: Tensor) -> bool:
 def compile_if_enabled(*dynamic_axes: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function to be compiled while compilation is on.
 
-    A function that cannot be compiled runs as it is, with one warning.
+    A function that cannot be compiled runs as it is, which is logged once.
 
     Args:
         dynamic_axes: for each tensor argument, in order, how many of its first axes change their length from call to
@@ -186,7 +182,7 @@ def compile_if_enabled(*dynamic_axes: int) -> Callable[[Callable[P, R]], Callabl
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if not _COMPILE.on:
+            if not compile_enabled():
                 return function(*args, **kwargs)
             if not compiled:
                 compiled.append(torch.compile(function))
@@ -199,7 +195,7 @@ def compile_if_enabled(*dynamic_axes: int) -> Callable[[Callable[P, R]], Callabl
             except Exception as error:  # compilers raise many types
                 if compiled[0] is function:
                     raise
-                log.warning("%s cannot be compiled and runs without compilation: %s", function.__name__, error)
+                log.info("%s cannot be compiled and runs without compilation: %s", function.__name__, error)
                 compiled[0] = function
                 return function(*args, **kwargs)
 

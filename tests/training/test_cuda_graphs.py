@@ -8,16 +8,23 @@ from copy import deepcopy
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from calligram import device as switches
 from calligram.device import use_compile, use_cuda_graphs
 from calligram.models import mmca
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
+from calligram.models.matcher import EmbeddingMatcher, Encoded
 from calligram.models.mmca import MMCA, MMCASettings
-from calligram.training import cuda_graphs
+from calligram.recipes.parts.run import train_preset
+from calligram.training import cuda_graphs, loop
+from calligram.training.batches import batch
 from calligram.training.batches.batch import Batch
 from calligram.training.objectives.candidates import RetrieveRerankObjective
+from calligram.training.objectives.distillation import DistillationObjective, Teacher
+from calligram.training.objectives.instance import InstanceObjective
 from calligram.training.objectives.objective import InfoNCEObjective, JointObjective, RankingObjective
+from calligram.training.runs import Run
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 on_cuda = pytest.mark.skipif(HERE != "cuda", reason="CUDA graphs need a GPU")
@@ -53,7 +60,17 @@ def stepped(monkeypatch):
     monkeypatch.setattr(Again, "made", 0)
 
 
+LABELS = torch.tensor([0, 1, 2, -1])
+
+
+def distilled():
+    torch.manual_seed(5)
+    return DistillationObjective(Teacher(EmbeddingMatcher(), Encoded(torch.randn(4, 3)), Encoded(torch.randn(4, 3))))
+
+
 OBJECTIVES = {
+    "instance": lambda: JointObjective((1.0, InstanceObjective(16, 4, dropout=0.3)), (0.5, InfoNCEObjective())),
+    "distilled": distilled,
     "hardest": lambda: RankingObjective(0.2, 1),
     "infonce": InfoNCEObjective,
     "both": lambda: JointObjective((1.0, RankingObjective(0.2, 1)), (0.5, InfoNCEObjective())),
@@ -78,10 +95,11 @@ class Trained:
         features[0, -1] = 0
         target = torch.full((images, texts), -1)
         target[torch.arange(images), torch.arange(images) % texts] = 1
-        groups = torch.arange(images), torch.arange(texts)
-        return Batch(features, states, mask, target, target.T.contiguous(), *groups).map_tensors(
-            lambda t: t.to(self.device)
-        )
+        groups = torch.arange(images), LABELS[:texts]
+        rows = {"image_rows": torch.arange(images), "text_rows": torch.arange(texts)}
+        return Batch(
+            features, *cuda_graphs.pad_words(states, mask), target, target.T.contiguous(), *groups, **rows
+        ).map_tensors(lambda t: t.to(self.device))
 
     def loss(self, on, seed=1, **sizes):
         batch = self.batch(seed=seed, **sizes)
@@ -102,6 +120,7 @@ class Trained:
         loss.backward()
         spread = self.objective.spread
         found = {name: term.detach() for name, term in terms.items()} | {"i": spread.images, "t": spread.texts}
+        found |= self.objective.measures
         return found, [None if p.grad is None else p.grad.clone() for p in self.learning()]
 
     @property
@@ -129,10 +148,8 @@ def about_alike(one, two):
 
 @pytest.mark.usefixtures("stepped")
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_shape_is_captured_when_it_repeats_and_words_are_padded(objective):
+def test_a_shape_is_captured_when_it_repeats(objective):
     found = Trained(objective)
-    # Without dropout: padding would draw its own random numbers.
-    found.matcher.text.dropout.p = 0.0
     for words, seed, kept in ((6, 1, 0), (6, 2, 1), (8, 3, 1), (5, 4, 1), (9, 5, 1), (12, 6, 2), (5, 7, 2), (4, 8, 2)):
         same(found.step(True, words=words, seed=seed), found.step(False, words=words, seed=seed))
         assert found.recorded == kept, words
@@ -147,7 +164,7 @@ def test_random_numbers_equal_those_without_graphs():
     for seed in (1, 2, 3):
         same(found.step(True, words=8, seed=seed), found.step(False, words=8, seed=seed))
     assert found.recorded == 1
-    found = Trained()  # words are padded before the capture and after it, since a run may be resumed
+    found = Trained()
     before = found.step(True, words=6)
     assert found.recorded == 0
     same(before, found.step(True, words=6))
@@ -198,7 +215,7 @@ def test_a_late_backward_pass_is_refused():
     old = found.loss(True)[1]
     old.backward(retain_graph=True)
     new = found.loss(True)[1]
-    with pytest.raises(RuntimeError, match="not possible with CUDA graphs; unset CALLIGRAM_GRAPHS"):
+    with pytest.raises(RuntimeError, match="not possible with CUDA graphs; use speed=plain"):
         old.backward()
     new.backward()
 
@@ -253,18 +270,117 @@ def test_no_graph_is_captured_without_gradients_or_for_unsafe_objectives_or_too_
 
 @pytest.mark.usefixtures("stepped")
 @pytest.mark.parametrize("where", ["__init__", "forward"])
-def test_a_failed_capture_or_replay_runs_without_graphs_with_one_warning(monkeypatch, caplog, where):
+def test_a_failed_capture_or_replay_runs_without_graphs_and_is_logged_once(monkeypatch, caplog, where):
     def broken(*_):
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(Again, where, broken)
     found = Trained()
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         for _ in range(3):
             same(found.step(True, words=8), found.step(False, words=8))
     (record,) = caplog.records
     assert record.message == "RankingObjective cannot use CUDA graphs and runs without them: no room"
     assert found.recorded == 0
+
+
+def test_words_are_padded_to_a_multiple_of_four_and_vectors_are_not():
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    ids, padded = cuda_graphs.pad_words(torch.tensor([[5, 6, 7], [8, 0, 0]]), mask)
+    assert ids.tolist() == [[5, 6, 7, 0], [8, 0, 0, 0]]
+    assert padded.tolist() == [[True, True, True, False], [True, False, False, False]]
+    assert cuda_graphs.pad_words(torch.ones(2, 3, 5), mask)[0].shape == (2, 4, 5)
+    vectors, one = torch.ones(2, 6), torch.ones(2, 1, dtype=torch.bool)
+    assert cuda_graphs.pad_words(vectors, one) == (vectors, one)
+
+
+class Clock:
+    """Time that passes in steps of a trial: each way has its own."""
+
+    def __init__(self, monkeypatch, **seconds):
+        self.now, self.seconds = 0.0, seconds
+        monkeypatch.setattr(cuda_graphs.time, "perf_counter", lambda: self.now)
+
+    def run(self, trial, steps, work=lambda: None):
+        ways = []
+        for _ in range(steps):
+            with trial.step():
+                way = cuda_graphs.Way(switches._GRAPHS.on, switches._COMPILE.on)
+                work()
+                self.now += self.seconds[way.name.replace(" and ", "_")]
+                ways.append(way.name)
+        return ways
+
+
+def trial_of(owner, steps, *, graphs=True):
+    reports = []
+    return cuda_graphs.SpeedTrial(owner, steps, torch.device("cpu"), graphs=graphs, report=reports.append), reports
+
+
+@pytest.mark.usefixtures("stepped")
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.5, "graphs"), (2.0, "plain")])
+def test_a_trial_selects_graphs_where_they_are_faster(monkeypatch, seconds, chosen):
+    found, clock = Trained(), Clock(monkeypatch, plain=1.0, graphs=seconds)
+    trial, reports = trial_of(found.objective, 100)
+
+    def work():
+        torch.autograd.backward(sum(found.objective(found.matcher, found.batch()).values()))
+
+    ways = clock.run(trial, 40, work)
+    assert ways[:13] == ["plain"] * 13
+    assert ways[13:26] == ["graphs"] * 13
+    assert set(ways[26:]) == {chosen}
+    assert reports == [{"chosen": chosen, "milliseconds": {"plain": 1000.0, "graphs": 1000.0 * seconds}}]
+    assert not switches._GRAPHS.on
+
+
+@pytest.mark.parametrize(
+    ("steps", "graphs", "step_seconds"), [(1000, False, 1.0), (100, True, 0.01), (5, True, 100.0), (13, True, 100.0)]
+)
+def test_a_trial_tries_nothing_where_it_cannot_pay(monkeypatch, steps, graphs, step_seconds):
+    clock = Clock(monkeypatch, plain=step_seconds)
+    trial, reports = trial_of(torch.nn.Linear(1, 1), steps, graphs=graphs)
+    assert set(clock.run(trial, steps)) == {"plain"}
+    assert [report["chosen"] for report in reports] == ["plain"]
+
+
+def test_a_trial_gives_up_graphs_of_shapes_that_do_not_repeat(monkeypatch):
+    clock = Clock(monkeypatch, plain=1.0, graphs=0.1)
+    trial, reports = trial_of(torch.nn.Linear(1, 1), 1000)
+    ways = clock.run(trial, 200)
+    assert ways.count("graphs") == cuda_graphs.MAX_TRIAL_STEPS
+    assert ways[-1] == "plain"
+    assert reports == [{"chosen": "plain", "milliseconds": {"plain": 1000.0}}]
+
+
+@pytest.mark.parametrize(("asked", "steps", "tried"), [(True, 2000, True), (False, 2000, False), (True, 200, False)])
+def test_a_trial_compiles_long_stages_with_anything_to_compile(monkeypatch, asked, steps, tried):
+    clock = Clock(monkeypatch, plain=1.0, compiled=0.5)
+    trial, reports = trial_of(torch.nn.Linear(1, 1), steps, graphs=False)
+    ways = clock.run(trial, 100, switches.compile_enabled if asked else lambda: None)
+    assert ways[-1] == reports[0]["chosen"] == ("compiled" if tried else "plain")
+
+
+@pytest.mark.usefixtures("stepped")
+def test_a_run_records_the_chosen_way_and_takes_the_same_steps_as_a_plain_run(tiny, tmp_path, monkeypatch):
+    for module in (loop, batch):
+        monkeypatch.setattr(module, "GRAPH_DEVICE_TYPE", "cpu")
+    for name, value in {"GRAPH_MIN_SECONDS": 0.0, "WARMUP_STEPS": 1, "TIMED_STEPS": 3}.items():
+        monkeypatch.setattr(cuda_graphs, name, value)
+    settings = ["image.size=16", "image.channels=4,8", "dim=8", "text.word_dim=4", "text.hidden=8", "text.dropout=0.2"]
+    settings += ["epochs=6", "warmup_epochs=6", "batch=4", "texts=1", "epoch_of=pairs"]
+    weights = {}
+    for speed in ("auto", "plain"):
+        train_preset("vse", tiny, tmp_path / speed, *settings, f"speed={speed}")
+        weights[speed] = load_file(tmp_path / speed / "best.safetensors")
+    recorded = {speed: Run(tmp_path / speed).about.get("speed") for speed in weights}
+    assert recorded["plain"] is None
+    ((stage, found),) = recorded["auto"].items()
+    assert stage == Run(tmp_path / "auto").metrics()[0]["stage"]
+    assert set(found["milliseconds"]) == {"plain", "graphs"}
+    assert found["chosen"] == min(found["milliseconds"], key=found["milliseconds"].get)
+    torch.testing.assert_close(weights["auto"], weights["plain"], atol=1e-4, rtol=1e-3)
+    assert Again.made
 
 
 def test_capture_does_not_change_running_statistics():
@@ -281,7 +397,7 @@ def test_capture_does_not_change_running_statistics():
 @pytest.mark.parametrize("lower", [False, True])
 def test_cuda_graphs_give_the_same_terms_and_gradients(lower, compiled, objective, caplog):
     found, kept = Trained(objective, "cuda", dim=64, lower=lower), []
-    with caplog.at_level(logging.WARNING), use_compile(compiled):
+    with caplog.at_level(logging.INFO, "calligram"), use_compile(compiled):
         for turn, words in enumerate((8, 8, 12, 12, 8, 12, 8)):
             kept.append(found.loss(False, words=words))  # an older step that still exists must not block a replay
             one, two = (found.step(on, words=words, seed=turn) for on in (True, False))

@@ -1,18 +1,20 @@
-"""CUDA graphs: capture the forward and the backward pass of a loss once for each shape, then replay them.
+"""CUDA graphs: capture the forward and the backward pass of a loss once for each shape, then replay them; and the trial
+that selects the fastest way to take the steps of a stage.
 
 A step of many small kernels takes as long as their launches one by one; a replay launches them together. A captured
-graph keeps its memory, and each new shape takes a second to capture, so CUDA graphs are off by default:
-``CALLIGRAM_GRAPHS=1`` or ``use_cuda_graphs`` switches them on, on a GPU.
+graph keeps its memory, and each new shape takes up to a second to capture.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from statistics import median
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,18 +23,27 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
-from calligram.device import GRAPH_DEVICE_TYPE, GRAPHS_VARIABLE, compile_enabled, use_cuda_graphs
+from calligram.device import GRAPH_DEVICE_TYPE, asked_to_compile, compile_enabled, use_compile, use_cuda_graphs
 
 log = logging.getLogger(__name__)
 
 PADDING_MULTIPLE = 4
-"""a dynamic axis is padded to a multiple of this length, so that few shapes are captured"""
+"""texts are padded to a multiple of so many words, so that few shapes are captured"""
 MAX_GRAPHS = 32
 """largest number of shapes that are captured for one objective"""
 CAPTURE_AT_COUNT = 2
 """a shape is captured when it comes for this time: the last batch of an epoch may come only once"""
 WARMUP_RUNS = 3
 """runs before the capture, in which libraries select and compile their kernels"""
+
+GRAPH_MIN_SECONDS = 20.0
+"""CUDA graphs are tried if the rest of a stage takes at least so long without them"""
+COMPILE_MIN_SECONDS = 600.0
+"""compilation, which takes up to a minute, is tried if the rest of a stage takes at least so long without it"""
+MAX_GRAPH_MEMORY_SHARE = 1 / 3
+"""CUDA graphs are not tried if a step takes more than this share of the memory: graphs keep what a step takes"""
+WARMUP_STEPS, TIMED_STEPS, MAX_TRIAL_STEPS = 3, 10, 60
+"""steps of a trial before the timed ones, timed steps, and steps after which a way with fewer of them is given up"""
 
 GraphFunction = Callable[..., Tensor]
 
@@ -42,7 +53,6 @@ def run_with_cuda_graphs(
     others: Sequence[nn.Module],
     function: GraphFunction,
     inputs: Sequence[Tensor],
-    dynamic: Sequence[bool],
 ) -> Tensor:
     """Run ``function(*inputs)`` with CUDA graphs: a replay if the shapes have been captured, a normal run otherwise.
 
@@ -52,15 +62,11 @@ def run_with_cuda_graphs(
     Args:
         owner: module that keeps the graphs as long as it exists, and whose parameters the function uses.
         others: further modules whose parameters the function uses. It uses no other parameters.
-        function: never waits for the device; returns one tensor. Padding the second axis of dynamic inputs with zeros,
-            or False, must not change its result.
-        dynamic: for each input, whether the length of its second axis changes from call to call.
+        function: never waits for the device; returns one tensor.
     """
     graphs = _GRAPHS.setdefault(owner, GraphCache())
     used = _FunctionWithModules(function, [owner, *others])
     parameters = list(used.parameters())
-    # Also before the capture: the padding changes which random numbers are drawn.
-    inputs = [pad_second_axis(t) if grows else t for t, grows in zip(inputs, dynamic, strict=True)]
     try:
         captured = graphs.lookup(used, inputs, parameters)
         if captured is not None:
@@ -68,7 +74,7 @@ def run_with_cuda_graphs(
             return found
     except Exception as error:  # drivers raise many types, and out of memory is one of them
         graphs.disable()
-        log.warning("%s cannot use CUDA graphs and runs without them: %s", type(owner).__name__, error)
+        log.info("%s cannot use CUDA graphs and runs without them: %s", type(owner).__name__, error)
     return function(*inputs)
 
 
@@ -246,17 +252,23 @@ class _ReplayFunction(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.replay != ctx.graphs.replays:
             raise RuntimeError(
-                f"the backward pass of an earlier replay is not possible with CUDA graphs; unset {GRAPHS_VARIABLE}"
+                "the backward pass of an earlier replay is not possible with CUDA graphs; use speed=plain"
             )
         parameters = ctx.captured.backward(gradient)
         ctx.graphs.end_replay()
         return None, None, None, *[None] * ctx.count, *parameters
 
 
-def pad_second_axis(tensor: Tensor) -> Tensor:
-    """Pad the second axis with zeros to a multiple of ``PADDING_MULTIPLE``."""
-    more = -tensor.shape[1] % PADDING_MULTIPLE
-    return F.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, more)) if more else tensor
+def pad_words(texts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Pad the words of texts (N, W) or (N, W, D) with zeros to a multiple of ``PADDING_MULTIPLE``, and their mask.
+
+    All batches on a GPU are padded, with or without graphs: padding changes which random numbers are drawn. Texts that
+    are vectors (N, D) have no words.
+    """
+    more = -mask.shape[1] % PADDING_MULTIPLE
+    if not more or (texts.ndim == 2 and texts.is_floating_point()):
+        return texts, mask
+    return F.pad(texts, (0, 0) * (texts.ndim - 2) + (0, more)), F.pad(mask, (0, more))
 
 
 @contextmanager
@@ -282,3 +294,107 @@ def autocast_without_cache() -> torch.autocast:
     """
     on, dtype = torch.is_autocast_enabled(GRAPH_DEVICE_TYPE), torch.get_autocast_dtype(GRAPH_DEVICE_TYPE)
     return torch.autocast(GRAPH_DEVICE_TYPE, dtype, enabled=on, cache_enabled=False)
+
+
+class Way(NamedTuple):
+    """A way to take training steps."""
+
+    graphs: bool = False
+    compiled: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in ``run.json``."""
+        return " and ".join(["graphs"] * self.graphs + ["compiled"] * self.compiled) or "plain"
+
+
+class SpeedTrial:
+    """Takes the first steps of a stage in several ways, and the others in the fastest of them.
+
+    All ways take the same steps up to rounding. Steps without graphs and compilation come first. Graphs, then
+    compilation, are tried where the rest of the stage is long enough to gain more than they cost.
+    """
+
+    def __init__(
+        self,
+        owner: nn.Module,
+        steps: int,
+        device: torch.device,
+        *,
+        graphs: bool,
+        report: Callable[[dict[str, object]], None],
+    ) -> None:
+        """Args:
+        owner: owner of the graphs, see ``run_with_cuda_graphs``.
+        steps: number of steps of the stage that are left.
+        device: device of the steps.
+        graphs: whether the steps can be captured.
+        report: called once with the chosen way and the milliseconds of a step by each way.
+        """
+        self.chosen = Way()
+        self._owner, self._left, self._device, self._graphs, self._report = owner, steps, device, graphs, report
+        self._compiles = False
+        """whether steps contain anything that can be compiled"""
+        self._trying: Way | None = Way()
+        self._seconds: dict[Way, float] = {}
+        self._times: list[float] = []
+        self._tried = 0
+        asked_to_compile()  # what ran before does not count
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Take a step inside, in the way that is tried or was chosen."""
+        way = self.chosen if self._trying is None else self._trying
+        self._left -= 1
+        with use_cuda_graphs(way.graphs), use_compile(way.compiled):
+            if self._trying is None:
+                yield
+                return
+            replays = self._replays()
+            self._wait()
+            began = time.perf_counter()
+            yield
+            self._wait()
+            seconds = time.perf_counter() - began
+        self._tried += 1
+        # Captures take longer than the steps that follow; so do the first runs of a kernel.
+        if self._tried > WARMUP_STEPS and (not way.graphs or self._replays() > replays):
+            self._times.append(seconds)
+        if len(self._times) >= TIMED_STEPS or self._tried >= MAX_TRIAL_STEPS or not self._left:
+            self._end_way(way)
+
+    def _replays(self) -> int:
+        graphs = _GRAPHS.get(self._owner)
+        return 0 if graphs is None else graphs.replays
+
+    def _end_way(self, way: Way) -> None:
+        if len(self._times) >= TIMED_STEPS:  # fewer, where shapes rarely repeat or the capture failed
+            self._seconds[way] = median(self._times)
+        self.chosen = min(self._seconds, key=self._seconds.__getitem__, default=Way())
+        self._trying, self._times, self._tried = self._next_way(way), [], 0
+        if self._trying is None:
+            times = {each.name: round(1000 * seconds, 3) for each, seconds in self._seconds.items()}
+            self._report({"chosen": self.chosen.name, "milliseconds": times})
+
+    def _next_way(self, way: Way) -> Way | None:
+        if way not in self._seconds and way == Way():
+            return None
+        rest = self._left * self._seconds[self.chosen]
+        if way == Way():
+            self._compiles = asked_to_compile()
+            if self._graphs and rest >= GRAPH_MIN_SECONDS and self._memory_share() <= MAX_GRAPH_MEMORY_SHARE:
+                return Way(graphs=True)
+        if not way.compiled and self._compiles and rest >= COMPILE_MIN_SECONDS:
+            return self.chosen._replace(compiled=True)
+        return None
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _memory_share(self) -> float:
+        """Largest share of the memory of the GPU that tensors have taken so far."""
+        if self._device.type != "cuda":
+            return 0.0
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        return torch.cuda.max_memory_allocated(self._device) / total

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from calligram.device import Processes, device_of, seed_random_numbers
+from calligram.device import GRAPH_DEVICE_TYPE, Processes, device_of, seed_random_numbers, use_kernels
 from calligram.errors import NotFiniteError, UserError
-from calligram.features.images.backbones import Backbone
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.training.batches.batch import Batch, BatchSource, derived_seed
+from calligram.training.cuda_graphs import SpeedTrial
 from calligram.training.objectives.objective import (
     NOT_FINITE_ADVICE,
     CollapseDetector,
@@ -34,8 +34,6 @@ __all__ = ["BatchSource", "Evaluate", "Loop", "Precision", "Speed", "Stage", "tr
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Speed = Literal["auto", "plain"]
-COMPILE_STEPS = 300
-"""a network is compiled for runs of at least this many steps: the compilation takes up to a minute"""
 Evaluate = Callable[[Matcher], Mapping[str, float]]
 """function that returns the dev metrics of a matcher by name"""
 
@@ -82,7 +80,8 @@ class Loop:
     """also save the state every so many steps; it is always saved after an epoch"""
     log_steps: int = 10
     speed: Speed = "auto"
-    """auto: compile trained image networks on a GPU in long runs, with the same results up to rounding; plain: never"""
+    """auto: on a GPU, use fused kernels, CUDA graphs and compilation where they pay, with the same results up to
+    rounding; plain: never"""
 
 
 def train(
@@ -104,7 +103,8 @@ def train(
         The dev metrics of the best epoch.
     """
     device = device_of(matcher)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    kernels = use_kernels(False) if loop.speed == "plain" else contextlib.nullcontext()
+    with kernels, torch.random.fork_rng([device] if device.type == "cuda" else []):
         return _Trainer(matcher, stages, run, evaluate, loop, processes, track).train()
 
 
@@ -132,10 +132,10 @@ class _Trainer:
         self.spent, self.start_time = 0.0, time.perf_counter()
         self.tensorboard = TensorBoardWriter(run.folder) if processes.first else None
         self.saver = BackgroundSaver(run)
+        self.trial: SpeedTrial | None = None
 
     def train(self) -> dict[str, float]:
         self.processes.broadcast_weights([self.matcher, *(s.objective.to(self.device) for s in self.stages)])
-        self._compile_networks()
         restored = self.run.load_state()
         tensors, position = restored if restored else ({}, {"stage": 0, "epoch": 0, "batch": 0})
         if restored:
@@ -151,13 +151,18 @@ class _Trainer:
             self.run.finish(self._seconds())
         return self.best
 
-    def _compile_networks(self) -> None:
-        """Let networks with ``compile_training`` compile their training step, where that pays."""
-        steps = sum(stage.epochs * len(stage.batches) for stage in self.stages)
-        if self.loop.speed == "auto" and self.device.type == "cuda" and steps >= COMPILE_STEPS:
-            for module in self.matcher.modules():
-                if isinstance(module, Backbone):
-                    module.compile_training()
+    def _trial(self, stage: Stage, epoch: int, start: int) -> SpeedTrial | None:
+        """Return the trial of ways to take the steps of a stage that are left; None if there is one way only."""
+        if self.loop.speed == "plain" or self.device.type != GRAPH_DEVICE_TYPE:
+            return None
+
+        def report(found: dict[str, object]) -> None:
+            if self.processes.first:
+                self.run.add_entries(speed={**self.run.about.get("speed", {}), stage.name: found})
+
+        steps = (stage.epochs - epoch) * len(stage.batches) - start
+        graphs = stage.objective.graph_safe and self.processes.count == 1
+        return SpeedTrial(stage.objective, steps, self.device, graphs=graphs, report=report)
 
     def _seconds(self) -> float:
         """Training time in seconds, including earlier calls."""
@@ -193,6 +198,7 @@ class _Trainer:
             objective.load_state_dict(tensors["objective"])
         if "optimizer" in tensors:
             restore_optimizer(optimizer, tensors["optimizer"])
+        self.trial = self._trial(stage, int(position["epoch"]), int(position["batch"]))
         for epoch in range(int(position["epoch"]), stage.epochs):
             start = int(position["batch"]) if epoch == position["epoch"] else 0
             self._run_epoch(number, epoch, start, optimizer)
@@ -214,10 +220,12 @@ class _Trainer:
             stage.objective.set_progress(progress)
             seed = derived_seed(self.loop.seed, "step", number, epoch, step, self.processes.rank)
             seed_random_numbers(seed, self.device)
-            terms = self._backward(stage, batch)
             stepped = (step + 1) % stage.accumulate == 0 or step + 1 == total
+            with self.trial.step() if self.trial else contextlib.nullcontext():
+                terms = self._backward(stage, batch)
+                if stepped:
+                    self._update(stage, optimizer)
             if stepped:
-                self._update(stage, optimizer)
                 self._report(stage, epoch, terms, optimizer, (step - start + 1) / (time.perf_counter() - start_time))
             # Accumulated gradients are not part of the saved state, so it is saved between optimizer steps only.
             if self.loop.save_steps and stepped and self.step % self.loop.save_steps == 0 and step + 1 < total:

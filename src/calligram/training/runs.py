@@ -111,8 +111,12 @@ class Run:
 
     def finish(self, seconds: float) -> None:
         """Record the training time over all calls."""
-        about = {**json.loads((self.folder / RUN_FILE).read_text(encoding="utf-8")), "seconds": round(seconds, 1)}
-        replace_json(self.folder / RUN_FILE, about, indent=1)
+        self.add_entries(seconds=round(seconds, 1))
+
+    def add_entries(self, **entries: object) -> None:
+        """Add entries to ``run.json``, or replace them."""
+        about = json.loads((self.folder / RUN_FILE).read_text(encoding="utf-8"))
+        replace_json(self.folder / RUN_FILE, {**about, **entries}, indent=1)
 
     def describe(self, matcher: Matcher, inputs: Inputs) -> None:
         """Save the description of a matcher and its inputs. ``run.json`` names the class of a matcher from outside."""
@@ -120,7 +124,7 @@ class Run:
         inputs.save(self.folder / INPUTS_FOLDER)
         replace_text(self.folder / MATCHER_FILE, json.dumps(description, indent=1) + "\n")
         if "class" in description:
-            replace_json(self.folder / RUN_FILE, {**self.about, "class": description["class"]}, indent=1)
+            self.add_entries(**{"class": description["class"]})
 
     def load(self) -> tuple[Matcher, Inputs]:
         """Load the best matcher and its inputs."""
@@ -150,11 +154,7 @@ class Run:
     def save_state(
         self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], position: Mapping[str, object]
     ) -> None:
-        """Save the state to continue from ``step``: named groups of tensors, and the position as JSON.
-
-        Args:
-            position: with the ``metrics_bytes`` of this step.
-        """
+        """Save the state to continue from ``step``: named groups of tensors; the position, with ``metrics_bytes``."""
         states = self.folder / "state"
         target, partial = states / f"{step:09d}", states / f".{step:09d}.partial"
         for leftover in (target, partial):
@@ -185,8 +185,7 @@ class Run:
 class BackgroundSaver:
     """Saves the best weights and the states of a run in order, in a thread, while training goes on.
 
-    Tensors are copied at the call, and the file that holds them is written later. Leaving the context waits for all
-    files, also after an error, so what was saved before it is there.
+    Tensors are copied at the call. Leaving the context waits for all files, also after an error.
     """
 
     def __init__(self, run: Run) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import pytest
 import torch
 from torch import nn
 
+from calligram.device import use_compile
 from calligram.errors import UserError
 from calligram.features.images.backbones import Backbone, pixel_input
 
@@ -128,8 +130,8 @@ def test_a_compiled_training_step_equals_a_plain_one(name):
     state = {k: v.clone() for k, v in backbone.state_dict().items()}
     plain = step(backbone, pixels)
     backbone.load_state_dict(state)
-    backbone.compile_training()
-    compiled = step(backbone, pixels)
+    with use_compile():
+        compiled = step(backbone, pixels)
     for key, gradient in plain.items():
         torch.testing.assert_close(compiled[key], gradient, rtol=1e-3, atol=1e-4)
     assert backbone._compiles
@@ -145,18 +147,17 @@ def test_only_training_batches_of_the_first_shape_are_compiled(monkeypatch):
     monkeypatch.setattr(torch, "compile", traced)
     torch.manual_seed(0)
     backbone = Backbone(configurations()["vit"])
-    backbone.compile_training()
     pixels = torch.randn(4, 3, 32, 32)
-    with torch.no_grad():
-        backbone.eval()(pixels)
-    assert not compiled
-    compiled_gradients = step(backbone.train(), pixels)
-    assert compiled == [backbone.model]
-    names = set(backbone.state_dict())
-    step(backbone, pixels[:3])
-    assert compiled == [backbone.model]
+    with use_compile():
+        with torch.no_grad():
+            backbone.eval()(pixels)
+        assert not compiled
+        compiled_gradients = step(backbone.train(), pixels)
+        assert compiled == [backbone.model]
+        names = set(backbone.state_dict())
+        step(backbone, pixels[:3])
+        assert compiled == [backbone.model]
     assert backbone._compiled_shape == pixels.shape
-    backbone._compiles = False
     for key, gradient in step(backbone, pixels).items():
         torch.testing.assert_close(compiled_gradients[key], gradient)
     assert names == {f"model.{name}" for name in backbone.model.state_dict()}
@@ -168,8 +169,8 @@ def test_a_network_that_cannot_be_compiled_is_trained_without_compilation(monkey
 
     monkeypatch.setattr(torch, "compile", broken)
     backbone = Backbone(configurations()["vit"]).train()
-    backbone.compile_training()
-    assert step(backbone, torch.randn(2, 3, 32, 32))
+    with use_compile(), caplog.at_level(logging.INFO):
+        assert step(backbone, torch.randn(2, 3, 32, 32))
     assert "runs without compilation: no compiler here" in caplog.text
 
 
@@ -213,10 +214,10 @@ def test_a_compiled_step_leaves_out_new_patches_each_time(monkeypatch):
     for seed in (1, 2):
         torch.manual_seed(seed)
         plain.append(backbone(pixels).vectors)
-    backbone.compile_training()
-    for seed, expected in zip((1, 2), plain, strict=True):
-        torch.manual_seed(seed)
-        torch.testing.assert_close(backbone(pixels).vectors, expected)
+    with use_compile():
+        for seed, expected in zip((1, 2), plain, strict=True):
+            torch.manual_seed(seed)
+            torch.testing.assert_close(backbone(pixels).vectors, expected)
     assert backbone._compiles
     assert backbone._training_step
 

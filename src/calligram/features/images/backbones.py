@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from calligram.data.pairing import Visuals
 from calligram.data.pictures import decode, map_batches, worker_threads
-from calligram.device import device_of
+from calligram.device import compile_enabled, device_of
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment, PixelInput, mean_over_views
 from calligram.features.images.stored_input import feature_parts, feature_vectors
@@ -64,7 +64,7 @@ class Backbone(nn.Module):
         self.model = model
         self._training_step: list[Any] = []  # the compiled model, inside a list: it is no sub-module
         self._compiled_shape: torch.Size | None = None
-        self._compiles = False
+        self._compiles = True  # False after a failure
         self._patch_dropout = 0.0
         self._kept: Tensor | None = None  # (N, K) places of the patches that are kept in this step
 
@@ -173,16 +173,12 @@ class Backbone(nn.Module):
         places = self._kept.unsqueeze(-1).expand(-1, -1, tokens.shape[2])
         return torch.cat([tokens[:, :first], tokens[:, first:].gather(1, places)], dim=1)
 
-    def compile_training(self) -> None:
-        """Compile the model for training batches of the shape of the first one.
+    def _run(self, pixels: Tensor) -> Any:
+        """Return the output of the model; while compilation is on, compiled for training batches of the first shape.
 
         Other batches, and evaluation, run without compilation: each further shape takes another compilation.
         """
-        self._compiles = True
-
-    def _run(self, pixels: Tensor) -> Any:
-        """Return the output of the model, compiled if that was asked for."""
-        if not (self._compiles and self.training and torch.is_grad_enabled()):
+        if not (self._compiles and self.training and torch.is_grad_enabled() and compile_enabled()):
             return self.model(pixels)
         if self._compiled_shape is None:
             self._compiled_shape = pixels.shape
@@ -195,7 +191,7 @@ class Backbone(nn.Module):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # compilers raise many types
-            log.warning("the image network cannot be compiled and runs without compilation: %s", error)
+            log.info("the image network cannot be compiled and runs without compilation: %s", error)
             self._compiles = False
             return self.model(pixels)
 

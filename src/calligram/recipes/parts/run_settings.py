@@ -262,9 +262,9 @@ class TrainedSettings(RunSettings):
     """Settings of every run that trains in steps."""
 
     precision: Annotated[Precision, "floating-point precision of the network", RARE] = "fp32"
-    speed: Annotated[Speed, "compile trained image networks on a GPU in long runs (auto), or never (plain)", RARE] = (
-        "auto"
-    )
+    speed: Annotated[
+        Speed, "on a GPU, use fused kernels, CUDA graphs and compilation where they pay (auto), or never (plain)", RARE
+    ] = "auto"
     ema_decay: EMADecay = 0.99
     save_steps: Annotated[
         int, "number of steps between saved states, besides one after every epoch; 0 for none", (0, 1000000000), RARE

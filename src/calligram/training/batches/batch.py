@@ -15,12 +15,13 @@ from torch import Tensor
 
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
-from calligram.device import Processes, seed_random_numbers
+from calligram.device import GRAPH_DEVICE_TYPE, Processes, seed_random_numbers
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment
 from calligram.features.inputs import ImageRows, Inputs
 from calligram.files import text_hash
 from calligram.progress import Track, silent
+from calligram.training.cuda_graphs import pad_words
 
 Item = TypeVar("Item")
 Prepared = TypeVar("Prepared")
@@ -314,6 +315,8 @@ class Batches:
         drawn = np.stack([_positions(pairs[:, c], texts if c % 2 else images) for c in range(pairs.shape[1])], axis=1)
         mine_images, mine_texts = self.processes.share(images), self.processes.share(texts)
         words, mask = self._texts.take(mine_texts)
+        if self.device.type == GRAPH_DEVICE_TYPE:
+            words, mask = pad_words(words, mask)
         host = Batch(
             self._images.take(mine_images) if self._device_images is None else torch.from_numpy(mine_images),
             words,

@@ -40,6 +40,11 @@ class DistillationObjective(InfoNCEObjective):
         self.teacher_temperature = teacher_temperature
         self._teacher = [teacher]  # inside a list: its weights are neither trained nor saved here
 
+    @property
+    def graph_safe(self) -> bool:
+        """If the teacher compares vectors: the lengths of its texts would have to be read."""
+        return all(side.mask is None for side in (self._teacher[0].images, self._teacher[0].texts))
+
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """Return one term."""
         wanted = self._teacher[0].scores(batch.image_rows, batch.text_rows)

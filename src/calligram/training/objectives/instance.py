@@ -48,6 +48,11 @@ class InstanceObjective(Objective):
         self.dropout = nn.Dropout(dropout)
         self.weights, self.scale, self.chunk = weights, scale, chunk
 
+    @property
+    def graph_safe(self) -> bool:
+        """Always: classes without a label are masked, not left out."""
+        return True
+
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """L_visual and L_textual, for each weight that is not zero."""
         del matcher

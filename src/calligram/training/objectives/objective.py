@@ -55,7 +55,8 @@ class Objective(nn.Module):
         super().__init__()
         self.measures: dict[str, Tensor] = {}
         """measures of the last batch, which are logged and not minimised; names of error rates end in ``_error``"""
-        self._names: list[str] = []
+        self._names: tuple[list[str], list[str]] = [], []
+        """names of the terms and of the measures that are captured"""
         self._spread: VectorSpread | None = None
         self._encoded: tuple[Encoded, Encoded] | None = None
         """vectors of the last batch until their spread is read"""
@@ -85,8 +86,8 @@ class Objective(nn.Module):
 
     @property
     def graph_safe(self) -> bool:
-        """Whether the terms can be captured in a CUDA graph: they never wait for the device, use only items and targets
-        of a batch, and have no measures.
+        """Whether the terms can be captured in a CUDA graph: they never wait for the device, and depend only on tensors
+        of the batch and on parameters, not on progress.
         """
         return False
 
@@ -98,21 +99,22 @@ class Objective(nn.Module):
 
     def _forward_with_graphs(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
         """The same with CUDA graphs, from encoders to terms; a graph is captured when a shape comes again."""
+        given = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
 
-        def compute(images: Tensor, texts: Tensor, mask: Tensor, image_target: Tensor, text_target: Tensor) -> Tensor:
-            changed = replace(
-                batch, images=images, texts=texts, text_mask=mask, image_target=image_target, text_target=text_target
-            )
+        def compute(*tensors: Tensor) -> Tensor:
+            changed = replace(batch, **dict(zip(given, tensors, strict=True)))  # type: ignore[arg-type]
             terms = self.terms(matcher, changed, *self.encode(matcher, changed))
             assert self.spread is not None
-            self._names = list(terms)
-            return torch.stack([t.float() for t in (*terms.values(), self.spread.images, self.spread.texts)])
+            self._names = list(terms), list(self.measures)
+            found = *terms.values(), *self.measures.values(), self.spread.images, self.spread.texts
+            return torch.stack([t.float() for t in found])
 
-        inputs = batch.images, batch.texts, batch.text_mask, batch.image_target, batch.text_target
-        found = run_with_cuda_graphs(self, [matcher], compute, inputs, (False, True, True, False, False))
-        *terms, images, texts = found.unbind()
+        found = run_with_cuda_graphs(self, [matcher], compute, list(given.values()))
+        *numbers, images, texts = found.unbind()
         self.spread = VectorSpread(images.detach(), texts.detach())
-        return dict(zip(self._names, terms, strict=True))
+        names, measured = self._names
+        self.measures = {k: v.detach() for k, v in zip(measured, numbers[len(names) :], strict=True)}
+        return dict(zip(names, numbers, strict=False))
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """Return the terms of a batch from its encodings."""
@@ -245,6 +247,11 @@ class EnsembleObjective(Objective):
         """
         super().__init__()
         self.objectives = nn.ModuleList(objectives)
+
+    @property
+    def graph_safe(self) -> bool:
+        """If the objectives of all members are."""
+        return all(isinstance(each, Objective) and each.graph_safe for each in self.objectives)
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """Return the terms of every member, with its number from 1 on as a prefix."""
