@@ -23,7 +23,7 @@ SMALL = (
     "optim.schedule=constant", "epochs=1",
 )  # fmt: skip
 STORED = (
-    "image.features=colour", "image.train=false", "image.views=one", "text.train=false", "text.word_dropout=0",
+    "image.features=colour", "image.train=false", "image.views=one", "image.region_dropout=0", "text.train=false", "text.word_dropout=0",
     "text.word_dim=8", "text.hidden=16", "text.min_count=1",
 )  # fmt: skip
 INSTANCE = ("instance.weight=0.5", "instance.scale=16", "instance.init=images")
@@ -49,9 +49,9 @@ def networks(tmp_path_factory, tiny_bert):
 
 
 def settings_of(*changes):
-    members = next((c.partition("=")[2] for c in changes if c.startswith("matcher=")), "mmca")
+    members = next((c.partition("=")[2] for c in changes if c.startswith("matcher=")), "mmca,vse,vse")
     mmca = ("mmca.heads=4", "mmca.filters=16") if "mmca" in members.split(",") else ()
-    return resolve(PRESETS["best-ensemble"].defaults, [*SMALL, *mmca, *changes])
+    return resolve(PRESETS["best-ensemble"].defaults, [*SMALL, f"matcher={members}", *mmca, *changes])
 
 
 def planned(collection, *changes):
