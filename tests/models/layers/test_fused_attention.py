@@ -40,14 +40,17 @@ def items(count, longest, seed, dim=40, where="cpu"):
     return vectors.to(where), (torch.arange(longest) < lengths[:, None]).to(where)
 
 
-def scores_and_gradients(one, two, how, directions, dtype=torch.float64, *, fused=False, lower=False):
-    """Scores of all pairs, and the gradients of a random weighting of them."""
+def scores_and_gradients(one, two, how, directions, dtype=torch.float64, *, fused=False, lower=False, few=False):
+    """Scores of all pairs, and the gradients of a random weighting of them; with ``few``, of two pairs."""
     (images, regions), (texts, words) = one, two
     leaves = [side.to(dtype).requires_grad_() for side in (images, texts)]
     parts = [Parts.of(Encoded(v.mean(1), v, m)) for v, m in zip(leaves, (regions, words), strict=True)]
     with use_kernels(fused), torch.autocast(images.device.type, torch.bfloat16, enabled=lower):
         found = score_grid(*parts, how, directions)
     weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    if few:
+        kept, weights = weights[1, :2].clone(), torch.zeros_like(weights)
+        weights[1, :2] = kept
     return found.detach(), torch.autograd.grad((found * weights.to(found)).sum(), leaves)
 
 
@@ -77,6 +80,16 @@ def test_interpreted_kernels_in_bfloat16_are_as_near_as_the_plain_path(interpret
     fused = scores_and_gradients(one, two, how, directions, torch.float32, fused=True, lower=True)
     assert kernel_states() == {cross_attention.FUSED_KERNEL: "fused"}
     assert_alike(fused, exact, 0.02, 0.1)
+
+
+@needs_triton
+def test_tiles_without_a_gradient_are_left_out(interpreted):
+    how, directions = WAYS[4]
+    one, two = items(5, 36, 0), items(20, 33, 1)
+    plain = scores_and_gradients(one, two, how, directions, few=True)
+    fused = scores_and_gradients(one, two, how, directions, torch.float32, fused=True, few=True)
+    assert_alike(fused, plain, 1e-4, 1e-3)
+    assert not fused[1][0][2:].any()
 
 
 @needs_triton

@@ -261,29 +261,31 @@ def score_tile(query, query_low, context, context_low, gram, gram_low, lengths, 
     column_exists, column_ones = tile_items(column_tile, context_parts, context_items, columns_held, N)
     row = row_tile * rows_held * query_parts + tl.arange(0, M)
     column = column_tile * columns_held * context_parts + tl.arange(0, N)
-    products = multiply(query, query_low, context, context_low, row, column, row_exists, column_exists,
-                        SPLIT, DIM, M, N, K)  # fmt: skip
-
     local = tl.arange(0, ITEMS)
     query_item, context_item = row_tile * rows_held + local, column_tile * columns_held + local
     of_query = (local < rows_held) & (query_item < query_items)
     of_context = (local < columns_held) & (context_item < context_items)
+    place = scores + context_item.to(tl.int64)[:, None] * query_items + query_item[None, :]
+    stored = of_context[:, None] & of_query[None, :]
+    if BACKWARD:  # noqa: SIM102  a constant; most tiles have no gradient if the loss selects the hardest negatives
+        if tl.sum(tl.sum(tl.abs(tl.load(place, mask=stored, other=0.0)), 1), 0) == 0.0:
+            return
+    products = multiply(query, query_low, context, context_low, row, column, row_exists, column_exists,
+                        SPLIT, DIM, M, N, K)  # fmt: skip
     query_count = tl.load(query_counts + query_item, mask=of_query, other=0.0)
     context_count = tl.load(context_counts + context_item, mask=of_context, other=0.0)
-    row_item = row_tile * rows_held + tl.arange(0, M) // query_parts
-    single = tl.load(query_counts + row_item, mask=row_exists, other=0.0) == 1.0
+    single = (
+        tl.load(query_counts + row_tile * rows_held + tl.arange(0, M) // query_parts, mask=row_exists, other=0.0) == 1.0
+    )
     real_column = tl.load(context_mask + column, mask=column_exists, other=0.0)
     weights, norm = attention(products, row_ones, column_ones, real_column, context_count, single, temperature,
                               CLIPPED, NORM, FOCAL, PIECES)  # fmt: skip
-
     attended = attended_products(weights, gram, gram_low, column_tile, SPLIT, N)
     square = sum_by_item(weights * attended, column_ones, PIECES)
     length = tl.load(lengths + row, mask=row_exists, other=1.0)
     inverse = 1.0 / (tl.sqrt(tl.maximum(square, MIN_SQUARE)) * tl.maximum(length, MIN_NORM)[:, None])
     relevance = sum_by_item(weights * products, column_ones, PIECES) * inverse
     real_row = tl.load(query_mask + row, mask=row_exists, other=0.0)
-    place = scores + context_item.to(tl.int64)[:, None] * query_items + query_item[None, :]
-    stored = of_context[:, None] & of_query[None, :]
     if BACKWARD:
         of_relevance = gradient_of_relevance(tl.load(place, mask=stored, other=0.0), relevance, real_row, row_ones,
                                              query_count, sharpness, KIND)  # fmt: skip
@@ -340,10 +342,9 @@ class FusedScores(Function):
 
     @staticmethod
     def forward(ctx: Any, how: FusedScoring, *tensors: Tensor) -> Tensor:
-        """Args:
-        tensors: parts of the query items (T, Q, D) and of the context items (C, S, D), in bfloat16 or float32, with
-            zeros as padding; Gram matrices (C, S, S) of the context items; norms (T, Q) of the query parts, in float32;
-            masks (T, Q) and (C, S), True for real parts.
+        """The tensors are: parts of the query items (T, Q, D) and of the context items (C, S, D), in bfloat16 or
+        float32, with zeros as padding; Gram matrices (C, S, S) of the context items; norms (T, Q) of the query parts,
+        in float32; masks (T, Q) and (C, S), True for real parts.
         """
         query, context, _, lengths = tensors[:4]
         scores, size = lengths.new_empty(len(context), len(query)), FORWARD_TILES[query.dtype]
@@ -378,9 +379,9 @@ def _gradients(tensors: Sequence[Tensor], of_scores: Tensor, how: FusedScoring) 
     query, context, gram, lengths = tensors[:4]
     size, bound = BACKWARD_TILES[query.dtype], cross_attention.MIN_NORM
     tiles = triton.cdiv(len(query), min(MAX_ITEMS, size.rows // query.shape[1]))
-    of_products = query.new_empty(lengths.numel(), context.shape[0] * context.shape[1])
-    of_relevances = lengths.new_empty(len(context), *lengths.shape)
-    of_gram = lengths.new_empty(tiles, *gram.shape)
+    of_products = query.new_zeros(lengths.numel(), context.shape[0] * context.shape[1])
+    of_relevances = lengths.new_zeros(len(context), *lengths.shape)
+    of_gram = lengths.new_zeros(tiles, *gram.shape)
     outputs = of_scores.contiguous(), of_products, of_relevances, of_gram
     _launch(_inputs(tensors, size), outputs, size, how, backward=True)
     return (
@@ -393,8 +394,7 @@ def _gradients(tensors: Sequence[Tensor], of_scores: Tensor, how: FusedScoring) 
 
 def _plain_gradients(tensors: Sequence[Tensor], of_scores: Tensor, how: FusedScoring) -> tuple[Tensor | None, ...]:
     """The same without the kernel; the norms are computed again, and their gradient is in that of the vectors."""
-    leaves = [each.detach().requires_grad_() for each in tensors[:3]]
-    query_mask, context_mask = tensors[4:]
+    leaves, (query_mask, context_mask) = [each.detach().requires_grad_() for each in tensors[:3]], tensors[4:]
     with torch.enable_grad():
         pairs = PartProducts.of(Parts(leaves[1], context_mask, leaves[2]), Parts(leaves[0], query_mask, leaves[2]))
         return *torch.autograd.grad(similarity(pairs, *how), leaves, of_scores), None
