@@ -175,8 +175,7 @@ def core_share() -> int:
 def worker_threads() -> Iterator[ThreadPoolExecutor]:
     """One thread for each core of this process's share; torch uses one core in each of them.
 
-    An operation of torch that is split over all cores would wait for those that are decoding, and wake all others: on
-    16 cores, one copy of a tensor for each picture made decoding three times slower.
+    An operation of torch that is split over all cores would wait for those that are decoding, and wake all others.
     """
     global _open_pools, _torch_threads
     torch = sys.modules.get("torch")
