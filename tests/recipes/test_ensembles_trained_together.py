@@ -23,7 +23,8 @@ SMALL = (
     "optim.schedule=constant", "epochs=1",
 )  # fmt: skip
 STORED = (
-    "image.features=colour", "image.train=false", "image.views=one", "image.region_dropout=0", "text.train=false", "text.word_dropout=0",
+    "image.features=colour", "image.train=false", "image.views=one", "image.region_dropout=0",
+    "text.train=false", "text.word_dropout=0",
     "text.word_dim=8", "text.hidden=16", "text.min_count=1",
 )  # fmt: skip
 INSTANCE = ("instance.weight=0.5", "instance.scale=16", "instance.init=images")

@@ -27,8 +27,8 @@ from calligram.studies import rows as rows_module
 from calligram.studies.claims import Claim, Row, Study
 from calligram.studies.reproduce import plan_rows, reproduce_study
 from calligram.studies.results import Result, append_result, read_results, settings_of
-from calligram.studies.row_pool import RowState
-from calligram.studies.rows import RowJob, RowProgress, is_trained, prepare_inputs
+from calligram.studies.row_pool import InputPreparation, RowState
+from calligram.studies.rows import RowJob, RowProgress, is_trained
 
 SMALL = (
     "batch=6", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8", "text.min_count=1",
@@ -234,13 +234,16 @@ def test_inputs_of_several_rows_are_made_once_before_the_rows(
     )
     monkeypatch.setattr(EncoderInput, "_run", lambda self, words: texts.append(len(words)) or text_network(self, words))
     for _ in range(2):
-        prepare_inputs(jobs, collection, RunContext())
+        inputs = InputPreparation(jobs, collection, RunContext())
+        assert [inputs.is_ready(number) for number in range(len(jobs))] == [False] * 6 + [True]
+        inputs.run()
+        assert all(inputs.is_ready(number) for number in range(len(jobs)))
         assert sum(images) == 2 * 6  # vectors and cells of six pictures, which are the same in all splits
         assert sum(texts) == 14
     assert {folder.name for folder in (tmp_path / "collection" / "cache").glob("pixels-*")} == {"pixels-squash-16"}
 
 
-def test_text_vectors_are_fitted_before_the_rows_once_for_each_seed(tiny_draft, tmp_path, monkeypatch):
+def test_text_vectors_are_fitted_by_the_first_of_several_rows_once_for_each_seed(tiny_draft, tmp_path, monkeypatch):
     (tmp_path / "pictures").mkdir()
     collection = write_draft(tiny_draft(tmp_path / "pictures"), tmp_path / "collection")
     words = tmp_path / "words.txt"
@@ -248,14 +251,6 @@ def test_text_vectors_are_fitted_before_the_rows_once_for_each_seed(tiny_draft, 
     known = sorted({word for text in collection.column("captions", "text") for word in str(text).lower().split()})
     words.write_text("".join(f"{word} {' '.join(map(str, random.normal(size=4)))}\n" for word in known))
     fitted = (f"text.vectors={words}", "text.fitted.centres=2", "text.fitted.pca=3", "image.size=16", "batch=6")
-    rows = (
-        Row("one", "two-branch", (*fitted, "epochs=1")),
-        Row("two", "two-branch", (*fitted, "lr=0.1")),
-        Row("phrases", "two-branch-phrases", fitted[:3]),
-    )
-    jobs = [
-        RowJob("paper", row, seed, "tiny", tmp_path / "results", tmp_path / "runs") for row in rows for seed in (0, 1)
-    ]
     fits: list[int] = []
     fresh_fit = TextVectorInput.fit
     monkeypatch.setattr(
@@ -263,17 +258,20 @@ def test_text_vectors_are_fitted_before_the_rows_once_for_each_seed(tiny_draft, 
         "fit",
         lambda strings, words, own, *rest: fits.append(rest[-1]) or fresh_fit(strings, words, own, *rest),
     )
-    prepare_inputs(jobs, collection, RunContext())
-    assert fits == [0, 1]
-    # The rows read both the fits and the vectors of the texts.
-    monkeypatch.setattr(FisherVectorizer, "encode", lambda *_: pytest.fail("text vectors were computed again"))
+    strings = collection.sentences("test").texts.strings
     given = [*fitted, "dim=4", "two-branch.hidden=4", "epochs=1"]
-    settings = [resolve(find_preset("two-branch").defaults, [*given, f"seed={seed}"]) for seed in (0, 1)]
-    found = []
-    for own in settings:
+
+    def vectors(*changes):
+        own = resolve(find_preset("two-branch").defaults, [*given, *changes])
         inputs = find_preset("two-branch").recipe.plan(own, collection, RunContext()).inputs
-        strings = collection.sentences("test").texts.strings
-        found.append(inputs.texts.load(strings, collection.pictures.cache).take(np.arange(len(strings)))[0])
+        return own, inputs.texts.load(strings, collection.pictures.cache).take(np.arange(len(strings)))[0]
+
+    (settings, found) = zip(*(vectors(f"seed={seed}") for seed in (0, 1)), strict=True)
+    assert fits == [0, 1]
+    # Further rows read both the fits and the vectors of the texts.
+    monkeypatch.setattr(FisherVectorizer, "encode", lambda *_: pytest.fail("text vectors were computed again"))
+    for seed in (0, 1):
+        assert torch.equal(vectors(f"seed={seed}", "lr=0.1")[1], found[seed])
     assert fits == [0, 1]
     assert not torch.allclose(found[0], found[1], atol=1e-2)
     monkeypatch.undo()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import mean
@@ -14,6 +15,7 @@ from calligram.data.collection import Collection
 from calligram.device import device_name, device_named
 from calligram.errors import unknown
 from calligram.models.catalog import WEIGHTS_FILE
+from calligram.progress import silent
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext
@@ -26,8 +28,8 @@ from calligram.studies.results import (
     results_of_rows,
     runs_of_rows,
 )
-from calligram.studies.row_pool import RowPool, RowState, Say, Watch, default_workers, free_gpu_bytes
-from calligram.studies.rows import RowJob, file_name, is_trained, needed_rows, prepare_inputs, run_row
+from calligram.studies.row_pool import InputPreparation, RowPool, RowState, Say, Watch, default_workers, free_gpu_bytes
+from calligram.studies.rows import RowJob, file_name, is_trained, needed_rows, run_row
 from calligram.studies.verdicts import judge_claims, store_verdicts
 from calligram.training.runs import draw_comparison
 
@@ -137,9 +139,9 @@ def reproduce_study(
                 row.end()
                 finish(row)
     elif rows and may_start():
-        prepare_inputs([row.job for row in rows], collection, context)
+        inputs = InputPreparation([row.job for row in rows], collection, replace(context, track=silent)).start()
         count = default_workers(len(rows)) if workers is None else workers
-        pool = RowPool(rows, collection.folder, count, context.device, free_gpu_bytes(context.device), say)
+        pool = RowPool(rows, collection.folder, count, context.device, free_gpu_bytes(context.device), say, inputs)
         pool.run(finish, may_start, watch)
     if any(row.state == "waiting" for row in rows):
         say("the time budget is used up; the same command continues from here")

@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import queue
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from calligram.data.collection import Collection
 from calligram.data.pictures import core_share
+from calligram.features.images.backbones import Backbone
+from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
+from calligram.features.texts.wordpieces import WordPieces
 from calligram.lazy import ALLOWED_CODE
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.pairs import PairsSettings, PretrainedModel
 from calligram.recipes.parts.config import resolve, settings_of_stage
-from calligram.recipes.parts.tower_settings import DEFAULT_IMAGE_SIZE, TextSettings
+from calligram.recipes.parts.run import RunContext
+from calligram.recipes.parts.tower_settings import DEFAULT_IMAGE_SIZE, ImageSettings, TextSettings, image_input
 from calligram.studies.claims import with_assets_path
 from calligram.studies.results import Result
 from calligram.studies.row_server import RowProcess, RowServer, multi_process_service
 from calligram.studies.rows import RowJob
 
+log = logging.getLogger(__name__)
+
 REFRESH_SECONDS = 0.5
 """time between two updates of the display when no process reports anything"""
-MEMORY_WAIT = "waits for GPU memory"
+MEMORY_WAIT, INPUT_WAIT = "waits for GPU memory", "waits for features"
 
 TEXT_ROW_GPU_BYTES = 10 << 30
 """GPU memory of a row that trains a text encoder; bfan and mmca with MiniLM, batch 128: 8 to 10 GiB"""
@@ -122,6 +131,79 @@ def row_gpu_bytes(job: RowJob) -> int:
     return found
 
 
+InputKey = tuple[ImageSettings, Literal["vector", "grid"]] | tuple[str, int]
+"""an image input with the parts of its images, or a text encoder with its largest number of words"""
+
+
+class InputPreparation:
+    """Stores features of frozen networks and decoded pictures that rows need, once, in a thread.
+
+    The rows find them in the cache of the collection. A row starts when its own inputs are there, while those of later
+    rows are being made. A network that cannot be loaded is left to its rows, which fail.
+    """
+
+    def __init__(self, jobs: Sequence[RowJob], collection: Collection, context: RunContext) -> None:
+        self._collection, self._context = collection, context
+        self._needed = [needed_inputs(job) for job in jobs]
+        users = Counter(key for keys in self._needed for key in keys)
+        # Decoded pictures are stored where several rows use them, features always.
+        self._todo = [key for key, count in users.items() if count > 1 or isinstance(key[0], str) or key[0].stored]
+        self._waiting = set(self._todo)
+
+    def start(self) -> InputPreparation:
+        """Begin in a thread. It ends with the process, and inputs that are half made are made again by the next one."""
+        threading.Thread(target=self.run, daemon=True).start()
+        return self
+
+    def run(self) -> None:
+        """Make all inputs, in the order of the rows."""
+        for key in self._todo:
+            try:
+                self._store(key)
+            except Exception as error:  # the rows that need it fail, with the same error
+                log.warning("inputs that rows share could not be stored: %s", error)
+            finally:
+                self._waiting.discard(key)
+        if self._context.device.type == "cuda":
+            torch.cuda.empty_cache()  # for the processes of the rows
+
+    def is_ready(self, number: int) -> bool:
+        """Whether the inputs of a row are there."""
+        return not self._needed[number] & self._waiting
+
+    def _store(self, key: InputKey) -> None:
+        collection, device, track = self._collection, self._context.device, self._context.track
+        if isinstance(key[0], str):
+            name, length = key
+            encoder = TextEncoder.load(name).to(device).eval()
+            strings = list(dict.fromkeys(str(text) for text in collection.column("captions", "text")))
+            pieces = WordPieces.load_pretrained(name, length)
+            EncoderInput(encoder, pieces, name).load(strings, collection.pictures.cache, track)
+            return
+        image, parts = key
+        visuals = collection.visuals(collection.images_in("all"))
+        backbone = Backbone.load(image.backbone).to(device) if image.backbone else None
+        source = image_input(image, backbone, parts)
+        if source.network is not None:
+            source.load(visuals, track)
+        elif source.pixel_input is not None:
+            source.pixel_input.store(visuals, track)
+
+
+def needed_inputs(job: RowJob) -> set[InputKey]:
+    """Return the inputs of a row that other rows may share."""
+    given = [with_assets_path(change) for change in (*job.changes, *job.row.changes)]
+    settings = resolve(find_preset(job.row.preset).defaults, given)
+    image, text = getattr(settings, "image", None), getattr(settings, "text", None)
+    found: set[InputKey] = set()
+    if isinstance(image, ImageSettings) and not image.features:
+        seen = ImageSettings(image.backbone, train=image.train, size=image.size, fit=image.fit, views=image.views)
+        found.add((seen, "grid" if getattr(settings, "regions", False) else "vector"))
+    if isinstance(text, TextSettings) and text.encoder and not text.train:
+        found.add((text.encoder, text.max_words))
+    return found
+
+
 class RowPool:
     """Runs rows side by side, one process for each row, with one thread each.
 
@@ -132,6 +214,7 @@ class RowPool:
         memory: bytes that the rows that run at the same time may need by estimate; None for no limit. A row that needs
             more runs alone.
         say: called with lines about the GPU.
+        inputs: what the rows wait for; None if everything is there.
     """
 
     def __init__(
@@ -142,7 +225,9 @@ class RowPool:
         device: torch.device,
         memory: int | None = None,
         say: Say = lambda line: None,
+        inputs: InputPreparation | None = None,
     ) -> None:
+        self._inputs = inputs
         self.rows, self._collection, self._workers, self._device = rows, collection, workers, device
         self._memory, self._say = memory, say
         self._needs = [0 if memory is None else row_gpu_bytes(row.job) for row in rows]
@@ -169,7 +254,7 @@ class RowPool:
                     if self._has_room(number):
                         self._start(number)
                 watch(self.rows)
-                if not self._processes:
+                if not self._processes and not (may_start() and any(row.doing == INPUT_WAIT for row in self.rows)):
                     return
                 with contextlib.suppress(queue.Empty):
                     number, message = self._messages.get(timeout=REFRESH_SECONDS)
@@ -196,7 +281,10 @@ class RowPool:
                 row.end(f"it needs row '{failed[0]}', which failed")
                 finish(row)
             elif all(other is None or other.state == "done" for other in needed):
-                found.append(number)
+                if self._inputs is None or self._inputs.is_ready(number):
+                    found.append(number)
+                else:
+                    row.doing = INPUT_WAIT
         return found
 
     def _has_room(self, number: int) -> bool:

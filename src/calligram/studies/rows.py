@@ -7,7 +7,6 @@ is left when the command is killed.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -16,11 +15,10 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,18 +31,12 @@ from calligram.evaluation.figures import draw_found_images, draw_found_texts, dr
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.evaluation.recall import EncodedPairing
 from calligram.evaluation.retrieval import Floats, evaluate_retrieval
-from calligram.features.images.backbones import Backbone
-from calligram.features.texts.fitted_vectors import fitted_text
-from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
-from calligram.features.texts.text_vectors import TextVectorSettings
-from calligram.features.texts.wordpieces import WordPieces
 from calligram.files import lock_holder, try_lock
 from calligram.lazy import import_code
 from calligram.models.catalog import RUN_FILE, WEIGHTS_FILE
 from calligram.recipes.catalog import Preset, find_preset
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import Plan, RunContext, epochs_factor, run_preset, with_more_epochs
-from calligram.recipes.parts.tower_settings import ImageSettings, TextSettings, image_input
 from calligram.studies.claims import Row, with_assets_path
 from calligram.studies.results import Result, localization_line, result_line, settings_of
 from calligram.training.loop import Stage
@@ -136,58 +128,6 @@ def is_trained(folder: Path) -> bool:
     if not (folder / RUN_FILE).is_file() or not (folder / WEIGHTS_FILE).is_file():
         return False
     return "seconds" in json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
-
-
-def prepare_inputs(jobs: Sequence[RowJob], collection: Collection, context: RunContext) -> None:
-    """Store features of frozen networks, text vectors and decoded pictures that several rows need, once.
-
-    All threads work here. The rows find the results in the cache of the collection. A network that cannot be loaded is
-    left to its rows, which fail.
-    """
-    images: Counter[tuple[ImageSettings, Literal["vector", "grid"]]] = Counter()
-    encoders: set[tuple[str, int]] = set()
-    vectors: dict[tuple[TextVectorSettings, str, int], None] = {}
-    for job in jobs:
-        given = [with_assets_path(change) for change in (*job.changes, *job.row.changes)]
-        settings = resolve(find_preset(job.row.preset).defaults, given)
-        image, text = getattr(settings, "image", None), getattr(settings, "text", None)
-        if isinstance(image, ImageSettings) and not image.features:
-            seen = ImageSettings(image.backbone, train=image.train, size=image.size, fit=image.fit, views=image.views)
-            images[seen, "grid" if getattr(settings, "regions", False) else "vector"] += 1
-        if isinstance(text, TextSettings) and text.encoder and not text.train:
-            encoders.add((text.encoder, text.max_words))
-        elif isinstance(text, TextSettings) and text.network == "vectors" and _sees_all_captions(settings):
-            vectors[text.fitted, text.vectors, job.seed] = None
-    visuals = collection.visuals(collection.images_in("all"))
-    strings = list(dict.fromkeys(str(text) for text in collection.column("captions", "text")))
-    for (image, parts), count in images.items():
-        with contextlib.suppress(UserError):
-            backbone = Backbone.load(image.backbone).to(context.device) if image.backbone else None
-            source = image_input(image, backbone, parts)
-            if source.network is not None:
-                source.load(visuals, context.track)
-            elif source.pixel_input is not None and count > 1:
-                source.pixel_input.store(visuals, context.track)
-    for name, length in encoders:
-        with contextlib.suppress(UserError):
-            encoder = TextEncoder.load(name).to(context.device).eval()
-            pieces = WordPieces.load_pretrained(name, length)
-            EncoderInput(encoder, pieces, name).load(strings, collection.pictures.cache, context.track)
-    for fitted, words, seed in vectors:
-        with contextlib.suppress(UserError):
-            train, cache = collection.sentences("train").join_equal_texts().texts.strings, collection.pictures.cache
-            own = fitted_text(fitted, words, train, context.track, cache, seed, context.device)
-            own.load(strings, cache, context.track)
-    if context.device.type == "cuda":
-        torch.cuda.empty_cache()  # for the processes of the rows
-
-
-def _sees_all_captions(settings: Any) -> bool:
-    """Whether a row fits its text vectors on all training captions, and on nothing else."""
-    if not hasattr(settings, "image") or settings.sparse != type(settings.sparse)():
-        return False  # phrases, or a part of the captions
-    pseudo = getattr(settings, "pseudo", None)
-    return getattr(settings, "groups", "") != "identity" and (pseudo is None or pseudo.images == "none")
 
 
 def run_row(job: RowJob, collection: Collection, context: RunContext, progress: RowProgress | None = None) -> Result:
