@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from calligram import device
 from calligram.data.collection import Collection
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
@@ -58,6 +59,14 @@ def test_training_steps_queue_no_seeds_for_devices_that_are_not_in_use(tiny, tmp
     monkeypatch.setattr(torch, "manual_seed", lambda seed: seeded.append(seed) or original(seed))
     run(tiny, tmp_path / "run", "epochs=2")
     assert seeded == [0]  # once for the initial weights, never for a step
+
+
+def test_a_run_records_the_kernels_that_it_used(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(device, "_KERNEL_STATES", {"a kernel": "plain: Triton is not installed"})
+    for speed in ("auto", "plain"):
+        run(tiny, tmp_path / speed, "epochs=1", f"speed={speed}")
+    assert Run(tmp_path / "auto").about["kernels"] == {"a kernel": "plain: Triton is not installed"}
+    assert "kernels" not in Run(tmp_path / "plain").about
 
 
 TRAINER = """

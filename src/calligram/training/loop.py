@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from calligram.device import GRAPH_DEVICE_TYPE, Processes, device_of, seed_random_numbers, use_kernels
+from calligram.device import GRAPH_DEVICE_TYPE, Processes, device_of, kernel_states, seed_random_numbers, use_kernels
 from calligram.errors import NotFiniteError, UserError
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
@@ -148,6 +148,8 @@ class _Trainer:
         if self.tensorboard:
             self.tensorboard.close()
         if self.processes.first:
+            if self.loop.speed != "plain" and (kernels := kernel_states()):
+                self.run.add_entries(kernels=kernels)
             self.run.finish(self._seconds())
         return self.best
 
