@@ -20,6 +20,13 @@ from calligram.studies.claims import ASSETS
 from calligram.training.loop import Stage, train
 from calligram.training.runs import Run
 
+NETWORKS = {
+    "MobileNetV2": "mobilenet_v2_1.0_224",
+    "DINOv2-S": "dinov2_small_saliency",
+    "EfficientNet-Lite2": "efficientnet_lite2_256",
+}
+"""folders of networks among the assets"""
+
 
 def loop_against_bare(name: str, settings: list[str], images: int, size: int) -> list[Row]:
     """Steps of the loop against the bare forward and backward passes of the same network on one fixed batch.
@@ -83,10 +90,14 @@ def training() -> list[Row]:
 
 
 def end_to_end() -> list[Row]:
-    """A pretrained backbone, trained with mixed precision where there is an accelerator."""
-    backbone = Path(os.environ[ASSETS]) / "models" / "mobilenet_v2_1.0_224"
+    """Pretrained backbones, trained with mixed precision where there is an accelerator; one of them on a CPU."""
+    networks = NETWORKS if torch.cuda.is_available() else dict(list(NETWORKS.items())[:1])
+    return [row for name, folder in networks.items() for row in _end_to_end(name, folder)]
+
+
+def _end_to_end(name: str, folder: str) -> list[Row]:
     settings = [
-        f"image.backbone={backbone}",
+        f"image.backbone={Path(os.environ[ASSETS]) / 'models' / folder}",
         "image.train=true",
         "image.crop=0.5",
         "image.flip=true",
@@ -94,6 +105,6 @@ def end_to_end() -> list[Row]:
     ]
     if torch.cuda.is_available():
         return loop_against_bare(
-            "MobileNetV2 end to end", [*settings, "precision=bf16", "batch=128", "epoch_of=pairs", "texts=1"], 6400, 224
+            f"{name} end to end", [*settings, "precision=bf16", "batch=128", "epoch_of=pairs", "texts=1"], 6400, 224
         )
-    return loop_against_bare("MobileNetV2 end to end", [*settings, "batch=16"], 200, 224)
+    return loop_against_bare(f"{name} end to end", [*settings, "batch=16"], 200, 224)

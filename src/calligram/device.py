@@ -15,7 +15,8 @@ import logging
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -42,8 +43,12 @@ GRAPH_DEVICE_TYPE = "cuda"
 ATTENTION_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """all attention kernels but cuDNN's"""
 
+ASYNCHRONOUS_BYTES = 1 << 16
+"""CUDA copies so many bytes from any memory of the host without waiting for the GPU"""
+
 P = ParamSpec("P")
 R = TypeVar("R")
+Item = TypeVar("Item")
 
 
 def device_named(name: str = "auto") -> torch.device:
@@ -93,6 +98,35 @@ def commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return found.stdout.strip()
+
+
+def prepare_ahead(prepare: Callable[[Item], R], items: Sequence[Item]) -> Iterator[R]:
+    """Prepare items in another thread, one ahead of the caller, and yield them in order.
+
+    Torch uses one core in that thread. With more, OpenMP would keep a second team of threads, count more threads than
+    cores, and let all threads of the training step sleep at the end of each operation instead of waiting awake.
+    """
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(1) as thread:
+        # A thread takes over the number of the last call of ``set_num_threads`` when it first asks for it. So this
+        # thread asks before it sets its own, and the number for other threads is set again.
+        thread.submit(torch.get_num_threads).result()
+        thread.submit(torch.set_num_threads, 1).result()
+        torch.set_num_threads(threads)
+        coming = thread.submit(prepare, items[0]) if items else None
+        for following in range(1, len(items) + 1):
+            assert coming is not None
+            prepared = coming.result()
+            coming = thread.submit(prepare, items[following]) if following < len(items) else None
+            yield prepared
+
+
+def pin_if_large(tensor: Tensor) -> Tensor:
+    """Pin a tensor, so that its copy to a GPU is asynchronous; in a background thread.
+
+    A copy of at most ``ASYNCHRONOUS_BYTES`` is asynchronous anyway, and costs less than to pin the tensor first.
+    """
+    return tensor.pin_memory() if tensor.nbytes > ASYNCHRONOUS_BYTES else tensor
 
 
 def seed_random_numbers(seed: int, device: torch.device) -> None:

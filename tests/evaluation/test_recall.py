@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import average_precision_score, top_k_accuracy_score
 
 from calligram.data.matches import Matches
 from calligram.errors import NotFiniteError
 from calligram.evaluation import recall
 from calligram.evaluation.recall import mean_of, recall_at, relevant_ranks, retrieval_metrics
+from calligram.features.images.pixels import PixelInput
+from calligram.features.inputs import Inputs
+from calligram.features.texts.vocabulary import Vocabulary
+from calligram.models.matcher import EmbeddingMatcher, Encoded
 
 
 def random_case(seed: int, queries: int = 12, items: int = 30, share: float = 0.15, ties: bool = True):
@@ -102,3 +107,26 @@ def test_recall_and_folds():
 def test_nothing_relevant_is_an_error():
     with pytest.raises(ValueError, match="no query has a relevant item"):
         retrieval_metrics(relevant_ranks(np.zeros((2, 3)), Matches([], [], (2, 3))))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the next batch is prepared ahead on a GPU")
+def test_images_encoded_on_a_gpu_are_in_order():
+    class Rows:
+        def __len__(self):
+            return 300
+
+        def take(self, rows):
+            return torch.from_numpy(rows).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 64, 64).contiguous()
+
+    class Means(EmbeddingMatcher):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(1))
+
+        def encode_images(self, images, mask=None):
+            return Encoded(self.scale * images.mean((2, 3)))
+
+    inputs = Inputs(PixelInput(64, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0)), Vocabulary.build(["a"], 1))
+    found = recall.encode_images(Means().cuda(), inputs, Rows(), batch=32).vectors
+    expected = torch.arange(300, device="cuda").to(torch.uint8).float() / 255
+    torch.testing.assert_close(found[:, 0], expected)

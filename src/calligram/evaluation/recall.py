@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
-from calligram.device import device_of
+from calligram.device import device_of, pin_if_large, prepare_ahead
 from calligram.errors import NotFiniteError, UserError
 from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.models.matcher import Encoded, Matcher, stack
@@ -95,9 +95,13 @@ def encode_images(
     """Encode images in batches; encodings stay on the matcher's device."""
     device = _device(matcher)
     chunks = np.array_split(np.arange(len(rows)), max(1, -(-len(rows) // batch)))
+    # On a GPU, the next batch is decoded while the network runs. On a CPU, decoding would take cores from the network.
+    taken = (
+        prepare_ahead(lambda c: pin_if_large(rows.take(c)), chunks) if device.type == "cuda" else map(rows.take, chunks)
+    )
     pieces = [
-        matcher.encode_images(inputs.images.finish(rows.take(chunk).to(device)))
-        for chunk in track(chunks, "encoding images", len(chunks))
+        matcher.encode_images(inputs.images.finish(images.to(device, non_blocking=True)))
+        for images in track(taken, "encoding images", len(chunks))
     ]
     return stack(pieces)
 

@@ -8,17 +8,15 @@ import torch
 
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
+from calligram.device import ASYNCHRONOUS_BYTES, pin_if_large, prepare_ahead
 from calligram.features.images.pixels import Augment, PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.vocabulary import Vocabulary
 from calligram.training.batches.batch import (
-    ASYNCHRONOUS_BYTES,
     Batches,
     PairSampler,
     copy_to_device,
     fits_device,
-    pin_if_large,
-    prepare_ahead,
 )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
-from calligram.device import GRAPH_DEVICE_TYPE, Processes, seed_random_numbers
+from calligram.device import GRAPH_DEVICE_TYPE, Processes, pin_if_large, prepare_ahead, seed_random_numbers
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment
 from calligram.features.inputs import ImageRows, Inputs
@@ -23,11 +22,6 @@ from calligram.files import text_hash
 from calligram.progress import Track, silent
 from calligram.training.cuda_graphs import pad_words
 
-Item = TypeVar("Item")
-Prepared = TypeVar("Prepared")
-
-ASYNCHRONOUS_BYTES = 1 << 16
-"""CUDA copies so many bytes from any memory of the host without waiting for the GPU"""
 DEVICE_BYTES, DEVICE_SHARE = 4 << 30, 0.25
 """training images are kept in GPU memory up to this size, and up to this share of its free memory"""
 DEVICE_PART_IMAGES = 512
@@ -220,27 +214,6 @@ class BatchSource(Protocol):
         ...
 
 
-def prepare_ahead(prepare: Callable[[Item], Prepared], items: Sequence[Item]) -> Iterator[Prepared]:
-    """Prepare items in another thread, one ahead of the caller, and yield them in order.
-
-    Torch uses one core in that thread. With more, OpenMP would keep a second team of threads, count more threads than
-    cores, and let all threads of the training step sleep at the end of each operation instead of waiting awake.
-    """
-    threads = torch.get_num_threads()
-    with ThreadPoolExecutor(1) as thread:
-        # A thread takes over the number of the last call of ``set_num_threads`` when it first asks for it. So this
-        # thread asks before it sets its own, and the number for other threads is set again.
-        thread.submit(torch.get_num_threads).result()
-        thread.submit(torch.set_num_threads, 1).result()
-        torch.set_num_threads(threads)
-        coming = thread.submit(prepare, items[0]) if items else None
-        for following in range(1, len(items) + 1):
-            assert coming is not None
-            prepared = coming.result()
-            coming = thread.submit(prepare, items[following]) if following < len(items) else None
-            yield prepared
-
-
 class Batches:
     """Batches of a pairing; decoding and padding run one batch ahead of the device."""
 
@@ -370,14 +343,6 @@ def copy_to_device(images: ImageRows, device: torch.device) -> Tensor | None:
             return None
         found[start : start + len(part)] = part.to(device)
     return found
-
-
-def pin_if_large(tensor: Tensor) -> Tensor:
-    """Pin a tensor, so that its copy to a GPU is asynchronous; in a background thread.
-
-    A copy of at most ``ASYNCHRONOUS_BYTES`` is asynchronous anyway, and costs less than to pin the tensor first.
-    """
-    return tensor.pin_memory() if tensor.nbytes > ASYNCHRONOUS_BYTES else tensor
 
 
 def _append_drawn(own: Ints, drawn: Ints) -> Ints:

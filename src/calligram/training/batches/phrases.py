@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calligram.device import Processes
+from calligram.device import Processes, pin_if_large, prepare_ahead
 from calligram.errors import UserError
 from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.losses.contrastive import logistic_loss
 from calligram.models.matcher import Encoded, Matcher
-from calligram.training.batches.batch import Batch, ExtraPairs, derived_seed, pin_if_large, prepare_ahead
+from calligram.training.batches.batch import Batch, ExtraPairs, derived_seed
 from calligram.training.batches.phrase_pairs import Ints, PhrasePairs, Targets
 from calligram.training.objectives.objective import Objective
 
