@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -176,6 +176,16 @@ def test_advice_has_points_and_undecided_advice_is_no_help(tmp_path):
     others = sum(len(study.claims) for name, study in STUDIES.items() if name not in {v.paper for v in verdicts})
     assert f"All {2 + others} claims of the studies" in rest
     assert f": {others} not run, 1 holds, 1 one seed." in rest
+
+
+def test_an_ensemble_of_marked_rows_is_marked_in_the_leaderboard():
+    one = replace(seeds(PLAIN, 100.0)[0], study="", recipe="ensemble", collection="flickr8k")
+    for row, marked in (("best--one-vse", True), ("frozen", False)):
+        runs = [f"runs/mmca-{row}-flickr8k-{seed}" for seed in (0, 1)]
+        line = next(
+            line for line in leaderboard([replace(one, settings={"runs": runs})]).splitlines() if "runs=" in line
+        )
+        assert ("†" in line) == marked
 
 
 def test_the_leaderboard_is_sorted_by_rsum_and_shows_median_ranks():

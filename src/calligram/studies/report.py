@@ -14,7 +14,7 @@ from typing import Any
 
 from calligram.studies.catalog import STUDIES
 from calligram.studies.claims import SEEN_MARK, Study, Verdict, has_seen_captions
-from calligram.studies.results import COMPARED_FIGURE, LEVELS_FIGURE, Result, read_results, row_key
+from calligram.studies.results import COMPARED_FIGURE, LEVELS_FIGURE, Result, file_name, read_results, row_key
 from calligram.studies.tables import (
     difference_of,
     fold_lines,
@@ -274,6 +274,19 @@ def advice_section(verdict: Verdict | None) -> str:
     return {"better": HELPS, "worse": HURTS, "noise": EQUAL}.get(word, OPEN)
 
 
+def _uses_seen_encoder(result: Result) -> bool:
+    """Whether the text encoder of a run, or of a member of an ensemble of rows, has seen captions of test images."""
+    if has_seen_captions(str(result.settings.get("text.encoder", ""))):
+        return True
+    members = [Path(run).name for run in result.settings.get("runs", ())]
+    rows = [(study, row.name) for study in STUDIES.values() for row in study.rows]
+    return any(
+        member.startswith(f"{file_name(study.paper, name, result.collection)}-") and study.marked(name) != name
+        for member in members
+        for study, name in rows
+    )
+
+
 def leaderboard(found: Sequence[Result]) -> str:
     """Return the best rows of each collection, by rsum; and the best ones of phrase localization, by R@1."""
     head = ["collection", "row", "i2t R@1/5/10", "t2i R@1/5/10", "med r", "rsum", "seeds", "training"]
@@ -292,7 +305,7 @@ def leaderboard(found: Sequence[Result]) -> str:
             str(len(rows)),
         ]
         cells.append(f"{mean(r.seconds for r in rows):.0f} s, {_short_hardware(rows[0].hardware)}")
-        seen = f" {SEEN_MARK}" if has_seen_captions(str(rows[0].settings.get("text.encoder", ""))) else ""
+        seen = f" {SEEN_MARK}" if _uses_seen_encoder(rows[0]) else ""
         text += markdown_line([rows[0].collection, f"{rows[0].study or _name(rows[0])}{seen}", *cells])
     boxes = []
     for rows in _best([rows for rows in groups if rows[0].localization], "localization.r1", 1):

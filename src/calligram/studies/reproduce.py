@@ -25,11 +25,12 @@ from calligram.studies.results import (
     COMPARED_FIGURE,
     LEVELS_FIGURE,
     append_result,
+    file_name,
     results_of_rows,
     runs_of_rows,
 )
 from calligram.studies.row_pool import InputPreparation, RowPool, RowState, Say, Watch, default_workers, free_gpu_bytes
-from calligram.studies.rows import RowJob, file_name, is_trained, needed_rows, run_row
+from calligram.studies.rows import RowJob, is_trained, needed_rows, run_row
 from calligram.studies.verdicts import judge_claims, store_verdicts
 from calligram.training.runs import draw_comparison
 

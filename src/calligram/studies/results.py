@@ -251,6 +251,11 @@ def row_key(study: Study, row: Row) -> str:
     return f"{study.paper}: {row.name}"
 
 
+def file_name(*words: str) -> str:
+    """Return a file name made of letters, digits and hyphens."""
+    return "".join(c if c.isalnum() else "-" for c in "-".join(words))
+
+
 def settings_of(row: Row, changes: tuple[str, ...] = ()) -> dict[str, object]:
     """Return the settings of a row, with changes to every row, that differ from its preset."""
     plain: dict[str, object] = json.loads(_settings_text(row, changes))

@@ -38,7 +38,7 @@ from calligram.recipes.catalog import Preset, find_preset
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import Plan, RunContext, epochs_factor, run_preset, with_more_epochs
 from calligram.studies.claims import Row, with_assets_path
-from calligram.studies.results import Result, localization_line, result_line, settings_of
+from calligram.studies.results import Result, file_name, localization_line, result_line, settings_of
 from calligram.training.loop import Stage
 from calligram.training.runs import Run, draw_curves
 
@@ -105,11 +105,6 @@ class RowJob:
 def needed_rows(row: Row) -> list[str]:
     """Return the names of the rows whose runs a row uses (``key=row:NAME``)."""
     return [change.partition("=row:")[2] for change in row.changes if "=row:" in change]
-
-
-def file_name(*words: str) -> str:
-    """Return a file name made of letters, digits and hyphens."""
-    return "".join(c if c.isalnum() else "-" for c in "-".join(words))
 
 
 def with_row_folder(change: str, folder: Callable[[str], Path]) -> str:
