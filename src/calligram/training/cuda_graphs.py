@@ -38,10 +38,10 @@ WARMUP_RUNS = 3
 
 GRAPH_MIN_SECONDS = 20.0
 """CUDA graphs are tried if the rest of a stage takes at least so long without them"""
-COMPILE_MIN_SECONDS = 600.0
+COMPILE_MIN_SECONDS = 240.0
 """compilation, which takes up to a minute, is tried if the rest of a stage takes at least so long without it"""
-MAX_GRAPH_MEMORY_SHARE = 1 / 3
-"""CUDA graphs are not tried if a step takes more than this share of the memory: graphs keep what a step takes"""
+MAX_GRAPH_STEP_SECONDS = 0.05
+"""CUDA graphs are tried for steps up to this time; longer ones do not wait for launches, and graphs keep memory"""
 WARMUP_STEPS, TIMED_STEPS, MAX_TRIAL_STEPS = 3, 10, 60
 """steps of a trial before the timed ones, timed steps, and steps after which a way with fewer of them is given up"""
 
@@ -382,7 +382,9 @@ class SpeedTrial:
         rest = self._left * self._seconds[self.chosen]
         if way == Way():
             self._compiles = asked_to_compile()
-            if self._graphs and rest >= GRAPH_MIN_SECONDS and self._memory_share() <= MAX_GRAPH_MEMORY_SHARE:
+            if self._graphs and rest >= GRAPH_MIN_SECONDS and self._seconds[way] <= MAX_GRAPH_STEP_SECONDS:
+                if self._device.type == "cuda":
+                    torch.cuda.empty_cache()  # graphs have memory of their own
                 return Way(graphs=True)
         if not way.compiled and self._compiles and rest >= COMPILE_MIN_SECONDS:
             return self.chosen._replace(compiled=True)
@@ -391,10 +393,3 @@ class SpeedTrial:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-    def _memory_share(self) -> float:
-        """Largest share of the memory of the GPU that tensors have taken so far."""
-        if self._device.type != "cuda":
-            return 0.0
-        total = torch.cuda.get_device_properties(self._device).total_memory
-        return torch.cuda.max_memory_allocated(self._device) / total
