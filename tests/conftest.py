@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Callable
@@ -130,6 +131,29 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Collection:
     folder = tmp_path_factory.mktemp("tiny")
     (folder / "pictures").mkdir()
     return write_draft(_tiny_draft(folder / "pictures"), folder / "collection")
+
+
+@pytest.fixture(scope="session")
+def odd_files() -> Callable[[Path], None]:
+    """Fills a folder with files that have names of pictures and are none: pipes, a socket, a device, and loops."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        os.mkfifo(folder / "pipe.jpg")
+        (folder / "linked-pipe.jpg").symlink_to(folder / "pipe.jpg")
+        (folder / "null.jpg").symlink_to("/dev/null")
+        (folder / "loop").symlink_to(folder / "loop")
+        (folder / "back.jpg").symlink_to(folder / "there.jpg")
+        (folder / "there.jpg").symlink_to(folder / "back.jpg")
+        before = Path.cwd()
+        os.chdir(folder)  # the path of a socket has at most about a hundred characters
+        try:
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind("socket.jpg")
+        finally:
+            os.chdir(before)
+
+    return make
 
 
 @pytest.fixture(scope="session")

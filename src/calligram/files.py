@@ -1,4 +1,4 @@
-"""Files on disk: atomic replacement, locks between processes, and content hashes.
+"""Files on disk: reading regular files only, atomic replacement, locks between processes, and content hashes.
 
 Fsync policy: the content of a file is on the disk before the file takes its final name, and so is the name before the
 function returns. A loss of power leaves the old file or the new one, whole. ``move_folder`` only renames,
@@ -8,10 +8,12 @@ because the content of such a folder can be made again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +28,63 @@ if TYPE_CHECKING:
 LOCK_FILE = ".lock"
 LOCK_POLL_SECONDS = 0.01
 HASH_BLOCK_BYTES = 1 << 20
+OTHER_KINDS = {
+    stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+}  # fmt: skip
+READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+def other_kind(mode: int) -> str | None:
+    """What a file is that is not a regular file, for messages; None for a regular file."""
+    found = None if stat.S_ISREG(mode) else OTHER_KINDS.get(stat.S_IFMT(mode), "of another kind")
+    return f"{found}, not a regular file" if found else None
+
+
+def open_regular(file: Path) -> int:
+    """Open a regular file for reading; returns its descriptor.
+
+    Nothing else is opened: a pipe or a device may never answer, and opening a device may have effects. If the file is
+    replaced after it was checked, the system does not wait for an answer, and the descriptor is checked again.
+
+    Raises:
+        OSError: when the file cannot be opened or is not a regular file.
+    """
+    _refuse_other_kind(os.stat(file), file)
+    descriptor = os.open(file, READ_FLAGS)
+    try:
+        _refuse_other_kind(os.fstat(descriptor), file)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_regular(file: Path, most: int, offset: int = -1, size: int = 0) -> bytes:
+    """The bytes of a regular file, or ``size`` bytes of it from ``offset`` on.
+
+    Args:
+        file: of any size.
+        most: number of bytes that is accepted; larger files are refused before they are read.
+        offset: -1 for the whole file.
+        size: only with an offset.
+
+    Raises:
+        OSError: when it cannot be read, is not a regular file, or is too large.
+    """
+    descriptor = open_regular(file)
+    with os.fdopen(descriptor, "rb") as stream:
+        wanted = os.fstat(descriptor).st_size if offset < 0 else size
+        if wanted > most:
+            accepted = f"{wanted / 1e9:.1f} GB; at most {most / 1e9:g} GB are accepted"
+            raise OSError(errno.EFBIG, f"the file is too large: {accepted}", str(file))
+        stream.seek(max(0, offset))
+        return stream.read(wanted)
+
+
+def _refuse_other_kind(about: os.stat_result, file: Path) -> None:
+    if kind := other_kind(about.st_mode):
+        raise OSError(errno.EINVAL, kind, str(file))
 
 
 @contextlib.contextmanager

@@ -35,6 +35,15 @@ def composed(text: str) -> str:
     return unicodedata.normalize(NORMAL_FORM, text)
 
 
+def printable(text: str) -> str:
+    r"""Return a text that can be stored: half characters, as in names of files that are not UTF-8, become escapes.
+
+    >>> printable("a\udcff.jpg")
+    'a\\udcff.jpg'
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def tokenise(text: str) -> list[str]:
     """Words for vocabularies and word vectors: lower case, inner apostrophes kept, other punctuation dropped.
 

@@ -89,7 +89,7 @@ def test_a_missing_picture_file_is_reported_with_its_image(tmp_path: Path, tiny:
     assert path is not None
     moved = path.rename(tmp_path / "elsewhere.png")
     try:
-        with pytest.raises(PictureError, match="image train-0: No such file"):
+        with pytest.raises(PictureError, match="image train-0: no such file"):
             tiny.pictures.open(0)
     finally:
         moved.rename(path)

@@ -26,12 +26,15 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFont, ImageOps, UnidentifiedImageError
 
 from calligram.errors import UserError
+from calligram.files import open_regular, read_regular
 
 if TYPE_CHECKING:
     from calligram.data.collection import Collection
 
 MAX_MEGAPIXELS = 150
 """larger pictures are refused, because decoding one takes more than half a gigabyte"""
+MAX_PICTURE_BYTES = 1_000_000_000
+"""larger files are refused before they are read; no picture of ``MAX_MEGAPIXELS`` with 8 bits a colour needs more"""
 PICTURE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm"})
 EXIF_DATE = re.compile(r"(\d{4})[:-](\d{2})[:-](\d{2})[ T](\d{2}):(\d{2}):(\d{2})")
 EXIF_SIGNATURES = (b"Exif", b"EXIF", b"eXIf", b"II*\x00", b"MM\x00*")
@@ -127,9 +130,9 @@ class StoredPictures:
             raise PictureError(f"image {self._ids[row]} has no picture, only features")
         if self._shard[row] < 0:
             try:
-                return (self._folder / str(name)).read_bytes()
-            except OSError as error:
-                raise PictureError(f"image {self._ids[row]}: {error.strerror}: {self._folder / name}") from error
+                return read_picture_file(self._folder / str(name))
+            except PictureError as error:
+                raise PictureError(f"image {self._ids[row]}: {error}: {self._folder / name}") from error
         return os.pread(self._descriptor(int(self._shard[row])), int(self._bytes[row]), int(self._offset[row]))
 
     def _descriptor(self, shard: int) -> int:
@@ -137,7 +140,7 @@ class StoredPictures:
         key = (os.getpid(), shard)
         if key not in self._open:
             try:
-                self._open[key] = os.open(self._folder / self._shards[shard], os.O_RDONLY)
+                self._open[key] = open_regular(self._folder / self._shards[shard])
             except OSError as error:
                 raise PictureError(f"shard {self._folder / self._shards[shard]}: {error.strerror}") from error
         return self._open[key]
@@ -241,19 +244,26 @@ def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.truetype(file, size) if file.is_file() else ImageFont.load_default(size=size)
 
 
-def _open(source: bytes | Path) -> Image.Image:
-    if isinstance(source, bytes):
-        if not source:
-            raise PictureError("the file is empty")
-        opened: io.BytesIO | Path = io.BytesIO(source)
-    else:
-        if not source.is_file():
-            raise PictureError("no such file")
-        if source.stat().st_size == 0:
-            raise PictureError("the file is empty")
-        opened = source
+def read_picture_file(file: Path, offset: int = -1, size: int = 0) -> bytes:
+    """The bytes of a picture file, or ``size`` bytes from ``offset`` on of a file that holds several pictures.
+
+    Raises:
+        PictureError: when it cannot be read, is not a regular file, or is larger than ``MAX_PICTURE_BYTES``.
+    """
     try:
-        image = Image.open(opened)
+        return read_regular(file, MAX_PICTURE_BYTES, offset, size)
+    except FileNotFoundError as error:
+        raise PictureError("no such file") from error
+    except (OSError, ValueError) as error:  # a ValueError for a name that no file can have
+        raise PictureError(getattr(error, "strerror", None) or str(error)) from error
+
+
+def _open(source: bytes | Path) -> Image.Image:
+    data = source if isinstance(source, bytes) else read_picture_file(source)
+    if not data:
+        raise PictureError("the file is empty")
+    try:
+        image = Image.open(io.BytesIO(data))
     except UnidentifiedImageError as error:
         raise PictureError("not a picture in a known format") from error
     except Image.DecompressionBombError as error:

@@ -19,7 +19,7 @@ from calligram.data.add_captions import NewCaption, caption_revisions
 from calligram.data.caption_file import write_caption_list
 from calligram.data.collection import FORMAT, MANIFEST, VERSION, Collection
 from calligram.data.draft import Draft, ImageRecord, PictureFile, Problems, TarMember
-from calligram.data.pictures import PictureError, Probe, probe, worker_threads
+from calligram.data.pictures import PictureError, Probe, probe, read_picture_file, worker_threads
 from calligram.data.readers.captions_table import TABLE_SUFFIXES
 from calligram.data.revision import manifest_section, next_revision, write_lock
 from calligram.data.write_tables import CheckedDraft, FilePlacement, FilePlacer, build_tables
@@ -114,9 +114,7 @@ def _usable_images(draft: Draft, problems: Problems, track: Track) -> CheckedDra
 def _picture_source(at: PictureFile | TarMember) -> bytes | Path:
     if isinstance(at, PictureFile):
         return at.path
-    with at.tar.open("rb") as file:
-        file.seek(at.offset)
-        return file.read(at.size)
+    return read_picture_file(at.tar, at.offset, at.size)
 
 
 def _write_files(folder: Path, checked: CheckedDraft, placer: FilePlacer, problems: Problems, track: Track) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -43,6 +44,40 @@ def test_other_files_are_reported(tmp_path, pictures, importer) -> None:
     (tmp_path / "in/y.heic").write_bytes(b"?")
     kind = ".heic files without a picture: not read"
     assert importer("folder", tmp_path / "in").problems == [(kind, "x.heic"), (kind, "y.heic")]
+
+
+def test_files_that_never_answer_are_listed_with_their_kind_and_not_opened(
+    tmp_path, pictures, importer, odd_files
+) -> None:
+    pictures(tmp_path / "in", "a.jpg", "deep/b.jpg")
+    odd_files(tmp_path / "in")
+    os.mkfifo(tmp_path / "in/a.txt")
+    (tmp_path / "in/again").symlink_to(tmp_path / "in/deep")
+    made = importer("folder", tmp_path / "in")
+    assert sorted(made.images("id")) == ["a.jpg", "deep/b.jpg"]
+    assert ("link to a folder: not read", "again") in made.problems
+    odd = {item for kind, item in made.problems if kind == "unreadable file"}
+    assert odd == {
+        *("a.txt", "pipe.jpg", "linked-pipe.jpg", "socket.jpg", "null.jpg", "loop", "back.jpg", "there.jpg"),
+    }
+    assert len(made.problems) == len(set(made.problems))
+
+
+def test_files_that_are_too_large_are_listed_and_not_read(tmp_path, pictures, importer) -> None:
+    pictures(tmp_path / "in", "a.jpg")
+    for name in ("huge.jpg", "a.txt"):
+        with (tmp_path / "in" / name).open("wb") as stream:
+            stream.truncate(20_000_000_000)
+    made = importer("folder", tmp_path / "in")
+    assert sorted(made.images("id")) == ["a.jpg"]
+    assert made.problems == [("unreadable caption file", "a.txt"), ("unusable image", "huge.jpg")]
+
+
+def test_a_table_that_is_a_pipe_is_refused(tmp_path, pictures, importer) -> None:
+    pictures(tmp_path / "in", "a.jpg")
+    os.mkfifo(tmp_path / "in/captions.csv")
+    with pytest.raises(UserError, match=r"captions.csv: a named pipe, not a regular file"):
+        importer("folder", tmp_path / "in")
 
 
 def test_a_caption_file_of_two_pictures_is_used_for_the_first_and_the_second_is_reported(

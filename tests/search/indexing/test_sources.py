@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 
+from calligram.data.pictures import PictureError
 from calligram.search.indexing.diff import IndexedItem, LibraryState, diff
-from calligram.search.indexing.sources import FolderScan, ScannedPicture, scan_folder, shard_of
+from calligram.search.indexing.sources import FolderScan, ScannedPicture, read_file, scan_folder, shard_of
 
 
 def keys(root):
@@ -46,13 +48,50 @@ def test_a_linked_folder_from_elsewhere_is_followed(tmp_path):
 def test_a_broken_link_and_an_impossible_name_are_problems(tmp_path):
     (tmp_path / "nowhere.jpg").symlink_to(tmp_path / "missing.jpg")
     touch(tmp_path / os.fsdecode(b"bad\xff.jpg"))
-    os.mkfifo(tmp_path / "pipe.jpg")
     found = scan_folder(tmp_path)
     assert found.entries == []
     assert found.problems == {
         "nowhere.jpg": "No such file or directory",
         "bad\\udcff.jpg": "the name is not valid Unicode; rename the file",
     }
+
+
+def test_pipes_sockets_devices_and_loops_of_links_are_problems_with_their_kind(tmp_path, odd_files):
+    odd_files(tmp_path)
+    found = scan_folder(tmp_path)
+    assert found.entries == []
+    kind = "{}, not a regular file".format
+    loop = os.strerror(errno.ELOOP)
+    assert found.problems == {
+        "pipe.jpg": kind("a named pipe"),
+        "linked-pipe.jpg": kind("a named pipe"),
+        "socket.jpg": kind("a socket"),
+        "null.jpg": kind("a device"),
+        **{"loop": loop, "back.jpg": loop, "there.jpg": loop},
+    }
+
+
+def test_items_behind_a_link_that_became_a_loop_are_not_gone(tmp_path):
+    (tmp_path / "disk").symlink_to(tmp_path / "disk")
+    state = LibraryState(0, items={"disk/a.jpg": IndexedItem("a", 1, 1, "hash", True, "")})
+    assert [change.action for change in diff(scan_folder(tmp_path), state)] == ["problem"]
+
+
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path):
+    with (tmp_path / "huge.jpg").open("wb") as stream:
+        stream.truncate(20_000_000_000)
+    (entry,) = scan_folder(tmp_path).entries
+    with pytest.raises(PictureError, match=r"too large: 20\.0 GB; at most 1 GB are accepted: huge\.jpg"):
+        read_file(tmp_path, entry)
+
+
+def test_a_file_that_became_a_pipe_after_the_scan_is_not_waited_for(tmp_path):
+    touch(tmp_path / "a.jpg")
+    (entry,) = scan_folder(tmp_path).entries
+    (tmp_path / "a.jpg").unlink()
+    os.mkfifo(tmp_path / "a.jpg")
+    with pytest.raises(PictureError, match="a named pipe, not a regular file"):
+        read_file(tmp_path, entry)
 
 
 def test_items_below_a_folder_that_cannot_be_read_are_not_gone(tmp_path):

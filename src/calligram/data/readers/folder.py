@@ -14,13 +14,16 @@ from calligram.data.readers.captions_table import (
     identity_numbers,
     read_table,
 )
-from calligram.data.readers.picture_files import PictureIndex, is_picture, walk_files
+from calligram.data.readers.picture_files import PictureIndex, is_picture
 from calligram.data.readers.source import SPLIT_NAMES, ImportSource, canonical_split, first_split_of_each
 from calligram.data.readers.text_files import read_lines
 from calligram.errors import UserError
+from calligram.text import printable
 
 PREFERRED_TABLE_NAMES = ("captions", "metadata")
 """names that a caption table usually has, for a folder with several tables"""
+MAX_SIDECAR_BYTES = 10_000_000
+"""larger files are not captions of one picture"""
 
 
 def read_folder(source: ImportSource, problems: Problems) -> Draft:
@@ -86,12 +89,17 @@ def _sidecars(found: PictureIndex, table: Path | None, problems: Problems) -> It
     sidecars |= {path.with_name(path.name + ".txt"): name for name, path in found.paths.items()}
     _report_shared(found, sidecars, problems)
     other_files: dict[str, list[Path]] = {}
-    for path in walk_files(found.root, problems):
+    for path in found.files:
         if path in sidecars:
-            texts = read_lines(path, problems)
+            name = printable(path.relative_to(found.root).as_posix())
+            try:
+                texts = read_lines(path, problems, MAX_SIDECAR_BYTES)
+            except UserError as error:
+                problems.skip("unreadable caption file", name, printable(str(error)))
+                continue
             if not texts:
-                problems.note("empty caption file", path.relative_to(found.root).as_posix())
-            yield CaptionRow(path.relative_to(found.root).as_posix(), sidecars[path], texts)
+                problems.note("empty caption file", name)
+            yield CaptionRow(name, sidecars[path], texts)
         elif not is_picture(path) and path != table:
             other_files.setdefault(path.suffix.lower(), []).append(path)
     for suffix, paths in other_files.items():

@@ -12,6 +12,8 @@ from calligram.data.collection import MANIFEST
 from calligram.data.draft import PictureFile, Problems, TarMember
 from calligram.data.pictures import PICTURE_SUFFIXES
 from calligram.errors import UserError
+from calligram.files import other_kind
+from calligram.text import printable
 
 
 class PictureIndex:
@@ -22,9 +24,8 @@ class PictureIndex:
         self._starts = ("", f"{root.resolve().name}/", f"{root.resolve().as_posix()}/")
         self._problems = problems
         self._repaired: set[str] = set()
-        self.paths = {
-            path.relative_to(root).as_posix(): path for path in walk_files(root, problems) if is_picture(path)
-        }
+        self.files = list(walk_files(root, problems))
+        self.paths = {path.relative_to(root).as_posix(): path for path in self.files if is_picture(path)}
         self.flat = not any("/" in name for name in self.paths)
         self._by_bare_path = _unique_names((name.removesuffix(path.suffix), path) for name, path in self.paths.items())
         self._by_name = _unique_names((path.name, path) for path in self.paths.values())
@@ -90,16 +91,32 @@ def find_pictures(folder: Path, named: Path | None, guesses: Iterable[str], prob
 
 
 def walk_files(root: Path, problems: Problems) -> Iterator[Path]:
-    """All files under ``root`` in a fixed order, except hidden files and the files of collections."""
+    """All regular files under ``root`` in a fixed order, except hidden files and the files of collections.
+
+    Other files are reported with their kind and not opened: a named pipe or a device may never answer. Links to files
+    are followed. Links to folders are not, because they may go round; they are reported.
+    """
 
     def unreadable(error: OSError) -> None:
-        problems.skip("unreadable folder", str(error.filename), str(error.strerror))
+        problems.skip("unreadable folder", printable(str(error.filename)), str(error.strerror))
+
+    def shown(path: Path) -> str:
+        return printable(path.relative_to(root).as_posix())
 
     for folder, inside, files in os.walk(root, onerror=unreadable):
         inside[:] = sorted(d for d in inside if not d.startswith(".") and not Path(folder, d, MANIFEST).is_file())
-        for name in sorted(files):
-            if not name.startswith("."):
-                yield Path(folder, name)
+        for path in (Path(folder, name) for name in inside):
+            if path.is_symlink():
+                problems.note("link to a folder: not read", shown(path), "replace it by the folder to read its files")
+        for path in (Path(folder, name) for name in sorted(files) if not name.startswith(".")):
+            try:
+                kind = other_kind(path.stat().st_mode)
+            except OSError as error:  # a link to nothing, or links that go round
+                kind = str(error.strerror)
+            if kind is None:
+                yield path
+            else:
+                problems.skip("unreadable file", shown(path), kind)
 
 
 def is_picture(path: Path) -> bool:

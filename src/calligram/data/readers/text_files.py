@@ -10,18 +10,24 @@ from pathlib import Path
 
 from calligram.data.draft import Problems
 from calligram.errors import UserError
+from calligram.files import read_regular
 
+MAX_TEXT_BYTES = 4_000_000_000
+"""larger files are refused, because a text takes several times its size in memory"""
 JsonRecord = Mapping[str, object]
 
 
-def read_text(path: Path, problems: Problems) -> str:
+def read_text(path: Path, problems: Problems, most: int = MAX_TEXT_BYTES) -> str:
     """Read a text file. Lines that are not UTF-8 are decoded as Western European (cp1252) and reported.
 
+    Args:
+        most: size in bytes that is accepted.
+
     Raises:
-        UserError: when the file cannot be read.
+        UserError: when the file cannot be read, is not a regular file, or is too large.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path, most)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; check the path and its permissions") from error
     return decode_text(data, path.name, problems)
@@ -49,9 +55,9 @@ def _decode_line(line: bytes, item: str, problems: Problems) -> str:
             return line.decode("latin-1")
 
 
-def read_lines(path: Path, problems: Problems) -> list[str]:
+def read_lines(path: Path, problems: Problems, most: int = MAX_TEXT_BYTES) -> list[str]:
     """The non-empty lines of a text file, without surrounding spaces."""
-    return [line.strip() for line in read_text(path, problems).split("\n") if line.strip()]
+    return [line.strip() for line in read_text(path, problems, most).split("\n") if line.strip()]
 
 
 def read_sentences(file: Path) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,13 +15,14 @@ from numpy.typing import NDArray
 
 from calligram.data.collection import MANIFEST, Collection
 from calligram.data.collection import MANIFEST as COLLECTION
-from calligram.data.pictures import PICTURE_SUFFIXES, PictureError
+from calligram.data.pictures import PICTURE_SUFFIXES, PictureError, read_picture_file
 from calligram.errors import UserError
-from calligram.files import text_hash
+from calligram.files import other_kind, text_hash
 from calligram.search.filters import columns
 from calligram.search.filters.columns import ColumnValue
 from calligram.search.library.manifest import MANIFEST as LIBRARY
 from calligram.search.library.manifest import SourceRecord
+from calligram.text import printable
 
 LOCATION_COLUMNS = frozenset(("id", "path", "shard", "offset", "bytes", "width", "height"))
 """columns of a collection that locate a picture; a library has its own columns for that"""
@@ -104,7 +104,7 @@ def _visit(root: Path, folder: str, found: FolderScan, visited: set[tuple[int, i
             listed = sorted(inside, key=lambda entry: entry.name)
     except OSError as error:
         found.unread.append(folder)
-        found.problems[_printable(folder)] = f"unreadable folder: {error.strerror}"
+        found.problems[printable(folder)] = f"unreadable folder: {error.strerror}"
         return [], []
     names = {entry.name for entry in listed}
     if folder and (LIBRARY in names or COLLECTION in names):
@@ -114,7 +114,13 @@ def _visit(root: Path, folder: str, found: FolderScan, visited: set[tuple[int, i
         if entry.name.startswith("."):
             continue
         key = f"{folder}/{entry.name}" if folder else entry.name
-        if entry.is_dir():
+        try:
+            is_folder = entry.is_dir()
+        except OSError as error:  # such as links that go round; behind it may be a folder with items
+            found.unread.append(key)
+            found.problems[printable(key)] = str(error.strerror)
+            continue
+        if is_folder:
             (linked if entry.is_symlink() else real).append(key)
         elif os.path.splitext(entry.name)[1].lower() in PICTURE_SUFFIXES:
             _note(entry, key, found)
@@ -122,7 +128,7 @@ def _visit(root: Path, folder: str, found: FolderScan, visited: set[tuple[int, i
 
 
 def _note(entry: os.DirEntry[str], key: str, found: FolderScan) -> None:
-    shown = _printable(key)
+    shown = printable(key)
     if shown != key:
         found.problems[shown] = "the name is not valid Unicode; rename the file"
         return
@@ -131,12 +137,10 @@ def _note(entry: os.DirEntry[str], key: str, found: FolderScan) -> None:
     except OSError as error:
         found.problems[key] = str(error.strerror)
         return
-    if stat.S_ISREG(about.st_mode):
+    if kind := other_kind(about.st_mode):
+        found.problems[key] = kind
+    else:
         found.entries.append(ScannedPicture(key, key, -1, about.st_size, about.st_mtime_ns))
-
-
-def _printable(name: str) -> str:
-    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def below(folders: list[str], key: str) -> bool:
@@ -247,8 +251,11 @@ class CollectionSource:
             file = str(shards[place["shard"]]) if in_shard else str(place["path"])
             try:
                 about = dates.get(file) or os.stat(self.root / file)
-            except OSError as error:
-                found.problems[key] = f"{error.strerror}: {file}"
+            except (OSError, ValueError) as error:  # a ValueError for a name that no file can have
+                found.problems[key] = f"{getattr(error, 'strerror', None) or error}: {file}"
+                continue
+            if kind := other_kind(about.st_mode):
+                found.problems[key] = f"{kind}: {file}"
                 continue
             if in_shard:
                 dates[file] = about
@@ -322,10 +329,6 @@ def read_file(root: Path, picture: ScannedPicture) -> bytes:
     """The bytes of a picture that has a file."""
     assert picture.file is not None
     try:
-        with (root / picture.file).open("rb") as stream:
-            if picture.offset < 0:
-                return stream.read()
-            stream.seek(picture.offset)
-            return stream.read(picture.size)
-    except OSError as error:
-        raise PictureError(f"{error.strerror}: {picture.file}") from error
+        return read_picture_file(root / picture.file, picture.offset, picture.size)
+    except PictureError as error:
+        raise PictureError(f"{error}: {picture.file}") from error
