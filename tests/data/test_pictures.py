@@ -5,15 +5,18 @@ import io
 import struct
 import subprocess
 import sys
+import warnings
 import zlib
 from itertools import combinations
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from calligram.data.pictures import PictureError, decode, font, probe
+from calligram.data.pictures import PICTURE_FORMATS, PictureError, decode, exif_columns, probe
+from calligram.data.sheet import letters
 
 LEFT, RIGHT = (250, 20, 20), (20, 20, 250)
 
@@ -97,6 +100,58 @@ def test_a_file_that_is_not_a_picture_is_refused() -> None:
         probe(b"hello, this is a letter")
 
 
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def test_only_named_decoders_are_used_whatever_the_file_is_called(tmp_path: Path) -> None:
+    assert "EPS" not in PICTURE_FORMATS
+    (tmp_path / "a.jpg").write_bytes(EPS)
+    with Image.open(tmp_path / "a.jpg") as opened:  # so Pillow would open it, and loading it starts Ghostscript
+        assert opened.format == "EPS"
+    with mock.patch("PIL.EpsImagePlugin.EpsImageFile", side_effect=AssertionError("an EPS decoder was made")):
+        for read in (probe, decode):
+            with pytest.raises(PictureError, match=r"not a picture in a known format \(JPEG, PNG"):
+                read(tmp_path / "a.jpg")
+        assert exif_columns(EPS + b"Exif") == {}
+
+
+def test_pixels_that_are_not_numbers_are_black_and_a_picture_of_nothing_else_is_refused() -> None:
+    grey = np.full((8, 8), 100, dtype=np.float32)
+    grey[0, :4] = np.nan, np.inf, -np.inf, 1e38
+    data = encoded(Image.fromarray(grey), "TIFF")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert probe(data).notes == ("pixels that are not numbers: black",)
+        assert [decode(data).getpixel((x, 0))[0] for x in range(5)] == [0, 255, 0, 255, 100]
+        for read in (probe, decode):
+            with pytest.raises(PictureError, match="no pixel is a number"):
+                read(encoded(Image.fromarray(np.full((8, 8), np.nan, dtype=np.float32)), "TIFF"))
+
+
+def test_a_damaged_picture_writes_nothing_to_the_screen(tmp_path: Path) -> None:
+    """Pillow warns, and libtiff writes by itself. In a process of its own, which has the filters of a user."""
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8))
+    for turn, compression in enumerate(("tiff_lzw", "tiff_adobe_deflate", "jpeg", "raw")):
+        whole = encoded(noise, "TIFF", compression=compression)
+        for place in (9, 60, len(whole) // 2, len(whole) - 40, len(whole) - 100):
+            damaged = whole[:place] + b"\xee\x77\x01" + whole[place + 3 :]
+            (tmp_path / f"{turn}-{place}.tif").write_bytes(damaged)
+            (tmp_path / f"{turn}-{place}-cut.tif").write_bytes(damaged[: 3 * len(damaged) // 4])
+    code = """
+import pathlib, sys
+from calligram.data.pictures import PictureError, decode, exif_columns, probe
+for file in pathlib.Path(sys.argv[1]).iterdir():
+    for read in probe, decode, exif_columns:
+        try:
+            read(file.read_bytes())
+        except PictureError:
+            print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "refused" in done.stdout
+    assert done.stderr == ""
+
+
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("side", [12_500, 60_000])
 def test_a_huge_picture_is_refused_before_it_is_decoded(side: int) -> None:
@@ -166,5 +221,5 @@ def test_damaged_bytes_raise_only_picture_errors() -> None:
 
 
 def test_the_font_has_the_letters_of_european_languages():
-    drawn = [bytes(font(20).getmask(letter)) for letter in "eéöčşđłñøЖλ"]
+    drawn = [bytes(letters(20).getmask(letter)) for letter in "eéöčşđłñøЖλ"]
     assert all(one != two for one, two in combinations(drawn, 2))

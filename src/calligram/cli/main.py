@@ -6,7 +6,6 @@ import errno
 import gc
 import logging
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -158,7 +157,6 @@ def main() -> None:
     """Run the command line. Errors that a user can correct are printed in one line, without a traceback."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[LogHandler()])
     logging.getLogger("calligram").setLevel(logging.INFO)
-    warnings.filterwarnings("ignore", module="PIL")
     try:
         app(prog_name="calligram")
     except UserError as error:

@@ -36,7 +36,6 @@ from calligram.data.pairing import Visuals as Visuals
 from calligram.data.pictures import PictureError as PictureError
 from calligram.data.pictures import decode as decode
 from calligram.data.pictures import exif_columns as exif_columns
-from calligram.data.pictures import font as font
 from calligram.data.revision import NewRegions as NewRegions
 from calligram.data.revision import images_with_proposals as images_with_proposals
 from calligram.data.revision import proposal_record as proposal_record

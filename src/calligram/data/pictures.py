@@ -6,6 +6,7 @@ Files may be rotated, animated, 16-bit, CMYK, transparent, damaged or very large
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import sys
@@ -14,16 +15,17 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from ctypes import CDLL
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from PIL import ExifTags, Image, ImageFont, ImageOps, UnidentifiedImageError
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from calligram.errors import UserError
 from calligram.files import open_regular, read_regular
@@ -35,6 +37,9 @@ MAX_MEGAPIXELS = 150
 """larger pictures are refused, because decoding one takes more than half a gigabyte"""
 MAX_PICTURE_BYTES = 1_000_000_000
 """larger files are refused before they are read; no picture of ``MAX_MEGAPIXELS`` with 8 bits a colour needs more"""
+_AVIF = ("AVIF",) if find_spec("PIL.AvifImagePlugin") else ()  # only newer versions of Pillow have it
+PICTURE_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM", "WEBP", "TIFF", *_AVIF)
+"""the only decoders of Pillow that are used, whatever a file is called: others run programs (EPS starts Ghostscript)"""
 PICTURE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm"})
 EXIF_DATE = re.compile(r"(\d{4})[:-](\d{2})[:-](\d{2})[ T](\d{2}):(\d{2}):(\d{2})")
 EXIF_SIGNATURES = (b"Exif", b"EXIF", b"eXIf", b"II*\x00", b"MM\x00*")
@@ -49,8 +54,12 @@ TORCHRUN_VARIABLE = "LOCAL_WORLD_SIZE"
 Item = TypeVar("Item")
 Output = TypeVar("Output")
 
-# Pillow warns above 89 megapixels. The limit here is higher, so its warning is not needed.
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning, append=True)
+# Pillow warns of damage in files, and above 89 megapixels; libtiff writes each error to the screen. A file is used or
+# refused here, and then the exception says why.
+warnings.filterwarnings("ignore", module="PIL", append=True)
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
+with suppress(KeyError, OSError, AttributeError):  # a Pillow without libtiff, or a system that looks in one file only
+    CDLL(sys.modules["PIL._imaging"].__file__).TIFFSetErrorHandler(None)
 
 
 class PictureError(UserError):
@@ -95,6 +104,8 @@ def probe(source: bytes | Path) -> Probe:
             rotated = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
             image.draft("RGB", (max(1, width // 8), max(1, height // 8)))
             image.load()
+            if image.mode == "F" and np.isnan(_values(image)).any():
+                notes = (*notes, "pixels that are not numbers: black")
         except Exception as error:  # decoders raise many types of exceptions for damaged bytes
             raise PictureError(str(error) or type(error).__name__) from error
     return Probe(height, width, notes) if rotated else Probe(width, height, notes)
@@ -233,17 +244,6 @@ def map_batches(
         yield list(pool.map(function, batch)) if results is None else [next(results) for _ in batch]
 
 
-@cache
-def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """A font for drawn text that covers most European languages; the default font of Pillow does not.
-
-    The font file is part of matplotlib. Matplotlib itself is not imported, because its import takes a second.
-    """
-    found = find_spec("matplotlib")
-    file = Path(found.origin or "").parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf" if found else Path()
-    return ImageFont.truetype(file, size) if file.is_file() else ImageFont.load_default(size=size)
-
-
 def read_picture_file(file: Path, offset: int = -1, size: int = 0) -> bytes:
     """The bytes of a picture file, or ``size`` bytes from ``offset`` on of a file that holds several pictures.
 
@@ -263,9 +263,9 @@ def _open(source: bytes | Path) -> Image.Image:
     if not data:
         raise PictureError("the file is empty")
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=PICTURE_FORMATS)
     except UnidentifiedImageError as error:
-        raise PictureError("not a picture in a known format") from error
+        raise PictureError(f"not a picture in a known format ({', '.join(PICTURE_FORMATS)})") from error
     except Image.DecompressionBombError as error:
         raise PictureError(f"larger than {MAX_MEGAPIXELS} megapixels, the maximum") from error
     except Exception as error:  # as in ``decode``, for damaged headers
@@ -292,7 +292,7 @@ def _as_rgb(image: Image.Image) -> Image.Image:
         image.load()
         return image
     if image.mode.startswith("I") or image.mode == "F":
-        values = np.asarray(image, dtype=np.float64)
+        values = np.nan_to_num(_values(image), nan=0.0)
         top = 65535.0 if image.mode.startswith("I") and values.max(initial=0) > 255 else 255.0
         return Image.fromarray((values.clip(0, top) / top * 255 + 0.5).astype(np.uint8)).convert("RGB")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
@@ -300,6 +300,14 @@ def _as_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, layer).convert("RGB")
     return image.convert("RGB")
+
+
+def _values(image: Image.Image) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore"):
+        values = np.asarray(image, dtype=np.float64)
+    if np.isnan(values).all():
+        raise PictureError("no pixel is a number")
+    return values
 
 
 # EXIF data, and the segments of a JPEG file.
@@ -310,7 +318,7 @@ def exif_columns(data: bytes) -> dict[str, str | int | float]:
     if not _may_have_exif(data):
         return {}
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=PICTURE_FORMATS) as image:
             exif = image.getexif()
             inner = exif.get_ifd(ExifTags.IFD.Exif)
             place = exif.get_ifd(ExifTags.IFD.GPSInfo)

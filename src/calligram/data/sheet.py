@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,6 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from calligram.data.pictures import PictureError
-from calligram.data.pictures import font as letters
 
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
@@ -18,6 +19,17 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 SHEET_COLOUR, CELL_COLOUR, TEXT_COLOUR, FAINT_COLOUR = "#ffffff", "#f3f4f6", "#1f2328", "#6e7781"
 FONT_SIZE, LINE_HEIGHT = 15, 20
 BLOCK_GAP, SHEET_EDGE, FRAME_WIDTH = 14, 24, 6
+
+
+@cache
+def letters(size: int) -> Font:
+    """A font for drawn text that covers most European languages; the default font of Pillow does not.
+
+    The font file is part of matplotlib. Matplotlib itself is not imported, because its import takes a second.
+    """
+    found = find_spec("matplotlib")
+    file = Path(found.origin or "").parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf" if found else Path()
+    return ImageFont.truetype(file, size) if file.is_file() else ImageFont.load_default(size=size)
 
 
 def paragraph(

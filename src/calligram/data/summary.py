@@ -14,8 +14,8 @@ from PIL import Image, ImageDraw, ImageOps
 
 from calligram.data.collection import Collection
 from calligram.data.draft import Problem, summarise_problems
-from calligram.data.pictures import PictureError, font
-from calligram.data.sheet import CELL_COLOUR, FAINT_COLOUR, FONT_SIZE, LINE_HEIGHT, SHEET_COLOUR, TEXT_COLOUR
+from calligram.data.pictures import PictureError
+from calligram.data.sheet import CELL_COLOUR, FAINT_COLOUR, FONT_SIZE, LINE_HEIGHT, SHEET_COLOUR, TEXT_COLOUR, letters
 from calligram.files import content_hash
 from calligram.progress import Track, silent
 from calligram.text import HYPHENATED_WORD, caption_key
@@ -240,7 +240,7 @@ def _draw_cell(sheet: Image.Image, collection: Collection, row: int, left: int, 
             (left + CELL_WIDTH // 2, top + CELL_HEIGHT // 2),
             "no picture",
             fill=FAINT_COLOUR,
-            font=font(FONT_SIZE),
+            font=letters(FONT_SIZE),
             anchor="mm",
         )
     else:
@@ -252,7 +252,7 @@ def _draw_cell(sheet: Image.Image, collection: Collection, row: int, left: int, 
     _draw_captions(draw, collection, captions, spans, (left, top + CELL_HEIGHT + 10))
     if not len(captions):
         name = str(collection.table("images").column("id")[row].as_py())
-        draw.text((left, top + CELL_HEIGHT + 10), name[-36:], fill=FAINT_COLOUR, font=font(FONT_SIZE))
+        draw.text((left, top + CELL_HEIGHT + 10), name[-36:], fill=FAINT_COLOUR, font=letters(FONT_SIZE))
 
 
 def _grounded_spans(collection: Collection, caption: int, image: int) -> list[GroundedSpan]:
@@ -311,8 +311,8 @@ def _draw_line(
         for phrase, (first, last, _) in enumerate(spans):
             if first <= start + offset < last:
                 colour = PHRASE_COLOURS[phrase % len(PHRASE_COLOURS)]
-        draw.text((x, top + line * LINE_HEIGHT), character, fill=colour, font=font(FONT_SIZE))
-        x = left + draw.textlength(words[: offset + 1], font=font(FONT_SIZE))
+        draw.text((x, top + line * LINE_HEIGHT), character, fill=colour, font=letters(FONT_SIZE))
+        x = left + draw.textlength(words[: offset + 1], font=letters(FONT_SIZE))
 
 
 def _wrap_text(draw: ImageDraw.ImageDraw, text: str) -> list[tuple[int, str]]:
@@ -323,7 +323,8 @@ def _wrap_text(draw: ImageDraw.ImageDraw, text: str) -> list[tuple[int, str]]:
         longer = text[start : word.end()]
         # Many captions end in " ."; a line with only a full stop is avoided.
         if line and (
-            draw.textlength(longer, font=font(FONT_SIZE)) <= CELL_WIDTH or (len(word[0]) == 1 and not word[0].isalnum())
+            draw.textlength(longer, font=letters(FONT_SIZE)) <= CELL_WIDTH
+            or (len(word[0]) == 1 and not word[0].isalnum())
         ):
             lines[-1] = (start, longer)
         else:

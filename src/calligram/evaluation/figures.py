@@ -16,8 +16,7 @@ from calligram.data.collection import Collection
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, Visuals
 from calligram.data.pictures import PictureError
-from calligram.data.pictures import font as letters
-from calligram.data.sheet import CELL_COLOUR, FAINT_COLOUR, FONT_SIZE, LINE_HEIGHT, SHEET_COLOUR, TEXT_COLOUR
+from calligram.data.sheet import CELL_COLOUR, FAINT_COLOUR, FONT_SIZE, LINE_HEIGHT, SHEET_COLOUR, TEXT_COLOUR, letters
 from calligram.data.summary import CELL_GAP, CELL_HEIGHT, CELL_WIDTH, SHEET_MARGIN
 from calligram.evaluation.distributions import cross_ranks, draw_cross_ranks, draw_overlap
 from calligram.evaluation.recall import EncodedPairing, encode_pairing, load_pairing, score_matrix

@@ -21,7 +21,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from calligram.data.pictures import PictureError, decode
+from calligram.data.pictures import PICTURE_FORMATS, PictureError, decode
 from calligram.errors import UserError
 from calligram.serve.metrics import Metrics
 from calligram.serve.schema import ErrorAnswer
@@ -44,11 +44,9 @@ SECURITY_HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-UPLOAD_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-"""the only decoders that may read uploads"""
 MEDIA_TYPES = {
     "JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif", "BMP": "image/bmp",
-    "AVIF": "image/avif", "TIFF": "image/tiff",
+    "AVIF": "image/avif", "TIFF": "image/tiff", "MPO": "image/jpeg",
 }  # fmt: skip
 
 
@@ -280,12 +278,12 @@ def read_upload(content: bytes, settings: ServerSettings) -> Image.Image:
     if not content:
         raise RefusedRequest(400, "the picture is empty; send the bytes of a picture file")
     try:
-        with Image.open(io.BytesIO(content), formats=UPLOAD_FORMATS) as opened:
+        with Image.open(io.BytesIO(content), formats=PICTURE_FORMATS) as opened:
             width, height = opened.size
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
         if isinstance(error, Image.DecompressionBombError):
             raise RefusedRequest(413, _too_many_pixels(settings)) from None
-        raise RefusedRequest(415, f"this is not a picture; accepted formats: {', '.join(UPLOAD_FORMATS)}") from None
+        raise RefusedRequest(415, f"this is not a picture; accepted formats: {', '.join(PICTURE_FORMATS)}") from None
     if width * height > settings.upload_pixels:
         raise RefusedRequest(413, _too_many_pixels(settings))
     try:
@@ -297,7 +295,7 @@ def read_upload(content: bytes, settings: ServerSettings) -> Image.Image:
 def media_type(picture: bytes) -> str:
     """The media type of a stored picture by its content. The file name may be wrong, and browsers must not guess."""
     try:
-        with Image.open(io.BytesIO(picture)) as opened:
+        with Image.open(io.BytesIO(picture), formats=PICTURE_FORMATS) as opened:
             return MEDIA_TYPES.get(opened.format or "", "application/octet-stream")
     except Exception:  # a file that cannot be opened may still be downloaded
         return "application/octet-stream"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps
 
-from calligram.data.pictures import font as letters
+from calligram.data.sheet import letters
 from calligram.evaluation.attention import AttentionShares
 from calligram.features.texts.chunker import PhraseSpan
 from calligram.search.explain.localize import Box
