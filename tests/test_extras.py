@@ -35,9 +35,12 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
 
 def test_only_the_functions_that_proposals_need_decide_whether_opencv_is_accepted(monkeypatch):
     segmentation = SimpleNamespace(createSelectiveSearchSegmentation=None)
-    complete = SimpleNamespace(ximgproc=SimpleNamespace(createEdgeBoxes=None, segmentation=segmentation))
+    threads: list[int] = []
+    contributed = SimpleNamespace(createEdgeBoxes=None, segmentation=segmentation)
+    complete = SimpleNamespace(ximgproc=contributed, setNumThreads=threads.append)
     monkeypatch.setitem(sys.modules, "cv2", complete)
     assert opencv() is complete
+    assert threads == [1]
     for broken in (SimpleNamespace(), SimpleNamespace(ximgproc=SimpleNamespace())):
         monkeypatch.setitem(sys.modules, "cv2", broken)
         with pytest.raises(UserError, match="has no EdgeBoxes and no selective search"):
