@@ -29,7 +29,8 @@ COLOURS = ("red", "green", "blue", "yellow", "white", "black")
 
 SLOW_TESTS = (
     "cli/", "recipes/", "search/explain/", "search/indexing/", "search/test_startup.py", "serve/", "studies/",
-    "data/test_add_captions.py::test_a_process_killed", "features/regions/test_extract.py::test_a_killed_run",
+    "data/test_add_captions.py::test_a_process_killed", "data/test_write_collection_kills.py",
+    "features/regions/test_extract.py::test_a_killed_run",
     "features/regions/test_photographs.py", "features/test_store.py::test_an_extraction_killed",
     "features/texts/test_word_vectors.py::test_the_command_gives", "models/test_export",
     "models/test_catalog.py::test_a_matcher_is_imported", "search/library/test_library.py::test_vectors_may_be_kept",

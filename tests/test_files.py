@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -16,15 +17,20 @@ import torch
 from calligram.errors import UserError
 from calligram.files import (
     LOCK_FILE,
+    NEW_FOLDER,
     content_hash,
+    exchange_names,
     folder_parts,
     hash_fraction,
     lock_folder,
     lock_holder,
     parts_hash,
+    remove_leftovers,
     replace_file,
+    replace_folder,
     replace_json,
     replace_text,
+    scratch_folder,
     tensor_parts,
     text_hash,
     try_lock,
@@ -93,6 +99,34 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
         process.wait()
         with try_lock(file) as locked:
             assert locked
+
+
+def test_a_scratch_folder_is_removed_with_its_process_and_not_before(tmp_path):
+    target = tmp_path / "a[1]"
+    with scratch_folder(target) as scratch:
+        with scratch_folder(target) as second:
+            assert scratch.parent == second.parent == tmp_path
+            assert sorted(tmp_path.iterdir()) == sorted((scratch, second))
+        remove_leftovers(target)
+        assert list(tmp_path.iterdir()) == [scratch]
+        (scratch / NEW_FOLDER).mkdir()
+        replace_folder(scratch, target)
+    assert list(tmp_path.iterdir()) == [target]
+    (tmp_path / scratch.name).mkdir()
+    remove_leftovers(target)
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_names_are_exchanged_or_the_caller_is_told_that_they_cannot_be(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).touch()
+    if exchange_names(tmp_path / "a", tmp_path / "b"):
+        assert [(tmp_path / "a" / "b").exists(), (tmp_path / "b" / "a").exists()] == [True, True]
+        with pytest.raises(FileNotFoundError, match="missing"):
+            exchange_names(tmp_path / "a", tmp_path / "missing")
+    monkeypatch.setattr(ctypes, "CDLL", lambda *names, **options: None)
+    assert not exchange_names(tmp_path / "a", tmp_path / "b")
 
 
 def test_a_writer_waits_until_the_lock_is_free(tmp_path):

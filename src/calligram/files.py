@@ -1,19 +1,27 @@
 """Files on disk: reading regular files only, atomic replacement, locks between processes, and content hashes.
 
 Fsync policy: the content of a file is on the disk before the file takes its final name, and so is the name before the
-function returns. A loss of power leaves the old file or the new one, whole. ``move_folder`` only renames,
-because the content of such a folder can be made again.
+function returns. A loss of power leaves the old file or the new one, whole. ``move_folder`` and ``replace_folder`` only
+rename: the caller calls ``sync_file`` for files in the folder that cannot be made again.
+
+A folder is replaced from a ``scratch_folder`` next to it. A process that is killed leaves its scratch folder behind;
+``remove_leftovers`` removes it, and finishes a replacement that was begun.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import glob
 import hashlib
 import json
+import logging
 import os
+import shutil
 import socket
 import stat
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -25,9 +33,18 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
     from torch import Tensor
 
+log = logging.getLogger(__name__)
+
 LOCK_FILE = ".lock"
 LOCK_POLL_SECONDS = 0.01
 HASH_BLOCK_BYTES = 1 << 20
+NEW_FOLDER = "new"
+"""name of the replacement in a scratch folder"""
+_OLD_FOLDER, _JOURNAL = "old", "replacing"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""constants of Linux: paths are relative to the working directory; exchange two names"""
+_NO_EXCHANGE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
+"""errors of a system or a file system that cannot exchange names"""
 OTHER_KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
@@ -129,6 +146,87 @@ def move_folder(source: Path, target: Path) -> None:
     source.rename(target)
 
 
+@contextlib.contextmanager
+def scratch_folder(target: Path) -> Iterator[Path]:
+    """Make a folder next to ``target`` for everything that is written before ``target`` changes, and remove it after.
+
+    It is locked as long as its process lives. Scratch folders that killed processes left are removed first.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(target)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_scratch_prefix(target), dir=target.parent))
+        with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as stack:
+            if not stack.enter_context(try_lock(folder / LOCK_FILE)):
+                continue  # another process has taken the folder for a leftover, before it was locked
+            locked = stack.pop_all()
+            break
+    with locked:
+        try:
+            yield folder
+        finally:
+            _remove_scratch(folder, target)
+
+
+def replace_folder(scratch: Path, target: Path, *, keep: Path | None = None) -> None:
+    """Give the folder ``new`` of a scratch folder the name ``target``; an old ``target`` is removed with the scratch.
+
+    Where the system can exchange two names, there is no moment without ``target``. Elsewhere the old folder is renamed
+    first, and a journal says that the replacement is whole: ``remove_leftovers`` finishes it after a kill.
+
+    Args:
+        keep: name for the old folder, which then stays. It is renamed first, on all systems.
+    """
+    new = scratch / NEW_FOLDER
+    if not target.exists():
+        move_folder(new, target)
+    elif keep is not None or not exchange_names(new, target):
+        old = keep or scratch / _OLD_FOLDER
+        replace_text(scratch / _JOURNAL, "")
+        move_folder(target, old)
+        try:
+            move_folder(new, target)
+        except BaseException:
+            move_folder(old, target)
+            raise
+    sync_folder(target.parent)
+
+
+def exchange_names(first: Path, second: Path) -> bool:
+    """Exchange the names of two files or folders in one step; False where the system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(second))
+
+
+def remove_leftovers(target: Path) -> None:
+    """Remove the scratch folders of ``target`` that killed processes left; finish a replacement that was begun."""
+    for scratch in target.parent.glob(glob.escape(_scratch_prefix(target)) + "*"):
+        # Without ``target``, a process is between its two renames, or was killed there.
+        lock = wait_for_lock if (scratch / _JOURNAL).exists() and not target.exists() else try_lock
+        with contextlib.suppress(OSError), lock(scratch / LOCK_FILE) as locked:
+            if locked is not False:
+                _remove_scratch(scratch, target)
+
+
+def _scratch_prefix(target: Path) -> str:
+    return f".{target.name}.writing-"
+
+
+def _remove_scratch(scratch: Path, target: Path) -> None:
+    """Remove a scratch folder; first finish a replacement that was killed between its two renames."""
+    if (scratch / _JOURNAL).exists() and (scratch / NEW_FOLDER).exists() and not target.exists():
+        move_folder(scratch / NEW_FOLDER, target)
+        log.info("%s: finished a replacement that was interrupted", target)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
 def sync_file(file: Path) -> None:
     """Wait until a file's content is on the disk."""
     with file.open("rb+") as stream:
@@ -212,7 +310,8 @@ def _acquire(file: Path) -> BaseFileLock | None:
             return None
         try:
             if os.path.samestat(before, file.stat()):
-                file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+                with contextlib.suppress(OSError):  # the name of the holder is for messages; a full disk has no room
+                    file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
                 return lock
         except FileNotFoundError:  # the folder has been renamed
             pass

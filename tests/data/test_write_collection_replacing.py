@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from calligram.data import write_collection
+from calligram import files
 from calligram.data.add_captions import NewCaption, add_new_captions, remove_last_captions
 from calligram.data.caption_file import read_captions
 from calligram.data.collection import MANIFEST, Collection
@@ -17,6 +17,7 @@ from calligram.data.draft import Problems
 from calligram.data.readers.catalog import import_collection
 from calligram.data.revision import NewRegions, store_regions, write_lock
 from calligram.data.write_tables import REGION_TYPES
+from calligram.files import NEW_FOLDER
 
 
 def source(folder: Path, *names: str) -> Path:
@@ -109,11 +110,12 @@ def test_a_failed_replacement_keeps_the_old_collection(captioned: Path, monkeypa
     before, rename = described(Collection.open(captioned / "c")), Path.rename
 
     def fails(path: Path, target: Path) -> Path:
-        if ".partial-" in path.name:
+        if path.name == NEW_FOLDER:
             raise OSError("no space")
         return rename(path, target)
 
-    monkeypatch.setattr(write_collection.Path, "rename", fails)
+    monkeypatch.setattr(files, "exchange_names", lambda first, second: False)
+    monkeypatch.setattr(Path, "rename", fails)
     with pytest.raises(OSError, match="no space"):
         again(captioned)
     assert described(Collection.open(captioned / "c")) == before

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
 
 from calligram.data.collection import Collection
 from calligram.errors import UserError
+from calligram.files import remove_leftovers
 from calligram.scenes.generate import generate_scenes, split_by_block
 
 
@@ -27,6 +31,23 @@ def test_the_same_seed_gives_the_same_bytes_with_one_process_or_two(tmp_path):
     other = generate_scenes(tmp_path / "other", images=30, seed=2, size=32)
     assert contents(first) == contents(second)
     assert contents(first) != contents(other)
+
+
+def test_what_a_killed_generator_leaves_is_removed_by_the_next(tmp_path):
+    """Its workers end too; they would hold the lock of the scratch folder."""
+    code = "import sys; from pathlib import Path; from calligram.scenes.generate import generate_scenes; "
+    code += "generate_scenes(Path(sys.argv[1]), images=5000, workers=2)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "c")]) as process:
+        while not any(tmp_path.glob(".c.writing-*/*.tar")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.kill()
+    assert len(list(tmp_path.iterdir())) == 1
+    deadline = time.monotonic() + 60
+    while any(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)  # the workers need a moment
+        remove_leftovers(tmp_path / "c")
+    assert not any(tmp_path.iterdir())
 
 
 def test_an_image_does_not_depend_on_the_number_of_images(made, tmp_path):

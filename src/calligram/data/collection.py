@@ -19,7 +19,7 @@ from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing, StoredFeatures, Texts, Visuals
 from calligram.data.pictures import StoredPictures
 from calligram.errors import UserError, command, unknown
-from calligram.files import parts_hash
+from calligram.files import parts_hash, remove_leftovers
 
 Ints = NDArray[np.int64]
 
@@ -56,6 +56,8 @@ class Collection:
             UserError: when the folder holds no collection, a damaged one, or one of a newer version.
         """
         path = Path(folder)
+        if not (path / MANIFEST).is_file():
+            remove_leftovers(path)  # a process that was killed may have left the collection without its name
         if not (path / MANIFEST).is_file():
             raise UserError(
                 f"{path} is not a collection (it has no {MANIFEST}); "

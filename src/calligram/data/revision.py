@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from calligram.data.collection import MANIFEST, Collection
 from calligram.data.write_tables import REGION_TYPES
 from calligram.errors import UserError
-from calligram.files import LOCK_FILE, replace_json, sync_file, wait_for_lock
+from calligram.files import LOCK_FILE, remove_leftovers, replace_json, sync_file, wait_for_lock
 
 Ints = NDArray[np.int64]
 PROPOSAL_TYPES = {"source": pa.string(), "image": pa.int32(), "count": pa.int32()}
@@ -31,7 +31,11 @@ PROPOSAL_TYPES = {"source": pa.string(), "image": pa.int32(), "count": pa.int32(
 
 @contextmanager
 def write_lock(folder: Path) -> Iterator[None]:
-    """Lock the collection for writing; other writers wait, also when the collection is replaced meanwhile."""
+    """Lock the collection for writing; other writers wait, also when the collection is replaced meanwhile.
+
+    What a killed process left next to the collection is removed first.
+    """
+    remove_leftovers(folder)
     with wait_for_lock(folder / LOCK_FILE):
         yield
 

@@ -5,11 +5,10 @@ When it replaces an existing collection, captions that people added to the old o
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from calligram.data.readers.captions_table import TABLE_SUFFIXES
 from calligram.data.revision import manifest_section, next_revision, write_lock
 from calligram.data.write_tables import CheckedDraft, FilePlacement, FilePlacer, build_tables
 from calligram.errors import UserError, command
-from calligram.files import move_folder, sync_file
+from calligram.files import NEW_FOLDER, move_folder, replace_folder, scratch_folder, sync_file, sync_folder
 from calligram.progress import Track, silent
 
 KEPT_CAPTION_COLUMNS = ("image", "caption", "split", "added")
@@ -55,15 +54,11 @@ def write_draft(
     checked = _usable_images(draft, problems, track)
     if not checked.images:
         raise UserError(f"nothing to import from {draft.name}: " + ("; ".join(problems.summary()) or "no images found"))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
-    try:
-        _write_files(partial, checked, FilePlacer(partial, placing, draft.reader_arrays), problems, track)
-        partial.chmod(0o755)
-        replaced = install_collection(partial, folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with scratch_folder(folder) as scratch:
+        new = scratch / NEW_FOLDER
+        new.mkdir()
+        _write_files(new, checked, FilePlacer(new, placing, draft.reader_arrays), problems, track)
+        replaced = install_collection(scratch, folder)
     for line in replaced:
         report(line)
     return Collection.open(folder)
@@ -134,8 +129,8 @@ def _write_files(folder: Path, checked: CheckedDraft, placer: FilePlacer, proble
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def install_collection(partial: Path, folder: Path) -> list[str]:
-    """Rename the collection in ``partial`` to ``folder``, and replace a collection that exists there.
+def install_collection(scratch: Path, folder: Path) -> list[str]:
+    """Rename the collection ``new`` in a scratch folder to ``folder``, and replace a collection that exists there.
 
     Captions that people added to the old collection are written to a list in the new one, which ``calligram caption``
     accepts. Lists in the old folder are copied. An old collection that cannot be read is renamed, not deleted.
@@ -143,43 +138,42 @@ def install_collection(partial: Path, folder: Path) -> list[str]:
     Returns:
         Lines for the user about the replaced collection.
     """
+    new = scratch / NEW_FOLDER
     if not (folder / MANIFEST).is_file():
-        if folder.exists():
-            folder.rmdir()  # it is empty: ``refuse_existing`` refuses any other folder
-        move_folder(partial, folder)
-        return []
-    with write_lock(
-        folder
-    ):  # another process adds captions either before this, to the old one, or after it, to the new one
-        carried = _carry_over(folder, partial)
-        if isinstance(carried, _UnreadableCollection):
-            aside = _unused_name(folder)
-            _swap(partial, folder, aside)
-            return [f"the replaced collection cannot be read ({carried.why}); it is kept in {aside}"]
-        trash = Path(tempfile.mkdtemp(prefix=f".{folder.name}.replaced-", dir=folder.parent))
+        _sync_files(new)
         try:
-            _swap(partial, folder, trash / folder.name)
-        except BaseException:
-            with suppress(OSError):  # not empty if the old collection could not be moved back: then it must stay
-                trash.rmdir()
-            raise
-    shutil.rmtree(trash, ignore_errors=True)
+            if folder.exists():
+                folder.rmdir()  # it is empty: ``refuse_existing`` refuses any other folder
+            move_folder(new, folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise UserError(f"{folder} was made by another process meanwhile; choose another destination") from error
+        return []
+    # Another process adds captions either before this, to the old one, or after it, to the new one.
+    with write_lock(folder):
+        carried = _carry_over(folder, new)
+        _sync_files(new)
+        if isinstance(carried, _UnreadableCollection):
+            kept = _unused_name(folder)
+            replace_folder(scratch, folder, keep=kept)
+            return [f"the replaced collection cannot be read ({carried.why}); it is kept in {kept}"]
+        replace_folder(scratch, folder)
     return carried
+
+
+def _sync_files(folder: Path) -> None:
+    """Wait until tables, lists and manifest are on the disk: the old ones are deleted next. Pictures have a source."""
+    for file in folder.iterdir():
+        if file.is_file():
+            sync_file(file)
+    sync_folder(folder)
 
 
 class _UnreadableCollection(NamedTuple):
     """The old collection cannot be read, so captions added to it cannot be listed."""
 
     why: str
-
-
-def _swap(partial: Path, folder: Path, aside: Path) -> None:
-    move_folder(folder, aside)
-    try:
-        move_folder(partial, folder)
-    except BaseException:
-        move_folder(aside, folder)
-        raise
 
 
 def _unused_name(folder: Path) -> Path:
@@ -200,7 +194,7 @@ def _carry_over(folder: Path, partial: Path) -> list[str] | _UnreadableCollectio
     new, revision = Collection.open(partial), next_revision(old.manifest)
     for file in folder.iterdir():
         if file.suffix.lower() in TABLE_SUFFIXES and file.is_file():
-            shutil.copy2(file, partial / file.name)
+            shutil.copyfile(file, partial / file.name)
     # The revision number continues, so that file names of old lists are not reused and a server notices the change.
     manifest = json.dumps({**new.manifest, "revision": revision}, indent=2, ensure_ascii=False)
     (partial / MANIFEST).write_text(manifest + "\n", encoding="utf-8")
@@ -245,4 +239,3 @@ def _caption_count(rows: Sequence[DatedCaption]) -> str:
 
 def _write_dated_captions(file: Path, rows: Sequence[DatedCaption]) -> None:
     write_caption_list(file, [(one.image, one.text, one.split, when) for one, when in rows], KEPT_CAPTION_COLUMNS)
-    sync_file(file)

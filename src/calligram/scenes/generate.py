@@ -6,10 +6,11 @@ Images are generated in blocks. A block has its own cast and is in one split, so
 from __future__ import annotations
 
 import io
+import multiprocessing
+import os
 import random
-import shutil
 import tarfile
-import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from calligram.data.draft import CaptionRecord, Draft, ImageRecord, MetadataValu
 from calligram.data.pictures import core_share
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError, unknown
+from calligram.files import scratch_folder
 from calligram.progress import Track, silent
 from calligram.scenes.captions import write_captions
 from calligram.scenes.drawing.paint import encode_png, paint_scene, picture_size
@@ -104,16 +106,11 @@ def generate_scenes(
         raise UserError(f"workers must be at least 1, got {workers}")
     cast = sample_collection_cast(kind, seed, images)
     jobs = [SceneJob(kind, seed, i, cast_of_image(kind, i, cast), size, captions) for i in range(images)]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # The scratch folder is on the file system of the destination, so that the tars can be hard-linked.
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}.scenes-", dir=folder.parent))
-    try:
+    with scratch_folder(folder) as scratch:  # next to the destination, so that the tars can be hard-linked
         generated = track(generate_images(jobs, workers), "drawing scenes", images)
         draft = build_draft(generated, scratch, jobs, split_by_block(kind, images, splits))
         draft.about["captions"] = captions
         return write_draft(draft, folder, overwrite=overwrite, track=track, report=report)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _check_arguments(
@@ -139,8 +136,20 @@ def generate_images(jobs: Sequence[SceneJob], workers: int) -> Iterator[Generate
     if workers <= 1:
         yield from map(generate_image, jobs)
         return
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=_exit_with_parent) as pool:
         yield from pool.map(generate_image, jobs, chunksize=_JOBS_PER_CHUNK)
+
+
+def _exit_with_parent() -> None:
+    """End this worker when its parent is killed: it would wait forever, and hold the lock of the scratch folder."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def generate_image(job: SceneJob) -> GeneratedImage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +12,7 @@ from calligram.data.readers.source import DEFAULT_SPLIT_SHARES, DatasetReader, I
 from calligram.data.write_collection import refuse_existing, write_draft
 from calligram.data.write_tables import FilePlacement
 from calligram.errors import UserError
+from calligram.files import scratch_folder
 from calligram.lazy import Catalog
 from calligram.progress import Track, silent
 
@@ -77,9 +77,8 @@ def import_collection(
         raise UserError(f"the destination {dest} holds the source {source}; choose a destination outside it")
     refuse_existing(dest, overwrite)
     problems = Problems(strict=strict)
-    dest.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{dest.name}.reading-", dir=dest.parent) as scratch:
-        draft = read(ImportSource(source, images, Path(scratch)), problems)
+    with scratch_folder(dest) as scratch:
+        draft = read(ImportSource(source, images, scratch), problems)
         if split is not None:
             assign_missing_splits(draft, split, problems)
         collection = write_draft(
