@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calligram.errors import UserError
+from calligram.text import printable
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -99,6 +100,13 @@ def read_regular(file: Path, most: int, offset: int = -1, size: int = 0) -> byte
         return stream.read(wanted)
 
 
+def refuse_other_encoding(path: Path) -> None:
+    """Raise a ``UserError`` for a path that is not UTF-8, because tables cannot store it."""
+    shown = printable(str(path.resolve()))
+    if shown != str(path.resolve()):
+        raise UserError(f"the path {shown} is not valid UTF-8; rename it")
+
+
 def _refuse_other_kind(about: os.stat_result, file: Path) -> None:
     if kind := other_kind(about.st_mode):
         raise OSError(errno.EINVAL, kind, str(file))
@@ -129,7 +137,8 @@ def replace_text(file: Path, text: str) -> None:
 
 def replace_json(file: Path, content: object, *, indent: int | None = None) -> None:
     """Replace a JSON file atomically."""
-    replace_text(file, json.dumps(content, indent=indent, ensure_ascii=False) + "\n")
+    text = json.dumps(content, indent=indent, ensure_ascii=False) + "\n"
+    replace_text(file, printable(text))  # half characters, as in paths that are not UTF-8, become escapes of JSON
 
 
 def move_file(source: Path, target: Path) -> None:

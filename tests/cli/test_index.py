@@ -66,7 +66,7 @@ def test_a_folder_is_indexed_updated_and_forgotten(here, calligram):
     assert "9 new, 1 unusable" in printed
     assert "library contains 9 pictures" in printed
     printed = calligram("index", "--problems", "library")
-    assert printed == f"{here / 'photos' / 'broken.jpg'}: not a picture in a known format\n"
+    assert printed.startswith(f"{here / 'photos' / 'broken.jpg'}: not a picture in a known format (JPEG, PNG, ")
     (here / "photos" / "0.jpg").rename(here / "photos" / "zero.jpg")
     (here / "photos" / "1.jpg").unlink()
     printed = calligram("index", "run", "photos", "--out", "library")

@@ -63,8 +63,8 @@ def test_on_a_terminal_the_table_is_live(monkeypatch):
             return True
 
     stream = Terminal()
-    monkeypatch.setattr(screen, "errors", Console(file=stream, force_terminal=True, width=100, height=30))
-    monkeypatch.setattr(screen, "console", Console(file=stream, force_terminal=True, width=100))
+    monkeypatch.setattr(screen, "errors", screen.PlainConsole(file=stream, force_terminal=True, width=100, height=30))
+    monkeypatch.setattr(screen, "console", screen.PlainConsole(file=stream, force_terminal=True, width=100))
     with RowTable() as table:
         table.show(rows())
         table.print("paper: old, seed 0: [done]")

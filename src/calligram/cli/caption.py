@@ -53,7 +53,7 @@ def _add(source: Collection, file: Path) -> None:
     parts += [f"{filled.empty_rows} rows had no caption"] if filled.empty_rows else []
     put = [f"{split} ({added.splits[split]})" for split in SPLITS if split in added.splits]
     parts += [f"images without a split are now in {', '.join(put)}"] if put else []
-    console.print(", ".join(parts), markup=False, soft_wrap=True)
+    console.print(", ".join(parts), soft_wrap=True)
 
 
 def _undo(folder: Path) -> None:
@@ -78,7 +78,6 @@ def _undo(folder: Path) -> None:
         raise
     console.print(
         f"{len(taken.captions)} captions of {taken.when} removed; they are kept in {kept[taken.revision]}",
-        markup=False,
         soft_wrap=True,
     )
 
@@ -91,7 +90,7 @@ def _show(source: Collection) -> None:
         console.print(
             f"revision {addition.revision}, {addition.when}: {len(addition.captions)} captions, "
             f"first: {first.image}: {first.text}",
-            markup=False, soft_wrap=True,
+            soft_wrap=True,
         )  # fmt: skip
     if not caption_revisions(source):
         console.print("no captions were added")
@@ -159,17 +158,17 @@ def suggest(
     for place, suggestion in enumerate(found.chosen, 1):
         where = source.pictures.path(suggestion.row)
         shown = f"{suggestion.image}  {where}" if where else suggestion.image
-        console.print(f"{place:3}  {shown}: {suggestion.why}", markup=False, soft_wrap=True)
+        console.print(f"{place:3}  {shown}: {suggestion.why}", soft_wrap=True)
     console.print(
         f"{len(found.chosen)} of {found.candidates:,} images without captions; {found.captioned:,} images have captions"
     )
     if len(found.chosen) < min(count, found.candidates):
         console.print("all others are nearly equal to one of these or to a captioned image")
     for file in out or ():
-        console.print(f"written: {file}", markup=False, soft_wrap=True)
+        console.print(f"written: {file}", soft_wrap=True)
         if file.suffix.lower() == ".csv":
             then = command("calligram", "caption", collection, file)
-            console.print(f"fill in the captions, then add them with {then}", markup=False, soft_wrap=True)
+            console.print(f"fill in the captions, then add them with {then}", soft_wrap=True)
 
 
 def _write(source: Collection, found: Suggestions, file: Path) -> None:

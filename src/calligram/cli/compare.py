@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from calligram.cli.screen import console, progress_bar, show_spinner
 from calligram.errors import UserError
@@ -217,12 +217,12 @@ def _print_phrases(
         about = {"runs": list(names), "collection": collection, "split": split, "phrases": len(found.queries)}
         typer.echo(json.dumps({**about, **found.as_dict(), "pictures": [str(file) for file in drawn]}))
         return
-    table = Table(title=escape(f"{collection}, {split}: {len(found.queries)} phrases"), title_justify="left")
+    table = Table(title=f"{collection}, {split}: {len(found.queries)} phrases", title_justify="left")
     for heading in ("", "R@1", "R@5", "R@10", "upper bound", "better"):
         table.add_column(heading, justify="right" if heading else "left", overflow="fold")
     one, two = found.metrics
     for run, own, count in zip(names, found.metrics, found.better_ranked(), strict=True):
-        table.add_row(f"  {escape(run)}", *(f"{v:.1f}" for v in (own.r1, own.r5, own.r10, own.oracle)), str(count))
+        table.add_row(f"  {run}", *(f"{v:.1f}" for v in (own.r1, own.r5, own.r10, own.oracle)), str(count))
     differences = (two.r1 - one.r1, two.r5 - one.r5, two.r10 - one.r10, two.oracle - one.oracle)
     table.add_row("  difference", *(f"{value:+.1f}" for value in differences))
     _add_counts(table, found, names, [""])
@@ -234,27 +234,27 @@ def _print_phrases(
 def _print_pictures(drawn: list[Path]) -> None:
     if drawn:
         listed = ", ".join(file.name for file in drawn)
-        console.print(f"pictures: {listed} in {drawn[0].parent}", markup=False, soft_wrap=True)
+        console.print(f"pictures: {listed} in {drawn[0].parent}", soft_wrap=True)
 
 
 def _print_legend(names: tuple[str, str]) -> None:
     console.print(
         f"differences are {names[1]} minus {names[0]}; better counts the queries whose match has a better rank "
         "than in the other run; p is the sign test",
-        markup=False, soft_wrap=True,
+        soft_wrap=True,
     )  # fmt: skip
 
 
 def _print(found: RunComparison, names: tuple[str, str], title: str) -> None:
     """Print the metrics of both runs with their differences, and the queries that only one run finds."""
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=title, title_justify="left")
     for heading in ("", "R@1", "R@5", "R@10", "median", "mean", "better"):
         table.add_column(heading, justify="right" if heading else "left", overflow="fold")
     for name, direction in (("text to image", found.t2i), ("image to text", found.i2t)):
         _add_rows(table, name, direction, names)
     console.print(table)
     one, two = found.rsums
-    console.print(f"rsum {one:.1f} and {two:.1f}, difference {two - one:+.1f}", markup=False)
+    console.print(f"rsum {one:.1f} and {two:.1f}, difference {two - one:+.1f}")
     _print_legend(names)
 
 
@@ -262,12 +262,12 @@ def _add_rows(table: Table, name: str, direction: DirectionComparison, names: tu
     from calligram.evaluation.recall import RECALL_RANKS
 
     table.add_section()
-    table.add_row(f"[bold]{name}[/] ({len(direction.queries)})")
+    table.add_row(Text.assemble((name, "bold"), f" ({len(direction.queries)})"))
     one, two = direction.metrics
     better = direction.better_ranked()
     for run, own, count in zip(names, direction.metrics, better, strict=True):
         recalls = (f"{getattr(own, f'r{k}'):.1f}" for k in RECALL_RANKS)
-        table.add_row(f"  {escape(run)}", *recalls, f"{own.medr:.0f}", f"{own.meanr:.1f}", str(count))
+        table.add_row(f"  {run}", *recalls, f"{own.medr:.0f}", f"{own.meanr:.1f}", str(count))
     table.add_row(
         "  difference",
         *(f"{getattr(two, f'r{k}') - getattr(one, f'r{k}'):+.1f}" for k in RECALL_RANKS),
@@ -285,7 +285,7 @@ def _add_counts(table: Table, ranks: PairedRanks, names: tuple[str, str], empty:
 
     only = [tuple(map(len, ranks.found_by_one(k))) for k in RECALL_RANKS]
     for number, run in enumerate(names):
-        table.add_row(f"  only {escape(run)} finds", *(str(count[number]) for count in only))
+        table.add_row(f"  only {run} finds", *(str(count[number]) for count in only))
     p_values = [sign_test(*count) for count in (*only, ranks.better_ranked())]
     cells = [f"[bold]{_p_value(p)}[/]" if p < CLEAR_P_VALUE else _p_value(p) for p in p_values]
     table.add_row("  p", *cells[:3], *empty, cells[3])

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
-from calligram.cli.screen import console, print_report, progress_bar
+from calligram.cli.screen import console, print_report, progress_bar, styled
 from calligram.cli.serve import open_server
 from calligram.extras import install_command, missing_modules
 
@@ -91,11 +91,11 @@ def import_(
     splits = ", ".join(f"{name or 'without a split'} {count}" for name, count in made.splits().items())
     console.print(f"images: {splits}")
     for line in problems.summary():
-        console.print(f"[yellow]{escape(line)}[/]")
+        console.print(line, style="yellow")
 
 
 def _print_line(line: str) -> None:
-    console.print(line, markup=False, soft_wrap=True)
+    console.print(line, soft_wrap=True)
 
 
 def info(
@@ -111,14 +111,14 @@ def info(
 
     opened = Collection.open(collection)
     for line in summarise_collection(opened).lines():
-        console.print(escape(line))
+        console.print(line)
     target = sheet or collection / "sheet.png"
     sample_sheet(opened, target)
     console.print(f"samples: {target}")
     if problems and opened.has("problems"):
         for row in opened.table("problems").to_pylist():
             what = "skipped" if row["skipped"] else "kept"
-            console.print(escape(f"{what}: {row['kind']}: {row['item']} {row['detail']}"))
+            console.print(f"{what}: {row['kind']}: {row['item']} {row['detail']}")
 
 
 DEMO_TRAINING_SIDE = 88
@@ -159,28 +159,26 @@ def demo(
         collection = generate_scenes(
             folder, images=images, seed=seed, size=DEMO_TRAINING_SIDE, splits=splits, track=progress_bar
         )
-    console.print(f"[bold]1.[/] {images} scenes with captions: {folder}")
+    console.print(styled("1.", "bold"), f"{images} scenes with captions: {folder}")
     preset = find_preset("vse")
     settings = resolve(preset.defaults, ["epochs=6", f"image.size={DEMO_TRAINING_SIDE}", f"seed={seed}", *(set_ or [])])
     run_folder = out / "run"
     context = RunContext(device_named(), track=progress_bar)
     run_preset(preset, settings, collection, run_folder, resume=run_folder.exists(), context=context)
     draw_curves(run_folder)
-    console.print(f"[bold]2.[/] trained: {run_folder} (curves.png, metrics.jsonl)")
+    console.print(styled("2.", "bold"), f"trained: {run_folder} (curves.png, metrics.jsonl)")
     matcher, inputs = Run.open(run_folder).load()
     pairing = collection.sentences("test")
     report = evaluate_retrieval(matcher.to(context.device), inputs, pairing)
     draw_sheet(matcher, inputs, pairing, out / "found.png")
-    print_report(report, f"[bold]3.[/] measured on {report.images} test images")
-    console.print(f"[bold]4.[/] captions with their first five images: {out / 'found.png'}")
+    print_report(report, Text.assemble(("3.", "bold"), f" measured on {report.images} test images"))
+    console.print(styled("4.", "bold"), f"captions with their first five images: {out / 'found.png'}")
     if missing := missing_modules("lancedb", "fastapi", "uvicorn"):
-        console.print(
-            f"the search page needs {', '.join(missing)}; install it with: {escape(install_command('serve'))}"
-        )
+        console.print(f"the search page needs {', '.join(missing)}; install it with: {install_command('serve')}")
         serve = False
     else:
         index_new_scenes(out, seed)
-        console.print(f"[bold]5.[/] {DEMO_LIBRARY_IMAGES} new scenes are indexed: {out / 'library'}")
+        console.print(styled("5.", "bold"), f"{DEMO_LIBRARY_IMAGES} new scenes are indexed: {out / 'library'}")
     console.print(f"{time.perf_counter() - began:.0f} seconds")
     if serve:
         serve_locally(out / "library", port)
@@ -207,5 +205,6 @@ def serve_locally(library: Path, port: int) -> None:
     from calligram.serve.settings import Address, ServerSettings
 
     with open_server(library, Address("127.0.0.1", port).or_any_port(), ServerSettings()) as server:
-        console.print(f"[bold]6.[/] search page: [bold]{server.address.url}[/]  (Ctrl-C stops it)", soft_wrap=True)
+        address = styled(server.address.url, "bold")
+        console.print(styled("6.", "bold"), "search page:", address, " (Ctrl-C stops it)", soft_wrap=True)
         server.run()

@@ -18,6 +18,7 @@ from calligram.cli.screen import (
     print_unknown,
     progress_bar,
     show_spinner,
+    styled,
 )
 from calligram.errors import UserError
 
@@ -314,11 +315,11 @@ def reproduce(
         console.print("stopped; the same command continues from here")
         raise typer.Exit(130) from None
     for verdict in verdicts:
-        console.print(f"[bold]{verdict.verdict:8}[/] {verdict.claim}")
+        console.print(styled(f"{verdict.verdict:8}", "bold"), verdict.claim)
     console.print(f'verdicts are in {results / "claims.jsonl"}; "calligram report" writes the document')
     for row in table.failed:
         # The error was printed when the row ended.
-        errors.print(f"failed: {row.job.title}; log: {row.job.log_file}", markup=False, soft_wrap=True)
+        errors.print(f"failed: {row.job.title}; log: {row.job.log_file}", soft_wrap=True)
     if table.failed:
         raise typer.Exit(1)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from calligram.cli.screen import console, show_spinner
@@ -79,11 +78,11 @@ def explain(
     if cut := count_truncated_words(stored.inputs.texts, sentence):
         console.print(f"the last {cut} words were not used: the sentence is longer than the run reads")
     if unknown:
-        console.print(f"unknown words, which this run cannot distinguish: {', '.join(unknown)}", markup=False)
+        console.print(f"unknown words, which this run cannot distinguish: {', '.join(unknown)}")
     if found.attention is not None and region is not None:
         _print_region(found.attention, found.words, region)
     if out is not None:
-        console.print(f"drawn: {out}", markup=False)
+        console.print(f"drawn: {out}")
 
 
 def _encode(stored: StoredMatcher, image: str, collection: Path | None) -> tuple[EncodedPicture, Image.Image | None]:
@@ -155,7 +154,7 @@ def _print(found: WordImportances) -> None:
     for number, word in enumerate(found.words):
         bar = "█" * round(BAR_CHARACTERS * abs(word.weight) / most)
         style = "bold red" if word in important else "blue" if word.weight < 0 else None
-        cells = [escape(word.word), f"{word.weight:+.4f}", bar]
+        cells = [word.word, f"{word.weight:+.4f}", bar]
         if attention is not None and boxes is not None:
             shares = attention.words[number]
             cells.append(f"{position_name(boxes[shares.argmax()])} {shares.max():.0%}" if shares.any() else "")
@@ -164,12 +163,11 @@ def _print(found: WordImportances) -> None:
     named = ", ".join(word.word for word in important)
     console.print(
         f"score {found.score:.4f}; " + (f"these words raise it most: {named}" if named else "no word raises it"),
-        markup=False,
     )
     if attention is None:
-        console.print(_NO_ATTENTION, markup=False)
+        console.print(_NO_ATTENTION)
     elif boxes is None:
-        console.print("attention cannot be drawn: the stored features have no boxes", markup=False)
+        console.print("attention cannot be drawn: the stored features have no boxes")
 
 
 def _print_region(attention: AttentionShares, words: list[WordImportance], region: int) -> None:
@@ -180,7 +178,7 @@ def _print_region(attention: AttentionShares, words: list[WordImportance], regio
     shares = attention.regions[region]
     listed = ", ".join(f"{words[place].word} {shares[place]:.0%}" for place in (-shares).argsort(kind="stable"))
     rest = f"; punctuation and ends of the text {attention.rest[region]:.0%}"
-    console.print(f"the region {position_name(attention.boxes[region])} attends to: {listed}{rest}", markup=False)
+    console.print(f"the region {position_name(attention.boxes[region])} attends to: {listed}{rest}")
 
 
 def localize(
@@ -233,7 +231,7 @@ def localize(
         return
     _print_boxes(found, len(regions.boxes), unknown_words)
     if out is not None:
-        console.print(f"drawn: {out}", markup=False)
+        console.print(f"drawn: {out}")
 
 
 def _image_content(picture: Image.Image, found: list[LocatedPhrase], unknown_words: list[str]) -> dict[str, object]:
@@ -255,14 +253,14 @@ def _print_boxes(found: list[LocatedPhrase], boxes: int, unknown_words: list[str
         table.add_column(heading, justify="left" if heading == "phrase" else "right")
     for located in found:
         for hit in located.hits:
-            name = escape(located.text) if hit.rank == 1 else ""
+            name = located.text if hit.rank == 1 else ""
             table.add_row(name, str(hit.rank), f"{hit.score:.3f}", *(f"{value:.0f}" for value in hit.box))
         if not located.hits:
-            table.add_row(escape(located.text), *["-"] * 6)
+            table.add_row(located.text, *["-"] * 6)
     console.print(table)
     console.print(f"the best of {boxes} {'box' if boxes == 1 else 'boxes'}, in pixels of the picture")
     if unknown_words:
-        console.print(f"unknown words: {', '.join(unknown_words)}", markup=False)
+        console.print(f"unknown words: {', '.join(unknown_words)}")
     if not all(located.hits for located in found):
         console.print("a phrase has no box if all of its words are unknown or stop words")
 

@@ -111,12 +111,10 @@ def _print(report: IndexReport, out: Path) -> None:
     console.print(f"{', '.join(counts) or 'no pictures found'} ({report.seconds:.1f} s)")
     size = report.library
     captions = f" and {size['captions']:,} captions" if size.get("captions") else ""
-    console.print(f"{out} contains {size['items']:,} pictures{captions}", highlight=False, markup=False)
+    console.print(f"{out} contains {size['items']:,} pictures{captions}", highlight=False)
     if size.get("problems"):
         lists = command("calligram", "index", "--problems", out)
-        console.print(
-            f"files that could not be used: {size['problems']:,}; {lists} lists them", markup=False, soft_wrap=True
-        )
+        console.print(f"files that could not be used: {size['problems']:,}; {lists} lists them", soft_wrap=True)
 
 
 def _list_problems(library: Path) -> None:
@@ -125,7 +123,7 @@ def _list_problems(library: Path) -> None:
 
         found = Library.open(library).problems()
     for path, reason in found:
-        console.print(f"{path}: {reason}", markup=False, soft_wrap=True)
+        console.print(f"{path}: {reason}", soft_wrap=True)
     if not found:
         console.print("no problems")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import logging
 import sys
 from collections.abc import Iterator, Mapping
@@ -150,13 +151,16 @@ class LogHandler(logging.Handler):
         """Print one record."""
         from calligram.cli.screen import errors
 
-        errors.print(self.format(record), markup=False, emoji=False, highlight=False, soft_wrap=True)
+        errors.print(self.format(record), soft_wrap=True)
 
 
 def main() -> None:
     """Run the command line. Errors that a user can correct are printed in one line, without a traceback."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[LogHandler()])
     logging.getLogger("calligram").setLevel(logging.INFO)
+    for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding does not have is no error
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="calligram")
     except UserError as error:
@@ -178,10 +182,9 @@ def main() -> None:
 
 def _fail(message: str) -> None:
     """Print an error and exit with status 2."""
-    from calligram.cli.screen import errors
+    from calligram.cli.screen import errors, styled
 
-    escaped = message.replace("[", r"\[")
-    errors.print(f"[bold red]error:[/] {escaped}", highlight=False, soft_wrap=True)
+    errors.print(styled("error:", "bold red"), message, soft_wrap=True)
     sys.exit(2)
 
 

@@ -92,7 +92,7 @@ def mine(
     if both is not None and ranks:
         _print_ranks(both, batch)
     train = command("calligram", "train", "aoq", collection, "--out", "RUN", "--set", f"offline.negatives={out}")
-    console.print(f"train with them: {train}", markup=False, soft_wrap=True)
+    console.print(f"train with them: {train}", soft_wrap=True)
     if ranks and both is None:  # at the end, because the lists are stored in any case
         raise _too_few(pairing, f"split {split} of {source.name}", out)
 
@@ -128,7 +128,7 @@ def _print_lists(found: NegativeLists, out: Path) -> None:
     console.print(
         f"{found.texts.shape[1]} texts for each of {len(found.texts)} images and {found.images.shape[1]} images for "
         f"each of {len(found.images)} texts: {out}",
-        markup=False, soft_wrap=True,
+        soft_wrap=True,
     )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def _print_harder(both: tuple[OnlineRanks, OnlineRanks], batch: int) -> None:
     console.print(
         f"a text drawn from a list is harder than the hardest one of {batch} images in {texts} of draws, an image in "
         f"{images}; shorter lists (--share) hold harder negatives",
-        markup=False, soft_wrap=True,
+        soft_wrap=True,
     )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from calligram.cli.screen import console, progress_bar
@@ -104,7 +103,7 @@ def _find(
     if added.earlier:
         console.print(f"{added.earlier:,} images had regions already")
     if added.bad:
-        console.print(f"[yellow]{len(added.bad):,} images could not be read: {escape('; '.join(added.bad[:3]))}[/]")
+        console.print(f"{len(added.bad):,} images could not be read: {'; '.join(added.bad[:3])}", style="yellow")
     return added.collection
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -33,8 +34,33 @@ ROW_TABLE_MARGIN = 5
 """lines of the terminal that the table of rows leaves free"""
 SPARKLINE_BLOCKS = "▁▂▃▄▅▆▇█"
 SPARKLINE_VALUES = 20
-console = Console(highlight=False)
-errors = Console(stderr=True)
+UNSAFE_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""characters that a terminal obeys, that turn the direction of what follows, and halves of characters"""
+
+
+def visible(text: str) -> str:
+    r"""Return a text in which characters that must not reach a terminal are escapes, such as ``\x1b``."""
+    return UNSAFE_CHARACTERS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def styled(text: str, style: str) -> Text:
+    """Return a text that is printed in a style."""
+    return Text(visible(text), style=style)
+
+
+class PlainConsole(Console):
+    """Prints strings as they are: names and captions may contain ``[/x]``, ``:smile:`` or commands to a terminal."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Turn a string, also of a table, into text."""
+        return super().render_str(visible(text), **options)
+
+
+console = PlainConsole()
+errors = PlainConsole(stderr=True)
 
 
 class StatusSpinner:
@@ -56,7 +82,7 @@ class StatusSpinner:
             self._live.update(self._spinner())
 
     def _spinner(self) -> Spinner:
-        return Spinner(_spinner_name(), Text(self._message))
+        return Spinner(_spinner_name(), Text(visible(self._message)))
 
     def _show(self) -> None:
         # FORCE_COLOR makes rich treat any file as a terminal. Colours in a file may be wanted, a spinner never is.
@@ -123,10 +149,10 @@ def progress_bar(items: Iterable[T], label: str, total: int | None = None) -> It
     if errors.is_terminal:
         columns = (
             SpinnerColumn(_spinner_name(), style="none"),  # shows activity during a long step
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.fields[rate]}", markup=False),
             TimeRemainingColumn(),
         )
         with StatusSpinner.hidden(), Progress(*columns, console=errors, transient=True) as progress:
@@ -165,7 +191,7 @@ class RowTable:
     def print(self, line: str) -> None:
         """Print a line above the table; in a file if the output goes to a file."""
         above = errors if self._live is not None and console.file.isatty() else console
-        above.print(line, markup=False, highlight=False, soft_wrap=True)
+        above.print(line, soft_wrap=True)
 
     def show(self, rows: Sequence[RowState]) -> None:
         """Show the state of all rows."""
@@ -249,7 +275,7 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
-def print_report(report: RetrievalReport, title: str) -> None:
+def print_report(report: RetrievalReport, title: str | Text) -> None:
     """Print metrics as a table, with those of the oracle if they are known."""
     table = Table(title=title, title_justify="left")
     for heading in ("", "R@1", "R@5", "R@10", "median", "mean rank", "mAP", "mAP@R"):
@@ -309,9 +335,7 @@ def print_unknown(count: UnknownFailures) -> None:
         f"them have an unknown word. Of texts with an unknown word {with_one}, of other texts {without}"
     )
     if count.words:
-        console.print(
-            f"most frequent unknown words: {', '.join(f'{w} ({n})' for w, n in count.words[:10])}", markup=False
-        )
+        console.print(f"most frequent unknown words: {', '.join(f'{w} ({n})' for w, n in count.words[:10])}")
 
 
 def print_localization(found: Localization, title: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from calligram.cli.main import fast_imports, import_lancedb_for_command
@@ -144,7 +144,7 @@ def _print_paths(results: Results, searcher: Searcher, end: str) -> None:
     """Print paths only to stdout, so that they can be piped. Notes go to stderr."""
     for hit in results.hits:
         if hit.path is not None:
-            typer.echo(f"{hit.path}{end}", nl=False)
+            typer.echo(os.fsencode(hit.path) + end.encode(), nl=False)  # also paths that are not UTF-8
     torn = sum("\n" in hit.path for hit in results.hits if hit.path is not None)
     if torn and end == "\n":
         errors.print(f"{torn} of the paths contain a line break; use --null to separate them")
@@ -168,7 +168,7 @@ def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
     unnamed = [hit.id for hit in results.hits if not captions and hit.path is None]
     names = searcher.library.names(unnamed)
     for hit in results.hits:
-        table.add_row(str(hit.rank), f"{hit.score:.3f}", escape(hit.text or hit.path or names[hit.id]))
+        table.add_row(str(hit.rank), f"{hit.score:.3f}", hit.text or hit.path or names[hit.id])
     console.print(table)
     if results.below_cutoff:
         console.print(_more(results))
@@ -183,7 +183,7 @@ def _more(results: Results) -> str:
 
 def _nothing(results: Results, searcher: Searcher, captions: bool) -> str:
     if results.below_cutoff:
-        unknown = f" (unknown words: {escape(', '.join(results.unknown_words))})" if results.unknown_words else ""
+        unknown = f" (unknown words: {', '.join(results.unknown_words)})" if results.unknown_words else ""
         return f"no good match{unknown}; --all shows the nearest {results.below_cutoff}"
     if not len(searcher.library.captions if captions else searcher.library.images):
         return f"nothing found: the library has no {'captions' if captions else 'images'}"

@@ -66,7 +66,7 @@ def semantics(
         return
     step = max(1, len(sentences) // max(1, show))
     for place in range(0, step * min(show, len(sentences)), step):
-        console.print(f"{pairs.visuals.ids[place]}: {sentences[place]}", markup=False, soft_wrap=True)
+        console.print(f"{pairs.visuals.ids[place]}: {sentences[place]}", soft_wrap=True)
     console.print(f"{len(sentences):,} images without captions, {len(pairs.texts):,} different pseudo-sentences")
     console.print(
         f"{shared.pseudo:,} words (that occur at least 4 times); captions contain {shared.shared:,}; "

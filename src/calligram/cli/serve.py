@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calligram.cli.screen import console, show_spinner
+from calligram.cli.screen import console, show_spinner, styled
 from calligram.errors import UserError
 from calligram.extras import require
 
@@ -73,7 +73,7 @@ def serve(
     )
     with open_server(library, address, settings, device) as server:
         note = " and asks for the token" if token else ""
-        console.print(f"[bold]{server.address.url}[/] serves the page{note}; Ctrl-C stops it", soft_wrap=True)
+        console.print(styled(server.address.url, "bold"), f"serves the page{note}; Ctrl-C stops it", soft_wrap=True)
         if collection is not None:
             console.print(f"{server.address.url}/caption.html takes captions for {collection}", soft_wrap=True)
         server.run()

@@ -39,20 +39,20 @@ def train(
         best = run_preset(chosen, settings, Collection.open(collection), out, resume=resume, context=context)
     except KeyboardInterrupt:
         if processes.first and (out / "state").is_dir():
-            console.print(f"stopped; the same command with --resume continues {out}", markup=False, soft_wrap=True)
+            console.print(f"stopped; the same command with --resume continues {out}", soft_wrap=True)
         raise typer.Exit(130) from None
     if processes.first:
         draw_curves(out)
         if not best.keys() - {"epoch", "step"}:
-            console.print(f"the matcher is in {out}", markup=False)
+            console.print(f"the matcher is in {out}")
             return
         measured = f"rsum {best['rsum']:.1f}" if "rsum" in best else f"localization R@1 {best['r1']:.1f}"
         chosen_by = (
             f"best on dev: {measured} in epoch {best['epoch'] + 1:.0f}" if best["epoch"] >= 0 else f"on dev: {measured}"
         )
-        console.print(f"{chosen_by}; the matcher is in {out}", markup=False)
+        console.print(f"{chosen_by}; the matcher is in {out}")
         measure = shlex.join(["calligram", "evaluate", str(out), str(collection), "--split", "test"])
-        console.print(f"measure it with {measure}", markup=False, soft_wrap=True)
+        console.print(f"measure it with {measure}", soft_wrap=True)
 
 
 def list_() -> None:
@@ -98,7 +98,7 @@ def show(
     settings = resolve(chosen.defaults, set_ or [])
     defaults = chosen.recipe.settings_class()
     found = shown_settings(settings, defaults, given=chosen.given, rare=all_)
-    console.print(f"{chosen.name}: {chosen.description}", markup=False, soft_wrap=True)
+    console.print(f"{chosen.name}: {chosen.description}", soft_wrap=True)
     table = Table(title="--set KEY=VALUE", title_justify="left", box=None)
     for heading in ("key", "value", "meaning"):
         table.add_column(heading)
@@ -108,7 +108,7 @@ def show(
     console.print(table)
     hidden = len(shown_settings(settings, defaults, rare=True)) - len(found)
     if hidden:
-        console.print(f"{hidden} further settings: calligram show {preset} --all", markup=False)
+        console.print(f"{hidden} further settings: calligram show {preset} --all")
 
 
 def copy(
@@ -128,7 +128,7 @@ def copy(
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     console.print(f"{file} is a copy of {preset}; train it with: calligram train {file} COLLECTION --out RUN",
-                  markup=False, soft_wrap=True)  # fmt: skip
+                  soft_wrap=True)  # fmt: skip
 
 
 def export(
@@ -152,7 +152,6 @@ def export(
         given = _shape(found["output"]["vectors"]["shape"])
         console.print(
             f"{onnx / found['file']}: {taken} to vectors {given}; largest difference {found['largest_difference']:.0e}",
-            markup=False,
             soft_wrap=True,
         )
 

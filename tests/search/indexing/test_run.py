@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from calligram.data.pictures import PICTURE_FORMATS
 from calligram.errors import UserError
 from calligram.files import lock_folder
 from calligram.search.indexing import run, writer
@@ -197,7 +198,7 @@ def test_bad_files_are_listed_and_tried_again_only_when_they_change(models, phot
     report = index_source(models, photos, indexed)
     assert done(report) == {"problem": 2}
     assert Library.open(indexed).problems() == [
-        (str(photos / "broken.jpg"), "not a picture in a known format"),
+        (str(photos / "broken.jpg"), f"not a picture in a known format ({', '.join(PICTURE_FORMATS)})"),
         (str(photos / "empty.png"), "the file is empty"),
     ]
     report = index_source(models, photos, indexed)

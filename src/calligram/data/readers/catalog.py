@@ -12,7 +12,7 @@ from calligram.data.readers.source import DEFAULT_SPLIT_SHARES, DatasetReader, I
 from calligram.data.write_collection import refuse_existing, write_draft
 from calligram.data.write_tables import FilePlacement
 from calligram.errors import UserError
-from calligram.files import scratch_folder
+from calligram.files import refuse_other_encoding, scratch_folder
 from calligram.lazy import Catalog
 from calligram.progress import Track, silent
 
@@ -71,6 +71,8 @@ def import_collection(
         UserError: when the format is unknown, the source has another format, or it holds no usable image.
     """
     read = READERS.find(format, "format")
+    for path in (source, dest, *([images] if images else [])):
+        refuse_other_encoding(path)
     if not source.exists():
         raise UserError(f"{source} does not exist; give the file or folder to import")
     if source.resolve().is_relative_to(dest.resolve()):

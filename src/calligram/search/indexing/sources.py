@@ -17,7 +17,7 @@ from calligram.data.collection import MANIFEST, Collection
 from calligram.data.collection import MANIFEST as COLLECTION
 from calligram.data.pictures import PICTURE_SUFFIXES, PictureError, read_picture_file
 from calligram.errors import UserError
-from calligram.files import other_kind, text_hash
+from calligram.files import other_kind, refuse_other_encoding, text_hash
 from calligram.search.filters import columns
 from calligram.search.filters.columns import ColumnValue
 from calligram.search.library.manifest import MANIFEST as LIBRARY
@@ -311,8 +311,9 @@ def open_source(path: Path) -> CollectionSource | FolderSource:
     """Open a collection, or any other folder as a folder of pictures.
 
     Raises:
-        UserError: when there is no such folder.
+        UserError: when there is no such folder, or its path is not UTF-8.
     """
+    refuse_other_encoding(path)
     if (path / MANIFEST).is_file():
         return CollectionSource(Collection.open(path))
     if not path.is_dir():

@@ -14,7 +14,7 @@ from calligram.errors import UserError
 from calligram.files import replace_json
 from calligram.search.library.manifest import Manifest
 from calligram.search.vectors.index import Index
-from calligram.search.vectors.lance import any_of, compact, drop_table_versions, lancedb
+from calligram.search.vectors.lance import any_of, compact, connect, drop_table_versions
 
 SCHEMAS: Mapping[str, pa.Schema] = {
     "items": pa.schema(
@@ -78,7 +78,7 @@ class Tables:
     @classmethod
     def open(cls, folder: Path, versions: Mapping[str, int]) -> Tables:
         """Open the tables for reading at these versions."""
-        database, opened = lancedb().connect(str(folder)), {}
+        database, opened = connect(folder), {}
         for name in SCHEMAS:
             try:
                 opened[name] = database.open_table(name)
@@ -90,7 +90,7 @@ class Tables:
     @classmethod
     def write(cls, folder: Path, versions: Mapping[str, int]) -> Tables:
         """Open the tables for writing, after undoing what an interrupted run wrote after these versions."""
-        database, opened = lancedb().connect(str(folder)), {}
+        database, opened = connect(folder), {}
         for name, schema in SCHEMAS.items():
             if name not in versions:
                 database.drop_table(name, ignore_missing=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -21,9 +22,12 @@ from calligram.search.filters.columns import checked_ids, stored_columns
 from calligram.search.filters.conditions import Condition, to_lance
 from calligram.search.vectors.exact import ExactSearch
 from calligram.search.vectors.index import VectorHit
+from calligram.text import printable
 from calligram.vectors import checked_unit_rows
 
 READ_BATCH_ROWS = 8192
+REFUSED_CHARACTERS = re.compile("[\\x00-\\x1f\\x7f\\ud800-\\udfff]")
+"""characters that a path of Lance cannot have"""
 CACHED_CONDITIONS = 32
 """conditions whose rows are cached: a page sends the same condition with every query"""
 CONDITION_IDS = 2000
@@ -137,7 +141,7 @@ class LanceIndex:
     @classmethod
     def open(cls, folder: Path, name: str, *, dim: int | None = None, version: int | None = None) -> LanceIndex:
         """Open the table ``name`` in a folder; see ``tables.open_index``."""
-        database = lancedb().connect(str(folder))
+        database = connect(folder)
         try:
             table = database.open_table(name)
             if version is not None:
@@ -284,6 +288,21 @@ def schema_of(dim: int) -> pa.Schema:
 def any_of(ids: Iterable[str]) -> str:
     """A condition for rows with one of these ids."""
     return "id IN ({})".format(", ".join("'{}'".format(id.replace("'", "''")) for id in ids))
+
+
+def connect(folder: Path) -> Any:
+    """Open the Lance database of a folder.
+
+    Raises:
+        UserError: when the path has characters that Lance refuses.
+    """
+    path = str(folder.absolute())  # a relative path could be read as an address, such as s3:...
+    if REFUSED_CHARACTERS.search(path):
+        raise UserError(
+            f"a library cannot be in {printable(path)!r}: the path has control characters or is not UTF-8; choose "
+            "another folder"
+        )
+    return lancedb().connect(path)
 
 
 def lancedb() -> Any:
