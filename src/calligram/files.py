@@ -252,6 +252,12 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+def sync_tree(folder: Path) -> None:
+    """Wait until all files under a folder are on the disk."""
+    for path in (*folder.rglob("*"), folder):
+        sync_folder(path) if path.is_dir() else sync_file(path)
+
+
 @contextlib.contextmanager
 def lock_folder(folder: Path, kind: str) -> Iterator[None]:
     """Lock a folder for one writer; the system releases the lock when the process ends, in whatever way.

@@ -18,7 +18,7 @@ from calligram.features.texts.fisher_vectors import FisherVectorizer
 from calligram.features.texts.fitted_vectors import fitted_text
 from calligram.features.texts.text_encoder import EncoderInput
 from calligram.features.texts.text_vectors import TextVectorInput
-from calligram.files import lock_holder
+from calligram.files import LOCK_FILE, lock_holder
 from calligram.recipes.catalog import find_preset
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext
@@ -28,7 +28,8 @@ from calligram.studies.claims import Claim, Row, Study
 from calligram.studies.reproduce import plan_rows, reproduce_study
 from calligram.studies.results import Result, append_result, read_results, settings_of
 from calligram.studies.row_pool import InputPreparation, RowState
-from calligram.studies.rows import RowJob, RowProgress, is_trained
+from calligram.studies.rows import RowJob, RowProgress
+from calligram.training.runs import Run
 
 SMALL = (
     "batch=6", "dim=8", "image.size=16", "image.channels=4", "text.word_dim=6", "text.hidden=8", "text.min_count=1",
@@ -59,7 +60,7 @@ def no_figures(monkeypatch):
 
 def process_of(row: RowState) -> int:
     """The process that holds the lock of a row."""
-    return int(lock_holder(row.job.log_file.with_suffix(".lock")).split()[1])
+    return int(lock_holder(row.job.folder() / LOCK_FILE).split()[1])
 
 
 def test_rows_run_side_by_side_and_a_row_that_fails_stops_no_other(tiny, tmp_path, no_figures):
@@ -205,7 +206,7 @@ def test_chosen_rows_bring_the_rows_that_they_need(tiny, tmp_path):
     folder.mkdir(parents=True)
     (folder / "best.safetensors").touch()
     (folder / "run.json").write_text("{}")
-    assert not is_trained(folder)
+    assert not Run(folder).complete
     (folder / "run.json").write_text('{"seconds": 1}')
     assert planned(STUDY, tiny, tmp_path, seeds=1, only=("taught",)) == [("taught", 0)]
 

@@ -20,7 +20,8 @@ from calligram.errors import UserError
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_preset
-from calligram.training.runs import Run, optimizer_tensors, restore_optimizer
+from calligram.training.objectives.objective import optimizer_tensors, restore_optimizer
+from calligram.training.runs import Run
 
 SMALL = (
     "batch=4", "dim=16", "image.size=16", "image.channels=4,8", "text.word_dim=8", "text.hidden=16", "text.min_count=1",
@@ -131,6 +132,30 @@ def test_a_run_killed_with_sigkill_and_resumed_ends_with_the_same_numbers(tiny, 
     assert numbers(out) == numbers(whole[0])
     one, two = (load_file(folder / "best.safetensors") for folder in (out, whole[0]))
     assert all(torch.equal(one[k], two[k]) for k in one)
+
+
+def test_a_run_killed_frees_its_folder_which_others_could_not_train_in(tiny, tmp_path, trainer, calligram):
+    flags = [flag for change in (*SMALL, "epochs=100000") for flag in ("--set", change)]
+    command = ["train", "vse", str(tiny.folder), "--out", str(tmp_path / "run"), "--device", "cpu", *flags]
+    trainer.stdin.write(f"{json.dumps(command)}\n")
+    trainer.stdin.flush()
+    victim = int(trainer.stdout.readline())
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run/state/LATEST").is_file() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    try:
+        refused = [calligram(*command), calligram(*command, "--resume")]
+    finally:
+        os.kill(victim, signal.SIGKILL)
+    for done in refused:
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert f"error: run {tmp_path / 'run'} is being written to by process {victim} on " in done.stderr
+    assert int(trainer.stdout.readline()) == -signal.SIGKILL
+    steps = [row["step"] for row in Run(tmp_path / "run").metrics() if "loss" in row]
+    assert steps == sorted(set(steps))
+    with Run.lock(tmp_path / "run"):
+        pass
 
 
 def test_resuming_a_finished_run_returns_its_result(tiny, tmp_path):

@@ -1,11 +1,12 @@
-"""Settings of older versions: descriptions of matchers, and keys of runs that were renamed.
+"""Settings of older versions and of earlier calls: descriptions of matchers, renamed keys of runs, and differences.
 
 Older descriptions of matchers have towers and score as one flat list. For an old key of a run, users get an error that
-names the present key.
+names the present key. When a run is resumed, its settings are compared with the present ones.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -109,3 +110,30 @@ def present_key(key: str) -> str:
             rest = key.removeprefix(old)
             return new + RENAMED_SETTINGS.get(rest, rest)
     return ""
+
+
+def merge_settings(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge nested settings; the values of ``above`` win."""
+    nested = {
+        k: merge_settings(below[k], v)
+        for k, v in above.items()
+        if isinstance(v, dict) and isinstance(below.get(k), dict)
+    }
+    return {**below, **above, **nested}
+
+
+def changed_settings(before: object, now: object) -> str:
+    """Name the settings that differ, with both values, for a message."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        old, new = _flatten_settings(before), _flatten_settings(json.loads(json.dumps(now)))
+        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        return ", ".join(f"{key} was {old.get(key)!r}, now {new.get(key)!r}" for key in keys)
+    return f"{before!r}, now {now!r}"
+
+
+def _flatten_settings(settings: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
+    """Flatten nested settings to dotted keys, such as ``text.hidden``."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= _flatten_settings(value, f"{inside}{key}.") if isinstance(value, dict) else {f"{inside}{key}": value}
+    return found

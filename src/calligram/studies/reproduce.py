@@ -30,9 +30,9 @@ from calligram.studies.results import (
     runs_of_rows,
 )
 from calligram.studies.row_pool import InputPreparation, RowPool, RowState, Say, Watch, default_workers, free_gpu_bytes
-from calligram.studies.rows import RowJob, is_trained, needed_rows, run_row
+from calligram.studies.rows import RowJob, needed_rows, run_row
 from calligram.studies.verdicts import judge_claims, store_verdicts
-from calligram.training.runs import draw_comparison
+from calligram.training.runs import Run, draw_comparison
 
 
 class Level(NamedTuple):
@@ -206,7 +206,7 @@ def plan_rows(
         row = study.row(name)
         job = RowJob(study.paper, row, seed, collection.name, results, runs, changes, _figures(study, name, seed))
         for other in needed_rows(row):
-            if (other, seed) not in found and not is_trained(job.folder(other)):
+            if (other, seed) not in found and not Run(job.folder(other)).complete:
                 add(other, seed)
         found[name, seed] = RowState(job, recorded=(name, seed, hardware) in done)
 

@@ -31,9 +31,8 @@ from calligram.evaluation.figures import draw_found_images, draw_found_texts, dr
 from calligram.evaluation.localization import evaluate_localization, load_phrases
 from calligram.evaluation.recall import EncodedPairing
 from calligram.evaluation.retrieval import Floats, evaluate_retrieval
-from calligram.files import lock_holder, try_lock
 from calligram.lazy import import_code
-from calligram.models.catalog import RUN_FILE, WEIGHTS_FILE
+from calligram.models.catalog import WEIGHTS_FILE
 from calligram.recipes.catalog import Preset, find_preset
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import Plan, RunContext, epochs_factor, run_preset, with_more_epochs
@@ -116,13 +115,6 @@ def with_row_folder(change: str, folder: Callable[[str], Path]) -> str:
     if not (found / WEIGHTS_FILE).is_file():
         raise UserError(f"row '{name}' has no run in {found}; run that row first")
     return f"{key}={found}"
-
-
-def is_trained(folder: Path) -> bool:
-    """Whether the training of a run has ended."""
-    if not (folder / RUN_FILE).is_file() or not (folder / WEIGHTS_FILE).is_file():
-        return False
-    return "seconds" in json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
 
 
 def run_row(job: RowJob, collection: Collection, context: RunContext, progress: RowProgress | None = None) -> Result:
@@ -294,12 +286,9 @@ def main() -> None:
     try:
         for name in given["imports"]:
             import_code(name)
-        with try_lock(lock := job.log_file.with_suffix(".lock")) as locked:
-            if not locked:
-                raise UserError(f"{job.folder()} is being trained by {lock_holder(lock)}; wait until it is done")
-            progress = RowProgress(job.folder(), write)
-            context = RunContext(device_named(given["device"]), track=progress)
-            result = run_row(job, Collection.open(Path(given["collection"])), context, progress)
+        progress = RowProgress(job.folder(), write)
+        context = RunContext(device_named(given["device"]), track=progress)
+        result = run_row(job, Collection.open(Path(given["collection"])), context, progress)
     except Exception as error:
         traceback.print_exc()  # in full, to the log
         full = is_out_of_memory(error)

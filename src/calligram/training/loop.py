@@ -24,9 +24,11 @@ from calligram.training.objectives.objective import (
     CollapseDetector,
     Objective,
     freeze_statistics,
+    optimizer_tensors,
     parameter_groups,
+    restore_optimizer,
 )
-from calligram.training.runs import BackgroundSaver, Run, TensorBoardWriter, optimizer_tensors, restore_optimizer
+from calligram.training.runs import BackgroundSaver, Run, TensorBoardWriter
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +149,7 @@ class _Trainer:
             self.saver.wait()
         if self.tensorboard:
             self.tensorboard.close()
-        if self.processes.first:
+        if self.processes.first and not self.run.complete:
             if self.loop.speed != "plain" and (kernels := kernel_states()):
                 self.run.add_entries(kernels=kernels)
             self.run.finish(self._seconds())

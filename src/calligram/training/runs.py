@@ -6,8 +6,9 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -20,7 +21,18 @@ from torch import Tensor
 from calligram.errors import UserError
 from calligram.extras import install_command
 from calligram.features.inputs import Inputs
-from calligram.files import move_folder, replace_file, replace_json, replace_text
+from calligram.files import (
+    LOCK_FILE,
+    NEW_FOLDER,
+    lock_folder,
+    remove_leftovers,
+    replace_file,
+    replace_folder,
+    replace_json,
+    replace_text,
+    scratch_folder,
+    sync_tree,
+)
 from calligram.models import catalog
 from calligram.models.catalog import (
     INPUTS_FOLDER,
@@ -32,6 +44,7 @@ from calligram.models.catalog import (
     read_run_file,
 )
 from calligram.models.matcher import Matcher
+from calligram.models.old_settings import changed_settings, merge_settings
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +64,36 @@ class Run:
     @classmethod
     def create(cls, folder: Path, about: Mapping[str, object]) -> Run:
         """Create a run folder, or open the one that is there. Call ``check`` first: it refuses other runs."""
-        if not (folder / RUN_FILE).is_file():
+        run = cls(folder)
+        if (folder / RUN_FILE).is_file():
+            run._remove_old_states()
+            remove_leftovers(folder / INPUTS_FOLDER)
+            for partial in folder.glob(".*.partial"):
+                partial.unlink()
+        else:
             folder.mkdir(parents=True, exist_ok=True)
             replace_json(folder / RUN_FILE, about, indent=1)
-        return cls(folder)
+        return run
+
+    @staticmethod
+    @contextmanager
+    def lock(folder: Path) -> Iterator[None]:
+        """Lock a run folder for training. A new folder is removed again if the block does not create a run in it.
+
+        Raises:
+            UserError: when the folder is not one of a run, or another process trains in it.
+        """
+        is_run, existed = (folder / RUN_FILE).is_file(), folder.exists()
+        if not is_run and existed and (not folder.is_dir() or any(f.name != LOCK_FILE for f in folder.iterdir())):
+            raise UserError(f"{folder} exists and is not a run folder; choose another --out")
+        with lock_folder(folder, "run"):
+            try:
+                yield
+            finally:
+                if not (folder / RUN_FILE).is_file():
+                    (folder / LOCK_FILE).unlink(missing_ok=True)
+                    if not existed:
+                        folder.rmdir()
 
     @staticmethod
     def check(
@@ -65,23 +104,21 @@ class Run:
         defaults: Mapping[str, object] | None = None,
         read: Callable[[Path], Mapping[str, Any]] = read_run_file,
     ) -> None:
-        """Refuse a folder that is in use, and refuse to resume a run with other settings.
+        """Refuse a folder that holds a run, and refuse to resume a run with other settings.
 
         Args:
             defaults: values for entries that the run does not have, because it is older than the setting.
             read: reads ``run.json``; recipes pass a function that translates renamed settings.
         """
         if not (folder / RUN_FILE).is_file():
-            if folder.is_file() or (folder.exists() and any(folder.iterdir())):
-                raise UserError(f"{folder} exists and is not a run folder; choose another --out")
             return
         if not resume:
             raise UserError(f"{folder} already contains a run; continue it with --resume, or choose another --out")
-        before = _merge_settings(defaults or {}, read(folder))
+        before = merge_settings(defaults or {}, read(folder))
         for key in ("recipe", "settings", "collection", "content", "teachers"):
             if before.get(key) != json.loads(json.dumps(about.get(key))):
                 raise UserError(
-                    f"{folder} was started with other {key}: {_changed_settings(before.get(key), about.get(key))}; "
+                    f"{folder} was started with other {key}: {changed_settings(before.get(key), about.get(key))}; "
                     "resume with the same, or choose another --out"
                 )
 
@@ -109,6 +146,13 @@ class Run:
         """Recipe, settings, collection and versions."""
         return read_run_file(self.folder)
 
+    @property
+    def complete(self) -> bool:
+        """Whether the training has ended."""
+        if not (self.folder / RUN_FILE).is_file() or not (self.folder / WEIGHTS_FILE).is_file():
+            return False
+        return "seconds" in json.loads((self.folder / RUN_FILE).read_text(encoding="utf-8"))
+
     def finish(self, seconds: float) -> None:
         """Record the training time over all calls."""
         self.add_entries(seconds=round(seconds, 1))
@@ -121,7 +165,10 @@ class Run:
     def describe(self, matcher: Matcher, inputs: Inputs) -> None:
         """Save the description of a matcher and its inputs. ``run.json`` names the class of a matcher from outside."""
         description = catalog.describe(matcher)
-        inputs.save(self.folder / INPUTS_FOLDER)
+        with scratch_folder(self.folder / INPUTS_FOLDER) as scratch:
+            inputs.save(scratch / NEW_FOLDER)
+            sync_tree(scratch / NEW_FOLDER)
+            replace_folder(scratch, self.folder / INPUTS_FOLDER)
         replace_text(self.folder / MATCHER_FILE, json.dumps(description, indent=1) + "\n")
         if "class" in description:
             self.add_entries(**{"class": description["class"]})
@@ -146,27 +193,31 @@ class Run:
         return file.stat().st_size if file.is_file() else 0
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Read all lines of metrics."""
+        """Read all lines of metrics; one that is not complete, because the disk was full, is left out."""
         file = self.folder / METRICS_FILE
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        return [json.loads(line) for line in lines]
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def save_state(
         self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], position: Mapping[str, object]
     ) -> None:
         """Save the state to continue from ``step``: named groups of tensors; the position, with ``metrics_bytes``."""
-        states = self.folder / "state"
-        target, partial = states / f"{step:09d}", states / f".{step:09d}.partial"
-        for leftover in (target, partial):
-            shutil.rmtree(leftover, ignore_errors=True)
-        partial.mkdir(parents=True)
-        for name, group in tensors.items():
-            _save_tensors(group, partial / f"{name}.safetensors")
-        replace_json(partial / "position.json", position)
-        move_folder(partial, target)
-        replace_text(states / "LATEST", target.name)
-        for old in states.iterdir():
-            if old.is_dir() and old != target:
+        target = self.folder / "state" / f"{step:09d}"
+        with scratch_folder(target) as scratch:
+            (scratch / NEW_FOLDER).mkdir()
+            for name, group in tensors.items():
+                _save_tensors(group, scratch / NEW_FOLDER / f"{name}.safetensors")
+            replace_json(scratch / NEW_FOLDER / "position.json", position)
+            replace_folder(scratch, target)
+        replace_text(target.with_name("LATEST"), target.name)
+        self._remove_old_states()
+
+    def _remove_old_states(self) -> None:
+        """Remove all states but the latest; a process that was killed may have left some."""
+        latest = self.folder / "state" / "LATEST"
+        kept = latest.read_text(encoding="utf-8").strip() if latest.is_file() else ""
+        for old in latest.parent.iterdir() if latest.parent.is_dir() else ():
+            if old.is_dir() and old.name != kept:
                 shutil.rmtree(old)
 
     def load_state(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]] | None:
@@ -178,7 +229,7 @@ class Run:
         folder = self.folder / "state" / pointer.read_text(encoding="utf-8").strip()
         position = json.loads((folder / "position.json").read_text(encoding="utf-8"))
         if (self.folder / METRICS_FILE).is_file():
-            os.truncate(self.folder / METRICS_FILE, int(position["metrics_bytes"]))
+            os.truncate(self.folder / METRICS_FILE, min(self.metrics_bytes, int(position["metrics_bytes"])))
         return {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}, position
 
 
@@ -236,58 +287,6 @@ def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
         save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial)
 
 
-def _merge_settings(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested settings; the values of ``above`` win."""
-    nested = {
-        k: _merge_settings(below[k], v)
-        for k, v in above.items()
-        if isinstance(v, dict) and isinstance(below.get(k), dict)
-    }
-    return {**below, **above, **nested}
-
-
-def _changed_settings(before: object, now: object) -> str:
-    if isinstance(before, dict) and isinstance(now, dict):
-        old, new = _flatten_settings(before), _flatten_settings(json.loads(json.dumps(now)))
-        keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-        return ", ".join(f"{key} was {old.get(key)!r}, now {new.get(key)!r}" for key in keys)
-    return f"{before!r}, now {now!r}"
-
-
-def _flatten_settings(settings: Mapping[str, Any], inside: str = "") -> dict[str, Any]:
-    """Flatten nested settings to dotted keys, such as ``text.hidden``."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        found |= _flatten_settings(value, f"{inside}{key}.") if isinstance(value, dict) else {f"{inside}{key}": value}
-    return found
-
-
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """State of an optimiser as named tensors: ``number.name`` for each parameter."""
-    state = optimizer.state_dict()["state"]
-    return {
-        f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)
-        for number, values in state.items()
-        for name, value in values.items()
-    }
-
-
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the output of ``optimizer_tensors``; learning rates come from the schedule."""
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        number, name = key.split(".", 1)
-        state.setdefault(int(number), {})[name] = value
-    whole = optimizer.state_dict()
-    whole["state"] = state
-    optimizer.load_state_dict(whole)
-    # Files do not keep the memory layout, and fused optimizers need the layout of the parameters.
-    for parameter, own in optimizer.state.items():
-        for name, value in own.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                own[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
 def draw_curves(folder: Path, target: Path | None = None) -> Path:
     """Draw the training loss and the dev recalls over the steps, to ``curves.png`` in the run folder or to ``target``.
 
@@ -321,7 +320,8 @@ def draw_curves(folder: Path, target: Path | None = None) -> Path:
         axis.legend(frameon=False, fontsize=8)
     target = target or folder / "curves.png"
     target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=110)
+    with replace_file(target) as partial:
+        figure.savefig(partial, dpi=110, format="png")
     return target
 
 
@@ -344,7 +344,8 @@ def draw_comparison(runs: Mapping[str, Path], target: Path) -> Path:
     lines = axes[0].get_lines()
     figure.legend(handles=lines, loc="outside upper left", ncols=min(3, len(lines)), frameon=False, fontsize=8)
     target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=110)
+    with replace_file(target) as partial:
+        figure.savefig(partial, dpi=110, format="png")
     return target
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -23,7 +24,7 @@ from calligram.device import Processes, commit, device_name, device_named
 from calligram.errors import UserError
 from calligram.evaluation.recall import encode_pairing, load_pairing, recall_values, recalls_of
 from calligram.features.inputs import Inputs
-from calligram.models.catalog import WEIGHTS_FILE, load_matcher, read_run_file
+from calligram.models.catalog import RUN_FILE, load_matcher, read_run_file
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.recipes.catalog import Preset, find_preset
@@ -92,44 +93,45 @@ def run_preset(
         plan: replaces the plan of the recipe.
     """
     context = context or RunContext(device_named())
-    whole, collection = collection, settings.sparse.of(collection, settings.seed, context.device)
-    _check_captions(whole, collection, learns=preset.recipe.learns)
-    if settings.teachers:
-        from calligram.evaluation.seen_captions import refuse_leaks
+    with Run.lock(out) if context.processes.first else contextlib.nullcontext():
+        whole, collection = collection, settings.sparse.of(collection, settings.seed, context.device)
+        _check_captions(whole, collection, learns=preset.recipe.learns)
+        if settings.teachers:
+            from calligram.evaluation.seen_captions import refuse_leaks
 
-        refuse_leaks(settings.teachers, whole, collection)
-    about = _about(preset, settings, collection, context, command)
-    if context.processes.first:
-        defaults = {"settings": as_plain(_defaults_of_components(preset, settings)), "teachers": about["teachers"]}
-        Run.check(out, about, resume=resume, defaults=defaults, read=read_run_file)
-        if resume and not out.exists():
-            log.info("nothing to resume in %s; starting a new run", out)
-    with torch.random.fork_rng([]):
-        torch.manual_seed(int(settings.seed))
-        made = (plan or preset.recipe.plan)(with_half_steps(settings, whole, collection), collection, context)
-    if made.pseudo:
-        about["pseudo pairs"] = made.pseudo
-    if resume and context.processes.first:
-        Run.check_source_hash(out, "pseudo pairs", made.pseudo)
-    if settings.sparse.length != "as-set":
-        made = made._replace(stages=with_more_epochs(made.stages, epochs_factor(settings, whole, collection)))
-    for stage in made.stages:  # all stages now: the last one may start hours later
-        check_parameter_groups(made.matcher, (*stage.lr_scale, *stage.frozen))
-    made.matcher.to(context.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if preset.recipe.learns or _has_captions(whole, "dev"):
-        evaluate = made.evaluate or _retrieval_on_dev(made, collection, context)
-    else:
-        log.warning("%s has no captioned images in split dev: the matcher is not evaluated", whole.folder)
-        evaluate = _no_metrics
-    # Only now: a recipe that cannot be planned or evaluated leaves no folder behind.
-    run = Run.create(out, about) if context.processes.first else Run(out)
-    if context.processes.first and made.fit is None:
-        run.describe(made.matcher, made.inputs)
-    if not made.stages:
-        return _run_without_stages(run, made, evaluate, context)
-    return train(
-        made.matcher, made.stages, run, evaluate, loop=made.loop, processes=context.processes, track=context.track
-    )
+            refuse_leaks(settings.teachers, whole, collection)
+        about = _about(preset, settings, collection, context, command)
+        if context.processes.first:
+            defaults = {"settings": as_plain(_defaults_of_components(preset, settings)), "teachers": about["teachers"]}
+            Run.check(out, about, resume=resume, defaults=defaults, read=read_run_file)
+            if resume and not (out / RUN_FILE).is_file():
+                log.info("nothing to resume in %s; starting a new run", out)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(int(settings.seed))
+            made = (plan or preset.recipe.plan)(with_half_steps(settings, whole, collection), collection, context)
+        if made.pseudo:
+            about["pseudo pairs"] = made.pseudo
+        if resume and context.processes.first:
+            Run.check_source_hash(out, "pseudo pairs", made.pseudo)
+        if settings.sparse.length != "as-set":
+            made = made._replace(stages=with_more_epochs(made.stages, epochs_factor(settings, whole, collection)))
+        for stage in made.stages:  # all stages now: the last one may start hours later
+            check_parameter_groups(made.matcher, (*stage.lr_scale, *stage.frozen))
+        made.matcher.to(context.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if preset.recipe.learns or _has_captions(whole, "dev"):
+            evaluate = made.evaluate or _retrieval_on_dev(made, collection, context)
+        else:
+            log.warning("%s has no captioned images in split dev: the matcher is not evaluated", whole.folder)
+            evaluate = _no_metrics
+        # Only now: a recipe that cannot be planned or evaluated leaves no folder behind.
+        run = Run.create(out, about) if context.processes.first else Run(out)
+        if context.processes.first and made.fit is None and not run.complete:
+            run.describe(made.matcher, made.inputs)
+        if not made.stages:
+            return _run_without_stages(run, made, evaluate, context)
+        return train(
+            made.matcher, made.stages, run, evaluate, loop=made.loop, processes=context.processes, track=context.track
+        )
 
 
 def _defaults_of_components(preset: Preset, settings: Any) -> Any:
@@ -224,7 +226,7 @@ def _run_without_stages(run: Run, plan: Plan, evaluate: Evaluate, context: RunCo
     """Fit the matcher if the plan has a fit, evaluate it on dev and save it; a complete run is left as it is."""
     if not context.processes.first:
         return {}
-    if "seconds" in run.about and (run.folder / WEIGHTS_FILE).is_file():
+    if run.complete:
         log.info("%s is complete", run.folder)
         return {**run.metrics()[-1]["dev"], "epoch": -1, "step": 0}
     began = time.perf_counter()

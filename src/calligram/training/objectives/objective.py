@@ -340,3 +340,29 @@ class CollapseDetector:
 
 def _list_terms(names: list[str], terms: Mapping[str, float]) -> str:
     return ", ".join(f"{name}={terms[name]}" for name in names)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """State of an optimiser as named tensors: ``number.name`` for each parameter."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{number}.{name}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for number, values in state.items()
+        for name, value in values.items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Restore the output of ``optimizer_tensors``; learning rates come from the schedule."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        number, name = key.split(".", 1)
+        state.setdefault(int(number), {})[name] = value
+    whole = optimizer.state_dict()
+    whole["state"] = state
+    optimizer.load_state_dict(whole)
+    # Files do not keep the memory layout, and fused optimizers need the layout of the parameters.
+    for parameter, own in optimizer.state.items():
+        for name, value in own.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                own[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
