@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -20,7 +19,7 @@ from fastapi import Request
 from calligram.data.pictures import core_share
 from calligram.errors import UserError
 from calligram.search.explain.library_localizer import LibraryLocalizer
-from calligram.search.library.library import Library
+from calligram.search.library.library import Library, most_frequent
 from calligram.search.library.manifest import MatcherRecord
 from calligram.search.query.searcher import Searcher
 from calligram.serve.caption_service import CaptionService
@@ -222,20 +221,15 @@ class Overview:
 
 
 def library_overview(library: Library) -> Overview:
-    """Read all items once. The sample has a fixed seed, so that the page looks the same after a reload."""
-    draw, present = random.Random(0), 0
+    """Read all items. The sample is always the same, so that the page looks the same after a reload and a rebuild."""
+    present = 0
     counters: dict[str, Counter[Any]] = {name: Counter() for name in library.kinds if name not in CONTINUOUS_COLUMNS}
-    sample: list[str] = []
     for row in library.rows():
         if row["state"] != "present":
             continue
         present += 1
         _count(counters, row)
-        if len(sample) < SAMPLE_ITEMS:
-            sample.append(row["id"])
-        elif (slot := draw.randrange(present)) < SAMPLE_ITEMS:  # reservoir sampling
-            sample[slot] = row["id"]
-    draw.shuffle(sample)
+    sample = library.sample(SAMPLE_ITEMS)
     facets = {name: _values(counter) for name, counter in counters.items() if _is_useful(counter, present)}
     return Overview(facets, tuple(sample), _examples(library, sample))
 
@@ -256,7 +250,7 @@ def _is_useful(counter: Counter[Any], items: int) -> bool:
 
 def _values(counter: Counter[Any]) -> list[FacetValue]:
     """The most frequent values; numbers in ascending order if all of them are listed."""
-    values: Iterable[tuple[Any, int]] = counter.most_common(MAX_FACET_VALUES)
+    values: Iterable[tuple[Any, int]] = most_frequent(counter, MAX_FACET_VALUES)
     if len(counter) <= MAX_FACET_VALUES and not any(isinstance(value, str) for value in counter):
         values = sorted(values)
     return [FacetValue(value=value, count=count) for value, count in values]

@@ -158,8 +158,8 @@ def test_what_words_found_is_compared_and_so_are_the_k_nearest():
     assert merge_candidates([], ["z"], 4, 3) == ["z"]
 
 
-def test_equal_scores_keep_the_first_stages_order():
-    found = sort_by_score(["a", "b", "c", "d"], np.array([0.5, 0.9, 0.5, 0.9], np.float32))
+def test_equal_scores_are_ordered_by_id():
+    found = sort_by_score(["c", "d", "a", "b"], np.array([0.5, 0.9, 0.5, 0.9], np.float32))
     assert [scored.id for scored in found] == ["b", "d", "a", "c"]
 
 

@@ -270,7 +270,12 @@ class Library:
                 for name, counter in counters.items():
                     if row.get(name) not in (None, ""):
                         counter[row[name]] += 1
-        return {name: dict(counter.most_common(MAX_FACET_VALUES)) for name, counter in counters.items() if counter}
+        return {name: dict(most_frequent(counter, MAX_FACET_VALUES)) for name, counter in counters.items() if counter}
+
+
+def most_frequent(counter: Counter[ColumnValue], count: int) -> list[tuple[ColumnValue, int]]:
+    """The most frequent values with their numbers; equally frequent ones are ordered by value, not by table row."""
+    return heapq.nsmallest(count, counter.items(), key=lambda entry: (-entry[1], str(entry[0])))
 
 
 def _known(id: str, known: Mapping[str, object]) -> str:

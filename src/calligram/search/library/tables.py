@@ -54,6 +54,8 @@ WORDS_COLUMN = "words"
 CONDITION_IDS = 500
 """ids in one condition"""
 READ_BATCH_ROWS = 16_384
+MAX_TIE_FACTOR = 32
+"""so many times the wanted number of items are compared, to find all with the score of the last one"""
 INDEXES = ("index.images", "index.captions")
 """names of the two vector indexes in the versions of a manifest"""
 
@@ -151,17 +153,25 @@ class Tables:
             self._opened[name].delete(any_of(chunk))
 
     def keyword_search(self, query: str, k: int) -> list[KeywordHit]:
-        """The k present items whose words match best by BM25."""
+        """The k present items whose words match best by BM25; items with equal scores are ordered by id.
+
+        If more than ``MAX_TIE_FACTOR`` k items have the score of the last one or a better one, Lance chooses some.
+        """
         from lancedb.query import MatchQuery
 
         match: Any = MatchQuery  # its type stub declares its optional arguments as required
-        limit = k
+        limit = 2 * k
         while True:
             # A condition would make Lance test the state of every item first; few are gone, so test the hits instead.
             search = self._opened["items"].search(match(query, WORDS_COLUMN), query_type="fts").limit(limit)
             rows = search.select(["id", "state", WORDS_COLUMN, "_score"]).to_arrow().to_pylist()
             hits = [KeywordHit(r["id"], r["_score"], r[WORDS_COLUMN]) for r in rows if r["state"] == "present"]
-            if len(hits) >= k or len(rows) < limit:
+            hits.sort(key=lambda hit: (-hit.score, hit.id))
+            # Of items with equal scores, Lance returns any. Those with the score of the last one are all needed.
+            complete = len(hits) >= k and (
+                hits[k - 1].score > min(row["_score"] for row in rows) or limit >= MAX_TIE_FACTOR * k
+            )
+            if complete or len(rows) < limit:
                 return hits[:k]
             limit *= 4
 

@@ -205,9 +205,9 @@ class Reranker(NamedTuple):
 
 
 def sort_by_score(ids: Sequence[str], scores: Floats) -> list[ScoredItem]:
-    """Items by decreasing score; ties keep their order."""
-    order = np.argsort(-scores, kind="stable")
-    return [ScoredItem(ids[place], float(scores[place])) for place in order]
+    """Items by decreasing score; items with equal scores are ordered by id."""
+    found = [ScoredItem(id, score) for id, score in zip(ids, scores.tolist(), strict=True)]
+    return sorted(found, key=lambda item: (-item.score, item.id))
 
 
 def merge_candidates(nearest: Sequence[str], keyword_hits: Sequence[str], count: int, k: int) -> list[str]:

@@ -8,18 +8,21 @@ There is no index to build or to update, conditions cost nothing, and the result
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+Ints = NDArray[np.int64]
+
 MAX_FLOAT_NUMBERS = 10_000_000
 """up to so many numbers (rows x dimensions), floats are scanned, in one or two milliseconds"""
 MAX_CHOSEN_NUMBERS = 500_000
 """up to so many numbers, the rows that satisfy a condition are scored in full, without their codes"""
 CONVERTED_ROWS = 8192
-"""rows that are converted to codes at a time"""
+"""rows that are converted to codes, or scored in float64, at a time"""
 MAX_SCORES = 16_000_000
 """scores in memory while many queries are answered"""
 
@@ -27,12 +30,15 @@ MAX_SCORES = 16_000_000
 class RowHits(NamedTuple):
     """Rows found for one query, best first, and their scores."""
 
-    rows: NDArray[np.int64]
+    rows: Ints
     scores: NDArray[np.float32]
 
 
 class ExactSearch:
-    """Finds the rows (N, D) with the largest inner product with a query; ties go to the earlier row.
+    """Finds the rows (N, D) with the largest inner product with a query, in an order that depends on nothing else.
+
+    A matrix product rounds equal rows differently at different places. So the best rows are scored once more, one by
+    one and in float64: equal rows then have equal scores, and come in the order of ``ties``, or of their rows.
 
     Above ``MAX_FLOAT_NUMBERS`` numbers, a row x minus the mean m of all rows is stored as eight-bit codes c with a
     scale s, in addition to its float16 values. A query q is coded as well, and
@@ -44,19 +50,25 @@ class ExactSearch:
     are scored in full. The result equals that of scoring all rows.
     """
 
+    vectors: NDArray[np.float16] | NDArray[np.float32]
+
     def __init__(
         self,
         vectors: NDArray[np.float16],
         *,
+        ties: Callable[[Ints], Ints] | None = None,
         max_float_numbers: int = MAX_FLOAT_NUMBERS,
         eight_bits: bool | None = None,
     ):
         """Args:
         vectors: (N, D) at unit length.
+        ties: a number for each of the given rows; of rows with equal scores, the one with the smaller number is first.
         max_float_numbers: up to so many numbers, scan floats.
         eight_bits: whether to use codes above that; None for where they are faster.
         """
-        self.vectors: NDArray[np.float16] | NDArray[np.float32] = vectors
+        self.vectors, self._ties = vectors, ties
+        # Bound of the rounding error of two products in float32; a row in float16 may be slightly longer than 1.
+        self._margin = 2 * vectors.shape[1] * np.finfo(np.float32).eps
         self._codes: EightBitCodes | None = None
         if vectors.size > max_float_numbers and (eight_bits_are_faster() if eight_bits is None else eight_bits):
             self._codes = EightBitCodes.of(vectors)
@@ -79,36 +91,44 @@ class ExactSearch:
                 found += self._search(queries[start : start + step], min(k, count), rows)
         return found
 
-    def _search(self, queries: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None) -> list[RowHits]:
+    def _search(self, queries: NDArray[np.float32], k: int, rows: Ints | None) -> list[RowHits]:
         few = rows is not None and rows.size * self.vectors.shape[1] <= MAX_CHOSEN_NUMBERS
         if self._codes is not None and not few:
             bounds = self._codes.bounds(queries)
-            kept = [candidates(below, above, k, rows) for below, above in bounds]
-            return [best(self._scores(query[None], row)[0], k, row) for query, row in zip(queries, kept, strict=True)]
-        return [best(scores, k, rows) for scores in self._scores(queries, rows)]
+            kept: list[Ints | None] = [candidates(below, above, k, rows) for below, above in bounds]
+            rough: Iterator[NDArray[np.float32]] = (
+                self._scores(query[None], row)[0] for query, row in zip(queries, kept, strict=True)
+            )
+        else:
+            kept, rough = [rows] * len(queries), iter(self._scores(queries, rows))
+        return [self._best(query, scores, k, row) for query, scores, row in zip(queries, rough, kept, strict=True)]
 
-    def _scores(self, queries: NDArray[np.float32], rows: NDArray[np.int64] | None) -> NDArray[np.float32]:
+    def _best(self, query: NDArray[np.float32], rough: NDArray[np.float32], k: int, rows: Ints | None) -> RowHits:
+        """The best k rows; ``rough`` are scores of a matrix product, of all rows or of ``rows``."""
+        least = np.partition(rough, len(rough) - k)[len(rough) - k]
+        chosen = np.flatnonzero(rough >= least - self._margin)
+        chosen = chosen if rows is None else rows[chosen]
+        scores = np.empty(len(chosen), np.float32)
+        for start in range(0, len(chosen), CONVERTED_ROWS):
+            part = slice(start, start + CONVERTED_ROWS)
+            scores[part] = (self.vectors[chosen[part]].astype(np.float64) * query).sum(axis=1)
+        order = np.argsort(-scores, kind="stable")
+        if self._ties is not None and (np.diff(scores[order]) == 0).any():
+            order = np.lexsort((self._ties(chosen), -scores))
+        return RowHits(chosen[order[:k]], scores[order[:k]])
+
+    def _scores(self, queries: NDArray[np.float32], rows: Ints | None) -> NDArray[np.float32]:
         # In torch, whose conversion from float16 is several times faster than numpy's.
         chosen = torch.from_numpy(self.vectors if rows is None else self.vectors[rows])
         return (torch.from_numpy(queries) @ chosen.float().T).numpy()
 
 
-def candidates(
-    below: NDArray[np.float32], above: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None
-) -> NDArray[np.int64]:
+def candidates(below: NDArray[np.float32], above: NDArray[np.float32], k: int, rows: Ints | None) -> Ints:
     """Rows that can be among the best k, given lower and upper bounds of their scores."""
     if rows is not None:
         return rows[candidates(below[rows], above[rows], k, None)]
     # Not numpy's partition, which takes ten times longer for a million rows.
     return np.flatnonzero(above >= torch.topk(torch.from_numpy(below), k, sorted=False).values.min().numpy())
-
-
-def best(scores: NDArray[np.float32], k: int, rows: NDArray[np.int64] | None) -> RowHits:
-    """The k largest scores and their rows; ``rows`` are the rows of all scores."""
-    least = np.partition(scores, len(scores) - k)[len(scores) - k]
-    chosen = np.flatnonzero(scores >= least)
-    order = chosen[np.argsort(-scores[chosen], kind="stable")][:k]
-    return RowHits(order if rows is None else rows[order], scores[order])
 
 
 class EightBitCodes(NamedTuple):

@@ -59,7 +59,10 @@ class Index(Protocol):
         ...
 
     def search(self, vectors: NDArray[np.float32], k: int, where: Condition | None = None) -> list[list[VectorHit]]:
-        """The k nearest items of each query (Q, D), best first; fewer where fewer satisfy the condition."""
+        """The k nearest items of each query (Q, D), best first; fewer where fewer satisfy the condition.
+
+        Items with equal scores are ordered by id.
+        """
         ...
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:

@@ -64,7 +64,8 @@ class Snapshot:
             rows[part] = batch["_rowid"].to_numpy()
             ids.append(batch["id"])
             start += len(batch)
-        return cls(table, pa.concat_arrays(ids) if ids else pa.array([], pa.string()), rows, ExactSearch(vectors))
+        joined = pa.concat_arrays(ids) if ids else pa.array([], pa.string())
+        return cls(table, joined, rows, ExactSearch(vectors, ties=lambda chosen: ranks_of(joined, chosen)))
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -97,6 +98,13 @@ class Snapshot:
             if len(self._allowed) > CACHED_CONDITIONS:
                 self._allowed.popitem(last=False)
         return allowed
+
+
+def ranks_of(ids: pa.StringArray, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The place of each of the rows in the order of their ids."""
+    ranks = np.empty(len(rows), np.int64)
+    ranks[np.argsort(np.array(ids.take(pa.array(rows)).to_pylist()))] = np.arange(len(rows))
+    return ranks
 
 
 def compact(table: Any) -> None:

@@ -214,7 +214,8 @@ class MilvusIndex:
                 for q in chunks(queries, REQUEST_QUERIES)
                 for hits in self._client.search(self._name, list(q), **parameters)
             ]
-        return [[VectorHit(str(hit["id"]), float(hit["distance"])) for hit in hits] for hits in answers]
+        found = [[VectorHit(str(hit["id"]), float(hit["distance"])) for hit in hits] for hits in answers]
+        return [sorted(hits, key=lambda hit: (-hit.score, hit.id)) for hits in found]
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """The stored vectors in the order of ``ids``."""
