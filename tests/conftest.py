@@ -7,10 +7,12 @@ import io
 import json
 import logging
 import os
+import resource
 import socket
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -369,3 +371,19 @@ def _calligram(*arguments: object, cwd: Path | None = None) -> Done:
 def calligram() -> Callable[..., Done]:
     """Runs a verb as the command does but in this process, which has everything imported and is left as it was."""
     return _calligram
+
+
+@contextmanager
+def _full_disk() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.fixture(scope="session")
+def full_disk() -> Callable[[], AbstractContextManager[None]]:
+    """Gives a context in which no file of this process can grow, as on a full disk; the system calls it too large."""
+    return _full_disk

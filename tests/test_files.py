@@ -14,6 +14,7 @@ import filelock
 import pytest
 import torch
 
+from calligram.data.readers.source import hash_fraction
 from calligram.errors import UserError
 from calligram.files import (
     LOCK_FILE,
@@ -21,7 +22,6 @@ from calligram.files import (
     content_hash,
     exchange_names,
     folder_parts,
-    hash_fraction,
     lock_folder,
     lock_holder,
     parts_hash,
@@ -31,11 +31,11 @@ from calligram.files import (
     replace_json,
     replace_text,
     scratch_folder,
-    tensor_parts,
     text_hash,
     try_lock,
     wait_for_lock,
 )
+from calligram.vectors import tensor_parts
 
 HOLD = """
 import sys, time

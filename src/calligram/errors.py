@@ -1,10 +1,16 @@
-"""The exception that users see, and the wording of messages for unknown names."""
+"""The exception that users see, the wording of messages for unknown names, and errors of disks."""
 
 from __future__ import annotations
 
 import difflib
+import errno
+import os
+import re
 import shlex
 from collections.abc import Iterable
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""numbers of errors of a disk that is full, read-only or broken"""
 
 
 class UserError(Exception):
@@ -37,3 +43,19 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     hint = f"; did you mean '{near[0]}'?" if near else ";"
     listed = ", ".join(f"'{name}'" if ", " in name else name for name in names)
     return UserError(f"unknown {kind} '{name}'{hint} known: {listed}")
+
+
+def disk_error_number(error: BaseException) -> int | None:
+    """The number of an error of a disk, one of ``DISK_ERRORS``; None for other errors.
+
+    Libraries in C++ and Rust raise other classes than OSError, with the words or the number of the system in the text.
+
+    >>> disk_error_number(RuntimeError("cannot write: No space left on device (os error 28)"))
+    28
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno if error.errno in DISK_ERRORS else None
+    text = str(error)
+    if isinstance(error, OSError) and re.fullmatch(r"\d+ requested and \d+ written", text):  # by numpy
+        return errno.ENOSPC
+    return next((n for n in DISK_ERRORS if os.strerror(n) in text or f"(os error {n})" in text), None)

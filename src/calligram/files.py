@@ -23,16 +23,15 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from calligram.errors import UserError
+from calligram.errors import UserError, disk_error_number
 from calligram.text import printable
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
-    from torch import Tensor
 
 log = logging.getLogger(__name__)
 
@@ -121,9 +120,10 @@ def replace_file(file: Path) -> Iterator[Path]:
     """
     partial = file.with_name(f".{file.name}.partial")
     try:
-        yield partial
-        sync_file(partial)
-        move_file(partial, file)
+        with named_disk_errors(file):
+            yield partial
+            sync_file(partial)
+            move_file(partial, file)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
@@ -156,6 +156,34 @@ def move_folder(source: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
+def named_disk_errors(path: Path) -> Iterator[None]:
+    """Raise errors of a disk as ``OSError`` with the path that is written, whichever library raises them."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        number = disk_error_number(error)
+        if number is None or (isinstance(error, OSError) and error.filename):
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Raise the error of a full disk, with both numbers, when ``needed`` bytes are more than the disk has free."""
+    total, _, free = shutil.disk_usage(folder)
+    if total and needed > free:  # some network disks tell no size
+        text = f"{os.strerror(errno.ENOSPC)}: {needed:,} bytes needed, {free:,} bytes free"
+        raise OSError(errno.ENOSPC, text, str(folder))
+
+
+def reserve_space(descriptor: int, size: int) -> None:
+    """Reserve a file's space on the disk: the system ends a process that writes to a mapped file without space."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+
+
+@contextlib.contextmanager
 def scratch_folder(target: Path) -> Iterator[Path]:
     """Make a folder next to ``target`` for everything that is written before ``target`` changes, and remove it after.
 
@@ -172,7 +200,8 @@ def scratch_folder(target: Path) -> Iterator[Path]:
             break
     with locked:
         try:
-            yield folder
+            with named_disk_errors(target):
+                yield folder
         finally:
             _remove_scratch(folder, target)
 
@@ -274,7 +303,8 @@ def lock_folder(folder: Path, kind: str) -> Iterator[None]:
         if not locked:
             holder = lock_holder(folder / LOCK_FILE)
             raise UserError(f"{kind} {folder} is being written to by {holder}; wait until it is done")
-        yield
+        with named_disk_errors(folder):
+            yield
 
 
 @contextlib.contextmanager
@@ -367,16 +397,3 @@ def folder_parts(folder: Path) -> Iterator[bytes]:
     for file in sorted(folder.rglob("*")):
         if file.is_file():
             yield from file_parts(file, file.relative_to(folder).as_posix())
-
-
-def tensor_parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
-    """The name and the values of each tensor, ordered by name, for ``parts_hash``."""
-    import torch
-
-    for name, tensor in sorted(tensors.items()):  # bytes, because numpy has no bfloat16
-        yield name.encode() + tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def hash_fraction(text: str) -> float:
-    """A number in [0, 1) that depends only on the text (the first 64 bits of its SHA-256)."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64

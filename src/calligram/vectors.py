@@ -1,10 +1,12 @@
-"""Vectors at unit length (L2-normalised), for tensors and for rows of numpy arrays."""
+"""Vectors at unit length (L2-normalised), for tensors and for rows of numpy arrays, and tensors as bytes for hashes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
@@ -47,3 +49,9 @@ def checked_unit_rows(vectors: NDArray[np.float32], dim: int) -> NDArray[np.floa
     if len(bad):
         raise UserError(f"vector {bad[0]} has length {lengths[bad[0]]}; vectors must be finite and not zero")
     return unit_rows(vectors)
+
+
+def tensor_parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes]:
+    """The name and the values of each tensor, ordered by name, for ``parts_hash``."""
+    for name, tensor in sorted(tensors.items()):  # bytes, because numpy has no bfloat16
+        yield name.encode() + tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,17 +17,6 @@ from calligram.training.runs import Run
 SMALL = ("batch=14", "dim=16", "image.size=16", "image.channels=4,8", "text.word_dim=8", "text.hidden=16", "epochs=2")
 
 
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """No file of this process can grow, as on a full disk."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     files = (file for file in folder.rglob("*") if file.is_file() and file.name != LOCK_FILE)
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
@@ -42,7 +28,7 @@ def trained(tiny: Collection, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_resuming_a_complete_run_changes_no_file_also_on_a_full_disk(tiny, trained):
+def test_resuming_a_complete_run_changes_no_file_also_on_a_full_disk(tiny, trained, full_disk):
     before = contents(trained)
     best = train_preset("vse", tiny, trained, *SMALL, resume=True)
     with full_disk():
@@ -50,7 +36,7 @@ def test_resuming_a_complete_run_changes_no_file_also_on_a_full_disk(tiny, train
     assert contents(trained) == before
 
 
-def test_a_run_that_cannot_be_resumed_because_the_disk_is_full_still_loads(tiny, trained):
+def test_a_run_that_cannot_be_resumed_because_the_disk_is_full_still_loads(tiny, trained, full_disk):
     about = json.loads((trained / "run.json").read_text())
     (trained / "run.json").write_text(json.dumps({k: v for k, v in about.items() if k != "seconds"}))
     before = contents(trained)
@@ -62,7 +48,7 @@ def test_a_run_that_cannot_be_resumed_because_the_disk_is_full_still_loads(tiny,
     assert Run(trained).complete
 
 
-def test_a_state_stays_until_its_replacement_is_whole(tmp_path):
+def test_a_state_stays_until_its_replacement_is_whole(tmp_path, full_disk):
     run, values = Run.create(tmp_path / "run", {}), torch.ones(3)
     run.save_state(3, {"matcher": {"weight": values}}, {"metrics_bytes": 0})
     before = contents(tmp_path)

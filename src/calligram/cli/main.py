@@ -6,6 +6,7 @@ import errno
 import gc
 import io
 import logging
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 import calligram
-from calligram.errors import UserError, unknown
+from calligram.errors import UserError, disk_error_number, unknown
 from calligram.lazy import import_code
 
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -170,14 +171,30 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
-    except OSError as error:
-        if error.errno not in (errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if (number := disk_error_number(error)) is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror}")
+        _fail(_disk_message(error, number))
     finally:
         if screen := sys.modules.get("calligram.cli.screen"):
             screen.console.show_cursor(True)
+
+
+def _disk_message(error: Exception, number: int) -> str:
+    """What failed, how much space there is, and what to do."""
+    path, what = None, None
+    if isinstance(error, OSError):
+        path, what = error.filename2 or error.filename, error.strerror  # of two files, the second one is written
+    what = what or os.strerror(number)
+    if number == errno.EROFS:
+        todo = "choose a folder on another disk, or make this one writable"
+    elif number == errno.EIO:
+        todo = "the disk may be broken; check it, and choose a folder on another one"
+    elif number == errno.EFBIG:
+        todo = "choose a folder on a disk that accepts larger files"
+    else:
+        todo = "free some space, and run the command again"
+    return f"{path}: {what}; {todo}" if path else f"{what}; {todo}"
 
 
 def _fail(message: str) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from calligram.data.collection import MANIFEST, Collection
 from calligram.data.write_tables import REGION_TYPES
 from calligram.errors import UserError
-from calligram.files import LOCK_FILE, remove_leftovers, replace_json, sync_file, wait_for_lock
+from calligram.files import LOCK_FILE, named_disk_errors, remove_leftovers, replace_json, sync_file, wait_for_lock
 
 Ints = NDArray[np.int64]
 PROPOSAL_TYPES = {"source": pa.string(), "image": pa.int32(), "count": pa.int32()}
@@ -36,7 +36,7 @@ def write_lock(folder: Path) -> Iterator[None]:
     What a killed process left next to the collection is removed first.
     """
     remove_leftovers(folder)
-    with wait_for_lock(folder / LOCK_FILE):
+    with wait_for_lock(folder / LOCK_FILE), named_disk_errors(folder):
         yield
 
 

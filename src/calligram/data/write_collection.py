@@ -23,7 +23,7 @@ from calligram.data.readers.captions_table import TABLE_SUFFIXES
 from calligram.data.revision import manifest_section, next_revision, write_lock
 from calligram.data.write_tables import CheckedDraft, FilePlacement, FilePlacer, build_tables
 from calligram.errors import UserError, command
-from calligram.files import NEW_FOLDER, move_folder, replace_folder, scratch_folder, sync_file, sync_folder
+from calligram.files import NEW_FOLDER, check_space, move_folder, replace_folder, scratch_folder, sync_file, sync_folder
 from calligram.progress import Track, silent
 
 KEPT_CAPTION_COLUMNS = ("image", "caption", "split", "added")
@@ -57,7 +57,9 @@ def write_draft(
     with scratch_folder(folder) as scratch:
         new = scratch / NEW_FOLDER
         new.mkdir()
-        _write_files(new, checked, FilePlacer(new, placing, draft.reader_arrays), problems, track)
+        placer = FilePlacer(new, placing, draft.reader_arrays)
+        check_space(folder.parent, placer.copied_bytes(checked.images))
+        _write_files(new, checked, placer, problems, track)
         replaced = install_collection(scratch, folder)
     for line in replaced:
         report(line)

@@ -88,6 +88,15 @@ class FilePlacer:
         self._arrays: dict[Path, str] = {}
         self._taken: set[str] = set()
 
+    def copied_bytes(self, images: Sequence[ImageRecord]) -> int:
+        """Size of the files of these images that are copied: all of them, or those that cannot be linked."""
+        if self.placing == "reference":
+            return 0
+        places = (record.picture for record in images if record.picture is not None)
+        files = {at.path if isinstance(at, PictureFile) else at.tar for at in places} - self.movable
+        device, found = self.folder.stat().st_dev, [file.stat() for file in files]
+        return sum(one.st_size for one in found if self.placing == "copy" or one.st_dev != device)
+
     def picture(self, record: ImageRecord) -> tuple[str | None, int, int, int]:
         """Place a picture; returns path, shard, offset and size in bytes for the table of images."""
         if record.picture is None:

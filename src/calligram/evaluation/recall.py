@@ -12,6 +12,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from calligram.data.pairing import Pairing
 from calligram.device import device_of, pin_if_large, prepare_ahead
 from calligram.errors import NotFiniteError, UserError
 from calligram.features.inputs import ImageRows, Inputs, TextRows
+from calligram.files import named_disk_errors, reserve_space
 from calligram.models.matcher import Encoded, Matcher, stack
 from calligram.progress import Track, silent
 
@@ -131,7 +133,9 @@ def score_array(shape: tuple[int, ...], budget: int = MAX_MEMORY_BYTES) -> Score
     """Return an array for scores, in a temporary file if it is larger than ``budget`` bytes."""
     if math.prod(shape) * 4 <= budget:
         return np.empty(shape, dtype=np.float32)
-    with tempfile.TemporaryFile() as file:  # the mapping keeps the unnamed file alive
+    # The mapping keeps the unnamed file alive.
+    with named_disk_errors(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as file:
+        reserve_space(file.fileno(), math.prod(shape) * 4)
         return np.memmap(file, dtype=np.float32, mode="w+", shape=shape)
 
 

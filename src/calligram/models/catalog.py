@@ -24,9 +24,10 @@ from torch import nn
 
 from calligram.errors import UserError, unknown
 from calligram.features.inputs import Inputs
-from calligram.files import file_parts, folder_parts, parts_hash, tensor_parts
+from calligram.files import file_parts, folder_parts, parts_hash
 from calligram.lazy import Catalog, entry_points_of, reference_to
 from calligram.models.matcher import Matcher
+from calligram.vectors import tensor_parts
 
 M = TypeVar("M", bound=Matcher)
 

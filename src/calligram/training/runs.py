@@ -24,6 +24,7 @@ from calligram.features.inputs import Inputs
 from calligram.files import (
     LOCK_FILE,
     NEW_FOLDER,
+    check_space,
     lock_folder,
     remove_leftovers,
     replace_file,
@@ -53,11 +54,7 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder.
-
-    Files are replaced atomically, so a kill leaves the old file or the new one. Only ``metrics.jsonl`` is appended to;
-    resuming cuts it back to the saved state.
-    """
+    """A run folder. Files are replaced atomically; only ``metrics.jsonl`` is appended to, and cut back by resuming."""
 
     folder: Path
 
@@ -283,6 +280,7 @@ def load_run(folder: str | os.PathLike[str]) -> tuple[Matcher, Inputs]:
 
 
 def _save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    check_space(file.parent, sum(tensor.nbytes for tensor in tensors.values()))
     with replace_file(file) as partial:
         save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, partial)
 

@@ -15,6 +15,7 @@ from calligram.data.draft import Draft, ImageRecord, Problems, RegionRecord
 from calligram.data.readers.picture_files import PictureIndex
 from calligram.data.readers.source import ImportSource
 from calligram.errors import UserError
+from calligram.files import named_disk_errors, reserve_space
 
 REGION_FEATURES = "regions"
 Floats = NDArray[np.float32]
@@ -57,6 +58,8 @@ def read_bottom_up(source: ImportSource, problems: Problems) -> Draft:
     target = source.scratch / "bottom-up.npy"
     draft = Draft(source.path.stem, features={REGION_FEATURES: [target]}, reader_arrays=frozenset({target}))
     array = np.lib.format.open_memmap(target, "w+", np.float32, (len(lines), max_boxes, lines[0].width))
+    with named_disk_errors(target), target.open("rb+") as stream:
+        reserve_space(stream.fileno(), target.stat().st_size)
     found = PictureIndex(source.images, problems) if source.images else None
     for row, (line, boxes, features) in enumerate(_decode_rows(lines, problems)):
         array[row, : line.boxes] = features

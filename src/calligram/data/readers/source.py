@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 from calligram.data.collection import SPLITS
 from calligram.data.draft import Draft, Problems
 from calligram.errors import UserError
-from calligram.files import hash_fraction
 
 SPLIT_NAMES = {
     "train": "train",
@@ -152,3 +152,8 @@ def _fill_empty_splits(draft: Draft, wanted: Sequence[str], problems: Problems) 
             detail = f"from {record.split} to {split}, which had no captioned image"
             problems.note("image moved to another split than its hash says", record.id, detail)
             record.split = split
+
+
+def hash_fraction(text: str) -> float:
+    """A number in [0, 1) that depends only on the text (the first 64 bits of its SHA-256)."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64

@@ -36,8 +36,9 @@ from calligram.features.transformers_models import (
     quiet_transformers,
     without_overflow,
 )
-from calligram.files import parts_hash, tensor_parts
+from calligram.files import parts_hash
 from calligram.progress import Track, silent
+from calligram.vectors import tensor_parts
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from calligram.errors import UserError
 from calligram.extras import require
 from calligram.features.regions.proposers import Floats, Proposals, Setting, non_maximum_suppression
 from calligram.features.transformers_models import load_model, loading_error, quiet_transformers
-from calligram.files import content_hash, parts_hash, tensor_parts
+from calligram.files import content_hash, parts_hash
+from calligram.vectors import tensor_parts
 
 STRIDE_SETS = ((8, 16, 32), (8, 16, 32, 64))
 """strides of the feature maps of YOLOX in pixels; the second set is that of the P6 models"""

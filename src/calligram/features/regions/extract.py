@@ -29,7 +29,7 @@ from calligram.features.pseudo.region_words import region_attributes
 from calligram.features.regions.proposers import Floats, Proposals, Proposer
 from calligram.features.regions.region_features import Pixels, RegionPooling, relative_boxes
 from calligram.features.regions.stored_boxes import StoredBoxes
-from calligram.files import lock_holder, replace_file, text_hash, try_lock
+from calligram.files import lock_holder, named_disk_errors, replace_file, reserve_space, text_hash, try_lock
 from calligram.progress import Track, silent
 
 Ints = NDArray[np.int64]
@@ -310,6 +310,8 @@ def _join_features(folder: Path, images: int, shape: tuple[int, ...]) -> Path:
     """Write the features of all chunks into one ``.npy`` file that can be memory-mapped."""
     file = folder / "joined.npy"
     target = np.lib.format.open_memmap(file, mode="w+", dtype=np.float16, shape=(images, *shape))
+    with named_disk_errors(file), file.open("rb+") as stream:
+        reserve_space(stream.fileno(), file.stat().st_size)
     start = 0
     for chunk in read_chunks(folder):
         target[start : start + len(chunk.images)] = chunk.features

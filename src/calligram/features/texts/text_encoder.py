@@ -31,8 +31,9 @@ from calligram.features.transformers_models import (
     loading_error,
     quiet_transformers,
 )
-from calligram.files import parts_hash, tensor_parts
+from calligram.files import parts_hash
 from calligram.progress import Track, silent
+from calligram.vectors import tensor_parts
 
 Ints = NDArray[np.int64]
 Halves = NDArray[np.float16]
