@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import tempfile
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from calligram import files
 from calligram.data.collection import Collection
 from calligram.errors import UserError, disk_error_number
+from calligram.evaluation.recall import score_array
+from calligram.features.regions.extract import _join_features
 from calligram.files import named_disk_errors
 
 
@@ -50,6 +53,18 @@ def test_a_full_disk_is_one_line_of_error(verb, calligram, small, trained, folde
     assert again.returncode == 0, again.stderr
 
 
+def test_a_complete_run_is_resumed_on_a_full_disk(calligram, small, tiny, trained, tmp_path, full_disk):
+    shutil.copytree(trained[0], tmp_path / "run")
+    with full_disk():
+        done = calligram(
+            "train", "vse", tiny.folder, "--out", tmp_path / "run", "--set", "epochs=2", *small, "--resume"
+        )
+    assert done.returncode == 0, done.stderr
+    for file in trained[0].rglob("*"):
+        if file.is_file() and file.name != files.LOCK_FILE:
+            assert (tmp_path / "run" / file.relative_to(trained[0])).read_bytes() == file.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -86,6 +101,18 @@ def test_errors_of_libraries_are_recognised_and_others_pass(tmp_path, full_disk)
     assert named.value.filename == str(tmp_path / "a.npy")
     with pytest.raises(UserError, match="Input/output error"), named_disk_errors(tmp_path):
         raise UserError("a picture cannot be read: Input/output error")
+
+
+def test_mapped_arrays_reserve_their_space_because_writing_without_it_ends_the_process(tmp_path, monkeypatch):
+    def fails(descriptor: int, start: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, f"no space for {size} bytes")
+
+    monkeypatch.setattr(files.os, "posix_fallocate", fails)
+    with pytest.raises(OSError, match="No space left") as scores:
+        score_array((5, 4), budget=1)
+    with pytest.raises(OSError, match="No space left") as features:
+        _join_features(tmp_path, 3, (2, 4))
+    assert [scores.value.filename, features.value.filename] == [tempfile.gettempdir(), str(tmp_path / "joined.npy")]
 
 
 def test_space_is_checked_before_pictures_are_copied(calligram, folder, monkeypatch):

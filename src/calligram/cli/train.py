@@ -29,8 +29,9 @@ def train(
     from calligram.recipes.catalog import find_preset
     from calligram.recipes.parts.config import resolve
     from calligram.recipes.parts.run import RunContext, run_preset
-    from calligram.training.runs import draw_curves
+    from calligram.training.runs import Run, draw_curves
 
+    drawn = Run(out).complete and (out / "curves.png").is_file()
     chosen = find_preset(preset)
     settings = resolve(chosen.defaults, set_ or [], config)
     processes = Processes.join()
@@ -42,7 +43,8 @@ def train(
             console.print(f"stopped; the same command with --resume continues {out}", soft_wrap=True)
         raise typer.Exit(130) from None
     if processes.first:
-        draw_curves(out)
+        if not drawn:
+            draw_curves(out)
         if not best.keys() - {"epoch", "step"}:
             console.print(f"the matcher is in {out}")
             return
