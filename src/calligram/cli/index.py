@@ -68,7 +68,7 @@ def index(
     It can be stopped at any time: the next run continues.
     """
     if problems is not None:
-        _list_problems(problems)
+        _list_problems(problems, engine)
         return
     if run is None or source is None or out is None:
         raise UserError(
@@ -117,11 +117,11 @@ def _print(report: IndexReport, out: Path) -> None:
         console.print(f"files that could not be used: {size['problems']:,}; {lists} lists them", soft_wrap=True)
 
 
-def _list_problems(library: Path) -> None:
+def _list_problems(library: Path, engine: str | None) -> None:
     with show_spinner(f"opening {library}"):
         from calligram.search.library.library import Library
 
-        found = Library.open(library).problems()
+        found = Library.open(library, index=engine).problems()
     for path, reason in found:
         console.print(f"{path}: {reason}", soft_wrap=True)
     if not found:
@@ -133,6 +133,9 @@ def forget(
     what: Annotated[list[str] | None, typer.Argument(help="Ids of items, or paths of pictures or folders.")] = None,
     where: Annotated[str | None, typer.Option(help="A condition, such as 'year < 2010'.")] = None,
     gone: Annotated[bool, typer.Option(help="Pictures whose files no longer exist.")] = False,
+    engine: Annotated[
+        str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")
+    ] = None,
 ) -> None:
     """Delete items and all their data from a library. The picture files stay.
 
@@ -143,5 +146,5 @@ def forget(
     """
     from calligram.search.indexing.forget import forget_items
 
-    count = forget_items(library, what or [], where=where, gone=gone, track=progress_bar)
+    count = forget_items(library, what or [], where=where, gone=gone, index=engine, track=progress_bar)
     console.print(f"{count:,} pictures forgotten")

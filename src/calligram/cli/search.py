@@ -52,6 +52,9 @@ def search(
             "name. --no-words: no keyword search. By default it counts pictures that have every word.",
         ),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")
+    ] = None,
     captions: Annotated[bool, typer.Option(help="Find captions instead of images.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Also show hits that are not a good match.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -78,7 +81,7 @@ def search(
 
         limit = (RERANK_DEPTH if depth is None else depth or None) if budgeted is None else budgeted
         spinner.update(f"opening {library}" if budgeted is None else f"opening {library} and measuring its speed")
-        searcher = Searcher.open(library, measure_costs=budgeted is not None)
+        searcher = Searcher.open(library, measure_costs=budgeted is not None, index=engine)
         find = searcher.texts if captions else searcher.images
         spinner.update("searching")
         results = find(terms, k, where=where, all=everything, hybrid=hybrid, depth=limit)

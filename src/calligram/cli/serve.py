@@ -48,6 +48,9 @@ def serve(
             "--budget-ms", help="Time limit in milliseconds: the second stage compares as many candidates as fit."
         ),
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")
+    ] = None,
     device: Annotated[str, typer.Option(help="Where queries are encoded: cpu, cuda or cuda:1.")] = "cpu",
 ) -> None:
     """Serve the search page of a library, and a JSON API under /api. Ctrl-C stops it."""
@@ -71,7 +74,7 @@ def serve(
         collection=collection,
         budget_ms=budget,
     )
-    with open_server(library, address, settings, device) as server:
+    with open_server(library, address, settings, device, engine) as server:
         note = " and asks for the token" if token else ""
         console.print(styled(server.address.url, "bold"), f"serves the page{note}; Ctrl-C stops it", soft_wrap=True)
         if collection is not None:
@@ -79,7 +82,9 @@ def serve(
         server.run()
 
 
-def open_server(library: Path, address: Address, settings: ServerSettings, device: str = "cpu") -> LibraryServer:
+def open_server(
+    library: Path, address: Address, settings: ServerSettings, device: str = "cpu", engine: str | None = None
+) -> LibraryServer:
     """Open a library and a socket at an address.
 
     Raises:
@@ -91,4 +96,4 @@ def open_server(library: Path, address: Address, settings: ServerSettings, devic
         from calligram.device import device_named
         from calligram.serve.server import LibraryServer
 
-        return LibraryServer.open(library, address, settings, device=device_named(device))
+        return LibraryServer.open(library, address, settings, device=device_named(device), index=engine)

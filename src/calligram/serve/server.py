@@ -79,12 +79,18 @@ class LibraryServer:
 
     @classmethod
     def open(
-        cls, library: Path, address: Address, settings: ServerSettings, *, device: str | torch.device = "cpu"
+        cls,
+        library: Path,
+        address: Address,
+        settings: ServerSettings,
+        *,
+        device: str | torch.device = "cpu",
+        index: str | None = None,
     ) -> LibraryServer:
-        """Open the socket, then the library."""
+        """Open the socket, then the library; ``index`` is the address of its vectors, if they are not in its folder."""
         listening = address.listen()
         try:
-            return cls(Searcher.open(library, device=device), listening, address, settings)
+            return cls(Searcher.open(library, device=device, index=index), listening, address, settings)
         except BaseException:
             listening.close()
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import unicodedata
 
 import numpy as np
@@ -12,9 +13,11 @@ from PIL import Image
 
 from calligram.errors import UserError
 from calligram.search.filters.parser import holds, parse
+from calligram.search.indexing.forget import forget_items
 from calligram.search.indexing.run import index_source
-from calligram.search.library import manifest
+from calligram.search.library import manifest, tables
 from calligram.search.library.library import Library
+from calligram.search.query.searcher import Searcher
 from calligram.text import has_every_word
 
 
@@ -94,18 +97,56 @@ def test_an_accent_is_the_same_however_it_is_written(models, photograph, tmp_pat
 def test_vectors_may_be_kept_by_milvus(models, photos, tmp_path, photograph, by_path):
     out, engine = tmp_path / "library", f"milvus:{tmp_path / 'milvus.db'}"
     index_source(models, photos, out, engine=engine)
-    library = Library.open(out)
+    library = Library.open(out, index=engine)
     assert library.manifest.index == engine
     ids = by_path(library)
     assert library.images.search(library.images.vectors([ids["photo_0.jpg"]]), 1)[0][0].id == ids["photo_0.jpg"]
     (photos / "photo_0.jpg").unlink()
     photograph(photos / "new.jpg", 30)
-    report = index_source(models, photos, out)
+    report = index_source(models, photos, out, engine=engine)
     assert (report.counts["gone"], report.counts["added"]) == (1, 1)
-    library = Library.open(out)
+    library = Library.open(out, index=engine)
     assert len(library.images) == len(library) == 12
     with pytest.raises(UserError, match="add --rebuild to move them"):
         index_source(models, photos, out, engine="milvus://elsewhere:19530")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["milvus://token@127.0.0.1:9", "s3://bucket/vectors", "http://127.0.0.1:9", "milvus:/tmp/x.db", "../other"],
+)
+def test_vectors_elsewhere_are_used_only_at_an_address_that_the_user_names(
+    models, photos, indexed, address, monkeypatch
+):
+    """A library that somebody sent could name any server."""
+    monkeypatch.setattr(tables, "open_index", lambda *_, **__: pytest.fail("an index was opened"))
+    file = indexed / manifest.MANIFEST
+    file.write_text(json.dumps({**json.loads(file.read_text()), "index": address}))
+    shown = re.escape(address.replace("token@", ""))
+    wanted = rf"are at {shown}, outside its folder; if you trust this address, add --index {shown} "
+    for use in (
+        lambda: Library.open(indexed),
+        lambda: Library.open(indexed, index="milvus://another"),
+        lambda: Searcher.open(indexed),
+        lambda: index_source(models, photos, indexed),
+        lambda: forget_items(indexed, [], gone=True),
+    ):
+        with pytest.raises(UserError, match=wanted):
+            use()
+
+
+def test_a_rebuild_does_not_reach_out_to_an_address_that_the_user_does_not_name(models, photos, indexed, caplog):
+    file = indexed / manifest.MANIFEST
+    file.write_text(json.dumps({**json.loads(file.read_text()), "index": "milvus://127.0.0.1:9"}))
+    assert index_source(models, photos, indexed, rebuild=True).library["items"] == 12
+    assert "the old vectors stay there" in caplog.text
+    assert Library.open(indexed).manifest.index is None
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/x", "http://127.0.0.1:9", "hf://data", "az://c/x"])
+def test_an_index_has_no_other_scheme_than_milvus(models, photos, tmp_path, address):
+    with pytest.raises(UserError, match="is no address of an index; write milvus://host:19530"):
+        index_source(models, photos, tmp_path / "library", engine=address)
 
 
 def test_a_library_of_another_version_is_refused_or_brought_up_to_date(models, photos, indexed, monkeypatch):

@@ -15,7 +15,7 @@ from calligram.search.filters.parser import holds, parse
 from calligram.search.indexing.captions import caption_columns, remove_captions
 from calligram.search.indexing.diff import forgotten_key
 from calligram.search.indexing.writer import LibraryWriter
-from calligram.search.library.manifest import Manifest, read_manifest
+from calligram.search.library.manifest import Manifest, check_address, read_manifest
 from calligram.search.library.matchers import load_encoders
 
 READ_COLUMNS = (
@@ -35,7 +35,13 @@ READ_COLUMNS = (
 
 
 def forget_items(
-    library: Path, names: Sequence[str], *, where: str | None = None, gone: bool = False, track: Track = silent
+    library: Path,
+    names: Sequence[str],
+    *,
+    where: str | None = None,
+    gone: bool = False,
+    index: str | None = None,
+    track: Track = silent,
 ) -> int:
     """Delete the items that satisfy all given criteria, with their vectors, thumbnails, parts and captions.
 
@@ -47,6 +53,7 @@ def forget_items(
         names: ids, or paths of pictures or of folders.
         where: a condition on columns.
         gone: items whose file is no longer there.
+        index: address of the vectors, if they are not in the library's folder.
         track: shows progress.
     """
     if not names and where is None and not gone:
@@ -54,6 +61,7 @@ def forget_items(
     manifest = read_manifest(library)
     with lock_folder(library, "library"):
         manifest = read_manifest(library, writing=True)
+        check_address(library, manifest, index)
         writer = LibraryWriter(library, manifest)
         rows = _chosen(writer, manifest, names, where, gone)
         if rows:

@@ -24,7 +24,7 @@ from calligram.search.indexing.encode import PictureEncoder, Row, row_batches
 from calligram.search.indexing.shards import STAGING, Shard, remove_staged, stage, staged_rows
 from calligram.search.indexing.sources import CollectionSource, FolderSource, ScannedPicture, open_source, reopen
 from calligram.search.indexing.writer import VERSION_GRACE_SECONDS, LibraryWriter, remove_folder
-from calligram.search.library.manifest import MANIFEST, REBUILT, Manifest, read_manifest
+from calligram.search.library.manifest import MANIFEST, REBUILT, Manifest, check_address, read_manifest, same_address
 from calligram.search.library.matchers import LibraryMatchers, MatcherEncoder
 from calligram.search.library.tables import Tables, empty_indexes
 
@@ -56,6 +56,7 @@ def index(
     out: str | os.PathLike[str],
     reranker: str | os.PathLike[str] | None = None,
     localizer: str | os.PathLike[str] | None = None,
+    index: str | None = None,
     again: bool = False,
     rebuild: bool = False,
     device: torch.device | str = "cpu",
@@ -69,13 +70,15 @@ def index(
         out: folder of the library; it is made where it does not exist.
         reranker: a run whose score orders the candidates again; "none" for no second stage.
         localizer: a run that localizes phrases in pictures.
+        index: address of a Milvus server that stores the vectors instead of the library.
         again: also index pictures that were forgotten.
         rebuild: encode everything again, for another matcher.
         device: where pictures are encoded.
         track: shows progress.
     """
     models = LibraryMatchers.load(run, reranker, localizer, None if rebuild else Path(out))
-    return index_source(models, Path(source), Path(out), again=again, rebuild=rebuild, device=device, track=track)
+    given, folder = Path(source), Path(out)
+    return index_source(models, given, folder, engine=index, again=again, rebuild=rebuild, device=device, track=track)
 
 
 def index_source(
@@ -281,7 +284,7 @@ class OpenedWriter:
             move_file(writer.folder / REBUILT, writer.folder / MANIFEST)
             writer.name = MANIFEST
             if self.replaced is not None:
-                empty_indexes(writer.folder / str(self.replaced.generation), self.replaced)
+                empty_indexes(writer.folder / str(self.replaced.generation), self.replaced, writer.manifest.index)
 
 
 def open_for_writing(
@@ -296,8 +299,9 @@ def open_for_writing(
     if rebuild:
         return OpenedWriter(_replacement(out, before, models, engine), before, other_sources=others)
     models.check(before, out, source)
-    if engine is not None and engine != before.index:
+    if engine is not None and not same_address(engine, before.index):
         raise UserError(f"the vectors of {out} are in {before.index or 'its own folder'}; add --rebuild to move them")
+    check_address(out, before, engine)
     given = {name: model for name, model in models.records().items() if model is not None}
     now = replace(before, **given)  # type: ignore[arg-type]
     return OpenedWriter(LibraryWriter(out, now), manifest_changed=now != before)
@@ -351,7 +355,7 @@ def _replacement(out: Path, before: Manifest, models: LibraryMatchers, engine: s
         same = ("matcher", "reranker", "localizer", "generation", "index")
         if all(getattr(begun, name) == getattr(fresh, name) for name in same):
             return LibraryWriter(out, begun, REBUILT)
-        empty_indexes(out / str(begun.generation), begun)
+        empty_indexes(out / str(begun.generation), begun, engine)
         (out / REBUILT).unlink()
     remove_folder(out / str(fresh.generation))
     writer = LibraryWriter(out, fresh, REBUILT)

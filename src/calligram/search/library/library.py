@@ -23,7 +23,7 @@ from calligram.models.matcher import Encoded, stack
 from calligram.search.filters import columns
 from calligram.search.filters.columns import ColumnKind, ColumnValue
 from calligram.search.filters.parser import Condition, holds
-from calligram.search.library.manifest import MANIFEST, Manifest, read_manifest
+from calligram.search.library.manifest import MANIFEST, Manifest, check_address, read_manifest
 from calligram.search.library.tables import KeywordHit, Tables, open_indexes
 from calligram.search.vectors.index import Index
 from calligram.text import composed, keywords
@@ -77,25 +77,36 @@ class Library:
     captions: Index
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str]) -> Library:
+    def open(cls, folder: str | os.PathLike[str], *, index: str | None = None) -> Library:
         """Open the library in ``folder`` for reading.
 
+        Args:
+            folder: of the library.
+            index: address of its vectors, if they are not in its folder. It must be given, because a library of
+                somebody else could name any server.
+
         Raises:
-            UserError: when there is none, or its format is newer or older.
+            UserError: when there is none, its format is newer or older, or its vectors are at another address.
         """
         path = Path(folder)
         for _ in range(3):
             stamp = _stamp(path)
             try:
-                return cls(path, read_manifest(path), stamp)
+                return cls._checked(path, index, stamp)
             except UserError:
                 if _stamp(path) == stamp:  # else a commit came between reading the manifest and opening its tables
                     raise
-        return cls(path, read_manifest(path), _stamp(path))
+        return cls._checked(path, index, _stamp(path))
+
+    @classmethod
+    def _checked(cls, path: Path, index: str | None, stamp: tuple[int, int]) -> Library:
+        manifest = read_manifest(path)
+        check_address(path, manifest, index)
+        return cls(path, manifest, stamp)
 
     def refreshed(self) -> Library:
         """This library, or a new one if there was a commit since it was opened."""
-        return self if _stamp(self.folder) == self._stamp else Library.open(self.folder)
+        return self if _stamp(self.folder) == self._stamp else Library.open(self.folder, index=self.manifest.index)
 
     def __len__(self) -> int:
         return int(self.manifest.counts.get("items", 0))

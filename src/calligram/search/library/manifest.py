@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -114,6 +116,34 @@ def read_manifest(folder: Path, name: str = MANIFEST, *, writing: bool = False) 
     if version < VERSION:
         write_manifest(folder, manifest, name)
     return manifest
+
+
+def check_address(folder: Path, manifest: Manifest, given: str | None) -> None:
+    """Refuse vectors at an address that the user has not named: a library may come from somebody else.
+
+    Args:
+        folder: of the library.
+        manifest: of the library.
+        given: the address that the user has named.
+
+    Raises:
+        UserError: when the manifest names another address.
+    """
+    if manifest.index is not None and not same_address(manifest.index, given):
+        address = _without_token(manifest.index)
+        raise UserError(
+            f"the vectors of {folder} are at {address}, outside its folder; if you trust this address, add "
+            f"--index {shlex.quote(address)} (in Python: index={address!r})"
+        )
+
+
+def same_address(one: str | None, two: str | None) -> bool:
+    """Whether two addresses of vectors are the same, apart from their tokens."""
+    return _without_token(one or "") == _without_token(two or "")
+
+
+def _without_token(address: str) -> str:
+    return re.sub("(?<=://)[^/]*@", "", address)
 
 
 def _migrated(folder: Path, content: dict[str, Any], version: int, writing: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from calligram.errors import UserError
 from calligram.files import replace_json
-from calligram.search.library.manifest import Manifest
+from calligram.search.library.manifest import Manifest, check_address
 from calligram.search.vectors.index import Index
 from calligram.search.vectors.lance import any_of, compact, connect, drop_table_versions
 
@@ -50,6 +51,8 @@ SCHEMAS: Mapping[str, pa.Schema] = {
 }
 """``shelf`` keeps the vectors of items whose file is gone, in case it returns; ``forgotten`` lists the pictures that
 indexing leaves out, by hashes of their path and content"""
+log = logging.getLogger(__name__)
+
 WORDS_COLUMN = "words"
 CONDITION_IDS = 500
 """ids in one condition"""
@@ -215,10 +218,13 @@ def open_index(uri: str | Path, name: str, *, dim: int | None = None, version: i
     Raises:
         UserError: when there is no index and no ``dim``, its dimension differs, or the engine is not installed.
     """
-    if str(uri).startswith("milvus:") or str(uri).startswith("milvuss:"):
+    address = str(uri)
+    if "://" in address and not address.startswith(("milvus://", "milvuss://")):
+        raise UserError(f"{address!r} is no address of an index; write milvus://host:19530, or leave it out")
+    if address.startswith(("milvus:", "milvuss:")):
         from calligram.search.vectors.milvus import MilvusIndex
 
-        return MilvusIndex.open(str(uri), name, dim=dim)
+        return MilvusIndex.open(address, name, dim=dim)
     from calligram.search.vectors.lance import LanceIndex
 
     return LanceIndex.open(Path(uri), name, dim=dim, version=version)
@@ -250,9 +256,17 @@ def _open_index(generation: Path, manifest: Manifest, name: str, writing: bool) 
     return index
 
 
-def empty_indexes(generation: Path, manifest: Manifest) -> None:
-    """Delete a library's vectors from a server; an index in the library's folder is deleted with the folder."""
+def empty_indexes(generation: Path, manifest: Manifest, given: str | None) -> None:
+    """Delete a library's vectors from a server; an index in the library's folder is deleted with the folder.
+
+    Vectors at another address than the ``given`` one stay, because the user has not named it.
+    """
     if manifest.index is None or not manifest.versions:
+        return
+    try:
+        check_address(generation.parent, manifest, given)
+    except UserError:
+        log.warning("the old vectors stay there: delete calligram_%s_%d_*", manifest.label, manifest.generation)
         return
     tables = Tables.open(generation / "tables", manifest.versions)
     images, captions = open_indexes(generation, manifest, writing=True)

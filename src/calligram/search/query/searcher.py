@@ -114,6 +114,7 @@ class Searcher:
         *,
         device: str | torch.device = "cpu",
         measure_costs: bool = True,
+        index: str | None = None,
     ) -> Searcher:
         """Open a library with the matcher that indexed it.
 
@@ -121,11 +122,12 @@ class Searcher:
             library_folder: of the library.
             device: where queries are encoded.
             measure_costs: measure the costs of reranking now, which searches with a time budget need.
+            index: address of the vectors, if they are not in the library's folder.
 
         Raises:
             UserError: when there is no library, or its matcher is missing or has changed.
         """
-        library = Library.open(library_folder)
+        library = Library.open(library_folder, index=index)
         encoders = load_encoders(library.folder, library.manifest, device)
         return cls(library, *encoders, costs={} if measure_costs else None)
 
