@@ -103,8 +103,7 @@ def commit() -> str:
 def prepare_ahead(prepare: Callable[[Item], R], items: Sequence[Item]) -> Iterator[R]:
     """Prepare items in another thread, one ahead of the caller, and yield them in order.
 
-    Torch uses one core in that thread. With more, OpenMP would keep a second team of threads, count more threads than
-    cores, and let all threads of the training step sleep at the end of each operation instead of waiting awake.
+    Torch uses one core in that thread, so that preparation and the training step compete less for the cores.
     """
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(1) as thread:
@@ -156,8 +155,8 @@ def without_cudnn_attention(tensor: Tensor) -> AbstractContextManager[None]:
 class _Switch:
     """A choice for the whole process, not for a thread, because gradient checkpoints recompute in another thread."""
 
-    def __init__(self) -> None:
-        self.on = False
+    def __init__(self, *, on: bool = False) -> None:
+        self.on = on
         self.asked = False
         """whether anything has asked for it since this was last cleared"""
 
@@ -171,7 +170,7 @@ class _Switch:
             self.on = before
 
 
-_COMPILE, _GRAPHS = _Switch(), _Switch()
+_COMPILE, _GRAPHS, _KERNELS = _Switch(), _Switch(), _Switch(on=True)
 
 
 def use_compile(on: bool = True) -> AbstractContextManager[None]:
@@ -240,23 +239,17 @@ def compile_if_enabled(*dynamic_axes: int) -> Callable[[Callable[P, R]], Callabl
 
 # Fused kernels in Triton, which comes with torch for CUDA. The plain path computes the same where they do not apply.
 
-_KERNELS_ON = [True]
 _KERNEL_STATES: dict[str, str] = {}
 
 
-@contextmanager
-def use_kernels(on: bool = True) -> Iterator[None]:
+def use_kernels(on: bool = True) -> AbstractContextManager[None]:
     """Use fused kernels where they apply, or the plain path everywhere, inside a block; for the whole process."""
-    before, _KERNELS_ON[0] = _KERNELS_ON[0], on
-    try:
-        yield
-    finally:
-        _KERNELS_ON[0] = before
+    return _KERNELS.set(on)
 
 
 def kernel_applies(name: str, tensor: Tensor) -> bool:
     """Whether to use a fused kernel for this tensor: it is on an NVIDIA GPU, Triton is there, and the kernel works."""
-    if not (_KERNELS_ON[0] and tensor.is_cuda and torch.version.cuda) or torch.compiler.is_compiling():
+    if not (_KERNELS.on and tensor.is_cuda and torch.version.cuda) or torch.compiler.is_compiling():
         return False
     if name not in _KERNEL_STATES and not _has_triton():
         _KERNEL_STATES[name] = "plain: Triton is not installed"

@@ -170,4 +170,6 @@ def test_any_text_is_printed(seed):
     with screen.console.capture() as shown:
         for _ in range(200):
             screen.console.print("".join(chosen.choices(letters, k=30)))
-    shown.get().encode()
+    printed = shown.get()
+    assert printed.encode()
+    assert not {*"\x1b\x00\x9b\u202e\u2066\udcff\ud800"} & {*printed}

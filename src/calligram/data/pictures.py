@@ -189,7 +189,7 @@ def core_share() -> int:
 def worker_threads() -> Iterator[ThreadPoolExecutor]:
     """One thread for each core of this process's share; torch uses one core in each of them.
 
-    An operation of torch that is split over all cores would wait for those that are decoding, and wake all others.
+    Torch would split an operation over all cores, and then wait for the cores that decode pictures.
     """
     global _open_pools, _torch_threads
     torch = sys.modules.get("torch")

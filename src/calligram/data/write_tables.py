@@ -89,7 +89,7 @@ class FilePlacer:
         self._taken: set[str] = set()
 
     def copied_bytes(self, images: Sequence[ImageRecord]) -> int:
-        """Size of the files of these images that are copied: all of them, or those that cannot be linked."""
+        """Bytes to copy for these images: all of their files, or only files on another disk, which cannot be linked."""
         if self.placing == "reference":
             return 0
         places = (record.picture for record in images if record.picture is not None)

@@ -91,7 +91,7 @@ NOTES = """
 **Tables.** Recalls are percentages on the test split; checkpoints were selected on dev. R@1 and median rank (med r) \
 are image to text / text to image, and rsum is the sum of the six recalls. Ours is mean ± standard deviation over seeds.
 
-**Text encoders.** Rows with † have MiniLM as a text encoder. Its authors trained it on pairs that include captions \
+**Text encoders.** Rows with † have MiniLM or MPNet as a text encoder. Their authors trained on pairs with captions \
 of Flickr30K, which contain the captions of Flickr8k, also of dev and test. Other rows have not seen these captions: \
 their word vectors come from the training captions, or from captions without those of dev and test.
 

@@ -43,7 +43,7 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(tl, "sum", lambda values, axis: tl.reduce(values, axis, tl.standard._sum_combine))
     monkeypatch.setattr(device, "_KERNEL_STATES", {})
     for user in (cross_attention, mmca):
-        monkeypatch.setattr(user, "kernel_applies", lambda name, tensor: device._KERNELS_ON[0])
+        monkeypatch.setattr(user, "kernel_applies", lambda name, tensor: device._KERNELS.on)
     found = {}
     for name in ("fused_attention", "fused_unit"):
         file = Path(models.__file__).parent / "layers" / f"{name}.py"

@@ -10,8 +10,8 @@ columns hold three images of 36 regions. A sum over the parts of an item is a pr
 (``row_ones``, ``column_ones``), so an item may have any number of parts up to the size of a tile. The Gram matrices of
 a tile are the blocks of one block-diagonal matrix.
 
-All matrix products have factors in bfloat16 and sums in float32. Vectors in float32 are split into two pieces, of which
-the second holds the rounding error of the first, and three products of pieces are added: their precision is 16 bits.
+Matrix products take bfloat16 and sum in float32. A float32 vector is split into two bfloat16 vectors: rounded values,
+and their rounding errors. Three products of these are added, which gives a precision of 16 bits.
 """
 
 from __future__ import annotations
