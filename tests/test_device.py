@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from calligram.device import compile_if_enabled, seed_random_numbers, use_compile, without_cudnn_attention
+from calligram.device import (
+    compile_if_enabled,
+    network_precision,
+    seed_random_numbers,
+    use_compile,
+    use_half_networks,
+    use_kernels,
+    without_cudnn_attention,
+)
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.mmca import MMCA, MMCASettings
 
@@ -62,6 +71,20 @@ def test_on_a_cpu_nothing_changes():
     before = torch.backends.cuda.cudnn_sdp_enabled()
     with without_cudnn_attention(torch.zeros(1)):
         assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
+def test_networks_are_in_full_precision_where_gradients_are_needed_or_kernels_are_off(monkeypatch):
+    monkeypatch.setattr(torch, "autocast", lambda *half: half)
+    on_gpu = SimpleNamespace(is_cuda=True)
+    with torch.no_grad(), use_half_networks():
+        assert network_precision(on_gpu) == ("cuda", torch.bfloat16)
+        assert isinstance(network_precision(torch.zeros(1)), nullcontext)
+        with torch.enable_grad():
+            assert isinstance(network_precision(on_gpu), nullcontext)
+    with torch.no_grad(), use_kernels(False), use_half_networks():
+        assert isinstance(network_precision(on_gpu), nullcontext)
+    with torch.no_grad():
+        assert isinstance(network_precision(on_gpu), nullcontext)
 
 
 @pytest.fixture

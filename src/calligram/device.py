@@ -1,5 +1,5 @@
 """Devices by name, the processes of a run, and switches for a GPU: attention without cuDNN, compilation, CUDA graphs,
-fused kernels.
+fused kernels, networks in half precision.
 
 Operations over many small parts take as long as their reads and writes of memory. Compiled, several operations read and
 write once. The first call of a compiled function takes up to a minute. So compilation and CUDA graphs are off, and
@@ -157,8 +157,8 @@ class _Switch:
 
     def __init__(self, *, on: bool = False) -> None:
         self.on = on
-        self.asked = False
-        """whether anything has asked for it since this was last cleared"""
+        self.asked = 0.0
+        """most seconds that it costs those who have asked for it since this was last cleared; 0 if nobody asked"""
 
     @contextmanager
     def set(self, on: bool) -> Iterator[None]:
@@ -170,7 +170,7 @@ class _Switch:
             self.on = before
 
 
-_COMPILE, _GRAPHS, _KERNELS = _Switch(), _Switch(), _Switch(on=True)
+_COMPILE, _GRAPHS, _KERNELS, _HALF = _Switch(), _Switch(), _Switch(on=True), _Switch()
 
 
 def use_compile(on: bool = True) -> AbstractContextManager[None]:
@@ -178,16 +178,34 @@ def use_compile(on: bool = True) -> AbstractContextManager[None]:
     return _COMPILE.set(on)
 
 
-def compile_enabled() -> bool:
-    """Whether functions with ``compile_if_enabled`` and trained image networks are compiled now."""
-    _COMPILE.asked = True
+def compile_enabled(seconds: float = 60.0) -> bool:
+    """Whether functions with ``compile_if_enabled`` and trained networks are compiled now.
+
+    Args:
+        seconds: how long it takes to compile what the caller runs.
+    """
+    _COMPILE.asked = max(_COMPILE.asked, seconds)
     return _COMPILE.on
 
 
-def asked_to_compile() -> bool:
-    """Whether anything that can be compiled has run since the last call of this function."""
-    asked, _COMPILE.asked = _COMPILE.asked, False
+def asked_to_compile() -> float:
+    """Return how many seconds it takes to compile what has run since the last call of this function; 0 for nothing."""
+    asked, _COMPILE.asked = _COMPILE.asked, 0.0
     return asked
+
+
+def use_half_networks(on: bool = True) -> AbstractContextManager[None]:
+    """Run pretrained networks in bfloat16 inside a block, where ``network_precision`` allows it."""
+    return _HALF.set(on and _KERNELS.on)
+
+
+def network_precision(tensor: Tensor) -> AbstractContextManager[object]:
+    """Return the context in which a pretrained network runs: bfloat16 on a GPU, where it is on and nothing is trained.
+
+    The states of the network become float32 again, and all that follows is computed in float32.
+    """
+    half = _HALF.on and tensor.is_cuda and not torch.is_grad_enabled()
+    return torch.autocast("cuda", torch.bfloat16) if half else nullcontext()
 
 
 def use_cuda_graphs(on: bool = True) -> AbstractContextManager[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -65,10 +66,13 @@ class PlayedServer:
         code = 0 if "result" in self._messages[name][0] else 1
         return PlayedProcess(os.fdopen(read), code)
 
-    def end(self, count: int) -> None:
+    def end(self, count: int, heard: queue.Queue) -> None:
         for name in list(self._running)[:count]:
+            before = heard.qsize()
             with os.fdopen(self._running.pop(name), "w") as output:
                 output.write(json.dumps(self._messages[name].pop(0)) + "\n")
+            while heard.qsize() < before + 2:  # its message and its end: the next row ends after it
+                time.sleep(0.001)
 
 
 class PlayedProcess:
@@ -94,7 +98,7 @@ def run_pool(rows: list[RowState], messages: dict[str, list[dict]], *, workers: 
             if seen[row.job.row.name][-1:] != [row.doing or row.state]:
                 seen[row.job.row.name].append(row.doing or row.state)
         if pool._messages.empty() and len(server._running) == len(pool._processes):
-            server.end(at_once)
+            server.end(at_once, pool._messages)
 
     pool.run(lambda row: said.append(row.outcome), lambda: True, watch)
     return server.started, seen, said
@@ -162,6 +166,7 @@ def test_a_row_that_is_alone_and_has_no_memory_fails_at_once(tmp_path):
         ("vse", ("image.backbone=vit",), 6),
         ("vse", ("image.backbone=vit", "image.train=true", "batch=256"), 26),
         ("vse", ("image.backbone=vit", "image.train=true", "batch=256", "image.size=448"), 104),
+        ("vse", ("image.backbone=vit", "image.train=true", "batch=256", "image.region_dropout=0.5"), 19.5),
         ("vse", ("image.backbone=vit", "image.train=true", "batch=16"), 6),
         ("vse", ("matcher=vse,vse", "image.backbone=vit", "image.train=true", "batch=256"), 52),
         ("vse", ("matcher=vse,vse", "image.backbone=vit", "image.train=true", "batch=256", "shared=true"), 26),
@@ -293,6 +298,6 @@ def test_the_pool_gives_the_environment_of_the_service_to_its_processes(calls, t
     rows = [RowState(job(tmp_path, name)) for name in "ab"]
     pool = RowPool(rows, Path("collection"), 2, CUDA)
     pool._server = server = PlayedServer(rows, {name: [RESULT] for name in "ab"})
-    pool.run(lambda row: None, lambda: True, lambda states: server.end(2))
+    pool.run(lambda row: None, lambda: True, lambda states: server.end(2, pool._messages))
     assert row_server._row_environment(server.environment)["CUDA_MPS_PIPE_DIRECTORY"] in file.read_text()
     assert [row.state for row in rows] == ["done", "done"]

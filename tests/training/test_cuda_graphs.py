@@ -354,11 +354,14 @@ def test_a_trial_gives_up_graphs_of_shapes_that_do_not_repeat(monkeypatch):
     assert reports == [{"chosen": "plain", "milliseconds": {"plain": 40.0}}]
 
 
-@pytest.mark.parametrize(("asked", "steps", "tried"), [(True, 2000, True), (False, 2000, False), (True, 200, False)])
+@pytest.mark.parametrize(
+    ("asked", "steps", "tried"),
+    [([60], 2000, True), ([], 2000, False), ([60], 200, False), ([20], 200, True), ([20, 60, 20], 200, False)],
+)
 def test_a_trial_compiles_long_stages_with_anything_to_compile(monkeypatch, asked, steps, tried):
     clock = Clock(monkeypatch, plain=1.0, compiled=0.5)
     trial, reports = trial_of(torch.nn.Linear(1, 1), steps, graphs=False)
-    ways = clock.run(trial, 100, switches.compile_enabled if asked else lambda: None)
+    ways = clock.run(trial, 100, lambda: [switches.compile_enabled(seconds) for seconds in asked])
     assert ways[-1] == reports[0]["chosen"] == ("compiled" if tried else "plain")
 
 

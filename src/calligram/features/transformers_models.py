@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from calligram.device import compile_enabled
 from calligram.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -106,6 +109,50 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+LAYER_COMPILE_SECONDS = 20.0
+"""how long it takes to compile one layer of a transformer with its backward pass"""
+_NOT_COMPILED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""models whose layers could not be compiled"""
+
+
+def transformer_layers(model: Any) -> list[nn.Module]:
+    """Return the layers of a transformer, which run the same code with different weights; none for other networks."""
+    count = getattr(model.config, "num_hidden_layers", 0)
+    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
+    return next((list(layers) for layers in lists if len({type(layer) for layer in layers}) == 1), [])
+
+
+def run_with_compiled_layers(model: Any, run: Callable[[], Any]) -> Any:
+    """Run a transformer; in training its layers are compiled while compilation is on.
+
+    The compiler reuses the code of the first layer for all others, so that it takes seconds where a whole network takes
+    a minute. Layers that cannot be compiled run without compilation, which is logged once.
+    """
+    layers = transformer_layers(model)
+    trained = model.training and torch.is_grad_enabled() and model not in _NOT_COMPILED
+    if not (layers and trained and compile_enabled(LAYER_COMPILE_SECONDS)):
+        return _run_as_it_is(layers, run)
+    try:
+        for layer in layers:
+            if layer._compiled_call_impl is None:
+                layer.compile(options={"fallback_random": True})  # dropout draws the numbers of plain steps
+        return run()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # compilers raise many types
+        log.info("%s cannot be compiled and runs without compilation: %s", type(layers[0]).__name__, error)
+        _NOT_COMPILED.add(model)
+        return _run_as_it_is(layers, run)
+
+
+def _run_as_it_is(layers: list[nn.Module], run: Callable[[], Any]) -> Any:
+    """Run without compilation: evaluation has other shapes, and each would be compiled."""
+    if not layers or layers[0]._compiled_call_impl is None:
+        return run()
+    with torch.compiler.set_stance("force_eager"):
+        return run()
 
 
 def _without_ignored_keys(content: dict[str, Any]) -> dict[str, Any]:

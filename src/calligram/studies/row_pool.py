@@ -112,7 +112,7 @@ def row_gpu_bytes(job: RowJob) -> int:
     """Estimate the GPU memory of a row from its settings.
 
     Training an image network end to end stores activations in proportion to batch and pixels, for each member of an
-    ensemble that has a network of its own. The largest stage counts.
+    ensemble that has a network of its own; fewer where patches are dropped. The largest stage counts.
     """
     given = [with_assets_path(change) for change in (*job.changes, *job.row.changes)]
     settings = resolve(find_preset(job.row.preset).defaults, given)
@@ -126,7 +126,9 @@ def row_gpu_bytes(job: RowJob) -> int:
             pretrained = bool(each.image.backbone) or any(isinstance(one, PretrainedModel) for one in each.matcher)
             size = each.image.size or (IMAGE_ROW_SIZE if pretrained else DEFAULT_IMAGE_SIZE)
             networks = 1 if each.shared else len(each.matcher)
-            scale = networks * each.batch * size**2 / (IMAGE_ROW_BATCH * IMAGE_ROW_SIZE**2)
+            # A text encoder and the augmentation take as much memory with half of the patches as with all of them.
+            kept = 1 - each.image.region_dropout / 2 if pretrained else 1
+            scale = kept * networks * each.batch * size**2 / (IMAGE_ROW_BATCH * IMAGE_ROW_SIZE**2)
             found = max(found, round(scale * IMAGE_ROW_GPU_BYTES))
     return found
 

@@ -38,8 +38,8 @@ WARMUP_RUNS = 3
 
 GRAPH_MIN_SECONDS = 20.0
 """CUDA graphs are tried if the rest of a stage takes at least so long without them"""
-COMPILE_MIN_SECONDS = 240.0
-"""compilation, which takes up to a minute, is tried if the rest of a stage takes at least so long without it"""
+COMPILE_SHARE = 0.25
+"""compilation is tried if it takes at most this share of the rest of a stage without it"""
 MAX_GRAPH_STEP_SECONDS = 0.05
 """CUDA graphs are tried for steps up to this time; longer ones do not wait for launches, and graphs keep memory"""
 WARMUP_STEPS, TIMED_STEPS, MAX_TRIAL_STEPS = 3, 10, 60
@@ -333,8 +333,8 @@ class SpeedTrial:
         """
         self.chosen = Way()
         self._owner, self._left, self._device, self._graphs, self._report = owner, steps, device, graphs, report
-        self._compiles = False
-        """whether steps contain anything that can be compiled"""
+        self._compile_seconds = 0.0
+        """how long it takes to compile what the steps contain; 0 if nothing can be compiled"""
         self._trying: Way | None = Way()
         self._seconds: dict[Way, float] = {}
         self._times: list[float] = []
@@ -381,12 +381,12 @@ class SpeedTrial:
             return None
         rest = self._left * self._seconds[self.chosen]
         if way == Way():
-            self._compiles = asked_to_compile()
+            self._compile_seconds = asked_to_compile()
             if self._graphs and rest >= GRAPH_MIN_SECONDS and self._seconds[way] <= MAX_GRAPH_STEP_SECONDS:
                 if self._device.type == "cuda":
                     torch.cuda.empty_cache()  # graphs have memory of their own
                 return Way(graphs=True)
-        if not way.compiled and self._compiles and rest >= COMPILE_MIN_SECONDS:
+        if not way.compiled and 0 < self._compile_seconds <= COMPILE_SHARE * rest:
             return self.chosen._replace(compiled=True)
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 
@@ -12,6 +13,7 @@ from torch import nn
 from calligram.device import use_compile
 from calligram.errors import UserError
 from calligram.features.images.backbones import Backbone, pixel_input
+from calligram.features.transformers_models import transformer_layers
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -146,7 +148,7 @@ def test_only_training_batches_of_the_first_shape_are_compiled(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", traced)
     torch.manual_seed(0)
-    backbone = Backbone(configurations()["vit"])
+    backbone = Backbone(configurations()["resnet"])
     pixels = torch.randn(4, 3, 32, 32)
     with use_compile():
         with torch.no_grad():
@@ -163,15 +165,50 @@ def test_only_training_batches_of_the_first_shape_are_compiled(monkeypatch):
     assert names == {f"model.{name}" for name in backbone.model.state_dict()}
 
 
-def test_a_network_that_cannot_be_compiled_is_trained_without_compilation(monkeypatch, caplog):
+def test_of_a_transformer_the_layers_are_compiled_in_training_only(monkeypatch):
+    import transformers as t
+
+    compiled, compile_ = [], torch.compile
+
+    def traced(call, **changes):
+        compiled.append(call.__self__)
+        return compile_(call, backend="eager")
+
+    monkeypatch.setattr(torch, "compile", traced)
+    torch.manual_seed(0)
+    backbone = Backbone(t.ViTModel(t.ViTConfig(**{**SMALL, "num_hidden_layers": 3}, image_size=32, patch_size=8)))
+    pixels, names = torch.randn(4, 3, 32, 32), set(backbone.state_dict())
+    with use_compile():
+        backbone.eval()(pixels)
+        with torch.no_grad():
+            backbone.train()(pixels)
+        assert not compiled
+        gradients = [step(backbone, pixels), step(backbone, pixels[:3])]
+        with torch.no_grad():
+            backbone.eval()(pixels)
+    assert compiled == transformer_layers(backbone.model)
+    assert len(compiled) == 3
+    assert set(backbone.state_dict()) == names
+    for found, images in zip(gradients, (pixels, pixels[:3]), strict=True):
+        for key, gradient in step(backbone.train(), images).items():
+            torch.testing.assert_close(found[key], gradient)
+    copied = copy.deepcopy(backbone)
+    with use_compile():
+        assert step(copied, pixels)
+    assert compiled[3:] == transformer_layers(copied.model)
+
+
+@pytest.mark.parametrize("name", ["resnet", "vit"])
+def test_a_network_that_cannot_be_compiled_is_trained_without_compilation(name, monkeypatch, caplog):
     def broken(model, **changes):
         raise RuntimeError("no compiler here")
 
     monkeypatch.setattr(torch, "compile", broken)
-    backbone = Backbone(configurations()["vit"]).train()
+    backbone = Backbone(configurations()[name]).train()
     with use_compile(), caplog.at_level(logging.INFO):
         assert step(backbone, torch.randn(2, 3, 32, 32))
-    assert "runs without compilation: no compiler here" in caplog.text
+        assert step(backbone, torch.randn(2, 3, 32, 32))
+    assert caplog.text.count("runs without compilation: no compiler here") == 1
 
 
 @pytest.mark.parametrize("name", ["vit", "dinov2", "clip", "siglip"])
@@ -205,7 +242,7 @@ def test_patches_that_are_kept_have_the_tokens_of_the_whole_image():
 
 def test_a_compiled_step_leaves_out_new_patches_each_time(monkeypatch):
     compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda model, **changes: compile_(model, **changes, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", lambda layer, **_: compile_(layer, backend="aot_eager"))
     torch.manual_seed(0)
     backbone = Backbone(configurations()["dinov2"]).train()
     backbone.drop_patches(0.5)
@@ -218,8 +255,7 @@ def test_a_compiled_step_leaves_out_new_patches_each_time(monkeypatch):
         for seed, expected in zip((1, 2), plain, strict=True):
             torch.manual_seed(seed)
             torch.testing.assert_close(backbone(pixels).vectors, expected)
-    assert backbone._compiles
-    assert backbone._training_step
+    assert all(layer._compiled_call_impl for layer in transformer_layers(backbone.model))
 
 
 def test_a_cnn_has_no_patches_and_is_trained_on_whole_images(caplog):

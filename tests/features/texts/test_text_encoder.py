@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from calligram.device import use_compile
 from calligram.errors import UserError
 from calligram.features.images.backbones import Backbone, BackboneInput
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
 from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
 from calligram.features.texts.wordpieces import WordPieces
+from calligram.features.transformers_models import transformer_layers
 
 TEXTS = ["a red disc", "the round thing is blue", "snow", "a red disc"]
 
@@ -27,6 +29,24 @@ def test_states_equal_those_of_the_encoder_in_half_precision(source, tmp_path):
     assert mask.tolist() == real.tolist()
     torch.testing.assert_close(states[mask], expected[real], rtol=2e-3, atol=2e-3)
     assert not states[~mask].any()
+
+
+def test_compiled_layers_draw_the_same_dropout_and_take_the_same_step(tiny_bert, monkeypatch):
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda call, options: compile_(call, backend="eager"))
+    encoder = TextEncoder.load(str(tiny_bert)).train()
+    assert encoder.model.config.hidden_dropout_prob > 0
+    words = torch.randint(5, 20, (3, 4))
+    found = []
+    for on in (False, True):
+        torch.manual_seed(1)
+        encoder.zero_grad()
+        with use_compile(on):
+            states = encoder(words, torch.ones_like(words))
+        states.square().sum().backward()
+        found.append([states, *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)])
+    torch.testing.assert_close(*found)
+    assert all(layer._compiled_call_impl for layer in transformer_layers(encoder.model))
 
 
 def test_a_query_is_encoded_like_the_collection(source, tmp_path):

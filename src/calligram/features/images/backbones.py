@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from calligram.data.pairing import Visuals
 from calligram.data.pictures import decode, map_batches, worker_threads
-from calligram.device import compile_enabled, device_of
+from calligram.device import compile_enabled, device_of, network_precision
 from calligram.errors import UserError
 from calligram.features.images.pixels import Augment, PixelInput, mean_over_views
 from calligram.features.images.stored_input import feature_parts, feature_vectors
@@ -34,6 +34,8 @@ from calligram.features.transformers_models import (
     architecture_config,
     describe_architecture,
     quiet_transformers,
+    run_with_compiled_layers,
+    transformer_layers,
     without_overflow,
 )
 from calligram.files import parts_hash
@@ -177,8 +179,11 @@ class Backbone(nn.Module):
     def _run(self, pixels: Tensor) -> Any:
         """Return the output of the model; while compilation is on, compiled for training batches of the first shape.
 
-        Other batches, and evaluation, run without compilation: each further shape takes another compilation.
+        Other batches, and evaluation, run without compilation: each further shape takes another compilation. Of a
+        transformer only the layers are compiled.
         """
+        if transformer_layers(self.model):
+            return run_with_compiled_layers(self.model, lambda: self.model(pixels))
         if not (self._compiles and self.training and torch.is_grad_enabled() and compile_enabled()):
             return self.model(pixels)
         if self._compiled_shape is None:
@@ -199,9 +204,11 @@ class Backbone(nn.Module):
     def forward(self, pixels: Tensor) -> BackboneOutput:
         """Encode normalised pixels (N, 3, H, W)."""
         self._draw_patches(pixels)
-        output = self._run(pixels)
-        states: Tensor = output.last_hidden_state
-        pooled = getattr(output, "pooler_output", None)
+        with network_precision(pixels):
+            output = self._run(pixels)
+        states, pooled = output.last_hidden_state, getattr(output, "pooler_output", None)
+        if not torch.is_grad_enabled():
+            states, pooled = states.float(), None if pooled is None else pooled.float()
         if states.ndim == 4:
             vectors = states.mean((2, 3)) if pooled is None else pooled.flatten(1)
             return BackboneOutput(vectors, states)

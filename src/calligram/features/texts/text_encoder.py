@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from calligram.device import device_of, without_cudnn_attention
+from calligram.device import device_of, network_precision, without_cudnn_attention
 from calligram.errors import UserError
 from calligram.features.inputs import TextInput
 from calligram.features.store import FeatureStore, MemoryFeatureStore, content_key
@@ -30,6 +30,7 @@ from calligram.features.transformers_models import (
     load_model,
     loading_error,
     quiet_transformers,
+    run_with_compiled_layers,
 )
 from calligram.files import parts_hash
 from calligram.progress import Track, silent
@@ -90,9 +91,14 @@ class TextEncoder(nn.Module):
 
     def forward(self, words: Tensor, mask: Tensor) -> Tensor:
         """Encode token ids (N, W) with their mask into states (N, W, dim)."""
-        with without_cudnn_attention(words):
-            states: Tensor = self.model(input_ids=words, attention_mask=mask.long()).last_hidden_state
-        return states
+
+        def run() -> Tensor:
+            found: Tensor = self.model(input_ids=words, attention_mask=mask.long()).last_hidden_state
+            return found
+
+        with without_cudnn_attention(words), network_precision(words):
+            states: Tensor = run_with_compiled_layers(self.model, run)
+        return states if torch.is_grad_enabled() else states.float()
 
 
 def _check_architecture(config: Any, name: str) -> None:
