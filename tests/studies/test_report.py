@@ -148,6 +148,7 @@ def test_a_table_of_rows_that_do_not_exist_is_refused():
         ("holds", {"difference": 3.0}, HELPS),
         ("fails", {"difference": -3.0}, HURTS),
         ("noise", {"difference": 0.1}, EQUAL),
+        ("equivalent", {"difference": 0.1}, EQUAL),
         ("undecided", {"difference": 50.0}, OPEN),
         ("collapsed baseline", {}, OPEN),
         ("a verdict of another version", {}, OPEN),

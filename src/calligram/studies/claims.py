@@ -187,7 +187,7 @@ class Verdict:
     paper: str
     claim: str
     verdict: str
-    """holds, fails, noise, undecided, collapsed baseline or not run"""
+    """holds, fails, equivalent, noise, undecided, collapsed baseline or not run"""
     numbers: dict[str, object]
     collection: str = ""
     settings: tuple[str, ...] = ()
@@ -199,10 +199,11 @@ def judge(claim: Claim, study: Study, values: Mapping[str, Sequence[Measurement]
 
     Two runs are a pair if they have the same seed and the same hardware: they share initial weights and batches. The
     value of the worse row is multiplied by the factor of the claim. A claim of superiority holds or fails if the mean
-    difference is beyond two standard errors of it. A claim of equivalence holds if the mean plus and minus two standard
-    errors is inside the band, and fails if it is outside. Everything else is noise. With fewer than three pairs the
-    verdict is ``undecided``; two deterministic rows need one pair. A comparison with a row that collapsed shows
-    nothing, and its verdict is ``collapsed baseline``, except where the claim says that the row does not train.
+    difference is beyond two standard errors of it; otherwise the rows are ``equivalent`` if the mean plus and minus two
+    standard errors is inside the band. A claim of equivalence holds if this interval is inside the band, and fails if
+    it is outside. Everything else is noise. With fewer than three pairs the verdict is ``undecided``; two deterministic
+    rows need one pair. A comparison with a row that collapsed shows nothing, and its verdict is ``collapsed baseline``,
+    except where the claim says that the row does not train.
     """
     if claim.needs:
         return Verdict(study.paper, claim.text, "not run", {"needs": claim.needs}, collection)
@@ -276,7 +277,8 @@ def _decide(claim: Claim, difference: float, error: float) -> str:
     """Return the verdict on a mean difference, positive where the first row is better."""
     low, high = difference - 2 * error, difference + 2 * error
     if claim.kind == "superiority":
-        return "holds" if low > 0 else "fails" if high < 0 else "noise"
+        equal = claim.factor == 1 and low > -claim.band and high < claim.band
+        return "holds" if low > 0 else "fails" if high < 0 else "equivalent" if equal else "noise"
     most = math.inf if claim.one_sided else claim.band
     return "holds" if low > -claim.band and high < most else "fails" if high < -claim.band or low > most else "noise"
 

@@ -97,7 +97,8 @@ their word vectors come from the training captions, or from captions without tho
 
 **Verdicts.** A difference is the mean over pairs of runs with the same seed and hardware, ± its standard error. A row \
 is *better* or *worse* than the first row of its group if the difference is above two standard errors with at least \
-three pairs, and *noise* if it is not. With fewer pairs it is *not decided*.
+three pairs. If it is not, the row is *equivalent* where the difference ± two standard errors is within 2 points of \
+rsum (1 point of a recall), and *noise* elsewhere. With fewer pairs it is *not decided*.
 
 **Bias.** The defaults of `vse` and the difficulty of scenes were chosen with test results of scenes, among them \
 scenes-8400-s0. InfoNCE was tuned over dozens of settings, the hinge loss over two learning rates, so comparisons \
@@ -271,7 +272,7 @@ def advice_section(verdict: Verdict | None) -> str:
     word = row_verdict(verdict)
     if "band" in verdict.numbers and word in ("better", "worse"):  # a claim of equality
         return EQUAL if word == "better" else HELPS if float(str(verdict.numbers["difference"])) > 0 else HURTS
-    return {"better": HELPS, "worse": HURTS, "noise": EQUAL}.get(word, OPEN)
+    return {"better": HELPS, "worse": HURTS, "noise": EQUAL, "equivalent": EQUAL}.get(word, OPEN)
 
 
 def _uses_seen_encoder(result: Result) -> bool:
