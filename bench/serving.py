@@ -18,6 +18,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ from calligram.search.query.searcher import Searcher
 Row = dict[str, object]
 Floats = NDArray[np.float32]
 ITEMS, DIM, K = 100_000, 512, 10
-CLIENTS, SECONDS = 64, 60.0
+CLIENTS, SECONDS, CROWD_SECONDS = 64, 60.0, 20.0
 BATCH = 20_000
 SETTINGS = [f"dim={DIM}", "epochs=1", "image.size=32", "image.channels=8"]
 
@@ -84,12 +85,22 @@ def fill(writer: LibraryWriter, root: Path, vectors: Floats, captions: Sequence[
     writer.optimize()
 
 
-class Served:
-    """The verb in a process of its own."""
+ONE_BY_ONE = "import calligram.serve.batches as batches; batches.MAX_BATCH_SEARCHES = 1; "
+"""code that lets a server answer each search alone"""
 
-    def __init__(self, library: Path):
-        verb = ["-c", "from calligram.cli.main import main; main()", "serve"]
-        command = [sys.executable, *verb, str(library), "--port", "0"]
+
+class Served:
+    """The verb in a process of its own.
+
+    Args:
+        library: to serve.
+        options: of the verb.
+        before: code that runs first.
+    """
+
+    def __init__(self, library: Path, *options: str, before: str = ""):
+        verb = ["-c", f"{before}from calligram.cli.main import main; main()", "serve"]
+        command = [sys.executable, *verb, str(library), "--port", "0", *options]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"}
         )
@@ -154,21 +165,56 @@ async def recall(served: Served, vectors: Floats) -> float:
     return float(np.mean(shares))
 
 
-async def crowd(served: Served, captions: Sequence[str], seconds: float) -> tuple[float, int]:
-    """Queries per second and errors with all clients asking without a pause."""
-    until, done, errors = time.perf_counter() + seconds, 0, 0
+class CrowdTimes(NamedTuple):
+    """What clients measured that all ask without a pause."""
+
+    rate: float
+    """queries per second"""
+    errors: int
+    milliseconds: Floats
+    """of each query"""
+
+
+async def crowd(served: Served, captions: Sequence[str], seconds: float) -> CrowdTimes:
+    """Let all clients ask without a pause."""
+    until, errors = time.perf_counter() + seconds, 0
+    times: list[float] = []
 
     async def one(number: int) -> None:
-        nonlocal done, errors
+        nonlocal errors
         client, turn = await Client(served).connect(), number
-        while time.perf_counter() < until:
+        while (began := time.perf_counter()) < until:
             status, _, _ = await client.ask(q=captions[turn % len(captions)], k=K, all="true")
             errors += status != 200
-            done, turn = done + 1, turn + CLIENTS
+            times.append(1000 * (time.perf_counter() - began))
+            turn += CLIENTS
 
     began = time.perf_counter()
     await asyncio.gather(*(one(number) for number in range(CLIENTS)))
-    return done / (time.perf_counter() - began), errors
+    return CrowdTimes(len(times) / (time.perf_counter() - began), errors, np.array(times, dtype=np.float32))
+
+
+def crowds(library: Path, captions: Sequence[str], row: Callable[[str, float, str], Row]) -> list[Row]:
+    """Crowds in front of servers that answer each search alone, in batches, and in batches with a memory.
+
+    The clients of the last server repeat a few queries, which it answers from its memory.
+    """
+    rows = []
+    for how, options, before, asked in (
+        ("each search alone", ("--remember", "0"), ONE_BY_ONE, captions),
+        ("searches in batches", ("--remember", "0"), "", captions),
+        ("repeated searches remembered", (), "", captions[: 2 * CLIENTS]),
+    ):
+        served = Served(library, *options, before=before)
+        try:
+            asyncio.run(crowd(served, asked, 5))
+            found = asyncio.run(crowd(served, asked, CROWD_SECONDS))
+        finally:
+            served.close()
+        name = f"{CLIENTS} clients for {CROWD_SECONDS:.0f} s, {how}"
+        rows += [row(f"{name}: queries", found.rate, "1/s"), row(f"{name}: errors", found.errors, "")]
+        rows += [row(f"{name}: p{p}", float(np.percentile(found.milliseconds, p)), "ms") for p in (50, 99)]
+    return rows
 
 
 def loop(library: Path, captions: Sequence[str], seconds: float = 15.0) -> float:
@@ -201,7 +247,8 @@ def measured(row: Callable[[str, float, str], Row]) -> list[Row]:
             name = f"{ITEMS} items of {DIM} dimensions"
             rows = [row(f"{name}: put into a library", ITEMS / (time.perf_counter() - began), "items/s")]
         alone = loop(library, captions)
-        served = Served(library)
+        rows += crowds(library, captions, row)
+        served = Served(library, "--remember", "0")
         try:
             for how, terms in (("", {}), (", by vectors alone", {"hybrid": "false"})):
                 times = asyncio.run(latencies(served, captions, **terms))
@@ -211,7 +258,7 @@ def measured(row: Callable[[str, float, str], Row]) -> list[Row]:
             rows.append(row(f"{name}: recall@10 against exact", asyncio.run(recall(served, vectors)), ""))
             asyncio.run(crowd(served, captions, 5))
             before = served.memory()
-            rate, errors = asyncio.run(crowd(served, captions, SECONDS))
+            rate, errors, _ = asyncio.run(crowd(served, captions, SECONDS))
             rows += [
                 row(f"{CLIENTS} clients for {SECONDS:.0f} s: errors", errors, ""),
                 row(f"{CLIENTS} clients for {SECONDS:.0f} s: queries", rate, "1/s"),

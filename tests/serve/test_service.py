@@ -35,7 +35,7 @@ def test_an_internal_error_is_answered_with_the_id_of_its_log_entry(searcher, mo
     def break_down(*_: object, **__: object) -> None:
         raise RuntimeError("a secret detail")
 
-    monkeypatch.setattr(searcher, "images", break_down)
+    monkeypatch.setattr(searcher, "image_batch", break_down)
     with client(searcher) as asking, caplog.at_level(logging.ERROR):
         answer = asking.get("/api/search", params={"q": "a dog"})
     assert answer.status_code == 500
@@ -59,7 +59,7 @@ def test_an_unreadable_new_version_is_reported_while_the_old_version_serves(sear
 
 
 def test_a_search_that_takes_too_long_is_stopped(searcher, monkeypatch):
-    monkeypatch.setattr(searcher, "images", lambda *_, **__: time.sleep(0.3))
+    monkeypatch.setattr(searcher, "image_batch", lambda *_, **__: time.sleep(0.3))
     with client(searcher, timeout_seconds=0.05) as asking:
         answer = asking.get("/api/search", params={"q": "a dog"})
     assert answer.status_code == 503

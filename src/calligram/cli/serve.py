@@ -48,6 +48,9 @@ def serve(
             "--budget-ms", help="Time limit in milliseconds: the second stage compares as many candidates as fit."
         ),
     ] = None,
+    remember: Annotated[
+        int, typer.Option(min=0, help="Hits of earlier searches to keep in memory for equal requests; 0 keeps none.")
+    ] = 100_000,
     engine: Annotated[
         str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")
     ] = None,
@@ -73,6 +76,7 @@ def serve(
         any_address=not address.is_loopback,
         collection=collection,
         budget_ms=budget,
+        remembered_hits=remember,
     )
     with open_server(library, address, settings, device, engine) as server:
         note = " and asks for the token" if token else ""

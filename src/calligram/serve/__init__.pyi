@@ -1,4 +1,6 @@
 from calligram.serve import routes as routes
+from calligram.serve.batches import RememberedResults as RememberedResults
+from calligram.serve.batches import SearchBatches as SearchBatches
 from calligram.serve.caption_service import CaptionService as CaptionService
 from calligram.serve.caption_service import SuggestionRound as SuggestionRound
 from calligram.serve.guard import RefusedRequest as RefusedRequest

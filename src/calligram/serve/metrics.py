@@ -25,6 +25,7 @@ class Metrics:
         self._sums: dict[str, float] = defaultdict(float)
         self._stages: dict[str, float] = defaultdict(float)
         self._searches = 0
+        self.remembered_searches = 0
 
     def count_answer(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one answer and its time."""
@@ -60,6 +61,9 @@ class Metrics:
         yield "# HELP calligram_searches_total Searches that were answered."
         yield "# TYPE calligram_searches_total counter"
         yield f"calligram_searches_total {self._searches}"
+        yield "# HELP calligram_searches_remembered_total Searches whose results were remembered from an equal request."
+        yield "# TYPE calligram_searches_remembered_total counter"
+        yield f"calligram_searches_remembered_total {self.remembered_searches}"
         own = {"in_flight_requests": float(self.in_flight), "start_time_seconds": self.started, **_memory()}
         for name, value in {**own, **gauges}.items():
             yield f"# TYPE calligram_{name} gauge"

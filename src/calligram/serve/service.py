@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request
@@ -21,7 +22,8 @@ from calligram.errors import UserError
 from calligram.search.explain.library_localizer import LibraryLocalizer
 from calligram.search.library.library import Library, most_frequent
 from calligram.search.library.manifest import MatcherRecord
-from calligram.search.query.searcher import Searcher
+from calligram.search.query.searcher import ImageSearch, Results, Searcher
+from calligram.serve.batches import RememberedResults, SearchBatches
 from calligram.serve.caption_service import CaptionService
 from calligram.serve.guard import QueueFullError, RefusedRequest, WorkTimeoutError
 from calligram.serve.metrics import Metrics
@@ -119,6 +121,8 @@ class Service:
         self.captions = None if settings.collection is None else CaptionService(settings.collection)
         waiting, seconds = settings.max_waiting, settings.timeout_seconds
         self._search_threads = WorkerThreads(settings.workers, waiting, seconds, "search")
+        self._batches = SearchBatches(self._search_threads.run, settings.workers, waiting, seconds)
+        self._remembered = RememberedResults(settings.remembered_hits)
         self._localize_threads = WorkerThreads(max(1, settings.workers // 2), waiting, seconds, "localize")
         self._read_threads = WorkerThreads(READ_THREADS, 4 * waiting, seconds, "read")
         self._caption_threads = WorkerThreads(1, waiting, seconds, "caption")
@@ -129,6 +133,27 @@ class Service:
         """Run a search in one of the search threads."""
         searcher = self.searcher
         return await self._search_threads.run(lambda: work(searcher))
+
+    async def search_images(self, search: ImageSearch) -> Results:
+        """Search for images, together with other searches that wait at the same time."""
+        return await self._batches.answer(self.searcher, search)
+
+    async def remembered(self, request: str, answer: Callable[[], Awaitable[Results]]) -> Results:
+        """The results of a request: those of an equal earlier request to this version of the library, or new ones.
+
+        Args:
+            request: everything that the results depend on.
+            answer: gives new results.
+        """
+        started, searcher = time.perf_counter(), self.searcher
+        known = self._remembered.find(searcher, request)
+        if known is not None:
+            self.metrics.remembered_searches += 1
+            stages = dict.fromkeys(known.stage_seconds, 0.0)
+            return replace(known, stage_seconds=stages, seconds=time.perf_counter() - started)
+        results = await answer()
+        self._remembered.store(self.searcher, searcher, request, results)
+        return results
 
     async def localize(self, work: Callable[[LibraryLocalizer, Library], T]) -> T:
         """Localize phrases, in threads of their own: it takes longer than a search, and searches must not wait for it.

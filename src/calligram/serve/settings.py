@@ -49,13 +49,17 @@ class ServerSettings:
     """searches that run at the same time"""
     max_waiting: int = 256
     """searches that may wait for a thread; further ones are refused"""
+    remembered_hits: int = 100_000
+    """hits of earlier searches that are kept in memory for equal requests; 0: none"""
     timeout_seconds: float = 30.0
     """for the body of a request to arrive, and for a search to finish"""
     refresh_seconds: float = 2.0
     """time between checks for a new version of the library"""
 
     def __post_init__(self) -> None:
-        """Refuse a budget out of range and a token that is easy to guess."""
+        """Refuse numbers out of range and a token that is easy to guess."""
+        if self.remembered_hits < 0:
+            raise UserError(f"remembered hits must be at least 0, got {self.remembered_hits}")
         if self.budget_ms is not None and not 0 < self.budget_ms <= MAX_BUDGET_MS:
             raise UserError(
                 f"a budget of {self.budget_ms:g} milliseconds is out of range; "

@@ -14,5 +14,6 @@ from calligram.search.query.query import reciprocal_ranks as reciprocal_ranks
 from calligram.search.query.rerank import Reranker as Reranker
 from calligram.search.query.rerank import TimeBudget as TimeBudget
 from calligram.search.query.searcher import Hit as Hit
+from calligram.search.query.searcher import ImageSearch as ImageSearch
 from calligram.search.query.searcher import Results as Results
 from calligram.search.query.searcher import Searcher as Searcher

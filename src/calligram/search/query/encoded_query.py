@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -79,16 +80,7 @@ class EncodedQuery(NamedTuple):
 
     def nearest(self, index: Index, count: int) -> list[ScoredItem]:
         """The nearest items of an index, best first."""
-        if not len(index):
-            return []
-        return [ScoredItem(f.id, f.score * self.length) for f in index.search(self.vector[None], count, self.where)[0]]
-
-    def score_items(self, index: Index, ids: list[str]) -> list[ScoredItem]:
-        """The scores of given items of an index."""
-        if not ids:
-            return []
-        scores = (index.vectors(ids) @ self.vector) * self.length
-        return [ScoredItem(id, float(score)) for id, score in zip(ids, scores, strict=True)]
+        return nearest_items(index, [(self, count)])[0]
 
     def cutoff(self, scales: ScoreScales, *, reranked: bool) -> float:
         """The score that a match should reach."""
@@ -100,6 +92,54 @@ class EncodedQuery(NamedTuple):
         return query_cutoff(
             self.shares, [scales.between(modality, self.target, short=short) for modality, short in terms]
         )
+
+
+def nearest_items(index: Index, asked: Sequence[tuple[EncodedQuery, int]]) -> list[list[ScoredItem]]:
+    """The nearest items of several queries, and of each as many as asked for.
+
+    Queries with the same condition and the same number are compared with the index in one call.
+    """
+    found: list[list[ScoredItem]] = [[] for _ in asked]
+    if not len(index):
+        return found
+    groups: dict[tuple[Condition | None, int], list[int]] = {}
+    for place, (query, count) in enumerate(asked):
+        groups.setdefault((query.where, count), []).append(place)
+    for (where, count), places in groups.items():
+        hits = index.search(np.stack([asked[place][0].vector for place in places]), count, where)
+        for place, nearest in zip(places, hits, strict=True):
+            found[place] = [ScoredItem(hit.id, hit.score * asked[place][0].length) for hit in nearest]
+    return found
+
+
+def score_items(index: Index, asked: Sequence[tuple[EncodedQuery, Sequence[str]]]) -> list[list[ScoredItem]]:
+    """The scores of given items with each query; all vectors are read in one call."""
+    ids = list(dict.fromkeys(id for _, wanted in asked for id in wanted))
+    rows = {id: row for row, id in enumerate(ids)}
+    vectors = index.vectors(ids) if ids else np.empty((0, index.dim), np.float32)
+    return [
+        [ScoredItem(id, float(vectors[rows[id]] @ query.vector) * query.length) for id in wanted]
+        for query, wanted in asked
+    ]
+
+
+class EncodedTexts(NamedTuple):
+    """Texts of several queries that were encoded in one batch."""
+
+    rows: Mapping[str, int]
+    """row of each text"""
+    encoded: Encoded
+    vectors: Floats
+    """at unit length"""
+
+    @classmethod
+    def of(cls, queries: Sequence[Query], encoder: MatcherEncoder) -> EncodedTexts | None:
+        """Encode the texts of all queries, equal ones once; None if there are none."""
+        texts = dict.fromkeys(str(t.content) for query in queries for t in query.terms if t.modality == "text")
+        if not texts:
+            return None
+        encoded = encoder.texts(list(texts))
+        return cls({text: row for row, text in enumerate(texts)}, encoded, unit_vectors(encoded))
 
 
 class QueryPlanner(NamedTuple):
@@ -115,18 +155,34 @@ class QueryPlanner(NamedTuple):
         Raises:
             UserError: for an invalid query or condition, and for unknown items.
         """
-        whole = Query.of(query)
-        condition = parse(where, self.library.kinds) if where is not None and where.strip() else None
-        shares = whole.shares({modality: self.scales.between(modality, target).spread for modality in whole.modalities})
-        vectors, encoded = self._vectors(whole)
-        vector, length = combine_vectors(vectors, shares)
-        unknown = tuple(dict.fromkeys(self.encoder.unknown_words(whole.words)))
-        truncated = sum(
-            self.encoder.truncated_words(str(term.content)) for term in whole.terms if term.modality == "text"
-        )
-        return EncodedQuery(whole, target, shares, vector, length, condition, unknown, encoded, truncated)
+        found = self.encode_all([(Query.of(query), where)], target)[0]
+        if isinstance(found, UserError):
+            raise found
+        return found
 
-    def _vectors(self, query: Query) -> tuple[Floats, Encoded | None]:
+    def encode_all(self, asked: Sequence[tuple[Query, str | None]], target: Modality) -> list[EncodedQuery | UserError]:
+        """Encode queries with their conditions, all texts in one batch; an invalid query gives its error."""
+        texts = EncodedTexts.of([query for query, _ in asked], self.encoder)
+        found: list[EncodedQuery | UserError] = []
+        for query, where in asked:
+            try:
+                found.append(self._plan(query, target, where, texts))
+            except UserError as error:
+                found.append(error)
+        return found
+
+    def _plan(self, query: Query, target: Modality, where: str | None, texts: EncodedTexts | None) -> EncodedQuery:
+        condition = parse(where, self.library.kinds) if where is not None and where.strip() else None
+        shares = query.shares({modality: self.scales.between(modality, target).spread for modality in query.modalities})
+        vectors, encoded = self._vectors(query, texts)
+        vector, length = combine_vectors(vectors, shares)
+        unknown = tuple(dict.fromkeys(self.encoder.unknown_words(query.words)))
+        truncated = sum(
+            self.encoder.truncated_words(str(term.content)) for term in query.terms if term.modality == "text"
+        )
+        return EncodedQuery(query, target, shares, vector, length, condition, unknown, encoded, truncated)
+
+    def _vectors(self, query: Query, texts: EncodedTexts | None) -> tuple[Floats, Encoded | None]:
         """Vectors (terms, D) at unit length, and the encodings where all terms are texts or all are pictures."""
         vectors: Floats = np.empty((len(query.terms), self.library.manifest.dim), dtype=np.float32)
         places: dict[type, list[int]] = {str: [], ItemId: [], Image.Image: []}
@@ -135,8 +191,11 @@ class QueryPlanner(NamedTuple):
         content = {kind: [query.terms[place].content for place in rows] for kind, rows in places.items()}
         encoded: list[Encoded] = []
         if rows := places[str]:
-            encoded.append(self.encoder.texts([str(text) for text in content[str]]))
-            vectors[rows] = unit_vectors(encoded[-1])
+            assert texts is not None
+            chosen = [texts.rows[str(text)] for text in content[str]]
+            every = chosen == list(range(len(texts.rows)))
+            encoded.append(texts.encoded if every else texts.encoded.rows(torch.tensor(chosen)))
+            vectors[rows] = texts.vectors[chosen]
         if rows := places[Image.Image]:
             pictures = [picture for picture in content[Image.Image] if isinstance(picture, Image.Image)]
             encoded.append(self.encoder.images([picture.convert("RGB") for picture in pictures]))

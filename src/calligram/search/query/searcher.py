@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from calligram.search.library.library import Library
 from calligram.search.library.matchers import MatcherEncoder, load_encoders, unit_vectors
 from calligram.search.library.tables import KeywordHit
 from calligram.search.query.cutoff import ScoreScales, library_scales, stored_scales
-from calligram.search.query.encoded_query import EncodedQuery, QueryPlanner, StageTimes
+from calligram.search.query.encoded_query import EncodedQuery, QueryPlanner, StageTimes, nearest_items, score_items
 from calligram.search.query.query import ItemId, Modality, Query, QueryTerm, TermContent, reciprocal_ranks
 from calligram.search.query.rerank import RerankCosts, Reranker, ScoredItem, TimeBudget, merge_candidates
 from calligram.text import has_every_word
@@ -65,6 +65,40 @@ class Results:
     """of the whole search"""
     truncated_words: int = 0
     """words of the query beyond the longest text that the matcher reads"""
+
+
+class ImageSearch(NamedTuple):
+    """One search for images, with the arguments of ``Searcher.images``."""
+
+    query: Query
+    k: int = 10
+    where: str | None = None
+    all: bool = False
+    hybrid: bool | None = None
+    depth: int | TimeBudget | None = RERANK_DEPTH
+
+
+@dataclass
+class _PlannedSearch:
+    """A search for images while it is answered."""
+
+    search: ImageSearch
+    encoded: EncodedQuery
+    count: int
+    """number of nearest items that are needed"""
+    reranker: Reranker | None
+    terms: Encoded | None
+    """the terms encoded by the reranker"""
+    own: frozenset[str]
+    """items of the query, which are never among the hits"""
+    found: list[ScoredItem] = field(default_factory=list)
+    with_every_word: set[str] = field(default_factory=set)
+    keyword_hits: list[str] = field(default_factory=list)
+
+    def add_keyword_hits(self, hits: Sequence[KeywordHit]) -> None:
+        """Keep the hits that contain every word of the query, or all where the search is hybrid."""
+        self.with_every_word = {hit.id for hit in hits if has_every_word(self.encoded.query.words, (hit.words,))}
+        self.keyword_hits = [hit.id for hit in hits if self.search.hybrid or hit.id in self.with_every_word]
 
 
 class Searcher:
@@ -172,32 +206,80 @@ class Searcher:
             hybrid: True to fuse with images that contain any word of the query, False for no keyword search.
             depth: number of candidates to rerank, None for all, or a time budget.
         """
-        times, index = StageTimes(), self.library.images
-        _check(k, depth)
+        found = self.image_batch([ImageSearch(Query.of(query), k, where, all, hybrid, depth)])[0]
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    @property
+    def batches(self) -> bool:
+        """Whether several searches are faster together; a second stage takes each search by itself."""
+        return self._reranker is None
+
+    def image_batch(self, searches: Sequence[ImageSearch]) -> list[Results | UserError]:
+        """Answer several searches for images together, each as ``images`` does; an invalid one gives its error.
+
+        All texts are encoded in one batch, the index compares all queries at once, and the tables are read once. An
+        encoder rounds differently in batches of different sizes, so scores may differ in their last digits.
+        """
+        if len(searches) > 1 and not self.batches:
+            return [self.image_batch([search])[0] for search in searches]
+        times = StageTimes()
         with times.stage("encode"):
-            encoded = self._planner.encode(query, "image", where)
-            reranker = self._reranker_for(encoded)
-            terms = None if reranker is None else self._terms(reranker, encoded)
-        count = max(k, RERANK_DEPTH) if reranker is None else reranker.depth("image", depth, k, times.elapsed)
-        own = frozenset(str(term.content) for term in encoded.query.terms if isinstance(term.content, ItemId))
+            plans = self._plan(searches, times)
+        valid = [plan for plan in plans if isinstance(plan, _PlannedSearch)]
         with times.stage("search"):
-            # Keyword search runs in another thread meanwhile.
-            searching = None if hybrid is False else _KEYWORD_THREADS.submit(self._keyword_hits, encoded, own)
-            found = [item for item in encoded.nearest(index, count + len(own)) if item.id not in own]
-            hits = searching.result() if searching else []
-            with_every_word = {hit.id for hit in hits if has_every_word(encoded.query.words, (hit.words,))}
-            keyword_hits = [hit.id for hit in hits if hybrid or hit.id in with_every_word]
+            # Keyword search runs in other threads meanwhile.
+            searching = [
+                None if p.search.hybrid is False else _KEYWORD_THREADS.submit(self._keyword_hits, p.encoded, p.own)
+                for p in valid
+            ]
+            nearest = nearest_items(self.library.images, [(p.encoded, p.count + len(p.own)) for p in valid])
+            for plan, items, words in zip(valid, nearest, searching, strict=True):
+                plan.found = [item for item in items if item.id not in plan.own]
+                plan.add_keyword_hits(words.result() if words else [])
         with times.stage("rerank"):
-            if reranker is not None and terms is not None:
-                ids = merge_candidates([item.id for item in found], keyword_hits, count, k)
-                found = reranker.images(terms, encoded.shares, ids)
+            for p in valid:
+                if p.reranker is not None and p.terms is not None:
+                    ids = merge_candidates([item.id for item in p.found], p.keyword_hits, p.count, p.search.k)
+                    p.found = p.reranker.images(p.terms, p.encoded.shares, ids)
         with times.stage("search"):
-            chosen = self._fuse(encoded, found, keyword_hits, k) if keyword_hits else found[:k]
-            paths = self.library.paths([item.id for item in chosen])
-        only_items = len(own) == len(encoded.query.terms)
-        cutoff = None if all or only_items else encoded.cutoff(self.scales, reranked=bool(reranker))
+            chosen = self._fuse(valid)
+            paths = self.library.paths([item.id for items in chosen for item in items])
+        answers = iter([self._answer(p, items, paths, times) for p, items in zip(valid, chosen, strict=True)])
+        return [plan if isinstance(plan, UserError) else next(answers) for plan in plans]
+
+    def _plan(self, searches: Sequence[ImageSearch], times: StageTimes) -> list[_PlannedSearch | UserError]:
+        """Encode the queries, and decide how many items each needs."""
+        encodings = self._planner.encode_all([(search.query, search.where) for search in searches], "image")
+        plans: list[_PlannedSearch | UserError] = []
+        for search, encoded in zip(searches, encodings, strict=True):
+            try:
+                _check(search.k, search.depth)
+            except UserError as error:
+                plans.append(error)
+                continue
+            if isinstance(encoded, UserError):
+                plans.append(encoded)
+                continue
+            reranker, k = self._reranker_for(encoded), search.k
+            terms = None if reranker is None else self._terms(reranker, encoded)
+            count = max(k, RERANK_DEPTH)
+            if reranker is not None:
+                count = reranker.depth("image", search.depth, k, times.elapsed)
+            own = frozenset(str(term.content) for term in search.query.terms if isinstance(term.content, ItemId))
+            plans.append(_PlannedSearch(search, encoded, count, reranker, terms, own))
+        return plans
+
+    def _answer(
+        self, plan: _PlannedSearch, chosen: list[ScoredItem], paths: Mapping[str, Path | None], times: StageTimes
+    ) -> Results:
+        encoded, reranked = plan.encoded, plan.reranker is not None
+        only_items = len(plan.own) == len(encoded.query.terms)
+        cutoff = None if plan.search.all or only_items else encoded.cutoff(self.scales, reranked=reranked)
         images = [Hit(item.id, item.score, 0, _text(paths[item.id])) for item in chosen if item.id in paths]
-        return self._results(encoded, images, cutoff, with_every_word, times, len(found) if reranker else 0)
+        depth = len(plan.found) if reranked else 0
+        return self._results(encoded, images, cutoff, plan.with_every_word, times, depth)
 
     def like(self, id: str, k: int = 10, *, where: str | None = None) -> Results:
         """Find images that are similar to an item of the library."""
@@ -291,15 +373,19 @@ class Searcher:
         hits = self.library.full_text(words, MAX_KEYWORD_HITS, encoded.where) if words else []
         return [hit for hit in hits if hit.id not in own]
 
-    def _fuse(
-        self, encoded: EncodedQuery, found: list[ScoredItem], keyword_hits: list[str], k: int
-    ) -> list[ScoredItem]:
-        """The first k items of two fused rankings."""
-        order = reciprocal_ranks([[item.id for item in found], keyword_hits])[:k]
-        known = {item.id: item for item in found}
-        missing = [id for id in order if id not in known]
-        known |= {item.id: item for item in encoded.score_items(self.library.images, missing)}
-        return [known[id] for id in order]
+    def _fuse(self, plans: Sequence[_PlannedSearch]) -> list[list[ScoredItem]]:
+        """The first k items of each search, of two fused rankings where there are keyword hits."""
+        orders, known = [], []
+        for plan in plans:
+            nearest = {item.id: item for item in plan.found}
+            rankings = [list(nearest), plan.keyword_hits]
+            orders.append((reciprocal_ranks(rankings) if plan.keyword_hits else rankings[0])[: plan.search.k])
+            known.append(nearest)
+        missing = [[id for id in order if id not in found] for order, found in zip(orders, known, strict=True)]
+        asked = [(plan.encoded, ids) for plan, ids in zip(plans, missing, strict=True)]
+        for found, more in zip(known, score_items(self.library.images, asked), strict=True):
+            found |= {item.id: item for item in more}
+        return [[found[id] for id in order] for order, found in zip(orders, known, strict=True)]
 
 
 def _check(k: int, depth: int | TimeBudget | None) -> None:

@@ -14,7 +14,7 @@ from calligram.search.library.library import Library
 from calligram.search.query.query import WEIGHTED_TERM, ItemId, QueryTerm
 from calligram.search.query.query import Query as SearchQuery
 from calligram.search.query.rerank import TimeBudget
-from calligram.search.query.searcher import RERANK_DEPTH, Results, Searcher
+from calligram.search.query.searcher import RERANK_DEPTH, ImageSearch, Results, Searcher
 from calligram.serve.guard import RefusedRequest, error_responses, read_upload
 from calligram.serve.schema import BrowseAnswer, HitAnswer, ImageSearchRequest, SearchAnswer, SearchRequest
 from calligram.serve.service import SAMPLE_ITEMS, Service, service_of
@@ -28,8 +28,16 @@ CurrentService = Annotated[Service, Depends(service_of)]
 @router.get("/search", response_model=SearchAnswer, responses=error_responses(400, 404, 422, 503))
 async def search(service: CurrentService, request: Annotated[SearchRequest, Query()]) -> Response:
     """Find images or captions by texts, by items, or by both."""
-    results = await service.search(lambda searcher: run_search(searcher, request, None, service.settings.budget_ms))
-    return respond(service, results)
+
+    async def answer() -> Results:
+        if request.find == "images":
+            return await service.search_images(image_search(request, None, budget_ms))
+        return await service.search(lambda searcher: run_search(searcher, request, None, budget_ms))
+
+    budget_ms = service.settings.budget_ms
+    if isinstance(rerank_depth(request, budget_ms), TimeBudget):  # the results depend on the load of the machine
+        return respond(service, await answer())
+    return respond(service, await service.remembered(request.model_dump_json(), answer))
 
 
 @router.post("/search", response_model=SearchAnswer, responses=error_responses(400, 404, 408, 413, 415, 422, 503))
@@ -82,11 +90,15 @@ def run_search(
     Args:
         budget_ms: time limit in milliseconds if the request gives neither depth nor budget.
     """
-    query = search_query(request, picture)
+    search = image_search(request, picture, budget_ms)
     find = searcher.images if request.find == "images" else searcher.texts
-    depth = rerank_depth(request, budget_ms)
-    where = request.where.strip() or None
-    return find(query, request.k, where=where, all=request.all, hybrid=request.hybrid, depth=depth)
+    return find(search.query, search.k, where=search.where, all=search.all, hybrid=search.hybrid, depth=search.depth)
+
+
+def image_search(request: SearchRequest, picture: Image.Image | None, budget_ms: float | None) -> ImageSearch:
+    """The arguments of a search."""
+    where, depth = request.where.strip() or None, rerank_depth(request, budget_ms)
+    return ImageSearch(search_query(request, picture), request.k, where, request.all, request.hybrid, depth)
 
 
 def rerank_depth(request: SearchRequest, budget_ms: float | None) -> int | TimeBudget:
