@@ -295,11 +295,15 @@ def test_words_are_padded_to_a_multiple_of_four_and_vectors_are_not():
 
 
 class Clock:
-    """Time that passes in steps of a trial: each way has its own."""
+    """Time that passes in steps of a trial: each way has its own; a share of it passes before the device is done."""
 
-    def __init__(self, monkeypatch, **seconds):
-        self.now, self.seconds = 0.0, seconds
+    def __init__(self, monkeypatch, launches=0.5, **seconds):
+        self.now, self.seconds, self.launches, self.pending = 0.0, seconds, launches, 0.0
         monkeypatch.setattr(cuda_graphs.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(cuda_graphs.SpeedTrial, "_wait", lambda trial: self.wait())
+
+    def wait(self):
+        self.now, self.pending = self.now + self.pending, 0.0
 
     def run(self, trial, steps, work=lambda: None):
         ways = []
@@ -307,7 +311,8 @@ class Clock:
             with trial.step():
                 way = cuda_graphs.Way(switches._GRAPHS.on, switches._COMPILE.on)
                 work()
-                self.now += self.seconds[way.name.replace(" and ", "_")]
+                seconds = self.seconds[way.name.replace(" and ", "_")]
+                self.now, self.pending = self.now + self.launches * seconds, (1 - self.launches) * seconds
                 ways.append(way.name)
         return ways
 
@@ -332,6 +337,13 @@ def test_a_trial_selects_graphs_where_they_are_faster(monkeypatch, seconds, chos
     assert set(ways[26:]) == {chosen}
     assert reports == [{"chosen": chosen, "milliseconds": {"plain": 40.0, "graphs": 1000.0 * seconds}}]
     assert not switches._GRAPHS.on
+
+
+@pytest.mark.parametrize(("launches", "tried"), [(0.9, True), (0.7, False)])
+def test_a_trial_tries_graphs_for_long_steps_that_wait_for_launches(monkeypatch, launches, tried):
+    clock = Clock(monkeypatch, launches, plain=0.2, graphs=0.01)
+    trial, _ = trial_of(torch.nn.Linear(1, 1), 1000)
+    assert ("graphs" in clock.run(trial, 100)) == tried
 
 
 @pytest.mark.parametrize(
