@@ -18,8 +18,9 @@ from PIL import Image
 from calligram.data.collection import Collection
 from calligram.search.indexing.run import index_source
 from calligram.search.library.matchers import LibraryMatchers
+from calligram.search.query.encoded_query import ImageSearch
 from calligram.search.query.query import ItemId, Query, QueryTerm
-from calligram.search.query.searcher import Hit, ImageSearch, Results, Searcher
+from calligram.search.query.searcher import Hit, Results, Searcher
 from calligram.serve.batches import RememberedResults, answer_each
 from calligram.serve.server import LibraryServer, create_app
 from calligram.serve.settings import Address, ServerSettings

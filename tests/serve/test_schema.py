@@ -30,11 +30,12 @@ OPERATIONS = [
     ("GET", "/api/thumbnail"), ("GET", "/api/image"), ("GET", "/api/health"), ("POST", "/api/login"),
     ("GET", "/metrics"), ("GET", "/api/stats"), ("GET", "/api/locate"), ("GET", "/api/explain"),
     ("GET", "/api/suggestions"), ("POST", "/api/suggestions"), ("GET", "/api/suggested-image"),
-    ("POST", "/api/captions"),
+    ("POST", "/api/captions"), ("GET", "/api/embed"), ("POST", "/api/embed"), ("POST", "/v1/embeddings"),
+    ("GET", "/v1/models"),
 ]  # fmt: skip
 LONGEST = 60_000
 """characters of an address: a server that reads no more of a request hangs up before any of our code sees it"""
-PLAIN = ("/api/health", "/metrics", "/api/stats", "/api/suggestions")
+PLAIN = ("/api/health", "/metrics", "/api/stats", "/api/suggestions", "/v1/models")
 """without parameters, so nothing in a request can break the description"""
 
 

@@ -77,7 +77,8 @@ def search(
 
         budgeted = None if budget is None else TimeBudget.of_milliseconds(budget)
         terms = _query(query, image, plus or [], minus or [], weight)
-        from calligram.search.query.searcher import RERANK_DEPTH, Searcher
+        from calligram.search.query.rerank import RERANK_DEPTH
+        from calligram.search.query.searcher import Searcher
 
         limit = (RERANK_DEPTH if depth is None else depth or None) if budgeted is None else budgeted
         spinner.update(f"opening {library}" if budgeted is None else f"opening {library} and measuring its speed")

@@ -15,6 +15,10 @@ from calligram.serve.schema import BoxAnswer as BoxAnswer
 from calligram.serve.schema import BrowseAnswer as BrowseAnswer
 from calligram.serve.schema import CaptionAnswer as CaptionAnswer
 from calligram.serve.schema import CaptionRequest as CaptionRequest
+from calligram.serve.schema import EmbedAnswer as EmbedAnswer
+from calligram.serve.schema import EmbeddingsAnswer as EmbeddingsAnswer
+from calligram.serve.schema import EmbeddingsRequest as EmbeddingsRequest
+from calligram.serve.schema import EmbedRequest as EmbedRequest
 from calligram.serve.schema import ExplainAnswer as ExplainAnswer
 from calligram.serve.schema import HealthAnswer as HealthAnswer
 from calligram.serve.schema import HitAnswer as HitAnswer

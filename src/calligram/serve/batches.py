@@ -7,7 +7,8 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from calligram.search.query.searcher import ImageSearch, Results, Searcher
+from calligram.search.query.encoded_query import ImageSearch
+from calligram.search.query.searcher import Results, Searcher
 from calligram.serve.guard import QueueFullError, WorkTimeoutError
 
 MAX_BATCH_SEARCHES = 16

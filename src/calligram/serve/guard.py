@@ -189,7 +189,7 @@ def _too_many_bytes(settings: ServerSettings) -> str:
 def _route(scope: Scope) -> str:
     """The pattern of the route. The path itself would make too many labels of metrics."""
     route = getattr(scope.get("route"), "path", "")
-    return route if route.startswith(("/api", "/metrics")) else "page"
+    return route if route.startswith(("/api", "/v1", "/metrics")) else "page"
 
 
 # Access: Host, Origin and token.
@@ -204,7 +204,7 @@ def check_access(scope: Scope, settings: ServerSettings) -> None:
     if scope["method"] not in SAFE_METHODS and not _same_origin(headers, host):
         raise RefusedRequest(403, "requests from other sites are refused: Origin and Host differ")
     path = scope["path"]
-    protected = (path.startswith("/api/") or path == "/metrics") and path not in PUBLIC_PATHS
+    protected = (path.startswith(("/api/", "/v1/")) or path == "/metrics") and path not in PUBLIC_PATHS
     cookie = cookie_parser(headers.get("cookie", "")).get(COOKIE_NAME, "")
     if protected and not is_admitted(headers.get("authorization", ""), cookie, settings):
         raise RefusedRequest(401, 'a token is needed: send it as "Authorization: Bearer TOKEN", or log in on the page')

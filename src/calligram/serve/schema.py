@@ -11,6 +11,9 @@ from calligram.serve.settings import (
     MAX_BUDGET_MS,
     MAX_CAPTION_REQUEST_CHARACTERS,
     MAX_CONDITION_CHARACTERS,
+    MAX_EMBEDDED_CHARACTERS,
+    MAX_EMBEDDED_IMAGES,
+    MAX_EMBEDDED_TEXTS,
     MAX_HITS,
     MAX_ID_CHARACTERS,
     MAX_QUERY_CHARACTERS,
@@ -182,6 +185,101 @@ class ExplainAnswer(BaseModel):
     attention: AttentionAnswer | None = Field(
         description="Null for a matcher that compares one vector of the image with one vector of the text."
     )
+
+
+# Embeddings.
+
+EmbeddedText = Annotated[str, StringConstraints(max_length=MAX_EMBEDDED_CHARACTERS, pattern=r"\S")]
+Texts = Annotated[list[EmbeddedText], Field(max_length=MAX_EMBEDDED_TEXTS)]
+
+
+class EmbedRequest(BaseModel):
+    """Texts to embed."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: Texts = Field([], description="Texts to embed; may be repeated.")
+
+
+class ImageEmbedRequest(EmbedRequest):
+    """Pictures to embed, alone or with texts."""
+
+    image: list[UploadFile] = Field(
+        min_length=1,
+        max_length=MAX_EMBEDDED_IMAGES,
+        description="Pictures: JPEG, PNG, WebP, GIF, BMP, TIFF or AVIF; may be repeated.",
+    )
+
+
+class EmbedAnswer(BaseModel):
+    """Vectors of unit length. The inner product of two of them is their cosine."""
+
+    model: str = Field(description="Name of the library's matcher.")
+    fingerprint: str = Field(description="Hash of the matcher's weights: vectors of two matchers cannot be compared.")
+    dimension: int = Field(ge=1)
+    texts: list[list[float]] = Field(description="One vector for each text, in the order of the request.")
+    images: list[list[float]] = Field(description="One vector for each picture, in the order of the request.")
+    truncated: list[int] = Field(
+        description="For each text, the number of words at its end that the matcher does not read."
+    )
+
+
+class EmbeddingsRequest(BaseModel):
+    """Texts to embed, in the form of the common embedding APIs."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input: EmbeddedText | Annotated[Texts, Field(min_length=1)] = Field(
+        description="A text or a list of texts; lists of token numbers are not accepted."
+    )
+    model: str | None = Field(
+        None, max_length=MAX_ID_CHARACTERS, description="Name of the library's matcher, as in /v1/models."
+    )
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="Numbers, or the base64 form of 32-bit floats, lowest byte first."
+    )
+    dimensions: int | None = Field(None, ge=1, description="The dimension of the vectors; no other is accepted.")
+    user: str | None = Field(None, max_length=MAX_ID_CHARACTERS, description="Not used.")
+
+
+class Embedding(BaseModel):
+    """The vector of one text."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int = Field(ge=0, description="Place of the text in the request.")
+    embedding: list[float] | str = Field(description="Numbers, or base64.")
+
+
+class EmbeddingUsage(BaseModel):
+    """Tokens that the matcher read."""
+
+    prompt_tokens: int = Field(ge=0)
+    total_tokens: int = Field(ge=0)
+
+
+class EmbeddingsAnswer(BaseModel):
+    """Vectors of unit length."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class EmbeddingModel(BaseModel):
+    """The matcher of the library."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="Time when the server started, in seconds since 1970.")
+    owned_by: Literal["calligram"] = "calligram"
+
+
+class ModelsAnswer(BaseModel):
+    """The models of this server: one, the matcher of the library."""
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddingModel]
 
 
 # Captions.

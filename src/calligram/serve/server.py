@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 import calligram
 from calligram.search.query.searcher import Searcher
 from calligram.serve.guard import Guard, install_error_handlers
-from calligram.serve.routes import captions, explain, items, search, status
+from calligram.serve.routes import captions, embed, explain, items, search, status
 from calligram.serve.service import Service
 from calligram.serve.settings import Address, ServerSettings
 
@@ -52,7 +52,7 @@ def create_app(searcher: Searcher, settings: ServerSettings | None = None) -> Fa
     )
     app.state.service = service
     install_error_handlers(app)
-    for router in (search.router, items.router, explain.router, captions.router, status.router):
+    for router in (search.router, items.router, explain.router, captions.router, embed.router, status.router):
         app.include_router(router)
     app.mount("/", StaticFiles(directory=STATIC_FOLDER, html=True))
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)

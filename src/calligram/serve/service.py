@@ -22,7 +22,8 @@ from calligram.errors import UserError
 from calligram.search.explain.library_localizer import LibraryLocalizer
 from calligram.search.library.library import Library, most_frequent
 from calligram.search.library.manifest import MatcherRecord
-from calligram.search.query.searcher import ImageSearch, Results, Searcher
+from calligram.search.query.encoded_query import ImageSearch
+from calligram.search.query.searcher import Results, Searcher
 from calligram.serve.batches import RememberedResults, SearchBatches
 from calligram.serve.caption_service import CaptionService
 from calligram.serve.guard import QueueFullError, RefusedRequest, WorkTimeoutError

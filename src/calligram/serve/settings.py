@@ -24,6 +24,10 @@ MAX_EXPLAINED_WORDS = 64
 MAX_CAPTION_REQUEST_CHARACTERS = 10_000
 """characters that are parsed; the limit of a stored caption is lower, and its error message is more helpful"""
 MAX_CONDITION_CHARACTERS = 4000
+MAX_EMBEDDED_TEXTS = 256
+MAX_EMBEDDED_CHARACTERS = 10_000
+"""characters of one text to embed; matchers read the first words only, and the answer says how many were left out"""
+MAX_EMBEDDED_IMAGES = 32
 MAX_ID_CHARACTERS = 1000
 MIN_TOKEN_CHARACTERS = 8
 MAX_TOKEN_CHARACTERS = 200

@@ -20,7 +20,7 @@ from calligram.files import lock_folder
 from calligram.models.catalog import StoredMatcher, load_matcher
 from calligram.models.matcher import Encoded
 from calligram.search.library.manifest import MANIFEST, Manifest, MatcherRecord, read_manifest
-from calligram.text import tokenise
+from calligram.text import TextSpan, tokenise
 from calligram.vectors import unit_length
 
 Floats = NDArray[np.float32]
@@ -63,6 +63,11 @@ class MatcherEncoder:
         """Number of words at the end of a text that are beyond the longest text the matcher reads."""
         with self.tokenizer_lock:
             return count_truncated_words(self.inputs.texts, text)
+
+    def token_spans(self, text: str) -> Sequence[TextSpan | None] | None:
+        """The tokens of a text that the matcher reads; None for a matcher of text vectors, which has no tokens."""
+        with self.tokenizer_lock:
+            return self.inputs.texts.token_spans(text)
 
     @torch.inference_mode()
     def images(self, images: Sequence[Image.Image]) -> Encoded:

@@ -3,6 +3,7 @@ from calligram.search.query.cutoff import ScoreScales as ScoreScales
 from calligram.search.query.cutoff import library_scales as library_scales
 from calligram.search.query.cutoff import measure_scales as measure_scales
 from calligram.search.query.encoded_query import EncodedQuery as EncodedQuery
+from calligram.search.query.encoded_query import ImageSearch as ImageSearch
 from calligram.search.query.encoded_query import QueryPlanner as QueryPlanner
 from calligram.search.query.query import ItemId as ItemId
 from calligram.search.query.query import Query as Query
@@ -14,6 +15,5 @@ from calligram.search.query.query import reciprocal_ranks as reciprocal_ranks
 from calligram.search.query.rerank import Reranker as Reranker
 from calligram.search.query.rerank import TimeBudget as TimeBudget
 from calligram.search.query.searcher import Hit as Hit
-from calligram.search.query.searcher import ImageSearch as ImageSearch
 from calligram.search.query.searcher import Results as Results
 from calligram.search.query.searcher import Searcher as Searcher

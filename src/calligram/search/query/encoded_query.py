@@ -1,4 +1,4 @@
-"""An encoded query: its terms as one vector, its condition parsed; and the times of the stages of a search."""
+"""A query while it is answered: its terms as one vector, its condition parsed, and the times of the stages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from calligram.models.matcher import Encoded
 from calligram.search.filters.parser import Condition, parse
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import MatcherEncoder, unit_vectors
+from calligram.search.library.tables import KeywordHit
 from calligram.search.query.cutoff import ScoreScales, is_short, query_cutoff
 from calligram.search.query.query import ItemId, Modality, Query, QueryTerm, TermContent, combine_vectors
-from calligram.search.query.rerank import ScoredItem
+from calligram.search.query.rerank import RERANK_DEPTH, Reranker, ScoredItem, TimeBudget
 from calligram.search.vectors.index import Index
-from calligram.text import tokenise, without_stop_words
+from calligram.text import has_every_word, tokenise, without_stop_words
 
 Floats = NDArray[np.float32]
 
@@ -121,6 +122,40 @@ def score_items(index: Index, asked: Sequence[tuple[EncodedQuery, Sequence[str]]
         [ScoredItem(id, float(vectors[rows[id]] @ query.vector) * query.length) for id in wanted]
         for query, wanted in asked
     ]
+
+
+class ImageSearch(NamedTuple):
+    """One search for images, with the arguments of ``Searcher.images``."""
+
+    query: Query
+    k: int = 10
+    where: str | None = None
+    all: bool = False
+    hybrid: bool | None = None
+    depth: int | TimeBudget | None = RERANK_DEPTH
+
+
+@dataclass
+class PlannedSearch:
+    """A search for images while it is answered."""
+
+    search: ImageSearch
+    encoded: EncodedQuery
+    count: int
+    """number of nearest items that are needed"""
+    reranker: Reranker | None
+    terms: Encoded | None
+    """the terms encoded by the reranker"""
+    own: frozenset[str]
+    """items of the query, which are never among the hits"""
+    found: list[ScoredItem] = field(default_factory=list)
+    with_every_word: set[str] = field(default_factory=set)
+    keyword_hits: list[str] = field(default_factory=list)
+
+    def add_keyword_hits(self, hits: Sequence[KeywordHit]) -> None:
+        """Keep the hits that contain every word of the query, or all where the search is hybrid."""
+        self.with_every_word = {hit.id for hit in hits if has_every_word(self.encoded.query.words, (hit.words,))}
+        self.keyword_hits = [hit.id for hit in hits if self.search.hybrid or hit.id in self.with_every_word]
 
 
 class EncodedTexts(NamedTuple):

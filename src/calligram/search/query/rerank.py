@@ -26,6 +26,8 @@ from calligram.search.vectors.index import Index
 
 Floats = NDArray[np.float32]
 
+RERANK_DEPTH = 100
+"""candidates that are reranked, and the least number that is fused with keyword hits"""
 MEASURED_CANDIDATES = (8, 64)
 """numbers of candidates that are reranked to measure the costs"""
 MEASUREMENT_REPEATS = 3

@@ -18,16 +18,28 @@ from calligram.search.library.library import Library
 from calligram.search.library.matchers import MatcherEncoder, load_encoders, unit_vectors
 from calligram.search.library.tables import KeywordHit
 from calligram.search.query.cutoff import ScoreScales, library_scales, stored_scales
-from calligram.search.query.encoded_query import EncodedQuery, QueryPlanner, StageTimes, nearest_items, score_items
+from calligram.search.query.encoded_query import (
+    EncodedQuery,
+    ImageSearch,
+    PlannedSearch,
+    QueryPlanner,
+    StageTimes,
+    nearest_items,
+    score_items,
+)
 from calligram.search.query.query import ItemId, Modality, Query, QueryTerm, TermContent, reciprocal_ranks
-from calligram.search.query.rerank import RerankCosts, Reranker, ScoredItem, TimeBudget, merge_candidates
-from calligram.text import has_every_word
+from calligram.search.query.rerank import (
+    RERANK_DEPTH,
+    RerankCosts,
+    Reranker,
+    ScoredItem,
+    TimeBudget,
+    merge_candidates,
+)
 
 if TYPE_CHECKING:
     from calligram.search.explain.word_importance import WordImportances
 
-RERANK_DEPTH = 100
-"""candidates that are reranked, and the least number that is fused with keyword hits"""
 MAX_KEYWORD_HITS = 50
 REMEASURE_SHARE = 0.1
 """scales are measured again when the number of items has changed by more than this share"""
@@ -65,40 +77,6 @@ class Results:
     """of the whole search"""
     truncated_words: int = 0
     """words of the query beyond the longest text that the matcher reads"""
-
-
-class ImageSearch(NamedTuple):
-    """One search for images, with the arguments of ``Searcher.images``."""
-
-    query: Query
-    k: int = 10
-    where: str | None = None
-    all: bool = False
-    hybrid: bool | None = None
-    depth: int | TimeBudget | None = RERANK_DEPTH
-
-
-@dataclass
-class _PlannedSearch:
-    """A search for images while it is answered."""
-
-    search: ImageSearch
-    encoded: EncodedQuery
-    count: int
-    """number of nearest items that are needed"""
-    reranker: Reranker | None
-    terms: Encoded | None
-    """the terms encoded by the reranker"""
-    own: frozenset[str]
-    """items of the query, which are never among the hits"""
-    found: list[ScoredItem] = field(default_factory=list)
-    with_every_word: set[str] = field(default_factory=set)
-    keyword_hits: list[str] = field(default_factory=list)
-
-    def add_keyword_hits(self, hits: Sequence[KeywordHit]) -> None:
-        """Keep the hits that contain every word of the query, or all where the search is hybrid."""
-        self.with_every_word = {hit.id for hit in hits if has_every_word(self.encoded.query.words, (hit.words,))}
-        self.keyword_hits = [hit.id for hit in hits if self.search.hybrid or hit.id in self.with_every_word]
 
 
 class Searcher:
@@ -166,6 +144,11 @@ class Searcher:
         return cls(library, *encoders, costs={} if measure_costs else None)
 
     @property
+    def encoder(self) -> MatcherEncoder:
+        """The encoder of the matcher that indexed the library."""
+        return self._encoders[0]
+
+    @property
     def device(self) -> torch.device:
         """The device on which queries are encoded."""
         return self._encoders[0].device
@@ -227,7 +210,7 @@ class Searcher:
         times = StageTimes()
         with times.stage("encode"):
             plans = self._plan(searches, times)
-        valid = [plan for plan in plans if isinstance(plan, _PlannedSearch)]
+        valid = [plan for plan in plans if isinstance(plan, PlannedSearch)]
         with times.stage("search"):
             # Keyword search runs in other threads meanwhile.
             searching = [
@@ -249,10 +232,10 @@ class Searcher:
         answers = iter([self._answer(p, items, paths, times) for p, items in zip(valid, chosen, strict=True)])
         return [plan if isinstance(plan, UserError) else next(answers) for plan in plans]
 
-    def _plan(self, searches: Sequence[ImageSearch], times: StageTimes) -> list[_PlannedSearch | UserError]:
+    def _plan(self, searches: Sequence[ImageSearch], times: StageTimes) -> list[PlannedSearch | UserError]:
         """Encode the queries, and decide how many items each needs."""
         encodings = self._planner.encode_all([(search.query, search.where) for search in searches], "image")
-        plans: list[_PlannedSearch | UserError] = []
+        plans: list[PlannedSearch | UserError] = []
         for search, encoded in zip(searches, encodings, strict=True):
             try:
                 _check(search.k, search.depth)
@@ -268,11 +251,11 @@ class Searcher:
             if reranker is not None:
                 count = reranker.depth("image", search.depth, k, times.elapsed)
             own = frozenset(str(term.content) for term in search.query.terms if isinstance(term.content, ItemId))
-            plans.append(_PlannedSearch(search, encoded, count, reranker, terms, own))
+            plans.append(PlannedSearch(search, encoded, count, reranker, terms, own))
         return plans
 
     def _answer(
-        self, plan: _PlannedSearch, chosen: list[ScoredItem], paths: Mapping[str, Path | None], times: StageTimes
+        self, plan: PlannedSearch, chosen: list[ScoredItem], paths: Mapping[str, Path | None], times: StageTimes
     ) -> Results:
         encoded, reranked = plan.encoded, plan.reranker is not None
         only_items = len(plan.own) == len(encoded.query.terms)
@@ -373,7 +356,7 @@ class Searcher:
         hits = self.library.full_text(words, MAX_KEYWORD_HITS, encoded.where) if words else []
         return [hit for hit in hits if hit.id not in own]
 
-    def _fuse(self, plans: Sequence[_PlannedSearch]) -> list[list[ScoredItem]]:
+    def _fuse(self, plans: Sequence[PlannedSearch]) -> list[list[ScoredItem]]:
         """The first k items of each search, of two fused rankings where there are keyword hits."""
         orders, known = [], []
         for plan in plans:

@@ -11,10 +11,11 @@ from PIL import Image
 
 from calligram.search.filters.parser import parse
 from calligram.search.library.library import Library
+from calligram.search.query.encoded_query import ImageSearch
 from calligram.search.query.query import WEIGHTED_TERM, ItemId, QueryTerm
 from calligram.search.query.query import Query as SearchQuery
-from calligram.search.query.rerank import TimeBudget
-from calligram.search.query.searcher import RERANK_DEPTH, ImageSearch, Results, Searcher
+from calligram.search.query.rerank import RERANK_DEPTH, TimeBudget
+from calligram.search.query.searcher import Results, Searcher
 from calligram.serve.guard import RefusedRequest, error_responses, read_upload
 from calligram.serve.schema import BrowseAnswer, HitAnswer, ImageSearchRequest, SearchAnswer, SearchRequest
 from calligram.serve.service import SAMPLE_ITEMS, Service, service_of
