@@ -295,15 +295,11 @@ def test_words_are_padded_to_a_multiple_of_four_and_vectors_are_not():
 
 
 class Clock:
-    """Time that passes in steps of a trial: each way has its own; a share of it passes before the device is done."""
+    """Time that passes in steps of a trial: each way has its own."""
 
-    def __init__(self, monkeypatch, launches=0.5, **seconds):
-        self.now, self.seconds, self.launches, self.pending = 0.0, seconds, launches, 0.0
+    def __init__(self, monkeypatch, **seconds):
+        self.now, self.seconds = 0.0, seconds
         monkeypatch.setattr(cuda_graphs.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(cuda_graphs.SpeedTrial, "_wait", lambda trial: self.wait())
-
-    def wait(self):
-        self.now, self.pending = self.now + self.pending, 0.0
 
     def run(self, trial, steps, work=lambda: None):
         ways = []
@@ -311,8 +307,7 @@ class Clock:
             with trial.step():
                 way = cuda_graphs.Way(switches._GRAPHS.on, switches._COMPILE.on)
                 work()
-                seconds = self.seconds[way.name.replace(" and ", "_")]
-                self.now, self.pending = self.now + self.launches * seconds, (1 - self.launches) * seconds
+                self.now += self.seconds[way.name.replace(" and ", "_")]
                 ways.append(way.name)
         return ways
 
@@ -339,16 +334,16 @@ def test_a_trial_selects_graphs_where_they_are_faster(monkeypatch, seconds, chos
     assert not switches._GRAPHS.on
 
 
-@pytest.mark.parametrize(("launches", "tried"), [(0.9, True), (0.7, False)])
-def test_a_trial_tries_graphs_for_long_steps_that_wait_for_launches(monkeypatch, launches, tried):
-    clock = Clock(monkeypatch, launches, plain=0.2, graphs=0.01)
+@pytest.mark.parametrize(("share", "tried"), [(0.05, True), (0.2, False)])
+def test_a_trial_tries_graphs_where_they_keep_little_memory(monkeypatch, share, tried):
+    monkeypatch.setattr(cuda_graphs.SpeedTrial, "_memory_share", lambda trial: share)
     trial, _ = trial_of(torch.nn.Linear(1, 1), 1000)
-    assert ("graphs" in clock.run(trial, 100)) == tried
+    assert ("graphs" in Clock(monkeypatch, plain=0.2, graphs=0.01).run(trial, 100)) == tried
 
 
 @pytest.mark.parametrize(
     ("steps", "graphs", "step_seconds"),
-    [(1000, False, 0.04), (100, True, 0.01), (1000, True, 0.06), (5, True, 100.0), (13, True, 100.0)],
+    [(1000, False, 0.04), (100, True, 0.01), (5, True, 100.0), (13, True, 100.0)],
 )
 def test_a_trial_tries_nothing_where_it_cannot_pay(monkeypatch, steps, graphs, step_seconds):
     clock = Clock(monkeypatch, plain=step_seconds)

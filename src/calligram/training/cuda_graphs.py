@@ -40,9 +40,8 @@ GRAPH_MIN_SECONDS = 20.0
 """CUDA graphs are tried if the rest of a stage takes at least so long without them"""
 COMPILE_SHARE = 0.25
 """compilation is tried if it takes at most this share of the rest of a stage without it"""
-MAX_GRAPH_STEP_SECONDS, LAUNCH_SHARE = 0.05, 0.8
-"""CUDA graphs, which keep memory, are tried for steps up to this time, and for longer ones whose launches take at least
-this share of it"""
+MAX_GRAPH_MEMORY = 0.1
+"""CUDA graphs, which keep the memory of a step, are tried if it is at most this share of the memory of the GPU"""
 WARMUP_STEPS, TIMED_STEPS, MAX_TRIAL_STEPS = 3, 10, 60
 """steps of a trial before the timed ones, timed steps, and steps after which a way with fewer of them is given up"""
 
@@ -339,7 +338,6 @@ class SpeedTrial:
         self._trying: Way | None = Way()
         self._seconds: dict[Way, float] = {}
         self._times: list[float] = []
-        self._launch_shares: list[float] = []
         self._tried = 0
         asked_to_compile()  # what ran before does not count
 
@@ -356,14 +354,12 @@ class SpeedTrial:
             self._wait()
             began = time.perf_counter()
             yield
-            launched = time.perf_counter() - began
             self._wait()
             seconds = time.perf_counter() - began
         self._tried += 1
         # Captures take longer than the steps that follow; so do the first runs of a kernel.
         if self._tried > WARMUP_STEPS and (not way.graphs or self._replays() > replays):
             self._times.append(seconds)
-            self._launch_shares.append(launched / seconds)
         if len(self._times) >= TIMED_STEPS or self._tried >= MAX_TRIAL_STEPS or not self._left:
             self._end_way(way)
 
@@ -386,14 +382,18 @@ class SpeedTrial:
         rest = self._left * self._seconds[self.chosen]
         if way == Way():
             self._compile_seconds = asked_to_compile()
-            waits = self._seconds[way] <= MAX_GRAPH_STEP_SECONDS or median(self._launch_shares) >= LAUNCH_SHARE
-            if self._graphs and waits and rest >= GRAPH_MIN_SECONDS:
+            if self._graphs and rest >= GRAPH_MIN_SECONDS and self._memory_share() <= MAX_GRAPH_MEMORY:
                 if self._device.type == "cuda":
                     torch.cuda.empty_cache()  # graphs have memory of their own
                 return Way(graphs=True)
         if not way.compiled and 0 < self._compile_seconds <= COMPILE_SHARE * rest:
             return self.chosen._replace(compiled=True)
         return None
+
+    def _memory_share(self) -> float:
+        """Share of the memory of the GPU that steps have used."""
+        gpu = self._device.type == "cuda"
+        return torch.cuda.max_memory_allocated(self._device) / torch.cuda.mem_get_info(self._device)[1] if gpu else 0.0
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
