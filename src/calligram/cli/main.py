@@ -55,6 +55,7 @@ VERBS = {
         "index": ("index:index", "Put pictures into a library, or update it"),
         "forget": ("index:forget", "Delete items from a library"),
         "search": ("search:search", "Find images or captions in a library"),
+        "duplicates": ("search:duplicates", "List copies of pictures in a library"),
         "serve": ("serve:serve", "Serve the search page and a JSON API"),
         "localize": ("explain:localize", "Find the boxes of a phrase in a picture"),
         "explain": ("explain:explain", "Show which words a score relies on"),

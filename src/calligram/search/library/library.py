@@ -61,6 +61,20 @@ class LibraryCaption(NamedTuple):
     items: tuple[str, ...]
 
 
+class StoredPicture(NamedTuple):
+    """The file of an item."""
+
+    id: str
+    path: Path | None
+    """None for a picture within a shard, and where there are only features"""
+    name: str
+    width: int
+    height: int
+    bytes: int
+    hash: str
+    """of its content"""
+
+
 class Library:
     """A library at one commit. It never changes, and many threads may read it."""
 
@@ -173,6 +187,11 @@ class Library:
             raise UserError(f"item {id} has no picture, only features")
         return bytes(rows[0])
 
+    def thumbnails(self, ids: Sequence[str]) -> dict[str, bytes]:
+        """Thumbnails of items; unknown items, and items that are only features, are skipped."""
+        rows = self._tables.take("thumbnails", list(dict.fromkeys(ids)))
+        return dict(zip(rows.column("id").to_pylist(), rows.column("jpeg").to_pylist(), strict=True))
+
     def picture(self, id: str) -> bytes:
         """The bytes of an item's picture, read from its source.
 
@@ -242,6 +261,14 @@ class Library:
         for batch in self._tables.column("items", wanted):
             for row in batch.to_pylist():
                 yield {"id": row["id"], "state": row["state"], **columns.row_of(row, self._roots[row["source"]])}
+
+    def present_pictures(self) -> Iterator[StoredPicture]:
+        """The files of all present items."""
+        wanted = ("id", "source", "file", "offset", "name", "width", "height", "bytes", "hash")
+        for batch in self._tables.column("items", wanted, "state = 'present'"):
+            for row in batch.to_pylist():
+                size = int(row["width"] or 0), int(row["height"] or 0)
+                yield StoredPicture(row["id"], self._path(row), row["name"], *size, int(row["bytes"] or 0), row["hash"])
 
     def sample(self, count: int) -> list[str]:
         """Ids of at most ``count`` present items: always the same, and in effect random, because ids are hashes."""

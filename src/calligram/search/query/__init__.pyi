@@ -2,6 +2,9 @@ from calligram.search.query.cutoff import ScoreScale as ScoreScale
 from calligram.search.query.cutoff import ScoreScales as ScoreScales
 from calligram.search.query.cutoff import library_scales as library_scales
 from calligram.search.query.cutoff import measure_scales as measure_scales
+from calligram.search.query.duplicates import DuplicateGroup as DuplicateGroup
+from calligram.search.query.duplicates import Duplicates as Duplicates
+from calligram.search.query.duplicates import find_duplicates as find_duplicates
 from calligram.search.query.encoded_query import EncodedQuery as EncodedQuery
 from calligram.search.query.encoded_query import ImageSearch as ImageSearch
 from calligram.search.query.encoded_query import QueryPlanner as QueryPlanner
