@@ -25,7 +25,7 @@ HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 LANCE_NAMESPACE_PACKAGES = ("lance_namespace", "lance_namespace_urllib3_client")
 VERBS = {
     "Try everything": {
-        "demo": ("data:demo", "Generate scenes, train and measure a matcher, serve a search page"),
+        "demo": ("data:demo", "Generate scenes, train and measure a matcher, serve a page"),
     },
     "Data": {
         "import": ("data:import_", "Read captioned images into a collection"),

@@ -56,7 +56,7 @@ MIN_CROP_SIDE = 0.75
 CROP_SIDES = (0.9, 0.8)
 CROP_STEPS = (0.05, 0.025, 0.0125)
 """by which the edges of a crop are moved, as shares of the side"""
-WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
+WHOLE_BOX: Box = (0.0, 0.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class ReducedPicture:
     def __init__(self, picture: Image.Image):
         size = (REDUCED_PIXELS, REDUCED_PIXELS)  # other proportions too, because crops change them
         self._picture = picture.convert("RGB").resize(size, Image.Resampling.BOX)
-        self.pixels = self.crop(WHOLE)
+        self.pixels = self.crop(WHOLE_BOX)
         self._crops: Floats | None = None
 
     def crop(self, box: Box) -> Floats:
