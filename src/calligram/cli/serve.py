@@ -12,7 +12,7 @@ from calligram.errors import UserError
 from calligram.extras import require
 
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
-    from calligram.serve.server import LibraryServer
+    from calligram.serve.server import LibraryServer, ServerProcesses
     from calligram.serve.settings import Address, ServerSettings
 
 
@@ -51,6 +51,9 @@ def serve(
     remember: Annotated[
         int, typer.Option(min=0, help="Hits of earlier searches to keep in memory for equal requests; 0 keeps none.")
     ] = 100_000,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes that serve at the same address; each opens the library.")
+    ] = 1,
     engine: Annotated[
         str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")
     ] = None,
@@ -77,6 +80,7 @@ def serve(
         collection=collection,
         budget_ms=budget,
         remembered_hits=remember,
+        processes=workers,
     )
     with open_server(library, address, settings, device, engine) as server:
         note = " and asks for the token" if token else ""
@@ -88,7 +92,7 @@ def serve(
 
 def open_server(
     library: Path, address: Address, settings: ServerSettings, device: str = "cpu", engine: str | None = None
-) -> LibraryServer:
+) -> LibraryServer | ServerProcesses:
     """Open a library and a socket at an address.
 
     Raises:
@@ -98,6 +102,7 @@ def open_server(
         for module in ("fastapi", "python_multipart", "uvicorn"):
             require(module, extra="serve", purpose="the server")
         from calligram.device import device_named
-        from calligram.serve.server import LibraryServer
+        from calligram.serve.server import LibraryServer, ServerProcesses
 
-        return LibraryServer.open(library, address, settings, device=device_named(device), index=engine)
+        kind = LibraryServer if settings.processes == 1 else ServerProcesses
+        return kind.open(library, address, settings, device=device_named(device), index=engine)

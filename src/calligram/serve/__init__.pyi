@@ -34,6 +34,7 @@ from calligram.serve.schema import SuggestedAnswer as SuggestedAnswer
 from calligram.serve.schema import SuggestionsAnswer as SuggestionsAnswer
 from calligram.serve.schema import WordAnswer as WordAnswer
 from calligram.serve.server import LibraryServer as LibraryServer
+from calligram.serve.server import ServerProcesses as ServerProcesses
 from calligram.serve.server import create_app as create_app
 from calligram.serve.service import Service as Service
 from calligram.serve.service import service_of as service_of

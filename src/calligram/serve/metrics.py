@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from bisect import bisect_left
@@ -65,6 +66,7 @@ class Metrics:
         yield "# TYPE calligram_searches_remembered_total counter"
         yield f"calligram_searches_remembered_total {self.remembered_searches}"
         own = {"in_flight_requests": float(self.in_flight), "start_time_seconds": self.started, **_memory()}
+        own["process_id"] = float(os.getpid())  # with several processes, each counts its own requests
         for name, value in {**own, **gauges}.items():
             yield f"# TYPE calligram_{name} gauge"
             yield f"calligram_{name} {value:.10g}"

@@ -193,7 +193,7 @@ class Service:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Watch the library while the server runs, and stop all threads at its end."""
-        limit_torch_threads()
+        limit_torch_threads(self.settings.processes)
         watching = asyncio.create_task(self._watch())
         try:
             yield
@@ -225,8 +225,8 @@ def service_of(request: Request) -> Service:
     return found
 
 
-def limit_torch_threads() -> None:
-    """Let one search use half of the cores, and at least two.
+def limit_torch_threads(processes: int = 1) -> None:
+    """Let one search use half of the cores, and at least two; with several processes, their share of the cores.
 
     With one core per search, a single query takes twice as long. With all cores, searches that run at the same time
     slow each other down on machines with many cores. So searches that overlap may use more threads than there are
@@ -234,7 +234,8 @@ def limit_torch_threads() -> None:
     """
     import torch
 
-    torch.set_num_threads(min(torch.get_num_threads(), max(2, core_share() // 2)))
+    threads = max(2, core_share() // 2) if processes == 1 else max(1, core_share() // processes)
+    torch.set_num_threads(min(torch.get_num_threads(), threads))
 
 
 @dataclass(frozen=True)

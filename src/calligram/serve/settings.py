@@ -49,6 +49,8 @@ class ServerSettings:
     """time limit of a search if a request gives neither depth nor budget; None: a fixed depth"""
     upload_bytes: int = 20_000_000
     upload_pixels: int = 50_000_000
+    processes: int = 1
+    """processes that serve; limits of threads, queues and memory hold for each of them"""
     workers: int = field(default_factory=lambda: max(2, min(8, core_share())))
     """searches that run at the same time"""
     max_waiting: int = 256
