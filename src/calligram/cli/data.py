@@ -99,13 +99,22 @@ def _print_line(line: str) -> None:
 
 
 def info(
-    collection: Annotated[Path, typer.Argument(help="Folder of a collection.")],
+    collection: Annotated[Path, typer.Argument(help="Folder of a collection or of a library.")],
     sheet: Annotated[
         Path | None, typer.Option(help="File for a sheet of sample images; the default is COLLECTION/sheet.png.")
     ] = None,
     problems: Annotated[bool, typer.Option(help="List every problem of the import.")] = False,
 ) -> None:
-    """Show the counts, splits, caption lengths and problems of a collection, and draw a sheet of sample images."""
+    """Show the counts, splits, caption lengths and problems of a collection, and draw a sheet of sample images.
+
+    Of a library, show the counts, the matcher and the kind of search.
+    """
+    from calligram.search.library.manifest import MANIFEST, read_manifest
+
+    if (collection / MANIFEST).is_file():
+        for line in read_manifest(collection).lines():
+            console.print(line)
+        return
     from calligram.data.collection import Collection
     from calligram.data.summary import sample_sheet, summarise_collection
 

@@ -56,6 +56,9 @@ def search(
     engine: Annotated[
         str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")
     ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Compare all vectors, also in a large library; this takes longer.")
+    ] = False,
     captions: Annotated[bool, typer.Option(help="Find captions instead of images.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Also show hits that are not a good match.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -86,7 +89,7 @@ def search(
         searcher = Searcher.open(library, measure_costs=budgeted is not None, index=engine)
         find = searcher.texts if captions else searcher.images
         spinner.update("searching")
-        results = find(terms, k, where=where, all=everything, hybrid=hybrid, depth=limit)
+        results = find(terms, k, where=where, all=everything, hybrid=hybrid, depth=limit, exact=exact)
     if results.truncated_words:
         errors.print(
             f"the last {results.truncated_words} words were not used: the text is longer than the matcher reads"
@@ -142,6 +145,7 @@ def _content(results: Results, captions: bool) -> dict[str, object]:
         "below": results.below_cutoff,
         "depth": results.depth,
         "took": round(1000 * results.seconds, 3),
+        "recall": results.recall,
     }
 
 
@@ -180,6 +184,9 @@ def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
     if results.depth:
         of = len(searcher.library.captions if captions else searcher.library.images)
         console.print(f"{results.depth:,} of {of:,} reranked, {1000 * results.seconds:.0f} ms", style="dim")
+    if results.recall is not None:
+        share = f"{100 * results.recall:.1f}% of the ten nearest"
+        console.print(f"approximate search, which finds {share}; --exact compares all", style="dim")
 
 
 def _more(results: Results) -> str:

@@ -54,6 +54,14 @@ def serve(
     workers: Annotated[
         int, typer.Option(min=1, help="Processes that serve at the same address; each opens the library.")
     ] = 1,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            "--memory-gb",
+            min=0.01,
+            help="Gigabytes of the vectors of a large library that stay in memory; the default is 1 for each index.",
+        ),
+    ] = None,
     engine: Annotated[
         str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")
     ] = None,
@@ -81,6 +89,7 @@ def serve(
         budget_ms=budget,
         remembered_hits=remember,
         processes=workers,
+        memory_bytes=None if memory is None else int(memory * 1e9),
     )
     with open_server(library, address, settings, device, engine) as server:
         note = " and asks for the token" if token else ""

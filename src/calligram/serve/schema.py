@@ -54,6 +54,7 @@ class SearchRequest(BaseModel):
         None,
         description="Combine with a keyword search in captions and file names; null: the default of the library.",
     )
+    exact: bool = Field(False, description="Compare all vectors, also in a large library; this takes longer.")
     depth: int | None = Field(
         None, ge=1, le=MAX_RERANKED_CANDIDATES, description="Number of candidates that the second stage compares."
     )
@@ -94,6 +95,11 @@ class SearchAnswer(BaseModel):
         ge=0, description="Number of candidates that the second stage compared; 0 without a second stage."
     )
     took: float = Field(description="Total time in milliseconds.")
+    recall: float | None = Field(
+        None,
+        description="Share of the ten nearest items that an approximate search of this library finds, as measured when "
+        "it was indexed; null where all items were compared.",
+    )
 
 
 class BrowseAnswer(BaseModel):

@@ -115,7 +115,8 @@ class LibraryServer:
         """Open the socket, then the library; ``index`` is the address of its vectors, if they are not in its folder."""
         listening = address.listen()
         try:
-            return cls(Searcher.open(library, device=device, index=index), listening, address, settings)
+            searcher = Searcher.open(library, device=device, index=index, memory=settings.memory_bytes)
+            return cls(searcher, listening, address, settings)
         except BaseException:
             listening.close()
             raise
@@ -279,7 +280,7 @@ def serve_in_process(task: ServerTask, listening: socket.socket, parent: Connect
     try:
         for name in task.code:
             import_code(name)
-        searcher = Searcher.open(task.library, device=task.device, index=task.index)
+        searcher = Searcher.open(task.library, device=task.device, index=task.index, memory=task.settings.memory_bytes)
         server = LibraryServer(searcher, listening, task.address, task.settings)
     except UserError as error:
         parent.send(str(error))

@@ -47,6 +47,8 @@ class ServerSettings:
     """collection into which every client may write captions; None: captions cannot be written"""
     budget_ms: float | None = None
     """time limit of a search if a request gives neither depth nor budget; None: a fixed depth"""
+    memory_bytes: int | None = None
+    """of the mapped vectors of a large library that stay in the memory of the server; None: 1 GiB for each index"""
     upload_bytes: int = 20_000_000
     upload_pixels: int = 50_000_000
     processes: int = 1

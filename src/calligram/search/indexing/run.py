@@ -274,7 +274,7 @@ class OpenedWriter:
     def finish(self, models: LibraryMatchers, device: torch.device | str, track: Track, *, changed: bool) -> None:
         """Commit, compact the tables and measure the score scales; a rebuilt library replaces the old one."""
         writer = self.writer
-        if changed or self.manifest_changed or not writer.manifest.versions:
+        if changed or self.manifest_changed or writer.unfinished or not writer.manifest.versions:
             writer.commit()
             writer.optimize(track)
             writer.store_scales(*models.encoders(device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,10 +29,13 @@ from calligram.search.library.manifest import MANIFEST, Manifest, SourceRecord, 
 from calligram.search.library.matchers import MatcherEncoder
 from calligram.search.library.tables import INDEXES, PendingChanges, Tables, open_indexes
 from calligram.search.query.cutoff import measure_scales, stored_scales, with_scales
+from calligram.search.vectors.index import Index
 from calligram.text import composed, indexed_words
 
 VERSION_GRACE_SECONDS = 600.0
 """for so long, a reader that has opened an earlier version of the library can still read it"""
+SAMPLED_QUERIES = 256
+"""vectors of one kind that try the search for the other kind"""
 Row = Mapping[str, Any]
 Rows = dict[str, Row]
 
@@ -240,7 +245,12 @@ class LibraryWriter:
         if before.versions:
             earlier.append((now + VERSION_GRACE_SECONDS, before.versions))
         self.manifest = replace(
-            before, versions=self.versions(), earlier=tuple(earlier), counts=counts, kinds=dict(self.kinds)
+            before,
+            versions=self.versions(),
+            earlier=tuple(earlier),
+            counts=counts,
+            kinds=dict(self.kinds),
+            mapped={name: index.mapped for name, index in self.indexes.items() if index.mapped is not None},
         )
         write_manifest(self.folder, self.manifest, self.name)
         self.pending.done(self.images)
@@ -248,10 +258,24 @@ class LibraryWriter:
     def versions(self) -> dict[str, int]:
         """The present version of each table."""
         found = self.tables.versions()
-        for name, index in zip(INDEXES, (self.images, self.captions), strict=True):
-            if index.version is not None:
-                found[name] = index.version
-        return found
+        return found | {name: index.version for name, index in self.indexes.items() if index.version is not None}
+
+    @property
+    def indexes(self) -> dict[str, Index]:
+        """The two vector indexes, by their names in the manifest."""
+        return dict(zip(INDEXES, (self.images, self.captions), strict=True))
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether ``optimize`` would make searches much faster, without any other change."""
+        return any(index.unfinished for index in self.indexes.values())
+
+    def _sample(self, name: str) -> NDArray[np.float32]:
+        """Vectors of a few images or captions, in effect random, because ids are hashes."""
+        table, where = ("items", "state = 'present'") if name == INDEXES[0] else ("captions", None)
+        batches = self.tables.column(table, ("id",), where)
+        ids = heapq.nsmallest(SAMPLED_QUERIES, (id for batch in batches for id in batch["id"].to_pylist()))
+        return self.indexes[name].vectors(ids)
 
     def add_source(self, root: Path, kind: Any) -> SourceRecord:
         """The record of the source at a folder, added with the next commit where it is new."""
@@ -266,8 +290,9 @@ class LibraryWriter:
             drop_old_versions: delete every earlier version now, so that nothing deleted can be read any more.
         """
         self.tables.optimize()
-        for index in (self.images, self.captions):
-            index.optimize(track)
+        for name, other in zip(INDEXES, INDEXES[::-1], strict=True):
+            queries = partial(self._sample, other)  # texts find images, and images find texts
+            self.indexes[name].optimize(track, queries=queries, purge=drop_old_versions)
         self.commit()
         if drop_old_versions:
             self.manifest = replace(self.manifest, earlier=())
@@ -278,7 +303,7 @@ class LibraryWriter:
             for name in self.manifest.versions
         }
         self.tables.drop_versions(oldest)
-        for name, index in zip(INDEXES, (self.images, self.captions), strict=True):
+        for name, index in self.indexes.items():
             index.drop_versions(oldest.get(name))
 
     def store_scales(self, encoder: MatcherEncoder, reranker: MatcherEncoder | None) -> None:

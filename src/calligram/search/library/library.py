@@ -78,12 +78,12 @@ class StoredPicture(NamedTuple):
 class Library:
     """A library at one commit. It never changes, and many threads may read it."""
 
-    def __init__(self, folder: Path, manifest: Manifest, stamp: tuple[int, int]) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, stamp: tuple[int, int], memory: int | None = None) -> None:
         """Use ``Library.open``."""
-        self.folder, self.manifest, self._stamp = folder, manifest, stamp
+        self.folder, self.manifest, self._stamp, self._memory = folder, manifest, stamp, memory
         inside = folder / str(manifest.generation)
         self._tables = Tables.open(inside / "tables", manifest.versions)
-        self.images, self.captions = open_indexes(inside, manifest)
+        self.images, self.captions = open_indexes(inside, manifest, memory=memory)
         self._roots = {source.number: source.root for source in manifest.sources}
         self._stats_lock = threading.Lock()
 
@@ -91,13 +91,14 @@ class Library:
     captions: Index
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], *, index: str | None = None) -> Library:
+    def open(cls, folder: str | os.PathLike[str], *, index: str | None = None, memory: int | None = None) -> Library:
         """Open the library in ``folder`` for reading.
 
         Args:
             folder: of the library.
             index: address of its vectors, if they are not in its folder. It must be given, because a library of
                 somebody else could name any server.
+            memory: bytes of mapped vectors that stay in the memory of this process; by default 1 GiB for each index.
 
         Raises:
             UserError: when there is none, its format is newer or older, or its vectors are at another address.
@@ -106,21 +107,23 @@ class Library:
         for _ in range(3):
             stamp = _stamp(path)
             try:
-                return cls._checked(path, index, stamp)
+                return cls._checked(path, index, stamp, memory)
             except UserError:
                 if _stamp(path) == stamp:  # else a commit came between reading the manifest and opening its tables
                     raise
-        return cls._checked(path, index, _stamp(path))
+        return cls._checked(path, index, _stamp(path), memory)
 
     @classmethod
-    def _checked(cls, path: Path, index: str | None, stamp: tuple[int, int]) -> Library:
+    def _checked(cls, path: Path, index: str | None, stamp: tuple[int, int], memory: int | None) -> Library:
         manifest = read_manifest(path)
         check_address(path, manifest, index)
-        return cls(path, manifest, stamp)
+        return cls(path, manifest, stamp, memory)
 
     def refreshed(self) -> Library:
         """This library, or a new one if there was a commit since it was opened."""
-        return self if _stamp(self.folder) == self._stamp else Library.open(self.folder, index=self.manifest.index)
+        if _stamp(self.folder) == self._stamp:
+            return self
+        return Library.open(self.folder, index=self.manifest.index, memory=self._memory)
 
     def __len__(self) -> int:
         return int(self.manifest.counts.get("items", 0))
@@ -293,6 +296,7 @@ class Library:
         return {
             **{name: manifest.counts.get(name, 0) for name in ("items", "captions", "gone", "problems")},
             "dim": manifest.dim,
+            "recall": self.images.recall,
             "matcher": manifest.matcher.source,
             "reranker": manifest.reranker.source if manifest.reranker else None,
             "localizer": manifest.localizer.source if manifest.localizer else None,

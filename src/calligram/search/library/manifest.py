@@ -63,8 +63,26 @@ class Manifest:
     earlier: tuple[tuple[float, Mapping[str, int]], ...] = ()
     """earlier versions with the time until which they are kept, for readers that have them open"""
     counts: Mapping[str, int] = field(default_factory=dict)
+    mapped: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """mapped files of each large vector index, by the name of the index; see ``vectors.mapped``"""
     scales: Mapping[str, Any] | None = None
     """score scales and cut-offs, and the state of the library that they were measured for; see ``query.cutoff``"""
+
+    def lines(self) -> list[str]:
+        """What the library contains, for people."""
+        found = [
+            ", ".join(f"{self.counts.get(name, 0):,} {name}" for name in ("items", "captions", "gone", "problems")),
+            f"matcher: {self.matcher.source}, {self.dim} dimensions",
+            *([f"reranker: {self.reranker.source}"] if self.reranker else []),
+            *([f"localizer: {self.localizer.source}"] if self.localizer else []),
+            *(f"source: {source.root}" for source in self.sources),
+        ]
+        for name, record in self.mapped.items():
+            if record.get("recall") is not None:
+                share = f"finds {100 * record['recall']:.1f}% of the ten nearest"
+                limit = f"indexed above {record['limit']:,} rows"
+                found.append(f"search of {name.removeprefix('index.')}: approximate ({limit}), {share}")
+        return found
 
     def source_at(self, root: Path) -> SourceRecord | None:
         """The source at this folder, or None."""
@@ -182,5 +200,6 @@ def _from_json(content: Mapping[str, Any]) -> Manifest:
         versions={str(k): int(v) for k, v in content["versions"].items()},
         earlier=tuple((float(until), dict(versions)) for until, versions in content["earlier"]),
         counts=dict(content["counts"]),
+        mapped={str(name): dict(record) for name, record in (content.get("mapped") or {}).items()},
         scales=content["scales"] if isinstance(content.get("scales"), dict) else None,
     )

@@ -206,7 +206,15 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def open_index(uri: str | Path, name: str, *, dim: int | None = None, version: int | None = None) -> Index:
+def open_index(
+    uri: str | Path,
+    name: str,
+    *,
+    dim: int | None = None,
+    version: int | None = None,
+    mapped: Mapping[str, Any] | None = None,
+    memory: int | None = None,
+) -> Index:
     """Open or create an index; the address names the engine.
 
     Args:
@@ -214,6 +222,8 @@ def open_index(uri: str | Path, name: str, *, dim: int | None = None, version: i
         name: of the index at this address: letters, digits and ``_``.
         dim: dimensions of the vectors; with it, a missing index is created.
         version: open the index for reading at this version; engines without versions ignore it.
+        mapped: the value of ``Index.mapped`` when this version was written.
+        memory: bytes of mapped files that stay in the memory of this process; None for ``mapped.MEMORY_BYTES``.
 
     Raises:
         UserError: when there is no index and no ``dim``, its dimension differs, or the engine is not installed.
@@ -227,30 +237,33 @@ def open_index(uri: str | Path, name: str, *, dim: int | None = None, version: i
         return MilvusIndex.open(address, name, dim=dim)
     from calligram.search.vectors.lance import LanceIndex
 
-    return LanceIndex.open(Path(uri), name, dim=dim, version=version)
+    return LanceIndex.open(Path(uri), name, dim=dim, version=version, mapped=mapped, memory=memory)
 
 
-def open_indexes(generation: Path, manifest: Manifest, *, writing: bool = False) -> tuple[Index, Index]:
+def open_indexes(
+    generation: Path, manifest: Manifest, *, writing: bool = False, memory: int | None = None
+) -> tuple[Index, Index]:
     """Open the index of images and the index of captions at the versions of the manifest.
 
     Args:
         generation: folder of the library's generation.
         manifest: of the library.
         writing: open them for writing, after undoing what was written after the manifest.
+        memory: see ``open_index``.
     """
-    images, captions = (_open_index(generation, manifest, name, writing) for name in INDEXES)
+    images, captions = (_open_index(generation, manifest, name, writing, memory) for name in INDEXES)
     return images, captions
 
 
-def _open_index(generation: Path, manifest: Manifest, name: str, writing: bool) -> Index:
-    version = manifest.versions.get(name)
+def _open_index(generation: Path, manifest: Manifest, name: str, writing: bool, memory: int | None) -> Index:
+    version, mapped = manifest.versions.get(name), manifest.mapped.get(name)
     # A server may hold several libraries, and two generations of one.
     short = name.removeprefix("index.")
     label = short if manifest.index is None else f"calligram_{manifest.label}_{manifest.generation}_{short}"
     place = manifest.index or generation / "index"
     if not writing:
-        return open_index(place, label, version=version)
-    index = open_index(place, label, dim=manifest.dim)
+        return open_index(place, label, version=version, mapped=mapped, memory=memory)
+    index = open_index(place, label, dim=manifest.dim, mapped=mapped)
     if version is not None and index.version != version:
         index.restore(version)
     return index

@@ -79,9 +79,9 @@ class EncodedQuery(NamedTuple):
             and 2 * len(without_stop_words(self.unknown_words)) > len(words) > 0
         )
 
-    def nearest(self, index: Index, count: int) -> list[ScoredItem]:
-        """The nearest items of an index, best first."""
-        return nearest_items(index, [(self, count)])[0]
+    def nearest(self, index: Index, count: int, *, exact: bool = False) -> list[ScoredItem]:
+        """The nearest items of an index, best first; with ``exact``, all items are compared."""
+        return nearest_items(index, [(self, count, exact)])[0]
 
     def cutoff(self, scales: ScoreScales, *, reranked: bool) -> float:
         """The score that a match should reach."""
@@ -95,19 +95,23 @@ class EncodedQuery(NamedTuple):
         )
 
 
-def nearest_items(index: Index, asked: Sequence[tuple[EncodedQuery, int]]) -> list[list[ScoredItem]]:
-    """The nearest items of several queries, and of each as many as asked for.
+def nearest_items(index: Index, asked: Sequence[tuple[EncodedQuery, int, bool]]) -> list[list[ScoredItem]]:
+    """The nearest items of several queries.
 
-    Queries with the same condition and the same number are compared with the index in one call.
+    Queries with the same condition, number and exactness are compared with the index in one call.
+
+    Args:
+        index: to search.
+        asked: queries, each with the number of items, and whether the search must be exact.
     """
     found: list[list[ScoredItem]] = [[] for _ in asked]
     if not len(index):
         return found
-    groups: dict[tuple[Condition | None, int], list[int]] = {}
-    for place, (query, count) in enumerate(asked):
-        groups.setdefault((query.where, count), []).append(place)
-    for (where, count), places in groups.items():
-        hits = index.search(np.stack([asked[place][0].vector for place in places]), count, where)
+    groups: dict[tuple[Condition | None, int, bool], list[int]] = {}
+    for place, (query, count, exact) in enumerate(asked):
+        groups.setdefault((query.where, count, exact), []).append(place)
+    for (where, count, exact), places in groups.items():
+        hits = index.search(np.stack([asked[place][0].vector for place in places]), count, where, exact=exact)
         for place, nearest in zip(places, hits, strict=True):
             found[place] = [ScoredItem(hit.id, hit.score * asked[place][0].length) for hit in nearest]
     return found
@@ -133,6 +137,7 @@ class ImageSearch(NamedTuple):
     all: bool = False
     hybrid: bool | None = None
     depth: int | TimeBudget | None = RERANK_DEPTH
+    exact: bool = False
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -77,6 +77,9 @@ class Results:
     """of the whole search"""
     truncated_words: int = 0
     """words of the query beyond the longest text that the matcher reads"""
+    recall: float | None = None
+    """share of the ten nearest items that a search of this library finds, as measured when it was indexed; None where
+    all items were compared"""
 
 
 class Searcher:
@@ -127,6 +130,7 @@ class Searcher:
         device: str | torch.device = "cpu",
         measure_costs: bool = True,
         index: str | None = None,
+        memory: int | None = None,
     ) -> Searcher:
         """Open a library with the matcher that indexed it.
 
@@ -135,11 +139,12 @@ class Searcher:
             device: where queries are encoded.
             measure_costs: measure the costs of reranking now, which searches with a time budget need.
             index: address of the vectors, if they are not in the library's folder.
+            memory: bytes of mapped vectors that stay in the memory of this process; by default 1 GiB for each index.
 
         Raises:
             UserError: when there is no library, or its matcher is missing or has changed.
         """
-        library = Library.open(library_folder, index=index)
+        library = Library.open(library_folder, index=index, memory=memory)
         encoders = load_encoders(library.folder, library.manifest, device)
         return cls(library, *encoders, costs={} if measure_costs else None)
 
@@ -178,6 +183,7 @@ class Searcher:
         all: bool = False,
         hybrid: bool | None = None,
         depth: int | TimeBudget | None = RERANK_DEPTH,
+        exact: bool = False,
     ) -> Results:
         """Find images of the library.
 
@@ -188,8 +194,9 @@ class Searcher:
             all: also return hits below the cut-off. A query of items alone has no cut-off.
             hybrid: True to fuse with images that contain any word of the query, False for no keyword search.
             depth: number of candidates to rerank, None for all, or a time budget.
+            exact: compare all vectors, also in a large library, where an approximate search is much faster.
         """
-        found = self.image_batch([ImageSearch(Query.of(query), k, where, all, hybrid, depth)])[0]
+        found = self.image_batch([ImageSearch(Query.of(query), k, where, all, hybrid, depth, exact)])[0]
         if isinstance(found, UserError):
             raise found
         return found
@@ -217,7 +224,8 @@ class Searcher:
                 None if p.search.hybrid is False else _KEYWORD_THREADS.submit(self._keyword_hits, p.encoded, p.own)
                 for p in valid
             ]
-            nearest = nearest_items(self.library.images, [(p.encoded, p.count + len(p.own)) for p in valid])
+            asked = [(p.encoded, p.count + len(p.own), p.search.exact) for p in valid]
+            nearest = nearest_items(self.library.images, asked)
             for plan, items, words in zip(valid, nearest, searching, strict=True):
                 plan.found = [item for item in items if item.id not in plan.own]
                 plan.add_keyword_hits(words.result() if words else [])
@@ -262,7 +270,8 @@ class Searcher:
         cutoff = None if plan.search.all or only_items else encoded.cutoff(self.scales, reranked=reranked)
         images = [Hit(item.id, item.score, 0, _text(paths[item.id])) for item in chosen if item.id in paths]
         depth = len(plan.found) if reranked else 0
-        return self._results(encoded, images, cutoff, plan.with_every_word, times, depth)
+        results = self._results(encoded, images, cutoff, plan.with_every_word, times, depth)
+        return results if plan.search.exact else replace(results, recall=self.library.images.recall)
 
     def like(self, id: str, k: int = 10, *, where: str | None = None) -> Results:
         """Find images that are similar to an item of the library."""
@@ -277,6 +286,7 @@ class Searcher:
         all: bool = False,
         hybrid: bool | None = None,
         depth: int | TimeBudget | None = RERANK_DEPTH,
+        exact: bool = False,
     ) -> Results:
         """Find captions of the library; arguments are those of ``images``, and conditions apply to the first image.
 
@@ -293,7 +303,7 @@ class Searcher:
             terms = None if reranker is None else self._terms(reranker, encoded)
         count = k if reranker is None else reranker.depth("text", depth, k, times.elapsed)
         with times.stage("search"):
-            found = encoded.nearest(index, count)
+            found = encoded.nearest(index, count, exact=exact)
             captions = {caption.id: caption.text for caption in self.library.texts([item.id for item in found])}
         with times.stage("rerank"):
             if reranker is not None and terms is not None:
@@ -301,7 +311,8 @@ class Searcher:
                 found = reranker.captions(terms, encoded.shares, ids, [captions[id] for id in ids])
         cutoff = None if all else encoded.cutoff(self.scales, reranked=bool(reranker))
         hits = [Hit(item.id, item.score, 0, text=captions[item.id]) for item in found[:k]]
-        return self._results(encoded, hits, cutoff, (), times, len(found) if reranker else 0)
+        results = self._results(encoded, hits, cutoff, (), times, len(found) if reranker else 0)
+        return results if exact else replace(results, recall=index.recall)
 
     def explain(self, id: str, text: str) -> WordImportances:
         """The importance of each word of a text for its score with an item, and the attention of each word.

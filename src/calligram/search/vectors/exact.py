@@ -8,8 +8,8 @@ There is no index to build or to update, conditions cost nothing, and the result
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -67,8 +67,6 @@ class ExactSearch:
         eight_bits: whether to use codes above that; None for where they are faster.
         """
         self.vectors, self._ties = vectors, ties
-        # Bound of the rounding error of two products in float32; a row in float16 may be slightly longer than 1.
-        self._margin = 2 * vectors.shape[1] * np.finfo(np.float32).eps
         self._codes: EightBitCodes | None = None
         if vectors.size > max_float_numbers and (eight_bits_are_faster() if eight_bits is None else eight_bits):
             self._codes = EightBitCodes.of(vectors)
@@ -105,22 +103,56 @@ class ExactSearch:
 
     def _best(self, query: NDArray[np.float32], rough: NDArray[np.float32], k: int, rows: Ints | None) -> RowHits:
         """The best k rows; ``rough`` are scores of a matrix product, of all rows or of ``rows``."""
-        least = np.partition(rough, len(rough) - k)[len(rough) - k]
-        chosen = np.flatnonzero(rough >= least - self._margin)
+        chosen = near_best(rough, k, self.vectors.shape[1])
         chosen = chosen if rows is None else rows[chosen]
-        scores = np.empty(len(chosen), np.float32)
-        for start in range(0, len(chosen), CONVERTED_ROWS):
-            part = slice(start, start + CONVERTED_ROWS)
-            scores[part] = (self.vectors[chosen[part]].astype(np.float64) * query).sum(axis=1)
-        order = np.argsort(-scores, kind="stable")
-        if self._ties is not None and (np.diff(scores[order]) == 0).any():
-            order = np.lexsort((self._ties(chosen), -scores))
-        return RowHits(chosen[order[:k]], scores[order[:k]])
+        return scored_rows(self.vectors.__getitem__, query, chosen, k, self._ties)
 
     def _scores(self, queries: NDArray[np.float32], rows: Ints | None) -> NDArray[np.float32]:
         # In torch, whose conversion from float16 is several times faster than numpy's.
         chosen = torch.from_numpy(self.vectors if rows is None else self.vectors[rows])
         return (torch.from_numpy(queries) @ chosen.float().T).numpy()
+
+
+def near_best(rough: NDArray[np.float32], k: int, dim: int) -> Ints:
+    """Places of all scores of a matrix product that may be among the best k, whatever their rounding errors are."""
+    return np.flatnonzero(rough >= least_score(rough, k, dim))
+
+
+def least_score(rough: NDArray[np.float32], k: int, dim: int) -> np.float32:
+    """The score of a matrix product that a row needs to be possibly among the best k."""
+    least = np.partition(rough, len(rough) - k)[len(rough) - k]
+    # Bound of the rounding error of two products in float32; a row in float16 may be slightly longer than 1.
+    return np.float32(least - 2 * dim * np.finfo(np.float32).eps)
+
+
+def scored_rows(
+    vectors_at: Callable[[Ints], NDArray[np.floating[Any]]],
+    query: NDArray[np.float32],
+    rows: Ints,
+    k: int,
+    ties: Callable[[Ints], Ints] | None,
+) -> RowHits:
+    """The best k of the given rows, each scored on its own in float64; ``vectors_at`` gives the vectors of rows."""
+    scores = np.empty(len(rows), np.float32)
+    for start in range(0, len(rows), CONVERTED_ROWS):
+        part = slice(start, start + CONVERTED_ROWS)
+        scores[part] = (vectors_at(rows[part]).astype(np.float64) * query).sum(axis=1)
+    return ranked_rows(rows, scores, k, ties)
+
+
+def ranked_rows(rows: Ints, scores: NDArray[np.float32], k: int, ties: Callable[[Ints], Ints] | None) -> RowHits:
+    """The best k rows by their scores; of rows with equal scores, the one with the smaller number of ``ties``."""
+    order = np.argsort(-scores, kind="stable")
+    if ties is not None and (np.diff(scores[order]) == 0).any():
+        order = np.lexsort((ties(rows), -scores))
+    return RowHits(rows[order[:k]], scores[order[:k]])
+
+
+def ranks_of(ids: Sequence[str]) -> Ints:
+    """The place of each id in their order."""
+    ranks = np.empty(len(ids), np.int64)
+    ranks[np.argsort(np.array(ids))] = np.arange(len(ids))
+    return ranks
 
 
 def candidates(below: NDArray[np.float32], above: NDArray[np.float32], k: int, rows: Ints | None) -> Ints:

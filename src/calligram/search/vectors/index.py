@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,21 @@ class Index(Protocol):
         """The version that this index reads, with which it can be opened again; None for engines without versions."""
         ...
 
+    @property
+    def mapped(self) -> Mapping[str, Any] | None:
+        """Files that speed the index up, for a manifest, which opens the index again with them; None for none."""
+        ...
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether ``optimize`` would make searches much faster."""
+        ...
+
+    @property
+    def recall(self) -> float | None:
+        """The share of the ten nearest items that a search finds, as measured; None where searches are exact."""
+        ...
+
     def add(self, ids: Sequence[str], vectors: NDArray[np.float32], columns: pa.Table) -> None:
         """Add items, or replace items with the same id; if anything fails, nothing changes.
 
@@ -58,10 +73,12 @@ class Index(Protocol):
         """Remove items; unknown ids are skipped."""
         ...
 
-    def search(self, vectors: NDArray[np.float32], k: int, where: Condition | None = None) -> list[list[VectorHit]]:
+    def search(
+        self, vectors: NDArray[np.float32], k: int, where: Condition | None = None, *, exact: bool = False
+    ) -> list[list[VectorHit]]:
         """The k nearest items of each query (Q, D), best first; fewer where fewer satisfy the condition.
 
-        Items with equal scores are ordered by id.
+        Items with equal scores are ordered by id. With ``exact``, all items are compared, also in a large index.
         """
         ...
 
@@ -75,8 +92,20 @@ class Index(Protocol):
 
     def __len__(self) -> int: ...
 
-    def optimize(self, track: Track = silent) -> None:
-        """Compact the storage after writing, and build or extend an approximate index where that is faster."""
+    def optimize(
+        self,
+        track: Track = silent,
+        *,
+        queries: Callable[[], NDArray[np.float32]] | None = None,
+        purge: bool = False,
+    ) -> None:
+        """Compact the storage after writing, and build or update an approximate index where that is faster.
+
+        Args:
+            track: shows progress.
+            queries: gives vectors that are typical queries; the recall is measured with them as well.
+            purge: delete removed items from all files.
+        """
         ...
 
     def restore(self, version: int | None) -> None:

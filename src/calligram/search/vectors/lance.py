@@ -1,14 +1,15 @@
-"""A vector index in a folder: a Lance table that is read into memory for exact search."""
+"""A vector index in a folder: a Lance table that is read into memory for exact search, or mapped where it is large."""
 
 from __future__ import annotations
 
+import logging
 import re
+import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -20,18 +21,25 @@ from calligram.extras import require
 from calligram.progress import Track, silent
 from calligram.search.filters.columns import checked_ids, stored_columns
 from calligram.search.filters.conditions import Condition, to_lance
-from calligram.search.vectors.exact import ExactSearch
+from calligram.search.vectors import mapped as mapping
+from calligram.search.vectors import mapped_table
+from calligram.search.vectors.exact import ExactSearch, ranks_of
 from calligram.search.vectors.index import VectorHit
+from calligram.search.vectors.mapped import MappedRecord, MappedVectors, unnamed
 from calligram.text import printable
 from calligram.vectors import checked_unit_rows
 
-READ_BATCH_ROWS = 8192
+log = logging.getLogger(__name__)
+
+Floats = NDArray[np.float32]
+IdsOfRows = Callable[[NDArray[np.int64]], list[str]]
 REFUSED_CHARACTERS = re.compile("[\\x00-\\x1f\\x7f\\ud800-\\udfff]")
 """characters that a path of Lance cannot have"""
-CACHED_CONDITIONS = 32
-"""conditions whose rows are cached: a page sends the same condition with every query"""
 CONDITION_IDS = 2000
 """ids in one condition"""
+READ_BATCH_ROWS = 8192
+CACHED_CONDITIONS = 32
+"""conditions whose rows are cached: a page sends the same condition with every query"""
 KEEP_ALL_VERSIONS = timedelta(days=36_500)
 KEEP_NO_VERSIONS = timedelta(milliseconds=1)
 VERSION_AGE_MARGIN = timedelta(minutes=1)
@@ -40,47 +48,63 @@ MAX_OPTIMIZE_CALLS = 8
 
 
 class Snapshot:
-    """Ids and vectors of one version of the table in memory; the table evaluates conditions at the same version."""
+    """Ids and vectors of one version of the table; the table evaluates conditions at the same version."""
 
-    def __init__(self, table: Any, ids: pa.StringArray, rows: NDArray[np.uint64], search: ExactSearch):
-        """Use ``read``."""
+    def __init__(
+        self, table: Any, ids_of: IdsOfRows, rows: NDArray[np.uint64], search: ExactSearch | mapped_table.MappedSearch
+    ) -> None:
+        """Use ``read`` or ``of_mapped``; ``rows`` are the addresses of the rows of ``search`` in the table."""
         self.version = int(table.version)
-        self._table, self._ids, self._exact = table, ids, search
+        self._table, self._ids_of, self._search = table, ids_of, search
+        self._count = int(table.count_rows())
         self._order = np.argsort(rows)
         self._rows = rows[self._order]
         self._columns = frozenset(table.schema.names)
         self._allowed: OrderedDict[Condition, NDArray[np.bool_]] = OrderedDict()
-        self._lock = Lock()
+        self._lock = threading.Lock()
 
     @classmethod
     def read(cls, table: Any, dim: int) -> Snapshot:
         """Read the present version of a table."""
         count = table.count_rows()
         vectors, rows = np.empty((count, dim), np.float16), np.empty(count, np.uint64)
-        ids, start = [], 0
+        ids, start = [pa.array([], pa.string())], 0
         for batch in table.search().select(["id", "vector"]).with_row_id(True).to_batches(READ_BATCH_ROWS):
             part = slice(start, start + len(batch))
             vectors[part] = batch["vector"].flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
             rows[part] = batch["_rowid"].to_numpy()
             ids.append(batch["id"])
             start += len(batch)
-        joined = pa.concat_arrays(ids) if ids else pa.array([], pa.string())
-        return cls(table, joined, rows, ExactSearch(vectors, ties=lambda chosen: ranks_of(joined, chosen)))
+        joined = pa.concat_arrays(ids)
+
+        def ids_of(chosen: NDArray[np.int64]) -> list[str]:
+            return list(joined.take(pa.array(chosen)).to_pylist())
+
+        return cls(table, ids_of, rows, ExactSearch(vectors, ties=lambda chosen: ranks_of(ids_of(chosen))))
+
+    @classmethod
+    def of_mapped(cls, table: Any, mapped: MappedVectors) -> Snapshot:
+        """Use mapped files of this table, and read the rows that were added since they were written."""
+        alive, added = mapped_table.changes_since(mapped, table)
+        ids_of = mapped_table.JoinedIds(mapped.ids, added.ids).take
+        search = mapped_table.MappedSearch(mapped, alive, added.vectors, lambda rows: ranks_of(ids_of(rows)))
+        return cls(table, ids_of, np.concatenate((mapped.addresses, added.addresses)), search)
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return self._count
 
-    def search(self, queries: NDArray[np.float32], k: int, where: Condition | None) -> list[list[VectorHit]]:
+    def search(
+        self, queries: NDArray[np.float32], k: int, where: Condition | None, exact: bool = False
+    ) -> list[list[VectorHit]]:
         """The k nearest items of each query (Q, D) at unit length."""
         allowed = None if where is None else self._satisfying(where)
+        if isinstance(self._search, mapped_table.MappedSearch):
+            found = self._search.search(queries, k, allowed, exact=exact)
+        else:
+            found = self._search.search(queries, k, allowed)
         return [
-            [
-                VectorHit(*pair)
-                for pair in zip(
-                    self._ids.take(pa.array(rows.tolist(), pa.int64())).to_pylist(), scores.tolist(), strict=True
-                )
-            ]
-            for rows, scores in self._exact.search(queries, k, allowed)
+            [VectorHit(*pair) for pair in zip(self._ids_of(rows), scores.tolist(), strict=True)]
+            for rows, scores in found
         ]
 
     def _satisfying(self, where: Condition) -> NDArray[np.bool_]:
@@ -98,13 +122,6 @@ class Snapshot:
             if len(self._allowed) > CACHED_CONDITIONS:
                 self._allowed.popitem(last=False)
         return allowed
-
-
-def ranks_of(ids: pa.StringArray, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The place of each of the rows in the order of their ids."""
-    ranks = np.empty(len(rows), np.int64)
-    ranks[np.argsort(np.array(ids.take(pa.array(rows)).to_pylist()))] = np.arange(len(rows))
-    return ranks
 
 
 def compact(table: Any) -> None:
@@ -137,17 +154,32 @@ class LanceIndex:
     """A Lance table of ids, float16 vectors and filter columns.
 
     Each writing call creates one version of the table, so that a killed process leaves the last complete one. A search
-    reads a version into memory, with three bytes for each number of a vector, and is exact; see ``exact``.
+    reads a version into memory, with three bytes for each number of a vector, and is exact; see ``exact``. From
+    ``mapped.MAPPED_ROWS`` rows on, ``optimize`` copies the vectors into files, and a search maps them; see ``mapped``.
     """
 
-    def __init__(self, database: Any, table: Any, pinned: bool):
+    def __init__(self, database: Any, table: Any, pinned: bool, files: Path, memory: int):
         """Use ``open``."""
-        self._database, self._table, self._pinned = database, table, pinned
+        self._database, self._table, self._pinned, self._files = database, table, pinned, files
+        self._memory = memory
+        # Asking Lance takes a millisecond.
+        self._dim = int(table.schema.field("vector").type.list_size)
+        self._pinned_version = int(table.version) if pinned else None
+        self._mapped: MappedVectors | None = None
         self._changing = threading.RLock()
         self._snapshot: Snapshot | None = None
 
     @classmethod
-    def open(cls, folder: Path, name: str, *, dim: int | None = None, version: int | None = None) -> LanceIndex:
+    def open(
+        cls,
+        folder: Path,
+        name: str,
+        *,
+        dim: int | None = None,
+        version: int | None = None,
+        mapped: Mapping[str, Any] | None = None,
+        memory: int | None = None,
+    ) -> LanceIndex:
         """Open the table ``name`` in a folder; see ``tables.open_index``."""
         database = connect(folder)
         try:
@@ -159,20 +191,39 @@ class LanceIndex:
                 which = "" if version is None else f" at version {version}"
                 raise UserError(f"there is no index {name!r}{which} in {folder}; index the collection again") from error
             table = database.create_table(name, schema=schema_of(dim))
-        found = cls(database, table, version is not None)
+        found = cls(database, table, version is not None, folder / f"{name}.mapped", memory or mapping.MEMORY_BYTES)
         if dim not in (None, found.dim):
             raise UserError(f"index {name!r} in {folder} holds vectors of {found.dim} dimensions, not {dim}")
+        if mapped is not None:
+            found._map(mapped)
         return found
+
+    def _map(self, record: Mapping[str, Any]) -> None:
+        """Map the files of a record. Without them, everything is read from the table, which is slow and right."""
+        try:
+            self._mapped = MappedVectors(self._files, MappedRecord.from_json(record), self.dim, self._memory)
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            log.warning("%s cannot be used (%s); the next calligram index writes it again", self._files, error)
+
+    @property
+    def mapped(self) -> Mapping[str, Any] | None:
+        """The record of the mapped files."""
+        return None if self._mapped is None else self._mapped.record.to_json()
+
+    @property
+    def recall(self) -> float | None:
+        """The measured recall of approximate search; None where searches are exact."""
+        return None if self._mapped is None else self._mapped.recall
 
     @property
     def dim(self) -> int:
         """Dimensions of the vectors."""
-        return int(self._table.schema.field("vector").type.list_size)
+        return self._dim
 
     @property
     def version(self) -> int:
         """The version of the table that is read."""
-        return int(self._table.version)
+        return int(self._table.version) if self._pinned_version is None else self._pinned_version
 
     def add(self, ids: Sequence[str], vectors: NDArray[np.float32], columns: pa.Table) -> None:
         """Add items, or replace items with the same id; columns that are not given are null."""
@@ -213,12 +264,14 @@ class LanceIndex:
             if ids:
                 self._table.delete(any_of(ids))
 
-    def search(self, vectors: NDArray[np.float32], k: int, where: Condition | None = None) -> list[list[VectorHit]]:
+    def search(
+        self, vectors: NDArray[np.float32], k: int, where: Condition | None = None, *, exact: bool = False
+    ) -> list[list[VectorHit]]:
         """The k nearest items of each query."""
         queries = checked_unit_rows(vectors, self.dim)
         if k < 1:
             raise UserError(f"k must be at least 1, got {k}")
-        return self._read().search(queries, k, where)
+        return self._read().search(queries, k, where, exact)
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """The stored vectors in the order of ``ids``."""
@@ -237,16 +290,30 @@ class LanceIndex:
         read = self._snapshot
         return len(read) if read is not None and read.version == self.version else int(self._table.count_rows())
 
-    def optimize(self, track: Track = silent) -> None:
-        """Compact the table, and index the ids, which are looked up when items are replaced."""
+    @property
+    def unfinished(self) -> bool:
+        """Whether ``optimize`` would write mapped files, or delete those of a writer that was killed."""
+        if self._mapped is None:
+            return len(self) >= mapping.MAPPED_ROWS
+        return mapped_table.is_outdated(self._table, self._mapped) or bool(unnamed(self._files, self._mapped.record))
+
+    def optimize(
+        self, track: Track = silent, *, queries: Callable[[], Floats] | None = None, purge: bool = False
+    ) -> None:
+        """Compact the table, index the ids, which are looked up when items are replaced, and update mapped files."""
         from lancedb.index import BTree
 
         with self._writing():
+            before = None if self._mapped is None else mapped_table.row_addresses(self._table)
             for step in track(("ids", "files"), "optimizing the index", 2):
                 if step == "ids" and len(self) and not self._table.list_indices():
                     self._table.create_index("id", config=BTree())
                 elif step == "files":
                     compact(self._table)
+            if self._mapped is not None or len(self) >= mapping.MAPPED_ROWS:
+                self._mapped = mapped_table.updated_files(
+                    self._files, self._table, self._mapped, before, queries, purge, self._memory, track
+                )
 
     def restore(self, version: int | None) -> None:
         """Make an earlier version the present one."""
@@ -259,6 +326,9 @@ class LanceIndex:
         """Delete the versions before ``keep`` (by default the present one), and files that no version uses."""
         with self._writing():
             drop_table_versions(self._table, self.version if keep is None else keep)
+            record = None if self._mapped is None else self._mapped.record
+            for path in unnamed(self._files, record) if self._files.is_dir() else ():
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     def _writing(self) -> threading.RLock:
         if self._pinned:
@@ -283,7 +353,9 @@ class LanceIndex:
                 # A separate handle, because a search may still use this version after a writer has created the next.
                 table = self._database.open_table(self._table.name)
                 table.checkout(self.version)
-                self._snapshot = Snapshot.read(table, self.dim)
+                self._snapshot = (
+                    Snapshot.read(table, self.dim) if self._mapped is None else Snapshot.of_mapped(table, self._mapped)
+                )
             return self._snapshot
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -149,6 +149,13 @@ class MilvusIndex:
     """
 
     version = None
+    mapped = None
+    unfinished = False
+
+    @property
+    def recall(self) -> float | None:
+        """The recall that a graph had at least when it was built; None for exact search."""
+        return MIN_GRAPH_RECALL if self._structure == "HNSW" else None
 
     def __init__(self, client: Any, name: str, address: str):
         """Use ``open``."""
@@ -198,8 +205,12 @@ class MilvusIndex:
             for chunk in chunks(ids, REQUEST_IDS):
                 self._client.delete(self._name, filter=any_of(chunk))
 
-    def search(self, vectors: NDArray[np.float32], k: int, where: Condition | None = None) -> list[list[VectorHit]]:
+    def search(
+        self, vectors: NDArray[np.float32], k: int, where: Condition | None = None, *, exact: bool = False
+    ) -> list[list[VectorHit]]:
         """The k nearest items of each query, at most 16,384."""
+        if exact and self._structure != "FLAT":
+            raise UserError("Milvus searches this library by a graph and not exactly; leave out exact (--exact)")
         queries = checked_unit_rows(vectors, self.dim)
         if k < 1:
             raise UserError(f"k must be at least 1, got {k}")
@@ -226,7 +237,13 @@ class MilvusIndex:
         with self._requests():
             return int(self._client.query(self._name, filter="", output_fields=["count(*)"])[0]["count(*)"])
 
-    def optimize(self, track: Track = silent) -> None:
+    def optimize(
+        self,
+        track: Track = silent,
+        *,
+        queries: Callable[[], NDArray[np.float32]] | None = None,
+        purge: bool = False,
+    ) -> None:
         """Flush the collection to disk, and build a graph for a large collection."""
         with self._requests():
             for step in track(("rows", "graph"), "optimizing the index", 2):

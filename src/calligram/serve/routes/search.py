@@ -93,13 +93,22 @@ def run_search(
     """
     search = image_search(request, picture, budget_ms)
     find = searcher.images if request.find == "images" else searcher.texts
-    return find(search.query, search.k, where=search.where, all=search.all, hybrid=search.hybrid, depth=search.depth)
+    return find(
+        search.query,
+        search.k,
+        where=search.where,
+        all=search.all,
+        hybrid=search.hybrid,
+        depth=search.depth,
+        exact=search.exact,
+    )
 
 
 def image_search(request: SearchRequest, picture: Image.Image | None, budget_ms: float | None) -> ImageSearch:
     """The arguments of a search."""
     where, depth = request.where.strip() or None, rerank_depth(request, budget_ms)
-    return ImageSearch(search_query(request, picture), request.k, where, request.all, request.hybrid, depth)
+    query = search_query(request, picture)
+    return ImageSearch(query, request.k, where, request.all, request.hybrid, depth, request.exact)
 
 
 def rerank_depth(request: SearchRequest, budget_ms: float | None) -> int | TimeBudget:
@@ -142,6 +151,13 @@ def respond(service: Service, results: Results) -> Response:
         for hit in results.hits
     ]
     took = round(1000 * results.seconds, 3)
-    answer = SearchAnswer(hits=hits, below=results.below_cutoff, milliseconds=times, depth=results.depth, took=took)
+    answer = SearchAnswer(
+        hits=hits,
+        below=results.below_cutoff,
+        milliseconds=times,
+        depth=results.depth,
+        took=took,
+        recall=results.recall,
+    )
     timing = ", ".join(f"{stage};dur={ms:.3f}" for stage, ms in times.items())
     return Response(answer.model_dump_json(), media_type="application/json", headers={"Server-Timing": timing})
