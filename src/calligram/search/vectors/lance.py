@@ -86,7 +86,7 @@ class Snapshot:
     def of_mapped(cls, table: Any, mapped: MappedVectors) -> Snapshot:
         """Use mapped files of this table, and read the rows that were added since they were written."""
         alive, added = mapped_table.changes_since(mapped, table)
-        ids_of = mapped_table.JoinedIds(mapped.ids, added.ids).take
+        ids_of = mapping.JoinedIds(mapped.ids, added.ids).take
         search = mapped_table.MappedSearch(mapped, alive, added.vectors, lambda rows: ranks_of(ids_of(rows)))
         return cls(table, ids_of, np.concatenate((mapped.addresses, added.addresses)), search)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -77,20 +77,6 @@ class MappedSearch:
             )
             for one, two in zip(found, added, strict=True)
         ]
-
-
-class JoinedIds(NamedTuple):
-    """Ids of rows in mapped files, then of rows in memory; a chunked array of Arrow takes a hundred times longer."""
-
-    mapped: pa.StringArray
-    added: pa.StringArray
-
-    def take(self, rows: NDArray[np.int64]) -> list[str]:
-        """The ids of rows."""
-        count = len(self.mapped)
-        first = iter(self.mapped.take(pa.array(rows[rows < count])).to_pylist())
-        second = iter(self.added.take(pa.array(rows[rows >= count] - count)).to_pylist())
-        return [next(first) if row < count else next(second) for row in rows.tolist()]
 
 
 def contained(some: NDArray[np.uint64], others: NDArray[np.uint64]) -> NDArray[np.bool_]:
