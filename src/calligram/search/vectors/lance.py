@@ -295,7 +295,8 @@ class LanceIndex:
         """Whether ``optimize`` would write mapped files, or delete those of a writer that was killed."""
         if self._mapped is None:
             return len(self) >= mapping.MAPPED_ROWS
-        return mapped_table.is_outdated(self._table, self._mapped) or bool(unnamed(self._files, self._mapped.record))
+        rows = mapped_table.row_addresses(self._table)
+        return mapped_table.is_outdated(self._mapped, rows) or bool(unnamed(self._files, self._mapped.record))
 
     def optimize(
         self, track: Track = silent, *, queries: Callable[[], Floats] | None = None, purge: bool = False

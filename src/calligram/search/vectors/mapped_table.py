@@ -135,15 +135,8 @@ def changes_since(mapped: MappedVectors, table: Any) -> tuple[NDArray[np.bool_] 
     return None if alive.all() else alive, in_memory(taken_batches(table, new, dim), len(new), dim)
 
 
-def is_outdated(table: Any, mapped: MappedVectors, now: Addresses | None = None) -> bool:
-    """Whether too many rows were added or deleted since the files were written.
-
-    Args:
-        table: of the rows.
-        mapped: the files.
-        now: present addresses of the rows, if they are known.
-    """
-    present = row_addresses(table) if now is None else now
+def is_outdated(mapped: MappedVectors, present: Addresses) -> bool:
+    """Whether too many rows were added or deleted since the files were written; ``present`` are those of the table."""
     kept = int(np.count_nonzero(contained(mapped.addresses, present)))
     return len(mapped) - kept + len(present) - kept > mapping.MAX_CHANGED_SHARE * len(present)
 
@@ -172,7 +165,7 @@ def updated_files(
     """
     if table.count_rows() < mapping.MAPPED_ROWS:
         return None
-    if mapped is not None and before is not None and not is_outdated(table, mapped, before):
+    if mapped is not None and before is not None and not is_outdated(mapped, before):
         alive = contained(mapped.addresses, before)
         if alive.all() or not purge:
             same = mapped.record.version == table.version
