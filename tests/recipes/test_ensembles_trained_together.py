@@ -81,6 +81,28 @@ def test_members_are_trained_together_and_the_run_is_self_contained(spoken_tiny,
     assert not any(alike)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_members_are_trained_one_after_the_other_with_the_same_gradients(tiny, networks, shared):
+    plan = planned(
+        tiny, *networks, f"shared={str(shared).lower()}", "image.views=one", "text.dropout=0",
+        "image.region_dropout=0", "text.word_dropout=0", "terms=infonce",
+    )  # fmt: skip
+    matcher, stage = plan.matcher.eval(), plan.stages[-1]  # no dropout, whose numbers come in another order
+    batch = next(iter(stage.batches.epoch(0)))
+    found = []
+    for groups in ([stage.objective(matcher, batch)], stage.objective.passes(matcher, batch)):
+        matcher.zero_grad()
+        terms, count = {}, 0
+        for group in groups:
+            sum(group.values()).backward()
+            terms |= {name: term.detach() for name, term in group.items()}
+            count += 1
+        gradients = {name: p.grad.clone() for name, p in matcher.named_parameters() if p.grad is not None}
+        found.append((terms, gradients, vars(stage.objective.spread)))
+    assert count == (1 if shared else len(matcher.members))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-3, atol=1e-5)
+
+
 def test_a_member_is_trained_as_it_would_be_alone(stored_tiny, tmp_path):
     """Gradients of an ensemble's member are those of its own objective: members see nothing of each other."""
     plan = planned(stored_tiny, *STORED, "matcher=mmca,scan", "terms=infonce,instance", *INSTANCE)

@@ -168,7 +168,7 @@ def test_a_row_that_is_alone_and_has_no_memory_fails_at_once(tmp_path):
         ("vse", ("image.backbone=vit", "image.train=true", "batch=256", "image.size=448"), 104),
         ("vse", ("image.backbone=vit", "image.train=true", "batch=256", "image.region_dropout=0.5"), 19.5),
         ("vse", ("image.backbone=vit", "image.train=true", "batch=16"), 6),
-        ("vse", ("matcher=vse,vse", "image.backbone=vit", "image.train=true", "batch=256"), 52),
+        ("vse", ("matcher=vse,vse", "image.backbone=vit", "image.train=true", "batch=256"), 29),
         ("vse", ("matcher=vse,vse", "image.backbone=vit", "image.train=true", "batch=256", "shared=true"), 26),
         ("bfan", ("image.backbone=vit", "text.encoder=minilm", "text.train=true"), 10),
         ("dual-path", ("image.backbone=vit", "stages.2.batch=256"), 26),

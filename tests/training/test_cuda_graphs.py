@@ -376,6 +376,7 @@ def test_a_trial_compiles_long_stages_with_anything_to_compile(monkeypatch, aske
 def test_a_run_records_the_chosen_way_and_takes_the_same_steps_as_a_plain_run(tiny, tmp_path, monkeypatch):
     for module in (loop, batch):
         monkeypatch.setattr(module, "GRAPH_DEVICE_TYPE", "cpu")
+    monkeypatch.setattr("calligram.recipes.parts.run.device_named", lambda: torch.device("cpu"))  # also beside a GPU
     for name, value in {"GRAPH_MIN_SECONDS": 0.0, "WARMUP_STEPS": 1, "TIMED_STEPS": 3}.items():
         monkeypatch.setattr(cuda_graphs, name, value)
     settings = ["image.size=16", "image.channels=4,8", "dim=8", "text.word_dim=4", "text.hidden=8", "text.dropout=0.2"]

@@ -191,25 +191,33 @@ class Ensemble(Matcher):
         """Yield every member with its own encodings of images and texts, its vectors at length one."""
         return zip(self._members(), self._split(images), self._split(texts), strict=True)
 
+    @property
+    def shares_networks(self) -> bool:
+        """Whether the members share a backbone or a text encoder."""
+        return bool(self.settings.backbone or self.settings.encoder)
+
+    def encode_separately(
+        self, images: Tensor, texts: Tensor, mask: Tensor
+    ) -> Iterator[tuple[Matcher, Encoded, Encoded]]:
+        """Yield what ``by_member`` yields for the same inputs; a member encodes them when it is its turn.
+
+        Members must not share networks.
+        """
+        for member in self._members():
+            one, two = member.encode_images(images), member.encode_texts(texts, mask)
+            yield member, _as_member(member, one), _as_member(member, two)
+
     def _members(self) -> list[Matcher]:
         return [member for member in self.members if isinstance(member, Matcher)]
 
     def _concatenate(self, encodings: list[Encoded]) -> Encoded:
-        scorings = [member.scoring for member in self._members()]
-        # An unknown score may depend on the length of the vectors.
-        vectors = torch.cat(
-            [
-                e.vectors if own.kind == "other" else unit_length(e.vectors)
-                for own, e in zip(scorings, encodings, strict=True)
-            ],
-            dim=-1,
-        )
-        # Other members may give parts that only their training objective uses.
-        scored = [e.parts if own.parts else None for own, e in zip(scorings, encodings, strict=True)]
+        members = self._members()
+        kept = [_as_member(member, items) for member, items in zip(members, encodings, strict=True)]
+        vectors = torch.cat([e.vectors for e in kept], dim=-1)
         # Recorded here, because the settings of a class from outside need not have a ``dim``.
-        self._vector_sizes = [e.vectors.shape[-1] for e in encodings]
-        self._part_sizes = [0 if parts is None else parts.shape[-1] for parts in scored]
-        with_parts = [e for own, e in zip(scorings, encodings, strict=True) if own.parts]
+        self._vector_sizes = [e.vectors.shape[-1] for e in kept]
+        self._part_sizes = [0 if e.parts is None else e.parts.shape[-1] for e in kept]
+        with_parts = [e for member, e in zip(members, kept, strict=True) if member.scoring.parts]
         parts = [e.parts for e in with_parts if e.parts is not None]
         if not parts:
             return Encoded(vectors)
@@ -229,6 +237,16 @@ class Ensemble(Matcher):
         return [
             Encoded(v, p, items.mask) if size else Encoded(v) for v, p, size in zip(vectors, parts, sizes, strict=True)
         ]
+
+
+def _as_member(member: Matcher, items: Encoded) -> Encoded:
+    """Return what an ensemble keeps of a member's encodings: vectors at length one, and parts only if scores need them.
+
+    The vectors of an unknown score stay as they are, because it may depend on their length. Some members give parts
+    that only their training objective uses.
+    """
+    vectors = items.vectors if member.scoring.kind == "other" else unit_length(items.vectors)
+    return Encoded(vectors, items.parts, items.mask) if member.scoring.parts else Encoded(vectors)
 
 
 def mean_scoring(scorings: Sequence[Scoring], weights: Sequence[float], *, parts: bool) -> Scoring:

@@ -44,6 +44,8 @@ TEXT_ROW_GPU_BYTES = 10 << 30
 IMAGE_ROW_GPU_BYTES = 26 << 30
 """GPU memory of a row that trains an image network with the batch and size below; a ViT: 16 to 27 GiB"""
 IMAGE_ROW_BATCH, IMAGE_ROW_SIZE = 256, 224
+MEMBER_GPU_BYTES = 3 << 30
+"""GPU memory for the weights of a further member with a ViT and MPNet, with gradients, optimizer state and average"""
 ROW_GPU_BYTES = 6 << 30
 """GPU memory of a row without such networks; rows with a frozen image network took 0.6 to 10 GiB on an H200"""
 
@@ -111,8 +113,9 @@ def free_gpu_bytes(device: torch.device) -> int | None:
 def row_gpu_bytes(job: RowJob) -> int:
     """Estimate the GPU memory of a row from its settings.
 
-    Training an image network end to end stores activations in proportion to batch and pixels, for each member of an
-    ensemble that has a network of its own; fewer where patches are dropped. The largest stage counts.
+    Training an image network end to end stores activations in proportion to batch and pixels, fewer where patches are
+    dropped. The members of an ensemble are trained one after the other in each step, so their activations count once,
+    and their weights each. The largest stage counts.
     """
     given = [with_assets_path(change) for change in (*job.changes, *job.row.changes)]
     settings = resolve(find_preset(job.row.preset).defaults, given)
@@ -125,11 +128,11 @@ def row_gpu_bytes(job: RowJob) -> int:
         if not each.image.stored:
             pretrained = bool(each.image.backbone) or any(isinstance(one, PretrainedModel) for one in each.matcher)
             size = each.image.size or (IMAGE_ROW_SIZE if pretrained else DEFAULT_IMAGE_SIZE)
-            networks = 1 if each.shared else len(each.matcher)
             # A text encoder and the augmentation take as much memory with half of the patches as with all of them.
             kept = 1 - each.image.region_dropout / 2 if pretrained else 1
-            scale = kept * networks * each.batch * size**2 / (IMAGE_ROW_BATCH * IMAGE_ROW_SIZE**2)
-            found = max(found, round(scale * IMAGE_ROW_GPU_BYTES))
+            scale = kept * each.batch * size**2 / (IMAGE_ROW_BATCH * IMAGE_ROW_SIZE**2)
+            more = 0 if each.shared else len(each.matcher) - 1
+            found = max(found, round(scale * IMAGE_ROW_GPU_BYTES) + more * MEMBER_GPU_BYTES)
     return found
 
 

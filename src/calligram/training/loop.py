@@ -240,12 +240,18 @@ class _Trainer:
             group["lr"] = stage.lr * group["factor"] * stage.schedule(progress)
 
     def _backward(self, stage: Stage, batch: Batch) -> dict[str, Tensor]:
-        with self._autocast():
-            terms: dict[str, Tensor] = stage.objective(self.matcher, batch)
-            loss = torch.stack(list(terms.values())).sum() / stage.accumulate
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        logged = {**terms, **stage.objective.measures}
-        return {"loss": loss.detach() * stage.accumulate, **{k: v.detach() for k, v in logged.items()}}
+        found: dict[str, Tensor] = {}
+        groups = stage.objective.passes(self.matcher, batch)
+        while True:
+            with self._autocast():
+                if not (terms := next(groups, {})):
+                    break
+                loss = torch.stack(list(terms.values())).sum() / stage.accumulate
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            found |= {name: term.detach() for name, term in terms.items()}
+            del terms, loss  # and with them the activations of this group
+        measured = {name: value.detach() for name, value in stage.objective.measures.items()}
+        return {"loss": torch.stack(list(found.values())).sum(), **found, **measured}
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.loop.precision == "fp32":

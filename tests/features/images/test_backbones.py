@@ -124,18 +124,19 @@ def step(backbone, pixels):
 @pytest.mark.skipif(
     not torch.cuda.is_available(), reason="compiling takes a minute on a CPU, and is used on a GPU only"
 )
-@pytest.mark.parametrize("name", ["dinov2", "mobilenet"])
+@pytest.mark.parametrize("name", ["dinov2", "resnet"])
 def test_a_compiled_training_step_equals_a_plain_one(name):
     torch.manual_seed(0)
     backbone = Backbone(configurations()[name]).cuda().train()
-    pixels = torch.randn(4, 3, 32, 32, device="cuda")
+    # Large enough that batch normalisation has many values for each channel.
+    pixels = torch.randn(8, 3, 96 if name == "resnet" else 32, 96 if name == "resnet" else 32, device="cuda")
     state = {k: v.clone() for k, v in backbone.state_dict().items()}
     plain = step(backbone, pixels)
     backbone.load_state_dict(state)
     with use_compile():
         compiled = step(backbone, pixels)
     for key, gradient in plain.items():
-        torch.testing.assert_close(compiled[key], gradient, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(compiled[key], gradient, rtol=1e-3, atol=1e-3 * float(gradient.abs().max()))
     assert backbone._compiles
 
 

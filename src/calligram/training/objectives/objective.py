@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -96,6 +96,10 @@ class Objective(nn.Module):
         if self.graph_safe and is_single_process() and uses_cuda_graphs(batch.images):
             return self._forward_with_graphs(matcher, batch)
         return self.terms(matcher, batch, *self.encode(matcher, batch))
+
+    def passes(self, matcher: Matcher, batch: Batch) -> Iterator[dict[str, Tensor]]:
+        """Yield the terms of one batch in groups; the backward pass of a group can run before the next is computed."""
+        yield self(matcher, batch)
 
     def _forward_with_graphs(self, matcher: Matcher, batch: Batch) -> dict[str, Tensor]:
         """The same with CUDA graphs, from encoders to terms; a graph is captured when a shape comes again."""
@@ -255,15 +259,36 @@ class EnsembleObjective(Objective):
 
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """Return the terms of every member, with its number from 1 on as a prefix."""
-        found: dict[str, Tensor] = {}
+        members = cast("Ensemble", matcher).by_member(images, texts)
         self.measures = {}
-        members = zip(self.objectives, cast("Ensemble", matcher).by_member(images, texts), strict=True)
-        for number, (objective, (member, one, two)) in enumerate(members, 1):
-            assert isinstance(objective, Objective)
-            own = objective.terms(member, batch, one, two)
-            found |= {f"{number}_{name}": term for name, term in own.items()}
-            self.measures |= {f"{number}_{name}": value for name, value in objective.measures.items()}
-        return found
+        groups = [self._member_terms(number, batch, member) for number, member in enumerate(members, 1)]
+        return {name: term for group in groups for name, term in group.items()}
+
+    def passes(self, matcher: Matcher, batch: Batch) -> Iterator[dict[str, Tensor]]:
+        """Yield the terms of one member after the other, so that the activations of one at a time are in memory.
+
+        Together they are the terms of ``forward``. Members that share networks or a CUDA graph are one group.
+        """
+        ensemble = cast("Ensemble", matcher)
+        graphs = self.graph_safe and uses_cuda_graphs(batch.images)
+        if ensemble.shares_networks or graphs or not is_single_process():
+            yield self(matcher, batch)
+            return
+        self.measures, encoded = {}, []
+        members = ensemble.encode_separately(batch.images, batch.texts, batch.text_mask)
+        for number, (member, images, texts) in enumerate(members, 1):
+            encoded.append((images.vectors.detach(), texts.vectors.detach()))
+            yield self._member_terms(number, batch, (member, images, texts))
+        one, two = (Encoded(torch.cat(side, dim=-1)) for side in zip(*encoded, strict=True))
+        self._encoded = one, two
+
+    def _member_terms(self, number: int, batch: Batch, encoded: tuple[Matcher, Encoded, Encoded]) -> dict[str, Tensor]:
+        objective = self.objectives[number - 1]
+        assert isinstance(objective, Objective)
+        member, images, texts = encoded
+        own = objective.terms(member, batch, images, texts)
+        self.measures |= {f"{number}_{name}": value for name, value in objective.measures.items()}
+        return {f"{number}_{name}": term for name, term in own.items()}
 
 
 def parameter_groups(
