@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from calligram.cli.main import app
@@ -14,8 +15,12 @@ from calligram.search.indexing.forget import forget_items
 from calligram.search.indexing.run import index_source
 from calligram.search.library.library import Library
 from calligram.search.library.manifest import read_manifest
+from calligram.search.query.encoded_query import ImageSearch
+from calligram.search.query.query import Query
 from calligram.search.query.searcher import Searcher
 from calligram.search.vectors import mapped
+from calligram.serve.server import create_app
+from calligram.serve.settings import ServerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +63,24 @@ def test_an_answer_says_whether_it_is_approximate(indexed):
     for flag, wanted in (((), found.recall), (("--exact",), None)):
         printed = run(app, ["search", str(indexed), "a red disc", "--json", *flag], catch_exceptions=False).stdout
         assert json.loads(printed)["recall"] == wanted
+
+
+def test_the_api_says_whether_an_answer_is_approximate(indexed):
+    searcher = Searcher.open(indexed)
+    with TestClient(create_app(searcher, ServerSettings()), base_url="http://localhost") as client:
+        for exact, wanted in ((False, searcher.library.images.recall), (True, None)):
+            answer = client.get("/api/search", params={"q": "a red disc", "exact": exact, "all": True}).json()
+            assert answer["recall"] == wanted
+        assert client.get("/api/stats").json()["stats"]["recall"] == searcher.library.images.recall
+
+
+def test_a_batch_has_exact_and_approximate_searches(indexed):
+    searcher = Searcher.open(indexed)
+    query = Query.of("a red disc")
+    searches = [ImageSearch(query, 12, all=True, exact=exact) for exact in (False, True, False)]
+    found = searcher.image_batch(searches)
+    assert [answer.recall is None for answer in found] == [False, True, False]
+    assert found[0].hits == found[1].hits == found[2].hits
 
 
 def test_changes_are_known_at_once_and_forgotten_pictures_never_appear(models, photos, indexed, photograph, by_path):

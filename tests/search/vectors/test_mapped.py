@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -296,6 +298,24 @@ def test_the_memory_of_mapped_files_is_bounded(tmp_path, monkeypatch):
         # The system maps up to a megabyte more around what is read, and a search is counted when it is over.
         assert resident_bytes(folder / VECTORS_FILE) <= 2 * limit
         assert resident_bytes(folder / LISTS_FILE) <= 2 * limit
+
+
+def test_a_reader_with_little_memory_survives_the_deletion_of_its_files(tmp_path, large, queries):
+    reader = open_index(tmp_path, "images", version=large.version, mapped=large.mapped, memory=1)
+    before = reader.search(queries, K)
+    shutil.rmtree(tmp_path / "images.mapped")
+    for _ in range(3):
+        assert reader.search(queries, K) == before
+        assert len(reader.search(queries, K, exact=True)) == len(queries)
+
+
+def test_a_disk_without_space_is_named_before_anything_is_written(tmp_path, monkeypatch, large):
+    monkeypatch.setattr(mapped, "FILE_BYTES_PER_ROW", 1 << 50)
+    writer = open_index(tmp_path, "images", dim=DIM)
+    with pytest.raises(OSError, match="bytes needed") as raised:
+        writer.optimize()
+    assert raised.value.errno == errno.ENOSPC
+    assert [folder.name for folder in (tmp_path / "images.mapped").iterdir()] == ["1"]
 
 
 def test_the_fewest_lists_that_reach_a_recall_are_chosen():

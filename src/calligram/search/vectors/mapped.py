@@ -7,6 +7,7 @@ Rows are recognized by their address in the table, so rows that were added or de
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -24,7 +25,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from calligram.files import move_folder, replace_file, sync_folder, sync_tree
+from calligram.files import check_space, move_folder, replace_file, sync_folder, sync_tree
 from calligram.progress import Track, silent
 from calligram.search.vectors.exact import Ints, RowHits, least_score, scored_rows
 from calligram.search.vectors.inverted_lists import MIN_RECALL, InvertedLists, build_lists, fewest_probes
@@ -58,6 +59,8 @@ MEMORY_BYTES = 1 << 30
 FAULT_BYTES = 1 << 20
 """a system may map so much of a file around a byte that is read"""
 
+FILE_BYTES_PER_NUMBER, FILE_BYTES_PER_ROW = 3, 60
+"""of all files: half precision and codes; id, address and place in a list"""
 NO_ADDRESS = np.uint64(2**64 - 1)
 """of a row that is no longer in the table"""
 VECTORS_FILE, IDS_FILE, LISTS_FILE = "vectors.f16", "ids.arrow", "lists.faiss"
@@ -253,7 +256,8 @@ class MappedVectors:
             if isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise"):
                 mapping.madvise(mmap.MADV_DONTNEED)  # private pages that nobody wrote to: they are read again
             if self._lists is not None:
-                self._lists = InvertedLists.open(self._folder / LISTS_FILE, *self.vectors.shape)
+                with contextlib.suppress(OSError, ValueError):  # a writer has deleted the file, which is still mapped
+                    self._lists = InvertedLists.open(self._folder / LISTS_FILE, *self.vectors.shape)
 
     def measured(self, queries: Floats | None) -> MappedRecord:
         """The record with the number of lists to compare, chosen so that the recall is high enough.
@@ -305,7 +309,7 @@ def _recalls(found: list[Ints], truth: list[Ints], own: Ints) -> NDArray[np.floa
 def write_mapped(
     base: Path,
     batches: Iterable[RowBatch],
-    dim: int,
+    shape: tuple[int, int],
     version: int,
     *,
     queries: Floats | None = None,
@@ -318,14 +322,16 @@ def write_mapped(
     Args:
         base: folder of the numbered folders.
         batches: all rows.
-        dim: dimensions of the vectors.
+        shape: number of rows, and dimensions of the vectors.
         version: of the table.
         queries: vectors of another kind that are used as queries, for measuring the recall.
         trained: earlier files whose centres are used again.
         memory: bytes of the files that stay in the memory of this process.
         track: shows progress.
     """
+    (count, dim), row_bytes = shape, FILE_BYTES_PER_ROW + FILE_BYTES_PER_NUMBER * shape[1]
     base.mkdir(parents=True, exist_ok=True)
+    check_space(base, count * row_bytes)  # faiss does not say that a disk is full
     number = 1 + max((int(f.name) for f in base.iterdir() if f.name.isdigit()), default=0)
     partial, addresses = base / f".{number}.partial", f"rows-{version}.u64"
     shutil.rmtree(partial, ignore_errors=True)

@@ -174,7 +174,7 @@ def updated_files(
     return write_mapped(
         base,
         row_batches(table, dim),
-        dim,
+        (table.count_rows(), dim),
         table.version,
         queries=None if queries is None else queries(),
         trained=mapped if purge else None,
