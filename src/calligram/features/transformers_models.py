@@ -115,6 +115,8 @@ LAYER_COMPILE_SECONDS = 20.0
 """how long it takes to compile one layer of a transformer with its backward pass"""
 _NOT_COMPILED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """models whose layers could not be compiled"""
+_COMPILED_SHAPES: weakref.WeakKeyDictionary[nn.Module, torch.Size | None] = weakref.WeakKeyDictionary()
+"""shape of the inputs for which the layers of a model are compiled; None for all"""
 
 
 def transformer_layers(model: Any) -> list[nn.Module]:
@@ -124,20 +126,27 @@ def transformer_layers(model: Any) -> list[nn.Module]:
     return next((list(layers) for layers in lists if len({type(layer) for layer in layers}) == 1), [])
 
 
-def run_with_compiled_layers(model: Any, run: Callable[[], Any]) -> Any:
+def run_with_compiled_layers(model: Any, run: Callable[[], Any], *, shape: torch.Size | None = None) -> Any:
     """Run a transformer; in training its layers are compiled while compilation is on.
 
     The compiler reuses the code of the first layer for all others, so that it takes seconds where a whole network takes
     a minute. Layers that cannot be compiled run without compilation, which is logged once.
+
+    Args:
+        shape: shape of the inputs, if one shape is frequent. The code is then for the first shape, which is faster, and
+            other shapes run without compilation. None for code for all shapes.
     """
     layers = transformer_layers(model)
     trained = model.training and torch.is_grad_enabled() and model not in _NOT_COMPILED
     if not (layers and trained and compile_enabled(LAYER_COMPILE_SECONDS)):
         return _run_as_it_is(layers, run)
+    if _COMPILED_SHAPES.setdefault(model, shape) != shape:
+        return _run_as_it_is(layers, run)
     try:
         for layer in layers:
             if layer._compiled_call_impl is None:
-                layer.compile(options={"fallback_random": True})  # dropout draws the numbers of plain steps
+                # With this option dropout draws the numbers of plain steps.
+                layer.compile(dynamic=shape is None, options={"fallback_random": True})
         return run()
     except torch.OutOfMemoryError:
         raise

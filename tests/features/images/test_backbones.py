@@ -179,12 +179,15 @@ def test_of_a_transformer_the_layers_are_compiled_in_training_only(monkeypatch):
     torch.manual_seed(0)
     backbone = Backbone(t.ViTModel(t.ViTConfig(**{**SMALL, "num_hidden_layers": 3}, image_size=32, patch_size=8)))
     pixels, names = torch.randn(4, 3, 32, 32), set(backbone.state_dict())
+    torch._dynamo.reset()
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     with use_compile():
         backbone.eval()(pixels)
         with torch.no_grad():
             backbone.train()(pixels)
         assert not compiled
         gradients = [step(backbone, pixels), step(backbone, pixels[:3])]
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1, "one for all layers and shapes"
         with torch.no_grad():
             backbone.eval()(pixels)
     assert compiled == transformer_layers(backbone.model)

@@ -33,20 +33,25 @@ def test_states_equal_those_of_the_encoder_in_half_precision(source, tmp_path):
 
 def test_compiled_layers_draw_the_same_dropout_and_take_the_same_step(tiny_bert, monkeypatch):
     compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda call, options: compile_(call, backend="eager"))
+    monkeypatch.setattr(
+        torch, "compile", lambda call, dynamic, options: compile_(call, dynamic=dynamic, backend="eager")
+    )
     encoder = TextEncoder.load(str(tiny_bert)).train()
     assert encoder.model.config.hidden_dropout_prob > 0
-    words = torch.randint(5, 20, (3, 4))
-    found = []
-    for on in (False, True):
-        torch.manual_seed(1)
-        encoder.zero_grad()
-        with use_compile(on):
-            states = encoder(words, torch.ones_like(words))
-        states.square().sum().backward()
-        found.append([states, *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)])
-    torch.testing.assert_close(*found)
+    torch._dynamo.reset()
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for texts, length in ((3, 4), (3, 7), (5, 9)):
+        words, found = torch.randint(5, 20, (texts, length)), []
+        for on in (False, True):
+            torch.manual_seed(1)
+            encoder.zero_grad()
+            with use_compile(on):
+                states = encoder(words, torch.ones_like(words))
+            states.square().sum().backward()
+            found.append([states, *(p.grad.clone() for p in encoder.parameters() if p.grad is not None)])
+        torch.testing.assert_close(*found)
     assert all(layer._compiled_call_impl for layer in transformer_layers(encoder.model))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1, "one for all layers and lengths"
 
 
 def test_a_query_is_encoded_like_the_collection(source, tmp_path):

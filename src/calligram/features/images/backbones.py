@@ -183,7 +183,7 @@ class Backbone(nn.Module):
         transformer only the layers are compiled.
         """
         if transformer_layers(self.model):
-            return run_with_compiled_layers(self.model, lambda: self.model(pixels))
+            return run_with_compiled_layers(self.model, lambda: self.model(pixels), shape=pixels.shape)
         if not (self._compiles and self.training and torch.is_grad_enabled() and compile_enabled()):
             return self.model(pixels)
         if self._compiled_shape is None:
