@@ -361,6 +361,19 @@ def test_a_trial_gives_up_graphs_of_shapes_that_do_not_repeat(monkeypatch):
     assert reports == [{"chosen": "plain", "milliseconds": {"plain": 40.0}}]
 
 
+def test_a_trial_gives_up_graphs_at_once_where_a_capture_fails(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(cuda_graphs, "capture", broken)
+    monkeypatch.setattr(switches, "GRAPH_DEVICE_TYPE", "cpu")
+    found, clock = Trained(), Clock(monkeypatch, plain=0.04, graphs=0.01)
+    trial, reports = trial_of(found.objective, 1000)
+    ways = clock.run(trial, 40, lambda: found.objective(found.matcher, found.batch()))
+    assert ways.count("graphs") == cuda_graphs.CAPTURE_AT_COUNT
+    assert reports == [{"chosen": "plain", "milliseconds": {"plain": 40.0}}]
+
+
 @pytest.mark.parametrize(
     ("asked", "steps", "tried"),
     [([60], 2000, True), ([], 2000, False), ([60], 200, False), ([20], 200, True), ([20, 60, 20], 200, False)],

@@ -178,7 +178,7 @@ class GraphCache:
         self._shape_counts: Counter[object] = Counter()
         self._addresses: object = None
         self._token: Callable[[], object] = lambda: None
-        self._disabled = False
+        self.disabled = False
 
     def __len__(self) -> int:
         return len(self._captured)
@@ -188,7 +188,7 @@ class GraphCache:
 
     def disable(self) -> None:
         """Delete all graphs and never capture again."""
-        self._disabled = True
+        self.disabled = True
         self._captured.clear()
 
     def begin_replay(self) -> object:
@@ -204,7 +204,7 @@ class GraphCache:
 
     def lookup(self, used: nn.Module, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> CapturedStep | None:
         """Return the graphs for these shapes, captured if the shapes have come often enough; None for a normal run."""
-        if self._disabled or self._token() is not None or not any(p.requires_grad for p in parameters):
+        if self.disabled or self._token() is not None or not any(p.requires_grad for p in parameters):
             return None
         addresses = [(p.data_ptr(), p.requires_grad) for p in parameters]
         if (
@@ -274,10 +274,8 @@ def pad_words(texts: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 @contextmanager
 def preserve_state(buffers: Sequence[Tensor]) -> Iterator[None]:
     """Restore random states and running statistics, because warm-up runs must not change training."""
-    values, random_state = (
-        [b.clone() for b in buffers],
-        torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    )
+    values = [buffer.clone() for buffer in buffers]
+    random_state = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     try:
         yield
     finally:
@@ -360,12 +358,14 @@ class SpeedTrial:
         # Captures take longer than the steps that follow; so do the first runs of a kernel.
         if self._tried > WARMUP_STEPS and (not way.graphs or self._replays() > replays):
             self._times.append(seconds)
-        if len(self._times) >= TIMED_STEPS or self._tried >= MAX_TRIAL_STEPS or not self._left:
+        failed = way.graphs and self._replays() < 0
+        if failed or len(self._times) >= TIMED_STEPS or self._tried >= MAX_TRIAL_STEPS or not self._left:
             self._end_way(way)
 
     def _replays(self) -> int:
+        """Return the number of replays; -1 after a capture that failed."""
         graphs = _GRAPHS.get(self._owner)
-        return 0 if graphs is None else graphs.replays
+        return 0 if graphs is None else -1 if graphs.disabled else graphs.replays
 
     def _end_way(self, way: Way) -> None:
         if len(self._times) >= TIMED_STEPS:  # fewer, where shapes rarely repeat or the capture failed
