@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 import torch
 
 from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
+from calligram.training.objectives import caption
 from calligram.training.objectives.caption import CaptionObjective
 
 WORDS = torch.tensor([[1, 5, 6, 2, 0], [1, 7, 2, 0, 0], [1, 8, 3, 9, 2]])
@@ -48,6 +51,24 @@ def test_the_caption_loss_equals_the_literal_loop():
     expected = literal(writer, regions[0], first) + literal(writer, regions[0], second) + literal(writer, own, second)
     assert list(found) == ["captions"]
     torch.testing.assert_close(found["captions"], expected / 3)
+
+
+@pytest.mark.parametrize("mask_token", [None, 3])
+def test_captions_that_are_decoded_to_the_same_word_have_the_same_loss_and_gradients(mask_token, monkeypatch):
+    """On a GPU nothing is cut off, and the matching pairs come with the batch."""
+    writer, found = objective(mask_token=mask_token), []
+    regions = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
+    real = torch.tensor([[True] * 4, [True, True, False, False]])
+    target = torch.tensor([[1, 1, -1], [-1, 1, 1]], dtype=torch.int8)
+    images = Encoded(regions[:, 0], regions, real)
+    whole = replace(batch(target), matching=torch.tensor([[0, 0], [0, 1], [1, 1], [1, 2]]))
+    for kind, given in (("cuda", batch(target)), ("cuda", whole), ("cpu", whole)):
+        monkeypatch.setattr(caption, "GRAPH_DEVICE_TYPE", kind)
+        loss = writer.terms(Matcher(), given, images, images)["captions"]
+        found.append([loss.detach(), *torch.autograd.grad(loss, [regions, *writer.parameters()])])
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+    assert writer.graph_safe
 
 
 def test_masked_words_are_not_predicted():

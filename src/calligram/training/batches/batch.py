@@ -190,6 +190,8 @@ class Batch:
     """(I,) rows of the images in the pairing"""
     text_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     """(T,) rows of the texts in the pairing"""
+    matching: Tensor | None = None
+    """(P, 2) rows of all matching images and texts; None to find them in the targets, which waits for the device"""
     image_neighbours: Tensor | None = None
     """(A, I) neighbourhoods of the first A images: +1 neighbour, -1 outsider, 0 ignored; None to take them from the
     targets, where every item has one row"""
@@ -302,6 +304,7 @@ class Batches:
             own,
             torch.from_numpy(images),
             torch.from_numpy(texts),
+            torch.from_numpy(np.argwhere(target > 0)),
         )
         return host.map_tensors(pin_if_large) if self.device.type == "cuda" else host
 

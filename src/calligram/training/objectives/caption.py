@@ -9,10 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from calligram.device import GRAPH_DEVICE_TYPE, is_single_process
 from calligram.models.matcher import Encoded, Matcher
 from calligram.training.batches.batch import Batch
 from calligram.training.distributed import own_rows
 from calligram.training.objectives.objective import Objective
+
+IGNORED = -100
+"""target of a word that is not predicted"""
 
 
 class CaptionObjective(Objective):
@@ -59,11 +63,20 @@ class CaptionObjective(Objective):
             parts = images.vectors.unsqueeze(1)
         if mask is None:
             mask = parts.new_ones(parts.shape[:2], dtype=torch.bool)
+        if is_single_process() and batch.matching is not None:
+            image, text = batch.matching.unbind(1)
+            total, pairs = self.loss(parts[image], mask[image], batch.texts[text], batch.text_mask[text]), len(image)
+            return {"captions": total / max(1, pairs)}
         match = batch.image_target > 0
         own, processes = own_rows(match.shape[1])
         image, text = match[:, own].nonzero(as_tuple=True)
         total = self.loss(parts[image], mask[image], batch.texts[text], batch.text_mask[text])
         return {"captions": processes * total / match.sum().clamp(min=1)}
+
+    @property
+    def graph_safe(self) -> bool:
+        """On a GPU all captions are decoded up to the same word."""
+        return True
 
     def loss(self, regions: Tensor, real: Tensor, words: Tensor, mask: Tensor) -> Tensor:
         """Minus the log probability of all words of N captions, given the regions of N images (real ones first)."""
@@ -72,6 +85,12 @@ class CaptionObjective(Objective):
         encoded, _ = self.reader(self.dropout(self.squeeze(regions)))
         last = (real.sum(1) - 1).clamp(min=0)
         state = encoded[torch.arange(len(encoded), device=encoded.device), last]
+        if encoded.device.type == GRAPH_DEVICE_TYPE:
+            # To cut off captions that have ended, their lengths would have to be read, which waits for the device.
+            states = self._decode(encoded, real, state, words[:, :-1], [words.shape[1] - 1] * len(words))
+            predicted = mask[:, 1:] if self.mask_token is None else mask[:, 1:] & (words[:, 1:] != self.mask_token)
+            target = words[:, 1:].masked_fill(~predicted, IGNORED).T.flatten()
+            return F.cross_entropy(self.out(states), target, ignore_index=IGNORED, reduction="sum")
         # Longest first: captions that have ended are then the last rows and are cut off.
         counts = mask[:, 1:].sum(1)
         order = counts.argsort(descending=True, stable=True)
