@@ -64,6 +64,20 @@ def test_selected_pairs_are_entries_of_all_pairs_for_any_tile_size(monkeypatch, 
     assert found.score_some(images, texts, rows[:0], columns[:0]).shape == (0,)
 
 
+def test_on_a_gpu_pairs_of_one_tile_are_scored_without_their_lengths(monkeypatch, matcher, given, encoded):
+    found, (features, states, mask) = matcher(), given(5, 70)
+    images, texts = encoded(found, features, states, mask)
+    rows, columns = torch.randint(5, (60,)), torch.randint(70, (60,))
+    monkeypatch.setattr(score_tiles, "TILE_TEXTS", {"cpu": (2, 16)})
+    expected = found.score_some(images, texts, rows, columns)
+    monkeypatch.setattr(score_tiles, "UNSORTED_DEVICES", ("cpu",))
+    monkeypatch.setattr(score_tiles, "used_lengths", None)
+    torch.testing.assert_close(found.score_some(images, texts, rows, columns), expected)
+    monkeypatch.setattr(score_tiles, "TILE_PRODUCTS", {"cpu": 1})
+    with pytest.raises(TypeError):
+        found.score_some(images, texts, rows, columns)
+
+
 @torch.no_grad()
 def test_tiles_in_parallel_threads_give_the_same_scores(monkeypatch, matcher, given, encoded):
     found, (features, states, mask) = matcher(), given(5, 70)

@@ -24,6 +24,8 @@ a GPU"""
 TILE_TEXTS = {"cpu": (32, 128), "cuda": (128, 512)}
 """smallest and largest number of texts in a tile: few texts of similar length need little padding, but each tile has a
 fixed cost"""
+UNSORTED_DEVICES = ("cuda",)
+"""devices where pairs that fit into one tile are not sorted by length: reading the lengths waits for the device"""
 MAX_BACKWARD_BYTES = {"cpu": 1 << 31, "cuda": 1 << 34}
 """bytes that a backward pass may store; beyond that, the tiles are recomputed in the backward pass"""
 BACKWARD_BYTES_PER_PRODUCT = 24
@@ -136,7 +138,8 @@ def score_some_in_tiles(
             for a, b in zip(torch.split(one, step), torch.split(two, step), strict=True)
         ]
 
-    if len(buckets) == 1:
+    fits = device in UNSORTED_DEVICES and len(rows) * pair_products(parts, mask.shape[1]) <= tile
+    if len(buckets) == 1 or fits:
         return torch.cat(_compute_all(deferred_scores(texts, rows, columns), device))
     lengths = used_lengths(mask)
     order = torch.argsort(lengths, stable=True)
