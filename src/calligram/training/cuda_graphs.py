@@ -53,6 +53,7 @@ def run_with_cuda_graphs(
     others: Sequence[nn.Module],
     function: GraphFunction,
     inputs: Sequence[Tensor],
+    constants: object = None,
 ) -> Tensor:
     """Run ``function(*inputs)`` with CUDA graphs: a replay if the shapes have been captured, a normal run otherwise.
 
@@ -63,12 +64,13 @@ def run_with_cuda_graphs(
         owner: module that keeps the graphs as long as it exists, and whose parameters the function uses.
         others: further modules whose parameters the function uses. It uses no other parameters.
         function: never waits for the device; returns one tensor.
+        constants: what it depends on besides tensors; another value takes another graph.
     """
     graphs = _GRAPHS.setdefault(owner, GraphCache())
     used = _FunctionWithModules(function, [owner, *others])
     parameters = list(used.parameters())
     try:
-        captured = graphs.lookup(used, inputs, parameters)
+        captured = graphs.lookup(used, inputs, parameters, constants)
         if captured is not None:
             found: Tensor = _ReplayFunction.apply(graphs, captured, len(inputs), *inputs, *parameters)  # type: ignore[no-untyped-call]
             return found
@@ -202,20 +204,20 @@ class GraphCache:
         """End the replay, after its backward pass."""
         self._token = lambda: None
 
-    def lookup(self, used: nn.Module, inputs: Sequence[Tensor], parameters: Sequence[Tensor]) -> CapturedStep | None:
+    def lookup(
+        self, used: nn.Module, inputs: Sequence[Tensor], parameters: Sequence[Tensor], constants: object = None
+    ) -> CapturedStep | None:
         """Return the graphs for these shapes, captured if the shapes have come often enough; None for a normal run."""
         if self.disabled or self._token() is not None or not any(p.requires_grad for p in parameters):
             return None
         addresses = [(p.data_ptr(), p.requires_grad) for p in parameters]
-        if (
-            addresses != self._addresses
-        ):  # parameters moved to another device or were frozen, so graphs read the wrong memory
+        if addresses != self._addresses:  # parameters were moved or frozen, so graphs read the wrong memory
             self._captured.clear()
             self._addresses = addresses
         key = (
             tuple((t.shape, t.dtype) for t in inputs),
             torch.is_autocast_enabled(GRAPH_DEVICE_TYPE), torch.get_autocast_dtype(GRAPH_DEVICE_TYPE),
-            compile_enabled(), torch.backends.cuda.matmul.allow_tf32, inputs[0].device,
+            compile_enabled(), torch.backends.cuda.matmul.allow_tf32, inputs[0].device, constants,
         )  # fmt: skip
         self._shape_counts[key] += 1
         if key not in self._captured:
@@ -287,9 +289,7 @@ def preserve_state(buffers: Sequence[Tensor]) -> Iterator[None]:
 
 
 def autocast_without_cache() -> torch.autocast:
-    """Autocast with the current settings, without its cache of converted weights, which would be those of an earlier
-    step.
-    """
+    """Autocast with the current settings, without its cache of converted weights of an earlier step."""
     on, dtype = torch.is_autocast_enabled(GRAPH_DEVICE_TYPE), torch.get_autocast_dtype(GRAPH_DEVICE_TYPE)
     return torch.autocast(GRAPH_DEVICE_TYPE, dtype, enabled=on, cache_enabled=False)
 

@@ -15,6 +15,7 @@ from calligram.features.texts.vocabulary import Vocabulary
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
 from calligram.models.matcher import EmbeddingMatcher, Encoded
 from calligram.models.vse import VSE, VSESettings
+from calligram.training.batches import batch as batch_module
 from calligram.training.batches.batch import Batches, PairSampler
 from calligram.training.batches.mined_negatives import OfflineSampler
 from calligram.training.objectives.offline import OfflineObjective, OfflineTerms
@@ -222,6 +223,24 @@ def test_losses_without_derived_pairs_encode_fewer_items(fed, options):
     assert torch.isfinite(sum(objective(matcher, drawn).values()))
     with pytest.raises(ValueError, match="needs batches with offline negatives"):
         OfflineObjective()(matcher, drawn)
+
+
+@pytest.mark.parametrize("options", [OfflineTerms("adaptive"), OfflineTerms("offline-quintuplet", derive="online")])
+def test_repeated_items_and_drawn_ones_among_those_of_pairs_change_nothing(fed, options, monkeypatch):
+    """On a GPU the numbers of items are rounded up, so that the same shapes come again."""
+    _, matcher, sampler, batches = fed
+    plain = list(batches.epoch(0))
+    monkeypatch.setattr(batch_module, "GRAPH_DEVICE_TYPE", "cpu")
+    padded = list(batches.epoch(0))
+    assert {len(b.images) for b in padded} == {len(b.texts) for b in padded} == {batch_module.DRAWN_MULTIPLE}
+    objective = OfflineObjective(options)
+    for one, two in zip(plain, padded, strict=True):
+        assert two.paired_counts == tuple(min(8, len(rows)) for rows in (two.images, two.texts))
+        torch.testing.assert_close(objective(matcher, two), objective(matcher, one))
+        torch.testing.assert_close(two.matching, one.matching)
+        assert (two.image_groups >= 0).sum() == len(one.image_groups)
+        assert torch.equal(two.drawn, one.drawn)
+        assert torch.equal(two.images[: len(one.images)], one.images)
 
 
 def test_batches_without_offline_negatives_are_refused(fed):

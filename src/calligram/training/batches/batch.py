@@ -26,6 +26,9 @@ DEVICE_BYTES, DEVICE_SHARE = 4 << 30, 0.25
 """training images are kept in GPU memory up to this size, and up to this share of its free memory"""
 DEVICE_PART_IMAGES = 512
 """images that are copied into GPU memory at once"""
+DRAWN_MULTIPLE, PAIRED_MULTIPLE = 64, 8
+"""on a GPU, the numbers of items of a batch with drawn negatives, and of items in its pairs, are rounded up to a
+multiple, so that few shapes occur and CUDA graphs can be captured for them"""
 
 
 def derived_seed(*parts: int | str) -> int:
@@ -184,8 +187,8 @@ class Batch:
     drawn: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.int64))
     """(N, 2k) rows that a sampler drew, images and texts in turn: a matching pair, then its negatives; -1 for none"""
     paired_counts: tuple[int, int] | None = None
-    """number of images and of texts in matching pairs. They come first; drawn negatives follow, with target 0. None for
-    all"""
+    """number of images and of texts that contain those in matching pairs. They come first; drawn negatives follow, with
+    target 0. None for all"""
     image_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     """(I,) rows of the images in the pairing"""
     text_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
@@ -283,10 +286,16 @@ class Batches:
         target = self.pairing.matches.target(images, texts)
         if self._also_true is not None:
             target[(target < 0) & (self._also_true.target(images, texts) > 0)] = 0
-        own = len(images), len(texts)
+        paired = len(images), len(texts)
         if pairs.shape[1] > 2:
             images, texts = (_append_drawn(rows, pairs[:, side::2]) for side, rows in ((0, images), (1, texts)))
-            target = np.pad(target, [(0, len(images) - own[0]), (0, len(texts) - own[1])])
+            more = [0, 0]
+            if self.device.type == GRAPH_DEVICE_TYPE and self.processes.count == 1:
+                images, texts = _repeat_rows(images), _repeat_rows(texts)
+                # The items that follow have target 0, so that some of them among those of pairs change nothing.
+                more = [-count % PAIRED_MULTIPLE for count in paired]
+            target = np.pad(target, [(0, len(images) - paired[0]), (0, len(texts) - paired[1])])
+            paired = min(paired[0] + more[0], len(images)), min(paired[1] + more[1], len(texts))
         drawn = np.stack([_positions(pairs[:, c], texts if c % 2 else images) for c in range(pairs.shape[1])], axis=1)
         mine_images, mine_texts = self.processes.share(images), self.processes.share(texts)
         words, mask = self._texts.take(mine_texts)
@@ -298,10 +307,10 @@ class Batches:
             mask,
             torch.from_numpy(target),
             torch.from_numpy(np.ascontiguousarray(target.T)),
-            torch.from_numpy(self._image_groups[images]),
-            torch.from_numpy(self._text_groups[texts]),
+            torch.from_numpy(_labels(self._image_groups, images)),
+            torch.from_numpy(_labels(self._text_groups, texts)),
             torch.from_numpy(drawn),
-            own,
+            paired,
             torch.from_numpy(images),
             torch.from_numpy(texts),
             torch.from_numpy(np.argwhere(target > 0)),
@@ -354,8 +363,23 @@ def _append_drawn(own: Ints, drawn: Ints) -> Ints:
     return np.concatenate([own, others[others >= 0]])
 
 
+def _repeat_rows(rows: Ints) -> Ints:
+    """Repeat the first rows at the end, up to a multiple. No drawn row is one of them, and they have target 0.
+
+    Only statistics of batch normalisation count them.
+    """
+    return np.resize(rows, len(rows) + -len(rows) % DRAWN_MULTIPLE)
+
+
+def _labels(groups: Ints, rows: Ints) -> Ints:
+    """Class labels of rows; -1 for repeated rows at the end."""
+    found = groups[rows]
+    found[len(np.unique(rows)) :] = -1
+    return found
+
+
 def _positions(rows: Ints, items: Ints) -> Ints:
-    """Position of each row among the distinct ``items``; -1 stays -1."""
-    order = np.argsort(items)
+    """First position of each row among the ``items``; -1 stays -1."""
+    order = np.argsort(items, kind="stable")
     place = order[np.searchsorted(items, np.maximum(rows, items.min()), sorter=order)]
     return np.where(rows >= 0, place, -1)

@@ -113,7 +113,7 @@ class Objective(nn.Module):
             found = *terms.values(), *self.measures.values(), self.spread.images, self.spread.texts
             return torch.stack([t.float() for t in found])
 
-        found = run_with_cuda_graphs(self, [matcher], compute, list(given.values()))
+        found = run_with_cuda_graphs(self, [matcher], compute, list(given.values()), batch.paired_counts)
         *numbers, images, texts = found.unbind()
         self.spread = VectorSpread(images.detach(), texts.detach())
         names, measured = self._names

@@ -62,6 +62,11 @@ class OfflineObjective(Objective):
         super().__init__()
         self.options = terms
 
+    @property
+    def graph_safe(self) -> bool:
+        """On a GPU, the numbers of items are rounded up to few different ones."""
+        return True
+
     def terms(self, matcher: Matcher, batch: Batch, images: Encoded, texts: Encoded) -> dict[str, Tensor]:
         """Return the online, offline and derived terms of the loss."""
         # A product of vectors is cheap, and offline margins of 0 need more than eight bits.
