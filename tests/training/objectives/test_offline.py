@@ -228,7 +228,7 @@ def test_losses_without_derived_pairs_encode_fewer_items(fed, options):
 @pytest.mark.parametrize("options", [OfflineTerms("adaptive"), OfflineTerms("offline-quintuplet", derive="online")])
 def test_repeated_items_and_drawn_ones_among_those_of_pairs_change_nothing(fed, options, monkeypatch):
     """On a GPU the numbers of items are rounded up, so that the same shapes come again."""
-    _, matcher, sampler, batches = fed
+    _, matcher, _, batches = fed
     plain = list(batches.epoch(0))
     monkeypatch.setattr(batch_module, "GRAPH_DEVICE_TYPE", "cpu")
     padded = list(batches.epoch(0))
