@@ -390,7 +390,9 @@ OFFLINE = ["matcher=vsrn", "terms=ranking,offline,caption", "offline.texts=4", "
 
 
 @pytest.mark.usefixtures("stepped")
-@pytest.mark.parametrize(("preset", "changes"), [("vse", ["warmup_epochs=6"]), ("aoq", ["warmup_epochs=0", *OFFLINE])])
+@pytest.mark.parametrize(
+    ("preset", "changes"), [("vse", ["warmup_epochs=6"]), ("aoq", ["warmup_epochs=0", "epochs=3", *OFFLINE])]
+)
 def test_a_run_records_the_chosen_way_and_takes_the_same_steps_as_a_plain_run(
     tiny, tmp_path, monkeypatch, preset, changes
 ):
