@@ -9,7 +9,7 @@ from calligram.errors import UserError
 from calligram.features.images.backbones import Backbone, BackboneInput
 from calligram.features.images.pixels import PixelInput
 from calligram.features.inputs import Inputs
-from calligram.features.texts.text_encoder import EncoderInput, TextEncoder
+from calligram.features.texts.text_encoder import EncoderInput, TextEncoder, full_mask
 from calligram.features.texts.wordpieces import WordPieces
 from calligram.features.transformers_models import transformer_layers
 
@@ -52,6 +52,23 @@ def test_compiled_layers_draw_the_same_dropout_and_take_the_same_step(tiny_bert,
         torch.testing.assert_close(*found)
     assert all(layer._compiled_call_impl for layer in transformer_layers(encoder.model))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1, "one for all layers and lengths"
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "roberta"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_mask_for_all_pairs_of_words_gives_the_same_states(kind, attention):
+    import transformers as t
+
+    small = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = t.AutoConfig.for_model(kind, **small, intermediate_size=16, max_position_embeddings=20)
+    torch.manual_seed(0)
+    model = t.AutoModel.from_config(config, attn_implementation="eager" if kind == "mpnet" else attention).eval()
+    words, mask = torch.randint(5, 30, (4, 7)), torch.arange(7) < torch.tensor([[7], [3], [1], [5]])
+    given = full_mask(model, mask)
+    assert given.ndim == (2 if kind == "roberta" else 4)
+    with torch.no_grad():
+        plain, full = (model(input_ids=words, attention_mask=m).last_hidden_state for m in (mask.long(), given))
+    torch.testing.assert_close(full[mask], plain[mask])
 
 
 def test_a_query_is_encoded_like_the_collection(source, tmp_path):

@@ -40,6 +40,8 @@ Ints = NDArray[np.int64]
 Halves = NDArray[np.float16]
 
 ENCODE_BATCH_TEXTS = 256
+FULL_MASK_MODELS = ("bert", "mpnet")
+"""types of models whose layers use a mask (N, 1, W, W) as it is given"""
 
 
 class TextEncoder(nn.Module):
@@ -93,12 +95,32 @@ class TextEncoder(nn.Module):
         """Encode token ids (N, W) with their mask into states (N, W, dim)."""
 
         def run() -> Tensor:
-            found: Tensor = self.model(input_ids=words, attention_mask=mask.long()).last_hidden_state
+            given = full_mask(self.model, mask) if words.is_cuda else mask.long()
+            found: Tensor = self.model(input_ids=words, attention_mask=given).last_hidden_state
             return found
 
         with without_cudnn_attention(words), network_precision(words):
             states: Tensor = run_with_compiled_layers(self.model, run)
         return states if torch.is_grad_enabled() else states.float()
+
+
+def full_mask(model: Any, mask: Tensor) -> Tensor:
+    """Return the mask (N, W) as the attention of a model takes it, (N, 1, W, W), where the model accepts such a mask.
+
+    From a mask (N, W) the model would make it itself. It would first ask whether all words are real, which waits for a
+    GPU in every step and cannot be captured in a CUDA graph.
+    """
+    from transformers import masking_utils
+
+    kind = getattr(model.config, "_attn_implementation", "")
+    known = model.config.model_type in FULL_MASK_MODELS and hasattr(masking_utils, "create_bidirectional_mask")
+    if not known or kind not in ("eager", "sdpa"):
+        return mask.long()
+    real = mask.bool()[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
+    if kind == "sdpa":
+        return real
+    lowest = torch.finfo(torch.float32).min
+    return torch.zeros(real.shape, device=mask.device).masked_fill(~real, lowest)
 
 
 def _check_architecture(config: Any, name: str) -> None:
