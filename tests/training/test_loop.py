@@ -17,6 +17,8 @@ from calligram import device
 from calligram.data.collection import Collection
 from calligram.data.write_collection import write_draft
 from calligram.errors import UserError
+from calligram.evaluation.retrieval import evaluate_retrieval
+from calligram.models.vse import VSE
 from calligram.recipes.catalog import PRESETS
 from calligram.recipes.parts.config import resolve
 from calligram.recipes.parts.run import RunContext, run_preset
@@ -68,6 +70,18 @@ def test_a_run_records_the_kernels_that_it_used(tiny, tmp_path, monkeypatch):
         run(tiny, tmp_path / speed, "epochs=1", f"speed={speed}")
     assert Run(tmp_path / "auto").about["kernels"] == {"a kernel": "plain: Triton is not installed"}
     assert "kernels" not in Run(tmp_path / "plain").about
+
+
+@pytest.mark.parametrize(("speed", "half"), [("auto", True), ("plain", False)])
+def test_dev_is_measured_with_networks_in_half_precision_and_nothing_else_is(tiny, tmp_path, monkeypatch, speed, half):
+    seen, encode = [], VSE.encode_images
+    monkeypatch.setattr(VSE, "encode_images", lambda *a: seen.append((device._HALF.on, a[0].training)) or encode(*a))
+    run(tiny, tmp_path / "run", "epochs=1", f"speed={speed}")
+    assert set(seen) == {(False, True), (half, False)}
+    matcher, inputs = Run.open(tmp_path / "run").load()
+    seen.clear()
+    evaluate_retrieval(matcher, inputs, tiny.sentences("test"))
+    assert set(seen) == {(False, False)}
 
 
 TRAINER = """

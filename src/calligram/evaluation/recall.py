@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from calligram.data.matches import Matches
 from calligram.data.pairing import Pairing
-from calligram.device import device_of, pin_if_large, prepare_ahead, use_half_networks
+from calligram.device import device_of, pin_if_large, prepare_ahead
 from calligram.errors import NotFiniteError, UserError
 from calligram.features.inputs import ImageRows, Inputs, TextRows
 from calligram.files import named_disk_errors, reserve_space
@@ -94,21 +94,17 @@ def _device(matcher: Matcher) -> torch.device:
 def encode_images(
     matcher: Matcher, inputs: Inputs, rows: ImageRows, *, batch: int = 128, track: Track = silent
 ) -> Encoded:
-    """Encode images in batches; encodings stay on the matcher's device.
-
-    On a GPU, networks that the matcher contains run in bfloat16, and everything after them in float32.
-    """
+    """Encode images in batches; encodings stay on the matcher's device."""
     device = _device(matcher)
     chunks = np.array_split(np.arange(len(rows)), max(1, -(-len(rows) // batch)))
     # On a GPU, the next batch is decoded while the network runs. On a CPU, decoding would take cores from the network.
     taken = (
         prepare_ahead(lambda c: pin_if_large(rows.take(c)), chunks) if device.type == "cuda" else map(rows.take, chunks)
     )
-    with use_half_networks():
-        pieces = [
-            matcher.encode_images(inputs.images.finish(images.to(device, non_blocking=True)))
-            for images in track(taken, "encoding images", len(chunks))
-        ]
+    pieces = [
+        matcher.encode_images(inputs.images.finish(images.to(device, non_blocking=True)))
+        for images in track(taken, "encoding images", len(chunks))
+    ]
     return stack(pieces)
 
 
@@ -121,8 +117,7 @@ def encode_texts(matcher: Matcher, rows: TextRows, *, batch: int = 512, track: T
     pieces = []
     for chunk in track(chunks, "encoding texts", len(chunks)):
         words, mask = rows.take(chunk)
-        with use_half_networks():
-            pieces.append(matcher.encode_texts(words.to(device), mask.to(device)))
+        pieces.append(matcher.encode_texts(words.to(device), mask.to(device)))
     back = torch.from_numpy(np.argsort(order, kind="stable")).to(device)
     return stack(pieces).rows(back)
 

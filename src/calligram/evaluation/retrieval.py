@@ -189,7 +189,7 @@ def evaluate_retrieval(
     Args:
         loaded: prepared inputs of the pairing, if they are used several times.
         on_scores: called with the encodings and the scores, for instance to draw them; not with ``depth``.
-        precision: of scores that are more than a cosine.
+        precision: of scores that are more than a cosine; encodings are in float32.
         depth: number of candidates per query that are scored, retrieved by the cosine of vectors; 0 for all.
         first: encodings of the pairing by another matcher, whose vectors retrieve the candidates.
         alone: also evaluate each ensemble member on its own; not where only candidates are scored.

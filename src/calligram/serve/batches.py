@@ -27,10 +27,10 @@ class WaitingSearch(NamedTuple):
 
 
 class SearchBatches:
-    """Answers searches for images; those that arrive while all threads are busy form the next batch.
+    """Answers searches for images, alone or in batches.
 
-    A search starts at once if a thread is free, so none waits for others that may come. Only the event loop uses it, so
-    it needs no lock.
+    A search starts at once if a thread is free. Searches that arrive while all threads are busy form the next batch. So
+    no search waits for others. Only the event loop uses this class, so it needs no lock.
 
     Args:
         run: runs work in a thread.

@@ -13,7 +13,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from calligram.device import GRAPH_DEVICE_TYPE, Processes, device_of, kernel_states, seed_random_numbers, use_kernels
+from calligram.device import (
+    GRAPH_DEVICE_TYPE,
+    Processes,
+    device_of,
+    kernel_states,
+    seed_random_numbers,
+    use_half_networks,
+    use_kernels,
+)
 from calligram.errors import NotFiniteError, UserError
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
@@ -83,7 +91,7 @@ class Loop:
     log_steps: int = 10
     speed: Speed = "auto"
     """auto: on a GPU, use fused kernels, CUDA graphs and compilation where they pay, with the same results up to
-    rounding; plain: never"""
+    rounding, and measure dev with pretrained networks in bfloat16; plain: never"""
 
 
 def train(
@@ -318,7 +326,8 @@ class _Trainer:
             self.matcher.load_state_dict(self.average.weights)
         self.matcher.eval()
         try:
-            with torch.no_grad():
+            # Dev metrics only select an epoch. ``evaluate`` and ``index`` run all networks in float32.
+            with torch.no_grad(), use_half_networks():
                 metrics = dict(self.evaluate(self.matcher))
         except NotFiniteError as error:
             raise UserError(

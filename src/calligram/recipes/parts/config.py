@@ -93,7 +93,7 @@ def check_component_names(kind: str, names: Iterable[str], taken: Iterable[str])
 
 
 def _component_settings(names: Sequence[str], value: Sequence[Any], *, mark_inert: bool) -> Iterator[Setting]:
-    """Yield the settings of components; of a further one with the same name, those that differ from the first."""
+    """Yield the settings of components. If two have the same name, only settings that differ are yielded twice."""
     first: dict[str, dict[str, object]] = {}
     for place, (name, component) in enumerate(zip(names, value, strict=True)):
         annotated = {f.name for f, s in declared_settings(component) if s.description}

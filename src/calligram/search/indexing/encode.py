@@ -24,7 +24,6 @@ from calligram.data.pictures import (
     map_in_order,
     worker_threads,
 )
-from calligram.device import use_half_networks
 from calligram.errors import UserError
 from calligram.files import content_hash
 from calligram.models.catalog import StoredMatcher
@@ -111,9 +110,8 @@ class ImageEncoder:
     @torch.no_grad()
     def encode(self, prepared: Sequence[Prepared]) -> Encoded:
         """Encode a batch; the result is on the CPU, in float32."""
-        with use_half_networks():
-            given = self._input.finish(self._batch(prepared).to(self.device))
-            found = self.matcher.encode_images(given)
+        given = self._input.finish(self._batch(prepared).to(self.device))
+        found = self.matcher.encode_images(given)
         parts = None if found.parts is None else found.parts.float().cpu()
         return Encoded(found.vectors.float().cpu(), parts, None if found.mask is None else found.mask.cpu())
 
