@@ -88,7 +88,9 @@ def check(folder, count: int) -> None:
     for found, row in zip(hits, scores, strict=True):
         assert {hit.id for hit in found} == set(ids)
         assert np.allclose([hit.score for hit in found], np.sort(row)[::-1], atol=2e-3)  # half precision
-    assert [hit[0].id for hit in library.images.search(vectors, 1)] == ids or count < LIMIT
+    best = [ids.index(hits[0].id) for hits in library.images.search(vectors, 1)]
+    # A picture finds itself, or one with the same vector up to half precision.
+    assert np.allclose((vectors[best] * vectors).sum(1), (vectors * vectors).sum(1), atol=2e-3) or count < LIMIT
 
 
 def test_kills_while_files_are_written_lose_nothing(
