@@ -15,6 +15,7 @@ import httpx
 import pytest
 import torch
 import transformers
+from PIL import ExifTags, Image
 
 from calligram.data.collection import Collection
 from calligram.data.draft import CaptionRecord, Draft, ImageRecord, PictureFile
@@ -157,6 +158,39 @@ def served(library_folder: Path) -> Iterator[Served]:
     """The server of most tests: open to this machine, without a collection."""
     with _serving(library_folder) as url, _client(url) as client:
         yield Served(url, client)
+
+
+@pytest.fixture(scope="session")
+def copies(served_run: Path, made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
+    """A library of a folder with six scenes, one of them three times, and a picture that is taken on another day."""
+
+    def index(folder: Path) -> None:
+        scenes = Collection.open(served_run / "scenes")
+        (folder / "photos" / "more").mkdir(parents=True)
+        for row in range(6):
+            exif = Image.Exif()
+            exif[ExifTags.Base.DateTime] = f"{2019 + row // 3}:0{row + 1}:1{row} 12:30:00"
+            scenes.pictures.open(row).convert("RGB").save(folder / "photos" / f"{row}.jpg", quality=95, exif=exif)
+        shutil.copy(folder / "photos" / "0.jpg", folder / "photos" / "more" / "0.jpg")
+        small = scenes.pictures.open(0).convert("RGB").resize((48, 48))
+        small.save(folder / "photos" / "small <b>.jpg")
+        index_source(LibraryMatchers.load(served_run / "run"), folder / "photos", folder / "library")
+
+    return made_once("copies", index)
+
+
+@pytest.fixture(scope="session")
+def copies_served(copies: Path) -> Iterator[Served]:
+    """The server of that library."""
+    with _serving(copies / "library") as url, _client(url) as client:
+        yield Served(url, client)
+
+
+@pytest.fixture
+def copies_page(browser, copies_served):
+    """A page for it."""
+    with _watched(browser, copies_served.url) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -31,11 +31,11 @@ OPERATIONS = [
     ("GET", "/metrics"), ("GET", "/api/stats"), ("GET", "/api/locate"), ("GET", "/api/explain"),
     ("GET", "/api/suggestions"), ("POST", "/api/suggestions"), ("GET", "/api/suggested-image"),
     ("POST", "/api/captions"), ("GET", "/api/embed"), ("POST", "/api/embed"), ("POST", "/v1/embeddings"),
-    ("GET", "/v1/models"),
+    ("GET", "/v1/models"), ("GET", "/api/clusters"), ("GET", "/api/cluster"), ("GET", "/api/duplicates"),
 ]  # fmt: skip
 LONGEST = 60_000
 """characters of an address: a server that reads no more of a request hangs up before any of our code sees it"""
-PLAIN = ("/api/health", "/metrics", "/api/stats", "/api/suggestions", "/v1/models")
+PLAIN = ("/api/health", "/metrics", "/api/stats", "/api/suggestions", "/v1/models", "/api/clusters")
 """without parameters, so nothing in a request can break the description"""
 
 

@@ -1,4 +1,4 @@
-"""``calligram search`` and ``calligram duplicates``."""
+"""``calligram search``."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import typer
 from rich.table import Table
 
 from calligram.cli.main import fast_imports, import_lancedb_for_command
-from calligram.cli.screen import console, errors, progress_bar, show_spinner
+from calligram.cli.screen import console, errors, show_spinner
 from calligram.errors import UserError
 
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
-    from calligram.search.query.duplicates import DuplicateGroup, Duplicates
     from calligram.search.query.query import Query
     from calligram.search.query.searcher import Results, Searcher
 
@@ -200,96 +199,3 @@ def _nothing(results: Results, searcher: Searcher, captions: bool) -> str:
     if not len(searcher.library.captions if captions else searcher.library.images):
         return f"nothing found: the library has no {'captions' if captions else 'images'}"
     return "nothing found: no item of the library satisfies the condition"
-
-
-def duplicates(
-    library: Annotated[Path, typer.Argument(help="Folder of a library.")],
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            help="Cosine of vectors from which two pictures are compared. By default it is measured: 95% of copies "
-            "that are made of some pictures reach it."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the groups as JSON.")] = False,
-    engine: Annotated[
-        str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
-) -> None:
-    """List files with the same bytes, and copies in another size, compression or crop. Nothing is deleted.
-
-    Vectors find candidates, and a comparison of pixels decides. Rotated, mirrored and recoloured copies are not found.
-    """
-    with show_spinner(f"opening {library}"):
-        with fast_imports():
-            import_lancedb_for_command()
-            from calligram.device import device_named
-            from calligram.search.library.library import Library
-            from calligram.search.library.matchers import load_encoders
-            from calligram.search.query.duplicates import find_duplicates
-
-        opened = Library.open(library, index=engine)
-        encoder, _ = load_encoders(opened.folder, opened.manifest, device_named(device))
-    found = find_duplicates(opened, encoder, threshold=threshold, track=progress_bar)
-    if as_json:
-        typer.echo(json.dumps(_duplicates_content(found), indent=1))
-    else:
-        _print_duplicates(found)
-
-
-def _duplicates_content(found: Duplicates) -> dict[str, object]:
-    """The groups for --json."""
-    return {
-        "groups": [
-            {
-                "pictures": [
-                    {
-                        **{"id": picture.id, "path": None if picture.path is None else str(picture.path)},
-                        **{"name": picture.name, "width": picture.width, "height": picture.height},
-                        **{"bytes": picture.bytes, "largest": place == 0, "same_bytes": same},
-                    }
-                    for place, (picture, same) in enumerate(zip(group.pictures, group.same_bytes, strict=True))
-                ],
-                "copied_bytes": group.copied_bytes,
-            }
-            for group in found.groups
-        ],
-        "threshold": found.threshold,
-        "trials": found.trials,
-    }
-
-
-def _print_duplicates(found: Duplicates) -> None:
-    for number, group in enumerate(found.groups, 1):
-        console.print(f"group {number}: {len(group.pictures)} pictures, copies take {_size(group.copied_bytes)}")
-        console.print(_duplicates_table(group))
-    copies = sum(len(group.pictures) - 1 for group in found.groups)
-    space = _size(sum(group.copied_bytes for group in found.groups))
-    groups = f"{len(found.groups):,} groups with {copies:,} copies, which take {space}"
-    console.print(groups if found.groups else "no duplicates")
-    if found.threshold is None:
-        console.print("only files with the same bytes were looked for: the library has no pictures, only features")
-    elif found.trials:
-        console.print(
-            f"pictures with a cosine of {found.threshold:.3f} or more were compared: 95% of {found.trials} copies that "
-            "were made as a trial reach it",
-            soft_wrap=True,
-        )
-
-
-def _duplicates_table(group: DuplicateGroup) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    for place, (picture, same) in enumerate(zip(group.pictures, group.same_bytes, strict=True)):
-        kind = "largest" if place == 0 else "same bytes" if same else "copy"
-        size = f"{picture.width} x {picture.height}"
-        table.add_row(f"  {kind}", size, _size(picture.bytes), str(picture.path or picture.name))
-    table.columns[-1].overflow = "fold"
-    return table
-
-
-def _size(count: int) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} bytes"

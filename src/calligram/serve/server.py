@@ -27,7 +27,7 @@ from calligram.lazy import ALLOWED_CODE, import_code
 from calligram.search.library.manifest import check_address, read_manifest
 from calligram.search.query.searcher import Searcher
 from calligram.serve.guard import Guard, install_error_handlers
-from calligram.serve.routes import captions, embed, explain, items, search, status
+from calligram.serve.routes import captions, embed, explain, items, library, search, status
 from calligram.serve.service import Service
 from calligram.serve.settings import Address, ServerSettings
 
@@ -66,8 +66,8 @@ def create_app(searcher: Searcher, settings: ServerSettings | None = None) -> Fa
     )
     app.state.service = service
     install_error_handlers(app)
-    for router in (search.router, items.router, explain.router, captions.router, embed.router, status.router):
-        app.include_router(router)
+    for routes in (search, items, explain, library, captions, embed, status):
+        app.include_router(routes.router)
     app.mount("/", StaticFiles(directory=STATIC_FOLDER, html=True))
     app.add_middleware(Guard, settings=service.settings, metrics=service.metrics)
     return app

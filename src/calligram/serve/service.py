@@ -10,18 +10,21 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from fastapi import Request
 
 from calligram.data.pictures import core_share
 from calligram.errors import UserError
+from calligram.progress import Track
 from calligram.search.explain.library_localizer import LibraryLocalizer
 from calligram.search.library.library import Library, most_frequent
 from calligram.search.library.manifest import MatcherRecord
+from calligram.search.query.clusters import LibraryClusters, cluster_library
+from calligram.search.query.duplicates import Duplicates, find_duplicates
 from calligram.search.query.encoded_query import ImageSearch
 from calligram.search.query.searcher import Results, Searcher
 from calligram.serve.batches import RememberedResults, SearchBatches
@@ -91,6 +94,66 @@ class WorkerThreads:
             self._pending -= 1
 
 
+class BackgroundAnswer(NamedTuple):
+    """The result of work in the background, or its progress."""
+
+    state: Literal["working", "ready", "failed"]
+    result: Any = None
+    message: str = ""
+    """the present step, or the error"""
+    library: Library | None = None
+    """the version that the result belongs to"""
+
+
+class BackgroundWork:
+    """Work that takes longer than a request, once for each version of the library. Its result is remembered.
+
+    While work for a new version runs, the result for the earlier one is the answer.
+    """
+
+    def __init__(self, work: Callable[[Searcher, Track], Any], name: str):
+        self._work, self._name = work, name
+        self._lock = threading.Lock()
+        self._last: BackgroundAnswer | None = None
+        self._step = ""
+        self._thread: threading.Thread | None = None
+
+    def answer(self, searcher: Searcher) -> BackgroundAnswer:
+        """The result for the present library, or for an earlier version; starts the work if that is needed."""
+        with self._lock:
+            last, running = self._last, self._thread is not None and self._thread.is_alive()
+            if not running and (last is None or last.library is not searcher.library):
+                self._step = ""
+                self._thread = threading.Thread(target=self._run, args=(searcher,), daemon=True, name=self._name)
+                self._thread.start()
+            return last if last is not None else BackgroundAnswer("working", message=self._step)
+
+    def _run(self, searcher: Searcher) -> None:
+        try:
+            done = BackgroundAnswer("ready", self._work(searcher, self._track), library=searcher.library)
+        except UserError as error:
+            done = BackgroundAnswer("failed", message=str(error), library=searcher.library)
+        except Exception:
+            log.exception("%s failed", self._name)
+            done = BackgroundAnswer("failed", message="the server failed; see its log", library=searcher.library)
+        with self._lock:
+            self._last = done
+
+    def _track(self, items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+        for place, item in enumerate(items):
+            with self._lock:
+                self._step = f"{label}, {place} of {total}" if total else label
+            yield item
+
+
+def _clusters(searcher: Searcher, track: Track) -> LibraryClusters:
+    return cluster_library(searcher.library, searcher.encoder, track=track)
+
+
+def _duplicates(searcher: Searcher, track: Track) -> Duplicates:
+    return find_duplicates(searcher.library, searcher.encoder, track=track)
+
+
 class LocalizerState(NamedTuple):
     """The localizer of the present version of the library."""
 
@@ -127,6 +190,8 @@ class Service:
         self._localize_threads = WorkerThreads(max(1, settings.workers // 2), waiting, seconds, "localize")
         self._read_threads = WorkerThreads(READ_THREADS, 4 * waiting, seconds, "read")
         self._caption_threads = WorkerThreads(1, waiting, seconds, "caption")
+        self.clusters = BackgroundWork(_clusters, "clusters")
+        self.duplicates = BackgroundWork(_duplicates, "duplicates")
         self._overview_lock = threading.Lock()
         self._overview: tuple[Library, Overview] | None = None
 

@@ -1,3 +1,6 @@
+from calligram.search.query.clusters import Cluster as Cluster
+from calligram.search.query.clusters import LibraryClusters as LibraryClusters
+from calligram.search.query.clusters import cluster_library as cluster_library
 from calligram.search.query.cutoff import ScoreScale as ScoreScale
 from calligram.search.query.cutoff import ScoreScales as ScoreScales
 from calligram.search.query.cutoff import library_scales as library_scales

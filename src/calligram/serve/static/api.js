@@ -72,6 +72,20 @@ export async function caption(id, text) {
   return (await send("api/captions", { id, text })).json();
 }
 
+// Groups of pictures with a name each; `state` is "working" until they are computed.
+export async function clusters() {
+  return (await ask("api/clusters")).json();
+}
+
+export async function cluster(key, number, k) {
+  return (await ask(`api/cluster?${new URLSearchParams({ key, number, k })}`)).json();
+}
+
+// Groups of copies; `state` is "working" until all pictures are compared.
+export async function duplicates(start, k) {
+  return (await ask(`api/duplicates?${new URLSearchParams({ start, k })}`)).json();
+}
+
 export async function stats() {
   return (await ask("api/stats")).json();
 }

@@ -1,14 +1,12 @@
 // The view of one picture: large, with its captions and metadata.
 
 import * as api from "./api.js";
-import { h, icon, svg } from "./dom.js";
+import { fileSize, h, icon, svg } from "./dom.js";
 import { Explanation } from "./explanation.js";
 import { Locate } from "./locate.js";
 
 const MAX_VALUE_CHARACTERS = 140; // longer values are folded
 const FILTERED = new Set(["folder"]);
-
-const fileSize = (bytes) => (bytes < 1e6 ? `${Math.max(1, Math.round(bytes / 1e3))} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
 
 export class Detail {
   constructor(dialog, { close, step, more, address, follow }) {

@@ -24,6 +24,8 @@ const ICONS = {
   search: "M10.5 4a6.5 6.5 0 1 0 0 13 6.5 6.5 0 0 0 0-13zM15.4 15.4 20 20",
   picture: "M4 6.5A1.5 1.5 0 0 1 5.5 5h13A1.5 1.5 0 0 1 20 6.5v11a1.5 1.5 0 0 1-1.5 1.5h-13A1.5 1.5 0 0 1 4 17.5zM4.5 17l5-5 4 4 2.5-2.5 3.5 3.5M15.5 9.3h.01",
   close: "M6 6l12 12M18 6 6 18",
+  plus: "M12 5v14M5 12h14",
+  minus: "M5 12h14",
   left: "M15 5l-7 7 7 7",
   right: "M9 5l7 7-7 7",
   like: "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM16.5 13v7M13 16.5h7",
@@ -43,6 +45,10 @@ export function icon(name) {
 
 export function number(value) {
   return Number(value).toLocaleString("en");
+}
+
+export function fileSize(bytes) {
+  return bytes < 1e6 ? `${Math.max(1, Math.round(bytes / 1e3))} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
 }
 
 export function several(count, one, many) {

@@ -5,7 +5,7 @@ import { h } from "./dom.js";
 
 const score = (hit) => hit.score.toFixed(Math.abs(hit.score) < 0.1 ? 3 : 2);
 
-function missing(event) {
+export function missing(event) {
   const image = event.target;
   image.replaceWith(h("span", { class: "broken" }, image.alt || "no preview"));
 }
