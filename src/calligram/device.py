@@ -3,7 +3,7 @@ fused kernels, networks in half precision.
 
 Operations over many small parts take as long as their reads and writes of memory. Compiled, several operations read and
 write once. The first call of a compiled function takes up to a minute. So compilation and CUDA graphs are off, and
-training switches them on where they pay (``training/cuda_graphs.py``).
+training switches them on where they pay (``training/speed_trial.py``).
 """
 
 from __future__ import annotations

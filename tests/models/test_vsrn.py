@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from calligram.models.layers.towers import ImageArchitecture, TextArchitecture
-from calligram.models.vsrn import VSRN, RegionReasoning, VSRNSettings
+from calligram.models.vsrn import VSRN, MaskedBatchNorm, RegionReasoning, VSRNSettings
 
 TEXT = TextArchitecture(vocabulary=30, word_dim=6, hidden=12, pooling="last")
 SIDES = {"image": ImageArchitecture(feature_dim=5), "text": TEXT, "dim": 12}
@@ -18,7 +18,7 @@ def test_region_reasoning_equals_the_literal_loop():
     torch.nn.init.normal_(step.norm.weight)
     torch.nn.init.normal_(step.norm.running_mean)
     regions = torch.randn(2, 4, 6, dtype=torch.float64)
-    found = step(regions, torch.ones(2, 4, dtype=torch.bool), torch.arange(8))
+    found = step(regions, torch.ones(2, 4, dtype=torch.bool))
     for image in range(2):
         for i in range(4):
             total = torch.zeros(6, dtype=torch.float64)
@@ -30,16 +30,36 @@ def test_region_reasoning_equals_the_literal_loop():
             torch.testing.assert_close(found[image, i], scaled * norm.weight + norm.bias + regions[image, i])
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_of_regions_equals_that_of_the_real_regions_alone(training):
+    torch.manual_seed(0)
+    ours, plain = MaskedBatchNorm(6).double().train(training), torch.nn.BatchNorm1d(6).double().train(training)
+    torch.nn.init.normal_(ours.weight)
+    torch.nn.init.uniform_(ours.running_var, 0.5, 2)
+    plain.load_state_dict(ours.state_dict())
+    regions = torch.randn(3, 4, 6, dtype=torch.float64)
+    real = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]]).bool()
+    gradients = []
+    for run in (lambda x: ours(x, real)[real], lambda x: plain(x[real])):
+        x = regions.clone().requires_grad_()
+        found = run(x)
+        found.square().sin().sum().backward()
+        gradients.append((found.detach(), x.grad))
+    torch.testing.assert_close(gradients[0], gradients[1])
+    torch.testing.assert_close(ours.state_dict(), plain.state_dict())
+    torch.testing.assert_close(ours.weight.grad, plain.weight.grad)
+
+
 def test_region_reasoning_starts_as_the_identity_and_excludes_padding():
     torch.manual_seed(0)
     step = RegionReasoning(6).train()
     regions, real = torch.randn(3, 4, 6), torch.ones(3, 4, dtype=torch.bool)
-    assert torch.equal(step(regions, real, torch.arange(12)), regions)
+    assert torch.equal(step(regions, real), regions)
     torch.nn.init.ones_(step.norm.weight)
-    plain = step(regions, real, torch.arange(12))
+    plain = step(regions, real)
     longer = torch.cat([regions, torch.zeros(3, 2, 6)], dim=1)
     mask = torch.cat([real, torch.zeros(3, 2, dtype=torch.bool)], dim=1)
-    found = step(longer, mask, mask.flatten().nonzero().squeeze(1))
+    found = step(longer, mask)
     torch.testing.assert_close(found[:, :4], plain)
     assert not found[:, 4:].any()
 
@@ -72,7 +92,7 @@ def literal_vector(matcher: VSRN, features: torch.Tensor) -> torch.Tensor:
         regions = l2norm(regions)
     everything = torch.ones(features.shape[:2], dtype=torch.bool)
     for step in matcher.reasoning:
-        regions = step(regions, everything, torch.arange(everything.numel()))
+        regions = step(regions, everything)
     _, last = matcher.reader(l2norm(regions))
     return last[0]
 

@@ -36,6 +36,38 @@ class VSRNSettings(TwoTowerSettings):
     ] = "gru"
 
 
+class MaskedBatchNorm(nn.BatchNorm1d):
+    """Batch normalization of regions (N, R, D) by the statistics of the real ones.
+
+    It equals ``nn.BatchNorm1d`` over the real regions. To select them, their number would have to be read, which waits
+    for a GPU and cannot be captured in a CUDA graph.
+    """
+
+    def forward(self, regions: Tensor, real: Tensor) -> Tensor:  # type: ignore[override]
+        """Normalise regions; ``real`` (N, R) is True for real ones, and the others become values without a meaning."""
+        mean, variance = self.running_mean, self.running_var
+        assert mean is not None
+        assert variance is not None
+        values = regions.to(torch.promote_types(regions.dtype, mean.dtype))
+        if self.training:
+            weights = real.unsqueeze(-1).to(values.dtype)
+            count = weights.sum().clamp(min=1)
+            own = (values * weights).sum((0, 1)) / count
+            spread = ((values - own).square() * weights).sum((0, 1)) / count
+            self._track(own.detach(), spread.detach() * count / (count - 1).clamp(min=1))
+            mean, variance = own, spread
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return ((values - mean) * scale + self.bias).to(regions.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        tracked = {"running_mean": mean, "running_var": variance}
+        for name, value in tracked.items():
+            getattr(self, name).lerp_(value, self.momentum)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+
+
 class RegionReasoning(nn.Module):
     """One reasoning step: V* = V + BN(W (R g(V))), R = theta(V)' phi(V) / N without a softmax (vsrn).
 
@@ -46,22 +78,15 @@ class RegionReasoning(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.theta, self.phi, self.values, self.out = (nn.Linear(dim, dim) for _ in range(4))
-        self.norm = nn.BatchNorm1d(dim)
+        self.norm = MaskedBatchNorm(dim)
         nn.init.zeros_(self.norm.weight)
 
-    def forward(self, regions: Tensor, real: Tensor, positions: Tensor) -> Tensor:
-        """Map (N, R, D) to (N, R, D).
-
-        Args:
-            real: (N, R) True for real regions.
-            positions: indices of the real regions in the flattened N * R.
-        """
+    def forward(self, regions: Tensor, real: Tensor) -> Tensor:
+        """Map (N, R, D) to (N, R, D); ``real`` (N, R) is True for real regions."""
         affinity = self.theta(regions) @ self.phi(regions).mT / real.sum(1).clamp(min=1)[:, None, None]
         messages = affinity.masked_fill(~real.unsqueeze(1), 0.0) @ self.values(regions)
-        change = self.norm(self.out(messages.flatten(0, 1)[positions]))
-        return regions + torch.zeros_like(messages.flatten(0, 1)).index_copy(
-            0, positions, change.to(messages.dtype)
-        ).view_as(messages)
+        change: Tensor = self.norm(self.out(messages), real)
+        return regions + change.masked_fill(~real.unsqueeze(-1), 0.0)
 
 
 class VSRN(EmbeddingMatcher):
@@ -98,9 +123,8 @@ class VSRN(EmbeddingMatcher):
         regions = self.project(features.gather(1, order.unsqueeze(-1).expand_as(features))) * real.unsqueeze(-1)
         if self.settings.norm_before:
             regions = self._normalise(regions)
-        positions = real.flatten().nonzero().squeeze(1)
         for step in self.reasoning:
-            regions = step(regions, real, positions)
+            regions = step(regions, real)
         regions = self._normalise(regions)
         vectors = self.norm(self._pool(regions * real.unsqueeze(-1), real.sum(1, keepdim=True)))
         return Encoded(vectors, regions, real) if self.training else Encoded(vectors)

@@ -41,8 +41,8 @@ MEMORY_WAIT, INPUT_WAIT = "waits for GPU memory", "waits for features"
 
 TEXT_ROW_GPU_BYTES = 10 << 30
 """GPU memory of a row that trains a text encoder; bfan and mmca with MiniLM, batch 128: 8 to 10 GiB"""
-IMAGE_ROW_GPU_BYTES = 26 << 30
-"""GPU memory of a row that trains an image network with the batch and size below; a ViT: 16 to 27 GiB"""
+IMAGE_ROW_GPU_BYTES = 30 << 30
+"""GPU memory of a row that trains an image network with the batch and size below; a ViT: 16 to 30 GiB"""
 IMAGE_ROW_BATCH, IMAGE_ROW_SIZE = 256, 224
 MEMBER_GPU_BYTES = 3 << 30
 """GPU memory for the weights of a further member with a ViT and MPNet, with gradients, optimizer state and average"""

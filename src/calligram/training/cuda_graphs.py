@@ -1,5 +1,4 @@
-"""CUDA graphs: capture the forward and the backward pass of a loss once for each shape, then replay them; and the trial
-that selects the fastest way to take the steps of a stage.
+"""CUDA graphs: capture the forward and the backward pass of a loss once for each shape, then replay them.
 
 A step of many small kernels takes as long as their launches one by one; a replay launches them together. A captured
 graph keeps its memory, and each new shape takes up to a second to capture.
@@ -8,13 +7,13 @@ graph keeps its memory, and each new shape takes up to a second to capture.
 from __future__ import annotations
 
 import logging
-import time
+import traceback
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from statistics import median
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +22,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
-from calligram.device import GRAPH_DEVICE_TYPE, asked_to_compile, compile_enabled, use_compile, use_cuda_graphs
+from calligram.device import GRAPH_DEVICE_TYPE, compile_enabled, use_cuda_graphs
 
 log = logging.getLogger(__name__)
 
@@ -35,15 +34,6 @@ CAPTURE_AT_COUNT = 2
 """a shape is captured when it comes for this time: the last batch of an epoch may come only once"""
 WARMUP_RUNS = 3
 """runs before the capture, in which libraries select and compile their kernels"""
-
-GRAPH_MIN_SECONDS = 20.0
-"""CUDA graphs are tried if the rest of a stage takes at least so long without them"""
-COMPILE_SHARE = 0.25
-"""compilation is tried if it takes at most this share of the rest of a stage without it"""
-MAX_GRAPH_MEMORY = 0.1
-"""CUDA graphs, which keep the memory of a step, are tried if it is at most this share of the memory of the GPU"""
-WARMUP_STEPS, TIMED_STEPS, MAX_TRIAL_STEPS = 3, 10, 60
-"""steps of a trial before the timed ones, timed steps, and steps after which a way with fewer of them is given up"""
 
 GraphFunction = Callable[..., Tensor]
 
@@ -76,8 +66,22 @@ def run_with_cuda_graphs(
             return found
     except Exception as error:  # drivers raise many types, and out of memory is one of them
         graphs.disable()
-        log.info("%s cannot use CUDA graphs and runs without them: %s", type(owner).__name__, error)
+        log.info("%s cannot use CUDA graphs and runs without them: %s", type(owner).__name__, _first_error(error))
     return function(*inputs)
+
+
+def replays_of(owner: nn.Module) -> int:
+    """Return the number of replays of an owner's graphs; -1 after a capture that failed."""
+    graphs = _GRAPHS.get(owner)
+    return 0 if graphs is None else -1 if graphs.disabled else graphs.replays
+
+
+def _first_error(error: BaseException) -> str:
+    """Return the error that came first, and where: a capture that fails ends with a second, general error."""
+    while error.__context__ is not None:
+        error = error.__context__
+    place = traceback.extract_tb(error.__traceback__)[-1:]
+    return f"{error}{''.join(f' ({Path(frame.filename).name}, line {frame.lineno})' for frame in place)}"
 
 
 class _FunctionWithModules(nn.Module):
@@ -292,109 +296,3 @@ def autocast_without_cache() -> torch.autocast:
     """Autocast with the current settings, without its cache of converted weights of an earlier step."""
     on, dtype = torch.is_autocast_enabled(GRAPH_DEVICE_TYPE), torch.get_autocast_dtype(GRAPH_DEVICE_TYPE)
     return torch.autocast(GRAPH_DEVICE_TYPE, dtype, enabled=on, cache_enabled=False)
-
-
-class Way(NamedTuple):
-    """A way to take training steps."""
-
-    graphs: bool = False
-    compiled: bool = False
-
-    @property
-    def name(self) -> str:
-        """Its name in ``run.json``."""
-        return " and ".join(["graphs"] * self.graphs + ["compiled"] * self.compiled) or "plain"
-
-
-class SpeedTrial:
-    """Takes the first steps of a stage in several ways, and the others in the fastest of them.
-
-    All ways take the same steps up to rounding. Steps without graphs and compilation come first. Graphs, then
-    compilation, are tried where the rest of the stage is long enough to gain more than they cost.
-    """
-
-    def __init__(
-        self,
-        owner: nn.Module,
-        steps: int,
-        device: torch.device,
-        *,
-        graphs: bool,
-        report: Callable[[dict[str, object]], None],
-    ) -> None:
-        """Args:
-        owner: owner of the graphs, see ``run_with_cuda_graphs``.
-        steps: number of steps of the stage that are left.
-        device: device of the steps.
-        graphs: whether the steps can be captured.
-        report: called once with the chosen way and the milliseconds of a step by each way.
-        """
-        self.chosen = Way()
-        self._owner, self._left, self._device, self._graphs, self._report = owner, steps, device, graphs, report
-        self._compile_seconds = 0.0
-        """how long it takes to compile what the steps contain; 0 if nothing can be compiled"""
-        self._trying: Way | None = Way()
-        self._seconds: dict[Way, float] = {}
-        self._times: list[float] = []
-        self._tried = 0
-        asked_to_compile()  # what ran before does not count
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Take a step inside, in the way that is tried or was chosen."""
-        way = self.chosen if self._trying is None else self._trying
-        self._left -= 1
-        with use_cuda_graphs(way.graphs), use_compile(way.compiled):
-            if self._trying is None:
-                yield
-                return
-            replays = self._replays()
-            self._wait()
-            began = time.perf_counter()
-            yield
-            self._wait()
-            seconds = time.perf_counter() - began
-        self._tried += 1
-        # Captures take longer than the steps that follow; so do the first runs of a kernel.
-        if self._tried > WARMUP_STEPS and (not way.graphs or self._replays() > replays):
-            self._times.append(seconds)
-        failed = way.graphs and self._replays() < 0
-        if failed or len(self._times) >= TIMED_STEPS or self._tried >= MAX_TRIAL_STEPS or not self._left:
-            self._end_way(way)
-
-    def _replays(self) -> int:
-        """Return the number of replays; -1 after a capture that failed."""
-        graphs = _GRAPHS.get(self._owner)
-        return 0 if graphs is None else -1 if graphs.disabled else graphs.replays
-
-    def _end_way(self, way: Way) -> None:
-        if len(self._times) >= TIMED_STEPS:  # fewer, where shapes rarely repeat or the capture failed
-            self._seconds[way] = median(self._times)
-        self.chosen = min(self._seconds, key=self._seconds.__getitem__, default=Way())
-        self._trying, self._times, self._tried = self._next_way(way), [], 0
-        if self._trying is None:
-            times = {each.name: round(1000 * seconds, 3) for each, seconds in self._seconds.items()}
-            self._report({"chosen": self.chosen.name, "milliseconds": times})
-
-    def _next_way(self, way: Way) -> Way | None:
-        if way not in self._seconds and way == Way():
-            return None
-        rest = self._left * self._seconds[self.chosen]
-        if way == Way():
-            self._compile_seconds = asked_to_compile()
-            if self._graphs and rest >= GRAPH_MIN_SECONDS and self._memory_share() <= MAX_GRAPH_MEMORY:
-                if self._device.type == "cuda":
-                    torch.cuda.empty_cache()  # graphs have memory of their own
-                return Way(graphs=True)
-        if not way.compiled and 0 < self._compile_seconds <= COMPILE_SHARE * rest:
-            return self.chosen._replace(compiled=True)
-        return None
-
-    def _memory_share(self) -> float:
-        """Share of the memory of the GPU that steps have used."""
-        gpu = self._device.type == "cuda"
-        return torch.cuda.max_memory_allocated(self._device) / torch.cuda.mem_get_info(self._device)[1] if gpu else 0.0
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)

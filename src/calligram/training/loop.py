@@ -26,7 +26,6 @@ from calligram.errors import NotFiniteError, UserError
 from calligram.models.matcher import Matcher
 from calligram.progress import Track, silent
 from calligram.training.batches.batch import Batch, BatchSource, derived_seed
-from calligram.training.cuda_graphs import SpeedTrial
 from calligram.training.objectives.objective import (
     NOT_FINITE_ADVICE,
     CollapseDetector,
@@ -37,6 +36,7 @@ from calligram.training.objectives.objective import (
     restore_optimizer,
 )
 from calligram.training.runs import BackgroundSaver, Run, TensorBoardWriter
+from calligram.training.speed_trial import SpeedTrial
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from calligram.device import GRAPH_DEVICE_TYPE
 from calligram.features.images.backbones import Backbone, cells_over_views
 from calligram.features.images.pixels import mean_over_views
 from calligram.features.images.stored_input import feature_parts, feature_vectors
@@ -282,8 +283,9 @@ class RecurrentText(TextTower):
 
     def _run(self, words: Tensor, mask: Tensor) -> RecurrentOutput:
         vectors, lengths = self.dropout(self.words(words)), mask.sum(1, keepdim=True).clamp(min=1)
-        # On a GPU, unpacking takes one copy per position, which is slower than the recurrence over padding.
-        output = PaddedOutput if vectors.is_cuda else PackedOutput
+        # On a GPU, unpacking takes one copy per position, which is slower than the recurrence over padding. It also
+        # reads the lengths, so that it cannot be captured in a graph.
+        output = PaddedOutput if vectors.device.type == GRAPH_DEVICE_TYPE else PackedOutput
         return output(self.recurrent, vectors, lengths)
 
 
