@@ -135,8 +135,11 @@ def test_a_compiled_training_step_equals_a_plain_one(name):
     backbone.load_state_dict(state)
     with use_compile():
         compiled = step(backbone, pixels)
+    largest = max(float(gradient.abs().max()) for gradient in plain.values())
     for key, gradient in plain.items():
-        torch.testing.assert_close(compiled[key], gradient, rtol=1e-3, atol=1e-3 * float(gradient.abs().max()))
+        # The gradient of a bias of keys is zero but for rounding.
+        atol = max(1e-3 * float(gradient.abs().max()), 1e-6 * largest)
+        torch.testing.assert_close(compiled[key], gradient, rtol=1e-3, atol=atol)
     assert backbone._compiles
 
 
