@@ -142,6 +142,12 @@ def _serving(library: Path, **settings: object) -> Iterator[str]:
     assert faults.lines == []
 
 
+@pytest.fixture(scope="session")
+def serving() -> Callable[..., object]:
+    """Serves a library with settings of its own, within a context."""
+    return _serving
+
+
 def _client(url: str, **headers: str) -> httpx.Client:
     """Without certificates, which take long to load and which http does not need."""
     return httpx.Client(base_url=url, timeout=30, headers=headers, trust_env=False, verify=False)

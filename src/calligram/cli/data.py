@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from calligram.cli.screen import console, print_report, progress_bar, styled
 from calligram.cli.serve import open_server
+from calligram.errors import UserError
 from calligram.extras import install_command, missing_modules
 
 
@@ -20,6 +22,16 @@ class SceneKind(StrEnum):
 
     scenes = "scenes"
     people = "people"
+
+
+class CountGrouping(StrEnum):
+    """What the pictures of a library are counted by."""
+
+    day = "day"
+    month = "month"
+    year = "year"
+    folder = "folder"
+    place = "place"
 
 
 class PicturePlacing(StrEnum):
@@ -104,17 +116,31 @@ def info(
         Path | None, typer.Option(help="File for a sheet of sample images; the default is COLLECTION/sheet.png.")
     ] = None,
     problems: Annotated[bool, typer.Option(help="List every problem of the import.")] = False,
+    by: Annotated[
+        CountGrouping | None,
+        typer.Option(help="Of a library: count pictures by day, month, year, folder or place."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts of --by as JSON.")] = False,
+    engine: Annotated[
+        str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")
+    ] = None,
 ) -> None:
     """Show the counts, splits, caption lengths and problems of a collection, and draw a sheet of sample images.
 
-    Of a library, show the counts, the matcher and the kind of search.
+    Of a library, show the counts, the matcher and the kind of search. A place is a position of the camera, rounded to a
+    tenth of a degree.
     """
     from calligram.search.library.manifest import MANIFEST, read_manifest
 
     if (collection / MANIFEST).is_file():
+        if by is not None:
+            _print_counts(collection, by, as_json, engine)
+            return
         for line in read_manifest(collection).lines():
             console.print(line)
         return
+    if by is not None:
+        raise UserError(f"{collection} is not a library; --by counts the pictures of a library")
     from calligram.data.collection import Collection
     from calligram.data.summary import sample_sheet, summarise_collection
 
@@ -129,6 +155,28 @@ def info(
             what = "skipped" if row["skipped"] else "kept"
             console.print(f"{what}: {row['kind']}: {row['item']} {row['detail']}")
 
+
+def _print_counts(library: Path, by: CountGrouping, as_json: bool, engine: str | None) -> None:
+    """Print how many pictures each day, month, year, folder or place has."""
+    from calligram.search.library.library import Library
+
+    counts = Library.open(library, index=engine).counts_by(by.value)
+    missing = counts.pop(None, 0)
+    order = sorted(counts, key=lambda value: (-counts[value], value) if by == "place" else (0, value))
+    if as_json:
+        typer.echo(json.dumps({"counts": {value: counts[value] for value in order}, "missing": missing}, indent=1))
+        return
+    most = max(counts.values(), default=1)
+    width = max([len(str(value)) for value in order] or [0])
+    for value in order:
+        bar = "█" * max(1, round(BAR_CHARACTERS * counts[value] / most))
+        console.print(f"{value or '.':{width}}  {counts[value]:>9,}  {bar}", soft_wrap=True)
+    if missing:
+        console.print(f"{missing:,} pictures have no {'place' if by == 'place' else 'date'}", style="dim")
+
+
+BAR_CHARACTERS = 40
+"""length of the longest bar of counts"""
 
 DEMO_TRAINING_SIDE = 88
 """side of the training images in pixels; with it, 2 cores train in less than four minutes"""

@@ -1,8 +1,9 @@
-"""Verbs about a whole library: ``calligram clusters`` and ``calligram duplicates``."""
+"""Verbs about a whole library: ``clusters``, ``duplicates`` and ``searches``, and ``export`` of a selection."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +11,15 @@ import typer
 from rich.table import Table
 
 from calligram.cli.main import fast_imports, import_lancedb_for_command
-from calligram.cli.screen import console, progress_bar, show_spinner
+from calligram.cli.screen import console, errors, progress_bar, show_spinner
+from calligram.errors import UserError
 
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.search.library.library import Library
     from calligram.search.library.matchers import MatcherEncoder
     from calligram.search.query.clusters import LibraryClusters
     from calligram.search.query.duplicates import DuplicateGroup, Duplicates
+    from calligram.search.query.selection import Placement, SavedSearch, SelectedPicture
 
 LibraryFolder = Annotated[Path, typer.Argument(help="Folder of a library.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -25,6 +28,8 @@ VectorAddress = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")]
 PRINTED_EXAMPLES = 2
+EXPORTED_HITS = 100
+"""hits of a query that are exported if no number is given"""
 
 
 def open_library(folder: Path, engine: str | None, device: str) -> tuple[Library, MatcherEncoder]:
@@ -182,3 +187,78 @@ def _size(count: int) -> str:
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
     return f"{count} bytes"
+
+
+def searches(
+    library: LibraryFolder,
+    delete: Annotated[str | None, typer.Option(help="Delete this saved search.", metavar="NAME")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the saved searches of a library. "calligram search --save NAME" and the page save them."""
+    from calligram.search.library.manifest import read_manifest
+    from calligram.search.query.selection import delete_search, saved_searches
+
+    read_manifest(library)
+    if delete is not None:
+        delete_search(library, delete)
+        console.print(f"deleted the saved search '{delete}'")
+        return
+    found = saved_searches(library)
+    if as_json:
+        typer.echo(json.dumps([asdict(search) for search in found], indent=1, ensure_ascii=False))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "query", "where"):
+        table.add_column(column, overflow="fold")
+    for search in found:
+        terms = [search.q, *(f"+ {t}" for t in search.plus), *(f"- {t}" for t in search.minus)]
+        terms += [f"like {id}" for id in search.like]
+        table.add_row(search.name, " ".join(term for term in terms if term), search.where)
+    console.print(table if found else "no saved searches")
+
+
+def export_selection(
+    library: Path,
+    out: Path,
+    query: str | None,
+    where: str | None,
+    saved: str | None,
+    k: int | None,
+    everything: bool,
+    placing: Placement,
+    engine: str | None,
+) -> None:
+    """Export the pictures of a query, a condition, both, or a saved search."""
+    if saved is not None and (query or where):
+        raise UserError("--saved names a whole search; leave out --query and --where")
+    if not (query or where or saved):
+        raise UserError("nothing is selected; give --query, --where or --saved")
+    with show_spinner(f"opening {library}") as spinner:
+        with fast_imports():
+            import_lancedb_for_command()
+            from calligram.search.query.selection import SavedSearch, export_folder, find_search
+
+        search = find_search(library, saved) if saved else SavedSearch("export", query or "", where=where or "")
+        spinner.update("searching")
+        opened, chosen = _selected(library, search, k, everything or search.all, engine)
+    report = export_folder(opened, chosen, out, placing=placing, track=progress_bar)
+    console.print(f"{report.pictures:,} pictures in {out}, listed in selection.csv and selection.json", soft_wrap=True)
+    for id, reason in report.problems:
+        errors.print(f"left out: {id}: {reason}", soft_wrap=True)
+
+
+def _selected(
+    folder: Path, search: SavedSearch, k: int | None, everything: bool, engine: str | None
+) -> tuple[Library, list[SelectedPicture]]:
+    """The library, and the pictures of a search: its hits, or all that satisfy its condition."""
+    from calligram.search.library.library import Library
+    from calligram.search.query.searcher import Searcher
+    from calligram.search.query.selection import SelectedPicture, select_by_condition
+
+    if not search.has_query:
+        opened = Library.open(folder, index=engine)
+        return opened, select_by_condition(opened, search.where)[:k]
+    searcher = Searcher.open(folder, measure_costs=False, index=engine)
+    where, count = search.where or None, EXPORTED_HITS if k is None else k
+    found = searcher.images(search.query(), count, where=where, all=everything)
+    return searcher.library, [SelectedPicture(hit.id, hit.rank, hit.score) for hit in found.hits]

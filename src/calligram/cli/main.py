@@ -43,7 +43,7 @@ VERBS = {
         "copy": ("train:copy", "Copy a preset into a TOML file"),
         "train": ("train:train", "Train a matcher with a preset"),
         "mine": ("mine:mine", "Store the hardest negatives of a split"),
-        "export": ("train:export", "Write a matcher as ONNX files"),
+        "export": ("train:export", "Write a matcher as ONNX files, or pictures of a library"),
     },
     "Evaluation": {
         "evaluate": ("evaluate:evaluate", "Measure retrieval or localization"),
@@ -56,6 +56,7 @@ VERBS = {
         "forget": ("index:forget", "Delete items from a library"),
         "search": ("search:search", "Find images or captions in a library"),
         "clusters": ("library:clusters", "Group the pictures of a library, and name the groups"),
+        "searches": ("library:searches", "List or delete saved searches of a library"),
         "duplicates": ("library:duplicates", "List copies of pictures in a library"),
         "serve": ("serve:serve", "Serve the search page and a JSON API"),
         "localize": ("explain:localize", "Find the boxes of a phrase in a picture"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ from calligram.errors import UserError
 if TYPE_CHECKING:  # these imports take seconds, and --help must be fast
     from calligram.search.query.query import Query
     from calligram.search.query.searcher import Results, Searcher
+    from calligram.search.query.selection import SavedSearch
 
 
 def search(
@@ -60,6 +62,12 @@ def search(
     ] = False,
     captions: Annotated[bool, typer.Option(help="Find captions instead of images.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Also show hits that are not a good match.")] = False,
+    save: Annotated[
+        str | None, typer.Option(help="Save the search under this name; the page lists it too.", metavar="NAME")
+    ] = None,
+    saved: Annotated[
+        str | None, typer.Option(help='Run a saved search; "calligram searches" lists them.', metavar="NAME")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     paths: Annotated[bool, typer.Option("--paths", help="Print paths only, one per line.")] = False,
     null: Annotated[
@@ -73,13 +81,21 @@ def search(
         raise UserError("--json cannot be combined with --paths or --null; give one of them")
     if depth is not None and budget is not None:
         raise UserError("--depth and --budget-ms cannot be combined; give a number of candidates or a time limit")
+    chosen = None
+    if saved is not None:
+        if query or image or plus or minus or where or save:
+            raise UserError("--saved names a whole search; leave out the query, --image, --plus, --minus and --where")
+        chosen = _saved_query(library, saved)
+        where, everything = chosen.where or None, everything or chosen.all
     _check(library, where, staged=depth is not None or budget is not None)
+    if save is not None:
+        _save(library, save, query, image, plus or [], minus or [], weight, where, everything)
     with show_spinner("loading") as spinner, fast_imports():
         import_lancedb_for_command()
         from calligram.search.query.rerank import TimeBudget
 
         budgeted = None if budget is None else TimeBudget.of_milliseconds(budget)
-        terms = _query(query, image, plus or [], minus or [], weight)
+        terms = chosen.query() if chosen else _query(query, image, plus or [], minus or [], weight)
         from calligram.search.query.rerank import RERANK_DEPTH
         from calligram.search.query.searcher import Searcher
 
@@ -132,6 +148,42 @@ def _query(query: str | None, image: Path | None, plus: list[str], minus: list[s
         raise UserError("the query is empty; give a text, --image or --plus")
     subtracted = [parse_term(text) for text in minus]
     return Query((*terms, *(QueryTerm(term.content, -term.weight) for term in subtracted)))
+
+
+def _saved_query(library: Path, name: str) -> SavedSearch:
+    """The saved search of this name, which must have something to search for."""
+    from calligram.search.query.selection import find_search
+
+    found = find_search(library, name)
+    if not found.has_query:
+        raise UserError(f"'{name}' is a condition without a query; add a query with --where {shlex.quote(found.where)}")
+    return found
+
+
+def _save(
+    library: Path,
+    name: str,
+    query: str | None,
+    image: Path | None,
+    plus: list[str],
+    minus: list[str],
+    weight: float | None,
+    where: str | None,
+    everything: bool,
+) -> None:
+    """Save a search of texts. A text with a weight is stored among the texts to add."""
+    from calligram.search.query.query import WEIGHTED_TERM, parse_term
+    from calligram.search.query.selection import SavedSearch, save_search
+
+    texts = [*([query] if query is not None else []), *plus, *minus]
+    if image is not None or any(not isinstance(parse_term(text).content, str) for text in texts):
+        raise UserError("a saved search has texts and a condition, and no pictures; leave out --save or the pictures")
+    if query is not None and (weight is not None or WEIGHTED_TERM.fullmatch(query.strip())):
+        plus = [query if weight is None else f"{weight:g}:{query}", *plus]
+        query = None
+    search = SavedSearch(name, query or "", tuple(plus), tuple(minus), where=where or "", all=everything)
+    if save_search(library, search):
+        errors.print(f"replaced the saved search '{name}'")
 
 
 def _content(results: Results, captions: bool) -> dict[str, object]:

@@ -345,6 +345,7 @@ class StatsAnswer(BaseModel):
     limits: dict[str, int]
     localizer: bool = Field(description="Whether phrases can be localized in images.")
     captioning: bool = Field(description="Whether captions can be written into a collection.")
+    saving: bool = Field(description="Whether searches can be saved.")
 
 
 class HealthAnswer(BaseModel):

@@ -21,6 +21,7 @@ from calligram.data.pictures import core_share
 from calligram.errors import UserError
 from calligram.progress import Track
 from calligram.search.explain.library_localizer import LibraryLocalizer
+from calligram.search.filters.columns import group_of
 from calligram.search.library.library import Library, most_frequent
 from calligram.search.library.manifest import MatcherRecord
 from calligram.search.query.clusters import LibraryClusters, cluster_library
@@ -32,7 +33,7 @@ from calligram.serve.caption_service import CaptionService
 from calligram.serve.guard import QueueFullError, RefusedRequest, WorkTimeoutError
 from calligram.serve.metrics import Metrics
 from calligram.serve.schema import FacetValue
-from calligram.serve.settings import ServerSettings
+from calligram.serve.settings import MAX_EXPORTS, ServerSettings
 
 log = logging.getLogger("calligram.serve")
 T = TypeVar("T")
@@ -192,6 +193,7 @@ class Service:
         self._caption_threads = WorkerThreads(1, waiting, seconds, "caption")
         self.clusters = BackgroundWork(_clusters, "clusters")
         self.duplicates = BackgroundWork(_duplicates, "duplicates")
+        self.exports = threading.BoundedSemaphore(MAX_EXPORTS)
         self._overview_lock = threading.Lock()
         self._overview: tuple[Library, Overview] | None = None
 
@@ -247,6 +249,21 @@ class Service:
         if captions is None:
             raise RefusedRequest(409, "this server has no collection for captions; start it with --collection FOLDER")
         return await (self._caption_threads if writes else self._read_threads).run(lambda: work(captions))
+
+    async def write(self, work: Callable[[Library], T]) -> T:
+        """Write into the folder of the library, one client at a time.
+
+        Raises:
+            RefusedRequest: if the settings do not allow it, or the folder cannot be written to.
+        """
+        if not self.settings.may_save:
+            raise RefusedRequest(403, "this server is open to everyone, so nothing can be saved; start it with --token")
+        library = self.searcher.library
+        try:
+            return await self._caption_threads.run(lambda: work(library))
+        except OSError as error:
+            log.warning("the folder of the library cannot be written to: %s", error)
+            raise RefusedRequest(409, f"the folder of the library cannot be written to: {error.strerror}") from None
 
     def overview(self, library: Library) -> Overview:
         """The overview of ``library``. The first caller computes it, and others wait for the result."""
@@ -310,20 +327,25 @@ class Overview:
     facets: Mapping[str, list[FacetValue]]
     sample: tuple[str, ...]
     examples: tuple[str, ...]
+    days: Mapping[str, int]
+    """number of items that were taken on each day, in order"""
+    undated: int
 
 
 def library_overview(library: Library) -> Overview:
     """Read all items. The sample is always the same, so that the page looks the same after a reload and a rebuild."""
-    present = 0
+    present, days = 0, Counter[str]()
     counters: dict[str, Counter[Any]] = {name: Counter() for name in library.kinds if name not in CONTINUOUS_COLUMNS}
     for row in library.rows():
         if row["state"] != "present":
             continue
         present += 1
         _count(counters, row)
+        days[group_of(row, "day") or ""] += 1
     sample = library.sample(SAMPLE_ITEMS)
     facets = {name: _values(counter) for name, counter in counters.items() if _is_useful(counter, present)}
-    return Overview(facets, tuple(sample), _examples(library, sample))
+    undated = days.pop("", 0)
+    return Overview(facets, tuple(sample), _examples(library, sample), dict(sorted(days.items())), undated)
 
 
 def _count(counters: dict[str, Counter[Any]], row: Mapping[str, Any]) -> None:

@@ -29,6 +29,10 @@ MAX_EMBEDDED_CHARACTERS = 10_000
 """characters of one text to embed; matchers read the first words only, and the answer says how many were left out"""
 MAX_EMBEDDED_IMAGES = 32
 MAX_ID_CHARACTERS = 1000
+MAX_EXPORT_BYTES = 4_000_000_000
+"""of the pictures in one download"""
+MAX_EXPORTS = 2
+"""downloads at the same time; each reads pictures for as long as its client takes them"""
 MIN_TOKEN_CHARACTERS = 8
 MAX_TOKEN_CHARACTERS = 200
 
@@ -63,6 +67,11 @@ class ServerSettings:
     """for the body of a request to arrive, and for a search to finish"""
     refresh_seconds: float = 2.0
     """time between checks for a new version of the library"""
+
+    @property
+    def may_save(self) -> bool:
+        """Whether clients may save searches in the library's folder: with a token, or on this machine only."""
+        return self.token is not None or not self.any_address
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range and a token that is easy to guess."""

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from calligram.errors import UserError
+from calligram.search.filters.columns import group_of
 from calligram.search.filters.parser import holds, parse
 from calligram.search.indexing.forget import forget_items
 from calligram.search.indexing.run import index_source
@@ -184,3 +185,35 @@ def test_a_damaged_library_is_refused_with_an_error_and_can_be_rebuilt(models, p
 def test_a_folder_that_is_no_library_is_refused(tmp_path):
     with pytest.raises(UserError, match='make one with "calligram index RUN SOURCE --out'):
         Library.open(tmp_path)
+
+
+def test_pictures_are_counted_by_time_and_folder(indexed, photos, by_path, calligram, models):
+    (photos / "photo_0.jpg").unlink()
+    index_source(models, photos, indexed)
+    library = Library.open(indexed)
+    years = {str(2010 + seed): 1 for seed in range(2, 12, 2)}
+    assert library.counts_by("year") == {**years, None: 6}
+    assert library.counts_by("day") == {**{f"{year}-05-01": 1 for year in years}, None: 6}
+    assert library.counts_by("folder") == {"": 3, "trip": 8}
+    assert library.counts_by("place") == {None: 11}
+    printed = json.loads(calligram("info", indexed, "--by", "month", "--json").stdout)
+    assert printed == {"counts": {f"{year}-05": 1 for year in years}, "missing": 6}
+    shown = calligram("info", indexed, "--by", "folder").stdout.splitlines()
+    assert [line.split()[:2] for line in shown] == [[".", "3"], ["trip", "8"]]
+    refused = calligram("info", photos, "--by", "day")
+    assert refused.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "grouping", "group"),
+    [
+        ({"latitude": 48.8566, "longitude": 2.3522}, "place", "48.9, 2.4"),
+        ({"latitude": -0.01, "longitude": -0.04}, "place", "0.0, 0.0"),
+        ({"latitude": 48.8566}, "place", None),
+        ({"taken": "yesterday", "year": 2020.0}, "year", "2020"),
+        ({"taken": "yesterday"}, "day", None),
+        ({}, "folder", ""),
+    ],
+)
+def test_the_group_of_an_item(row, grouping, group):
+    assert group_of(row, grouping) == group

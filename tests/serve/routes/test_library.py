@@ -1,14 +1,20 @@
-"""Routes about the whole library: clusters and duplicates."""
+"""Routes about the whole library: clusters, duplicates, saved searches and downloads."""
 
 from __future__ import annotations
 
+import io
+import json
 import threading
 import time
+import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from calligram.errors import UserError
+from calligram.search.query.query import Query, QueryTerm
+from calligram.search.query.selection import find_search
 from calligram.serve.service import BackgroundWork
 
 
@@ -52,6 +58,110 @@ def test_duplicates_are_grouped(copies_served):
     assert [picture["same_bytes"] for picture in group["pictures"]] == [True, True, False]
     assert group["copied_bytes"] == found["copied_bytes"] == sum(p["bytes"] for p in group["pictures"][1:])
     assert copies_served.client.get("/api/duplicates", params={"start": 1}).json()["groups"] == []
+
+
+# Dates.
+
+
+def test_pictures_are_counted_by_day(copies_served, served):
+    found = copies_served.client.get("/api/timeline").json()
+    days = {f"{2019 + row // 3}-0{row + 1}-1{row}": 1 + (row == 0) for row in range(6)}
+    assert found == {"days": days, "undated": 1}
+    assert list(found["days"]) == sorted(days)
+    assert served.client.get("/api/timeline").json() == {"days": {}, "undated": 60}
+
+
+# Saved searches.
+
+
+def test_searches_are_saved_listed_and_deleted(copies_served, copies):
+    client, search = copies_served.client, {"name": "Boats", "q": "a boat", "minus": ["snow"], "where": "year >= 2019"}
+    saved = client.post("/api/searches", json=search)
+    assert saved.status_code == 200, saved.text
+    whole = {**search, "plus": [], "like": [], "all": False}
+    assert whole in saved.json()["searches"]
+    assert whole in client.get("/api/searches").json()["searches"]
+    assert find_search(copies / "library", "Boats").query() == Query((QueryTerm("a boat"), QueryTerm("snow", -1.0)))
+    left = client.delete("/api/searches", params={"name": "Boats"}).json()["searches"]
+    assert whole not in left
+    assert client.delete("/api/searches", params={"name": "Boats"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("changes", "status"),
+    [({"q": " "}, 400), ({"where": "no_such = 1"}, 400), ({"name": "a\nb"}, 400), ({"q": 3}, 422), ({"more": 1}, 422)],
+)
+def test_searches_that_cannot_run_are_not_saved(copies_served, changes, status):
+    search = {"name": "wrong", "q": "a boat", **changes}
+    assert copies_served.client.post("/api/searches", json=search).status_code == status
+    assert "wrong" not in {s["name"] for s in copies_served.client.get("/api/searches").json()["searches"]}
+
+
+def test_another_site_cannot_save_or_delete(copies_served):
+    elsewhere = {"Origin": "http://elsewhere.example"}
+    asked = {"name": "theirs", "q": "a boat"}
+    assert copies_served.client.post("/api/searches", json=asked, headers=elsewhere).status_code == 403
+    assert copies_served.client.delete("/api/searches?name=theirs", headers=elsewhere).status_code == 403
+
+
+def test_a_server_that_is_open_to_everyone_saves_nothing(library_folder, client, serving):
+    with serving(library_folder, any_address=True) as url, client(url) as stranger:
+        refused = stranger.post("/api/searches", json={"name": "theirs", "q": "a boat"})
+        assert refused.status_code == 403
+        assert "--token" in refused.json()["error"]
+        assert stranger.get("/api/stats").json()["saving"] is False
+    assert not (library_folder / "searches.json").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_reported(copies, client, serving, monkeypatch):
+    def full(folder, search):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("calligram.serve.routes.library.save_search", full)
+    with serving(copies / "library") as url, client(url) as user:
+        refused = user.post("/api/searches", json={"name": "mine", "q": "a boat"})
+    assert refused.status_code == 409
+    assert "No space left" in refused.json()["error"]
+
+
+# Downloads.
+
+
+def test_a_download_has_pictures_and_their_table(copies_served, copies):
+    hits = copies_served.hits(q="a boat", all=True, k=3)
+    form = {"id": [hit["id"] for hit in hits] + ["unknown"], "score": [hit["score"] for hit in hits] + [0]}
+    answer = copies_served.client.get("/api/export", params=form)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-disposition"].startswith("attachment")
+    with zipfile.ZipFile(io.BytesIO(answer.content)) as archive:
+        assert archive.testzip() is None
+        content = json.loads(archive.read("selection.json"))
+        for record, hit in zip(content["pictures"], hits, strict=True):
+            assert archive.read(record["file"]) == Path(hit["path"]).read_bytes()
+            assert record["score"] == pytest.approx(hit["score"])
+            assert not {"latitude", "longitude", "path", "source"} & set(record["metadata"])
+    assert content["problems"] == [{"id": "unknown", "reason": "the library has no such item"}]
+
+
+def test_downloads_that_cannot_be_are_refused(copies_served):
+    def status(**asked):
+        return copies_served.client.get("/api/export", params=asked).status_code
+
+    assert status(id=["unknown"]) == 404
+    assert status(id=["a", "b"], score=[1]) == 400
+    assert status(id=["a"] * 501) == 422
+    assert status() == 422
+
+
+def test_few_downloads_at_a_time_and_each_ends_with_its_client(copies_served):
+    ids = [hit["id"] for hit in copies_served.client.get("/api/browse").json()["hits"]]
+    for _ in range(6):  # clients that leave while the answer arrives
+        with copies_served.client.stream("GET", "/api/export", params={"id": ids}) as answer:
+            assert answer.status_code == 200
+    end = time.monotonic() + 10
+    while copies_served.client.get("/api/export", params={"id": ids}).status_code != 200:
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 # Work in the background.

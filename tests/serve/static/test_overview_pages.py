@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+
 SCALE = "Number(document.querySelector('#clusters').getAttribute('transform').match(/scale\\(([^)]+)/)[1])"
 
 
@@ -85,3 +87,88 @@ def test_the_search_page_links_to_both(page, served):
     page.wait_for_selector(".cluster")
     page.click("text=Copies")
     page.wait_for_selector("#notice h2")
+
+
+def test_a_search_is_saved_and_found_on_the_start_page(copies_page, copies_served):
+    page = copies_page
+    page.goto(f"{copies_served.url}/?q=a+boat&minus=snow&f.year=2019")
+    page.wait_for_selector("#save-search:not([hidden])")
+    page.click("#save-search")
+    assert page.input_value("#save-name") == "a boat − snow"
+    page.fill("#save-name", "Boats <i> 2019")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#status:has-text('Saved as')")
+    page.goto(copies_served.url)
+    link = page.locator("#saved a", has_text="Boats <i> 2019")
+    link.click()
+    page.wait_for_selector("#status:has-text(' ms')")
+    assert page.input_value("#query") == "a boat"
+    assert "`year` = 2019" in page.inner_text("#chips")
+    page.click("#save-search")
+    page.fill("#save-name", "Boats <i> 2019")
+    assert "taken" in page.inner_text("#save-error")
+    page.click("#save-cancel")
+    page.goto(copies_served.url)
+    page.get_by_label("Delete the saved search Boats <i> 2019").click()
+    link.wait_for(state="detached")
+
+
+def test_the_hits_are_downloaded_as_a_zip(copies_page, copies_served, tmp_path):
+    page = copies_page
+    page.goto(copies_served.url)
+    page.wait_for_selector("#results .tile")
+    assert page.locator("#download").is_hidden()
+    page.goto(f"{copies_served.url}/?q=a+boat&all=1")
+    page.wait_for_selector("#download:not([hidden])")
+    shown = page.locator("#results .tile").count()
+    with page.expect_download() as waiting:
+        page.click("#download")
+    waiting.value.save_as(tmp_path / "pictures.zip")
+    with zipfile.ZipFile(tmp_path / "pictures.zip") as archive:
+        assert len(archive.namelist()) == shown + 2
+
+
+def test_a_bar_of_the_timeline_narrows_the_pictures(copies_page, copies_served, until):
+    page = copies_page
+    page.goto(copies_served.url)
+    page.wait_for_selector("#results .tile")
+    page.click("#filter")
+    page.wait_for_selector(".bars button")
+    assert page.inner_text(".timeline h3") == "Pictures by month"
+    assert page.locator(".bars button").count() == 18  # also months without pictures
+    assert "1 without a date" in page.inner_text(".timeline")
+    page.fill("#since", "2019-02-01")
+    page.fill("#until", "2019-12-31")
+    until(page, "document.querySelectorAll('#results .tile').length === 2")
+    assert "since=2019-02-01&until=2019-12-31" in page.url
+    assert "2019-02-01 to 2019-12-31" in page.inner_text("#chips")
+    assert page.inner_text(".timeline h3") == "Pictures by day"
+    page.get_by_label("11 February 2019: 1 picture").click()
+    until(page, "document.querySelectorAll('#results .tile').length === 1")
+    assert "since=2019-02-11&until=2019-02-11" in page.url
+    page.click("#any-time")
+    until(page, "document.querySelectorAll('#results .tile').length === 8")
+    page.goto(f"{copies_served.url}/?since=2019-13-77&until=x")  # an address that was changed by hand
+    until(page, "document.querySelectorAll('#results .tile').length === 8")
+
+
+def test_a_drag_over_bars_chooses_their_range(copies_page, copies_served, until):
+    page = copies_page
+    page.goto(f"{copies_served.url}/?q=a+boat&all=1")
+    page.wait_for_selector("#results .tile")
+    page.click("#filter")
+    first, third = (page.locator(".bars button").nth(at).bounding_box() for at in (0, 2))
+    page.mouse.move(first["x"] + 1, first["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(third["x"] + 1, third["y"] + 5, steps=4)
+    page.mouse.up()
+    until(page, "location.search.includes('since=2019-01-01&until=2019-03-31')")
+    until(page, "document.querySelectorAll('#results .tile').length === 4")
+
+
+def test_a_library_without_dates_has_no_timeline(page, served):
+    page.goto(served.url)
+    page.wait_for_selector("#results .tile")
+    page.click("#filter")
+    page.wait_for_selector("#where")
+    assert page.locator(".timeline").count() == 0

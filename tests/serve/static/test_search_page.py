@@ -100,7 +100,7 @@ def test_a_picture_is_shown_large_with_captions_and_metadata(page, served, until
     picture, overlay = (page.locator(place).bounding_box() for place in (".picture img", "#overlay"))
     assert picture == overlay
     with page.expect_download() as saved:
-        page.click("text=Download")
+        page.click("#detail >> text=Download")
     assert saved.value.suggested_filename.endswith(".png")
     page.go_back()
     page.wait_for_selector("#detail", state="hidden")

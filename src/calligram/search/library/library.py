@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded, stack
 from calligram.search.filters import columns
-from calligram.search.filters.columns import ColumnKind, ColumnValue
+from calligram.search.filters.columns import ColumnKind, ColumnValue, Grouping
 from calligram.search.filters.parser import Condition, holds
 from calligram.search.library.manifest import MANIFEST, Manifest, check_address, read_manifest
 from calligram.search.library.tables import KeywordHit, Tables, open_indexes
@@ -264,6 +264,10 @@ class Library:
         for batch in self._tables.column("items", wanted):
             for row in batch.to_pylist():
                 yield {"id": row["id"], "state": row["state"], **columns.row_of(row, self._roots[row["source"]])}
+
+    def counts_by(self, grouping: Grouping) -> Counter[str | None]:
+        """Number of present items for each day, month, year, folder or place; None for those without one."""
+        return Counter(columns.group_of(row, grouping) for row in self.rows() if row["state"] == "present")
 
     def present_pictures(self) -> Iterator[StoredPicture]:
         """The files of all present items."""

@@ -23,3 +23,13 @@ from calligram.search.query.rerank import TimeBudget as TimeBudget
 from calligram.search.query.searcher import Hit as Hit
 from calligram.search.query.searcher import Results as Results
 from calligram.search.query.searcher import Searcher as Searcher
+from calligram.search.query.selection import ExportReport as ExportReport
+from calligram.search.query.selection import SavedSearch as SavedSearch
+from calligram.search.query.selection import SelectedPicture as SelectedPicture
+from calligram.search.query.selection import delete_search as delete_search
+from calligram.search.query.selection import export_folder as export_folder
+from calligram.search.query.selection import find_search as find_search
+from calligram.search.query.selection import save_search as save_search
+from calligram.search.query.selection import saved_searches as saved_searches
+from calligram.search.query.selection import select_by_condition as select_by_condition
+from calligram.search.query.selection import zip_parts as zip_parts

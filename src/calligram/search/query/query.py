@@ -110,6 +110,12 @@ class Query:
         return shares
 
 
+def weighted_text(text: str, sign: float = 1.0) -> QueryTerm:
+    """The term of ``2:dog``, with its weight, or of ``dog``; a text is never read as a path."""
+    found = WEIGHTED_TERM.fullmatch(text.strip())
+    return QueryTerm(found["rest"], sign * float(found["weight"])) if found else QueryTerm(text, sign)
+
+
 def combine_vectors(vectors: Floats, shares: Floats) -> tuple[Floats, float]:
     """The vector of a query at unit length, and its length before: the score is the cosine times this length.
 

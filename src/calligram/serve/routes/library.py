@@ -1,19 +1,34 @@
-"""Routes about the whole library: its clusters and its duplicates."""
+"""Routes about the whole library: its clusters, its duplicates, saved searches, and downloads of a selection."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query
-from pydantic import BaseModel, Field
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from starlette.types import Receive, Scope, Send
 
+from calligram.search.filters.parser import parse
 from calligram.search.library.library import Library
 from calligram.search.query.clusters import Cluster, LibraryClusters
 from calligram.search.query.duplicates import Duplicates
-from calligram.serve.guard import RefusedRequest, error_responses
-from calligram.serve.schema import BrowseAnswer, HitAnswer
+from calligram.search.query.selection import (
+    MAX_NAME_CHARACTERS,
+    SavedSearch,
+    SelectedPicture,
+    delete_search,
+    save_search,
+    saved_searches,
+    zip_parts,
+)
+from calligram.serve.guard import QueueFullError, RefusedRequest, error_responses
+from calligram.serve.schema import BrowseAnswer, HitAnswer, Id, QueryText
 from calligram.serve.service import Service, service_of
-from calligram.serve.settings import MAX_HITS
+from calligram.serve.settings import MAX_CONDITION_CHARACTERS, MAX_EXPORT_BYTES, MAX_HITS, MAX_QUERY_TERMS
 
 router = APIRouter(prefix="/api", tags=["library"])
 CurrentService = Annotated[Service, Depends(service_of)]
@@ -22,6 +37,8 @@ WorkState = Annotated[
     Field(description="working: ask again in a second; the first request starts the work."),
 ]
 MAX_GROUPS = 200
+HIDDEN_COLUMNS = ("latitude", "longitude", "source", "path")
+"""of the table in a download: where pictures were taken, and where they are on the server"""
 
 
 # Clusters.
@@ -178,3 +195,137 @@ async def duplicates(
     return DuplicatesAnswer(
         state="ready", total=len(found.groups), copied_bytes=total, threshold=found.threshold, groups=groups
     )
+
+
+# Dates.
+
+
+class TimelineAnswer(BaseModel):
+    """How many pictures were taken on each day."""
+
+    days: dict[str, int] = Field(description="Number of pictures by day, as 2019-07-02, in order.")
+    undated: int = Field(description="Number of pictures without a date.")
+
+
+@router.get("/timeline", responses=error_responses(503))
+async def timeline(service: CurrentService) -> TimelineAnswer:
+    """Count the pictures of each day."""
+    overview = await service.read(service.overview)
+    return TimelineAnswer(days=dict(overview.days), undated=overview.undated)
+
+
+# Saved searches.
+
+
+class SavedSearchRequest(BaseModel):
+    """A search to save: texts, items and a condition."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+    q: QueryText = ""
+    plus: list[QueryText] = Field(default=[], max_length=MAX_QUERY_TERMS)
+    minus: list[QueryText] = Field(default=[], max_length=MAX_QUERY_TERMS)
+    like: list[Id] = Field(default=[], max_length=MAX_QUERY_TERMS)
+    where: Annotated[str, StringConstraints(max_length=MAX_CONDITION_CHARACTERS)] = ""
+    all: bool = False
+
+
+class SavedSearchesAnswer(BaseModel):
+    """The saved searches of the library, in the order in which they were saved."""
+
+    searches: list[SavedSearchRequest]
+
+
+@router.get("/searches", responses=error_responses(400, 503))
+async def searches(service: CurrentService) -> SavedSearchesAnswer:
+    """List the saved searches."""
+    return _searches(await service.read(lambda library: saved_searches(library.folder)))
+
+
+@router.post("/searches", responses=error_responses(400, 408, 409, 413, 422, 503))
+async def save(service: CurrentService, request: SavedSearchRequest) -> SavedSearchesAnswer:
+    """Save a search, in place of an earlier one of the same name."""
+    search = SavedSearch.of(request.model_dump())
+
+    def write(library: Library) -> list[SavedSearch]:
+        if search.has_query:
+            search.query()  # refuses empty terms
+        if search.where.strip():
+            parse(search.where, library.kinds)
+        save_search(library.folder, search)
+        return saved_searches(library.folder)
+
+    return _searches(await service.write(write))
+
+
+@router.delete("/searches", responses=error_responses(400, 404, 408, 409, 413, 422, 503))
+async def delete(
+    service: CurrentService, name: Annotated[str, Query(min_length=1, max_length=MAX_NAME_CHARACTERS)]
+) -> SavedSearchesAnswer:
+    """Delete a saved search."""
+
+    def write(library: Library) -> list[SavedSearch]:
+        if all(search.name != name for search in saved_searches(library.folder)):
+            raise RefusedRequest(404, f"there is no saved search '{name}'")
+        delete_search(library.folder, name)
+        return saved_searches(library.folder)
+
+    return _searches(await service.write(write))
+
+
+def _searches(found: Sequence[SavedSearch]) -> SavedSearchesAnswer:
+    return SavedSearchesAnswer(searches=[SavedSearchRequest(**asdict(search)) for search in found])
+
+
+# Downloads.
+
+
+class ExportRequest(BaseModel):
+    """Pictures to download."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: list[Id] = Field(min_length=1, max_length=MAX_HITS, description="Ids of images; may be repeated.")
+    score: list[float] = Field(
+        default=[], max_length=MAX_HITS, description="A score for each image, for the table; none, or one for each id."
+    )
+
+
+@router.get(
+    "/export",
+    response_class=Response,
+    responses={200: {"content": {"application/zip": {}}}, **error_responses(400, 404, 413, 422, 503)},
+)
+async def export(service: CurrentService, request: Annotated[ExportRequest, Query()]) -> Response:
+    """Download pictures as a zip, with a table of their ids, scores, captions and metadata."""
+    ids = list(dict.fromkeys(request.id))
+    if request.score and len(request.score) != len(request.id):
+        raise RefusedRequest(400, f"{len(request.id)} ids with {len(request.score)} scores; give one for each, or none")
+    library = service.searcher.library
+    items = await service.read(lambda library: library.known_items(ids))
+    if not items:
+        raise RefusedRequest(404, "the library has none of these images; search again if it has changed")
+    if sum(int(item.metadata.get("bytes") or 0) for item in items) > MAX_EXPORT_BYTES:
+        raise RefusedRequest(413, f"the pictures have more than {MAX_EXPORT_BYTES / 1e9:g} GB; choose fewer")
+    scores = dict(zip(request.id, request.score, strict=True)) if request.score else {}
+    chosen = [SelectedPicture(id, rank, scores.get(id)) for rank, id in enumerate(ids, 1)]
+    if not service.exports.acquire(blocking=False):
+        raise QueueFullError
+    headers = {"Content-Disposition": 'attachment; filename="pictures.zip"', "Cache-Control": "no-store"}
+    return Download(service, zip_parts(library, chosen, HIDDEN_COLUMNS), headers)
+
+
+class Download(StreamingResponse):
+    """A zip, which counts as a download until it is sent or its client goes away."""
+
+    def __init__(self, service: Service, parts: Iterator[bytes], headers: dict[str, str]) -> None:
+        super().__init__(parts, media_type="application/zip", headers=headers)
+        self._done = weakref.finalize(self, service.exports.release)  # also if nothing is ever sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the parts."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._done()

@@ -12,7 +12,7 @@ from PIL import Image
 from calligram.search.filters.parser import parse
 from calligram.search.library.library import Library
 from calligram.search.query.encoded_query import ImageSearch
-from calligram.search.query.query import WEIGHTED_TERM, ItemId, QueryTerm
+from calligram.search.query.query import ItemId, QueryTerm, weighted_text
 from calligram.search.query.query import Query as SearchQuery
 from calligram.search.query.rerank import RERANK_DEPTH, TimeBudget
 from calligram.search.query.searcher import Results, Searcher
@@ -128,18 +128,12 @@ def search_query(request: SearchRequest, picture: Image.Image | None) -> SearchQ
     terms = [QueryTerm(request.q)] if request.q.strip() else []
     terms += [] if picture is None else [QueryTerm(picture)]
     terms += [QueryTerm(ItemId(id)) for id in request.like]
-    terms += [weighted_term(text) for text in request.plus]
+    terms += [weighted_text(text) for text in request.plus]
     if not terms:
         raise RefusedRequest(400, "the query is empty; give q, plus, like or a picture to search for")
     terms += [QueryTerm(ItemId(id), -1.0) for id in request.unlike]
-    terms += [weighted_term(text, -1.0) for text in request.minus]
+    terms += [weighted_text(text, -1.0) for text in request.minus]
     return SearchQuery(tuple(terms))
-
-
-def weighted_term(text: str, sign: float = 1.0) -> QueryTerm:
-    """The term of ``2:dog``, with a weight as on the command line, or of ``dog``."""
-    found = WEIGHTED_TERM.fullmatch(text.strip())
-    return QueryTerm(found["rest"], sign * float(found["weight"])) if found else QueryTerm(text, sign)
 
 
 def respond(service: Service, results: Results) -> Response:

@@ -55,6 +55,7 @@ async def stats(service: CurrentService) -> StatsAnswer:
             stats=counts, facets=dict(overview.facets), examples=list(overview.examples), columns=dict(library.kinds),
             limits={"k": MAX_HITS, "query": MAX_QUERY_CHARACTERS, "upload_bytes": service.settings.upload_bytes},
             localizer=service.localizer_state.localizer is not None, captioning=service.captions is not None,
+            saving=service.settings.may_save,
         )  # fmt: skip
 
     return await service.read(read)

@@ -86,6 +86,26 @@ export async function duplicates(start, k) {
   return (await ask(`api/duplicates?${new URLSearchParams({ start, k })}`)).json();
 }
 
+// Number of pictures by day.
+export async function timeline() {
+  return (await ask("api/timeline")).json();
+}
+
+export async function searches() {
+  return (await (await ask("api/searches")).json()).searches;
+}
+
+export async function saveSearch(search) {
+  return (await (await send("api/searches", search)).json()).searches;
+}
+
+export async function deleteSearch(name) {
+  return (await (await ask(`api/searches?${new URLSearchParams({ name })}`, { method: "DELETE" })).json()).searches;
+}
+
+// The address of a zip of these pictures. A link saves it while it arrives; an answer to fetch would have to fit into memory.
+export const archive = (hits) => `api/export?${new URLSearchParams([...hits.map((hit) => ["id", hit.id]), ...hits.map((hit) => ["score", hit.score.toFixed(4)])])}`;
+
 export async function stats() {
   return (await ask("api/stats")).json();
 }

@@ -1,6 +1,7 @@
 // Filters: values to select, and a condition to type.
 
 import { h, number } from "./dom.js";
+import * as timeline from "./timeline.js";
 
 const FIRST_VALUES = 10; // values that are shown before "more"
 const opened = new Set();
@@ -9,7 +10,8 @@ export function show(panel, about, state, go, refusal) {
   const typing = document.activeElement?.id === "where" ? document.activeElement.value : null;
   const facets = Object.entries(about.facets).filter(([, values]) => values.length);
   const groups = facets.map(([name, values]) => facet(name, values, state, go));
-  panel.replaceChildren(h("div", { class: "facets" }, groups), where(about, state, go, refusal));
+  const time = timeline.show(state, go);
+  panel.replaceChildren(...(time ? [time] : []), h("div", { class: "facets" }, groups), where(about, state, go, refusal));
   if (typing !== null) {
     const field = panel.querySelector("#where");
     field.value = typing;

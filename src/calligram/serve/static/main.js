@@ -5,7 +5,9 @@ import { $, h, icon, number, several } from "./dom.js";
 import { Detail } from "./detail.js";
 import * as filters from "./filters.js";
 import * as grid from "./grid.js";
+import * as saved from "./saved.js";
 import { asksToken } from "./login.js";
+import * as timeline from "./timeline.js";
 import { isQuery, read, split, queryText, terms, write } from "./state.js";
 import { takePictures, toggleTheme } from "./page.js";
 
@@ -22,6 +24,11 @@ let written = ""; // the last text that the page put into the search box
 const login = asksToken(begin);
 const address = (changes = {}) => write({ ...state, item: null, ...changes });
 const detail = new Detail($("detail"), { close: closeItem, step, more: moreLike, address, follow });
+
+const openSave = saved.saver(() => ({ state, about }), (name) => {
+  $("status").textContent = `Saved as “${name}”`;
+  saved.show($("saved"), follow, about.saving);
+});
 
 function go(changes, { replace = false, mark = null } = {}) {
   state = { ...state, ...changes };
@@ -65,12 +72,13 @@ function drawHead() {
   for (const button of document.querySelectorAll("[data-find]")) {
     button.setAttribute("aria-pressed", String(button.dataset.find === state.find));
   }
-  const count = Object.values(state.filters).flat().length + (state.where ? 1 : 0);
+  const count = Object.values(state.filters).flat().length + (state.where ? 1 : 0) + (state.since || state.until ? 1 : 0);
   $("filter").replaceChildren(icon("filter"), "Filters", ...(count ? [h("b", {}, String(count))] : []));
+  $("save-search").hidden = !saved.canSave(state, about);
   if (!$("filters").hidden) filters.show($("filters"), about, state, go, null);
 }
 
-const narrowed = () => Boolean(state.where || Object.keys(state.filters).length);
+const narrowed = () => Boolean(state.where || state.since || state.until || Object.keys(state.filters).length);
 
 function drawHeld() {
   const held = state.like.map((id) => token(api.thumbnail(id), "Like this picture", { like: state.like.filter((other) => other !== id) }));
@@ -95,6 +103,7 @@ function drawChips() {
     const { [name]: gone, ...others } = state.filters;
     chips.push(chip(`${name}: ${values.join(", ")}`, "filter", { filters: others }));
   }
+  if (state.since || state.until) chips.push(chip(timeline.rangeText(state), "filter", { since: "", until: "" }));
   if (state.where) chips.push(chip(state.where, "filter", { where: "" }));
   if (isQuery(state)) {
     chips.push(h("li", {}, h("button", { type: "button", class: "chip add", title: "Or type a minus sign and a word", onclick: leaveOut }, "− leave out…")));
@@ -115,7 +124,7 @@ function chip(text, kind, without) {
 async function ask(key) {
   asking?.abort();
   shownFor = key;
-  $("notice").hidden = $("more").hidden = true;
+  $("notice").hidden = $("more").hidden = $("download").hidden = true;
   if (state.picture && !pictures.has(state.picture)) {
     return say("The picture of this search is not available", "The server does not store it. Drop it here again to repeat the search.");
   }
@@ -152,6 +161,8 @@ function drawFound() {
     say("No good match", `Nothing in the library matches your description well. ${several(below, one, many)} came nearest.`,
       h("button", { type: "button", class: "plain", id: "anyway", onclick: () => go({ all: true }) }, "Show all anyway"));
   } else if (!hits.length) sayNothing(many);
+  $("download").href = api.archive(hits);
+  $("download").hidden = !hits.length || (isQuery(state) && state.find === "captions") || document.body.classList.contains("home");
   drawMore(many);
   const open = state.item;
   if (open) openItem(open);
@@ -160,7 +171,7 @@ function drawFound() {
 function sayNothing(many) {
   if (!about.stats.items) return say("The library is empty", "Add pictures with “calligram index”.");
   say(`No ${many}`, narrowed() ? "Nothing satisfies the filters." : "Nothing was found.",
-    narrowed() ? h("button", { type: "button", class: "plain", onclick: () => go({ filters: {}, where: "" }) }, "Remove the filters") : null);
+    narrowed() ? h("button", { type: "button", class: "plain", onclick: () => go({ filters: {}, where: "", since: "", until: "" }) }, "Remove the filters") : null);
 }
 
 function drawMore(many) {
@@ -250,6 +261,9 @@ async function begin() {
   const examples = about.examples ?? [];
   $("examples").replaceChildren(...examples.map((text) => h("a", { href: write({ ...read("?"), q: text }), onclick: follow }, text)));
   $("examples").hidden = !examples.length;
+  // Without dates and saved searches, the page still searches.
+  timeline.load().then(drawHead, () => {});
+  saved.show($("saved"), follow, about.saving).catch(() => {});
   shownFor = null;
   render();
   if (!state.item && !isQuery(state) && matchMedia("(hover: hover)").matches) $("query").focus();
@@ -274,7 +288,7 @@ for (const button of document.querySelectorAll("[data-find]")) {
   button.addEventListener("click", () => go({ find: button.dataset.find, all: false }));
 }
 document.addEventListener("keydown", (event) => {
-  if ($("detail").open || $("login").open) return;
+  if ($("detail").open || $("login").open || $("save").open) return;
   const writing = event.target.matches("input, textarea");
   if (event.key === "/" && !writing) {
     event.preventDefault();
@@ -295,6 +309,9 @@ addEventListener("popstate", () => {
 });
 document.querySelector(".go").append(icon("search"));
 $("pick").append(icon("picture"));
+$("save-search").append(icon("star"), "Save");
+$("download").append(icon("download"), "Download");
+$("save-search").addEventListener("click", openSave);
 toggleTheme($("theme"));
 takePictures({ file: $("file"), pick: $("pick"), take: searchByPicture });
 drawHead();

@@ -1,5 +1,7 @@
 // The state of a search is in the address, so that it can be saved, shared and reached by the back button.
 
+import { condition as rangeCondition } from "./timeline.js";
+
 const LISTS = ["plus", "minus", "like"];
 
 export function read(address = location.search) {
@@ -9,6 +11,8 @@ export function read(address = location.search) {
   for (const [name, value] of given) {
     if (name.startsWith("f.")) (state.filters[name.slice(2)] ??= []).push(value);
   }
+  const day = (name) => (/^\d{4}-\d\d-\d\d$/u.test(given.get(name) ?? "") && !Number.isNaN(Date.parse(given.get(name))) ? given.get(name) : "");
+  [state.since, state.until] = [day("since"), day("until")];
   state.find = given.get("find") === "captions" ? "captions" : "images";
   state.all = given.get("all") === "1";
   state.picture = given.get("picture");
@@ -24,6 +28,7 @@ export function write(state) {
     for (const value of values) out.append(`f.${column}`, value);
   }
   if (state.where) out.set("where", state.where);
+  for (const name of ["since", "until"]) if (state[name]) out.set(name, state[name]);
   if (state.find !== "images") out.set("find", state.find);
   if (state.all) out.set("all", "1");
   if (state.picture) out.set("picture", state.picture);
@@ -60,6 +65,8 @@ export function condition(state, kinds) {
     const written = values.map((value) => (kinds[name] === "text" ? quoted(value) : value));
     return values.length === 1 ? `${column(name)} = ${written[0]}` : `${column(name)} in (${written.join(", ")})`;
   });
+  const range = rangeCondition(state);
+  if (range) parts.push(range);
   if (state.where.trim()) parts.push(parts.length ? `(${state.where})` : state.where);
   return parts.join(" and ");
 }
