@@ -110,6 +110,27 @@ def test_the_number_of_threads_limits_concurrent_work():
     assert max(most) == 2
 
 
+def test_torch_uses_one_core_in_the_threads_of_batches_and_only_there():
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    batches, others = WorkerThreads(3, 10, 10, "batch"), WorkerThreads(1, 10, 10, "other")
+    try:
+        batches.use_one_core()
+
+        async def counts(workers: WorkerThreads) -> set[int]:
+            return set(await asyncio.gather(*(workers.run(torch.get_num_threads) for _ in range(9))))
+
+        assert alone(counts(batches)) == {1}
+        assert alone(counts(others)) == {2}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+        for workers in (batches, others):
+            workers.close()
+
+
 def test_a_full_queue_refuses_work_and_accepts_it_again_later():
     workers, free = WorkerThreads(1, 1, 10, "test"), threading.Event()
 

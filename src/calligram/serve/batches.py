@@ -33,14 +33,16 @@ class SearchBatches:
     no search waits for others. Only the event loop uses this class, so it needs no lock.
 
     Args:
-        run: runs work in a thread.
+        run: runs a single search in a thread.
+        run_batch: runs several searches in a thread.
         threads: batches that run at the same time.
         max_waiting: searches that may wait; further ones are refused.
         timeout: seconds from the call to the result.
     """
 
-    def __init__(self, run: Runner, threads: int, max_waiting: int, timeout: float):
-        self._run, self._threads, self._max_waiting, self._timeout = run, threads, max_waiting, timeout
+    def __init__(self, run: Runner, run_batch: Runner, threads: int, max_waiting: int, timeout: float):
+        self._run, self._run_batch = run, run_batch
+        self._threads, self._max_waiting, self._timeout = threads, max_waiting, timeout
         self._waiting: deque[WaitingSearch] = deque()
         self._running: set[asyncio.Task[None]] = set()
 
@@ -83,8 +85,9 @@ class SearchBatches:
 
     async def _answer(self, batch: list[WaitingSearch]) -> None:
         searcher, searches = batch[0].searcher, [waiting.search for waiting in batch]
+        run = self._run if len(batch) == 1 else self._run_batch
         try:
-            answers = await self._run(lambda: answer_each(searcher, searches))
+            answers = await run(lambda: answer_each(searcher, searches))
         except Exception as error:  # the queue of the threads is full, or they took too long
             answers = [error] * len(batch)
         for waiting, answer in zip(batch, answers, strict=True):

@@ -62,7 +62,7 @@ class WorkerThreads:
 
     def __init__(self, threads: int, max_waiting: int, timeout: float, name: str):
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._capacity = threads + max_waiting
+        self._threads, self._capacity = threads, threads + max_waiting
         self._timeout = timeout
         self._lock = threading.Lock()
         self._pending = 0
@@ -85,6 +85,21 @@ class WorkerThreads:
             return await asyncio.wait_for(asyncio.wrap_future(future), self._timeout)
         except TimeoutError:
             raise WorkTimeoutError from None
+
+    def use_one_core(self) -> None:
+        """Start all threads, and let torch use one core in each of them."""
+        import torch
+
+        threads, together = torch.get_num_threads(), threading.Barrier(self._threads)
+
+        def start() -> None:
+            together.wait()  # so that each thread gets one call
+            torch.get_num_threads()  # a thread that asks for the first time takes over the last number that was set
+            torch.set_num_threads(1)
+
+        for started in [self._pool.submit(start) for _ in range(self._threads)]:
+            started.result()
+        torch.set_num_threads(threads)  # for threads that start later
 
     def close(self) -> None:
         """Wait for running work, and drop waiting work."""
@@ -186,7 +201,9 @@ class Service:
         self.captions = None if settings.collection is None else CaptionService(settings.collection)
         waiting, seconds = settings.max_waiting, settings.timeout_seconds
         self._search_threads = WorkerThreads(settings.workers, waiting, seconds, "search")
-        self._batches = SearchBatches(self._search_threads.run, settings.workers, waiting, seconds)
+        self._batch_threads = WorkerThreads(settings.workers, waiting, seconds, "batch")
+        run = self._search_threads.run, self._batch_threads.run
+        self._batches = SearchBatches(*run, settings.workers, waiting, seconds)
         self._remembered = RememberedResults(settings.remembered_hits)
         self._localize_threads = WorkerThreads(max(1, settings.workers // 2), waiting, seconds, "localize")
         self._read_threads = WorkerThreads(READ_THREADS, 4 * waiting, seconds, "read")
@@ -276,6 +293,8 @@ class Service:
     async def running(self) -> AsyncIterator[None]:
         """Watch the library while the server runs, and stop all threads at its end."""
         limit_torch_threads(self.settings.processes)
+        # Batches run next to each other and to keyword search: with more threads they would wait for each other.
+        self._batch_threads.use_one_core()
         watching = asyncio.create_task(self._watch())
         try:
             yield
@@ -283,7 +302,8 @@ class Service:
             watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watching
-            for threads in (self._search_threads, self._localize_threads, self._read_threads, self._caption_threads):
+            searches = self._search_threads, self._batch_threads
+            for threads in (*searches, self._localize_threads, self._read_threads, self._caption_threads):
                 threads.close()
 
     async def _watch(self) -> None:

@@ -11,7 +11,7 @@ from calligram.search.library.matchers import MatcherEncoder as MatcherEncoder
 from calligram.search.library.matchers import load_encoders as load_encoders
 from calligram.search.library.matchers import load_recorded as load_recorded
 from calligram.search.library.matchers import refuse_regions as refuse_regions
-from calligram.search.library.tables import KeywordHit as KeywordHit
 from calligram.search.library.tables import Tables as Tables
 from calligram.search.library.tables import open_index as open_index
 from calligram.search.library.tables import open_indexes as open_indexes
+from calligram.search.library.word_lists import KeywordHit as KeywordHit

@@ -24,7 +24,8 @@ from calligram.search.filters import columns
 from calligram.search.filters.columns import ColumnKind, ColumnValue, Grouping
 from calligram.search.filters.parser import Condition, holds
 from calligram.search.library.manifest import MANIFEST, Manifest, check_address, read_manifest
-from calligram.search.library.tables import KeywordHit, Tables, open_indexes
+from calligram.search.library.tables import Tables, open_indexes
+from calligram.search.library.word_lists import KeywordHit
 from calligram.search.vectors.index import Index
 from calligram.text import composed, keywords
 
@@ -253,6 +254,11 @@ class Library:
             if len(kept) >= k or len(found) < limit:
                 return kept[:k]
             limit *= 4
+
+    @property
+    def keywords_in_memory(self) -> bool:
+        """Whether ``full_text`` takes about a millisecond, because this process has asked often enough."""
+        return self._tables.keywords_in_memory
 
     def _satisfying(self, found: Sequence[KeywordHit], where: Condition) -> list[KeywordHit]:
         about = {item.id: item.metadata for item in self.known_items([f.id for f in found])}

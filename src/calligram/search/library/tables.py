@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
 from calligram.errors import UserError
 from calligram.files import replace_json
 from calligram.search.library.manifest import Manifest, check_address
+from calligram.search.library.word_lists import (
+    MAX_LISTED_ITEMS,
+    SEARCHES_BEFORE_LISTS,
+    WORDS_COLUMN,
+    KeywordHit,
+    WordLists,
+)
 from calligram.search.vectors.index import Index
 from calligram.search.vectors.lance import any_of, compact, connect, drop_table_versions
 
@@ -53,7 +61,6 @@ SCHEMAS: Mapping[str, pa.Schema] = {
 indexing leaves out, by hashes of their path and content"""
 log = logging.getLogger(__name__)
 
-WORDS_COLUMN = "words"
 CONDITION_IDS = 500
 """ids in one condition"""
 READ_BATCH_ROWS = 16_384
@@ -63,22 +70,16 @@ INDEXES = ("index.images", "index.captions")
 """names of the two vector indexes in the versions of a manifest"""
 
 
-class KeywordHit(NamedTuple):
-    """An item found by keyword search."""
-
-    id: str
-    score: float
-    """of BM25"""
-    words: str
-    """the searched text: path and captions"""
-
-
 class Tables:
     """The tables in a folder: ``open`` reads them at given versions, ``write`` changes the latest version."""
 
     def __init__(self, opened: Mapping[str, Any]) -> None:
         """Use ``open`` or ``write``."""
         self._opened = opened
+        self._searches, self._lists = 0, None
+        self._lock = threading.Lock()
+
+    _lists: WordLists | None
 
     @classmethod
     def open(cls, folder: Path, versions: Mapping[str, int]) -> Tables:
@@ -157,6 +158,23 @@ class Tables:
 
     def keyword_search(self, query: str, k: int) -> list[KeywordHit]:
         """The k present items whose words match best by BM25; items with equal scores are ordered by id.
+
+        The first searches ask Lance. Later ones use lists of single words in memory, which give the same hits.
+        """
+        with self._lock:
+            self._searches += 1
+            if self._searches == SEARCHES_BEFORE_LISTS and self.count("items") <= MAX_LISTED_ITEMS:
+                self._lists = WordLists(self._opened["items"])
+        found = None if self._lists is None else self._lists.search(query.split(" "), k)
+        return self.search_by_lance(query, k) if found is None else found
+
+    @property
+    def keywords_in_memory(self) -> bool:
+        """Whether keyword search uses lists, so that it takes about a millisecond."""
+        return self._lists is not None
+
+    def search_by_lance(self, query: str, k: int) -> list[KeywordHit]:
+        """As ``keyword_search``.
 
         If more than ``MAX_TIE_FACTOR`` k items have the score of the last one or a better one, Lance chooses some.
         """

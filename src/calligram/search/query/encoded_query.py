@@ -19,7 +19,7 @@ from calligram.models.matcher import Encoded
 from calligram.search.filters.parser import Condition, parse
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import MatcherEncoder, unit_vectors
-from calligram.search.library.tables import KeywordHit
+from calligram.search.library.word_lists import KeywordHit
 from calligram.search.query.cutoff import ScoreScales, is_short, query_cutoff
 from calligram.search.query.query import ItemId, Modality, Query, QueryTerm, TermContent, combine_vectors
 from calligram.search.query.rerank import RERANK_DEPTH, Reranker, ScoredItem, TimeBudget
@@ -159,7 +159,8 @@ class PlannedSearch:
 
     def add_keyword_hits(self, hits: Sequence[KeywordHit]) -> None:
         """Keep the hits that contain every word of the query, or all where the search is hybrid."""
-        self.with_every_word = {hit.id for hit in hits if has_every_word(self.encoded.query.words, (hit.words,))}
+        query = self.encoded.query.words
+        self.with_every_word = {hit.id for hit in hits if has_every_word(query, (hit.words,))}
         self.keyword_hits = [hit.id for hit in hits if self.search.hybrid or hit.id in self.with_every_word]
 
 

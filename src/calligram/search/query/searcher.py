@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +17,7 @@ from calligram.errors import UserError
 from calligram.models.matcher import Encoded
 from calligram.search.library.library import Library
 from calligram.search.library.matchers import MatcherEncoder, load_encoders, unit_vectors
-from calligram.search.library.tables import KeywordHit
+from calligram.search.library.word_lists import KeywordHit
 from calligram.search.query.cutoff import ScoreScales, library_scales, stored_scales
 from calligram.search.query.encoded_query import (
     EncodedQuery,
@@ -219,16 +220,12 @@ class Searcher:
             plans = self._plan(searches, times)
         valid = [plan for plan in plans if isinstance(plan, PlannedSearch)]
         with times.stage("search"):
-            # Keyword search runs in other threads meanwhile.
-            searching = [
-                None if p.search.hybrid is False else _KEYWORD_THREADS.submit(self._keyword_hits, p.encoded, p.own)
-                for p in valid
-            ]
+            keyword_hits = self._start_keyword_search(valid)
             asked = [(p.encoded, p.count + len(p.own), p.search.exact) for p in valid]
             nearest = nearest_items(self.library.images, asked)
-            for plan, items, words in zip(valid, nearest, searching, strict=True):
+            for plan, items, hits in zip(valid, nearest, keyword_hits, strict=True):
                 plan.found = [item for item in items if item.id not in plan.own]
-                plan.add_keyword_hits(words.result() if words else [])
+                plan.add_keyword_hits(hits())
         with times.stage("rerank"):
             for p in valid:
                 if p.reranker is not None and p.terms is not None:
@@ -361,11 +358,16 @@ class Searcher:
             return encoded.encoded
         return reranker.encode(encoded.query)
 
-    def _keyword_hits(self, encoded: EncodedQuery, own: Collection[str]) -> list[KeywordHit]:
+    def _start_keyword_search(self, plans: Sequence[PlannedSearch]) -> list[Callable[[], list[KeywordHit]]]:
+        """A function for each search that gives its hits; where that takes long, other threads search meanwhile."""
+        works: list[Callable[[], list[KeywordHit]]] = [partial(self._keyword_hits, p) for p in plans]
+        return works if self.library.keywords_in_memory else [_KEYWORD_THREADS.submit(work).result for work in works]
+
+    def _keyword_hits(self, plan: PlannedSearch) -> list[KeywordHit]:
         """Images with words of the query in a caption or the path, best first."""
-        words = encoded.query.words
-        hits = self.library.full_text(words, MAX_KEYWORD_HITS, encoded.where) if words else []
-        return [hit for hit in hits if hit.id not in own]
+        words = "" if plan.search.hybrid is False else plan.encoded.query.words
+        hits = self.library.full_text(words, MAX_KEYWORD_HITS, plan.encoded.where) if words else []
+        return [hit for hit in hits if hit.id not in plan.own]
 
     def _fuse(self, plans: Sequence[PlannedSearch]) -> list[list[ScoredItem]]:
         """The first k items of each search, of two fused rankings where there are keyword hits."""
