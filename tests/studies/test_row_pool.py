@@ -21,9 +21,10 @@ from calligram.studies.catalog import STUDIES
 from calligram.studies.claims import Row
 from calligram.studies.row_pool import RowPool, RowState, default_workers, row_gpu_bytes
 from calligram.studies.row_server import multi_process_service
-from calligram.studies.rows import RowJob, first_sentence, is_out_of_memory
+from calligram.studies.rows import RowJob, first_sentence, is_gpu_fault, is_out_of_memory
 
 GIB = 1 << 30
+FAULT = {"error": "AcceleratorError: CUDA error: an illegal memory access was encountered", "gpu_fault": True}
 FULL = {"error": "OutOfMemoryError: CUDA out of memory", "out_of_memory": True}
 RESULT = {"result": {
     "settings": {}, "i2t": {}, "t2i": {}, "recipe": "vse", "seed": 0,
@@ -57,6 +58,10 @@ class PlayedServer:
 
     def __exit__(self, *_):
         pass
+
+    def isolate(self):
+        assert not self._running
+        self.started.append(("without MPS", ()))
 
     def start(self, number, log):
         name = self._names[number]
@@ -152,6 +157,26 @@ def test_two_rows_may_run_out_of_memory_at_once_and_a_row_fails_the_second_time(
     assert said[-1] == "paper: b, seed 0: failed: OutOfMemoryError: CUDA out of memory"
 
 
+def test_after_a_gpu_fault_rows_start_again_without_mps_when_all_have_ended(tmp_path):
+    rows = [RowState(job(tmp_path, name)) for name in "abcd"]
+    messages = {"a": [FAULT, FAULT], "b": [FAULT, RESULT], "c": [RESULT], "d": [RESULT]}
+    started, seen, said = run_pool(rows, messages, workers=3)
+    assert started == [
+        ("a", ()), ("b", ("a",)), ("c", ("a", "b")), ("without MPS", ()),
+        ("a", ()), ("b", ("a",)), ("d", ("a", "b")),
+    ]  # fmt: skip
+    assert seen["b"] == ["start", "starts again after a GPU fault", "start", "done"]
+    assert said[0] == "a GPU fault ends all rows that share the GPU by MPS; they start again without MPS"
+    assert [row.state for row in rows] == ["failed", "done", "done", "done"]
+
+
+def test_a_row_that_is_alone_and_has_a_gpu_fault_fails_at_once(tmp_path):
+    rows = [RowState(job(tmp_path, "a"))]
+    started, _, _ = run_pool(rows, {"a": [FAULT]})
+    assert started == [("a", ())]
+    assert rows[0].state == "failed"
+
+
 def test_a_row_that_is_alone_and_has_no_memory_fails_at_once(tmp_path):
     rows = [RowState(job(tmp_path, "a"))]
     started, _, _ = run_pool(rows, {"a": [FULL]})
@@ -164,15 +189,15 @@ def test_a_row_that_is_alone_and_has_no_memory_fails_at_once(tmp_path):
     [
         ("vse", (), 6),
         ("vse", ("image.backbone=vit",), 6),
-        ("vse", ("image.backbone=vit", "image.train=true", "batch=256"), 26),
-        ("vse", ("image.backbone=vit", "image.train=true", "batch=256", "image.size=448"), 104),
-        ("vse", ("image.backbone=vit", "image.train=true", "batch=256", "image.region_dropout=0.5"), 19.5),
+        ("vse", ("image.backbone=vit", "image.train=true", "batch=256"), 30),
+        ("vse", ("image.backbone=vit", "image.train=true", "batch=256", "image.size=448"), 120),
+        ("vse", ("image.backbone=vit", "image.train=true", "batch=256", "image.region_dropout=0.5"), 22.5),
         ("vse", ("image.backbone=vit", "image.train=true", "batch=16"), 6),
-        ("vse", ("matcher=vse,vse", "image.backbone=vit", "image.train=true", "batch=256"), 29),
-        ("vse", ("matcher=vse,vse", "image.backbone=vit", "image.train=true", "batch=256", "shared=true"), 26),
+        ("vse", ("matcher=vse,vse", "image.backbone=vit", "image.train=true", "batch=256"), 33),
+        ("vse", ("matcher=vse,vse", "image.backbone=vit", "image.train=true", "batch=256", "shared=true"), 30),
         ("bfan", ("image.backbone=vit", "text.encoder=minilm", "text.train=true"), 10),
-        ("dual-path", ("image.backbone=vit", "stages.2.batch=256"), 26),
-        ("pretrained", ("pretrained.model=clip", "batch=256"), 26),
+        ("dual-path", ("image.backbone=vit", "stages.2.batch=256"), 30),
+        ("pretrained", ("pretrained.model=clip", "batch=256"), 30),
         ("cca", (), 6),
         ("two-branch-phrases", (), 6),
     ],
@@ -201,6 +226,9 @@ def test_the_error_of_a_row_is_one_short_line():
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried"))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
     assert not is_out_of_memory(RuntimeError("shapes differ"))
+    assert is_gpu_fault(RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for"))
+    assert is_gpu_fault(RuntimeError("Unexpected error from cudaGetDeviceCount(). Error 807: MPS server is not ready"))
+    assert not is_gpu_fault(RuntimeError("CUDA error: out of memory"))
 
 
 @pytest.fixture

@@ -24,12 +24,16 @@ values = {
     "share": core_share(), "cores": len(os.sched_getaffinity(0)),
     "main": sys.modules["__main__"].__spec__.name, "process": os.getpid(), "server": os.getppid(),
     "threads": torch.get_num_threads(), "variable": os.environ["OMP_NUM_THREADS"], "cuda": torch.cuda.is_initialized(),
+    "mps": os.environ.get("CUDA_MPS_PIPE_DIRECTORY"),
 }
 print(json.dumps(values), file=sys.stderr, flush=True)
 if os.path.basename(__file__) == "wait.py":
     time.sleep(60)
 raise UserError("no row")
 """
+
+
+NO_ROW = {"error": "no row", "out_of_memory": False, "gpu_fault": False}
 
 
 @pytest.fixture
@@ -73,7 +77,9 @@ def is_there(process: int) -> bool:
 def test_processes_of_rows_have_one_thread_and_outlive_nobody(folder):
     with RowServer() as server:
         first, second = (started(server, number, folder) for number in (0, 1))
-        assert [json.loads(line) for line in first.stdout] == [{"error": "no row", "out_of_memory": False}]
+        assert [json.loads(line) for line in first.stdout] == [
+            {"error": "no row", "out_of_memory": False, "gpu_fault": False}
+        ]
         assert (first.wait(), second.wait()) == (1, 1)
         values = probed(folder, 0)
         assert values["main"] == "calligram.studies.row_server"
@@ -87,6 +93,15 @@ def test_processes_of_rows_have_one_thread_and_outlive_nobody(folder):
         assert is_there(other)
     assert not is_there(other)
     assert not is_there(values["server"])
+
+
+def test_processes_after_a_gpu_fault_do_not_use_mps(folder):
+    with RowServer() as server:
+        server.environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(folder)}
+        assert started(server, 0, folder).wait() == 1
+        server.isolate()
+        assert started(server, 1, folder).wait() == 1
+    assert [probed(folder, number)["mps"] for number in (0, 1)] == [str(folder), "/dev/null"]
 
 
 def test_the_end_of_the_server_ends_no_row_and_the_next_row_has_a_new_one(folder):
@@ -111,7 +126,9 @@ def test_a_process_that_cannot_use_cuda_after_the_fork_becomes_a_new_interpreter
     monkeypatch.setenv("PYTHONPATH", str(folder))
     with RowServer() as server:
         process = started(server, 0, folder)
-        assert [json.loads(line) for line in process.stdout] == [{"error": "no row", "out_of_memory": False}]
+        assert [json.loads(line) for line in process.stdout] == [
+            {"error": "no row", "out_of_memory": False, "gpu_fault": False}
+        ]
         assert process.wait() == 1
     values = probed(folder, 0)
     assert values["main"] == "calligram.studies.rows"

@@ -411,7 +411,7 @@ def test_a_trial_compiles_long_stages_with_anything_to_compile(monkeypatch, aske
     assert ways[-1] == reports[0]["chosen"] == ("compiled" if tried else "plain")
 
 
-OFFLINE = ["matcher=vsrn", "terms=ranking,offline,caption", "offline.texts=4", "offline.images=3", "vsrn.norm=features"]
+OFFLINE = ["matcher=vsrn", "terms=ranking,offline", "offline.texts=4", "offline.images=3", "vsrn.norm=features"]
 
 
 @pytest.mark.usefixtures("stepped")

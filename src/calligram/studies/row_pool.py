@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 REFRESH_SECONDS = 0.5
 """time between two updates of the display when no process reports anything"""
 MEMORY_WAIT, INPUT_WAIT = "waits for GPU memory", "waits for features"
+FAULT_WAIT = "starts again after a GPU fault"
 
 TEXT_ROW_GPU_BYTES = 10 << 30
 """GPU memory of a row that trains a text encoder; bfan and mmca with MiniLM, batch 128: 8 to 10 GiB"""
@@ -72,14 +73,17 @@ class RowState:
     error: str = ""
     out_of_memory: bool = False
     """its process ended because GPU memory was too small"""
+    gpu_fault: bool = False
+    """its process ended with a fault of the GPU, its own or that of another row"""
 
     def start(self) -> None:
         """Note that the row runs now."""
         self.state, self.doing, self.began = "running", "start", time.monotonic()
 
-    def wait_for_memory(self) -> None:
-        """Note that the row waits for GPU memory, also after it ran out of it."""
-        self.state, self.doing, self.left, self.error, self.out_of_memory = "waiting", MEMORY_WAIT, None, "", False
+    def wait(self, reason: str) -> None:
+        """Note that the row waits, also after it failed."""
+        self.state, self.doing, self.left, self.error = "waiting", reason, None, ""
+        self.out_of_memory = self.gpu_fault = False
 
     def end(self, error: str = "") -> None:
         """Note that the row is done, or why it failed."""
@@ -212,7 +216,9 @@ def needed_inputs(job: RowJob) -> set[InputKey]:
 class RowPool:
     """Runs rows side by side, one process for each row, with one thread each.
 
-    A row that runs out of GPU memory while others run is started once more, with at most half as many others.
+    A row that runs out of GPU memory while others run is started once more, with at most half as many others. A fault
+    of the GPU in one row ends all rows that share the GPU by MPS. They are then started once more, without MPS, so that
+    a further fault ends its own row only.
 
     Args:
         workers: largest number of rows that run at the same time.
@@ -240,6 +246,10 @@ class RowPool:
         """largest number of other rows that ran at the same time as a row"""
         self._limits: dict[int, int] = {}
         """largest number of others for rows that ran out of memory"""
+        self._faulty: set[int] = set()
+        """rows that have ended with a fault of the GPU"""
+        self._isolated = False
+        """whether rows run without MPS, after a fault"""
         self._server = RowServer()
         self._processes: dict[int, RowProcess] = {}
         self._messages: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
@@ -296,15 +306,20 @@ class RowPool:
         """Whether a row can start next to the rows that run; a smaller row may start before a larger one."""
         if not self._processes:
             return True
+        if self._faulty and not self._isolated:  # the others have the same fault, or will end before MPS accepts a row
+            return False
         together = [*self._processes, number]
         if len(together) > min(self._workers, *(1 + self._limits.get(each, self._workers) for each in together)):
             return False
         if self._memory is not None and sum(self._needs[each] for each in together) > self._memory:
-            self.rows[number].wait_for_memory()
+            self.rows[number].wait(MEMORY_WAIT)
             return False
         return True
 
     def _start(self, number: int) -> None:
+        if self._faulty and not self._isolated:
+            self._server.isolate()
+            self._isolated = True
         row = self.rows[number]
         row.start()
         row.job.log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -331,13 +346,20 @@ class RowPool:
         row, process = self.rows[number], self._processes.pop(number)
         code = process.wait()
         process.close()
+        # A library that meets a fault outside Python aborts the process.
+        row.gpu_fault |= self._device.type == "cuda" and code == -signal.SIGABRT
         if row.result is not None and not code:
             row.end()
         elif row.out_of_memory and self._others[number] and number not in self._limits:
             # Two rows may run out of memory at once, so the others that run now do not count.
             self._limits[number] = self._others[number] // 2
-            row.wait_for_memory()
+            row.wait(MEMORY_WAIT)
             self._say(f"{row.job.title}: {MEMORY_WAIT}")
+        elif row.gpu_fault and self._others[number] and number not in self._faulty:
+            if not self._faulty:
+                self._say("a GPU fault ends all rows that share the GPU by MPS; they start again without MPS")
+            self._faulty.add(number)
+            row.wait(FAULT_WAIT)
         elif code is not None and code < 0:
             name = signal.Signals(-code).name
             row.end(f"it was killed by {name}; the same command continues it (with fewer --workers if memory ran out)")

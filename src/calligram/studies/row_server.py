@@ -46,6 +46,8 @@ NUMBER_BYTES = 4
 
 MPS_PROGRAM = "nvidia-cuda-mps-control"
 MPS_VARIABLE, MPS_LOG_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+MPS_OFF = "/dev/null"
+"""value of the first variable with which a process does not use a service"""
 MPS_SOCKET = Path("/tmp/nvidia-mps/control")
 """socket of a service without these variables"""
 MPS_PARENT = "/tmp"
@@ -112,6 +114,12 @@ class RowServer:
             self._server.kill()
             self._server.wait()
 
+    def isolate(self) -> None:
+        """Start further processes without MPS. Those that were started before have ended."""
+        self.__exit__()
+        self._server, self._control, self._processes = None, None, {}
+        self.environment = {**self.environment, MPS_VARIABLE: MPS_OFF}
+
     def start(self, number: int, log: IO[bytes]) -> RowProcess:
         """Start the process of a row, whose errors go to ``log``."""
         if self._server is None or self._server.poll() is not None:
@@ -139,14 +147,15 @@ class RowServer:
                 env=_row_environment(self.environment),
                 start_new_session=True,  # Ctrl-C is for this process, which stops the others
             )  # fmt: skip
-        threading.Thread(target=self._listen, args=(self._server,), daemon=True).start()
+        threading.Thread(target=self._listen, args=(self._server, self._processes), daemon=True).start()
 
-    def _listen(self, server: subprocess.Popen[str]) -> None:
+    @staticmethod
+    def _listen(server: subprocess.Popen[str], processes: Mapping[int, RowProcess]) -> None:
         assert server.stdout is not None
         for line in server.stdout:
             number, code = map(int, line.split())
-            self._processes[number].end(code)
-        for process in list(self._processes.values()):
+            processes[number].end(code)
+        for process in list(processes.values()):
             process.end(None)
 
 

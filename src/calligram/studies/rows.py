@@ -253,6 +253,12 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
 
 
+def is_gpu_fault(error: Exception) -> bool:
+    """Whether the GPU reported a fault. With MPS it ends all processes that use the GPU, not only the failed one."""
+    words = ("illegal memory access", "unspecified launch failure", "illegal instruction", "device-side assert", "MPS")
+    return any(word in str(error) for word in words)
+
+
 def first_sentence(text: str) -> str:
     """Return the first sentence of an error message, without its full stop, on one line that is not too long."""
     line = text.strip().partition("\n")[0]
@@ -294,7 +300,8 @@ def main() -> None:
         full = is_out_of_memory(error)
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         advice = "; continue with fewer --workers" if full else ""
-        write({"error": f"{kind}{first_sentence(str(error))}{advice}", "out_of_memory": full})
+        message = f"{kind}{first_sentence(str(error))}{advice}"
+        write({"error": message, "out_of_memory": full, "gpu_fault": is_gpu_fault(error)})
         sys.exit(1)
     write({"result": asdict(result)})
 
