@@ -131,7 +131,7 @@ def test_text_cnns_with_all_shifts_and_word_attention_are_exported(made, tmp_pat
 
 
 def test_the_verb_exports_a_run(tmp_path, capsys):
-    from calligram.cli.train import export as verb
+    from calligram.cli.library import export as verb
     from calligram.training.runs import Run
 
     torch.manual_seed(0)

@@ -33,7 +33,7 @@ OPERATIONS = [
     ("POST", "/api/captions"), ("GET", "/api/embed"), ("POST", "/api/embed"), ("POST", "/v1/embeddings"),
     ("GET", "/v1/models"), ("GET", "/api/clusters"), ("GET", "/api/cluster"), ("GET", "/api/duplicates"),
     ("GET", "/api/searches"), ("POST", "/api/searches"), ("DELETE", "/api/searches"), ("GET", "/api/export"),
-    ("GET", "/api/timeline"),
+    ("GET", "/api/timeline"), ("GET", "/api/video"),
 ]  # fmt: skip
 LONGEST = 60_000
 """characters of an address: a server that reads no more of a request hangs up before any of our code sees it"""

@@ -158,9 +158,10 @@ def info(
 
 def _print_counts(library: Path, by: CountGrouping, as_json: bool, engine: str | None) -> None:
     """Print how many pictures each day, month, year, folder or place has."""
+    from calligram.search.library.counts import counts_by
     from calligram.search.library.library import Library
 
-    counts = Library.open(library, index=engine).counts_by(by.value)
+    counts = counts_by(Library.open(library, index=engine), by.value)
     missing = counts.pop(None, 0)
     order = sorted(counts, key=lambda value: (-counts[value], value) if by == "place" else (0, value))
     if as_json:

@@ -1,9 +1,10 @@
-"""Verbs about a whole library: ``clusters``, ``duplicates`` and ``searches``, and ``export`` of a selection."""
+"""Verbs about a whole library: ``clusters``, ``duplicates``, ``searches`` and ``export``."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -217,7 +218,51 @@ def searches(
     console.print(table if found else "no saved searches")
 
 
-def export_selection(
+class PicturePlacement(StrEnum):
+    """How exported pictures are written."""
+
+    copy = "copy"
+    link = "link"
+    symlink = "symlink"
+
+
+def export(
+    source: Annotated[Path, typer.Argument(help="Folder of a run, or of a library.", metavar="RUN|LIBRARY")],
+    onnx: Annotated[
+        Path | None, typer.Option(help="Of a run: folder for image.onnx, text.onnx, inputs/ and README.json.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Of a library: new folder for the selected pictures.")] = None,
+    query: Annotated[str | None, typer.Option(help="Export the hits of this text.")] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Export pictures that satisfy a condition, such as 'year >= 2020'.")
+    ] = None,
+    saved: Annotated[str | None, typer.Option(help="Export the hits of a saved search.", metavar="NAME")] = None,
+    k: Annotated[
+        int | None, typer.Option("-k", min=1, help="Maximum number of pictures: 100 for a query, all for a condition.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also export hits that are not a good match.")] = False,
+    placing: Annotated[
+        PicturePlacement, typer.Option(help="copy, link (hard links) or symlink.")
+    ] = PicturePlacement.copy,
+    engine: VectorAddress = None,
+) -> None:
+    """Export a run as ONNX files (--onnx), or selected pictures of a library into a folder (--out).
+
+    ONNX files are compared with the matcher, and deleted if onnxruntime gives other vectors. Next to the pictures are
+    selection.csv and selection.json with ids, scores, captions and metadata.
+    """
+    if (onnx is None) == (out is None):
+        raise UserError("give --onnx FOLDER for a run, or --out FOLDER for pictures of a library")
+    if onnx is not None:
+        from calligram.cli.train import export_onnx_files
+
+        export_onnx_files(source, onnx)
+        return
+    assert out is not None
+    _export_selection(source, out, query, where, saved, k, everything, placing.value, engine)
+
+
+def _export_selection(
     library: Path,
     out: Path,
     query: str | None,

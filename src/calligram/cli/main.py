@@ -43,7 +43,7 @@ VERBS = {
         "copy": ("train:copy", "Copy a preset into a TOML file"),
         "train": ("train:train", "Train a matcher with a preset"),
         "mine": ("mine:mine", "Store the hardest negatives of a split"),
-        "export": ("train:export", "Write a matcher as ONNX files, or pictures of a library"),
+        "export": ("library:export", "Write a matcher as ONNX files, or pictures of a library"),
     },
     "Evaluation": {
         "evaluate": ("evaluate:evaluate", "Measure retrieval or localization"),

@@ -217,6 +217,8 @@ def _print_paths(results: Results, searcher: Searcher, end: str) -> None:
 
 
 def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
+    from calligram.search.library.video import is_video
+
     if not results.hits:
         console.print(_nothing(results, searcher, captions))
         return
@@ -224,11 +226,12 @@ def _print_table(results: Results, searcher: Searcher, captions: bool) -> None:
     table.add_column("rank", justify="right")
     table.add_column("score", justify="right")
     table.add_column("caption" if captions else "image", overflow="fold")
-    # Images in the shards of a collection have no path, so their name is shown.
-    unnamed = [hit.id for hit in results.hits if not captions and hit.path is None]
+    # Images in the shards of a collection have no path, so their name is shown; and that of a frame after its video.
+    unnamed = [hit.id for hit in results.hits if not captions and (hit.path is None or is_video(hit.path))]
     names = searcher.library.names(unnamed)
     for hit in results.hits:
-        table.add_row(str(hit.rank), f"{hit.score:.3f}", hit.text or hit.path or names[hit.id])
+        shown = [hit.text or hit.path, names.get(hit.id)]
+        table.add_row(str(hit.rank), f"{hit.score:.3f}", " ".join(filter(None, shown)))
     console.print(table)
     if results.below_cutoff:
         console.print(_more(results))

@@ -1,9 +1,8 @@
-"""``calligram train``, ``list``, ``show``, ``copy`` and ``export``."""
+"""``calligram train``, ``list``, ``show`` and ``copy``."""
 
 from __future__ import annotations
 
 import shlex
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,6 @@ import typer
 from rich.table import Table
 
 from calligram.cli.screen import console, progress_bar, show_spinner
-from calligram.errors import UserError
 
 
 def train(
@@ -135,53 +133,8 @@ def copy(
                   soft_wrap=True)  # fmt: skip
 
 
-class PicturePlacement(StrEnum):
-    """How exported pictures are written."""
-
-    copy = "copy"
-    link = "link"
-    symlink = "symlink"
-
-
-def export(
-    source: Annotated[Path, typer.Argument(help="Folder of a run, or of a library.", metavar="RUN|LIBRARY")],
-    onnx: Annotated[
-        Path | None, typer.Option(help="Of a run: folder for image.onnx, text.onnx, inputs/ and README.json.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Of a library: new folder for the selected pictures.")] = None,
-    query: Annotated[str | None, typer.Option(help="Export the hits of this text.")] = None,
-    where: Annotated[
-        str | None, typer.Option(help="Export pictures that satisfy a condition, such as 'year >= 2020'.")
-    ] = None,
-    saved: Annotated[str | None, typer.Option(help="Export the hits of a saved search.", metavar="NAME")] = None,
-    k: Annotated[
-        int | None, typer.Option("-k", min=1, help="Maximum number of pictures: 100 for a query, all for a condition.")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also export hits that are not a good match.")] = False,
-    placing: Annotated[
-        PicturePlacement, typer.Option(help="copy, link (hard links) or symlink.")
-    ] = PicturePlacement.copy,
-    engine: Annotated[
-        str | None, typer.Option("--index", help="Address of the library's vectors, if they are not in its folder.")
-    ] = None,
-) -> None:
-    """Export a run as ONNX files (--onnx), or selected pictures of a library into a folder (--out).
-
-    ONNX files are compared with the matcher, and deleted if onnxruntime gives other vectors. Next to the pictures are
-    selection.csv and selection.json with ids, scores, captions and metadata.
-    """
-    if (onnx is None) == (out is None):
-        raise UserError("give --onnx FOLDER for a run, or --out FOLDER for pictures of a library")
-    if onnx is not None:
-        _export_onnx(source, onnx)
-        return
-    from calligram.cli.library import export_selection
-
-    assert out is not None
-    export_selection(source, out, query, where, saved, k, everything, placing.value, engine)
-
-
-def _export_onnx(run: Path, onnx: Path) -> None:
+def export_onnx_files(run: Path, onnx: Path) -> None:
+    """Write the encoders of a run as ONNX files, and compare them with the matcher."""
     with show_spinner("loading") as spinner:
         from calligram.models.export import export_onnx
         from calligram.training.runs import Run

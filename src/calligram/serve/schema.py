@@ -122,6 +122,7 @@ class ItemAnswer(BaseModel):
     height: int
     captions: list[str]
     metadata: dict[str, MetadataValue]
+    time: float | None = Field(description="Second of the video that the image is a frame of; null for other images.")
 
 
 class BoxAnswer(BaseModel):

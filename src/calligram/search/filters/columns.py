@@ -36,11 +36,6 @@ EXIF_COLUMNS: Mapping[str, ColumnKind] = {
 LIBRARY_COLUMNS: Mapping[str, ColumnKind] = {**FILE_COLUMNS, **EXIF_COLUMNS}
 """columns that every library has"""
 ARROW_TYPES: Mapping[ColumnKind, str] = {"number": "float64", "text": "string", "flag": "bool"}
-Grouping = Literal["day", "month", "year", "folder", "place"]
-DATE_CHARACTERS: Mapping[Grouping, int] = {"day": 10, "month": 7, "year": 4}
-ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
-PLACE_DECIMALS = 1
-"""of degrees: places of about 11 kilometres from north to south"""
 RESERVED_NAMES = frozenset(FILE_COLUMNS) | {"id", "vector", "score", "rank", "captions"}
 
 
@@ -103,25 +98,6 @@ def row_of(item: Mapping[str, Any], root: str) -> dict[str, ColumnValue]:
     own = {name: item[name] for name in ("folder", "name", "bytes", "width", "height")}
     found: dict[str, ColumnValue] = {"path": item["key"], "source": root, **own, **json.loads(item["metadata"])}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def group_of(row: Mapping[str, ColumnValue], grouping: Grouping) -> str | None:
-    """The day, month, year, folder or place of an item, for counts; None where it is not known.
-
-    >>> group_of({"taken": "2019-07-02T12:30:00"}, "month"), group_of({"latitude": 48.857, "longitude": 2.35}, "place")
-    ('2019-07', '48.9, 2.4')
-    """
-    if grouping == "folder":
-        return str(row.get("folder") or "")
-    if grouping == "place":
-        place = row.get("latitude"), row.get("longitude")
-        if not all(isinstance(value, int | float) for value in place):
-            return None
-        return ", ".join(f"{round(float(value or 0), PLACE_DECIMALS) + 0.0:.{PLACE_DECIMALS}f}" for value in place)
-    taken, year = row.get("taken"), row.get("year")
-    if isinstance(taken, str) and ISO_DATE.match(taken):
-        return taken[: DATE_CHARACTERS[grouping]]
-    return str(int(year)) if grouping == "year" and isinstance(year, int | float) else None
 
 
 def table_of(rows: Sequence[Mapping[str, ColumnValue]], kinds: Mapping[str, ColumnKind]) -> pa.Table:

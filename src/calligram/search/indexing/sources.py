@@ -22,8 +22,11 @@ from calligram.search.filters import columns
 from calligram.search.filters.columns import ColumnValue
 from calligram.search.library.manifest import MANIFEST as LIBRARY
 from calligram.search.library.manifest import SourceRecord
+from calligram.search.library.video import frame_key, frame_time, frame_times, is_video, read_next_frame
 from calligram.text import printable
 
+TIME_COLUMN = "time"
+"""second of a frame in its video"""
 LOCATION_COLUMNS = frozenset(("id", "path", "shard", "offset", "bytes", "width", "height"))
 """columns of a collection that locate a picture; a library has its own columns for that"""
 
@@ -75,7 +78,7 @@ class FolderScan:
 
 
 def scan_folder(root: Path) -> FolderScan:
-    """Every picture under ``root`` in a fixed order, from names, sizes and dates alone.
+    """Every picture under ``root`` in a fixed order, from names, sizes and dates alone; videos are opened.
 
     Hidden files and folders are left out, and so are libraries and collections. Links are followed, and each folder is
     visited once.
@@ -122,7 +125,7 @@ def _visit(root: Path, folder: str, found: FolderScan, visited: set[tuple[int, i
             continue
         if is_folder:
             (linked if entry.is_symlink() else real).append(key)
-        elif os.path.splitext(entry.name)[1].lower() in PICTURE_SUFFIXES:
+        elif os.path.splitext(entry.name)[1].lower() in PICTURE_SUFFIXES or is_video(entry.name):
             _note(entry, key, found)
     return real, linked
 
@@ -139,8 +142,23 @@ def _note(entry: os.DirEntry[str], key: str, found: FolderScan) -> None:
         return
     if kind := other_kind(about.st_mode):
         found.problems[key] = kind
+    elif is_video(key):
+        _note_frames(entry, key, about, found)
     else:
         found.entries.append(ScannedPicture(key, key, -1, about.st_size, about.st_mtime_ns))
+
+
+def _note_frames(entry: os.DirEntry[str], key: str, about: os.stat_result, found: FolderScan) -> None:
+    """Add the frames of a video, or the reason why it cannot be read."""
+    try:
+        times = frame_times(Path(entry.path))
+    except PictureError as error:
+        found.problems[key] = str(error)
+        return
+    for seconds in times:
+        digest = PictureFacts({TIME_COLUMN: seconds}, ()).digest
+        stamp = about.st_size, about.st_mtime_ns
+        found.entries.append(ScannedPicture(frame_key(key, seconds), key, -1, *stamp, digest=digest))
 
 
 def below(folders: list[str], key: str) -> bool:
@@ -194,7 +212,7 @@ class PictureSource(Protocol):
 
 
 class FolderSource:
-    """Picture files under a folder."""
+    """Picture files under a folder, and frames of its video files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -204,7 +222,10 @@ class FolderSource:
         return scan_folder(self.root)
 
     def read(self, picture: ScannedPicture) -> bytes:
-        """Read the file."""
+        """Read the file, or a frame of it as a JPEG."""
+        seconds = frame_time(picture.file, picture.key)
+        if seconds is not None and picture.file is not None:
+            return read_next_frame(self.root / picture.file, seconds)
         return read_file(self.root, picture)
 
     def features(self, name: str, picture: ScannedPicture) -> NDArray[np.float32]:
@@ -215,8 +236,9 @@ class FolderSource:
         )
 
     def about(self, picture: ScannedPicture) -> PictureFacts:
-        """No facts: a folder has none besides the EXIF data of the files."""
-        return EMPTY_FACTS
+        """The time of a frame of a video; other facts come from the EXIF data of the files."""
+        seconds = frame_time(picture.file, picture.key)
+        return EMPTY_FACTS if seconds is None else PictureFacts({TIME_COLUMN: seconds}, ())
 
     def captions(self) -> Sequence[SourceCaption]:
         """No captions."""

@@ -18,13 +18,15 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from calligram.data.pictures import PictureError
 from calligram.errors import UserError
 from calligram.models.matcher import Encoded, stack
 from calligram.search.filters import columns
-from calligram.search.filters.columns import ColumnKind, ColumnValue, Grouping
+from calligram.search.filters.columns import ColumnKind, ColumnValue
 from calligram.search.filters.parser import Condition, holds
 from calligram.search.library.manifest import MANIFEST, Manifest, check_address, read_manifest
 from calligram.search.library.tables import Tables, open_indexes
+from calligram.search.library.video import frame_time, read_frame
 from calligram.search.library.word_lists import KeywordHit
 from calligram.search.vectors.index import Index
 from calligram.text import composed, keywords
@@ -52,6 +54,11 @@ class Item:
     captions: tuple[str, ...] = ()
     gone: bool = False
     """the file was missing when its source was last indexed"""
+
+    @property
+    def frame_time(self) -> float | None:
+        """The second of a frame in its video, which is the file at ``path``; None for a picture."""
+        return None if self.path is None else frame_time(self.path.name, self.name)
 
 
 class LibraryCaption(NamedTuple):
@@ -202,7 +209,7 @@ class Library:
         Raises:
             UserError: for an unknown item, and when its file cannot be read.
         """
-        rows = self._tables.take("items", [id], ["source", "file", "offset", "bytes"]).to_pylist()
+        rows = self._tables.take("items", [id], ["source", "key", "file", "offset", "bytes"]).to_pylist()
         row = next(iter(rows), None)
         if row is None:
             raise _no_item(id)
@@ -210,13 +217,16 @@ class Library:
             raise UserError(f"item {id} has no picture, only features")
         file = Path(self._roots[row["source"]], row["file"])
         try:
+            if (seconds := frame_time(row["file"], row["key"])) is not None:
+                return read_frame(file, seconds)
             with file.open("rb") as stream:
                 if row["offset"] < 0:
                     return stream.read()
                 stream.seek(row["offset"])
                 return stream.read(row["bytes"])
-        except OSError as error:
-            raise UserError(f"the picture of item {id} cannot be read: {error.strerror}: {file}") from error
+        except (OSError, PictureError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"the picture of item {id} cannot be read: {reason}: {file}") from error
 
     def parts(self, ids: Sequence[str]) -> Encoded:
         """The reranker's encodings of items, in the order of ``ids``."""
@@ -270,10 +280,6 @@ class Library:
         for batch in self._tables.column("items", wanted):
             for row in batch.to_pylist():
                 yield {"id": row["id"], "state": row["state"], **columns.row_of(row, self._roots[row["source"]])}
-
-    def counts_by(self, grouping: Grouping) -> Counter[str | None]:
-        """Number of present items for each day, month, year, folder or place; None for those without one."""
-        return Counter(columns.group_of(row, grouping) for row in self.rows() if row["state"] == "present")
 
     def present_pictures(self) -> Iterator[StoredPicture]:
         """The files of all present items."""

@@ -33,6 +33,7 @@ from calligram.errors import UserError
 from calligram.progress import Track, silent
 from calligram.search.library.library import Library, StoredPicture
 from calligram.search.library.matchers import MatcherEncoder, unit_vectors
+from calligram.search.library.video import is_video
 
 Floats = NDArray[np.float32]
 Box = tuple[float, float, float, float]
@@ -106,7 +107,9 @@ def find_duplicates(
     """
     if threshold is not None and not -1 <= threshold <= 1:
         raise UserError(f"the threshold is a cosine, from -1 to 1, got {threshold:g}")
-    pictures = {picture.id: picture for picture in library.present_pictures()}
+    # Frames of one video resemble each other, and their bytes are those of the video.
+    present = library.present_pictures()
+    pictures = {picture.id: picture for picture in present if picture.path is None or not is_video(picture.path)}
     groups = Groups(pictures)
     first: dict[str, str] = {}
     for picture in pictures.values():
@@ -131,6 +134,9 @@ class Groups:
 
     def __init__(self, ids: Iterable[str]):
         self._parents = {id: id for id in ids}
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._parents
 
     def root(self, id: str) -> str:
         """The id that stands for the group."""
@@ -198,7 +204,8 @@ class CopyFinder:
             candidates[id] = [
                 hit.id
                 for hit in wanted
-                if hit.score <= self._lowest.get(hit.id, math.inf) + ROUNDED_SCORE
+                if hit.id in groups
+                and hit.score <= self._lowest.get(hit.id, math.inf) + ROUNDED_SCORE
                 and groups.root(hit.id) != groups.root(id)
             ]
             self._lowest[id] = wanted[-1].score if len(wanted) >= CANDIDATES else self._threshold

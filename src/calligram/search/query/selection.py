@@ -220,6 +220,8 @@ class Exporter:
     def file_name(self, item: Item, suffix: str = "") -> str:
         """A name for the item's file that no other file of the export has, in any case of its letters."""
         given = PurePosixPath(item.name.replace("\\", "/")).name.replace("\0", "") or item.id
+        if item.frame_time is not None and item.path is not None:
+            given = f"{item.path.stem} {given}"
         stem, ending = PurePosixPath(given).stem[:MAX_STEM_CHARACTERS], suffix or PurePosixPath(given).suffix[:10]
         turn, name = 1, f"{stem}{ending}"
         while name.lower() in self._names:
@@ -303,7 +305,7 @@ def export_folder(
 
 def _place(library: Library, item: Item, folder: Path, export: Exporter, placing: Placement) -> str:
     """Write one picture; returns the name of its file."""
-    if item.path is not None and placing != "copy":
+    if item.path is not None and item.frame_time is None and placing != "copy":
         if not item.path.is_file():
             raise UserError(f"the file is missing: {item.path}")
         name = export.file_name(item)

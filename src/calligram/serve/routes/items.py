@@ -8,11 +8,12 @@ from typing import Annotated, TypeVar
 from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.responses import Response
+from fastapi.responses import FileResponse, Response
 
 from calligram.errors import UserError
 from calligram.files import content_hash
 from calligram.search.library.library import Item, Library
+from calligram.search.library.video import media_type as video_type
 from calligram.serve.guard import RefusedRequest, error_responses, media_type
 from calligram.serve.schema import Id, ItemAnswer
 from calligram.serve.service import Service, service_of
@@ -32,6 +33,7 @@ async def item(service: CurrentService, id: ImageId) -> ItemAnswer:
     return ItemAnswer(
         id=found.id, name=found.name, folder=found.folder, path=None if found.path is None else str(found.path),
         width=found.width, height=found.height, captions=list(found.captions), metadata=dict(found.metadata),
+        time=found.frame_time,
     )  # fmt: skip
 
 
@@ -61,6 +63,18 @@ async def image(
     name = quote(_file_name(found.name, kind), safe="")
     headers = {"Cache-Control": "private, no-cache", "Content-Disposition": f"{disposition}; filename*=UTF-8''{name}"}
     return picture_answer(request, picture, kind, headers)
+
+
+@router.get("/video", response_class=Response, responses={200: {"content": {"video/*": {}}}, 206: {}, 416: {}})
+async def video(service: CurrentService, id: ImageId) -> Response:
+    """The video that an image is a frame of, whole or in parts (header ``Range``)."""
+    found = await service.read(_or_404(lambda library: library.item(id)))
+    if found.frame_time is None or found.path is None:
+        raise RefusedRequest(404, f"the image '{id}' is not a frame of a video")
+    if not found.path.is_file():
+        raise RefusedRequest(404, f"the video of the image '{id}' is missing; index its folder again")
+    headers = {"Cache-Control": "private, no-cache", "Content-Security-Policy": PICTURE_SECURITY_POLICY}
+    return FileResponse(found.path, media_type=video_type(found.path), headers=headers)
 
 
 def _file_name(name: str, kind: str) -> str:

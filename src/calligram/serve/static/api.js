@@ -119,5 +119,6 @@ export async function login(token) {
 
 export const thumbnail = (id) => `api/thumbnail?${new URLSearchParams({ id })}`;
 export const picture = (id) => `api/image?${new URLSearchParams({ id })}`;
+export const video = (id, seconds) => `api/video?${new URLSearchParams({ id })}#t=${seconds}`;
 export const suggested = (id) => `api/suggested-image?${new URLSearchParams({ id })}`;
 export const download = (id) => `api/image?${new URLSearchParams({ id, download: "true" })}`;

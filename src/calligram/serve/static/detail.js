@@ -100,6 +100,11 @@ export class Detail {
     const fill = (item) => {
       measure(item.width || 320, item.height || 320);
       image.alt = item.captions[0] ?? item.name;
+      if (item.time !== null) {
+        // The browser opens the video at the time of the frame. The frame stays below it if it cannot play the video.
+        picture.append(h("video", { src: api.video(id, item.time), poster: api.picture(id), controls: true, preload: "metadata", playsinline: true,
+          onerror: (event) => event.target.remove() }));
+      }
       // The thumbnail stays until the original is loaded, and if the browser cannot show the original.
       const original = new Image();
       original.addEventListener("load", () => { image.src = original.src; });
